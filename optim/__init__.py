@@ -1,0 +1,52 @@
+"""Rules of width and depth as data, and the Optax transforms that apply them.
+
+Three steps: scales of your model (`infer_scales`), a parametrization (by name), an
+optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your own
+`optax.chain`). `explain` shows the whole setup before a step is run.
+"""
+
+from .explain import Explanation, explain
+from .infer import infer_scales
+from .optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
+from .parametrizations import (
+    Parametrization,
+    Powers,
+    list_parametrizations,
+    parametrization,
+)
+from .rules import Family, Multipliers, multipliers
+from .scales import ParamScale, Role, Scales, param_scale
+from .transforms import (
+    apply_multipliers,
+    normalize_gradients,
+    rescale_init,
+    scale_by_parametrization,
+)
+
+__all__ = [
+    "Explanation",
+    "Family",
+    "Multipliers",
+    "ParamScale",
+    "Parametrization",
+    "Powers",
+    "Role",
+    "Scales",
+    "adafactor",
+    "adam",
+    "adamw",
+    "apply_multipliers",
+    "explain",
+    "infer_scales",
+    "lamb",
+    "lion",
+    "list_parametrizations",
+    "multipliers",
+    "muon",
+    "normalize_gradients",
+    "param_scale",
+    "parametrization",
+    "rescale_init",
+    "scale_by_parametrization",
+    "sgd",
+]

@@ -1,0 +1,543 @@
+"""Optax's optimizers with the rules of width and depth in the right place.
+
+Each takes the arguments of its Optax namesake after `scales` and `parametrization`,
+and at base size is its namesake bit for bit.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from optax import contrib
+
+from .paths import map_with_paths
+from .rules import Family, family_of, multipliers
+from .scales import ParamScale, Role, Scales
+from .transforms import (
+    ParametrizationLike,
+    multiply_leaves,
+    normalize_gradients,
+    resolve,
+    scale_leaves,
+)
+
+Mask = Any | Callable[[optax.Params], Any] | None
+
+
+def sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    parametrization: ParametrizationLike = "depth_mup",
+    momentum: float | None = None,
+    nesterov: bool = False,
+    accumulator_dtype: Any | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.sgd`, scaled. Depth-μP's SGD learning rates do not change with depth.
+
+    Args:
+      learning_rate: that of the base model.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
+
+    Raises:
+      ValueError: a learning rate or momentum that is not finite; see
+        `scale_by_parametrization` for the rest.
+
+    Source: Tensor Programs V, Table 3; Tensor Programs VI, Table 1.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> tx = optim.sgd(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
+      >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
+      (-0.4, -0.025)
+    """
+    _check(learning_rate=learning_rate, momentum=momentum)
+    trace = (
+        optax.identity()
+        if momentum is None
+        else optax.trace(momentum, nesterov, accumulator_dtype)
+    )
+    return optax.chain(
+        trace,
+        _scale(scales, parametrization, "sgd"),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def adam(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    parametrization: ParametrizationLike = "depth_mup",
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    eps_root: float = 0.0,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.adam`, scaled, with gradients normalized against eps.
+
+    Args:
+      learning_rate: that of the base model.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`; eps and eps_root
+        are those of the base model.
+
+    Raises:
+      ValueError: a hyperparameter that is not finite; see
+        `scale_by_parametrization` for the rest.
+
+    Source: Tensor Programs VI, Definition 6.1 and Table 1.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> tx = optim.adam(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
+      >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
+      (-0.1, -0.025)
+    """
+    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
+    return optax.chain(
+        normalize_gradients(scales, parametrization),
+        optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        _scale(scales, parametrization, "adam"),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    parametrization: ParametrizationLike = "depth_mup",
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    eps_root: float = 0.0,
+    mu_dtype: Any | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Mask = None,
+    *,
+    nesterov: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.adamw`, scaled; learning rate times decay is the same at every size.
+
+    Args:
+      learning_rate: that of the base model.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov: as in
+        `optax.adamw`, those of the base model. The decay is added after the scaling,
+        which leaves it alone.
+
+    Raises:
+      ValueError: a hyperparameter that is not finite; see
+        `scale_by_parametrization` for the rest.
+
+    Source: Tensor Programs VI, Definition 6.1 and Table 1; Dey et al. 2025, Table 1
+    (weight decay).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> tx = optim.adamw(0.1, scales, "mup", weight_decay=1.0)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["out"][0, 0]), 4)  # -0.1 (1/4 + 1)
+      -0.125
+    """
+    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
+    _check(weight_decay=weight_decay)
+    return optax.chain(
+        normalize_gradients(scales, parametrization),
+        optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
+        _scale(scales, parametrization, "adam"),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def lion(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    parametrization: ParametrizationLike = "depth_mup",
+    b1: float = 0.9,
+    b2: float = 0.99,
+    mu_dtype: Any | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-3,
+    mask: Mask = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.lion`, scaled as Adam is: its updates have entries of one.
+
+    Args:
+      learning_rate: that of the base model.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      b1, b2, mu_dtype, weight_decay, mask: as in `optax.lion`.
+
+    Raises:
+      ValueError: a hyperparameter that is not finite; see
+        `scale_by_parametrization` for the rest.
+
+    Source: Tensor Programs VI, section 6.1 (entrywise optimizers).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> tx = optim.lion(0.1, scales, "mup", weight_decay=0.0)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
+      (-0.1, -0.025)
+    """
+    _check(learning_rate=learning_rate, b1=b1, b2=b2, weight_decay=weight_decay)
+    return optax.chain(
+        optax.scale_by_lion(b1, b2, mu_dtype),
+        _scale(scales, parametrization, "lion"),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def lamb(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    parametrization: ParametrizationLike = "depth_mup",
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
+    eps_root: float = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Mask = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.lamb`, scaled as an update relative to the weight.
+
+    The trust ratio normalizes direction and decay together; each parameter's decay
+    is multiplied so that what it takes from the weight in a step stays the same.
+    A weight that starts at zero has no size to be relative to: LAMB gives it a trust
+    ratio of one, which no rule of width can see.
+
+    Args:
+      learning_rate: that of the base model.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      b1, b2, eps, eps_root, weight_decay, mask: as in `optax.lamb`.
+
+    Raises:
+      ValueError: a hyperparameter that is not finite; see
+        `scale_by_parametrization` for the rest.
+
+    Source: the desired update of Tensor Programs V, Table 3, over the initial size.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
+      ...             "out": jnp.ones((n, 2))}
+      >>> tx = optim.lamb(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 4)
+      -0.05
+    """
+    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
+    _check(weight_decay=weight_decay)
+    point = resolve(scales, parametrization)
+    return optax.chain(
+        normalize_gradients(scales, point),
+        optax.scale_by_adam(b1, b2, eps, eps_root),
+        _decay(
+            optax.add_decayed_weights(weight_decay, mask),
+            scales,
+            lambda s: 1 / multipliers(s, point, "adam").learning_rate,
+        ),
+        optax.scale_by_trust_ratio(),
+        scale_leaves(
+            scales,
+            lambda s: multipliers(s, point, "lamb").learning_rate,
+            Family.RELATIVE,
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def adafactor(
+    learning_rate: optax.ScalarOrSchedule | None,
+    scales: Scales,
+    parametrization: ParametrizationLike = "depth_mup",
+    min_dim_size_to_factor: int = 128,
+    decay_rate: float = 0.8,
+    decay_offset: int = 0,
+    multiply_by_parameter_scale: bool = True,
+    clipping_threshold: float | None = 1.0,
+    momentum: float | None = None,
+    dtype_momentum: Any = "float32",
+    weight_decay_rate: optax.ScalarOrSchedule | None = None,
+    eps: float = 1e-30,
+    factored: bool = True,
+    weight_decay_mask: Mask = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.adafactor`, scaled: relative to the weight, or as Adam without that.
+
+    Optax takes the size of a weight to be at least 1e-3: one that starts at zero
+    moves by that much relative to nothing, whatever the rule of width.
+
+    Args:
+      learning_rate: that of the base model, or None as in Optax.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      min_dim_size_to_factor, decay_rate, decay_offset, multiply_by_parameter_scale,
+        clipping_threshold, momentum, dtype_momentum, weight_decay_rate, eps,
+        factored, weight_decay_mask: as in `optax.adafactor`. There the decay is a
+        rate per step, apart from the learning rate, and so it is here.
+
+    Raises:
+      ValueError: a hyperparameter that is not finite; see
+        `scale_by_parametrization` for the rest.
+
+    Source: the desired update of Tensor Programs V, Table 3, over the initial size.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
+      ...             "out": jnp.ones((n, 2))}
+      >>> tx = optim.adafactor(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["mid"][0, 0]), 4)
+      -0.05
+    """
+    _check(learning_rate=learning_rate, decay_rate=decay_rate, eps=eps)
+    _check(clipping_threshold=clipping_threshold, momentum=momentum)
+    _check(weight_decay_rate=weight_decay_rate)
+    family = "adafactor" if multiply_by_parameter_scale else "adam"
+    point = resolve(scales, parametrization)
+    links = [
+        normalize_gradients(scales, point),
+        optax.scale_by_factored_rms(
+            factored, decay_rate, decay_offset, min_dim_size_to_factor, eps
+        ),
+    ]
+    if clipping_threshold is not None:
+        links.append(optax.clip_by_block_rms(clipping_threshold))
+    if learning_rate is not None:
+        links.append(optax.scale_by_learning_rate(learning_rate, flip_sign=False))
+    if multiply_by_parameter_scale:
+        links.append(optax.scale_by_param_block_rms())
+    links.append(_scale(scales, point, family))
+    if momentum is not None:
+        links.append(
+            optax.ema(momentum, debias=False, accumulator_dtype=dtype_momentum)
+        )
+    if weight_decay_rate is not None:
+        links.append(optax.add_decayed_weights(weight_decay_rate, weight_decay_mask))
+    return optax.chain(*links, optax.scale(-1))
+
+
+def muon(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    parametrization: ParametrizationLike = "depth_mup",
+    ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
+    ns_steps: int = 5,
+    beta: float = 0.95,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    weight_decay_mask: Mask = None,
+    mu_dtype: Any | None = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: Any = "frobenius",
+    adam_b1: float = 0.9,
+    adam_b2: float = 0.999,
+    adam_eps_root: float = 0.0,
+    adam_weight_decay: float = 0.0,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    consistent_rms: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`optax.contrib.muon`, scaled: hidden matrices by Muon, all else by AdamW.
+
+    Which parameters are hidden, and along which axes they are matrices, comes from
+    the scales: embeddings and readouts go to AdamW, stacked kernels (layers, d, d)
+    are orthogonalized layer by layer, convolutions as (height·width·in, out).
+
+    Args:
+      learning_rate: that of the base model.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      ns_coeffs, ns_steps, beta, eps, weight_decay, weight_decay_mask, mu_dtype,
+        nesterov, adaptive, preconditioning, adam_b1, adam_b2, adam_eps_root,
+        adam_weight_decay, adam_learning_rate, consistent_rms: as in
+        `optax.contrib.muon`, whose dimension numbers are found from the scales.
+
+    Raises:
+      ValueError: a hyperparameter that is not finite, or scales without a hidden
+        matrix; see `scale_by_parametrization` for the rest.
+
+    Source: the desired update of Tensor Programs V, Table 3, as a spectral norm:
+    Δ (m_in m_out)^½, over the shape factor that Optax applies.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
+      ...             "out": jnp.ones((n, 2))}
+      >>> tx = optim.muon(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
+      >>> round(float(updates["out"][0, 0]), 4)  # Nesterov Adam's, times 1/4
+      -0.0368
+    """
+    _check(learning_rate=learning_rate, beta=beta, eps=eps, weight_decay=weight_decay)
+    _check(adam_b1=adam_b1, adam_b2=adam_b2, adam_eps_root=adam_eps_root)
+    _check(adam_weight_decay=adam_weight_decay, adam_learning_rate=adam_learning_rate)
+    point = resolve(scales, parametrization)
+    matrices = {path for path, s in scales.items() if is_hidden_matrix(s)}
+    if not matrices:
+        raise ValueError(
+            "no parameter is a hidden matrix, for Muon to orthogonalize; use "
+            "optim.adamw, or make scales from a base that differs in width"
+        )
+
+    def dimension_numbers(params: optax.Params) -> Any:
+        def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
+            if path not in matrices:
+                return None
+            return contrib.MuonDimensionNumbers(
+                scales[path].in_axes, scales[path].out_axes
+            )
+
+        return map_with_paths(numbers, params)
+
+    def labels(params: optax.Params) -> Any:
+        return map_with_paths(
+            lambda path, _: "muon" if path in matrices else "adam", params
+        )
+
+    def factor(scale: ParamScale) -> float:
+        if scale.path not in matrices:
+            return multipliers(scale, point, "adamw").learning_rate
+        shape = shape_factor(scale, consistent_rms is not None)
+        rule = multipliers(scale, point, "muon").learning_rate
+        return rule * shape if point.scaled else rule
+
+    if adam_learning_rate is None:
+        adam_learning_rate = learning_rate
+    return optax.chain(
+        normalize_gradients(scales, point),
+        # Updates alone: decay and learning rate come after the scaling.
+        contrib.muon(
+            -1.0,
+            ns_coeffs,
+            ns_steps,
+            beta,
+            eps,
+            mu_dtype=mu_dtype,
+            nesterov=nesterov,
+            adaptive=adaptive,
+            preconditioning=preconditioning,
+            adam_b1=adam_b1,
+            adam_b2=adam_b2,
+            adam_eps_root=adam_eps_root,
+            muon_weight_dimension_numbers=dimension_numbers,
+            consistent_rms=consistent_rms,
+        ),
+        scale_leaves(scales, factor, Family.SPECTRAL),
+        optax.partition(
+            {
+                "muon": optax.chain(
+                    optax.add_decayed_weights(weight_decay, weight_decay_mask),
+                    optax.scale_by_learning_rate(learning_rate),
+                ),
+                "adam": optax.chain(
+                    optax.add_decayed_weights(adam_weight_decay),
+                    optax.scale_by_learning_rate(adam_learning_rate),
+                ),
+            },
+            labels,
+        ),
+    )
+
+
+def is_hidden_matrix(scale: ParamScale) -> bool:
+    """Whether Muon takes this parameter: a matrix between hidden layers.
+
+    Where only depth grows, no width tells, and a matrix in a branch is hidden.
+    """
+    matrix = bool(scale.in_axes) and bool(scale.out_axes)
+    return scale.role is Role.HIDDEN or (
+        scale.role is Role.FIXED and matrix and scale.in_branch
+    )
+
+
+def shape_factor(scale: ParamScale, consistent_rms: bool) -> float:
+    """Optax's shape factor at the base over that at the target.
+
+    `optax.contrib.scale_by_shape` multiplies by it; the spectral rule has it in its
+    own powers of width, and takes it out again.
+    """
+
+    def factor(shape: tuple[int, ...]) -> float:
+        fan_in = math.prod(shape[a] for a in scale.in_axes)
+        fan_out = math.prod(shape[a] for a in scale.out_axes)
+        if consistent_rms:
+            return math.sqrt(max(fan_in, fan_out))
+        return math.sqrt(max(1.0, fan_out / fan_in))
+
+    return factor(scale.base_shape) / factor(scale.shape)
+
+
+def _scale(
+    scales: Scales, parametrization: ParametrizationLike, optimizer: str
+) -> optax.GradientTransformation:
+    """`scale_by_parametrization` where the order of the chain is ours."""
+    point = resolve(scales, parametrization)
+    return scale_leaves(
+        scales,
+        lambda s: multipliers(s, point, optimizer).learning_rate,
+        family_of(optimizer),
+    )
+
+
+def _decay(
+    decay: optax.GradientTransformation,
+    scales: Scales,
+    factor: Callable[[ParamScale], float],
+) -> optax.GradientTransformation:
+    """A weight decay that sees each parameter times a factor of its scale."""
+    factors = {path: factor(scale) for path, scale in scales.items()}
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        if params is None:
+            raise ValueError(
+                "weight decay needs params: tx.update(grads, state, params)"
+            )
+        return decay.update(updates, state, multiply_leaves(params, factors, scales))
+
+    return optax.GradientTransformation(decay.init, update)
+
+
+def _check(**hyperparameters: Any) -> None:
+    for name, value in hyperparameters.items():
+        # Traced values and schedules are not known here.
+        if isinstance(value, int | float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value} must be finite")

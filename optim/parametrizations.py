@@ -1,0 +1,388 @@
+"""The parametrizations, as data: one row of exponents for each role.
+
+For the effective weight of a role (what multiplies the activations), three sizes
+are powers of the width ratios: its initial standard deviation, the entries of the
+update that one wants, and the entries of its raw gradient. `rules.py` derives
+every multiplier from them; `docs/rules.md` derives the rows.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .scales import ParamScale, Role
+
+
+class Powers(NamedTuple):
+    """A size as powers of three width ratios.
+
+    `fan_in` counts m_in, `fan_out` counts m_out, and `last` counts the ratio of the
+    last hidden layer's width.
+
+    Examples:
+      >>> from mupax.optim.scales import param_scale
+      >>> wide = param_scale("w", (64, 64), (256, 128), (0,), (1,))
+      >>> Powers(fan_in=-1, fan_out=0.5).of(wide)  # (256/64)^-1 (128/64)^½
+      0.3535533905932738
+    """
+
+    fan_in: float = 0.0
+    fan_out: float = 0.0
+    last: float = 0.0
+
+    def of(self, scale: ParamScale) -> float:
+        """The value of these powers for one parameter."""
+        return (
+            scale.width_in**self.fan_in
+            * scale.width_out**self.fan_out
+            * scale.width_last**self.last
+        )
+
+
+class Row(NamedTuple):
+    """Sizes of one role's effective weight, as powers of the width ratios."""
+
+    init: Powers = Powers()
+    update: Powers = Powers()
+    gradient: Powers = Powers()
+
+
+ONE = Powers()
+
+Gauge = str | Mapping[Role | str, Powers | float]
+
+# Where a factor may sit: powers that the forward multiplier takes over from the
+# stored weight. Nothing that the network computes depends on it (Yaida eq. 2.8).
+GAUGES: dict[str, dict[Role, Powers]] = {
+    # Tensor Programs V, Table 3: all in initialization and learning rate.
+    "table3": {},
+    # Table 8, and the mup package: the readout is multiplied by 1/m.
+    "table8": {Role.OUTPUT: Powers(fan_in=-1)},
+    # Bordelon et al. Table 1: weights of order one everywhere, one learning rate.
+    "mean_field": {Role.HIDDEN: Powers(fan_in=-0.5), Role.OUTPUT: Powers(fan_in=-1)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parametrization:
+    """A point of the design space: width rows, depth exponents and a gauge.
+
+    Attributes:
+      name: as it is asked for.
+      rows: for each role, sizes in powers of width.
+      alpha: a residual branch is multiplied by a·M^-alpha.
+      gamma: updates inside branches get another M^-gamma.
+      scaled: False for SP, whose learning rates are one for all, unscaled.
+      branches_only: whether gamma acts only inside residual branches. False for
+        networks without them (`relu_mlp`), where it acts on every parameter.
+      gauge: for each role, the powers that its forward multiplier carries.
+      richness: μ0 of Bordelon et al. eq. 1: the output is divided by it.
+      citation: the paper and equation.
+    """
+
+    name: str
+    rows: Mapping[Role, Row]
+    citation: str
+    alpha: float = 0.0
+    gamma: float = 0.0
+    scaled: bool = True
+    branches_only: bool = True
+    gauge: Mapping[Role, Powers] = dataclasses.field(default_factory=dict)
+    richness: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "gamma", "richness"):
+            value = getattr(self, name)
+            if not math.isfinite(value):
+                raise ValueError(f"{name}={value} of {self.name!r} must be finite")
+        if self.richness <= 0:
+            raise ValueError(f"richness={self.richness} must be positive")
+
+    def branch_multiplier(self, depth_ratio: float, a: float = 1.0) -> float:
+        """The factor a·M^-alpha in front of each residual branch.
+
+        Args:
+          depth_ratio: M = depth / base depth.
+          a: the multiplier at the base depth, tuned there.
+
+        Source: Tensor Programs VI, eq. 1 and Definition 6.2.
+
+        Examples:
+          >>> parametrization("depth_mup").branch_multiplier(64 / 4, a=2.0)
+          0.5
+        """
+        if not depth_ratio > 0:
+            raise ValueError(f"depth ratio {depth_ratio} must be positive")
+        return a * depth_ratio**-self.alpha
+
+
+def _s_family(s: float) -> dict[Role, Row]:
+    # μP's rows are those of Tensor Programs V, Table 3, where the gradient counts
+    # the fan-out; every s is μP at richness n^-(1-s)/2, with n the last hidden
+    # width, so that what is left over counts n (Yaida eqs. 3.16-3.20).
+    lazy = (1 - s) / 2
+    inner = Powers(last=-lazy)
+    gradient = Powers(fan_out=-1, last=lazy)
+    return {
+        Role.INPUT: Row(ONE, inner, gradient),
+        Role.HIDDEN: Row(Powers(fan_in=-0.5), Powers(-1, last=-lazy), gradient),
+        Role.OUTPUT: Row(Powers(-1, last=lazy), Powers(fan_in=-1), ONE),
+        Role.VECTOR: Row(ONE, inner, gradient),
+        Role.FIXED: Row(),
+    }
+
+
+_SP_ROWS = {
+    Role.INPUT: Row(),
+    Role.HIDDEN: Row(init=Powers(fan_in=-0.5)),
+    Role.OUTPUT: Row(init=Powers(fan_in=-0.5)),
+    Role.VECTOR: Row(),
+    Role.FIXED: Row(),
+}
+
+_YAIDA = "Yaida 2022 (arXiv:2210.04909), eqs. 3.16-3.20"
+_TP5 = "Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), Table 3"
+_TP6 = "Yang et al. 2023, Tensor Programs VI (arXiv:2310.02244)"
+
+
+def sp() -> Parametrization:
+    """Standard parametrization: 1/fan_in initial variance, one learning rate.
+
+    Examples:
+      >>> sp().scaled
+      False
+    """
+    return Parametrization(
+        "sp", _SP_ROWS, "He et al. 2015 (arXiv:1502.01852)", scaled=False
+    )
+
+
+def meta_principled(s: float = 1.0) -> Parametrization:
+    """Yaida's one-parameter family, from NTK (s=0) to maximal update (s=1).
+
+    Args:
+      s: metaparameter in [0, 1]. Outside it the output (s < 0) or the
+        differentials of the kernel (s > 1) grow with width.
+
+    Raises:
+      ValueError: s outside [0, 1].
+
+    Examples:
+      >>> meta_principled(s=0.5).rows[Role.OUTPUT].init
+      Powers(fan_in=-1, fan_out=0.0, last=0.25)
+    """
+    if not 0 <= s <= 1:
+        raise ValueError(
+            f"s={s} must lie in [0, 1]: 0 is NTK, 1 is μP (Yaida eq. 3.15)"
+        )
+    return Parametrization(f"meta_principled(s={s:g})", _s_family(s), _YAIDA)
+
+
+def ntk() -> Parametrization:
+    """The neural-tangent limit, s = 0: features freeze as width grows."""
+    return dataclasses.replace(meta_principled(0.0), name="ntk")
+
+
+def mup() -> Parametrization:
+    """Maximal update, s = 1, for width alone; depth is left unscaled."""
+    return Parametrization("mup", _s_family(1.0), _TP5)
+
+
+def mean_field() -> Parametrization:
+    """μP in the gauge of Bordelon et al. Table 1: weights of order one."""
+    return Parametrization(
+        "mean_field",
+        _s_family(1.0),
+        "Bordelon et al. 2023 (arXiv:2309.16620), Table 1",
+        gauge=GAUGES["mean_field"],
+    )
+
+
+def residual(alpha: float, gamma: float) -> Parametrization:
+    """μP in width, any point (alpha, gamma) in depth.
+
+    A branch is multiplied by M^-alpha, updates inside branches get M^-gamma. Stable
+    and nontrivial exactly where alpha + gamma = 1 and alpha >= 1/2 (Tensor Programs
+    VI, Claims 7.1 and 7.2).
+
+    Args:
+      alpha: exponent of the branch multiplier.
+      gamma: exponent of the update.
+
+    Examples:
+      >>> residual(alpha=0.5, gamma=0.0).name
+      'residual(alpha=0.5, gamma=0)'
+    """
+    return Parametrization(
+        f"residual(alpha={alpha:g}, gamma={gamma:g})",
+        _s_family(1.0),
+        f"{_TP6}, Definition 6.2",
+        alpha=alpha,
+        gamma=gamma,
+    )
+
+
+def depth_mup() -> Parametrization:
+    """Depth-μP: alpha = gamma = 1/2, for blocks of one layer the optimum.
+
+    Blocks of two or more layers are allowed, and not optimal (section 9).
+
+    Source: Tensor Programs VI, Table 1 and Claim 7.5.
+    """
+    point = residual(0.5, 0.5)
+    return dataclasses.replace(
+        point, name="depth_mup", citation=f"{_TP6}, Table 1 and Claim 7.5"
+    )
+
+
+def ode() -> Parametrization:
+    """1/M branches and unscaled updates: the limit is an ODE over layers."""
+    point = residual(1.0, 0.0)
+    return dataclasses.replace(point, name="ode", citation=f"{_TP6}, Claim 7.4")
+
+
+def completep(alpha: float = 1.0) -> Parametrization:
+    """CompleteP: μP with alpha in [1/2, 1] and gamma = 1 - alpha.
+
+    Biases and norm parameters of the branches are included, and eps and weight
+    decay follow.
+
+    Raises:
+      ValueError: alpha outside [1/2, 1].
+
+    Source: Dey et al. 2025 (arXiv:2505.01618), Table 1.
+
+    Examples:
+      >>> completep(alpha=0.75).gamma
+      0.25
+    """
+    if not 0.5 <= alpha <= 1:
+        raise ValueError(
+            f"alpha={alpha} must lie in [1/2, 1]; for any other point write "
+            "residual(alpha=..., gamma=...)"
+        )
+    return dataclasses.replace(
+        residual(alpha, 1 - alpha),
+        name=f"completep(alpha={alpha:g})",
+        citation="Dey et al. 2025 (arXiv:2505.01618), Table 1",
+    )
+
+
+def relu_mlp() -> Parametrization:
+    """μP for a plain ReLU MLP: every learning rate times M^-3/2.
+
+    For networks without residual branches. The law is that of the linear response,
+    at small learning rates.
+
+    Source: Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1.
+    """
+    return Parametrization(
+        "relu_mlp",
+        _s_family(1.0),
+        "Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1",
+        gamma=1.5,
+        branches_only=False,
+    )
+
+
+_REGISTRY: dict[str, Callable[..., Parametrization]] = {
+    f.__name__: f
+    for f in (
+        sp,
+        ntk,
+        mup,
+        mean_field,
+        meta_principled,
+        depth_mup,
+        ode,
+        completep,
+        residual,
+        relu_mlp,
+    )
+}
+
+
+def list_parametrizations() -> list[str]:
+    """The names that `parametrization` knows."""
+    return sorted(_REGISTRY)
+
+
+def parametrization(
+    name: str | Parametrization,
+    *,
+    gauge: Gauge | None = None,
+    richness: float | None = None,
+    **options: Any,
+) -> Parametrization:
+    """A parametrization by name.
+
+    Args:
+      name: one of `list_parametrizations()`; a `Parametrization` passes through.
+      gauge: where each role's factor sits: "table3" (in initialization and learning
+        rate), "table8" (readout multiplied by 1/m, as the mup package does),
+        "mean_field", or for each role the power of its fan-in (of its fan-out for
+        input weights and vectors) that the forward multiplier carries.
+      richness: μ0; the model divides its output by it, SGD's learning rates get
+        μ0², Adam's μ0 (Bordelon et al. eqs. 1 and 3).
+      **options: of the parametrization itself, as `s`, `alpha`, `gamma`.
+
+    Raises:
+      ValueError: an unknown name, gauge, role or option, or a value out of range.
+
+    Examples:
+      >>> parametrization("depth_mup").alpha
+      0.5
+      >>> parametrization("mup", gauge="table8").gauge[Role.OUTPUT]
+      Powers(fan_in=-1, fan_out=0.0, last=0.0)
+      >>> parametrization("depthmup")
+      Traceback (most recent call last):
+      ...
+      ValueError: unknown parametrization 'depthmup'; nearest is 'depth_mup', known \
+are completep, depth_mup, mean_field, meta_principled, mup, ntk, ode, relu_mlp, \
+residual, sp
+    """
+    if isinstance(name, Parametrization):
+        point = name
+        if options:
+            raise ValueError(
+                f"options {sorted(options)} need a name, not {point.name!r}"
+            )
+    else:
+        if name not in _REGISTRY:
+            raise ValueError(unknown("parametrization", name, _REGISTRY))
+        try:
+            point = _REGISTRY[name](**options)
+        except TypeError as error:
+            raise ValueError(f"parametrization {name!r}: {error}") from None
+    if gauge is not None:
+        point = dataclasses.replace(point, gauge=_gauge(gauge))
+    if richness is not None:
+        point = dataclasses.replace(point, richness=richness)
+    return point
+
+
+def _gauge(gauge: Gauge) -> dict[Role, Powers]:
+    if isinstance(gauge, str):
+        if gauge not in GAUGES:
+            raise ValueError(unknown("gauge", gauge, GAUGES))
+        return GAUGES[gauge]
+    powers = {}
+    for role, power in gauge.items():
+        if role not in list(Role):
+            raise ValueError(unknown("role", str(role), [r.value for r in Role]))
+        if not isinstance(power, Powers):
+            side = "fan_in" if role in (Role.HIDDEN, Role.OUTPUT) else "fan_out"
+            power = Powers(**{side: float(power)})
+        powers[Role(role)] = power
+    return powers
+
+
+def unknown(kind: str, name: str, known: Any) -> str:
+    """The sentence for a name that is not one of `known`."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
+    return f"unknown {kind} {name!r}; nearest is {near[0]!r}, known are " + ", ".join(
+        names
+    )

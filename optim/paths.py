@@ -1,0 +1,58 @@
+"""One spelling of a parameter's path, whatever library made the tree."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+# Linen keeps parameters under this key, beside collections that are not trained.
+_LINEN_PARAMS = "params"
+
+
+def path_string(path: tuple[Any, ...]) -> str:
+    """A key path as `"blocks/3/kernel"`.
+
+    The attribute under which Flax boxes hold their array (`.value`) is left out:
+    it is there in the tree that an optimizer's `init` sees and absent in the one
+    that its `update` sees.
+
+    Examples:
+      >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+      >>> path_string((DictKey("blocks"), SequenceKey(3), GetAttrKey("value")))
+      'blocks/3'
+    """
+    last = path[-1] if path else None
+    if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
+        path = path[:-1] or path
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def flatten(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[str, Any]]:
+    """The leaves of a tree with their paths, in the tree's own order."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(trainable(tree), is_leaf=is_leaf)
+    return [(path_string(path), leaf) for path, leaf in pairs]
+
+
+def map_with_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """`jax.tree.map` whose function also gets the path, as a string, first."""
+    inner = jax.tree_util.tree_map_with_path(
+        lambda path, *leaves: function(path_string(path), *leaves),
+        trainable(tree),
+        *map(trainable, rest),
+    )
+    return {**tree, _LINEN_PARAMS: inner} if _is_linen(tree) else inner
+
+
+def trainable(tree: Any) -> Any:
+    """The `"params"` collection of Linen variables; any other tree as it is."""
+    return tree[_LINEN_PARAMS] if _is_linen(tree) else tree
+
+
+def _is_linen(tree: Any) -> bool:
+    return (
+        isinstance(tree, Mapping)
+        and _LINEN_PARAMS in tree
+        and isinstance(tree[_LINEN_PARAMS], Mapping)
+    )

@@ -1,0 +1,160 @@
+"""From a parameter's ratios to its multipliers: the second table of the design.
+
+Write Δ for the size of the update that one wants of the effective weight, g for
+its raw gradient, σ for its initial size, all relative to the base model, and θ for
+the forward multiplier that the gauge puts in front of the stored weight. Then the
+stored weight has initial size σ/θ, gradient g·θ, and wants an update Δ/θ; what an
+optimizer makes of a gradient decides the learning rate:
+
+    sgd        update ∝ gradient            Δ / (g θ²)
+    adam       entries of order one         Δ / θ
+    spectral   spectral norm one            Δ (m_in m_out)^½ / θ
+    relative   relative to the weight       Δ / σ
+
+Depth enters through Δ (another M^-γ) and g (another M^-α).
+"""
+
+import dataclasses
+import enum
+
+from .parametrizations import Parametrization, unknown
+from .scales import ParamScale, Scales
+
+
+class Family(enum.StrEnum):
+    """What sets the size of an optimizer's raw update."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    SPECTRAL = "spectral"
+    RELATIVE = "relative"
+
+
+_MEMBERS = {
+    Family.SGD: ("sgd", "momentum", "nesterov"),
+    Family.ADAM: (
+        "adam",
+        "adamw",
+        "lion",
+        "sign",
+        "signsgd",
+        "rmsprop",
+        "nadam",
+        "amsgrad",
+    ),
+    Family.SPECTRAL: ("spectral", "muon"),
+    Family.RELATIVE: ("relative", "lars", "lamb", "adafactor"),
+}
+_FAMILIES = {name: family for family, names in _MEMBERS.items() for name in names}
+
+
+def family_of(optimizer: str) -> Family:
+    """The family of an optimizer, by its name.
+
+    Raises:
+      ValueError: an unknown name; the message lists the known ones.
+
+    Examples:
+      >>> family_of("adamw").value, family_of("muon").value
+      ('adam', 'spectral')
+    """
+    if optimizer not in _FAMILIES:
+        raise ValueError(unknown("optimizer family", optimizer, _FAMILIES))
+    return _FAMILIES[optimizer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Multipliers:
+    """What one parameter's settings are multiplied by, relative to the base.
+
+    Attributes:
+      init_std: of the stored weight.
+      forward: in front of the stored weight, in the model.
+      learning_rate: of the stored weight.
+      gradient: size of the stored weight's raw gradient; eps of Adam-like optimizers
+        is multiplied by it, or the gradient divided by it.
+      weight_decay: of decoupled weight decay, such that learning rate times decay
+        is the same at every size.
+    """
+
+    init_std: float = 1.0
+    forward: float = 1.0
+    learning_rate: float = 1.0
+    gradient: float = 1.0
+
+    @property
+    def weight_decay(self) -> float:
+        return 1 / self.learning_rate
+
+    @property
+    def eps(self) -> float:
+        return self.gradient
+
+
+def multipliers(
+    scale: ParamScale, point: Parametrization, family: str = "adam"
+) -> Multipliers:
+    """The multipliers of one parameter.
+
+    Args:
+      scale: its role and ratios.
+      point: the parametrization.
+      family: the optimizer's family, or the name of an optimizer in it.
+
+    Source: Tensor Programs V, Table 3 (width); Tensor Programs VI, Definition 6.1
+    and Table 1 (depth); Yaida eqs. 3.16-3.20 (s); Bordelon et al. eqs. 1, 3 (μ0).
+
+    Examples:
+      >>> from mupax.optim import parametrization
+      >>> from mupax.optim.scales import param_scale
+      >>> w = param_scale("w", (64, 64), (256, 256), (0,), (1,), depth=16.0,
+      ...                 in_branch=True)
+      >>> multipliers(w, parametrization("depth_mup"), "adam").learning_rate
+      0.0625
+      >>> multipliers(w, parametrization("depth_mup"), "sgd").learning_rate
+      1.0
+    """
+    row = point.rows[scale.role]
+    forward = point.gauge[scale.role].of(scale) if scale.role in point.gauge else 1.0
+    init = row.init.of(scale)
+    if not point.scaled:
+        # The learning rate is one for all stored weights, in whatever gauge.
+        return Multipliers(init / forward, forward)
+    acts = scale.in_branch or not point.branches_only
+    depth = scale.depth if acts else 1.0
+    update = row.update.of(scale) * depth**-point.gamma * point.richness
+    gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
+    match family_of(family):
+        case Family.SGD:
+            learning_rate = update / (gradient * forward**2)
+        case Family.ADAM:
+            learning_rate = update / forward
+        case Family.SPECTRAL:
+            norm = (scale.width_in * scale.width_out) ** 0.5
+            learning_rate = update * norm / forward
+        case Family.RELATIVE:
+            learning_rate = update / init
+    return Multipliers(init / forward, forward, learning_rate, gradient * forward)
+
+
+def check_depth(scales: Scales, point: Parametrization) -> None:
+    """Raise where a parametrization's depth rule cannot act on these scales.
+
+    Raises:
+      ValueError: the model's depth changes and the rule is for residual branches of
+        which the scales have none, or the other way about.
+    """
+    if scales.depth == 1:
+        return
+    if point.branches_only and (point.alpha or point.gamma) and not scales.branches:
+        raise ValueError(
+            f"{point.name!r} scales residual branches by depth, and no parameter is "
+            "in one; pass branch=r'...' to infer_scales, or use 'relu_mlp' for a "
+            "network without residual branches"
+        )
+    if not point.branches_only and scales.branches:
+        path = next(s.path for s in scales.values() if s.in_branch)
+        raise ValueError(
+            f"{point.name!r} is for networks without residual branches, and {path!r} "
+            "is in one; use 'depth_mup' or 'completep'"
+        )

@@ -1,0 +1,221 @@
+"""How each parameter of a model grows from its base size: role and ratios."""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .paths import flatten
+
+
+class Role(enum.StrEnum):
+    """What a parameter does, told by which of its dimensions grow with width.
+
+    Table 8 of Tensor Programs V (Yang et al. 2022, arXiv:2203.03466) calls these
+    "input weights and all biases", "output weights" and "hidden weights".
+    """
+
+    INPUT = "input"  # only fan-out grows: embeddings, the first layer
+    HIDDEN = "hidden"  # fan-in and fan-out grow
+    OUTPUT = "output"  # only fan-in grows: the readout
+    VECTOR = "vector"  # grows and has no fan-in: biases, norm scales, tokens
+    FIXED = "fixed"  # nothing grows: the readout's bias, scalars
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamScale:
+    """One parameter's role, and its ratios to the base model.
+
+    Attributes:
+      path: where it stands, as `"blocks/kernel"`.
+      role: see `Role`.
+      base_shape: its shape in the base model.
+      shape: its shape in the target model.
+      in_axes: the axes of `shape` that are summed over (fan-in, with the spatial
+        axes of a convolution).
+      out_axes: the axes of `shape` that index outputs.
+      width_in: fan-in ratio m_in, target over base.
+      width_out: fan-out ratio m_out.
+      width_last: ratio of the last hidden layer's width, the readout's fan-in
+        (Yaida 2022, eq. 3.20).
+      depth: depth ratio M of the model.
+      in_branch: whether it stands inside a residual branch.
+      origin: how the role was found, for `explain`.
+    """
+
+    path: str
+    role: Role
+    base_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    in_axes: tuple[int, ...] = ()
+    out_axes: tuple[int, ...] = ()
+    width_in: float = 1.0
+    width_out: float = 1.0
+    width_last: float = 1.0
+    depth: float = 1.0
+    in_branch: bool = False
+    origin: str = ""
+
+    @property
+    def fan_in(self) -> int:
+        """Number of inputs that one output of the target sums over."""
+        return math.prod(self.shape[a] for a in self.in_axes)
+
+    @property
+    def fan_out(self) -> int:
+        """Number of outputs of the target."""
+        return math.prod(self.shape[a] for a in self.out_axes)
+
+
+def param_scale(
+    path: str,
+    base_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    in_axes: tuple[int, ...],
+    out_axes: tuple[int, ...],
+    *,
+    grows: frozenset[int] | None = None,
+    **more: Any,
+) -> ParamScale:
+    """The scale of a parameter whose axes are known.
+
+    Args:
+      path: where it stands.
+      base_shape: shape in the base model.
+      shape: shape in the target model, of the same rank.
+      in_axes: its fan-in axes; empty for biases and the like.
+      out_axes: its fan-out axes.
+      grows: the axes that grow with width. By default those whose size differs;
+        a model that is its own base has to say it.
+      **more: further fields of `ParamScale`.
+
+    Returns:
+      A `ParamScale` with role and width ratios filled in.
+
+    Examples:
+      >>> scale = param_scale("w", (64, 64), (64, 256), (0,), (1,))
+      >>> scale.role.value, scale.width_in, scale.width_out
+      ('input', 1.0, 4.0)
+    """
+    if grows is None:
+        differ = zip(base_shape, shape, strict=True)
+        grows = frozenset(i for i, (b, t) in enumerate(differ) if b != t)
+    role = _ROLES[
+        bool(in_axes), not grows.isdisjoint(in_axes), not grows.isdisjoint(out_axes)
+    ]
+
+    def ratio(axes: tuple[int, ...]) -> float:
+        growths = (shape[a] / base_shape[a] for a in axes if a in grows)
+        return math.prod(growths, start=1.0)
+
+    return ParamScale(
+        path,
+        role,
+        base_shape,
+        shape,
+        in_axes,
+        out_axes,
+        width_in=ratio(in_axes),
+        width_out=ratio(out_axes),
+        **more,
+    )
+
+
+# (has a fan-in, fan-in grows, fan-out grows)
+_ROLES = {
+    (True, False, True): Role.INPUT,
+    (True, True, True): Role.HIDDEN,
+    (True, True, False): Role.OUTPUT,
+    (True, False, False): Role.FIXED,
+    (False, False, True): Role.VECTOR,
+    (False, False, False): Role.FIXED,
+}
+
+
+class Scales(Mapping[str, ParamScale]):
+    """The scales of all parameters of a model, by path.
+
+    Made by `infer_scales` (any JAX model) or `mupax.zoo.scales` (zoo models).
+    Depth belongs to the model: `depth` is its ratio M, and `branches` tells
+    whether any parameter stands inside a residual branch.
+    """
+
+    def __init__(self, scales: Mapping[str, ParamScale]):
+        self._scales = dict(scales)
+
+    def __getitem__(self, path: str) -> ParamScale:
+        return self._scales[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scales)
+
+    def __len__(self) -> int:
+        return len(self._scales)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{s.path}: {s.role}" for s in self.values())
+        return f"Scales({rows})"
+
+    @property
+    def depth(self) -> float:
+        """Depth ratio M of the model, 1 where depth does not change."""
+        return next((s.depth for s in self.values()), 1.0)
+
+    @property
+    def branches(self) -> bool:
+        """Whether any parameter stands inside a residual branch."""
+        return any(s.in_branch for s in self.values())
+
+    def check_params(self, params: Any) -> None:
+        """Raise unless `params` are the parameters these scales were made for.
+
+        Args:
+          params: a pytree of arrays, possibly with parts masked out by
+            `optax.masked` or `optax.partition`.
+
+        Raises:
+          ValueError: a path is unknown, missing, or has another shape; the message
+            names the path and what to do.
+        """
+        found, masked = {}, []
+        for path, leaf in flatten(params, is_leaf=_is_masked):
+            if _is_masked(leaf):
+                masked.append(path)
+            else:
+                found[path] = tuple(leaf.shape)
+        for path, shape in found.items():
+            self.check_path(path)
+            if shape != self[path].shape:
+                raise ValueError(
+                    f"parameter {path!r} has shape {shape}, but its scale was made "
+                    f"for shape {self[path].shape}; make the scales again with this "
+                    "model as the target"
+                )
+        for path in self:
+            hidden = any(path == m or path.startswith(m + "/") for m in masked)
+            if path not in found and not hidden:
+                raise ValueError(
+                    f"the scales hold {path!r}, which the parameters lack; make the "
+                    "scales again from the parameters that the optimizer gets "
+                    "(trained ones only, whole tree)"
+                )
+
+    def check_path(self, path: str) -> None:
+        """Raise a `ValueError` that names `path`, unless it has a scale."""
+        if path not in self:
+            raise ValueError(
+                f"parameter {path!r} has no scale; the scales know "
+                f"{_some(list(self))}: make them from the very parameters that the "
+                "optimizer gets"
+            )
+
+
+def _is_masked(leaf: Any) -> bool:
+    # By name: optax keeps MaskedNode where importing it is not promised.
+    return type(leaf).__name__ == "MaskedNode"
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    shown = ", ".join(repr(n) for n in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
