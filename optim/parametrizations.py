@@ -100,6 +100,11 @@ class Parametrization:
         if self.richness <= 0:
             raise ValueError(f"richness={self.richness} must be positive")
 
+    def __hash__(self) -> int:
+        # The rows are dictionaries; a model that carries its parametrization is
+        # hashed by jit.
+        return hash((self.name, self.alpha, self.gamma, self.richness))
+
     def branch_multiplier(self, depth_ratio: float, a: float = 1.0) -> float:
         """The factor a·M^-alpha in front of each residual branch.
 
