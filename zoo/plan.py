@@ -1,0 +1,280 @@
+"""A model's plan: its sizes and those of its base, by axis name.
+
+Every parameter names its axes. From the names follow its role (which axes grow, and
+by how much), hence initialization and multipliers, and its sharding.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mupax import optim
+
+LAYERS = "layers"  # the leading axis of stacked blocks
+
+
+class Axis(NamedTuple):
+    """One named axis: its size in the base and in this model."""
+
+    base: int
+    size: int
+    grows: bool = False
+
+
+class Frozen(nnx.Variable):
+    """A weight that is not trained: no optimizer sees it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes, parametrization and dtypes that all layers of one model share.
+
+    Attributes:
+      axes: the named axes, as pairs, so that a plan can be hashed.
+      parametrization: the rules.
+      depth: depth ratio M = depth / base depth.
+      branch_multiplier: a, in front of every residual branch at the base depth.
+      dtype: of the computation.
+      param_dtype: of the parameters.
+    """
+
+    axes: tuple[tuple[str, Axis], ...]
+    parametrization: optim.Parametrization
+    depth: float = 1.0
+    branch_multiplier: float = 1.0
+    dtype: Any = jnp.float32
+    param_dtype: Any = jnp.float32
+
+    def __getitem__(self, name: str) -> Axis:
+        return dict(self.axes)[name]
+
+    @property
+    def branch(self) -> float:
+        """The factor a·M^-alpha in front of each residual branch."""
+        return self.parametrization.branch_multiplier(
+            self.depth, self.branch_multiplier
+        )
+
+    @property
+    def output(self) -> float:
+        """The factor 1/μ0 of the model's output (Bordelon et al. eq. 1)."""
+        return 1 / self.parametrization.richness
+
+    @property
+    def width(self) -> float:
+        """Ratio of the last hidden width, which the readout sums over."""
+        axis = self["embed"]
+        return axis.size / axis.base
+
+    def scale(
+        self,
+        names: tuple[str, ...],
+        inputs: int,
+        in_branch: bool,
+        path: str = "",
+        layers: tuple[int, int] | None = None,
+    ) -> optim.ParamScale:
+        """The scale of a parameter with these axes.
+
+        Args:
+          names: its axes, without that of the layers.
+          inputs: how many of them, from the front, are fan-in.
+          in_branch: whether it stands in a residual branch.
+          path: where it stands.
+          layers: numbers of layers, base and target, if it is stacked.
+        """
+        axes = [self[name] for name in names]
+        lead = 0 if layers is None else 1
+        if layers is not None:
+            axes.insert(0, Axis(*layers))
+        rank = len(axes)
+        return dataclasses.replace(
+            optim.param_scale(
+                path,
+                tuple(a.base for a in axes),
+                tuple(a.size for a in axes),
+                tuple(range(lead, lead + inputs)),
+                tuple(range(lead + inputs, rank)),
+                grows=frozenset(i for i, a in enumerate(axes) if a.grows),
+            ),
+            width_last=self.width,
+            depth=self.depth,
+            in_branch=in_branch,
+            origin="axis names",
+        )
+
+    def param(
+        self,
+        key: Callable[[], jax.Array],
+        names: tuple[str, ...],
+        *,
+        inputs: int,
+        in_branch: bool = False,
+        init: str = "fan_in",
+        gain: float = 1.0,
+        kind: type[nnx.Variable] = nnx.Param,
+    ) -> tuple[nnx.Variable, float]:
+        """A new parameter, and the forward multiplier that belongs to it.
+
+        Args:
+          key: gives a random key, as `rngs.params`.
+          names: its axes.
+          inputs: how many of them, from the front, are fan-in.
+          in_branch: whether it stands in a residual branch.
+          init: "fan_in" (normal, standard deviation gain/√fan_in at the base, and
+            from there by the parametrization), "zeros" or "ones".
+          gain: see `init`.
+          kind: `nnx.Param`, or `Frozen`.
+
+        Returns:
+          (variable, multiplier).
+        """
+        scale = self.scale(names, inputs, in_branch)
+        rule = optim.multipliers(scale, self.parametrization)
+        shape, dtype = scale.shape, self.param_dtype
+        if init == "fan_in":
+            base_fan_in = 1
+            for size in scale.base_shape[:inputs]:
+                base_fan_in *= size
+            std = gain * base_fan_in**-0.5 * rule.init_std
+            value = std * jax.random.normal(key(), shape, dtype)
+        else:
+            value = {"zeros": jnp.zeros, "ones": jnp.ones}[init](shape, dtype)
+        variable = kind(value, axes=names, inputs=inputs, in_branch=in_branch)
+        return variable, rule.forward
+
+
+def plan(
+    *,
+    width: int,
+    depth: int,
+    base_width: int | None,
+    base_depth: int | None,
+    parametrization: str | optim.Parametrization,
+    branch_multiplier: float = 1.0,
+    dtype: Any = jnp.float32,
+    param_dtype: Any = jnp.float32,
+    growing: dict[str, float] | None = None,
+    fixed: dict[str, int] | None = None,
+) -> Plan:
+    """A checked plan.
+
+    Args:
+      width: the residual stream's width; the axis "embed".
+      depth: number of residual blocks.
+      base_width: the width that was tuned; None for `width` itself.
+      base_depth: the depth that was tuned; None for `depth` itself.
+      parametrization: a name, or what `optim.parametrization` returns.
+      branch_multiplier: a.
+      dtype: of the computation.
+      param_dtype: of the parameters.
+      growing: further axes that grow with width, as multiples of it.
+      fixed: further axes that do not grow, with their sizes.
+
+    Raises:
+      ValueError: a size that is not positive, or a multiple that is not whole.
+    """
+    base_width = width if base_width is None else base_width
+    base_depth = depth if base_depth is None else base_depth
+    sizes = {
+        "width": width,
+        "depth": depth,
+        "base_width": base_width,
+        "base_depth": base_depth,
+    }
+    for name, size in {**sizes, **(fixed or {})}.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name}={size!r} must be a whole number, at least 1")
+    axes = {"embed": Axis(base_width, width, True)}
+    for name, multiple in (growing or {}).items():
+        ends = [n * multiple for n in (base_width, width)]
+        for end in ends:
+            if end != int(end) or end < 1:
+                raise ValueError(
+                    f"axis {name!r} is {multiple:g} times the width, which gives "
+                    f"{end:g}; choose widths for which it is whole"
+                )
+        axes[name] = Axis(int(ends[0]), int(ends[1]), True)
+    for name, size in (fixed or {}).items():
+        axes[name] = Axis(size, size)
+    return Plan(
+        tuple(axes.items()),
+        optim.parametrization(parametrization),
+        depth / base_depth,
+        branch_multiplier,
+        dtype,
+        param_dtype,
+    )
+
+
+def scales(model: nnx.Module) -> optim.Scales:
+    """What the optimizer needs of a zoo model: every parameter's role and ratios.
+
+    Args:
+      model: a model of the zoo, or its abstract twin from `nnx.eval_shape`.
+
+    Returns:
+      `optim.Scales`, for the paths of `nnx.state(model, nnx.Param)`.
+
+    Raises:
+      ValueError: a model that carries no plan, or a parameter that names no axes.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=32, depth=4, base_width=16, base_depth=2,
+      ...                    parametrization="depth_mup", rngs=nnx.Rngs(0))
+      >>> for path, scale in zoo.scales(model).items():
+      ...     print(path, scale.role.value, scale.shape, scale.depth)
+      blocks/layers/0/kernel hidden (4, 32, 32) 2.0
+      readin/kernel input (64, 32) 2.0
+      readout/kernel output (32, 10) 2.0
+    """
+    plan = getattr(model, "plan", None)
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"{type(model).__name__} carries no plan, as models of mupax.zoo do; for "
+            "any other model use optim.infer_scales(base, target)"
+        )
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        name = "/".join(map(str, path))
+        names = variable.get_metadata().get("axes")
+        if names is None:
+            raise ValueError(
+                f"parameter {name!r} names no axes; make it with plan.param(...)"
+            )
+        layers = None
+        if len(variable.shape) == len(names) + 1:
+            count = variable.shape[0]
+            layers = (round(count / plan.depth) or 1, count)
+        found[name] = plan.scale(
+            names,
+            variable.get_metadata()["inputs"],
+            variable.get_metadata()["in_branch"],
+            name,
+            layers,
+        )
+    return optim.Scales(found)
+
+
+def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:
+    """The axis names of every parameter, with "layers" in front where stacked.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=32, depth=4, rngs=nnx.Rngs(0))
+      >>> zoo.axis_names(model)["blocks/layers/0/kernel"]
+      ('layers', 'embed', 'mlp')
+    """
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        names = variable.get_metadata()["axes"]
+        lead = (LAYERS,) * (len(variable.shape) - len(names))
+        found["/".join(map(str, path))] = (*lead, *names)
+    return found

@@ -1,0 +1,165 @@
+"""The residual MLP of Tensor Programs VI, sections 6 to 10."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mupax import optim
+
+from .layers import Dense, LayerNorm, activation, mean_subtraction, scan, stack
+from .plan import Plan, plan
+from .registry import register
+
+
+class Block(nnx.Module):
+    """x + a M^-α · branch(x), the branch of `block_depth` layers.
+
+    A layer is MS(φ(W x)), or W φ(x) with the nonlinearity first.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        block_depth: int,
+        nonlinearity: str,
+        activation_first: bool,
+        subtract_mean: bool,
+        layer_norm: bool,
+        zero_init: bool,
+        rngs: nnx.Rngs,
+    ):
+        self.branch = plan.branch
+        self.nonlinearity = nonlinearity
+        self.activation_first = activation_first
+        self.subtract_mean = subtract_mean
+        self.norm = LayerNorm(plan, "embed", in_branch=True) if layer_norm else None
+        names = ["embed"] + ["mlp"] * block_depth
+        last = block_depth - 1
+        self.layers = nnx.List(
+            Dense(
+                plan,
+                (names[i], names[i + 1]) if i == 0 else ("mlp", "embed"),
+                in_branch=True,
+                init="zeros" if zero_init and i == last else "fan_in",
+                rngs=rngs,
+            )
+            for i in range(block_depth)
+        )
+
+    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        phi = activation(self.nonlinearity)
+        h = x if self.norm is None else self.norm(x)
+        for layer in self.layers:
+            h = layer(phi(h)) if self.activation_first else phi(layer(h))
+            if self.subtract_mean:
+                h = mean_subtraction(h)
+        return x + self.branch * h
+
+
+@register("resmlp")
+class ResMLP(nnx.Module):
+    """f(ξ) = V x^L, x^l = x^{l-1} + a M^-α · MS(φ(W^l x^{l-1})), x^0 = U ξ.
+
+    Args:
+      width: n, of the residual stream.
+      depth: L, the number of blocks.
+      base_width: the width that was tuned; None for `width`.
+      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      parametrization: a name, or what `optim.parametrization` returns.
+      branch_multiplier: a.
+      in_features: size of the flattened input.
+      out_features: number of classes.
+      block_depth: layers in a branch; Depth-μP is optimal for one (section 9).
+      nonlinearity: "relu", "abs", "gelu" or "identity".
+      activation_first: the nonlinearity before the weights (section 8).
+      subtract_mean: MS after each layer (section 6.3).
+      layer_norm: LayerNorm before the weights (section 10.2).
+      zero_init: the last layer of each branch starts at zero.
+      train_ends: train U and V; False freezes them (Figure 10).
+      remat: recompute blocks in the backward pass.
+      dtype: of the computation.
+      param_dtype: of the parameters.
+      rngs: random state.
+
+    Raises:
+      ValueError: a size that is not a positive whole number, or an unknown name.
+
+    Source: Tensor Programs VI, section 6.3 and eq. 1.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=32, depth=4, rngs=nnx.Rngs(0))
+      >>> model(jnp.ones((5, 8, 8, 1))).shape
+      (5, 10)
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        base_width: int | None = None,
+        base_depth: int | None = None,
+        parametrization: str | optim.Parametrization = "depth_mup",
+        branch_multiplier: float = 1.0,
+        in_features: int = 64,
+        out_features: int = 10,
+        block_depth: int = 1,
+        nonlinearity: str = "relu",
+        activation_first: bool = False,
+        subtract_mean: bool = True,
+        layer_norm: bool = False,
+        zero_init: bool = False,
+        train_ends: bool = True,
+        remat: bool = False,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        activation(nonlinearity)
+        if block_depth < 1:
+            raise ValueError(f"block_depth={block_depth} must be at least 1")
+        self.plan = plan(
+            width=width,
+            depth=depth,
+            base_width=base_width,
+            base_depth=base_depth,
+            parametrization=parametrization,
+            branch_multiplier=branch_multiplier,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            growing={"mlp": 1.0},
+            fixed={"inputs": in_features, "classes": out_features},
+        )
+        self.remat = remat
+        self.readin = Dense(
+            self.plan, ("inputs", "embed"), trained=train_ends, rngs=rngs
+        )
+        self.blocks = stack(
+            lambda rngs: Block(
+                self.plan,
+                block_depth=block_depth,
+                nonlinearity=nonlinearity,
+                activation_first=activation_first,
+                subtract_mean=subtract_mean,
+                layer_norm=layer_norm,
+                zero_init=zero_init,
+                rngs=rngs,
+            ),
+            depth,
+            rngs,
+        )
+        self.readout = Dense(
+            self.plan, ("embed", "classes"), trained=train_ends, rngs=rngs
+        )
+
+    def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        x = scan(self.blocks, self.readin(x), remat=self.remat)
+        return self.readout(x) * self.plan.output
