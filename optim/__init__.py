@@ -16,6 +16,7 @@ from .parametrizations import (
 )
 from .rules import Family, Multipliers, multipliers
 from .scales import ParamScale, Role, Scales, param_scale
+from .shapes import shape_for
 from .transforms import (
     apply_multipliers,
     normalize_gradients,
@@ -49,4 +50,5 @@ __all__ = [
     "rescale_init",
     "scale_by_parametrization",
     "sgd",
+    "shape_for",
 ]
