@@ -1,0 +1,186 @@
+"""One look for all pictures: type, ink, colours of a sweep, wrapped titles."""
+
+import dataclasses
+import functools
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+INK, MUTED, GRID, LANE = "#16181d", "#5a6170", "#e4e7ec", "#f3f4f7"
+DPI = 200
+_FONTS = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans")
+_MARKERS = "osD^vPX<>p"
+_LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (4, 1.5, 1, 1.5)), (0, (1, 1.3)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """The paper a picture is drawn on.
+
+    Attributes:
+      width: in inches.
+      columns: panels side by side.
+      size: font size in points.
+      titled: whether the finding stands above the picture (a web page says it
+        in its own heading).
+    """
+
+    width: float
+    columns: int
+    size: float
+    titled: bool
+
+
+FILE = Page(width=10.4, columns=3, size=10.5, titled=True)
+WIDE = dataclasses.replace(FILE, titled=False)
+PHONE = Page(width=4.3, columns=1, size=10.5, titled=False)
+
+
+@functools.cache
+def _rc() -> dict[str, Any]:
+    installed = {f.name for f in font_manager.fontManager.ttflist}
+    # Only fonts that are here: Matplotlib logs a line per text for each that is not.
+    family = [f for f in (*_FONTS, "DejaVu Sans") if f in installed]
+    return {
+        "font.family": family,
+        "font.size": FILE.size,
+        "mathtext.default": "regular",
+        "text.color": INK,
+        "axes.edgecolor": "#aab0bb",
+        "axes.labelcolor": MUTED,
+        "axes.linewidth": 0.8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.grid.which": "major",
+        "grid.color": GRID,
+        "grid.linewidth": 0.8,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.major.size": 3,
+        "ytick.major.size": 3,
+        "ytick.minor.size": 0,
+        "legend.frameon": False,
+        "figure.facecolor": "white",
+        "savefig.dpi": DPI,
+    }
+
+
+def render(draw: Callable[..., Figure], *args: Any) -> bytes:
+    """Draw a figure in the house's look and return it as a PNG."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_rc()):
+        draw(*args).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def ramp(n: int) -> list[tuple[float, float, float, float]]:
+    """Colours from light (small) to dark (large), shape (n,).
+
+    Lightness falls evenly, so that the order is readable by colour-blind eyes and
+    in black and white; the palest tones are left out, being too faint on white.
+    """
+    shades = np.linspace(0.80, 0.02, n) if n > 1 else [0.35]
+    return [tuple(matplotlib.colormaps["plasma"](s)) for s in shades]
+
+
+def strokes(n: int) -> list[dict[str, Any]]:
+    """Line styles of a sweep, smallest first; the largest is always solid."""
+    colors = ramp(n)
+    return [
+        {
+            "color": colors[i],
+            "marker": _MARKERS[i % len(_MARKERS)],
+            "linestyle": _LINES[(n - 1 - i) % len(_LINES)],
+        }
+        for i in range(n)
+    ]
+
+
+def wrap(text: str, inches: float, size: float, weight: str = "normal") -> str:
+    """Break a text into lines of at most `inches`, measured in the font in use."""
+    renderer = FigureCanvasAgg(Figure(dpi=72)).get_renderer()
+    font = FontProperties(
+        family=matplotlib.rcParams["font.family"], size=size, weight=weight
+    )
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        width, _, _ = renderer.get_text_width_height_descent(longer, font, False)
+        if lines and width <= 72 * inches:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)
+
+
+def log_ticks(axis: Any, low: float, high: float) -> None:
+    """Label a logarithmic axis in plain numbers, however short it is."""
+    subs = (1.0,) if math.log10(high / low) > 1.6 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+class Sheet:
+    """A figure laid out in inches from its top left corner."""
+
+    def __init__(self, page: Page, title: str):
+        """Start a sheet, with `title` on it where the page wants one."""
+        self.page = page
+        self.top = 0.12
+        self.title = ""
+        if page.titled:
+            self.title = wrap(title, page.width - 0.3, 14, "bold")
+            self.top += 0.27 * (self.title.count("\n") + 1) + 0.14
+
+    def open(self, height: float) -> Figure:
+        """Make the figure, once its height in inches is known."""
+        self.height = height
+        self.figure = Figure(figsize=(self.page.width, height))
+        FigureCanvasAgg(self.figure)
+        if self.title:
+            self.text(0.12, 0.12, self.title, size=14, weight="bold")
+        return self.figure
+
+    def text(self, x: float, y: float, text: str, **style: Any) -> None:
+        """Write at (x, y) inches from the top left corner, y being the top line's."""
+        # By baseline: neighbours with and without descenders then stand level.
+        y += 0.8 * style.get("size", self.page.size) / 72
+        self.figure.text(
+            x / self.page.width,
+            1 - y / self.height,
+            text,
+            **{"va": "baseline", "ha": "left", "linespacing": 1.25, **style},
+        )
+
+    def axes(self, x: float, y: float, w: float, h: float, **kwargs: Any) -> Any:
+        """Axes whose top left corner is at (x, y), all in inches."""
+        page = self.page.width
+        box = (x / page, 1 - (y + h) / self.height, w / page, h / self.height)
+        return self.figure.add_axes(box, **kwargs)
+
+    def legend(self, x: float, y: float, handles: Sequence[Any], columns: int) -> None:
+        """A legend whose top left corner is at (x, y) inches."""
+        self.figure.legend(
+            handles=handles,
+            loc="upper left",
+            bbox_to_anchor=(x / self.page.width, 1 - y / self.height),
+            borderaxespad=0,
+            borderpad=0,
+            ncols=columns,
+            columnspacing=1.3,
+            handletextpad=0.5,
+            handlelength=2.4,
+            labelcolor=INK,
+        )
