@@ -1,0 +1,92 @@
+"""The `mupax` command."""
+
+import sys
+from collections.abc import Callable
+
+from .errors import UserError
+
+
+def transfer(argv: list[str]) -> None:
+    """sweep learning rates on small models, train the large one, write a report"""
+    from . import config as configs
+    from . import transfer as job
+
+    config, workdir = configs.parse(argv)
+    job.run(config, workdir, command=["mupax", *argv])
+
+
+def explain(argv: list[str]) -> None:
+    """print how each parameter of a config's target is scaled"""
+    from . import config as configs
+    from . import transfer as job
+
+    config, _ = configs.parse(argv)
+    print(job.explain_target(config))
+
+
+def models(argv: list[str]) -> None:
+    """list the models of the zoo; a pattern may follow, as 'res*'"""
+    from mupax import zoo
+
+    for name in zoo.list_models(*argv[1:2]):
+        print(name)
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    f.__name__: f for f in (transfer, explain, models)
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one command.
+
+    Args:
+      argv: as `sys.argv`.
+
+    Returns:
+      The exit status: 0, or 2 with one sentence on stderr for bad input.
+    """
+    name = argv[1] if len(argv) > 1 else "help"
+    if name in ("help", "--help", "-h"):
+        print(_help())
+        return 0
+    try:
+        if name not in COMMANDS:
+            raise UserError(
+                f"there is no command {name!r}; commands are: {', '.join(COMMANDS)}"
+            )
+        if {"--help", "-h"} & set(argv[2:]):
+            print(f"mupax {name}: {COMMANDS[name].__doc__}\n\n{_flags()}")
+            return 0
+        COMMANDS[name](argv[1:])
+    except UserError as error:
+        print(f"mupax: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mupax: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _help() -> str:
+    rows = [f"  {name:<10} {f.__doc__}" for name, f in COMMANDS.items()]
+    return "\n".join(
+        [
+            "mupax: hyperparameter transfer for JAX, across width and depth",
+            "",
+            "usage: mupax COMMAND --config NAME [--workdir DIR] [--config.KEY=V ...]",
+            "",
+            *rows,
+        ]
+    )
+
+
+def _flags() -> str:
+    from .config import list_configs
+
+    return (
+        "  --config         a config file, or the name of a packaged config: "
+        + ", ".join(list_configs())
+        + "\n  --config.KEY=V   override a key of the config, as --config.sweep.seeds=4"
+        "\n  --workdir        where to write; by default runs/<config>"
+    )

@@ -1,0 +1,195 @@
+"""Configs: found by name, parsed from the command line, checked before any work."""
+
+import importlib.resources
+import inspect
+import itertools
+import math
+import pathlib
+import sys
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from mupax import optim
+
+from .errors import UserError
+
+
+def list_configs() -> list[str]:
+    """The names of the packaged configs."""
+    folder = importlib.resources.files("mupax.configs")
+    names = (entry.name for entry in folder.iterdir())
+    return sorted(
+        n.removesuffix(".py") for n in names if n.endswith(".py") and n[0] != "_"
+    )
+
+
+def find_config(name: str) -> str:
+    """The path of a config: a file, or the bare name of a packaged one.
+
+    Raises:
+      UserError: there is neither.
+    """
+    if pathlib.Path(name).is_file():
+        return name
+    if name in list_configs():
+        return str(importlib.resources.files("mupax.configs") / f"{name}.py")
+    raise UserError(
+        f"there is no config file {name!r}; give a path, or one of the packaged "
+        f"configs: {', '.join(list_configs())}"
+    )
+
+
+def parse(argv: list[str]) -> tuple[ConfigDict, str | None]:
+    """Read `--config`, its overrides and `--workdir`.
+
+    Args:
+      argv: the command's name and its flags.
+
+    Returns:
+      (config, workdir or None).
+
+    Raises:
+      UserError: an unknown flag or config key, or a value of the wrong type.
+    """
+    argv = _with_config_path(argv)
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file(
+        "config", None, "Config file, or name of a packaged one.", flag_values=values
+    )
+    workdir = flags.DEFINE_string(
+        "workdir", None, "Where to write; by default runs/<config>.", flag_values=values
+    )
+    before = sys.argv
+    # ml_collections finds the overrides of config keys in sys.argv.
+    sys.argv = argv
+    try:
+        rest = values(argv)
+        found = config.value
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(_one_line(error)) from None
+    except Exception as error:
+        raise UserError(f"the config does not load: {_one_line(error)}") from None
+    finally:
+        sys.argv = before
+    if len(rest) > 1:
+        raise UserError(f"{rest[1]!r} is not understood; flags start with --")
+    if found is None:
+        raise UserError(
+            f"--config is missing; packaged configs are: {', '.join(list_configs())}"
+        )
+    return found, workdir.value
+
+
+def _with_config_path(argv: list[str]) -> list[str]:
+    """`argv` with the config's name replaced by its path, as one argument."""
+    out, rest = argv[:1], iter(argv[1:])
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag.lstrip("-") == "config" and word.startswith("-"):
+            value = value if equals else next(rest, "")
+            out.append(f"--config={find_config(value)}")
+        else:
+            out.append(word)
+    return out
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip("'\"").replace("\\n", " ")
+    text = text.replace("'\n", "' ").replace('\\"', '"')
+    if isinstance(error, AttributeError | KeyError):
+        text = f"the config has no key {text}"
+    return " ".join(text.split())
+
+
+def plain(config: Any) -> Any:
+    """A config as plain JSON-ready data."""
+    if isinstance(config, ConfigDict):
+        return {key: plain(value) for key, value in config.items()}
+    if isinstance(config, tuple | list):
+        return [plain(value) for value in config]
+    return config
+
+
+def points(config: ConfigDict) -> dict[str, optim.Parametrization]:
+    """The parametrizations of a sweep, by their keys in the config."""
+    found = {}
+    for key, options in plain(config.sweep.parametrizations).items():
+        try:
+            found[key] = optim.parametrization(options.pop("name"), **options)
+        except KeyError:
+            raise UserError(f"sweep.parametrizations.{key} lacks a name") from None
+        except (TypeError, ValueError) as error:
+            raise UserError(f"sweep.parametrizations.{key}: {error}") from None
+    return found
+
+
+def check(config: ConfigDict) -> None:
+    """Raise a `UserError` for values with which `transfer` could not end well."""
+    sweep, target, base = config.sweep, config.target, config.base
+    sizes = {
+        "base.width": [base.width],
+        "base.depth": [base.depth],
+        "sweep.widths": sweep.widths,
+        "sweep.depths": sweep.depths,
+        "target.width": [target.width],
+        "target.depth": [target.depth],
+        "batch_size": [config.batch_size],
+        "sweep.seeds": [sweep.seeds],
+        "sweep.steps": [sweep.steps],
+        "sweep.average_last": [sweep.average_last],
+        "target.steps": [target.steps],
+        "target.eval_every": [target.eval_every],
+        "target.save_every": [target.save_every],
+    }
+    for name, values in sizes.items():
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(
+                    f"{name} holds {value!r}; it must be a whole number, at least 1"
+                )
+    for axis, size in (("widths", base.width), ("depths", base.depth)):
+        swept = list(sweep[axis])
+        if size not in swept:
+            raise UserError(
+                f"sweep.{axis} is {tuple(swept)} and lacks the base's {size}, where "
+                "the two axes cross; add it"
+            )
+        if len(set(swept)) < 2 or len(set(swept)) < len(swept):
+            raise UserError(
+                f"sweep.{axis} is {tuple(swept)}; it needs at least two sizes, each "
+                "once, for anything to transfer"
+            )
+    grid = [float(x) for x in sweep.log2_learning_rates]
+    rising = all(a < b for a, b in itertools.pairwise(grid))
+    if len(grid) < 3 or not rising or not all(map(math.isfinite, grid)):
+        raise UserError(
+            f"sweep.log2_learning_rates is {tuple(sweep.log2_learning_rates)}; an "
+            "optimum needs at least three learning rates to stand between, as log2, "
+            "rising"
+        )
+    if sweep.average_last > sweep.steps:
+        raise UserError(
+            f"sweep.average_last={sweep.average_last} is more than "
+            f"sweep.steps={sweep.steps}"
+        )
+    known = points(config)
+    if target.parametrization not in known:
+        raise UserError(
+            f"target.parametrization={target.parametrization!r} is not one of the "
+            f"swept ones: {', '.join(known)}"
+        )
+    _check_optimizer(config)
+
+
+def _check_optimizer(config: ConfigDict) -> None:
+    options = plain(config.optimizer)
+    name = options.pop("name", None)
+    known = ["sgd", "adam", "adamw", "lion", "muon", "adafactor", "lamb"]
+    if name not in known:
+        raise UserError(f"optimizer.name={name!r} must be one of {', '.join(known)}")
+    accepted = inspect.signature(getattr(optim, name)).parameters
+    for key in options:
+        if key not in accepted or key in ("learning_rate", "scales", "parametrization"):
+            raise UserError(f"optimizer {name!r} takes no {key!r} from the config")

@@ -1,0 +1,286 @@
+"""The main job: tune small, train big, and show whether it was right to.
+
+Sweep learning rates on small models, find where each parametrization's optimum
+goes, train the target at the base model's optimum, write the report.
+"""
+
+import json
+import pathlib
+import platform
+import shlex
+import time
+from typing import Any
+
+import jax
+import rich.console
+import rich.progress
+from flax import nnx
+from ml_collections import ConfigDict
+
+import mupax
+from mupax import optim, zoo
+
+from . import config as configs
+from . import data as datasets
+from . import report, train, workdir
+from .errors import UserError
+from .sweeps import engine, transfer
+from .sweeps.results import Cell
+from .sweeps.store import Store, write_durably
+
+AXES = ("depth", "width")
+
+LABELS = {
+    "sp": "Standard (SP)",
+    "half_alpha": "α = ½, γ = 0",
+    "depth_mup": "Depth-μP",
+}
+
+
+def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str, Any]:
+    """Do the job; a killed run goes on where it stopped.
+
+    Args:
+      config: as `configs/digits_resmlp.py` gives it.
+      folder: the run directory; None for runs/<dataset>_<model>.
+      command: what was typed, for the report.
+
+    Returns:
+      What `summary.json` holds.
+
+    Raises:
+      UserError: bad input, said in one sentence; nothing that was there is lost.
+    """
+    console = rich.console.Console()
+    configs.check(config)
+    points = configs.points(config)
+    jobs = plan_jobs(config, points)
+    settings = configs.plain(config)
+    settings.pop("data_dir")  # where the data lies does not change what comes out
+    directory = pathlib.Path(folder or f"runs/{config.dataset}_{config.model.name}")
+    with console.status(f"reading {config.dataset}"):
+        data = datasets.load(config.dataset, config.data_dir)
+    _try_model(jobs[0], data)
+    workdir.claim(directory, settings)
+
+    started = time.perf_counter()
+    with _progress(console) as progress:
+        cells = sweep(jobs, data, Store(directory / "cells"), progress)
+        base = _base_optimum(config, cells)
+        trained = train_target(
+            config, points, data, base.log2_lr, directory / "target", progress
+        )
+    summary = summarize(config, cells, base.log2_lr, trained)
+    summary["seconds"] = {
+        "sweep": round(sum(cell.seconds for cell in cells), 1),
+        "target": round(trained.seconds, 1),
+        "total": round(time.perf_counter() - started, 1),
+    }
+    summary["runs"] = sum(job.runs for job in jobs)
+    write_durably(directory / "summary.json", json.dumps(summary, indent=1))
+
+    shown = report.ReportData(
+        cells=cells,
+        optima={
+            (c.parametrization, c.width, c.depth): transfer.optimum(c) for c in cells
+        },
+        summary=summary,
+        labels={key: LABELS.get(key, points[key].name) for key in points},
+        featured=config.target.parametrization,
+        base_width=config.base.width,
+        base_depth=config.base.depth,
+        target_curve=trained.curve,
+        target_evals=trained.evals,
+        settings={"config": settings, "machine": _machine()},
+        subject=f"{config.model.name} on {config.dataset}, {config.optimizer.name}",
+        command=shlex.join(command),
+    )
+    report.write_report(shown, directory)
+    report.print_table(shown, console, directory / "report.html")
+    return summary
+
+
+def plan_jobs(
+    config: ConfigDict, points: dict[str, optim.Parametrization]
+) -> list[engine.Job]:
+    """The cells to run: both axes under every parametrization, the cross once."""
+    shapes = {(config.base.width, depth) for depth in config.sweep.depths}
+    shapes |= {(width, config.base.depth) for width in config.sweep.widths}
+    return [
+        engine.Job(
+            parametrization=key,
+            point=point,
+            width=width,
+            depth=depth,
+            model=tuple(configs.plain(config.model).items()),
+            base_width=config.base.width,
+            base_depth=config.base.depth,
+            optimizer=tuple(configs.plain(config.optimizer).items()),
+            log2_lr=tuple(map(float, config.sweep.log2_learning_rates)),
+            seeds=config.sweep.seeds,
+            steps=config.sweep.steps,
+            batch_size=config.batch_size,
+            average_last=config.sweep.average_last,
+        )
+        for key, point in points.items()
+        for width, depth in sorted(shapes)
+    ]
+
+
+def sweep(
+    jobs: list[engine.Job],
+    data: datasets.ImageData,
+    store: Store,
+    progress: rich.progress.Progress,
+) -> list[Cell]:
+    """Run the cells that the store lacks; each is kept as soon as it is done."""
+    # By work, as matrix products a step: cells differ by a factor of hundred.
+    work = {job.name: job.depth * job.width**2 for job in jobs}
+    bar = progress.add_task("sweep", total=sum(work.values()))
+    cells = []
+    for job in jobs:
+        cell = store.get(job.name)
+        if cell is None:
+            progress.update(
+                bar, description=f"{job.parametrization}, {job.width} x {job.depth}"
+            )
+            cell = engine.compile_cell(job, data)()
+            store.put(job.name, cell)
+        cells.append(cell)
+        progress.advance(bar, work[job.name])
+    progress.update(bar, description=f"{sum(job.runs for job in jobs)} runs swept")
+    return cells
+
+
+def train_target(
+    config: ConfigDict,
+    points: dict[str, optim.Parametrization],
+    data: datasets.ImageData,
+    log2_lr: float,
+    folder: pathlib.Path,
+    progress: rich.progress.Progress,
+) -> train.TrainResult:
+    """Train the large model at the transferred learning rate."""
+    point = points[config.target.parametrization]
+    model = target_model(config, point, data, nnx.Rngs(config.target.seed))
+    tx = engine.build_optimizer(
+        configs.plain(config.optimizer), 2.0**log2_lr, zoo.scales(model), point
+    )
+    name = f"target, {config.target.width} x {config.target.depth}"
+    bar = progress.add_task(name, total=config.target.steps)
+    return train.train(
+        model,
+        tx,
+        data,
+        workdir=folder,
+        batch_size=config.batch_size,
+        steps=config.target.steps,
+        seed=config.target.seed,
+        eval_every=config.target.eval_every,
+        save_every=config.target.save_every,
+        on_step=lambda step, loss: progress.update(bar, completed=step),
+        fingerprint={
+            "target": configs.plain(config.target),
+            "model": configs.plain(config.model),
+            "log2_lr": log2_lr,
+        },
+    )
+
+
+def target_model(
+    config: ConfigDict,
+    point: optim.Parametrization,
+    data: datasets.ImageData,
+    rngs: nnx.Rngs,
+) -> nnx.Module:
+    """The large model, freshly initialized."""
+    return engine.build_model(
+        configs.plain(config.model),
+        data,
+        width=config.target.width,
+        depth=config.target.depth,
+        base_width=config.base.width,
+        base_depth=config.base.depth,
+        parametrization=point,
+        rngs=rngs,
+    )
+
+
+def summarize(
+    config: ConfigDict, cells: list[Cell], log2_lr: float, trained: train.TrainResult
+) -> dict[str, Any]:
+    """What `summary.json` holds, but for the times."""
+    out: dict[str, Any] = {"optimal_log2_lr": {}, "shift_octaves": {}, "regret": {}}
+    for axis in AXES:
+        fixed = config.base.width if axis == "depth" else config.base.depth
+        for key in config.sweep.parametrizations:
+            found = transfer.along(cells, key, axis, fixed)
+            out["optimal_log2_lr"].setdefault(axis, {})[key] = {
+                str(size): None if best is None else round(best.log2_lr, 3)
+                for size, best in zip(found.sizes, found.optima, strict=True)
+            }
+            out["shift_octaves"].setdefault(axis, {})[key] = _rounded(found.shift, 3)
+            out["regret"].setdefault(axis, {})[key] = _rounded(found.regret, 6)
+    out["target"] = {
+        "width": config.target.width,
+        "depth": config.target.depth,
+        "log2_lr": round(log2_lr, 3),
+        "train_loss": trained.train_loss,
+        "test_accuracy": trained.test_accuracy,
+        "checkpoint": str(trained.checkpoint),
+    }
+    return out
+
+
+def explain_target(config: ConfigDict) -> optim.Explanation:
+    """How each parameter of a config's target is scaled."""
+    configs.check(config)
+    point = configs.points(config)[config.target.parametrization]
+    data = datasets.load(config.dataset, config.data_dir)
+    model = nnx.eval_shape(lambda: target_model(config, point, data, nnx.Rngs(0)))
+    return optim.explain(zoo.scales(model), point, config.optimizer.name)
+
+
+def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
+    key = config.target.parametrization
+    along = transfer.along(cells, key, "depth", config.base.width)
+    base = along.cells[along.sizes.index(config.base.depth)]
+    best = transfer.optimum(base)
+    if best is None:
+        raise UserError(
+            f"every run of the base model diverged under {key!r}; lower "
+            "sweep.log2_learning_rates, in a new --workdir"
+        )
+    return best
+
+
+def _try_model(job: engine.Job, data: datasets.ImageData) -> None:
+    """Say what is wrong with the model's options before anything is written."""
+    try:
+        nnx.eval_shape(lambda: job.build(data, nnx.Rngs(0)))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the model cannot be built: {error}") from None
+
+
+def _progress(console: rich.console.Console) -> rich.progress.Progress:
+    return rich.progress.Progress(
+        rich.progress.TextColumn("{task.description:<24}"),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "mupax": mupax.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
+    }
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
