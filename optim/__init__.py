@@ -5,6 +5,7 @@ optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your ow
 `optax.chain`). `explain` shows the whole setup before a step is run.
 """
 
+from .coord_check import CoordCheck, coord_check
 from .explain import Explanation, explain
 from .infer import infer_scales
 from .optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
@@ -25,6 +26,7 @@ from .transforms import (
 )
 
 __all__ = [
+    "CoordCheck",
     "Explanation",
     "Family",
     "Multipliers",
@@ -37,6 +39,7 @@ __all__ = [
     "adam",
     "adamw",
     "apply_multipliers",
+    "coord_check",
     "explain",
     "infer_scales",
     "lamb",
