@@ -1,149 +1,207 @@
 """Which axes of a kernel are its fan-in, told from which of them grow."""
 
+import dataclasses
 import math
 import re
-from typing import Any
-
-from .scales import ParamScale, param_scale
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]]  # fan-in axes, fan-out axes
 
-# Names that attention layers give to kernels whose three or more axes all grow, so
-# that shapes alone cannot tell (d, heads, head_dim) from (heads, head_dim, d).
-_FROM_RESIDUAL = re.compile(r"(?i)query|key|value|qkv|q_proj|k_proj|v_proj|wq|wk|wv")
-_TO_RESIDUAL = re.compile(r"(?i)out|o_proj|wo\b|proj")
-_EMBEDDING = re.compile(r"(?i)embed|wte|wpe|vocab|lookup")
+_VECTOR = re.compile(r"(?i)(^|[/_])(bias|b|offset|scale|beta|gamma|gain)\d*$")
+# Names that attention layers give to kernels whose shapes alone cannot tell
+# (d, heads, head_dim) from (heads, head_dim, d).
+_READS = re.compile(r"(?i)query|key|value|qkv|q_proj|k_proj|v_proj|\bw[qkv]\b")
+_WRITES = re.compile(r"(?i)out|o_proj|\bwo\b|proj")
+_CONVOLUTION = re.compile(r"(?i)conv")
+_TABLE = re.compile(r"(?i)(?<!un)embed|\bwte\b|\bwpe\b|lookup")
+# Longest fixed leading axis that is a window or the three of a fused (3, d, d), and
+# not the features of a context that cross-attention reads.
+_WINDOW = 7
 
 
-def from_shapes(
-    path: str,
-    base: tuple[int, ...],
-    shape: tuple[int, ...],
-    *,
-    layout: str = "in_out",
-    embedding: bool = False,
-    stacked: bool = False,
-    **more: Any,
-) -> ParamScale:
-    """The scale of a parameter, from its shape in the base and in the target.
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A parameter of which the fan-in axes are to be found.
 
-    Args:
-      path: where it stands; also tells embeddings and attention kernels by name.
-      base: shape in the base model.
-      shape: shape in the target, of the same rank.
+    Attributes:
+      path: where it stands.
+      base: its shape in the base model.
+      wide: its shape in a model of which every width is another.
+      bias: shapes of the bias beside it, in base and wide, where there is one.
       layout: "in_out" (Flax, Haiku: spatial axes, then inputs, then outputs) or
         "out_in" (torch, Equinox: outputs, inputs, then spatial axes).
       embedding: whether it is a table of (entries, features).
-      stacked: whether its first axis counts layers.
-      **more: further fields of `ParamScale`.
+      batch: number of leading axes that count copies, as layers.
+    """
+
+    path: str
+    base: tuple[int, ...]
+    wide: tuple[int, ...]
+    bias: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    layout: str = "in_out"
+    embedding: bool = False
+    batch: int = 0
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Its axes without the batch."""
+        return tuple(range(self.batch, len(self.base)))
+
+    def grows(self, axis: int) -> bool:
+        """Whether this axis grows with width."""
+        return self.base[axis] != self.wide[axis]
+
+    def ratio(self, axes: tuple[int, ...]) -> float:
+        """By how much these axes grow together."""
+        return math.prod(self.wide[a] / self.base[a] for a in axes)
+
+    def sizes(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of these axes, in base and wide."""
+        return tuple(self.base[a] for a in axes), tuple(self.wide[a] for a in axes)
+
+
+def split_axes(kernel: Kernel) -> tuple[Axes, str]:
+    """Fan-in and fan-out axes, and a word on what told them.
 
     Raises:
-      ValueError: the shapes do not tell fan-in from fan-out.
+      ValueError: the shapes do not tell, or a bias tells of another layout.
 
     Examples:
-      >>> scale = from_shapes("conv", (3, 3, 16, 32), (3, 3, 32, 64))
-      >>> scale.role.value, scale.fan_in, scale.width_in
-      ('hidden', 288, 2.0)
+      >>> split_axes(Kernel("conv", (3, 3, 16, 32), (3, 3, 32, 64)))
+      (((0, 1, 2), (3,)), 'shape, in_out')
+      >>> split_axes(Kernel("attend", (64, 4, 16), (256, 8, 32)))
+      (((0,), (1, 2)), 'shape, in_out')
     """
-    first = 1 if stacked else 0
-    axes = tuple(range(first, len(shape)))
-    growing = tuple(a for a in axes if base[a] != shape[a])
-    note = f"shape, {layout}" + (", stacked" if stacked else "")
-    if layout == "out_in" and not embedding and len(axes) == 2:
-        embedding = growing == axes[-1:] and bool(_EMBEDDING.search(path))
-    if embedding:
-        layout, note = "in_out", "embedding"
-    last = axes[-1:] if layout == "in_out" else axes[:1]
-    # One long axis that is the layer's output is a vector, whatever its padding by
-    # ones: biases of Equinox convolutions (C, 1, 1), class tokens (1, 1, C).
-    flat = all(shape[a] == base[a] == 1 for a in axes if a not in last)
-    if not axes or (flat and set(growing) <= set(last)):
-        split: Axes = ((), axes)
-    elif layout == "out_in":
-        split = (axes[1:], axes[:1])
-    elif len(axes) == 2:
-        split = (axes[:1], axes[1:])
-    else:
-        split = _split(path, base, shape, axes, growing)
-    return param_scale(
-        path,
-        base,
-        shape,
-        *split,
-        grows=frozenset(growing),
-        origin=note,
-        **more,
-    )
+    axes = kernel.axes
+    note = f"shape, {kernel.layout}" + (", stacked" if kernel.batch else "")
+    if _is_vector(kernel):
+        return ((), axes), note
+    if kernel.embedding or _is_table(kernel):
+        return (axes[:1], axes[1:]), "embedding"
+    told = _told_by_bias(kernel)
+    if told is not None:
+        return told, note
+    if kernel.layout == "out_in":
+        return (axes[1:], axes[:1]), note
+    if len(axes) == 2:
+        return (axes[:1], axes[1:]), note
+    at = _first_output(kernel)
+    return (tuple(a for a in axes if a < at), tuple(a for a in axes if a >= at)), note
 
 
-def _split(
-    path: str,
-    base: tuple[int, ...],
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
-    growing: tuple[int, ...],
-) -> Axes:
-    """Fan-in and fan-out axes of a kernel of rank three or more, inputs first."""
-    convolution = (axes[:-1], axes[-1:])
-    ratio = {a: shape[a] / base[a] for a in axes}
-    name = "/".join(path.split("/")[-2:])
-    fits = [
-        cut
-        for cut in axes[1:]
-        if math.isclose(
-            math.prod(ratio[a] for a in axes if a < cut),
-            math.prod(ratio[a] for a in axes if a >= cut),
-        )
-    ]
-    if axes[1] in fits and _FROM_RESIDUAL.search(name):
-        return _cut(axes, axes[1])
-    if not growing or growing == axes[-1:] or growing == axes[-2:]:
-        # (..., in, out) of a convolution, and just as well (heads, head_dim, out).
-        return convolution
-    if growing == axes[:1]:
-        return _cut(axes, axes[1])
-    if len(growing) == 1:
-        # A convolution's readout, or the heads of a query whose input is fixed.
-        if _FROM_RESIDUAL.search(name):
-            return _cut(axes, growing[0])
-        if len(axes) > 3 or _TO_RESIDUAL.search(name) or shape[axes[0]] < 16:
-            return convolution
-        raise ValueError(_ambiguous(path, base, shape))
-    if len(growing) == 2:
-        return _cut(axes, growing[1])
-    if len(fits) == 1:
-        return _cut(axes, fits[0])
-    if _FROM_RESIDUAL.search(name):
-        return _cut(axes, growing[1])
-    if _TO_RESIDUAL.search(name):
-        return _cut(axes, growing[-1])
-    raise ValueError(_ambiguous(path, base, shape))
+def _is_vector(kernel: Kernel) -> bool:
+    axes = kernel.axes
+    if len(axes) < 2 or _VECTOR.search(kernel.path):
+        return True
+    # Padded by ones: biases of Equinox convolutions (C, 1, 1), class tokens (1, 1, C).
+    output = axes[-1] if kernel.layout == "in_out" or kernel.embedding else axes[0]
+    return all(kernel.wide[a] == kernel.base[a] == 1 for a in axes if a != output)
 
 
-def _cut(axes: tuple[int, ...], at: int) -> Axes:
-    return tuple(a for a in axes if a < at), tuple(a for a in axes if a >= at)
-
-
-def _ambiguous(path: str, base: tuple[int, ...], shape: tuple[int, ...]) -> str:
+def _is_table(kernel: Kernel) -> bool:
+    """A table among torch-like kernels, which are all the other way round."""
+    axes = kernel.axes
+    grow = [a for a in axes if kernel.grows(a)]
     return (
-        f"the shapes of {path!r}, {base} in the base and {shape} in the target, do "
-        f"not tell its fan-in from its fan-out; pass axes={{r'{re.escape(path)}': "
-        "(fan_in_axes, fan_out_axes)}, as ((0,), (1, 2)) for a kernel (d, heads, "
-        "head_dim)"
+        kernel.layout == "out_in"
+        and len(axes) == 2
+        and grow == [axes[1]]
+        and kernel.bias is None
+        and _TABLE.search(kernel.path) is not None
     )
 
 
-def from_axes(
-    path: str,
-    base: tuple[int, ...],
-    shape: tuple[int, ...],
-    split: Axes,
-    **more: Any,
-) -> ParamScale:
-    """The scale of a parameter whose fan-in and fan-out axes the user gave."""
-    for axis in (*split[0], *split[1]):
+def _told_by_bias(kernel: Kernel) -> Axes | None:
+    """A bias has the shape of the outputs, and so says which axes those are."""
+    axes, bias, layout = kernel.axes, kernel.bias, kernel.layout
+    if bias is None:
+        return None
+    if layout == "out_in":
+        bare = tuple(tuple(n for n in shape if n != 1) for shape in bias)
+        if len(axes) == 2 and bare == kernel.sizes(axes[1:]) != kernel.sizes(axes[:1]):
+            raise ValueError(_other_layout(kernel, "in_out"))
+        return None
+    for at in range(1, len(axes)):
+        if bias == kernel.sizes(axes[at:]):
+            return axes[:at], axes[at:]
+    # Copies, as the experts of (experts, d, f) with a bias (experts, f).
+    for at in range(2, len(axes)):
+        if bias == kernel.sizes((axes[0], *axes[at:])):
+            return axes[1:at], axes[at:]
+    if len(axes) > 2 and bias == kernel.sizes(axes[-2:-1]):
+        # Transposed convolutions of Haiku: (height, width, out, in).
+        return (*axes[:-2], axes[-1]), axes[-2:-1]
+    if bias == kernel.sizes(axes[:1]):
+        raise ValueError(_other_layout(kernel, "out_in"))
+    return None
+
+
+def _first_output(kernel: Kernel) -> int:
+    """The first fan-out axis of a kernel of three axes or more, inputs first."""
+    axes = kernel.axes
+    grow = [a for a in axes if kernel.grows(a)]
+    name = "/".join(kernel.path.split("/")[-2:])
+    first, second, last = axes[0], axes[1], axes[-1]
+    reads = _READS.search(name) is not None
+    if reads and (kernel.grows(first) or not grow or kernel.base[first] > _WINDOW):
+        return second
+    if not grow or grow == [last]:
+        return last
+    if len(grow) == 1:
+        # The readout of a convolution, or of heads whose output is fixed.
+        named = _WRITES.search(name) or _CONVOLUTION.search(name)
+        if named or (grow == [axes[-2]] and len(axes) > 3):
+            return last
+        raise ValueError(_ambiguous(kernel))
+    if len(grow) == 2:
+        return grow[1]
+    cuts = [at for at in axes[1:] if _balanced(kernel, at)]
+    sides = {kernel.ratio(tuple(a for a in axes if a < at)) for at in cuts}
+    if len(sides) == 1:
+        return cuts[0]
+    if _WRITES.search(name):
+        return grow[-1]
+    raise ValueError(_ambiguous(kernel))
+
+
+def _balanced(kernel: Kernel, at: int) -> bool:
+    """Whether inputs and outputs grow alike when cut here."""
+    before = tuple(a for a in kernel.axes if a < at)
+    after = tuple(a for a in kernel.axes if a >= at)
+    return math.isclose(kernel.ratio(before), kernel.ratio(after))
+
+
+def _ambiguous(kernel: Kernel) -> str:
+    return (
+        f"the shapes of {kernel.path!r}, {kernel.base} in the base and {kernel.wide} "
+        "in the target, do not tell its fan-in from its fan-out; pass axes={"
+        f"r'{re.escape(kernel.path)}': (fan_in_axes, fan_out_axes)}}, as ((0,), (1, 2))"
+        " for a kernel (d, heads, head_dim); or, if its first axis counts layers, "
+        "depth=(base depth, target depth) and branch=r'...'"
+    )
+
+
+def _other_layout(kernel: Kernel, layout: str) -> str:
+    bias = kernel.bias[0] if kernel.bias else ()
+    return (
+        f"{kernel.path!r} of shape {kernel.base} has a bias of shape {bias}, so that "
+        f"its outputs are not where layout={kernel.layout!r} has them; pass "
+        f"layout={layout!r}, or its axes={{r'{re.escape(kernel.path)}': (fan_in_axes, "
+        "fan_out_axes)}"
+    )
+
+
+def check_axes(path: str, shape: tuple[int, ...], split: Axes) -> Axes:
+    """Axes that the user gave, if they are axes of this shape.
+
+    Raises:
+      ValueError: an axis out of range, or given twice.
+    """
+    both = (*split[0], *split[1])
+    for axis in both:
         if not 0 <= axis < len(shape):
             raise ValueError(
                 f"axes of {path!r}: {axis} is not an axis of its shape {shape}"
             )
-    return param_scale(path, base, shape, *split, origin="axes given", **more)
+    if len(set(both)) < len(both):
+        raise ValueError(f"axes of {path!r}: {split} names an axis twice")
+    return tuple(split[0]), tuple(split[1])

@@ -1,28 +1,19 @@
 """`infer_scales`: roles and ratios of any JAX model, from two abstract shapes."""
 
 import dataclasses
-import functools
-import inspect
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from .axes import Axes, from_axes, from_shapes
-from .paths import path_string, trainable
-from .scales import ParamScale, Role, Scales
+from .axes import Axes, Kernel, check_axes, split_axes
+from .blocks import Blocks, find_blocks, namesake
+from .leaves import Leaf, leaves
+from .patterns import Pattern
+from .scales import ParamScale, Role, Scales, param_scale
 
 _UNSET: Any = object()
 
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    shape: tuple[int, ...]
-    layout: str  # "in_out" or "out_in"
-    embedding: bool
+Leaves = Mapping[str, Leaf]
 
 
 def infer_scales(
@@ -37,6 +28,7 @@ def infer_scales(
     tied: str | None = None,
     readout: str | None = _UNSET,
     fractional: bool = False,
+    delta: Any = None,
 ) -> Scales:
     """Roles and ratios of every parameter, by comparing two models' shapes.
 
@@ -47,13 +39,15 @@ def infer_scales(
         function is only traced (`jax.eval_shape`), so the size costs no memory.
       target: the model to train, likewise; wider, deeper or both.
       depth: (base depth, target depth), the number of residual blocks. The blocks
-        may be a list (`blocks/3/...`) or a stacked leading axis.
+        may be a list (`blocks/3/...`) or a stacked leading axis; where they are
+        stacked, give it also when the two are equal.
       branch: regular expression, searched in paths, of the parameters inside
         residual branches. None says that the model has none.
       layout: "in_out" for kernels (..., in, out), "out_in" for (out, in, ...).
         "auto" takes "out_in" for layers of Equinox and "in_out" for all else.
       axes: for paths that match a regular expression, the (fan-in axes, fan-out
-        axes), where shapes do not tell.
+        axes), where shapes do not tell. An axis in neither, as that of experts or
+        layers, counts copies.
       embeddings: regular expression of tables of shape (entries, features), needed
         under "out_in" where the name does not say it.
       tied: regular expression of the embeddings that also serve as readout. They
@@ -63,6 +57,9 @@ def infer_scales(
         convolution. None says that the model has no readout.
       fractional: accept ratios that are not whole numbers (or their inverse in
         depth).
+      delta: a third model, of which every width is another than the base's; its
+        depth does not matter. It tells the roles where the target cannot: one that
+        has a width of the base's, or is the base itself.
 
     Returns:
       `Scales`, a mapping from path to `ParamScale`.
@@ -90,246 +87,144 @@ def infer_scales(
     """
     if layout not in ("auto", "in_out", "out_in"):
         raise ValueError(f"layout={layout!r} must be 'auto', 'in_out' or 'out_in'")
-    small, large = _abstract(base, "base"), _abstract(target, "target")
-    if layout != "auto":
-        small = {p: dataclasses.replace(s, layout=layout) for p, s in small.items()}
-    ratio = _depth_ratio(depth, branch, fractional)
-    inside = _Pattern("branch", None if branch is _UNSET else branch)
-    tables = _Pattern("embeddings", embeddings)
-    given = {key: _Pattern("axes", key) for key in axes or {}}
+    _check_depth_and_branch(depth, branch)
+    small, large = leaves(base, "base"), leaves(target, "target")
+    wide = large if delta is None else leaves(delta, "delta")
+    lines = None if branch is _UNSET else branch
+    blocks = find_blocks(small, large, depth, lines, fractional)
+    tables = Pattern("embeddings", embeddings)
+    given = [(Pattern("axes", key), split) for key, split in (axes or {}).items()]
 
     found: dict[str, ParamScale] = {}
-    used: set[str] = set()
     for path, leaf in large.items():
-        in_branch = inside.matches(path)
-        twin = _twin(path, small, in_branch)
-        used.add(twin)
-        first = small[twin]
-        if len(first.shape) != len(leaf.shape):
-            raise ValueError(
-                f"{path!r} has {len(leaf.shape)} axes in the target and "
-                f"{len(first.shape)} in the base; base and target must differ only in "
-                "size"
-            )
-        stacked = _stacked(first.shape, leaf.shape, depth, in_branch)
-        skip = 1 if stacked else 0
-        _check_growth(path, first.shape[skip:], leaf.shape[skip:], fractional)
-        more: dict[str, Any] = {"depth": ratio, "in_branch": in_branch}
-        named = next((k for k, p in given.items() if p.matches(path)), None)
-        if named is not None and axes is not None:
-            found[path] = from_axes(path, first.shape, leaf.shape, axes[named], **more)
-        else:
-            found[path] = from_shapes(
-                path,
-                first.shape,
-                leaf.shape,
-                layout=first.layout,
-                embedding=first.embedding or tables.matches(path),
-                stacked=stacked,
-                **more,
-            )
-    for pattern in (inside, tables, *given.values()):
-        pattern.check(large)
-    _check_all_used(small, used, ratio)
-    grows = any(s.role is not Role.FIXED for s in found.values())
-    if not grows and ratio == 1:
-        raise ValueError(
-            "base and target agree in every shape; build the base with a smaller "
-            "width, or a smaller depth and depth=(base depth, target depth)"
+        listed = depth is not None and (lines is None or path in blocks.inside)
+        twin = _twin(path, leaf, small, "base", listed)
+        other = _twin(path, leaf, wide, "delta", True)
+        kernel = _kernel(
+            path,
+            (small[twin], wide[other]),
+            (small.get(_bias_of(twin)), wide.get(_bias_of(other))),
+            stacked=path in blocks.stacked,
+            layout=layout,
+            embedding=tables.matches(path),
         )
-    last = _last_width(found, tied, readout) if grows else 1.0
+        _check_growth(kernel, leaf, path in blocks.stacked, fractional)
+        told = [split for pattern, split in given if pattern.matches(path)]
+        if told:
+            split, origin = check_axes(path, leaf.shape, told[0]), "axes given"
+        else:
+            split, origin = split_axes(kernel)
+        found[path] = param_scale(
+            path,
+            kernel.base,
+            leaf.shape,
+            *split,
+            grows=frozenset(filter(kernel.grows, kernel.axes)),
+            depth=blocks.ratio,
+            in_branch=path in blocks.inside,
+            origin=origin,
+        )
+    for pattern in (tables, *(pattern for pattern, _ in given)):
+        pattern.check(large)
+    _check_all_used(small, large, blocks)
+    if any(s.role is not Role.FIXED for s in found.values()):
+        last = _last_width(found, tied, readout)
+    elif blocks.ratio == 1 or delta is not None:
+        raise ValueError(
+            f"base and {'target' if delta is None else 'delta'} agree in every width; "
+            "build the base with a smaller width, or a smaller depth and depth=(base "
+            "depth, target depth). For a model that is its own base, pass as delta="
+            "... a model of another width"
+        )
+    else:
+        last = 1.0
     return Scales(
         {p: dataclasses.replace(s, width_last=last) for p, s in found.items()}
     )
 
 
-class _Pattern:
-    """A regular expression of the user's that has to match something."""
-
-    def __init__(self, name: str, expression: str | None):
-        self.name, self.expression, self.hit = name, expression, False
-        try:
-            self._regex = None if expression is None else re.compile(expression)
-        except re.error as error:
-            raise ValueError(
-                f"{name}={expression!r} is no regular expression: {error}"
-            ) from None
-
-    def matches(self, path: str) -> bool:
-        hit = self._regex is not None and self._regex.search(path) is not None
-        self.hit |= hit
-        return hit
-
-    def check(self, paths: Mapping[str, Any]) -> None:
-        if self._regex is not None and not self.hit:
-            shown = ", ".join(repr(p) for p in list(paths)[:6])
-            raise ValueError(
-                f"{self.name}={self.expression!r} matches no parameter path; the "
-                f"paths are {shown}" + (", ..." if len(paths) > 6 else "")
-            )
-
-
-def _abstract(model: Any, which: str) -> dict[str, _Leaf]:
-    """The float parameters of a model: path to shape and layout."""
-    if _is_function(model):
-        model = _trace(model)
-    model = trainable(model)
-    pairs, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
-    leaves = {}
-    for path, leaf in pairs:
-        if _is_variable(leaf):
-            if not _has_base(leaf, "Param"):
-                continue  # batch statistics, random state: no optimizer sees them
-            inner = jax.tree.leaves(leaf)
-            if not inner:
-                continue
-            leaf = inner[0]
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            continue
-        owner = _owner(model, path)
-        leaves[path_string(path)] = _Leaf(
-            tuple(leaf.shape),
-            "out_in" if type(owner).__module__.startswith("equinox.nn") else "in_out",
-            _has_base(owner, "Embedding") or _has_base(owner, "Embed"),
-        )
-    if not leaves:
+def _check_depth_and_branch(depth: tuple[int, int] | None, branch: str | None) -> None:
+    if depth is None and branch is not _UNSET and branch is not None:
         raise ValueError(
-            f"the {which} has no floating-point parameters; pass a model, its "
-            "parameters, or a function that builds one"
+            f"branch={branch!r} needs depth=(base depth, target depth), the number of "
+            "residual blocks of each"
         )
-    return leaves
-
-
-def _is_function(model: Any) -> bool:
-    # Modules of NNX and Equinox are callable too, and are not to be called.
-    return (
-        inspect.isroutine(model)
-        or inspect.isclass(model)
-        or isinstance(model, functools.partial)
-    )
-
-
-def _trace(build: Callable[[], Any]) -> Any:
-    """`jax.eval_shape` that lets activation functions and the like pass through."""
-    others: list[tuple[int, Any]] = []
-    treedef = None
-
-    def arrays() -> list[Any]:
-        nonlocal treedef
-        leaves, treedef = jax.tree.flatten(build())
-        others.extend((i, x) for i, x in enumerate(leaves) if not _is_array(x))
-        return [x for x in leaves if _is_array(x)]
-
-    leaves = list(jax.eval_shape(arrays))
-    for index, other in others:
-        leaves.insert(index, other)
-    assert treedef is not None
-    return jax.tree.unflatten(treedef, leaves)
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def _is_variable(node: Any) -> bool:
-    return _has_base(node, "Variable") and type(node).__module__.startswith("flax.nnx")
-
-
-def _has_base(thing: Any, name: str) -> bool:
-    # By name, so that the optimizer side imports no module library.
-    return any(c.__name__ == name for c in type(thing).__mro__)
-
-
-def _owner(model: Any, path: tuple[Any, ...]) -> Any:
-    """The object that holds the leaf, or None where the path cannot be walked."""
-    node = model
-    for key in path[:-1]:
-        if isinstance(key, jax.tree_util.GetAttrKey):
-            node = getattr(node, key.name, None)
-        elif isinstance(key, jax.tree_util.SequenceKey):
-            node = node[key.idx]
-        else:
-            return None
-    return node
-
-
-def _depth_ratio(
-    depth: tuple[int, int] | None, branch: str | None, fractional: bool
-) -> float:
-    if depth is None:
-        if branch is not _UNSET and branch is not None:
-            raise ValueError(
-                f"branch={branch!r} needs depth=(base depth, target depth), the "
-                "number of residual blocks of each"
-            )
-        return 1.0
-    if len(depth) != 2 or not all(d > 0 and math.isfinite(d) for d in depth):
-        raise ValueError(
-            f"depth={depth!r} must be (base depth, target depth), both positive"
-        )
-    if branch is _UNSET:
+    if depth is not None and branch is _UNSET:
         raise ValueError(
             f"depth={depth!r} is given without branches; pass branch=r'...' that "
             "matches the parameters inside residual branches (or branch=None for a "
             "network without any, under 'relu_mlp')"
         )
-    if depth[1] < depth[0] and not fractional:
+
+
+def _twin(path: str, leaf: Leaf, small: Leaves, which: str, listed: bool) -> str:
+    """The parameter of the base (or delta) that this one is measured against."""
+    twin = namesake(path, small) if listed else path
+    if twin not in small:
         raise ValueError(
-            f"depth={depth!r} shrinks; the base comes first. If the target is meant "
-            "to be shallower, pass fractional=True"
+            f"the target has {path!r}, the {which} has not; build both by the same "
+            "code, and where the target has more blocks pass depth=(base depth, target "
+            "depth) and a branch=r'...' that matches them"
         )
-    return depth[1] / depth[0]
+    if len(small[twin].shape) != len(leaf.shape):
+        raise ValueError(
+            f"{path!r} has {len(leaf.shape)} axes in the target and "
+            f"{len(small[twin].shape)} in the {which}; both must differ only in size"
+        )
+    return twin
 
 
-def _stacked(
-    base: tuple[int, ...],
-    shape: tuple[int, ...],
-    depth: tuple[int, int] | None,
-    in_branch: bool,
-) -> bool:
-    return (
-        depth is not None
-        and in_branch
-        and bool(shape)
-        and (base[0], shape[0]) == tuple(depth)
+def _kernel(
+    path: str,
+    leaf: tuple[Leaf, Leaf],
+    bias: tuple[Leaf | None, Leaf | None],
+    *,
+    stacked: bool,
+    layout: str,
+    embedding: bool,
+) -> Kernel:
+    """What tells the axes of a parameter; each pair is of base and delta."""
+    base, wide = leaf
+    copies = max(int(stacked), len(base.shape) - (base.rank or len(base.shape)))
+    small, large = bias
+    return Kernel(
+        path,
+        base.shape,
+        wide.shape,
+        (small.shape[copies:], large.shape[copies:]) if small and large else None,
+        layout=base.layout if layout == "auto" else layout,
+        embedding=base.embedding or embedding,
+        batch=copies,
     )
 
 
-def _twin(path: str, small: Mapping[str, _Leaf], in_branch: bool) -> str:
-    """The base's parameter that this one is measured against."""
-    if path in small:
-        return path
-    if in_branch:
-        # Block 37 of the target has no namesake in a base of 8: take a block that is
-        # there, by putting another number in place of each number of the path.
-        for number in re.finditer(r"\d+", path):
-            head, tail = path[: number.start()], path[number.end() :]
-            like = re.compile(re.escape(head) + r"\d+" + re.escape(tail))
-            twins = [p for p in small if like.fullmatch(p)]
-            if twins:
-                return twins[int(number.group()) % len(twins)]
-    raise ValueError(
-        f"the target has {path!r}, the base has not; build both by the same code, "
-        "and where the target has more blocks pass depth=(base depth, target depth) "
-        "and a branch=r'...' that matches them"
-    )
+def _bias_of(path: str) -> str:
+    """Where the bias of a kernel stands, by the names that libraries give."""
+    head, slash, name = path.rpartition("/")
+    for kernel, bias in (("kernel", "bias"), ("weight", "bias"), ("w", "b")):
+        if re.match(kernel + r"(?![a-z])", name):
+            return head + slash + name.replace(kernel, bias, 1)
+    return ""
 
 
-def _check_all_used(small: Mapping[str, _Leaf], used: set[str], ratio: float) -> None:
-    for path in small:
-        if path not in used and ratio >= 1:
+def _check_growth(kernel: Kernel, leaf: Leaf, stacked: bool, fractional: bool) -> None:
+    path = kernel.path
+    for axis in range(int(stacked), len(leaf.shape)):
+        small, large = kernel.base[axis], leaf.shape[axis]
+        if small == large:
+            continue
+        grows = f"axis {axis} of {path!r} grows from {small} to {large}"
+        if axis < kernel.batch:
             raise ValueError(
-                f"the base has {path!r}, the target has not; build both by the same "
-                "code"
+                f"{grows}, and counts copies of its layer; pass depth=(base depth, "
+                "target depth) and a branch=r'...' that matches it"
             )
-
-
-def _check_growth(
-    path: str, base: tuple[int, ...], shape: tuple[int, ...], fractional: bool
-) -> None:
-    for axis, (small, large) in enumerate(zip(base, shape, strict=True)):
-        if small == large or fractional:
+        if not kernel.grows(axis):
+            raise ValueError(
+                f"{grows}, and not in delta; build the delta with every width another "
+                "than the base's"
+            )
+        if fractional:
             continue
         if large < small:
             raise ValueError(
@@ -339,9 +234,17 @@ def _check_growth(
             )
         if large % small:
             raise ValueError(
-                f"axis {axis} of {path!r} grows from {small} to {large}, and "
-                f"{small} does not divide {large}; choose widths that divide, or "
-                "pass fractional=True"
+                f"{grows}, and {small} does not divide {large}; choose widths that "
+                "divide, or pass fractional=True"
+            )
+
+
+def _check_all_used(small: Leaves, large: Leaves, blocks: Blocks) -> None:
+    for path in small:
+        if path not in large and blocks.ratio >= 1:
+            raise ValueError(
+                f"the base has {path!r}, the target has not; build both by the same "
+                "code"
             )
 
 
@@ -349,7 +252,7 @@ def _last_width(
     found: dict[str, ParamScale], tied: str | None, readout: str | None
 ) -> float:
     """Ratio of the width that the readout sums over; checks the readouts."""
-    table = _Pattern("tied", tied)
+    table = Pattern("tied", tied)
     tables = [s for p, s in found.items() if table.matches(p)]
     table.check(found)
     for scale in tables:
@@ -359,7 +262,7 @@ def _last_width(
                 "not an embedding (entries, features)"
             )
     outputs = [s for s in found.values() if s.role is Role.OUTPUT]
-    chosen = _Pattern("readout", None if readout is _UNSET else readout)
+    chosen = Pattern("readout", None if readout is _UNSET else readout)
     heads = [s for s in outputs if chosen.matches(s.path)]
     if readout is None or tied is not None:
         heads = outputs
@@ -375,7 +278,7 @@ def _last_width(
         if not heads:
             raise ValueError(_no_readout(found))
         for head in heads:
-            if len(head.in_axes) > 1 and math.prod(head.shape) > head.fan_in:
+            if len(head.in_axes) > 1:
                 raise ValueError(
                     f"the readout {head.path!r} of shape {head.shape} sums over "
                     f"several axes {head.in_axes}, as a convolution does; if it is "

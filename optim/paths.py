@@ -31,28 +31,33 @@ def flatten(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[tuple[str, Any]]:
     """The leaves of a tree with their paths, in the tree's own order."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(trainable(tree), is_leaf=is_leaf)
-    return [(path_string(path), leaf) for path, leaf in pairs]
+    skip = _prefix(tree)
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return [(_path(path, skip), leaf) for path, leaf in pairs]
 
 
 def map_with_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """`jax.tree.map` whose function also gets the path, as a string, first."""
-    inner = jax.tree_util.tree_map_with_path(
-        lambda path, *leaves: function(path_string(path), *leaves),
-        trainable(tree),
-        *map(trainable, rest),
+    skip = _prefix(tree)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, *leaves: function(_path(path, skip), *leaves), tree, *rest
     )
-    return {**tree, _LINEN_PARAMS: inner} if _is_linen(tree) else inner
 
 
 def trainable(tree: Any) -> Any:
     """The `"params"` collection of Linen variables; any other tree as it is."""
-    return tree[_LINEN_PARAMS] if _is_linen(tree) else tree
+    return tree[_LINEN_PARAMS] if _prefix(tree) else tree
 
 
-def _is_linen(tree: Any) -> bool:
-    return (
+def _prefix(tree: Any) -> str:
+    is_linen = (
         isinstance(tree, Mapping)
         and _LINEN_PARAMS in tree
         and isinstance(tree[_LINEN_PARAMS], Mapping)
     )
+    return _LINEN_PARAMS if is_linen else ""
+
+
+def _path(path: tuple[Any, ...], skip: str) -> str:
+    inside = bool(skip) and path[0] == jax.tree_util.DictKey(skip)
+    return path_string(path[1:] if inside else path)

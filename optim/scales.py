@@ -167,12 +167,15 @@ class Scales(Mapping[str, ParamScale]):
         """Whether any parameter stands inside a residual branch."""
         return any(s.in_branch for s in self.values())
 
-    def check_params(self, params: Any) -> None:
+    def check_params(self, params: Any) -> frozenset[str]:
         """Raise unless `params` are the parameters these scales were made for.
 
         Args:
           params: a pytree of arrays, possibly with parts masked out by
             `optax.masked` or `optax.partition`.
+
+        Returns:
+          The paths that are not masked out.
 
         Raises:
           ValueError: a path is unknown, missing, or has another shape; the message
@@ -182,6 +185,14 @@ class Scales(Mapping[str, ParamScale]):
         for path, leaf in flatten(params, is_leaf=_is_masked):
             if _is_masked(leaf):
                 masked.append(path)
+            elif _is_placeholder(leaf):
+                return frozenset(self)
+            elif not hasattr(leaf, "shape"):
+                raise ValueError(
+                    f"{path!r} is a {type(leaf).__name__}, not an array; give the "
+                    "optimizer the parameters alone, as eqx.filter(model, "
+                    "eqx.is_inexact_array) does"
+                )
             else:
                 found[path] = tuple(leaf.shape)
         for path, shape in found.items():
@@ -193,13 +204,14 @@ class Scales(Mapping[str, ParamScale]):
                     "model as the target"
                 )
         for path in self:
-            hidden = any(path == m or path.startswith(m + "/") for m in masked)
+            hidden = any(m in ("", path) or path.startswith(m + "/") for m in masked)
             if path not in found and not hidden:
                 raise ValueError(
                     f"the scales hold {path!r}, which the parameters lack; make the "
                     "scales again from the parameters that the optimizer gets "
                     "(trained ones only, whole tree)"
                 )
+        return frozenset(found)
 
     def check_path(self, path: str) -> None:
         """Raise a `ValueError` that names `path`, unless it has a scale."""
@@ -207,13 +219,18 @@ class Scales(Mapping[str, ParamScale]):
             raise ValueError(
                 f"parameter {path!r} has no scale; the scales know "
                 f"{_some(list(self))}: make them from the very parameters that the "
-                "optimizer gets"
+                "optimizer gets (of Linen variables, give it the 'params' collection)"
             )
 
 
 def _is_masked(leaf: Any) -> bool:
     # By name: optax keeps MaskedNode where importing it is not promised.
     return type(leaf).__name__ == "MaskedNode"
+
+
+def _is_placeholder(leaf: Any) -> bool:
+    # optax.tree.map_params asks for the state of one stand-in for all parameters.
+    return type(leaf).__name__ == "_ParamsPlaceholder"
 
 
 def _some(names: list[str], most: int = 4) -> str:

@@ -8,7 +8,7 @@ import optax
 
 from .chains import MARK, check_chain
 from .parametrizations import Parametrization, parametrization
-from .paths import map_with_paths
+from .paths import flatten, map_with_paths
 from .rules import Family, check_depth, family_of, multipliers
 from .scales import ParamScale, Scales
 
@@ -114,9 +114,9 @@ def scale_leaves(
     factors = {path: float(factor(scale)) for path, scale in scales.items()}
 
     def init(params: optax.Params) -> optax.EmptyState:
-        scales.check_params(params)
+        paths = scales.check_params(params)
         if family is not None:
-            check_chain(init, family, check_order)
+            check_chain(paths, family, check_order)
         return optax.EmptyState()
 
     def update(
@@ -125,10 +125,13 @@ def scale_leaves(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params
+        if family is not None:
+            check_chain((p for p, _ in flatten(updates)), family, check_order)
         return multiply_leaves(updates, factors, scales), state
 
     if family is not None:
         setattr(init, MARK, family)
+        setattr(update, MARK, family)
     return optax.GradientTransformation(init, update)
 
 

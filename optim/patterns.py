@@ -1,0 +1,33 @@
+"""Regular expressions of the user's, each of which has to match something."""
+
+import re
+from collections.abc import Iterable
+
+
+class Pattern:
+    """A regular expression, searched in parameter paths; None matches nothing."""
+
+    def __init__(self, name: str, expression: str | None):
+        self.name, self.expression = name, expression
+        self._hit = False
+        try:
+            self._regex = None if expression is None else re.compile(expression)
+        except re.error as error:
+            raise ValueError(
+                f"{name}={expression!r} is no regular expression: {error}"
+            ) from None
+
+    def matches(self, path: str) -> bool:
+        """Whether it is found in this path."""
+        hit = self._regex is not None and self._regex.search(path) is not None
+        self._hit |= hit
+        return hit
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raise a `ValueError` that shows the paths, if none has matched."""
+        if self._regex is not None and not self._hit:
+            shown = [repr(p) for p in paths]
+            raise ValueError(
+                f"{self.name}={self.expression!r} matches no parameter path; the "
+                f"paths are {', '.join(shown[:6])}" + (", ..." * (len(shown) > 6))
+            )
