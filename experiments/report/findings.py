@@ -151,16 +151,16 @@ def movement(finding: Finding) -> str:
 
 
 def absence(finding: Finding) -> str:
-    """Why there is no shift to speak of."""
+    """Why there is no shift to speak of, as a clause."""
     if not finding.sizes:
-        return "not swept"
+        return "nothing was swept"
     if len(finding.failed) == len(finding.sizes):
         return "nothing trained"
     if finding.failed:
         return f"nothing trained at {finding.axis} {listed(finding.failed)}"
     if len(finding.sizes) == 1:
-        return f"{finding.axis} {finding.sizes[0]} only"
-    return "not measured"
+        return f"only {finding.axis} {finding.sizes[0]} was swept"
+    return "the shift was not measured"
 
 
 def caption(finding: Finding) -> str:
@@ -172,8 +172,12 @@ def cost(finding: Finding) -> str:
     """What the smallest model's learning rate costs the largest, as a ratio."""
     if finding.diverges:
         return "diverges"
+    if len(finding.failed) == len(finding.sizes):
+        return "nothing trained"
     if finding.transferred is None:
-        return "nothing trained" if finding.failed else "not measured"
+        ends = [s for s in finding.failed if s in (finding.sizes[0], finding.sizes[-1])]
+        at = f"nothing trained at {finding.axis} {listed(ends)}"
+        return at if ends else "not measured"
     if finding.cost is None:
         return f"+{loss(finding.regret or 0.0)}"
     ratio = finding.cost
@@ -206,7 +210,7 @@ def headline(data: ReportData) -> str:
     if not told:
         return f"No answer: with {name}, only one size was swept."
     known = [f for f in told if f.measured]
-    unknown = [f"{absence(f)}" for f in told if not f.measured]
+    unknown = [absence(f) for f in told if not f.measured]
     if not known:
         return f"No answer: with {name}, {listed(unknown)}."
     stay = [f.axis for f in known if f.stays]
@@ -234,11 +238,11 @@ def contrast(data: ReportData, axis: Axis) -> str:
         return ""
     mine = find(data, axis, data.featured)
     if not other.measured:
-        return f"With {other.label}: {absence(other)}."
+        return f"With {other.label}, {absence(other)}."
     also = ", too," if mine.measured and mine.stays == other.stays else ""
     verb, amount = movement(other).split(" ", 1)
     times = "" if other.stays else f", a factor of {factor(other.shift or 0.0)}"
-    return f"With {other.label}, it{also} {verb} {amount} {other.span}{times}."
+    return f"With {other.label}, the optimum{also} {verb} {amount} {other.span}{times}."
 
 
 def consequence(data: ReportData, axis: Axis) -> str:
@@ -286,9 +290,12 @@ def title(data: ReportData, axis: Axis) -> str:
     if not told:
         return f"No {axis} was swept"
     known = [f for f in told if f.measured]
-    unknown = [f"with {f.label}: {absence(f)}" for f in told if not f.measured]
+    unknown = [f"with {f.label}, {absence(f)}" for f in told if not f.measured]
     parts = [f"{movement(f)} with {f.label}" for f in known]
-    joint = ", but " if len({f.stays for f in known}) > 1 else ", and "
+    joint = ", but "
+    if len({f.stays for f in known}) == 1:
+        joint = ", and "
+        parts[1:] = [p.split(" ", 1)[1] for p in parts[1:]]
     moved = f"the best learning rate {joint.join(parts)}" if parts else ""
     return f"Across {axis}, {'; '.join([moved] * bool(parts) + unknown)}"
 
@@ -299,10 +306,11 @@ def regret_title(data: ReportData) -> str:
     for axis in AXES:
         f = find(data, axis, data.featured)
         if len(f.sizes) > 1 and (told := excess(f)) is not None:
-            parts.append(f"the model of {axis} {f.sizes[-1]} {told}")
+            parts.append(f"{axis} {f.sizes[-1]} {told}")
     if not parts:
         return "No loss to compare at the transferred learning rate"
-    return f"Tuned on the smallest, with {data.label(data.featured)}, {listed(parts)}"
+    name = data.label(data.featured)
+    return f"At the smallest model's learning rate, with {name}, {listed(parts)}"
 
 
 def notes(data: ReportData, axis: Axis) -> list[str]:

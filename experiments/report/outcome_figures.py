@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from . import findings
 from .data import AXES, ReportData, finite
-from .style import INK, MUTED, Page, Sheet, log_ticks, ramp
+from .style import INK, MUTED, Page, Sheet, log_ticks, ramp, say_nothing
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
 _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": ""}
@@ -51,7 +51,11 @@ def regret_figure(data: ReportData, page: Page) -> Figure:
         beside = page.columns > 1 and i % columns == 0
         ax.set_yticks(range(len(keys)), [data.label(k) for k in keys] if beside else [])
         ax.tick_params(axis="y", length=0, labelsize=page.size, labelcolor=INK)
-        log_ticks(ax.xaxis, *limits)
+        if any(f.own is not None for f in found[axis]):
+            log_ticks(ax.xaxis, *limits)
+        else:
+            ax.set(xticks=[])
+            ax.minorticks_off()
         ax.set_xlabel("training loss")
         ax.spines["left"].set_visible(False)
     return sheet.figure
@@ -95,6 +99,16 @@ def _draw_regret(ax: Any, row: int, f: findings.Finding, page: Page) -> None:
             weight="bold",
             **label,
         )
+    else:
+        ax.annotate(
+            findings.cost(f),
+            (own, row),
+            xytext=(11, 0),
+            textcoords="offset points",
+            color=MUTED,
+            style="italic",
+            **label,
+        )
     ax.plot(own, row, mfc=color, zorder=3, **_OWN)
 
 
@@ -123,7 +137,8 @@ def _draw_losses(ax: Any, data: ReportData) -> None:
     tests = np.array([e[:2] for e in data.target_evals], dtype=float).reshape(-1, 2)
     ax.set_xlabel("step")
     if not _drawable(train) and not _drawable(tests):
-        _say_nothing(ax)
+        ax.set(xticks=[], yticks=[])
+        say_nothing(ax)
         return
     ax.set_yscale("log")
     ax.plot(*train.T, color=_DARK, lw=1.4, label="training")
@@ -137,7 +152,8 @@ def _draw_accuracy(ax: Any, data: ReportData) -> None:
     known = [(s, a) for s, a in evals if a is not None]
     ax.set_xlabel("step")
     if not known:
-        _say_nothing(ax)
+        ax.set(xticks=[], yticks=[])
+        say_nothing(ax)
         return
     ax.plot(*zip(*known, strict=True), color=_DARK, lw=1.6, marker="o", clip_on=False)
     low = min(a for _, a in known)
@@ -158,17 +174,3 @@ def _draw_accuracy(ax: Any, data: ReportData) -> None:
 
 def _drawable(points: np.ndarray) -> bool:
     return bool((np.isfinite(points[:, 1]) & (points[:, 1] > 0)).any())
-
-
-def _say_nothing(ax: Any) -> None:
-    ax.set(xticks=[], yticks=[])
-    ax.text(
-        0.5,
-        0.5,
-        "nothing trained",
-        transform=ax.transAxes,
-        ha="center",
-        va="center",
-        color=MUTED,
-        style="italic",
-    )

@@ -46,7 +46,7 @@ PHONE = Page(width=4.3, columns=1, size=10.5, titled=False)
 
 
 @functools.cache
-def _rc() -> dict[str, Any]:
+def _rc() -> Any:
     installed = {f.name for f in font_manager.fontManager.ttflist}
     # Only fonts that are here: Matplotlib logs a line per text for each that is not.
     family = [f for f in (*_FONTS, "DejaVu Sans") if f in installed]
@@ -90,7 +90,7 @@ def ramp(n: int) -> list[tuple[float, float, float, float]]:
     Lightness falls evenly, so that the order is readable by colour-blind eyes and
     in black and white; the palest tones are left out, being too faint on white.
     """
-    shades = np.linspace(0.80, 0.02, n) if n > 1 else [0.35]
+    shades = np.linspace(0.78, 0.02, n) if n > 1 else [0.35]
     return [tuple(matplotlib.colormaps["plasma"](s)) for s in shades]
 
 
@@ -132,6 +132,20 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def say_nothing(ax: Any) -> None:
+    """Say in the middle of a panel why it is empty."""
+    ax.text(
+        0.5,
+        0.5,
+        "nothing trained",
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        color=MUTED,
+        style="italic",
+    )
+
+
 class Sheet:
     """A figure laid out in inches from its top left corner."""
 
@@ -142,7 +156,7 @@ class Sheet:
         self.title = ""
         if page.titled:
             self.title = wrap(title, page.width - 0.3, 14, "bold")
-            self.top += 0.27 * (self.title.count("\n") + 1) + 0.14
+            self.top += 1.35 * 14 / 72 * (self.title.count("\n") + 1) + 0.14
 
     def open(self, height: float) -> Figure:
         """Make the figure, once its height in inches is known."""
@@ -156,13 +170,11 @@ class Sheet:
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
         """Write at (x, y) inches from the top left corner, y being the top line's."""
         # By baseline: neighbours with and without descenders then stand level.
-        y += 0.8 * style.get("size", self.page.size) / 72
-        self.figure.text(
-            x / self.page.width,
-            1 - y / self.height,
-            text,
-            **{"va": "baseline", "ha": "left", "linespacing": 1.25, **style},
-        )
+        size = style.get("size", self.page.size) / 72
+        for row, line in enumerate(text.split("\n")):
+            below = y + 0.8 * size + 1.35 * size * row
+            at = (x / self.page.width, 1 - below / self.height)
+            self.figure.text(*at, line, **style)
 
     def axes(self, x: float, y: float, w: float, h: float, **kwargs: Any) -> Any:
         """Axes whose top left corner is at (x, y), all in inches."""

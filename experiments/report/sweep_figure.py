@@ -11,9 +11,12 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from ..sweeps.results import Cell
 from . import findings
 from .data import Axis, ReportData, size
-from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, strokes, wrap
+from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, say_nothing, strokes, wrap
 
 _STAR: dict[str, Any] = {"marker": "*", "ms": 14, "mec": INK, "mew": 0.9}
+
+# A logarithmic axis wants limits even when there is no loss to show.
+_NO_LIMITS = (0.1, 1.0)
 
 
 def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
@@ -31,11 +34,14 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
     left, right, gap = 0.72, 0.18, 0.2
     width = (page.width - left - right - gap * (columns - 1)) / columns
     lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
-    head, foot = 0.56, 0.28 if columns > 1 else 0.5
+    found = [findings.find(data, axis, key) for key in keys]
+    told = [wrap(findings.caption(f), width, page.size) for f in found]
+    head = 0.36 + 0.2 * max((t.count("\n") + 1 for t in told), default=1)
+    foot = 0.28 if columns > 1 else 0.5
 
     sheet = Sheet(page, findings.title(data, axis))
     handles = _handles(axis, looks)
-    per_row = len(handles) if page.columns > 1 else 3
+    per_row = min(len(handles), 8) if page.columns > 1 else 3
     legend = sheet.top
     first = legend + 0.23 * math.ceil(len(handles) / per_row) + 0.14
     step = head + lane + main + foot
@@ -47,13 +53,12 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
     for i, key in enumerate(keys):
         column = i % columns
         x, y = left + column * (width + gap), first + i // columns * step
-        found = findings.find(data, axis, key)
         featured = key == data.featured
         sheet.text(x, y, data.label(key), size=page.size + 1.5, weight="bold")
         sheet.text(
             x,
             y + 0.23,
-            wrap(findings.caption(found), width, page.size),
+            told[i],
             size=page.size,
             color=INK if featured else MUTED,
         )
@@ -63,8 +68,8 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
         panel = sheet.axes(x, y + head + lane, width, main)
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
         _draw_runs(panel, data, cells, axis, looks)
-        _draw_shift(panel, found, page)
-        _dress(panel, column == 0, octaves)
+        _draw_shift(panel, found[i], page)
+        _dress(panel, column == 0 and y_limits != _NO_LIMITS, octaves)
     sheet.text(
         left + (page.width - left - right) / 2,
         sheet.height - 0.3,
@@ -93,13 +98,13 @@ def _limits(
     """Limits that all panels share, in log2 learning rate and in loss."""
     cells = data.along(axis)
     if not cells:
-        return (0.0, 1.0), (0.1, 1.0)
+        return (0.0, 1.0), _NO_LIMITS
     x_low = min(c.log2_lr.min() for c in cells) - 0.6
     x_high = max(c.log2_lr.max() for c in cells) + 0.6
     losses = np.concatenate([c.loss.ravel() for c in cells])
     losses = losses[np.isfinite(losses) & (losses > 0)]
     if not losses.size:
-        return (x_low, x_high), (0.1, 1.0)
+        return (x_low, x_high), _NO_LIMITS
     # A run that ends far above where runs start has not learned; following it up
     # would flatten everything that did.
     starts = [c.curves[..., 0].ravel() for c in cells if c.curves.shape[-1]]
@@ -151,6 +156,8 @@ def _draw_runs(
     axis: Axis,
     looks: dict[int, dict[str, Any]],
 ) -> None:
+    if all(data.optimum(c) is None for c in cells):
+        say_nothing(ax)
     for cell in cells:
         look = looks[size(cell, axis)]
         color = look["color"]
@@ -158,13 +165,14 @@ def _draw_runs(
         # others diverged: the line stops where the first seed does.
         whole = ~cell.diverged.any(axis=0)
         # The geometric mean is what the optimum is fitted to.
-        mean = np.where(whole, np.exp(np.log(cell.loss).mean(axis=0)), np.nan)
+        with np.errstate(divide="ignore"):
+            mean = np.exp(np.log(cell.loss).mean(axis=0))
         if len(cell.loss) > 1:
             low = np.where(whole, cell.loss.min(axis=0), np.nan)
             high = np.where(whole, cell.loss.max(axis=0), np.nan)
             ax.fill_between(cell.log2_lr, low, high, color=color, alpha=0.16, lw=0)
             for run in cell.loss:
-                ax.plot(cell.log2_lr, run, ".", ms=3.2, mew=0, color=color, alpha=0.6)
+                ax.plot(cell.log2_lr, run, ".", ms=4, mew=0, color=color, alpha=0.6)
         ax.plot(cell.log2_lr, mean, lw=1.7, ms=4.6, mew=0, **look)
         best = data.optimum(cell)
         if best is None or best.loss <= 0:
