@@ -236,6 +236,8 @@ def contrast(data: ReportData, axis: Axis) -> str:
     key = data.reference
     if key is None or not (other := find(data, axis, key)).sizes:
         return ""
+    if all(data.optimum(c) is None for c in data.cells):
+        return ""
     mine = find(data, axis, data.featured)
     if not other.measured:
         return f"With {other.label}, {absence(other)}."

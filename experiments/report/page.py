@@ -105,7 +105,7 @@ def _key_figures(data: ReportData) -> list[tuple[str, str]]:
         if f.measured:
             figures.append((f"{f.shift:.1f} octaves", f"shift {f.span}"))
         elif f.failed:
-            figures.append(("no shift", findings.absence(f)))
+            figures.append((f"no {axis} shift", findings.absence(f)))
     t = data.summary.get("target") or {}
     if (accuracy := finite(t.get("test_accuracy"))) is not None:
         figures.append((f"{accuracy:.1%}", "test accuracy of the target"))
