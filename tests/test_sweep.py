@@ -1,0 +1,134 @@
+"""One program a cell: what its lanes compute, and what survives a kill."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+import rich.console
+import rich.progress
+from flax import nnx
+
+from mupax import optim, zoo
+from mupax.experiments import data as datasets
+from mupax.experiments import transfer
+from mupax.experiments.sweeps import engine
+from mupax.experiments.sweeps.store import Store
+
+
+@pytest.fixture(scope="module")
+def data() -> datasets.ImageData:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 200).astype(np.int32)
+    images = rng.integers(0, 64, (200, 4, 4, 1)) + 48 * labels[:, None, None, None]
+    images = images.astype(np.uint8)
+    split = slice(160), slice(160, None)
+    train, test = ((images[s], labels[s]) for s in split)
+    return datasets.ImageData.from_arrays("stripes", train, test, 4)
+
+
+def job(**changes) -> engine.Job:
+    small = engine.Job(
+        parametrization="depth_mup",
+        point=optim.parametrization("depth_mup"),
+        width=16,
+        depth=4,
+        model=(("name", "resmlp"),),
+        base_width=8,
+        base_depth=2,
+        optimizer=(("name", "adam"),),
+        log2_lr=(-9.0, -7.0, -5.0),
+        seeds=2,
+        steps=20,
+        batch_size=16,
+        average_last=5,
+    )
+    return dataclasses.replace(small, **changes)
+
+
+def one_run(job: engine.Job, data: datasets.ImageData, seed: int, log2_lr: float):
+    """The same training written as a plain loop: no vmap, no scan over steps."""
+    key = jax.random.split(jax.random.key(0), job.seeds)[seed]
+    model = job.build(data, nnx.Rngs(params=key))
+    tx = optim.adam(2.0**log2_lr, zoo.scales(model), job.point)
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    state = tx.init(params)
+    order = datasets.batch_indices(len(data.train_labels), 16, seed, job.steps)
+
+    @jax.jit
+    def step(params, state, images, labels):
+        def loss(params):
+            x = datasets.normalize(images, data.mean, data.std)
+            logits = nnx.merge(graph, params, rest)(x)
+            return optax.softmax_cross_entropy_with_integer_labels(
+                logits, labels
+            ).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    losses = []
+    for batch in order:
+        params, state, value = step(
+            params, state, data.train_images[batch], data.train_labels[batch]
+        )
+        losses.append(float(value))
+    return np.array(losses)
+
+
+def test_a_lane_is_the_training_that_a_plain_loop_does(data):
+    cell = engine.compile_cell(job(), data)()
+    for seed, lane in ((0, 1), (1, 2)):
+        losses = one_run(job(), data, seed, job().log2_lr[lane])
+        np.testing.assert_allclose(cell.curves[seed, lane], losses, rtol=2e-4)
+        np.testing.assert_allclose(cell.loss[seed, lane], losses[-5:].mean(), rtol=2e-4)
+
+
+def test_a_diverged_run_is_recorded_and_spoils_no_neighbour(data):
+    calm = engine.compile_cell(job(log2_lr=(-9.0, -7.0)), data)()
+    wild = engine.compile_cell(job(log2_lr=(-9.0, 60.0, -7.0)), data)()
+    assert wild.diverged.tolist() == [[False, True, False]] * 2
+    assert np.isnan(wild.curves[:, 1, -1]).all()
+    np.testing.assert_allclose(wild.loss[:, [0, 2]], calm.loss, rtol=1e-4)
+
+
+def test_a_run_that_ends_no_better_than_guessing_is_diverged(data):
+    still = engine.compile_cell(job(log2_lr=(-60.0, -7.0), steps=5), data)()
+    first = engine.compile_cell(job(log2_lr=(-7.0,), steps=1, average_last=1), data)()
+    # At 2^-60 nothing moves: diverged exactly if the start is no better than log 4.
+    assert still.diverged[:, 0].tolist() == (still.curves[:, 0, -1] >= np.log(4)).tolist()
+    assert first.curves.shape == (2, 1, 1)
+
+
+def test_parametrizations_agree_at_base_size(data):
+    at_base = {"width": 8, "depth": 2}
+    losses = [
+        engine.compile_cell(
+            job(point=optim.parametrization(name), **at_base), data
+        )().loss
+        for name in ("sp", "mup", "depth_mup", "ode")
+    ]
+    for other in losses[1:]:
+        np.testing.assert_array_equal(losses[0], other)
+
+
+def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
+    jobs = [job(depth=2), job(depth=4)]
+    done = []
+    compile_cell = engine.compile_cell
+
+    def counted(job, data):
+        done.append(job.name)
+        return compile_cell(job, data)
+
+    monkeypatch.setattr(engine, "compile_cell", counted)
+    store = Store(tmp_path / "cells")
+    store.put(jobs[0].name, compile_cell(jobs[0], data)())
+    bar = rich.progress.Progress(console=rich.console.Console(quiet=True))
+    first = transfer.sweep(jobs, data, store, bar)
+    again = transfer.sweep(jobs, data, store, bar)
+    assert done == [jobs[1].name]
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a.loss, b.loss)
