@@ -1,0 +1,168 @@
+"""Checkpoints of a training run: asynchronous, two deep, read back past a bad one."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+from flax import nnx
+
+from .errors import UserError
+
+_KEPT = 2
+_UNREADABLE = "unreadable"
+
+
+class Restored(NamedTuple):
+    """What a checkpoint held.
+
+    Attributes:
+      step: how many steps had been trained.
+      state: the pytree of arrays, placed as was asked for.
+      progress: the JSON beside it.
+    """
+
+    step: int
+    state: Any
+    progress: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one directory, each named by its step.
+
+    A checkpoint is written beside its place and renamed when it is whole, so that a
+    killed save leaves nothing that reads as a checkpoint.
+    """
+
+    def __init__(self, manager: ocp.CheckpointManager):
+        self._manager = manager
+
+    def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
+        """Copies the state off the device, and writes it while training goes on.
+
+        Args:
+          step: steps trained.
+          state: a pytree of jax arrays; it may be donated as soon as this returns.
+          progress: JSON-ready; it must not be changed later, for it too is written
+            in the background.
+        """
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state),
+                progress=ocp.args.JsonSave(progress),
+            ),
+        )
+
+    def restore(self, like: Any) -> Restored | None:
+        """The newest checkpoint that can be read, or None where there is none.
+
+        Newer ones that cannot be read are moved out of the way, with a warning.
+
+        Args:
+          like: pytree of arrays or `jax.ShapeDtypeStruct`s with shardings: what the
+            state looks like, and where it goes.
+
+        Raises:
+          UserError: if there are checkpoints and none can be read. All are left as
+            they are: starting again would remove them.
+        """
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        bad: list[int] = []
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                found = self._manager.restore(
+                    step,
+                    args=ocp.args.Composite(
+                        state=ocp.args.StandardRestore(abstract),
+                        progress=ocp.args.JsonRestore(),
+                    ),
+                )
+            # A damaged file can raise anything, from TensorStore, msgpack or json.
+            except Exception as error:
+                logging.warning(
+                    "The checkpoint of step %d in %s cannot be read (%s).",
+                    step,
+                    self._manager.directory,
+                    " ".join(str(error).split())[:200],
+                )
+                bad.append(step)
+                continue
+            self._set_aside(bad, step)
+            return Restored(step, found["state"], found["progress"])
+        if bad:
+            raise UserError(
+                f"None of the checkpoints in {self._manager.directory} (steps "
+                f"{', '.join(map(str, sorted(bad)))}) can be read; the model or the "
+                "optimizer may have changed, or the files are damaged. Use another "
+                "workdir, or remove this one to start again."
+            )
+        return None
+
+    def path(self, step: int) -> pathlib.Path:
+        """Where the checkpoint of a step lies."""
+        return pathlib.Path(self._manager.directory) / str(step)
+
+    def _set_aside(self, bad: list[int], used: int) -> None:
+        # They stand where the run is going to save again.
+        for step in bad:
+            if jax.process_index() == 0:
+                aside = self.path(step).parent.with_name(_UNREADABLE)
+                aside.mkdir(exist_ok=True)
+                taken = len(list(aside.iterdir()))
+                self.path(step).rename(aside / f"{step}-{taken}")
+            logging.warning(
+                "Going on from step %d; that of step %d is now below %s.",
+                used,
+                step,
+                _UNREADABLE,
+            )
+        if bad:
+            self._manager.reload()
+
+
+@contextlib.contextmanager
+def open_checkpoints(folder: pathlib.Path) -> Iterator[Checkpoints]:
+    """The checkpoints in a directory; on leaving, waits for the last to be written."""
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=ocp.checkpoint_managers.LatestN(_KEPT),
+        cleanup_tmp_directories=True,
+    )
+    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+        yield Checkpoints(manager)
+
+
+def load_weights(model: nnx.Module, checkpoint: pathlib.Path) -> None:
+    """Puts the weights of a checkpoint into a model of the same shape.
+
+    Args:
+      model: changed in place.
+      checkpoint: the directory of one step, as `TrainResult.checkpoint` names it.
+
+    Raises:
+      UserError: if it is no checkpoint, or one of another model.
+    """
+    _, params, rest = nnx.split(model, nnx.Param, ...)
+    like = jax.tree.map(
+        ocp.utils.to_shape_dtype_struct, {"params": params, "rest": rest}
+    )
+    try:
+        with ocp.PyTreeCheckpointer() as reader:
+            found = reader.restore(
+                checkpoint.absolute() / "state",
+                args=ocp.args.PyTreeRestore(
+                    item=like,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+                    partial_restore=True,
+                ),
+            )
+    except Exception as error:  # see Checkpoints.restore
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{checkpoint} does not hold weights of this model ({reason}); give the "
+            "directory of one step, such as target/checkpoints/600."
+        ) from error
+    nnx.update(model, found["params"], found["rest"])
