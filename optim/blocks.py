@@ -3,7 +3,8 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from .leaves import Leaf
 from .patterns import Pattern
@@ -67,7 +68,8 @@ def find_blocks(
         )
     ratio = depth[1] / depth[0]
     if large.keys() != small.keys():
-        _check_lists(small, large, depth)
+        counted = inside if branch is not None else large.keys() - small.keys()
+        _check_lists(small, large, counted, depth)
         stacked = frozenset[str]()
     elif branch is None:
         stacked = _stack_without_branches(small, large, depth)
@@ -110,27 +112,38 @@ def _numbered(
 
 
 def _check_lists(
-    small: Mapping[str, Leaf], large: Mapping[str, Leaf], depth: Depth
+    small: Mapping[str, Leaf],
+    large: Mapping[str, Leaf],
+    paths: Iterable[str],
+    depth: Depth,
 ) -> None:
-    """Raise where the lists of blocks grow, all alike, by another ratio."""
-    shallow, deep = sorted((small, large), key=len)
-    counts = {}
-    for path in deep.keys() - shallow.keys():
-        for number in reversed(list(_NUMBER.finditer(path))):
-            if _numbered(path, number, shallow):
-                sizes = (
-                    len(_numbered(path, number, small)),
-                    len(_numbered(path, number, large)),
-                )
-                counts[sizes] = path
-                break
-    if len(counts) == 1:
-        ((before, after), path), *_ = counts.items()
-        if after * depth[0] != before * depth[1]:
+    """Raise where all lists of blocks agree on another ratio than that of depth.
+
+    Stages of different lengths do not agree, and only their sum is the depth.
+    """
+    before, after = _counts(small), _counts(large)
+    found = {}
+    for path in paths:
+        lists = ((before[key], after[key]) for key in _lists(path))
+        found[next((pair for pair in lists if pair[0] != pair[1]), (0, 0))] = path
+    if len(found) == 1:
+        ((few, many), path), *_ = found.items()
+        if many * depth[0] != few * depth[1]:
             raise ValueError(
                 f"depth={depth!r}, but of blocks as that of {path!r} the base has "
-                f"{before} and the target {after}; pass depth=({before}, {after})"
+                f"{few} and the target {many}; pass depth=({few}, {many})"
             )
+
+
+def _counts(paths: Iterable[str]) -> Counter[str]:
+    """How many paths there are of each pattern, one number left open."""
+    return Counter(key for path in paths for key in _lists(path))
+
+
+def _lists(path: str) -> list[str]:
+    """The path with each of its numbers left open, the last one first."""
+    numbers = reversed(list(_NUMBER.finditer(path)))
+    return [f"{path[: n.start()]}#{path[n.end() :]}" for n in numbers]
 
 
 def _stack_in_branches(
