@@ -36,7 +36,7 @@ _MAKERS = {
 _PLAIN = (
     "adaptive_grad_clip add_noise apply_every centralize clip clip_by_block_rms "
     "clip_by_global_norm ema identity per_example_global_norm_clip scale "
-    "scale_by_learning_rate scale_by_schedule scale_leaves sgd trace zero_nans"
+    "scale_by_learning_rate scale_by_schedule scale_leaves trace zero_nans"
 )
 _WRAPPERS = "chain named_chain with_extra_args_support inject_hyperparams"
 # What leaves an update proportional to the gradient.
@@ -53,6 +53,7 @@ _ALIASES = {
     "nadam": ("scale_by_adam",),
     "nadamw": ("scale_by_adam", _DECAY),
     "rmsprop": ("scale_by_rms",),
+    "sgd": ("identity",),
 }
 
 
@@ -201,7 +202,9 @@ def _check_neighbours(
     if makers:
         expected = _family_of_all(makers)
         maker = next(n for n in reversed(makers) if _MAKERS[n] is expected)
-        if family is not expected:
+        # Trust ratios and the like have no init by which to know them.
+        hidden = family is Family.RELATIVE and any(map(_is_nameless, before))
+        if family is not expected and not hidden:
             raise ValueError(
                 f"the updates come from {maker}, whose family is {expected.value!r}, "
                 f"and are scaled with family={family.value!r}; pass "
@@ -226,6 +229,10 @@ def _family_of_all(makers: list[str]) -> Family:
     return Family.RELATIVE if Family.RELATIVE in families else families[-1]
 
 
+def _is_nameless(link: Link) -> bool:
+    return any(f.__qualname__ == "init_empty_state" for f, _ in _inside(link))
+
+
 def _scales(link: Link) -> bool:
     return any(hasattr(f, MARK) or _is_our_alias(f) for f, _ in _inside(link))
 
@@ -241,8 +248,8 @@ def _names(link: Link) -> Iterator[tuple[str, bool]]:
         name, _, inner = function.__qualname__.partition(".")
         if inner.rpartition(".")[2] in ("init_fn", "update_fn", "init", "update"):
             yield name, masked
-        elif not inner:
-            for part in _ALIASES.get(name, (name,) if name == "sgd" else ()):
+        elif name in _ALIASES or name in _MAKERS or name == _DECAY:
+            for part in _ALIASES.get(name, (name,)):
                 yield part, masked
 
 

@@ -408,6 +408,7 @@ def muon(
     _check(learning_rate=learning_rate, beta=beta, eps=eps, weight_decay=weight_decay)
     _check(adam_b1=adam_b1, adam_b2=adam_b2, adam_eps_root=adam_eps_root)
     _check(adam_weight_decay=adam_weight_decay, adam_learning_rate=adam_learning_rate)
+    _check(consistent_rms=consistent_rms)
     point = resolve(scales, parametrization)
     matrices = {path for path, s in scales.items() if is_hidden_matrix(s)}
     if not matrices:
@@ -539,5 +540,7 @@ def _decay(
 def _check(**hyperparameters: Any) -> None:
     for name, value in hyperparameters.items():
         # Traced values and schedules are not known here.
-        if isinstance(value, int | float) and not math.isfinite(value):
+        if value is None or callable(value) or isinstance(value, jax.core.Tracer):
+            continue
+        if not math.isfinite(value):
             raise ValueError(f"{name}={value} must be finite")

@@ -1,0 +1,704 @@
+"""Every wrong setup that would train anyway is refused, with a remedy."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from optax import contrib
+
+from mupax import optim
+
+
+def shapes(tree):
+    return jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s, jnp.float32),
+        tree,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def mlp(n):
+    return shapes({"embed": (5, n), "hidden": (n, n), "head": (n, 3)})
+
+
+def deep(n, depth):
+    return shapes({"embed": (5, n), "blocks": (depth, n, n), "head": (n, 3)})
+
+
+def listed(n, depth):
+    return shapes({"embed": (5, n), "blocks": [(n, n)] * depth, "head": (n, 3)})
+
+
+def params(n=32):
+    return jax.tree.map(lambda s: jnp.ones(s.shape), mlp(n))
+
+
+SCALES = optim.infer_scales(mlp(8), mlp(32))
+DEEP = optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6), branch="blocks")
+
+
+def refuses(*parts):
+    """Expects a ValueError whose message holds each of these parts."""
+    pattern = "".join(f"(?=.*{re.escape(part)})" for part in parts)
+    return pytest.raises(ValueError, match=f"(?s){pattern}")
+
+
+# --- base and target ---
+
+
+def test_base_equal_to_target():
+    with refuses("agree in every width", "smaller width", "delta="):
+        optim.infer_scales(mlp(8), mlp(8))
+
+
+def test_delta_equal_to_base():
+    with refuses("base and delta agree in every width"):
+        optim.infer_scales(mlp(8), mlp(8), delta=mlp(8))
+
+
+def test_nothing_grows_but_copies():
+    with refuses("pass axes=", "'experts'", "depth="):
+        optim.infer_scales(
+            shapes({"experts": (2, 8, 4), "head": (8, 3)}),
+            shapes({"experts": (4, 8, 4), "head": (8, 3)}),
+        )
+
+
+def test_a_dimension_shrinks():
+    with refuses("'embed'", "shrinks from 32", "to 8", "swap", "fractional=True"):
+        optim.infer_scales(mlp(32), mlp(8))
+
+
+def test_a_dimension_does_not_divide():
+    with refuses("'embed'", "8 does not divide 12", "fractional=True"):
+        optim.infer_scales(mlp(8), mlp(12))
+
+
+def test_a_dimension_grows_that_delta_keeps():
+    base, target = mlp(8), mlp(16)
+    delta = shapes({"embed": (5, 8), "hidden": (8, 8), "head": (8, 6)})
+    with refuses("'embed'", "not in delta", "every width"):
+        optim.infer_scales(base, target, delta=delta)
+
+
+def test_a_parameter_that_the_base_lacks():
+    more = {**mlp(32), "extra": jax.ShapeDtypeStruct((32,), jnp.float32)}
+    with refuses("target has 'extra'", "the base has not", "depth="):
+        optim.infer_scales(mlp(8), more)
+    with refuses("base has 'extra'", "the target has not", "same code"):
+        optim.infer_scales(more, {**mlp(64)})
+
+
+def test_a_parameter_of_another_rank():
+    other = {**mlp(32), "hidden": jax.ShapeDtypeStruct((2, 32, 32), jnp.float32)}
+    with refuses("'hidden'", "3 axes in the target", "2 in the base"):
+        optim.infer_scales(mlp(8), other)
+
+
+def test_a_model_without_parameters():
+    with refuses("the base has no floating-point parameters", "a function"):
+        optim.infer_scales({"n": 3}, mlp(8))
+
+
+def test_an_unknown_layout():
+    with refuses("layout='torch'", "'out_in'"):
+        optim.infer_scales(mlp(8), mlp(32), layout="torch")
+
+
+# --- depth ---
+
+
+def test_depth_without_branches():
+    with refuses("depth=(2, 6)", "without branches", "branch=r'...'", "branch=None"):
+        optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6))
+
+
+def test_branches_without_depth():
+    with refuses("branch='blocks'", "needs depth="):
+        optim.infer_scales(deep(8, 2), deep(32, 2), branch="blocks")
+
+
+def test_a_branch_that_matches_nothing_shows_the_paths():
+    with refuses("branch='block_'", "matches no parameter", "'blocks'", "'embed'"):
+        optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6), branch="block_")
+
+
+@pytest.mark.parametrize("option", ["axes", "embeddings", "tied", "readout"])
+def test_another_pattern_that_matches_nothing(option):
+    value = {"nothing": ((0,), (1,))} if option == "axes" else "nothing"
+    with refuses(option, "'nothing'", "matches no parameter"):
+        optim.infer_scales(mlp(8), mlp(32), **{option: value})
+
+
+def test_a_pattern_that_is_no_regular_expression():
+    with refuses("branch='('", "is no regular expression"):
+        optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6), branch="(")
+
+
+@pytest.mark.parametrize("depth", [(0, 4), (-2, 4), (2, 0), (float("nan"), 4), (2,)])
+def test_a_depth_that_is_not_positive(depth):
+    with refuses("must be (base depth, target depth), both positive"):
+        optim.infer_scales(deep(8, 2), deep(32, 6), depth=depth, branch="blocks")
+
+
+def test_a_depth_that_shrinks():
+    with refuses("depth=(6, 2) shrinks", "fractional=True"):
+        optim.infer_scales(deep(8, 6), deep(32, 2), depth=(6, 2), branch="blocks")
+
+
+def test_a_stack_that_is_not_of_that_depth():
+    with refuses("depth=(2, 4)", "'blocks'", "(6, 32, 32)", "branch=r'...'"):
+        optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 4), branch="blocks")
+
+
+def test_a_list_that_is_not_of_that_depth():
+    with refuses("depth=(2, 4)", "'blocks/", "pass depth=(2, 6)"):
+        optim.infer_scales(listed(8, 2), listed(32, 6), depth=(2, 4), branch="blocks")
+
+
+def test_a_branch_that_matches_more_than_the_blocks():
+    with refuses("depth=(2, 6)", "'head'", "blocks only"):
+        optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6), branch="blocks|head")
+
+
+def test_a_stack_that_grows_without_depth():
+    with refuses("'blocks'", "depth=(base depth, target depth)"):
+        optim.infer_scales(deep(8, 2), deep(8, 6))
+
+
+def test_a_list_that_grows_without_depth():
+    with refuses("'blocks/2'", "pass depth="):
+        optim.infer_scales(listed(8, 2), listed(32, 6))
+
+
+def test_copies_of_an_equinox_layer_that_grow_without_depth():
+    def make(depth):
+        keys = jax.random.split(jax.random.key(0), depth)
+        layer = eqx.filter_eval_shape(
+            eqx.filter_vmap(lambda key: eqx.nn.Linear(4, 4, key=key)), keys
+        )
+        return {"blocks": layer}
+
+    with refuses("'blocks/weight'", "copies", "depth="):
+        optim.infer_scales(make(2), make(6))
+
+
+def test_a_depth_that_looks_like_a_width():
+    def make(n):
+        return shapes({"first": (5, n), "hidden": (n, n, n), "head": (n, 3)})
+
+    with refuses("depth=(4, 16)", "'hidden'", "cannot be told apart"):
+        optim.infer_scales(make(4), make(16), depth=(4, 16), branch=None)
+
+
+def test_a_rule_for_branches_on_a_model_without():
+    scales = optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6), branch=None)
+    with refuses("'depth_mup'", "residual branches", "branch=r'...'", "relu_mlp"):
+        optim.adam(1e-3, scales, "depth_mup")
+
+
+def test_a_rule_for_no_branches_on_a_model_with():
+    with refuses("'relu_mlp'", "'blocks'", "depth_mup"):
+        optim.adam(1e-3, DEEP, "relu_mlp")
+
+
+# --- roles ---
+
+
+def test_shapes_that_no_rule_covers():
+    with refuses("'einsum'", "fan-in from its fan-out", "pass axes={r'einsum'"):
+        optim.infer_scales(
+            shapes({"einsum": (2, 16, 8), "head": (16, 3)}),
+            shapes({"einsum": (8, 128, 16), "head": (128, 3)}),
+        )
+
+
+def test_axes_that_the_parameter_lacks_or_has_twice():
+    with refuses("'hidden'", "2 is not an axis"):
+        optim.infer_scales(mlp(8), mlp(32), axes={"hidden": ((0,), (2,))})
+    with refuses("'hidden'", "names an axis twice"):
+        optim.infer_scales(mlp(8), mlp(32), axes={"hidden": ((0,), (0, 1))})
+
+
+def test_torch_like_kernels_read_the_wrong_way_round():
+    def make(n):
+        return shapes({"weight": (2 * n, n), "bias": (2 * n,), "head": (3, n)})
+
+    with refuses("'weight'", "bias", "layout='out_in'"):
+        optim.infer_scales(make(8), make(32))
+    flax_like = shapes({"kernel": (8, 16), "bias": (16,), "head": (16, 3)})
+    wider = shapes({"kernel": (32, 64), "bias": (64,), "head": (64, 3)})
+    with refuses("'kernel'", "layout='in_out'"):
+        optim.infer_scales(flax_like, wider, layout="out_in")
+
+
+def test_a_missing_readout():
+    base = shapes({"embed": (50, 8), "hidden": (8, 8)})
+    target = shapes({"embed": (50, 32), "hidden": (32, 32)})
+    with refuses("no parameter is a readout", "tied=r'embed'", "readout=None"):
+        optim.infer_scales(base, target)
+
+
+def test_a_tied_readout_that_is_no_embedding():
+    with refuses("tied='hidden'", "'hidden'", "not an embedding"):
+        optim.infer_scales(mlp(8), mlp(32), tied="hidden")
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_readout_that_is_a_convolution(outputs):
+    base = shapes({"stem": (3, 3, 3, 8), "mask": (3, 3, 8, outputs)})
+    target = shapes({"stem": (3, 3, 3, 32), "mask": (3, 3, 32, outputs)})
+    with refuses("'mask'", "as a convolution does", "readout=r'mask'"):
+        optim.infer_scales(base, target)
+
+
+def test_a_declared_readout_whose_outputs_grow():
+    with refuses("readout='hidden'", "fan-in alone grows", "'head'"):
+        optim.infer_scales(mlp(8), mlp(32), readout="hidden")
+
+
+# --- the optimizer's parameters ---
+
+MAKERS = {
+    "scale": lambda: optim.scale_by_parametrization(SCALES, "mup"),
+    "normalize": lambda: optim.normalize_gradients(SCALES, "mup"),
+    "sgd": lambda: optim.sgd(0.1, SCALES, "mup"),
+    "adam": lambda: optim.adam(0.1, SCALES, "mup"),
+    "adamw": lambda: optim.adamw(0.1, SCALES, "mup"),
+    "lion": lambda: optim.lion(0.1, SCALES, "mup"),
+    "muon": lambda: optim.muon(0.1, SCALES, "mup"),
+    "adafactor": lambda: optim.adafactor(0.1, SCALES, "mup"),
+    "lamb": lambda: optim.lamb(0.1, SCALES, "mup"),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_parameters_that_are_not_those_of_the_scales(maker):
+    tx = MAKERS[maker]()
+    with refuses("'extra'", "has no scale", "very parameters"):
+        tx.init({**params(), "extra": jnp.ones(3)})
+    with refuses("'hidden'", "which the parameters lack"):
+        tx.init({k: v for k, v in params().items() if k != "hidden"})
+    with refuses("'embed'", "shape (5, 64)", "(5, 32)", "make the scales again"):
+        tx.init(params(64))
+
+
+def test_an_update_of_other_parameters():
+    tx = optim.scale_by_parametrization(SCALES, "mup")
+    state = tx.init(params())
+    with refuses("'extra'", "has no scale"):
+        tx.update({**params(), "extra": jnp.ones(3)}, state)
+
+
+def test_whole_equinox_modules_are_to_be_filtered():
+    def make(n):
+        return eqx.nn.MLP(5, 3, n, 1, key=jax.random.key(0))
+
+    tx = optim.scale_by_parametrization(optim.infer_scales(make(8), make(16)), "mup")
+    with refuses("not an array", "eqx.filter"):
+        tx.init(make(16))
+
+
+def test_batch_statistics_in_the_optimizer():
+    tx = optim.scale_by_parametrization(SCALES, "mup")
+    with refuses("'batch_stats/mean'", "'params' collection"):
+        tx.init({"params": params(), "batch_stats": {"mean": jnp.ones(3)}})
+
+
+def test_scales_that_are_none():
+    with refuses("scales is a dict", "infer_scales(base, target)"):
+        optim.adam(0.1, {"embed": 1.0})
+
+
+# --- names and numbers ---
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda name: optim.parametrization(name),
+        lambda name: optim.adam(0.1, SCALES, name),
+        lambda name: optim.explain(SCALES, name),
+        lambda name: optim.scale_by_parametrization(SCALES, name),
+    ],
+)
+def test_an_unknown_parametrization(use):
+    with refuses("'depthmup'", "nearest is 'depth_mup'", "completep", "mean_field"):
+        use("depthmup")
+
+
+def test_an_unknown_family():
+    with refuses("'adamm'", "nearest is 'adam'", "sgd", "muon", "lamb"):
+        optim.scale_by_parametrization(SCALES, "mup", family="adamm")
+    with refuses("optimizer family 'shampoo'", "known are", "adafactor"):
+        optim.explain(SCALES, "mup", optimizer="shampoo")
+
+
+ALIASES = {
+    optim.sgd: ["learning_rate", "momentum"],
+    optim.adam: ["learning_rate", "b1", "b2", "eps", "eps_root"],
+    optim.adamw: ["learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay"],
+    optim.lion: ["learning_rate", "b1", "b2", "weight_decay"],
+    optim.lamb: ["learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay"],
+    optim.adafactor: [
+        "learning_rate",
+        "decay_rate",
+        "clipping_threshold",
+        "momentum",
+        "weight_decay_rate",
+        "eps",
+    ],
+    optim.muon: [
+        "learning_rate",
+        "beta",
+        "eps",
+        "weight_decay",
+        "adam_b1",
+        "adam_b2",
+        "adam_eps_root",
+        "adam_weight_decay",
+        "adam_learning_rate",
+        "consistent_rms",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [(alias, name) for alias, names in ALIASES.items() for name in names],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_hyperparameters_that_are_not_finite(alias, name):
+    for value in (float("nan"), float("inf"), jnp.float32("nan")):
+        with refuses(f"{name}=", "must be finite"):
+            alias(**{"learning_rate": 0.1, "scales": SCALES, name: value})
+
+
+def test_muon_without_hidden_matrices():
+    base, target = shapes({"w": (8, 3)}), shapes({"w": (16, 3)})
+    with refuses("no parameter is a hidden matrix", "optim.adamw"):
+        optim.muon(0.1, optim.infer_scales(base, target))
+
+
+def test_an_update_with_decay_and_without_parameters():
+    tx = optim.lamb(0.1, SCALES, "mup", weight_decay=0.1)
+    with refuses("weight decay needs params"):
+        tx.update(params(), tx.init(params()))
+
+
+# --- chains ---
+
+
+def scale(family="adam"):
+    return optim.scale_by_parametrization(SCALES, "mup", family=family)
+
+
+def masked(tx, *names):
+    return optax.masked(tx, {name: name in names for name in params()})
+
+
+RATE = optax.scale_by_learning_rate(0.1)
+
+TWICE = {
+    "an alias and a scaling": lambda: optax.chain(optim.adam(0.1, SCALES), scale()),
+    "a scaling and an alias": lambda: optax.chain(
+        optax.scale_by_adam(), scale(), optim.sgd(0.1, SCALES)
+    ),
+    "nested": lambda: optax.chain(
+        optax.chain(optax.scale_by_adam(), scale()), optax.chain(scale(), RATE)
+    ),
+    "named": lambda: optax.named_chain(
+        ("adam", optax.scale_by_adam()), ("one", scale()), ("two", scale())
+    ),
+    "the same one": lambda: (
+        lambda one: optax.chain(optax.scale_by_adam(), one, one, RATE)
+    )(scale()),
+    "injected": lambda: optax.chain(
+        optax.inject_hyperparams(optim.adam)(0.1, SCALES), scale()
+    ),
+    "both injected": lambda: optax.chain(
+        optax.inject_hyperparams(lambda rate: optim.adam(rate, SCALES))(0.1),
+        optax.inject_hyperparams(lambda rate: optim.adam(rate, SCALES))(0.1),
+    ),
+    "under MultiSteps": lambda: optax.MultiSteps(
+        optax.chain(optim.adam(0.1, SCALES), scale()), 2
+    ),
+    "around MultiSteps": lambda: optax.chain(
+        optax.MultiSteps(optim.adam(0.1, SCALES), 2).gradient_transformation(), scale()
+    ),
+    "under apply_if_finite": lambda: optax.apply_if_finite(
+        optax.chain(optim.adam(0.1, SCALES), scale()), 2
+    ),
+    "in a partition": lambda: optax.chain(
+        optax.partition({"all": optim.adam(0.1, SCALES)}, dict.fromkeys(mlp(8), "all")),
+        scale(),
+    ),
+    "on masks that meet": lambda: optax.chain(
+        masked(optax.chain(optax.scale_by_adam(), scale()), "embed", "hidden"),
+        masked(optax.chain(optax.scale_by_adam(), scale()), "hidden", "head"),
+    ),
+}
+ORDER = {
+    "before adam": (
+        lambda: optax.chain(scale(), optax.scale_by_adam(), RATE),
+        ("before scale_by_adam", "put it after"),
+    ),
+    "before adam, nested": (
+        lambda: optax.chain(optax.chain(optax.clip(1.0), scale()), optax.adam(0.1)),
+        ("before scale_by_adam", "put it after"),
+    ),
+    "before adam, named": (
+        lambda: optax.named_chain(("s", scale()), ("adam", optax.adam(0.1))),
+        ("before scale_by_adam", "put it after"),
+    ),
+    "before an injected adam": (
+        lambda: optax.chain(scale(), optax.inject_hyperparams(optax.adam)(0.1)),
+        ("before scale_by_adam", "put it after"),
+    ),
+    "an alias before adam": (
+        lambda: optax.chain(optim.sgd(0.1, SCALES), optax.scale_by_adam()),
+        ("before scale_by_adam", "put it after"),
+    ),
+    "before muon": (
+        lambda: optax.chain(scale("muon"), contrib.scale_by_muon()),
+        ("before scale_by_muon", "put it after"),
+    ),
+    "after adamw": (
+        lambda: optax.chain(optax.adamw(0.1), scale()),
+        ("after add_decayed_weights", "scale the weight decay", "mupax.optim"),
+    ),
+    "after a masked adamw": (
+        lambda: optax.chain(
+            optax.adamw(0.1, mask=dict.fromkeys(mlp(8), True)), scale()
+        ),
+        ("after add_decayed_weights", "scale the weight decay"),
+    ),
+    "after an injected adamw": (
+        lambda: optax.chain(optax.inject_hyperparams(optax.adamw)(0.1), scale()),
+        ("after add_decayed_weights", "scale the weight decay"),
+    ),
+    "after adamw in MultiSteps": (
+        lambda: optax.chain(
+            optax.MultiSteps(optax.adamw(0.1), 2).gradient_transformation(), scale()
+        ),
+        ("after add_decayed_weights", "scale the weight decay"),
+    ),
+    "after decay, named": (
+        lambda: optax.named_chain(
+            ("adam", optax.scale_by_adam()),
+            ("decay", optax.add_decayed_weights(0.1)),
+            ("scale", scale()),
+        ),
+        ("after add_decayed_weights", "scale the weight decay"),
+    ),
+    "an alias after decay": (
+        lambda: optax.chain(optax.add_decayed_weights(0.1), optim.sgd(0.1, SCALES)),
+        ("after add_decayed_weights", "scale the weight decay"),
+    ),
+}
+FAMILY = {
+    "adam as sgd": (
+        lambda: optax.chain(optax.scale_by_adam(), scale("sgd"), RATE),
+        ("scale_by_adam", "family is 'adam'", "pass family='adam'"),
+    ),
+    "adam as sgd, nested": (
+        lambda: optax.chain(
+            optax.adam(0.1), optax.chain(optax.clip(1.0), scale("sgd"))
+        ),
+        ("scale_by_adam", "pass family='adam'"),
+    ),
+    "adam as sgd, named": (
+        lambda: optax.named_chain(("a", optax.adam(0.1)), ("s", scale("sgd"))),
+        ("scale_by_adam", "pass family='adam'"),
+    ),
+    "adam as sgd, injected": (
+        lambda: optax.chain(
+            optax.inject_hyperparams(optax.scale_by_adam)(0.9), scale("sgd")
+        ),
+        ("scale_by_adam", "pass family='adam'"),
+    ),
+    "the alias sgd after adam": (
+        lambda: optax.chain(optax.scale_by_adam(), optim.sgd(0.1, SCALES)),
+        ("scale_by_adam", "pass family='adam'"),
+    ),
+    "lion as muon": (
+        lambda: optax.chain(optax.scale_by_lion(), scale("muon")),
+        ("scale_by_lion", "pass family='adam'"),
+    ),
+    "muon as adam": (
+        lambda: optax.chain(contrib.scale_by_muon(), scale("adam")),
+        ("scale_by_muon", "pass family='spectral'"),
+    ),
+}
+# Told at the first update: these links have no init of their own.
+AT_UPDATE = {
+    "before a trust ratio": (
+        lambda: optax.chain(
+            optax.scale_by_adam(), scale(), optax.scale_by_trust_ratio()
+        ),
+        ("before scale_by_trust_ratio", "put it after"),
+    ),
+    "lamb as adam": (
+        lambda: optax.chain(
+            optax.scale_by_adam(), optax.scale_by_trust_ratio(), scale()
+        ),
+        ("scale_by_trust_ratio", "pass family='relative'"),
+    ),
+    "signs as sgd": (
+        lambda: optax.chain(optax.scale_by_sign(), scale("sgd")),
+        ("scale_by_sign", "pass family='adam'"),
+    ),
+    "sgd as adam": (
+        lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1), scale()),
+        ("proportional to the gradient", "family='sgd'"),
+    ),
+    "sgd as adam, scaling first": (
+        lambda: optax.chain(scale(), optax.sgd(0.1)),
+        ("proportional to the gradient", "family='sgd'"),
+    ),
+    "momentum as adam": (
+        lambda: optax.chain(optax.trace(0.9), scale(), RATE),
+        ("proportional to the gradient", "family='sgd'"),
+    ),
+}
+
+
+STARTS = {
+    "init": lambda tx: tx.init(params()),
+    "jit": lambda tx: jax.jit(tx.init)(params()),
+    "eval_shape": lambda tx: jax.eval_shape(tx.init, params()),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("case", TWICE)
+def test_scaling_twice_is_refused_at_init(case, start):
+    with refuses("twice in one optax.chain", "drop scale_by_parametrization"):
+        STARTS[start](TWICE[case]())
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("case", ORDER)
+def test_the_wrong_order_is_refused_at_init(case, start):
+    make, message = ORDER[case]
+    with refuses(*message):
+        STARTS[start](make())
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("case", FAMILY)
+def test_the_wrong_family_is_refused_at_init(case, start):
+    make, message = FAMILY[case]
+    with refuses(*message):
+        STARTS[start](make())
+
+
+@pytest.mark.parametrize("case", AT_UPDATE)
+def test_what_init_cannot_tell_is_refused_at_the_first_update(case):
+    make, message = AT_UPDATE[case]
+    tx = make()
+    with refuses(*message):
+        jax.jit(lambda p: tx.update(p, tx.init(p), p))(params())
+
+
+def user_adamw():
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optim.normalize_gradients(SCALES, "mup"),
+        optax.scale_by_adam(),
+        scale(),
+        optax.add_decayed_weights(0.1),
+        optax.scale_by_schedule(lambda step: -0.1),
+    )
+
+
+def user_sgd():
+    return optax.chain(
+        optax.trace(0.9), scale("sgd"), optax.add_decayed_weights(0.1), RATE
+    )
+
+
+LABELS = {"embed": "a", "hidden": "b", "head": "b"}
+
+RIGHT = {
+    "adamw, by hand": user_adamw,
+    "sgd, by hand": user_sgd,
+    "after optax.adam": lambda: optax.chain(optax.adam(0.1), scale()),
+    "after optax.sgd": lambda: optax.chain(optax.sgd(0.1, 0.9), scale("sgd")),
+    "after signs": lambda: optax.chain(optax.scale_by_sign(), scale(), RATE),
+    "lamb, by hand": lambda: optax.chain(
+        optax.scale_by_adam(), optax.scale_by_trust_ratio(), scale("lamb"), RATE
+    ),
+    "alone": scale,
+    "in pieces": lambda: optax.chain(optax.scale_by_adam(), optax.chain(scale(), RATE)),
+    "clipped": lambda: optax.chain(optax.clip(1.0), optim.adamw(0.1, SCALES)),
+    "slowed": lambda: optax.chain(optim.adamw(0.1, SCALES), optax.scale(0.5)),
+    "averaged": lambda: optax.chain(optim.adamw(0.1, SCALES), optax.ema(0.9)),
+    "named": lambda: optax.named_chain(
+        ("adam", optax.scale_by_adam()), ("scale", scale()), ("rate", RATE)
+    ),
+    "injected": lambda: optax.chain(
+        optax.inject_hyperparams(optax.scale_by_adam)(0.9), scale(), RATE
+    ),
+    "injected, all": lambda: optax.inject_hyperparams(optim.adamw)(0.1, SCALES),
+    "partitioned, one in each branch": lambda: optax.partition(
+        {"a": user_adamw(), "b": user_sgd()}, LABELS
+    ),
+    "partitioned in a chain": lambda: optax.chain(
+        optax.clip(1.0),
+        optax.partition(
+            {"a": optim.adamw(0.1, SCALES), "b": optim.sgd(0.1, SCALES)}, LABELS
+        ),
+    ),
+    "masks that do not meet": lambda: optax.chain(
+        masked(user_adamw(), "embed"), masked(user_sgd(), "hidden", "head")
+    ),
+    "masks, injected": lambda: optax.chain(
+        masked(optax.inject_hyperparams(optim.adamw)(0.1, SCALES), "embed"),
+        masked(optax.inject_hyperparams(optim.sgd)(0.1, SCALES), "hidden", "head"),
+    ),
+    "accumulated": lambda: optax.MultiSteps(user_adamw(), 2),
+    "accumulated in a chain": lambda: optax.chain(
+        optax.clip(1.0),
+        optax.MultiSteps(user_adamw(), 2).gradient_transformation(),
+    ),
+    "guarded": lambda: optax.apply_if_finite(user_adamw(), 2),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_right_chains_are_not_refused(case):
+    tx = RIGHT[case]()
+    state = tx.init(params())
+    for _ in range(3):
+        updates, state = tx.update(params(), state, params())
+    jax.block_until_ready(updates)
+
+
+def test_two_optimizers_after_one_another_are_not_one_chain():
+    for _ in range(3):
+        for make in (user_adamw, user_sgd):
+            make().init(params())
+    tx = user_adamw()
+    for start in STARTS.values():
+        start(tx)
+        start(tx)
+
+
+def test_the_optimizers_of_a_gan_are_two():
+    generator, critic = user_adamw(), optim.adam(0.1, SCALES)
+
+    @jax.jit
+    def step(p):
+        one, _ = generator.update(p, generator.init(p), p)
+        two, _ = critic.update(p, critic.init(p), p)
+        return one, two
+
+    step(params())
+    tx = optax.partition({"g": user_adamw(), "c": user_adamw()}, ("g", "c"))
+    both = (params(), params())
+    with refuses("has no scale"):  # one Scales for two models: the paths say so
+        tx.init(both)
