@@ -241,10 +241,17 @@ def coord_check(
         found = []
         for size in settings:
             run = _experiment(build, optimizer, loss, activations, size, steps)
-            found.append(jax.device_get(jax.jit(jax.vmap(run, (0, None)))(keys, batch)))
+            program = jax.jit(jax.vmap(run, (0, None)), compiler_options=_quick())
+            found.append(jax.device_get(program(keys, batch)))
         sizes[axis] = tuple(s[axis] for s in settings)
         changes[axis] = _compare(found, axis, wanted)
     return CoordCheck(sizes, changes, tolerance)
+
+
+def _quick() -> dict[str, int]:
+    # For a few steps, compiling takes longer than running.
+    cpu = jax.default_backend() == "cpu"
+    return {"xla_backend_optimization_level": 1} if cpu else {}
 
 
 def _sweeps(
