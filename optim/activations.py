@@ -55,7 +55,7 @@ def collect(function: Callable[[Any], Any], model: Any) -> dict[str, Activation]
         given = iter(arrays)
         filled = [next(given) if isinstance(x, jax.Array) else x for x in leaves]
         fresh = jax.tree.unflatten(treedef, filled)
-        with _nnx_tags(fresh), _linen_tags():
+        with tags(fresh), _linen_tags():
             function(fresh)
 
     program = jax.make_jaxpr(run)(arrays)
@@ -82,7 +82,7 @@ def _tag(name: str, output: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _nnx_tags(model: Any) -> Iterator[None]:
+def tags(model: Any) -> Iterator[None]:
     """Tag what NNX submodules return and sow, as long as the context lasts."""
     if not is_nnx(model):
         yield

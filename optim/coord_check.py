@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .activations import Activation, collect, is_nnx
+from .activations import Activation, collect, is_nnx, tags
 
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
 Changes = dict[str, jax.Array]
@@ -297,9 +297,14 @@ def _experiment(
                 return collect(lambda m: loss(m, batch), model)
             return _named(activations(model, batch), size.get("depth"))
 
+        def objective(params: Any) -> jax.Array:
+            model = assemble(params)
+            with tags(model):  # where `sow` stores nothing
+                return loss(model, batch)
+
         def step(carry: Any, _: None) -> tuple[Any, Changes]:
             params, state = carry
-            grads = jax.grad(lambda p: loss(assemble(p), batch))(params)
+            grads = jax.grad(objective)(params)
             updates, state = tx.update(grads, state, params)
             params = optax.apply_updates(params, updates)
             now = look(params)
@@ -390,6 +395,9 @@ def _compare(
                 changes[f"{name}@{position:g}"] = np.stack(there)
     # What no parameter moves, as a module that only reshapes the input, says nothing.
     changes = {k: c.swapaxes(1, 2) for k, c in changes.items() if c.any()}
+    if not changes and wanted is not None:
+        names = ", ".join(map(repr, found[0]))
+        raise ValueError(f"no layer matches {wanted.pattern!r} and moves, of {names}")
     if not changes:
         raise ValueError("no activation moved; is the learning rate zero?")
     return changes
