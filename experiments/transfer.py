@@ -71,6 +71,8 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
             config, points, data, base.log2_lr, directory / "target", progress
         )
     summary = summarize(config, cells, base.log2_lr, trained)
+    checkpoint = trained.checkpoint.relative_to(directory.resolve())
+    summary["target"]["checkpoint"] = str(directory / checkpoint)
     summary["seconds"] = {
         "sweep": round(sum(cell.seconds for cell in cells), 1),
         "target": round(trained.seconds, 1),
@@ -227,7 +229,6 @@ def summarize(
         "log2_lr": round(log2_lr, 3),
         "train_loss": trained.train_loss,
         "test_accuracy": trained.test_accuracy,
-        "checkpoint": str(trained.checkpoint),
     }
     return out
 

@@ -98,7 +98,9 @@ def test_a_run_that_ends_no_better_than_guessing_is_diverged(data):
     still = engine.compile_cell(job(log2_lr=(-60.0, -7.0), steps=5), data)()
     first = engine.compile_cell(job(log2_lr=(-7.0,), steps=1, average_last=1), data)()
     # At 2^-60 nothing moves: diverged exactly if the start is no better than log 4.
-    assert still.diverged[:, 0].tolist() == (still.curves[:, 0, -1] >= np.log(4)).tolist()
+    assert (
+        still.diverged[:, 0].tolist() == (still.curves[:, 0, -1] >= np.log(4)).tolist()
+    )
     assert first.curves.shape == (2, 1, 1)
 
 

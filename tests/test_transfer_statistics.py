@@ -22,7 +22,9 @@ def valley(at: float, curvature: float = 0.5, least: float = 0.01) -> np.ndarray
     return least * 2.0 ** (curvature * (GRID - at) ** 2)
 
 
-@given(at=st.floats(-11.5, -3.5), curvature=st.floats(0.05, 1), least=st.floats(1e-4, 1))
+@given(
+    at=st.floats(-11.5, -3.5), curvature=st.floats(0.05, 1), least=st.floats(1e-4, 1)
+)
 def test_a_parabola_gives_its_vertex_back(at, curvature, least):
     found = transfer.optimum(cell(valley(at, curvature, least)))
     assert found.log2_lr == pytest.approx(at, abs=1e-6)

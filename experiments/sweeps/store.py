@@ -7,6 +7,10 @@ import tempfile
 
 from .results import Cell
 
+# It can only be read by setting it, which is not safe once threads run.
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
 
 class Store:
     """The finished cells of one run directory, a JSON file each."""
@@ -34,6 +38,8 @@ def write_durably(path: pathlib.Path, text: str) -> None:
         with os.fdopen(handle, "w") as file:
             file.write(text)
             file.flush()
+            # mkstemp makes files private; these are as readable as any other.
+            os.fchmod(file.fileno(), 0o666 & ~_UMASK)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

@@ -1,0 +1,232 @@
+"""The command line: the main job on a toy, and every kind of bad input."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mupax.experiments import cli
+
+TOY = [
+    "--config=digits_resmlp",
+    "--config.base.width=8",
+    "--config.base.depth=2",
+    "--config.sweep.depths=(2,4)",
+    "--config.sweep.widths=(8,16)",
+    "--config.sweep.log2_learning_rates=(-9,-7,-5,-3)",
+    "--config.sweep.steps=30",
+    "--config.sweep.average_last=5",
+    "--config.target.width=16",
+    "--config.target.depth=4",
+    "--config.target.steps=30",
+    "--config.target.eval_every=10",
+    "--config.target.save_every=10",
+]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("tfds"))
+
+
+def mupax(*args: object) -> int:
+    return cli.main(["mupax", *map(str, args)])
+
+
+def refused(capsys, *args: object) -> str:
+    """The one sentence with which a command is refused."""
+    assert mupax(*args) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("mupax: ")
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in out + err
+    return err
+
+
+def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
+    tmp_path, data_dir, capsys
+):
+    run = tmp_path / "run"
+    args = ["transfer", *TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
+    assert mupax(*args) == 0
+    assert "report.html" in capsys.readouterr().out.replace("\n", "")
+    for name in ("report.html", "depth.png", "width.png", "regret.png", "target.png"):
+        assert (run / name).stat().st_size > 1000
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary) == {
+        "optimal_log2_lr",
+        "shift_octaves",
+        "regret",
+        "target",
+        "seconds",
+        "runs",
+    }
+    for kind in ("optimal_log2_lr", "shift_octaves", "regret"):
+        assert set(summary[kind]) == {"depth", "width"}
+        for axis in ("depth", "width"):
+            assert set(summary[kind][axis]) == {"sp", "half_alpha", "depth_mup"}
+    assert set(summary["optimal_log2_lr"]["depth"]["sp"]) == {"2", "4"}
+    assert set(summary["target"]) == {
+        "width",
+        "depth",
+        "log2_lr",
+        "train_loss",
+        "test_accuracy",
+        "checkpoint",
+    }
+    assert set(summary["seconds"]) == {"sweep", "target", "total"}
+    assert summary["runs"] == 3 * 3 * 4 * 2
+    assert pathlib.Path(summary["target"]["checkpoint"]).is_dir()
+
+    # The same command again does nothing twice, and says the same.
+    assert mupax(*args) == 0
+    again = json.loads((run / "summary.json").read_text())
+    assert again["optimal_log2_lr"] == summary["optimal_log2_lr"]
+    assert again["target"] == summary["target"]
+    assert again["seconds"]["total"] < summary["seconds"]["total"]
+
+    # Another experiment in its place is refused, and nothing is lost.
+    capsys.readouterr()
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
+    message = refused(capsys, *args, "--config.sweep.seeds=3")
+    assert "sweep.seeds (2, here 3)" in message
+    assert "--workdir" in message
+    assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
+
+
+def test_killed_at_any_point_it_goes_on_to_the_same_result(tmp_path, data_dir):
+    """Killed when the first cell, then when the first checkpoint is there."""
+
+    def start(run: pathlib.Path) -> subprocess.Popen:
+        args = ["transfer", *TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "mupax", *args], stdout=subprocess.DEVNULL
+        )
+
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    assert start(calm).wait(timeout=240) == 0
+    for sign in ("cells/*.json", "target/checkpoints/*"):
+        process = start(killed)
+        deadline = time.monotonic() + 120
+        while not list(killed.glob(sign)) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert start(killed).wait(timeout=240) == 0
+    results = [json.loads((d / "summary.json").read_text()) for d in (calm, killed)]
+    for result in results:
+        del result["seconds"], result["target"]["checkpoint"]
+    assert results[0] == results[1]
+
+
+def test_an_unknown_config_key_is_named(capsys, tmp_path):
+    message = refused(
+        capsys, "transfer", *TOY, f"--workdir={tmp_path}/x", "--config.sweep.sedes=3"
+    )
+    assert "sedes" in message
+    assert "seeds" in message
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_unknown_flag_is_named(capsys):
+    assert "wrokdir" in refused(capsys, "transfer", *TOY, "--wrokdir=x")
+
+
+def test_an_unknown_config_lists_the_packaged_ones(capsys):
+    assert "digits_resmlp" in refused(capsys, "transfer", "--config", "digits_resnlp")
+
+
+def test_a_missing_config_lists_the_packaged_ones(capsys):
+    assert "digits_resmlp" in refused(capsys, "transfer")
+
+
+def test_an_unknown_command_lists_the_commands(capsys):
+    assert "transfer" in refused(capsys, "trasnfer")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sweep.log2_learning_rates=(-7,)", "at least three learning rates"),
+        ("sweep.log2_learning_rates=(-7,-9,-5)", "rising"),
+        ("sweep.widths=(8,-16)", "sweep.widths holds -16"),
+        ("sweep.widths=(8,0)", "at least 1"),
+        ("sweep.widths=(16,32)", "lacks the base's 8"),
+        ("sweep.depths=(2,)", "at least two sizes"),
+        ("target.parametrization=mup", "sp, half_alpha, depth_mup"),
+        ("sweep.parametrizations.sp.name=spp", "nearest is 'sp'"),
+        ("sweep.average_last=31", "more than sweep.steps=30"),
+        ("optimizer.name=adm", "adam"),
+        ("model.name=resmpl", "resmlp"),
+        ("batch_size=100000", "batch"),
+        ("sweep.seeds=two", "seeds"),
+    ],
+)
+def test_a_value_that_cannot_end_well_is_refused(
+    capsys, tmp_path, data_dir, override, said
+):
+    run = tmp_path / "run"
+    message = refused(
+        capsys,
+        "transfer",
+        *TOY,
+        f"--workdir={run}",
+        f"--config.data_dir={data_dir}",
+        f"--config.{override}",
+    )
+    assert said in message
+    assert not run.exists()
+
+
+def test_a_dataset_that_is_not_there_says_how_to_get_it(capsys, tmp_path):
+    message = refused(
+        capsys,
+        "transfer",
+        *TOY,
+        f"--workdir={tmp_path}/run",
+        "--config.dataset=mnist",
+        f"--config.data_dir={tmp_path}/nothing",
+    )
+    assert "mnist" in message
+    assert str(tmp_path / "nothing") in message
+    assert "imagenet_21k" in refused(
+        capsys, "transfer", *TOY, "--config.dataset=imagenet_21k"
+    )
+
+
+def test_a_directory_of_other_files_is_refused_and_kept(capsys, tmp_path, data_dir):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    message = refused(
+        capsys,
+        "transfer",
+        *TOY,
+        f"--workdir={tmp_path}",
+        f"--config.data_dir={data_dir}",
+    )
+    assert str(tmp_path) in message
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_help_names_every_command(capsys):
+    assert mupax("--help") == 0
+    out = capsys.readouterr().out
+    for name in cli.COMMANDS:
+        assert name in out
+
+
+def test_explain_prints_the_target_before_a_step_is_run(capsys, data_dir):
+    assert mupax("explain", *TOY, f"--config.data_dir={data_dir}") == 0
+    out = capsys.readouterr().out
+    assert "readout/kernel" in out
+    assert "output" in out
+
+
+def test_models_lists_the_zoo(capsys):
+    assert mupax("models", "res*") == 0
+    assert "resmlp" in capsys.readouterr().out
