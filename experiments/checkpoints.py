@@ -1,14 +1,18 @@
 """Checkpoints of a training run: asynchronous, two deep, read back past a bad one."""
 
 import contextlib
+import json
 import pathlib
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 from flax import nnx
+from jaxtyping import Array, UInt32
 
 from .errors import UserError
 
@@ -49,11 +53,14 @@ class Checkpoints:
           progress: JSON-ready; it must not be changed later, for it too is written
             in the background.
         """
+        # Orbax finds a file that is cut short, but not a flipped bit in an array.
+        sums = jax.device_get(_checksums(state)).tolist()
+        sealed = {"progress": progress, "checksums": sums}
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
-                progress=ocp.args.JsonSave(progress),
+                progress=ocp.args.JsonSave(sealed | {"seal": _seal(sealed)}),
             ),
         )
 
@@ -74,13 +81,7 @@ class Checkpoints:
         bad: list[int] = []
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                found = self._manager.restore(
-                    step,
-                    args=ocp.args.Composite(
-                        state=ocp.args.StandardRestore(abstract),
-                        progress=ocp.args.JsonRestore(),
-                    ),
-                )
+                state, progress = self._read(step, abstract)
             # A damaged file can raise anything, from TensorStore, msgpack or json.
             except Exception as error:
                 logging.warning(
@@ -92,7 +93,7 @@ class Checkpoints:
                 bad.append(step)
                 continue
             self._set_aside(bad, step)
-            return Restored(step, found["state"], found["progress"])
+            return Restored(step, state, progress)
         if bad:
             raise UserError(
                 f"None of the checkpoints in {self._manager.directory} (steps "
@@ -105,6 +106,21 @@ class Checkpoints:
     def path(self, step: int) -> pathlib.Path:
         """Where the checkpoint of a step lies."""
         return pathlib.Path(self._manager.directory) / str(step)
+
+    def _read(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
+        found = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract),
+                progress=ocp.args.JsonRestore(),
+            ),
+        )
+        state, sealed = found["state"], dict(found["progress"])
+        if sealed.pop("seal") != _seal(sealed):
+            raise ValueError("its history was altered")
+        if jax.device_get(_checksums(state)).tolist() != sealed["checksums"]:
+            raise ValueError("its arrays were altered")
+        return state, sealed["progress"]
 
     def _set_aside(self, bad: list[int], used: int) -> None:
         # They stand where the run is going to save again.
@@ -145,9 +161,10 @@ def load_weights(model: nnx.Module, checkpoint: pathlib.Path) -> None:
     Raises:
       UserError: if it is no checkpoint, or one of another model.
     """
-    _, params, rest = nnx.split(model, nnx.Param, ...)
+    _, *variables = nnx.split(model, nnx.Param, ...)
     like = jax.tree.map(
-        ocp.utils.to_shape_dtype_struct, {"params": params, "rest": rest}
+        ocp.utils.to_shape_dtype_struct,
+        dict(zip(("params", "rest"), variables, strict=True)),
     )
     try:
         with ocp.PyTreeCheckpointer() as reader:
@@ -166,3 +183,26 @@ def load_weights(model: nnx.Module, checkpoint: pathlib.Path) -> None:
             "directory of one step, such as target/checkpoints/600."
         ) from error
     nnx.update(model, found["params"], found["rest"])
+
+
+def _seal(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+@jax.jit
+def _checksums(tree: Any) -> UInt32[Array, " leaves"]:
+    """For each leaf, the sum of its bits as words, modulo 2^32.
+
+    Taken on the device, and exact: the same however the arrays are sharded.
+    """
+
+    def words(leaf: Array) -> UInt32[Array, "..."]:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if leaf.dtype == bool:
+            leaf = leaf.astype(jnp.uint8)
+        word = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
+        return jax.lax.bitcast_convert_type(leaf, word).astype(jnp.uint32)
+
+    leaves = jax.tree.leaves(tree)
+    return jnp.stack([words(leaf).sum(dtype=jnp.uint32) for leaf in leaves])

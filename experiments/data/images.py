@@ -34,7 +34,7 @@ class ImageData:
       test_labels: shape (test,).
       mean: mean raw pixel of the training images, shape (channels,); 0..255 for
         photographs, 0..16 for digits.
-      std: their standard deviation, in the same unit, shape (channels,).
+      std: their standard deviation, in the same unit (1 where it is 0), (channels,).
       num_classes: number of classes.
     """
 
@@ -69,7 +69,8 @@ class ImageData:
             test_images=test[0],
             test_labels=test[1].astype(np.int32),
             mean=mean.astype(np.float32),
-            std=np.sqrt(variance).astype(np.float32),
+            # A channel of one value has nothing to scale.
+            std=np.where(variance > 0, np.sqrt(variance), 1).astype(np.float32),
             num_classes=num_classes,
         )
 

@@ -1,0 +1,277 @@
+"""Datasets: what is read is what was written, in an order that the seed fixes."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stnp
+from sklearn.datasets import load_digits
+
+from mupax.experiments import data
+from mupax.experiments.errors import UserError
+
+needs_tfds = pytest.mark.skipif(
+    "TFDS_DATA_DIR" not in os.environ,
+    reason="TFDS_DATA_DIR is not set: there are no prepared datasets to read",
+)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tfds")
+    data.prepare_digits(directory)
+    return directory
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home of the test's own, with no dataset in it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    directory = tmp_path / "shared"
+    directory.mkdir(mode=0o555)
+    return directory
+
+
+def toy(n: int) -> data.ImageData:
+    """n training images, each of which tells its own index."""
+    images = np.arange(n, dtype=np.uint8).reshape(n, 1, 1, 1)
+    split = images, np.arange(n)
+    return data.ImageData.from_arrays("toy", split, split, n)
+
+
+# --- digits
+
+
+def test_digits_are_those_of_scikit_learn_each_once(prepared):
+    digits = data.load("digits", prepared)
+    expected = load_digits()
+    images = np.concatenate([digits.train_images, digits.test_images])
+    labels = np.concatenate([digits.train_labels, digits.test_labels])
+    found = sorted(zip(map(bytes, images), labels, strict=True))
+    pixels = expected.images.astype(np.uint8)
+    assert found == sorted(zip(map(bytes, pixels), expected.target, strict=True))
+    assert digits.train_images.shape == (1437, 8, 8, 1)
+    assert digits.test_images.shape == (360, 8, 8, 1)
+    assert (digits.train_images.dtype, digits.train_labels.dtype) == (
+        np.uint8,
+        np.int32,
+    )
+
+
+def test_digits_splits_hold_all_classes_in_the_same_proportions(prepared):
+    digits = data.load("digits", prepared)
+    train = np.bincount(digits.train_labels, minlength=10) / 1437
+    test = np.bincount(digits.test_labels, minlength=10) / 360
+    np.testing.assert_allclose(train, test, atol=1 / 360)
+
+
+def test_digits_are_the_same_wherever_they_are_prepared(prepared, tmp_path):
+    again = data.load("digits", tmp_path)
+    np.testing.assert_array_equal(
+        data.load("digits", prepared).train_images, again.train_images
+    )
+
+
+def test_digits_are_read_by_tfds_itself(prepared):
+    source = tfds.data_source("digits", split="test", data_dir=prepared, download=False)
+    example = source[0]
+    assert (len(source), example["image"].shape) == (360, (8, 8, 1))
+    assert "tensorflow" not in sys.modules
+
+
+def test_killed_and_concurrent_preparations_leave_a_whole_dataset(tmp_path):
+    prepare = f"data.prepare_digits(pathlib.Path({str(tmp_path)!r}))"
+    imports = "import os, pathlib, signal; from mupax.experiments import data"
+    killed = (
+        f"{imports}; from mupax.experiments.data import digits\n"
+        "class Deadly(digits.Image.Image):\n"
+        "    def __init__(self): self.left = 900\n"
+        "    def fromarray(self, array):\n"
+        "        self.left -= 1\n"
+        "        if not self.left: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return original(array)\n"
+        "original = digits.Image.fromarray\n"
+        f"digits.Image = Deadly()\n{prepare}"
+    )
+    programs = [killed, f"{imports}; {prepare}"]
+    children = [
+        subprocess.Popen([sys.executable, "-c", program]) for program in programs
+    ]
+    doomed, other = (child.wait(timeout=60) for child in children)
+    assert other == 0
+    # The doomed one may have found the dataset ready.
+    assert doomed in (-signal.SIGKILL, 0)
+    assert len(data.load("digits", tmp_path).train_labels) == 1437
+
+
+def test_what_a_killed_preparation_leaves_is_not_taken_for_a_dataset(tmp_path):
+    leftover = tmp_path / "digits" / "incomplete.ABCDEF_1.0.0"
+    leftover.mkdir(parents=True)
+    (leftover / "digits-train.array_record-00000-of-00001").write_bytes(b"half")
+    assert len(data.load("digits", tmp_path).test_labels) == 360
+
+
+def test_digits_go_to_tfds_data_dir(tmp_path, home, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "mine"))
+    data.load("digits")
+    assert (tmp_path / "mine" / "digits" / "1.0.0").is_dir()
+    assert not any(home.iterdir())
+
+
+def test_digits_go_home_where_tfds_data_dir_is_read_only(home, read_only, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(read_only))
+    assert len(data.load("digits").train_labels) == 1437
+    assert (home / "tensorflow_datasets" / "digits").is_dir()
+    assert not any(read_only.iterdir())
+
+
+def test_a_named_directory_that_is_read_only_is_said_to_be(home, read_only):
+    with pytest.raises(UserError, match=rf"{read_only}.*written.*data_dir"):
+        data.load("digits", read_only)
+    assert not any(home.iterdir())
+    assert not any(read_only.iterdir())
+
+
+# --- other datasets
+
+
+def test_an_unknown_dataset_is_answered_with_those_there_are():
+    with pytest.raises(UserError, match=r"'svhn'.*digits, mnist"):
+        data.load("svhn")
+
+
+def test_a_missing_dataset_is_answered_with_how_to_prepare_it(tmp_path):
+    with pytest.raises(UserError, match="download_and_prepare") as caught:
+        data.load("mnist", tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_need_tensorflow_are_said_to(tmp_path):
+    data.prepare_digits(tmp_path)
+    folder = tmp_path / "digits" / "1.0.0"
+    info = folder / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    for file in folder.glob("*array_record*"):
+        file.rename(folder / file.name.replace("array_record", "tfrecord"))
+    with pytest.raises(UserError, match="not in ArrayRecord files"):
+        data.load("digits", tmp_path)
+
+
+@needs_tfds
+@pytest.mark.parametrize(
+    ("name", "shape", "mean", "std"),
+    [
+        ("mnist", (60000, 28, 28, 1), [0.1307], [0.3081]),
+        ("fashion_mnist", (60000, 28, 28, 1), [0.2860], [0.3530]),
+        ("cifar10", (50000, 32, 32, 3), [0.491, 0.482, 0.447], [0.247, 0.243, 0.262]),
+    ],
+)
+def test_prepared_datasets_have_their_published_statistics(name, shape, mean, std):
+    images = data.load(name)
+    assert images.train_images.shape == shape
+    assert images.test_images.shape == (10000, *shape[1:])
+    assert np.bincount(images.test_labels).min() > 800
+    np.testing.assert_allclose(images.mean / 255, mean, atol=3e-3)
+    np.testing.assert_allclose(images.std / 255, std, atol=3e-3)
+
+
+# --- statistics
+
+
+@hypothesis.settings(max_examples=20)  # each shape compiles
+@hypothesis.given(
+    stnp.arrays(np.uint8, stnp.array_shapes(min_dims=4, max_dims=4, max_side=5))
+)
+def test_normalized_training_images_have_mean_0_and_std_1(images):
+    labels = np.zeros(len(images), np.int64)
+    toy = data.ImageData.from_arrays("toy", (images, labels), (images, labels), 1)
+    out = jax.jit(data.normalize)(images, toy.mean, toy.std)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out.mean((0, 1, 2)), 0, atol=1e-3)
+    constant = images.min((0, 1, 2)) == images.max((0, 1, 2))
+    np.testing.assert_allclose(out.std((0, 1, 2)), np.where(constant, 0, 1), atol=1e-3)
+
+
+def test_normalize_needs_no_implicit_promotion(strict_dtypes):
+    images = np.full((2, 3, 3, 2), 7, np.uint8)
+    out = data.normalize(images, np.float32([5, 7]), np.float32([2, 4]))
+    np.testing.assert_array_equal(out[0, 0, 0], [1, 0])
+
+
+# --- order
+
+sizes = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
+
+
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(sizes=sizes, seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 12))
+def test_sweeps_and_loops_see_the_same_examples_in_the_same_order(sizes, seed, steps):
+    n, batch_size = sizes
+    iterator = data.batches(toy(n), batch_size, seed)
+    seen = [next(iterator) for _ in range(steps)]
+    iterator.close()
+    indices = data.batch_indices(n, batch_size, seed, steps)
+    assert indices.dtype == np.int32
+    np.testing.assert_array_equal(np.stack([b["label"] for b in seen]), indices)
+    np.testing.assert_array_equal(np.stack([b["image"].ravel() for b in seen]), indices)
+
+
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(n=st.integers(1, 60), seed=st.integers(0, 2**32 - 1))
+def test_every_epoch_holds_every_example_once(n, seed):
+    epochs = data.batch_indices(n, n, seed, 3)
+    np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(n), (3, 1)))
+
+
+def test_epochs_and_seeds_differ_in_order():
+    first, second = data.batch_indices(50, 50, 0, 2)
+    assert (first != second).any()
+    assert (first != data.batch_indices(50, 50, 1, 1)[0]).any()
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_parts_of_the_processes_make_up_the_batch(processes):
+    whole = data.batch_indices(31, 6, 5, 20)
+    parts = [
+        data.batches(toy(31), 6, 5, process_index=r, process_count=processes)
+        for r in range(processes)
+    ]
+    for expected in whole:
+        found = np.concatenate([next(part)["label"] for part in parts])
+        np.testing.assert_array_equal(np.sort(found), np.sort(expected))
+    for part in parts:
+        part.close()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 9])
+def test_an_iterator_goes_on_from_its_saved_state(steps):
+    iterator = data.batches(toy(20), 6, 7)
+    for _ in range(steps):
+        next(iterator)
+    fresh = data.batches(toy(20), 6, 7)
+    fresh.set_state(iterator.get_state())
+    for _ in range(9):
+        np.testing.assert_array_equal(next(iterator)["label"], next(fresh)["label"])
+    iterator.close()
+    fresh.close()
+
+
+def test_the_default_directory_is_that_of_tfds(home):
+    data.load("digits")
+    assert pathlib.Path("~/tensorflow_datasets/digits").expanduser().is_dir()
