@@ -60,7 +60,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     directory = pathlib.Path(folder or f"runs/{config.dataset}_{config.model.name}")
     with console.status(f"reading {config.dataset}"):
         data = datasets.load(config.dataset, config.data_dir)
-    _try_model(jobs[0], data)
+    _try(jobs[0], data)
     workdir.claim(directory, settings)
 
     started = time.perf_counter()
@@ -255,8 +255,14 @@ def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
     return best
 
 
-def _try_model(job: engine.Job, data: datasets.ImageData) -> None:
-    """Say what is wrong with the model's options before anything is written."""
+def _try(job: engine.Job, data: datasets.ImageData) -> None:
+    """Say what is wrong with batch and model before anything is written."""
+    examples = len(data.train_labels)
+    if job.batch_size > examples:
+        raise UserError(
+            f"batch_size {job.batch_size} is more than the {examples} training "
+            f"examples of {data.name}; make it smaller"
+        )
     try:
         nnx.eval_shape(lambda: job.build(data, nnx.Rngs(0)))
     except (TypeError, ValueError) as error:

@@ -25,7 +25,9 @@ POINTS = 40  # of a learning curve that is kept
 
 # On a CPU the time goes into matrix products, which are called, not compiled: half
 # the compile time for the same speed (benchmarks/sweep.py).
-_COMPILER = {"cpu": {"xla_backend_optimization_level": 1}}
+_COMPILER: dict[str, dict[str, str | bool]] = {
+    "cpu": {"xla_backend_optimization_level": "1"}
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,7 @@ def compile_cell(job: Job, data: ImageData) -> Callable[[], Cell]:
     start = time.perf_counter()
     abstract = nnx.eval_shape(lambda: job.build(data, nnx.Rngs(0)))
     scales = zoo.scales(abstract)
-    graph, *_ = nnx.split(abstract, nnx.Param, ...)
+    graph = nnx.graphdef(abstract)
     mean, std = data.mean, data.std
 
     def run(
@@ -168,9 +170,8 @@ def compile_cell(job: Job, data: ImageData) -> Callable[[], Cell]:
         images: jax.Array,
         labels: jax.Array,
     ) -> jax.Array:
-        _, params, rest = nnx.split(
-            job.build(data, nnx.Rngs(params=key)), nnx.Param, ...
-        )
+        model = job.build(data, nnx.Rngs(params=key))
+        params, rest = nnx.state(model, nnx.Param, ...)
         # Gathered once a seed, as bytes: every learning rate sees the same batches.
         return jax.vmap(run, in_axes=(0, None, None, None, None))(
             log2_lr, params, rest, images[indices], labels[indices]

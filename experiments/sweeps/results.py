@@ -44,8 +44,8 @@ class Cell:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Cell":
         """The inverse of `to_json`."""
-        arrays = ("log2_lr", "loss", "curves")
-        return cls(**{k: _array(v) if k in arrays else v for k, v in data.items()})
+        arrays = {key: _array(data[key]) for key in ("log2_lr", "loss", "curves")}
+        return cls(**{**data, **arrays})
 
 
 @dataclasses.dataclass(frozen=True)
