@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from absl import logging
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int32
 
@@ -107,17 +108,17 @@ def train(
     # ----- Checks and claim: nothing is written before all of it is known to fit.
     mesh = mesh or data_mesh()
     _check(data, batch_size, mesh, steps, eval_every, save_every)
-    claim(
-        workdir,
-        {
-            "settings": fingerprint or {},
-            "dataset": data.name,
-            "batch_size": batch_size,
-            "steps": steps,
-            "seed": seed,
-            "eval_every": eval_every,
-        },
-    )
+    settings = {
+        "settings": fingerprint or {},
+        "dataset": data.name,
+        "batch_size": batch_size,
+        "steps": steps,
+        "seed": seed,
+        "eval_every": eval_every,
+    }
+    if jax.process_index() == 0:
+        claim(workdir, settings)
+    multihost_utils.sync_global_devices("claimed")
     replicated = NamedSharding(mesh, PartitionSpec())
     sharded = NamedSharding(mesh, PartitionSpec("data"))
 
@@ -125,12 +126,9 @@ def train(
     # and a caller whose run fails still holds the model.
     model.train()
     graph, *variables = nnx.split(model, nnx.Param, ...)
-    params, rest = jax.device_put(variables, replicated, may_alias=False)
-    state = {
-        "params": params,
-        "rest": rest,
-        "optimizer": jax.jit(tx.init, out_shardings=replicated)(params),
-    }
+    params, rest = _replicate(variables, replicated)
+    optimizer = _replicate(jax.jit(tx.init)(params), replicated)
+    state = {"params": params, "rest": rest, "optimizer": optimizer}
 
     def step_fn(
         state: dict[str, Any], batch: dict[str, Array]
@@ -241,8 +239,9 @@ def evaluate(
     mesh = mesh or data_mesh()
     _check_divides(batch_size, mesh)
     _, *variables = nnx.split(model, nnx.Param, ...)
-    placed = jax.device_put(variables, NamedSharding(mesh, PartitionSpec()))
-    loss, accuracy = jax.device_get(_tester(model, data, batch_size, mesh)(*placed))
+    params, rest = _replicate(variables, NamedSharding(mesh, PartitionSpec()))
+    test = _tester(model, data, batch_size, mesh)
+    loss, accuracy = jax.device_get(test(params, rest))
     return float(loss), float(accuracy)
 
 
@@ -299,6 +298,15 @@ def _tester(
     summed = jax.jit(sums, out_shardings=replicated)
     mean = jax.jit(lambda parts: sum(parts) / n)
     return lambda params, rest: mean([summed(params, rest, b) for b in staged])
+
+
+def _replicate(tree: Any, sharding: NamedSharding) -> Any:
+    """A copy of every array on every device; what is donated is never the original."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding, may_alias=False)
+    # device_put does not reach the devices of other processes; a program does.
+    copy = jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=sharding)
+    return copy(tree)
 
 
 def _place(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, Array]:

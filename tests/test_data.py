@@ -254,7 +254,7 @@ def test_the_parts_of_the_processes_make_up_the_batch(processes):
     ]
     for expected in whole:
         found = np.concatenate([next(part)["label"] for part in parts])
-        np.testing.assert_array_equal(np.sort(found), np.sort(expected))
+        np.testing.assert_array_equal(found, expected)
     for part in parts:
         part.close()
 

@@ -9,6 +9,7 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -309,6 +310,23 @@ def test_eight_devices_give_the_losses_of_one_to_the_end(tmp_path, finished):
     assert found["devices"] == 8
     np.testing.assert_allclose(found["curve"], finished[1].curve, rtol=1e-4)
     np.testing.assert_allclose(found["evals"], finished[1].evals, rtol=1e-4)
+
+
+@pytest.mark.long
+def test_two_processes_and_then_one_give_the_losses_of_one(tmp_path, finished):
+    workdir = tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    flags = ("--port", port, "--kill-at-step", "33", "--process")
+    for child in [spawn(workdir, *flags, rank) for rank in "01"]:
+        # Either the order to die, or the loss of the other one, ends it.
+        child.communicate(timeout=120)
+        assert child.returncode < 0
+    result, _ = run(workdir)
+    assert result.resumed_from in (25, 30)
+    np.testing.assert_allclose(result.curve, finished[1].curve, rtol=1e-4)
+    np.testing.assert_allclose(result.evals, finished[1].evals, rtol=1e-4)
 
 
 def test_the_loop_is_what_it_says_it_is(tmp_path):

@@ -1,6 +1,6 @@
 """A small run of `experiments.train`, as a process of its own that can be killed.
 
-    python tests/train_child.py WORKDIR [--kill-at-step N | --kill-in-save N]
+    python tests/train_child.py WORKDIR [--kill-at-step N | --kill-in-save N] [--process R]
 
 Prints the result as JSON, with a digest of every weight. Not a test: test_train.py
 starts it.
@@ -113,7 +113,11 @@ def main() -> None:
     parser.add_argument("workdir", type=pathlib.Path)
     parser.add_argument("--kill-at-step", type=int)
     parser.add_argument("--kill-in-save", type=int)
+    parser.add_argument("--process", type=int, help="which of two")
+    parser.add_argument("--port", type=int, help="where process 0 listens")
     args = parser.parse_args()
+    if args.process is not None:
+        jax.distributed.initialize(f"127.0.0.1:{args.port}", 2, args.process)
     if args.kill_in_save:
         threading.Thread(
             target=die_in_save, args=(args.workdir, args.kill_in_save), daemon=True

@@ -29,7 +29,8 @@ def batches(
       data: the dataset.
       batch_size: examples in a step, over all processes.
       seed: gives the order, 0 <= seed < 2**32.
-      process_index: which part of every batch to give; jax.process_index() by default.
+      process_index: which part of every batch to give, as contiguous rows, so that
+        the whole batch is the same; jax.process_index() by default.
       process_count: into how many parts; jax.process_count() by default.
 
     Returns:
@@ -39,9 +40,10 @@ def batches(
     """
     rank = jax.process_index() if process_index is None else process_index
     count = jax.process_count() if process_count is None else process_count
-    order = _order(len(data.train_labels), seed)[rank::count]
+    order = _order(len(data.train_labels), seed)
+    parts = order.batch(batch_size // count, drop_remainder=True)
     return iter(
-        order.batch(batch_size // count, drop_remainder=True)
+        parts[rank::count]
         .map(_gather(data))
         .to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8))
     )
