@@ -95,13 +95,11 @@ def test_a_diverged_run_is_recorded_and_spoils_no_neighbour(data):
 
 
 def test_a_run_that_ends_no_better_than_guessing_is_diverged(data):
-    still = engine.compile_cell(job(log2_lr=(-60.0, -7.0), steps=5), data)()
-    first = engine.compile_cell(job(log2_lr=(-7.0,), steps=1, average_last=1), data)()
-    # At 2^-60 nothing moves: diverged exactly if the start is no better than log 4.
-    assert (
-        still.diverged[:, 0].tolist() == (still.curves[:, 0, -1] >= np.log(4)).tolist()
-    )
-    assert first.curves.shape == (2, 1, 1)
+    still = engine.compile_cell(job(log2_lr=(-60.0,), steps=5), data)()
+    # At 2^-60 nothing moves: some starts are worse than a guess among four, some not.
+    guessing = still.curves.mean(axis=-1) >= np.log(4)
+    assert guessing.any()
+    np.testing.assert_array_equal(still.diverged, guessing)
 
 
 def test_parametrizations_agree_at_base_size(data):
