@@ -71,7 +71,7 @@ class ResMLP(nnx.Module):
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns.
       branch_multiplier: a.
-      in_features: size of the flattened input.
+      input_shape: of one input, which is flattened.
       out_features: number of classes.
       block_depth: layers in a branch; Depth-μP is optimal for one (section 9).
       nonlinearity: "relu", "abs", "gelu" or "identity".
@@ -108,7 +108,7 @@ class ResMLP(nnx.Module):
         base_depth: int | None = None,
         parametrization: str | optim.Parametrization = "depth_mup",
         branch_multiplier: float = 1.0,
-        in_features: int = 64,
+        input_shape: tuple[int, ...] = (8, 8, 1),
         out_features: int = 10,
         block_depth: int = 1,
         nonlinearity: str = "relu",
@@ -135,7 +135,7 @@ class ResMLP(nnx.Module):
             dtype=dtype,
             param_dtype=param_dtype,
             growing={"mlp": 1.0},
-            fixed={"inputs": in_features, "classes": out_features},
+            fixed={"inputs": math.prod(input_shape), "classes": out_features},
         )
         self.remat = remat
         self.readin = Dense(

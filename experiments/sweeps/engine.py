@@ -102,7 +102,7 @@ def build_model(
     options = dict(options)
     return zoo.create(
         options.pop("name"),
-        in_features=math.prod(data.train_images.shape[1:]),
+        input_shape=data.train_images.shape[1:],
         out_features=data.num_classes,
         **options,
         **sizes,
