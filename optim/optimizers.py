@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -286,7 +287,7 @@ def adafactor(
     multiply_by_parameter_scale: bool = True,
     clipping_threshold: float | None = 1.0,
     momentum: float | None = None,
-    dtype_momentum: Any = "float32",
+    dtype_momentum: Any = jnp.float32,
     weight_decay_rate: optax.ScalarOrSchedule | None = None,
     eps: float = 1e-30,
     factored: bool = True,

@@ -181,12 +181,12 @@ class Scales(Mapping[str, ParamScale]):
           ValueError: a path is unknown, missing, or has another shape; the message
             names the path and what to do.
         """
+        if _is_placeholder(params):
+            return frozenset(self)
         found, masked = {}, []
         for path, leaf in flatten(params, is_leaf=_is_masked):
             if _is_masked(leaf):
                 masked.append(path)
-            elif _is_placeholder(leaf):
-                return frozenset(self)
             elif not hasattr(leaf, "shape"):
                 raise ValueError(
                     f"{path!r} is a {type(leaf).__name__}, not an array; give the "
@@ -228,9 +228,9 @@ def _is_masked(leaf: Any) -> bool:
     return type(leaf).__name__ == "MaskedNode"
 
 
-def _is_placeholder(leaf: Any) -> bool:
+def _is_placeholder(params: Any) -> bool:
     # optax.tree.map_params asks for the state of one stand-in for all parameters.
-    return type(leaf).__name__ == "_ParamsPlaceholder"
+    return type(params).__name__ == "_ParamsPlaceholder"
 
 
 def _some(names: list[str], most: int = 4) -> str:

@@ -1,0 +1,356 @@
+"""The optimizers are Optax's at the base, and differ from it by the rules alone."""
+
+import functools
+import inspect
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from mupax import optim
+from mupax.optim import optimizers
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def shapes(n, depth=2):
+    return {
+        "embed": (5, n),
+        "blocks": {"kernel": (depth, n, n), "bias": (depth, n)},
+        "conv": (3, n, 2 * n),
+        "head": {"kernel": (2 * n, 3), "bias": (3,)},
+    }
+
+
+def tree(n, depth=2, seed=0):
+    leaves, treedef = jax.tree.flatten(
+        shapes(n, depth), is_leaf=lambda x: isinstance(x, tuple)
+    )
+    rng = np.random.default_rng(seed)
+    drawn = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in leaves]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+BASE = optim.infer_scales(
+    tree(8), tree(8), delta=tree(16), depth=(2, 2), branch="blocks"
+)
+SCALES = optim.infer_scales(tree(8), tree(32, 8), depth=(2, 8), branch="blocks")
+
+# The kernels that Muon is to take, by (fan-in, fan-out) axes.
+NUMBERS = {
+    "embed": None,
+    "blocks": {"kernel": contrib.MuonDimensionNumbers((1,), (2,)), "bias": None},
+    "conv": contrib.MuonDimensionNumbers((0, 1), (2,)),
+    "head": {"kernel": None, "bias": None},
+}
+
+
+def optax_muon(learning_rate, **options):
+    return contrib.muon(
+        learning_rate, muon_weight_dimension_numbers=lambda _: NUMBERS, **options
+    )
+
+
+def schedule(step):
+    return 0.1 / (1 + step)
+
+
+def decayed(tree):
+    return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+
+NAMESAKES = {
+    "sgd": (optim.sgd, optax.sgd),
+    "adam": (optim.adam, optax.adam),
+    "adamw": (optim.adamw, optax.adamw),
+    "lion": (optim.lion, optax.lion),
+    "muon": (optim.muon, optax_muon),
+    "adafactor": (optim.adafactor, optax.adafactor),
+    "lamb": (optim.lamb, optax.lamb),
+}
+OPTIONS = {
+    "sgd": [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}],
+    "adam": [{}, {"b1": 0.8, "eps": 1e-3, "eps_root": 1e-4}, {"nesterov": True}],
+    "adamw": [{}, {"weight_decay": 0.1, "mask": decayed, "mu_dtype": jnp.bfloat16}],
+    "lion": [{}, {"b1": 0.8, "weight_decay": 0.1, "mask": decayed}],
+    "muon": [
+        {},
+        {"weight_decay": 0.1, "adam_weight_decay": 0.2, "adam_learning_rate": 0.3},
+        {"nesterov": False, "consistent_rms": 0.2, "adam_b1": 0.8, "ns_steps": 3},
+    ],
+    "adafactor": [
+        {},
+        {"momentum": 0.9, "weight_decay_rate": 1e-3, "min_dim_size_to_factor": 4},
+        {"multiply_by_parameter_scale": False, "clipping_threshold": None},
+    ],
+    "lamb": [{}, {"weight_decay": 0.1, "mask": decayed, "eps": 1e-3}],
+}
+CASES = [
+    pytest.param(name, rate, options, id=f"{name}-{kind}-{i}")
+    for name in NAMESAKES
+    for i, options in enumerate(OPTIONS[name])
+    # Each with a rate or a schedule; the last with both.
+    for kind, rate in (("rate", 0.1), ("schedule", schedule))
+    if (kind == "schedule") == (i % 2 == 1) or i == 0
+]
+
+
+def train(tx, params, steps=4):
+    """Parameters and state after some steps of differing gradients."""
+
+    def step(count, carry):
+        params, state = carry
+        grads = jax.tree.map(lambda p: jnp.sin(p + count), params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    @jit
+    def run(params):
+        return jax.lax.fori_loop(0, steps, step, (params, tx.init(params)))
+
+    return run(params)
+
+
+@pytest.mark.parametrize(("name", "rate", "options"), CASES)
+def test_at_base_size_each_is_its_namesake_bit_for_bit(name, rate, options):
+    maker, namesake = NAMESAKES[name]
+    ours = train(maker(rate, BASE, **options), tree(8))
+    theirs = train(namesake(rate, **options), tree(8))
+    jax.tree.map(np.testing.assert_array_equal, ours[0], theirs[0])
+
+
+@pytest.mark.parametrize("name", NAMESAKES)
+def test_standard_parametrization_is_optax_at_any_size(name):
+    maker, namesake = NAMESAKES[name]
+    ours = train(maker(0.1, SCALES, "sp"), tree(32, 8), steps=2)[0]
+    theirs = train(namesake(0.1), tree(32, 8), steps=2)[0]
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("name", NAMESAKES)
+@pytest.mark.parametrize("rate", [0.1, schedule], ids=["rate", "schedule"])
+def test_no_state_beyond_the_namesakes(name, rate):
+    maker, namesake = NAMESAKES[name]
+    params = jax.eval_shape(lambda: tree(32, 8))
+    ours = jax.tree.leaves(jax.eval_shape(maker(rate, SCALES).init, params))
+    theirs = jax.tree.leaves(jax.eval_shape(namesake(rate).init, params))
+
+    def size(leaves):
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+    assert (len(ours), size(ours)) == (len(theirs), size(theirs))
+
+
+@pytest.mark.parametrize("name", NAMESAKES)
+def test_arguments_are_those_of_the_namesake(name):
+    maker = getattr(optim, name)
+    namesake = contrib.muon if name == "muon" else getattr(optax, name)
+    ours = dict(inspect.signature(maker).parameters)
+    assert list(ours)[:3] == ["learning_rate", "scales", "parametrization"]
+    theirs = dict(inspect.signature(namesake).parameters)
+    # Muon's dimension numbers come from the scales.
+    theirs.pop("muon_weight_dimension_numbers", None)
+    rest = [p for p in ours if p not in ("scales", "parametrization")]
+    assert rest == list(theirs)
+    for key in rest[1:]:
+        assert ours[key].default == theirs[key].default, key
+        assert ours[key].kind == theirs[key].kind, key
+
+
+DECAYING = {
+    "adamw": (optim.adamw, "weight_decay"),
+    "lion": (optim.lion, "weight_decay"),
+    "muon": (optim.muon, "weight_decay"),
+    "muon's adam": (optim.muon, "adam_weight_decay"),
+    "adafactor": (optim.adafactor, "weight_decay_rate"),
+}
+
+
+@pytest.mark.parametrize("name", DECAYING)
+@pytest.mark.parametrize("parametrization", ["mup", "depth_mup", "ode", "ntk"])
+def test_decay_takes_the_same_part_at_every_size(name, parametrization):
+    maker, option = DECAYING[name]
+    params = tree(32, 8)
+
+    def updates(**options):
+        tx = maker(0.1, SCALES, parametrization, **options)
+        return jit(lambda p: tx.update(p, tx.init(p), p)[0])(params)
+
+    plain, decayed_ = updates(**{option: 0.0}), updates(**{option: 0.5})
+    difference = jax.tree.map(lambda a, b: a - b, decayed_, plain)
+    rate = 1.0 if option == "weight_decay_rate" else 0.1
+    taken = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (d, p)
+        for (path, d), p in zip(
+            jax.tree_util.tree_leaves_with_path(difference),
+            jax.tree.leaves(params),
+            strict=True,
+        )
+    }
+    matrices = {"blocks/kernel", "conv"}
+    for path, (part, weight) in taken.items():
+        if name == "muon" and path not in matrices:
+            continue
+        if name == "muon's adam" and path in matrices:
+            continue
+        np.testing.assert_allclose(part, -rate * 0.5 * weight, rtol=1e-4, atol=1e-5)
+
+
+def test_decay_of_lamb_is_the_same_against_the_update():
+    # The trust ratio sees Adam's update, of size one, and the decay: relative to one
+    # another they are what lr·wd the same for every size makes them.
+    params = tree(32, 8)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    tx = optim.lamb(0.1, SCALES, "mup", weight_decay=0.5)
+    updates, _ = jit(lambda g, p: tx.update(g, tx.init(p), p))(zeros, params)
+    # Without gradients the decay is all: the ratio brings it to the weight's norm.
+    relative = updates["blocks"]["kernel"] / params["blocks"]["kernel"]
+    np.testing.assert_allclose(relative, -0.1 * 4**-0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb"])
+def test_eps_follows_the_gradient(name):
+    # Where eps rules, the update is g/eps: it must be the base's for a gradient that
+    # is smaller by its own law, m^-1 M^-1/2 (TP-VI Definition 6.1).
+    maker, _ = NAMESAKES[name]
+    rows = optim.explain(SCALES, "depth_mup", optimizer=name).rows
+    row = rows["blocks/kernel"]
+    assert row.eps == pytest.approx(4**-1 * 4**-0.5)
+    if name == "lamb":
+        return
+    params = tree(32, 8)
+    small = jax.tree.map(lambda p: jnp.full_like(p, 1e-6), params)
+    small["blocks"]["kernel"] *= row.eps
+    tx = maker(1.0, SCALES, "depth_mup", eps=1.0)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = jit(lambda g, p: tx.update(g, tx.init(p), p))(small, zeros)
+    np.testing.assert_allclose(
+        updates["blocks"]["kernel"], -1e-6 * row.learning_rate, rtol=1e-4
+    )
+
+
+# --- Muon ---
+
+
+def muon_updates(scales, params, **options):
+    tx = optim.muon(1.0, scales, "mup", **options)
+    return jit(lambda p: tx.update(p, tx.init(p), p)[0])(params)
+
+
+def test_stacked_kernels_are_orthogonalized_layer_by_layer():
+    params = tree(32, 8)
+    together = muon_updates(SCALES, params)["blocks"]["kernel"]
+    for layer in range(8):
+        singular = jnp.linalg.svd(together[layer], compute_uv=False)
+        rate = optim.explain(SCALES, "mup", "muon").rows["blocks/kernel"].learning_rate
+        # Newton-Schulz brings singular values near one, each layer for itself.
+        assert 0.4 < float(singular.min() / rate) < float(singular.max() / rate) < 1.4
+
+
+def test_one_layers_update_does_not_depend_on_the_others():
+    params = tree(32, 8)
+    other = jax.tree.map(jnp.copy, params)
+    other["blocks"]["kernel"] = other["blocks"]["kernel"].at[1:].multiply(-3.0)
+    one = muon_updates(SCALES, params)["blocks"]["kernel"][0]
+    two = muon_updates(SCALES, other)["blocks"]["kernel"][0]
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_embeddings_and_readouts_are_not_orthogonalized():
+    params = tree(32, 8)
+    rows = optim.explain(SCALES, "mup", "muon").rows
+    assert {p: r.family for p, r in rows.items()} == {
+        "embed": "adam",
+        "blocks/bias": "adam",
+        "blocks/kernel": "spectral",
+        "conv": "spectral",
+        "head/kernel": "adam",
+        "head/bias": "adam",
+    }
+    updates = muon_updates(SCALES, params)
+    theirs = optax.nadamw(1.0, weight_decay=0.0)
+    adam, _ = jit(lambda p: theirs.update(p, theirs.init(p), p))(params)
+    np.testing.assert_allclose(updates["embed"], adam["embed"], rtol=1e-4)
+    np.testing.assert_allclose(
+        updates["head"]["kernel"], adam["head"]["kernel"] / 4, rtol=1e-4
+    )
+
+
+def test_convolutions_are_matrices_of_their_window_times_inputs():
+    update = muon_updates(SCALES, tree(32, 8))["conv"]
+    rate = optim.explain(SCALES, "mup", "muon").rows["conv"].learning_rate
+    singular = jnp.linalg.svd(update.reshape(-1, 64), compute_uv=False)
+    assert 0.4 < float(singular.min() / rate) < float(singular.max() / rate) < 1.4
+
+
+@pytest.mark.parametrize("consistent_rms", [None, 0.2])
+def test_muons_update_has_the_spectral_norm_of_the_rule(consistent_rms):
+    """Whatever shape factor Optax applies, its growth with width is the rule's."""
+    sizes = {}
+    for n in (8, 32):
+        scales = (
+            BASE
+            if n == 8
+            else optim.infer_scales(tree(8), tree(n), depth=(2, 2), branch="blocks")
+        )
+        update = muon_updates(scales, tree(n), consistent_rms=consistent_rms)
+        sizes[n] = float(jnp.linalg.norm(update["conv"]) / n**0.5)
+    # Δ·(m_in m_out)^1/2 = 1: the spectral norm stays, and Frobenius' is n^1/2 of it.
+    assert sizes[32] / sizes[8] == pytest.approx(1, rel=0.15)
+
+
+def test_a_matrix_in_a_branch_is_hidden_where_only_depth_grows():
+    scales = optim.infer_scales(tree(8), tree(8, 8), depth=(2, 8), branch="blocks")
+    rows = optim.explain(scales, "depth_mup", "muon").rows
+    assert rows["blocks/kernel"].family == "spectral"
+    assert rows["blocks/kernel"].learning_rate == pytest.approx(4**-0.5)
+    assert rows["head/kernel"].family == "adam"
+
+
+# --- what explain says is what happens ---
+
+
+@functools.cache
+def first_update(name):
+    """Optax's, without decay."""
+    no_decay = {} if name in ("sgd", "adam", "muon") else {"weight_decay": 0.0}
+    tx = NAMESAKES[name][1](0.1, **no_decay)
+    return jit(lambda p: tx.update(p, tx.init(p), p)[0])(tree(32, 8))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "muon"])
+@pytest.mark.parametrize("parametrization", ["mup", "depth_mup", "ntk", "completep"])
+def test_explained_rates_are_applied(name, parametrization):
+    no_decay = {} if name in ("sgd", "adam", "muon") else {"weight_decay": 0.0}
+    tx = NAMESAKES[name][0](0.1, SCALES, parametrization, **no_decay)
+    got = jit(lambda p: tx.update(p, tx.init(p), p)[0])(tree(32, 8))
+    plain = first_update(name)
+    rows = optim.explain(SCALES, parametrization, optimizer=name).rows
+    for path, row in rows.items():
+        a, b = got, plain
+        for key in path.split("/"):
+            a, b = a[key], b[key]
+        np.testing.assert_allclose(
+            a, b * row.learning_rate, rtol=2e-3, atol=2e-5 * row.learning_rate
+        )
+
+
+def test_explain_prints_every_parameter_and_its_source():
+    text = str(optim.explain(SCALES, "depth_mup", optimizer="adamw"))
+    for path in SCALES:
+        assert path in text
+    for word in ("role", "init", "lr", "eps", "wd", "found", "8x32x32", "2310.02244"):
+        assert word in text
+
+
+def test_shape_factors_are_optaxs():
+    scale = SCALES["conv"]
+    fan_in, fan_out = 3 * 32, 64
+    assert optimizers.shape_factor(scale, False) == 1
+    assert optimizers.shape_factor(scale, True) == pytest.approx(
+        math.sqrt(max(24, 16) / max(fan_in, fan_out))
+    )
