@@ -84,7 +84,9 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         # Statistics in float32 whatever the dtype of the computation.
         y = jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-6)
-        return (y * self.scale[...] + self.bias[...]).astype(x.dtype)
+        lead = range(x.ndim - 1)
+        scale, bias = (jnp.expand_dims(v[...], lead) for v in (self.scale, self.bias))
+        return (y * scale + bias).astype(x.dtype)
 
 
 def mean_subtraction(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:

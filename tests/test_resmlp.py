@@ -1,0 +1,165 @@
+"""The residual MLP: the formula, its options, and what its plan tells."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mupax import optim, zoo
+
+SIZES = {"width": 16, "depth": 6, "base_width": 8, "base_depth": 2}
+OPTIONS = [
+    {},
+    {"block_depth": 2},
+    {"activation_first": True, "subtract_mean": False},
+    {"layer_norm": True, "nonlinearity": "gelu"},
+    {"nonlinearity": "abs"},
+    {"nonlinearity": "identity", "zero_init": True},
+    {"remat": True},
+]
+
+
+def build(seed: int = 0, **options) -> nnx.Module:
+    return zoo.create("resmlp", **{**SIZES, **options}, rngs=nnx.Rngs(seed))
+
+
+def kernels(model: nnx.Module) -> dict[str, np.ndarray]:
+    state = nnx.to_flat_state(nnx.state(model, (nnx.Param, zoo.Frozen)))
+    return {"/".join(map(str, path)): np.asarray(v[...]) for path, v in state}
+
+
+def test_the_forward_pass_is_the_formula_of_section_6_3():
+    model = build(branch_multiplier=1.5)
+    w = kernels(model)
+    x = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    h = x @ w["readin/kernel"]
+    for kernel in w["blocks/layers/0/kernel"]:
+        z = np.maximum(h @ kernel, 0)
+        h = h + 1.5 * (6 / 2) ** -0.5 * (z - z.mean(-1, keepdims=True))
+    np.testing.assert_allclose(model(x), h @ w["readout/kernel"], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_parameter_gets_a_gradient(options):
+    model = build(**options)
+    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+    # Behind a branch that starts at zero gradients come after the first step.
+    if options.get("zero_init"):
+        w = model.blocks.layers[0].kernel
+        w[...] = 0.1 * jax.random.normal(jax.random.key(2), w.shape)
+    grads = nnx.grad(lambda m: (m(x)[:, 0] ** 2).sum())(model)
+    for path, grad in nnx.to_flat_state(grads):
+        assert np.abs(grad[...]).max() > 0, path
+
+
+@pytest.mark.parametrize("name", ["mup", "depth_mup", "ode", "mean_field"])
+def test_at_base_size_every_parametrization_is_sp_bit_for_bit(name):
+    at_base = {"width": 8, "depth": 2}
+    x = jax.random.normal(jax.random.key(1), (4, 64))
+    standard = build(**at_base, parametrization="sp")(x)
+    np.testing.assert_array_equal(standard, build(**at_base, parametrization=name)(x))
+
+
+@pytest.mark.parametrize("gauge", ["table8", "mean_field", {"hidden": 0.3}])
+def test_a_gauge_does_not_change_the_function(gauge):
+    x = jax.random.normal(jax.random.key(1), (4, 64))
+    moved = optim.parametrization("depth_mup", gauge=gauge)
+    np.testing.assert_allclose(
+        build(parametrization="depth_mup")(x),
+        build(parametrization=moved)(x),
+        rtol=1e-5,
+    )
+
+
+def test_axis_names_and_shapes_give_the_same_scales():
+    def at(width: int, depth: int) -> nnx.Module:
+        return build(width=width, depth=depth)
+
+    named = zoo.scales(at(16, 6))
+    inferred = optim.infer_scales(
+        lambda: at(8, 2), lambda: at(16, 6), depth=(2, 6), branch="blocks"
+    )
+    assert set(named) == set(inferred)
+    for path in named:
+        for field in (
+            "role",
+            "width_in",
+            "width_out",
+            "width_last",
+            "depth",
+            "in_axes",
+        ):
+            assert getattr(named[path], field) == getattr(inferred[path], field), path
+
+
+def test_initial_sizes_follow_the_parametrization():
+    wide = {"width": 512, "depth": 2, "base_width": 64}
+    for name, power in (("sp", -0.5), ("mup", -1.0)):
+        w = kernels(build(**wide, parametrization=name))
+        readout = 64**-0.5 * (512 / 64) ** power
+        assert w["readout/kernel"].std() == pytest.approx(readout, rel=0.05)
+        assert w["blocks/layers/0/kernel"].std() == pytest.approx(512**-0.5, rel=0.05)
+        assert w["readin/kernel"].std() == pytest.approx(1 / 8, rel=0.05)
+
+
+def test_frozen_ends_are_no_parameters():
+    model = build(train_ends=False)
+    assert list(zoo.scales(model)) == ["blocks/layers/0/kernel"]
+    assert set(kernels(model)) == set(kernels(build()))
+
+
+def test_richness_divides_the_output():
+    x = jax.random.normal(jax.random.key(1), (4, 64))
+    rich = optim.parametrization("depth_mup", richness=4.0)
+    np.testing.assert_allclose(
+        build(parametrization=rich)(x), build()(x) / 4, rtol=1e-6
+    )
+
+
+def test_bf16_computes_in_bf16_on_float32_weights():
+    model = build(dtype=jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(1), (4, 64))
+    assert model(x).dtype == jnp.bfloat16
+    assert {v.dtype for v in kernels(model).values()} == {np.dtype("float32")}
+
+
+def test_seeds_are_a_vmap_axis():
+    @jax.vmap
+    def outputs(key):
+        return zoo.create("resmlp", **SIZES, rngs=nnx.Rngs(params=key))(
+            jnp.ones((1, 64))
+        )
+
+    out = outputs(jax.random.split(jax.random.key(0), 3))
+    assert out.shape == (3, 1, 10)
+    assert np.unique(out[:, 0, 0]).size == 3
+
+
+def test_a_hundred_billion_parameters_cost_no_memory():
+    abstract = nnx.eval_shape(lambda: build(width=40_000, depth=64, base_width=40))
+    scales = zoo.scales(abstract)
+    assert sum(np.prod(s.shape) for s in scales.values()) > 1e11
+    assert scales["readout/kernel"].width_in == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"width": 0}, "width=0"),
+        ({"depth": -1}, "depth=-1"),
+        ({"base_width": 2.5}, "base_width=2.5"),
+        ({"nonlinearity": "rleu"}, "relu"),
+        ({"block_depth": 0}, "block_depth=0"),
+        ({"parametrization": "depth_mupp"}, "depth_mup"),
+        ({"wdith": 8}, "'width'"),
+    ],
+)
+def test_bad_options_are_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        build(**options)
+
+
+def test_scales_are_refused_for_a_model_of_ones_own():
+    with pytest.raises(ValueError, match="infer_scales"):
+        zoo.scales(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
