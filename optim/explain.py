@@ -24,7 +24,7 @@ class Row:
       multiplier: the forward multiplier in front of the stored weight.
       learning_rate: multiplier of the base model's learning rate.
       eps: multiplier of eps; 1 for optimizers without.
-      weight_decay: multiplier of decoupled weight decay.
+      weight_decay: multiplier of weight decay.
       branch: whether it stands in a residual branch.
       family: the rule by which the learning rate follows.
       origin: how the role was found.
@@ -86,7 +86,9 @@ class Explanation:
             )
         if point.richness != 1:
             notes.append(f"the model divides its output by μ0 = {point.richness:g}")
-        notes.append(point.citation)
+        notes.append(f"init, fwd, lr, eps: {point.citation}")
+        if point.scaled and self.optimizer != "adafactor":
+            notes.append("wd: such that lr·wd is the same at every size")
         return "\n".join([notes[0], "", *lines, "", *notes[1:]])
 
 
@@ -123,7 +125,9 @@ def explain(
       in    input   8x4   8x16    1     1    1     0.25  1   adam    shape, in_out
       out   output  4x2   16x2    0.25  1    0.25  1     4   adam    shape, in_out
       <BLANKLINE>
-      Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), Table 3
+      init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
+Table 3
+      wd: such that lr·wd is the same at every size
     """
     point = _named(parametrization)
     check_depth(scales, point)
@@ -144,6 +148,14 @@ def _row(scale: ParamScale, point: Parametrization, optimizer: str) -> Row:
     if optimizer == "muon" and is_hidden_matrix(scale) and point.scaled:
         learning_rate *= shape_factor(scale, consistent_rms=False)
     has_eps = optimizer in _WITH_EPS or (optimizer == "muon" and family == "adam")
+    eps = rule.eps if has_eps else 1.0
+    decay = 1 / learning_rate
+    if optimizer == "adafactor":
+        # Its eps stands beside the gradient's square; its decay knows no rate.
+        eps, decay = rule.eps**2, 1.0
+    elif optimizer == "lamb":
+        # Its decay joins Adam's update, before the trust ratio.
+        decay = multipliers(scale, point, "adam").weight_decay
     return Row(
         role=scale.role.value,
         base_shape=scale.base_shape,
@@ -151,8 +163,8 @@ def _row(scale: ParamScale, point: Parametrization, optimizer: str) -> Row:
         init_std=rule.init_std,
         multiplier=rule.forward,
         learning_rate=learning_rate,
-        eps=rule.eps if has_eps else 1.0,
-        weight_decay=1 / learning_rate,
+        eps=eps,
+        weight_decay=decay,
         branch=scale.in_branch,
         family=family.value,
         origin=scale.origin,

@@ -347,6 +347,18 @@ def test_explain_prints_every_parameter_and_its_source():
         assert word in text
 
 
+def test_explain_says_how_each_optimizer_decays():
+    def row(name):
+        return optim.explain(SCALES, "mup", optimizer=name).rows["blocks/kernel"]
+
+    assert row("adamw").weight_decay == pytest.approx(4)
+    # LAMB's joins Adam's update before the trust ratio; Adafactor's is a rate a step.
+    assert row("lamb").learning_rate == pytest.approx(4**-0.5)
+    assert row("lamb").weight_decay == pytest.approx(4)
+    assert row("adafactor").weight_decay == 1
+    assert row("adafactor").eps == pytest.approx(4**-2)
+
+
 def test_shape_factors_are_optaxs():
     scale = SCALES["conv"]
     fan_in, fan_out = 3 * 32, 64
