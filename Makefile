@@ -51,6 +51,7 @@ wheel: install
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m build --quiet --wheel --no-isolation --outdir build/wheel .
 	$(PYTHON) -m venv build/wheel/env
+	sed -E '/^ *--hash/d; s/ *\\$$//' requirements.txt > build/wheel/constraints.txt
 	build/wheel/env/bin/python -m pip install --quiet --constraint build/wheel/constraints.txt build/wheel/*.whl
 	cd build/wheel && env/bin/python -c "import mupax; print('mupax', mupax.__version__, 'imports')"
 

@@ -213,6 +213,17 @@ def test_explain_prints_the_target_before_a_step_is_run(capsys, data_dir):
     assert "output" in out
 
 
+def test_a_missing_extra_is_named():
+    code = (
+        "import sys; sys.modules['ml_collections'] = None; sys.argv = ['mupax', 'transfer']"
+        "; from mupax.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "ml_collections" in done.stderr
+    assert "pip install 'mupax[train]'" in done.stderr
+
+
 def test_models_lists_the_zoo(capsys):
     assert mupax("models", "res*") == 0
     assert "resmlp" in capsys.readouterr().out
