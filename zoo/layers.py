@@ -1,6 +1,7 @@
 """Layers that carry their multipliers, and blocks stacked along a scanned axis."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "abs": jnp.abs,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "identity": lambda x: x,
 }
 
@@ -30,51 +32,88 @@ def activation(name: str) -> Callable[[Array], Array]:
 
 
 class Dense(nnx.Module):
-    """y = multiplier · x W, without bias.
+    """y = multiplier · x W (+ b), over the last axes of x.
 
     Args:
       plan: the model's plan.
-      names: (input axis, output axis) of the kernel.
+      names: axes of the kernel, those that are summed over first.
+      inputs: how many of them are summed over.
+      bias: whether it has one.
       in_branch: whether it stands in a residual branch.
-      init: see `Plan.param`.
+      init: see `Plan.param`; of the kernel. Biases start at zero.
       gain: see `Plan.param`.
-      trained: False freezes the kernel.
+      trained: False freezes it.
       rngs: random state.
     """
 
     def __init__(
         self,
         plan: Plan,
-        names: tuple[str, str],
+        names: tuple[str, ...],
         *,
+        inputs: int = 1,
+        bias: bool = False,
         in_branch: bool = False,
         init: str = "fan_in",
         gain: float = 1.0,
         trained: bool = True,
         rngs: nnx.Rngs,
     ):
+        kind = nnx.Param if trained else Frozen
         self.dtype = plan.dtype
+        self.inputs = inputs
         self.kernel, self.multiplier = plan.param(
             rngs.params,
             names,
-            inputs=1,
+            inputs=inputs,
             in_branch=in_branch,
             init=init,
             gain=gain,
-            kind=nnx.Param if trained else Frozen,
+            kind=kind,
+        )
+        self.bias, self.bias_multiplier = (
+            plan.param(
+                _no_key,
+                names[inputs:],
+                inputs=0,
+                in_branch=in_branch,
+                init="zeros",
+                kind=kind,
+            )
+            if bias
+            else (None, 1.0)
         )
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch out"]:
-        y = x.astype(self.dtype) @ self.kernel[...].astype(self.dtype)
-        # Exact at the base, where every multiplier is one.
-        return y if self.multiplier == 1.0 else y * self.multiplier
+        kernel = self.kernel[...].astype(self.dtype)
+        y = jnp.tensordot(x.astype(self.dtype), kernel, self.inputs)
+        y = times(y, self.multiplier)
+        if self.bias is None:
+            return y
+        bias = times(self.bias[...].astype(self.dtype), self.bias_multiplier)
+        return y + jnp.broadcast_to(bias, y.shape)
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalization over the last axis, with scale and bias."""
+    """Layer normalization over the last axis, with scale and bias.
 
-    def __init__(self, plan: Plan, name: str, *, in_branch: bool = False):
-        self.scale, _ = plan.param(
+    Args:
+      plan: the model's plan.
+      name: the axis that is normalized.
+      in_branch: whether it stands in a residual branch.
+      epsilon: added to the variance; 1e-6 in timm's ViT, 1e-5 in torch and GPT-2.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        *,
+        in_branch: bool = False,
+        epsilon: float = 1e-6,
+    ):
+        self.epsilon = epsilon
+        self.scale, self.multiplier = plan.param(
             _no_key, (name,), inputs=0, in_branch=in_branch, init="ones"
         )
         self.bias, _ = plan.param(
@@ -82,11 +121,19 @@ class LayerNorm(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        # Statistics in float32 whatever the dtype of the computation.
-        y = jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-6)
-        lead = range(x.ndim - 1)
-        scale, bias = (jnp.expand_dims(v[...], lead) for v in (self.scale, self.bias))
+        # Statistics in float32 at least, whatever the dtype of the computation.
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        y = jax.nn.standardize(x.astype(dtype), epsilon=self.epsilon)
+        scale, bias = (
+            jnp.broadcast_to(times(p[...].astype(dtype), self.multiplier), y.shape)
+            for p in (self.scale, self.bias)
+        )
         return (y * scale + bias).astype(x.dtype)
+
+
+def times(x: Float[Array, "*shape"], multiplier: float) -> Float[Array, "*shape"]:
+    """x · multiplier, and x itself where the multiplier is one, as at the base."""
+    return x if multiplier == 1.0 else x * multiplier
 
 
 def mean_subtraction(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
@@ -95,34 +142,68 @@ def mean_subtraction(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
 
 
 def stack(
-    create: Callable[[nnx.Rngs], nnx.Module], depth: int, rngs: nnx.Rngs
+    create: Callable[[nnx.Rngs], nnx.Module],
+    depth: int,
+    rngs: nnx.Rngs,
+    *,
+    base_depth: int | None = None,
 ) -> nnx.Module:
-    """`depth` copies of a block, every parameter with a leading axis of layers."""
+    """`depth` copies of a block, every variable with a leading axis of layers.
+
+    Args:
+      create: makes one block.
+      depth: how many.
+      rngs: random state.
+      base_depth: how many the base model stacks here, where that is not `depth`
+        over the plan's depth ratio.
+    """
 
     @nnx.split_rngs(splits=depth)
     @nnx.vmap(in_axes=(0,), out_axes=0)
     def blocks(rngs: nnx.Rngs) -> nnx.Module:
         return create(rngs)
 
-    return blocks(rngs)
+    stacked = blocks(rngs)
+    if base_depth is not None:
+        for _, variable in nnx.to_flat_state(nnx.state(stacked, nnx.Param)):
+            variable.set_metadata(base_layers=base_depth)
+    return stacked
+
+
+def call(
+    block: nnx.Module, x: Float[Array, "*batch n"], *, remat: bool = False
+) -> Float[Array, "*batch m"]:
+    """Apply one block that is not stacked, as `scan` applies those that are."""
+    graph, weights, state = nnx.split(block, _WEIGHTS, ...)
+    run = _pure(graph, remat)
+    x, state = run(x, weights, state)
+    nnx.update(block, state)
+    return x
 
 
 def scan(
-    blocks: nnx.Module, x: Float[Array, "*batch n"], *, remat: bool = False
+    blocks: nnx.Module,
+    x: Float[Array, "*batch n"],
+    *inputs: Any,
+    remat: bool = False,
 ) -> Float[Array, "*batch n"]:
     """Apply stacked blocks one after another, traced and compiled once.
 
     Args:
-      blocks: from `stack`; each maps x to the next x.
+      blocks: from `stack`; each maps x, and its part of `inputs`, to the next x.
       x: the residual stream.
+      *inputs: pytrees of arrays with a leading axis of layers, as random keys; None
+        stands for none.
       remat: recompute each block in the backward pass instead of storing it.
     """
     graph, state = nnx.split(blocks)
 
-    def step(x: Array, state: nnx.State) -> tuple[Array, None]:
-        return nnx.merge(graph, state)(x), None
+    def step(x: Array, layer: Any) -> tuple[Array, None]:
+        state, inputs = layer
+        return nnx.merge(graph, state)(x, *inputs), None
 
-    return jax.lax.scan(jax.checkpoint(step) if remat else step, x, state)[0]
+    step = jax.checkpoint(step) if remat else step
+    return jax.lax.scan(step, x, (state, inputs))[0]
 
 
 def _no_key() -> jax.Array:

@@ -5,6 +5,7 @@ by how much), hence initialization and multipliers, and its sharding.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -126,7 +127,8 @@ class Plan:
           inputs: how many of them, from the front, are fan-in.
           in_branch: whether it stands in a residual branch.
           init: "fan_in" (normal, standard deviation gain/√fan_in at the base, and
-            from there by the parametrization), "zeros" or "ones".
+            from there by the parametrization), "uniform" (of the same standard
+            deviation), "zeros" or "ones".
           gain: see `init`.
           kind: `nnx.Param`, or `Frozen`.
 
@@ -136,12 +138,16 @@ class Plan:
         scale = self.scale(names, inputs, in_branch)
         rule = optim.multipliers(scale, self.parametrization)
         shape, dtype = scale.shape, self.param_dtype
-        if init == "fan_in":
+        if init in ("fan_in", "uniform"):
             base_fan_in = 1
             for size in scale.base_shape[:inputs]:
                 base_fan_in *= size
             std = gain * base_fan_in**-0.5 * rule.init_std
-            value = std * jax.random.normal(key(), shape, dtype)
+            if init == "fan_in":
+                value = std * jax.random.normal(key(), shape, dtype)
+            else:
+                # A uniform variable on [-1, 1] has variance 1/3.
+                value = std * 3**0.5 * jax.random.uniform(key(), shape, dtype, -1, 1)
         else:
             value = {"zeros": jnp.zeros, "ones": jnp.ones}[init](shape, dtype)
         variable = kind(value, axes=names, inputs=inputs, in_branch=in_branch)
@@ -160,6 +166,7 @@ def plan(
     param_dtype: Any = jnp.float32,
     growing: dict[str, float] | None = None,
     fixed: dict[str, int] | None = None,
+    axes: dict[str, Axis] | None = None,
 ) -> Plan:
     """A checked plan.
 
@@ -174,6 +181,7 @@ def plan(
       param_dtype: of the parameters.
       growing: further axes that grow with width, as multiples of it.
       fixed: further axes that do not grow, with their sizes.
+      axes: further axes, as they are.
 
     Raises:
       ValueError: a size that is not positive, or a multiple that is not whole.
@@ -189,7 +197,7 @@ def plan(
     for name, size in {**sizes, **(fixed or {})}.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name}={size!r} must be a whole number, at least 1")
-    axes = {"embed": Axis(base_width, width, True)}
+    axes = {"embed": Axis(base_width, width, True), **(axes or {})}
     for name, multiple in (growing or {}).items():
         ends = [n * multiple for n in (base_width, width)]
         for end in ends:
@@ -251,7 +259,8 @@ def scales(model: nnx.Module) -> optim.Scales:
         layers = None
         if len(variable.shape) == len(names) + 1:
             count = variable.shape[0]
-            layers = (round(count / plan.depth) or 1, count)
+            base = variable.get_metadata().get("base_layers")
+            layers = (base or round(count / plan.depth) or 1, count)
         found[name] = plan.scale(
             names,
             variable.get_metadata()["inputs"],
