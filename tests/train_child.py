@@ -1,6 +1,6 @@
 """A small run of `experiments.train`, as a process of its own that can be killed.
 
-    python tests/train_child.py WORKDIR [--kill-at-step N | --kill-in-save N] [--process R]
+    python tests/train_child.py WORKDIR [--kill-at-step N | --kill-in-save N]
 
 Prints the result as JSON, with a digest of every weight. Not a test: test_train.py
 starts it.
