@@ -279,9 +279,16 @@ def relu_mlp() -> Parametrization:
     """μP for a plain ReLU MLP: every learning rate times M^-3/2.
 
     For networks without residual branches. The law is that of the linear response,
-    at small learning rates.
+    at small learning rates, and the theorem is for SGD. Other families move the last
+    preactivations by the same power of depth, measured: the squared change grows as
+    L^3 under SGD and under gradients normalized in each layer, and under sign updates
+    as L^2.9 between depths 8 and 64 (`pytest tests/test_laws.py -m ""`).
 
     Source: Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1.
+
+    Examples:
+      >>> relu_mlp().gamma
+      1.5
     """
     return Parametrization(
         "relu_mlp",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mupax import optim
@@ -187,12 +187,7 @@ points = st.one_of(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @given(data=st.data())
-@settings(
-    max_examples=8,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_training_gives_the_same_function_in_every_gauge(optimizer, data):
     model, (name, options) = data.draw(models), data.draw(points)
     gauge, seed = data.draw(gauges), data.draw(st.integers(0, 99))
@@ -201,3 +196,43 @@ def test_training_gives_the_same_function_in_every_gauge(optimizer, data):
         assert_same_function(
             model, name, options, OPTIMIZERS[optimizer], gauge, richness, seed
         )
+
+
+def both_gauges(name, optimizer, model, weights):
+    """Outputs after training without forward multipliers, and in that of mean field."""
+    point = optim.parametrization(name, gauge="table3")
+    other = optim.parametrization(name, gauge="mean_field")
+    scales = model.scales()
+    return [train(model, p, scales, optimizer, weights) for p in (point, other)]
+
+
+MLP = Model(residual=False, hidden=2, inner=3, depth=1)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_without_the_rules_a_gauge_is_another_optimizer(name):
+    """What the property rests on: Optax's own optimizers do not have it."""
+    make = {"adam": lambda *_: optax.adam(0.03), "sgd": lambda *_: optax.sgd(0.05)}
+    with jax.enable_x64(True):
+        a, b = both_gauges("mup", make[name], MLP, MLP.init(0))
+        assert np.abs(a - b).max() > 1e-3
+
+
+def test_under_sp_a_gauge_is_another_optimizer():
+    """One learning rate for all stored weights, in whatever gauge: that is SP."""
+    with jax.enable_x64(True):
+        a, b = both_gauges("sp", OPTIMIZERS["adam"], MLP, MLP.init(0))
+        assert np.abs(a - b).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "factor"), [("lamb", 0.0), ("adafactor", 1e-3), ("adafactor", 0.0)]
+)
+def test_relative_optimizers_feel_the_gauge_of_weights_that_are_almost_zero(
+    optimizer, factor
+):
+    with jax.enable_x64(True):
+        weights = MLP.init(0)
+        weights["out"]["w"] *= factor
+        a, b = both_gauges("mup", OPTIMIZERS[optimizer], MLP, weights)
+        assert np.abs(a - b).max() > 1e-6
