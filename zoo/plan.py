@@ -128,7 +128,7 @@ class Plan:
           in_branch: whether it stands in a residual branch.
           init: "fan_in" (normal, standard deviation gain/√fan_in at the base, and
             from there by the parametrization), "uniform" (of the same standard
-            deviation), "zeros" or "ones".
+            deviation), "normal" (of standard deviation gain), "zeros" or "ones".
           gain: see `init`.
           kind: `nnx.Param`, or `Frozen`.
 
@@ -138,18 +138,18 @@ class Plan:
         scale = self.scale(names, inputs, in_branch)
         rule = optim.multipliers(scale, self.parametrization)
         shape, dtype = scale.shape, self.param_dtype
-        if init in ("fan_in", "uniform"):
-            base_fan_in = 1
-            for size in scale.base_shape[:inputs]:
-                base_fan_in *= size
-            std = gain * base_fan_in**-0.5 * rule.init_std
-            if init == "fan_in":
-                value = std * jax.random.normal(key(), shape, dtype)
-            else:
+        if init in ("fan_in", "uniform", "normal"):
+            summed = 1 if init == "normal" else math.prod(scale.base_shape[:inputs])
+            std = gain * summed**-0.5 * rule.init_std
+            if init == "uniform":
                 # A uniform variable on [-1, 1] has variance 1/3.
                 value = std * 3**0.5 * jax.random.uniform(key(), shape, dtype, -1, 1)
+            else:
+                value = std * jax.random.normal(key(), shape, dtype)
         else:
-            value = {"zeros": jnp.zeros, "ones": jnp.ones}[init](shape, dtype)
+            # A gauge divides the stored ones by what it multiplies them with.
+            start = {"zeros": 0.0, "ones": rule.init_std}[init]
+            value = jnp.full(shape, start, dtype)
         variable = kind(value, axes=names, inputs=inputs, in_branch=in_branch)
         return variable, rule.forward
 
