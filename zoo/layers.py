@@ -171,12 +171,14 @@ def stack(
 
 
 def call(
-    block: nnx.Module, x: Float[Array, "*batch n"], *, remat: bool = False
+    block: nnx.Module,
+    x: Float[Array, "*batch n"],
+    *inputs: Any,
+    remat: bool = False,
 ) -> Float[Array, "*batch m"]:
     """Apply one block that is not stacked, as `scan` applies those that are."""
     graph, weights, state = nnx.split(block, _WEIGHTS, ...)
-    run = _pure(graph, remat)
-    x, state = run(x, weights, state)
+    x, state = _pure(graph, remat)(x, (weights, state, inputs))
     nnx.update(block, state)
     return x
 
@@ -189,6 +191,9 @@ def scan(
 ) -> Float[Array, "*batch n"]:
     """Apply stacked blocks one after another, traced and compiled once.
 
+    What the blocks change of themselves, as batch statistics, is put back into
+    `blocks`.
+
     Args:
       blocks: from `stack`; each maps x, and its part of `inputs`, to the next x.
       x: the residual stream.
@@ -196,14 +201,31 @@ def scan(
         stands for none.
       remat: recompute each block in the backward pass instead of storing it.
     """
-    graph, state = nnx.split(blocks)
+    graph, weights, state = nnx.split(blocks, _WEIGHTS, ...)
+    x, state = jax.lax.scan(_pure(graph, remat), x, (weights, state, inputs))
+    nnx.update(blocks, state)
+    return x
 
-    def step(x: Array, layer: Any) -> tuple[Array, None]:
-        state, inputs = layer
-        return nnx.merge(graph, state)(x, *inputs), None
 
-    step = jax.checkpoint(step) if remat else step
-    return jax.lax.scan(step, x, (state, inputs))[0]
+# Weights only go into a scan: what comes out of it is stored once more.
+_WEIGHTS = nnx.Any(nnx.Param, Frozen)
+
+
+def _pure(
+    graph: nnx.GraphDef, remat: bool
+) -> Callable[[Array, tuple[nnx.State, nnx.State, Any]], tuple[Array, nnx.State]]:
+    """A block as a function that returns those of its variables that may change."""
+
+    def run(
+        x: Array, layer: tuple[nnx.State, nnx.State, Any]
+    ) -> tuple[Array, nnx.State]:
+        weights, state, inputs = layer
+        # Copied: without a scan these are the caller's own variables, which the
+        # trace of a checkpoint may not change.
+        block = nnx.merge(graph, weights, state, copy=True)
+        return block(x, *inputs), nnx.state(block, nnx.Not(_WEIGHTS))
+
+    return jax.checkpoint(run) if remat else run
 
 
 def _no_key() -> jax.Array:
