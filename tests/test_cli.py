@@ -215,8 +215,9 @@ def test_explain_prints_the_target_before_a_step_is_run(capsys, data_dir):
 
 def test_a_missing_extra_is_named():
     code = (
-        "import sys; sys.modules['ml_collections'] = None; sys.argv = ['mupax', 'transfer']"
-        "; from mupax.__main__ import main; sys.exit(main())"
+        "import sys; sys.modules['ml_collections'] = None;"
+        "sys.argv = ['mupax', 'transfer'];"
+        "from mupax.__main__ import main; sys.exit(main())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
