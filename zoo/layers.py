@@ -102,6 +102,7 @@ class LayerNorm(nnx.Module):
       name: the axis that is normalized.
       in_branch: whether it stands in a residual branch.
       epsilon: added to the variance; 1e-6 in timm's ViT, 1e-5 in torch and GPT-2.
+      init: of the scale, "ones" or "zeros".
     """
 
     def __init__(
@@ -111,10 +112,11 @@ class LayerNorm(nnx.Module):
         *,
         in_branch: bool = False,
         epsilon: float = 1e-6,
+        init: str = "ones",
     ):
         self.epsilon = epsilon
         self.scale, self.multiplier = plan.param(
-            _no_key, (name,), inputs=0, in_branch=in_branch, init="ones"
+            _no_key, (name,), inputs=0, in_branch=in_branch, init=init
         )
         self.bias, _ = plan.param(
             _no_key, (name,), inputs=0, in_branch=in_branch, init="zeros"
@@ -176,7 +178,9 @@ def call(
     *inputs: Any,
     remat: bool = False,
 ) -> Float[Array, "*batch m"]:
-    """Apply one block that is not stacked, as `scan` applies those that are."""
+    """Apply one block that is not stacked; with `remat` as `scan` does."""
+    if not remat:
+        return block(x, *inputs)
     graph, weights, state = nnx.split(block, _WEIGHTS, ...)
     x, state = _pure(graph, remat)(x, (weights, state, inputs))
     nnx.update(block, state)

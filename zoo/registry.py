@@ -71,7 +71,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
     Examples:
       >>> from mupax import zoo
-      >>> zoo.list_models("res*")
+      >>> zoo.list_models("resm*")
       ['resmlp']
     """
     return sorted(fnmatch.filter(_MODELS, pattern))

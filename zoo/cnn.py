@@ -1,0 +1,210 @@
+"""The residual convolutional network of Bordelon et al. 2023, App. A.1."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mupax import optim
+
+from .conv import Conv, check_images, pool
+from .layers import Dense, activation, scan, stack
+from .plan import plan
+from .registry import register
+
+STAGES = 4  # three poolings, after each of which the channels double
+
+
+class Block(nnx.Module):
+    """x + a M^-α · W * φ(x), or φ(W * x) with the weights first."""
+
+    def __init__(
+        self,
+        conv: Conv,
+        *,
+        branch: float,
+        nonlinearity: str,
+        activation_first: bool,
+    ):
+        self.conv = conv
+        self.branch = branch
+        self.nonlinearity = nonlinearity
+        self.activation_first = activation_first
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        phi = activation(self.nonlinearity)
+        h = self.conv(phi(x)) if self.activation_first else phi(self.conv(x))
+        return x + self.branch * h
+
+
+@register("cnn")
+class CNN(nnx.Module):
+    """h^{l+1} = h^l + a M^-α · W^l * φ(h^l), h^1 = W^0 * x, f = w φ(h^L).
+
+    All convolutions are 3x3 at stride 1. At three places, after blocks floor(L/4),
+    floor(L/2) and floor(3L/4), the map is pooled over 2x2 pixels, and a convolution
+    outside the branches doubles the channels. The last map is flattened and read out.
+
+    Args:
+      width: channels of the last map, 8 times those of the first.
+      depth: L, the number of blocks.
+      base_width: the width that was tuned; None for `width`.
+      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      parametrization: a name, or what `optim.parametrization` returns.
+      branch_multiplier: a.
+      input_shape: (height, width, channels) of an image; 8x8 pixels at least.
+      out_features: number of classes.
+      nonlinearity: "relu", "abs", "gelu" or "identity".
+      activation_first: the nonlinearity before the weights, and before the readout,
+        as in eq. 1; False puts it behind the weights of each branch.
+      pooling: "average" or "max"; App. A.1 speaks of both.
+      global_pool: average the last map instead of flattening it, which allows images
+        of any size.
+      count_pooling: M = (depth + 3) / (base_depth + 3), which counts the three
+        convolutions after the poolings as layers, as the experiments of App. A.1 do.
+      zero_init: the convolution of each branch starts at zero.
+      remat: recompute blocks in the backward pass.
+      dtype: of the computation.
+      param_dtype: of the parameters.
+      rngs: random state.
+
+    Raises:
+      ValueError: a size that is not a positive whole number, a width that is no
+        multiple of 8, an image too small to be pooled three times, or an unknown name.
+
+    Source: Bordelon et al. 2023 (arXiv:2309.16620), eq. 1 and App. A.1.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("cnn", width=32, depth=4, rngs=nnx.Rngs(0))
+      >>> model(jnp.ones((5, 32, 32, 3))).shape
+      (5, 10)
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        base_width: int | None = None,
+        base_depth: int | None = None,
+        parametrization: str | optim.Parametrization = "depth_mup",
+        branch_multiplier: float = 1.0,
+        input_shape: tuple[int, ...] = (32, 32, 3),
+        out_features: int = 10,
+        nonlinearity: str = "relu",
+        activation_first: bool = True,
+        pooling: str = "average",
+        global_pool: bool = False,
+        count_pooling: bool = False,
+        zero_init: bool = False,
+        remat: bool = False,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        activation(nonlinearity)
+        if pooling not in ("average", "max"):
+            raise ValueError(f"pooling={pooling!r} must be 'average' or 'max'")
+        if len(input_shape) != 3 or min(input_shape[:2]) < 8:
+            raise ValueError(
+                f"input_shape={input_shape} must be (height, width, channels) with at "
+                "least 8x8 pixels, which are pooled three times"
+            )
+        pixels = (input_shape[0] // 8) * (input_shape[1] // 8)
+        multiples = {f"stage{i}": 2.0 ** (i - STAGES) for i in range(1, STAGES + 1)}
+        self.plan = plan(
+            width=width,
+            depth=depth,
+            base_width=base_width,
+            base_depth=base_depth,
+            parametrization=parametrization,
+            branch_multiplier=branch_multiplier,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            growing={
+                **multiples,
+                **{f"mid{name[-1]}": size for name, size in multiples.items()},
+            },
+            fixed={
+                "kernel3": 3,
+                "channels": input_shape[2],
+                "pixels": pixels,
+                "classes": out_features,
+            },
+        )
+        base_depth = depth if base_depth is None else base_depth
+        if count_pooling:
+            poolings = STAGES - 1
+            ratio = (depth + poolings) / (base_depth + poolings)
+            self.plan = dataclasses.replace(self.plan, depth=ratio)
+        self.input_shape = tuple(input_shape)
+        self.nonlinearity = nonlinearity
+        self.activation_first = activation_first
+        self.pooling = pooling
+        self.global_pool = global_pool
+        self.remat = remat
+
+        def block(stage: int, rngs: nnx.Rngs) -> Block:
+            conv = Conv(
+                self.plan,
+                3,
+                (f"stage{stage}", f"mid{stage}"),
+                in_branch=True,
+                init="zeros" if zero_init else "fan_in",
+                rngs=rngs,
+            )
+            return Block(
+                conv,
+                branch=self.plan.branch,
+                nonlinearity=nonlinearity,
+                activation_first=activation_first,
+            )
+
+        self.readin = Conv(self.plan, 3, ("channels", "stage1"), rngs=rngs)
+        self.stages = nnx.List()
+        self.doubling = nnx.List()
+        counts = zip(_counts(depth), _counts(base_depth), strict=True)
+        for i, (count, base_count) in enumerate(counts, start=1):
+            if i > 1:
+                names = (f"stage{i - 1}", f"stage{i}")
+                self.doubling.append(Conv(self.plan, 3, names, rngs=rngs))
+            # Below depth 4 a stage can be empty.
+            self.stages.append(
+                stack(lambda r, i=i: block(i, r), count, rngs, base_depth=base_count)
+                if count
+                else None
+            )
+        summed = ("stage4",) if global_pool else ("pixels", "stage4")
+        self.readout = Dense(
+            self.plan, (*summed, "classes"), inputs=len(summed), rngs=rngs
+        )
+
+    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch out"]:
+        check_images(x, self.input_shape[2])
+        if not self.global_pool and x.shape[1:] != self.input_shape:
+            raise ValueError(
+                f"images of shape {x.shape[1:]} do not fit input_shape="
+                f"{self.input_shape}; with global_pool=True any size does"
+            )
+        x = self.readin(x)
+        for i, blocks in enumerate(self.stages):
+            if i:
+                x = self.doubling[i - 1](pool(x, self.pooling))
+            if blocks is not None:
+                x = scan(blocks, x, remat=self.remat)
+        if self.activation_first:
+            x = activation(self.nonlinearity)(x)
+        x = x.reshape(x.shape[0], -1, x.shape[-1])
+        x = x.mean(axis=1) if self.global_pool else x
+        return self.readout(x) * self.plan.output
+
+
+def _counts(depth: int) -> list[int]:
+    """Blocks before, between and after the three poolings."""
+    ends = [stage * depth // STAGES for stage in range(STAGES + 1)]
+    return [end - start for start, end in zip(ends[:-1], ends[1:], strict=True)]

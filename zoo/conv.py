@@ -1,0 +1,248 @@
+"""Convolutions, pooling and the normalizations of convolutional networks, NHWC."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from .layers import LayerNorm, times
+from .plan import Plan
+
+EPSILON = 1e-5  # added to the variance, as in torch
+MOMENTUM = 0.1  # share of the batch in the running statistics, as in torch
+
+
+class Conv(nnx.Module):
+    """A square convolution without bias, y = multiplier · x * W.
+
+    Padded by (size - 1) // 2 on every side, as torch's networks are: at stride 2 that
+    looks at other pixels than padding called "SAME".
+
+    Args:
+      plan: the model's plan; its axis "kernel{size}" has this size.
+      size: of the kernel, odd.
+      names: (input axis, output axis).
+      stride: step of the output over the input.
+      in_branch: whether it stands in a residual branch.
+      init: see `Plan.param`.
+      gain: see `Plan.param`.
+      rngs: random state.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        size: int,
+        names: tuple[str, str],
+        *,
+        stride: int = 1,
+        in_branch: bool = False,
+        init: str = "fan_in",
+        gain: float = 1.0,
+        rngs: nnx.Rngs,
+    ):
+        self.size = size
+        self.stride = stride
+        self.dtype = plan.dtype
+        spatial = f"kernel{size}"
+        self.kernel, self.multiplier = plan.param(
+            rngs.params,
+            (spatial, spatial, *names),
+            inputs=3,
+            in_branch=in_branch,
+            init=init,
+            gain=gain,
+        )
+
+    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
+        pad = (self.size - 1) // 2
+        y = jax.lax.conv_general_dilated(
+            x.astype(self.dtype),
+            self.kernel[...].astype(self.dtype),
+            (self.stride, self.stride),
+            ((pad, pad), (pad, pad)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return times(y, self.multiplier)
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalization over all axes but the last, with scale and bias.
+
+    As torch's: the running variance averages the unbiased variance of the batch, by
+    which the batch itself is not normalized. `model.eval()` normalizes by the running
+    statistics. In a batch that is sharded over devices, statistics are those of the
+    whole batch.
+
+    Args:
+      plan: the model's plan.
+      name: the axis of channels.
+      in_branch: whether it stands in a residual branch.
+      init: of the scale, "ones" or "zeros".
+
+    Raises:
+      ValueError: when called in training on one value a channel.
+
+    Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), Algorithms 1 and 2.
+    """
+
+    def __init__(
+        self, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
+    ):
+        self.use_running_average = False
+        self.scale, self.multiplier = _vector(plan, name, in_branch, init)
+        self.bias, _ = _vector(plan, name, in_branch, "zeros")
+        size = plan[name].size
+        self.mean = nnx.BatchStat(jnp.zeros(size, jnp.float32))
+        self.var = nnx.BatchStat(jnp.ones(size, jnp.float32))
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        if self.use_running_average:
+            mean, var = self.mean[...], self.var[...]
+        else:
+            mean, var = self._batch_statistics(x.astype(dtype))
+        scale, bias = (
+            times(p[...].astype(dtype), self.multiplier)
+            for p in (self.scale, self.bias)
+        )
+        # One factor a channel, not an entry.
+        scale = scale * jax.lax.rsqrt(var.astype(dtype) + EPSILON)
+        y = x.astype(dtype) - _spread(mean.astype(dtype), x)
+        return (y * _spread(scale, x) + _spread(bias, x)).astype(x.dtype)
+
+    def _batch_statistics(
+        self, x: Float[Array, "b h w n"]
+    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+        count = x.size // x.shape[-1]
+        if count == 1:
+            raise ValueError(
+                "BatchNorm in training needs more than one value a channel, and got "
+                f"x of shape {x.shape}; use a larger batch or image, the CIFAR stem, "
+                "or norm='layer'"
+            )
+        # E x² - (E x)² reads x once, but cancels where the mean is large. Around the
+        # running mean, which is near it, nothing is lost.
+        center = jax.lax.stop_gradient(self.mean[...]).astype(x.dtype)
+        shifted = x - _spread(center, x)
+        offset = shifted.mean(axis=(0, 1, 2))
+        var = jnp.maximum((shifted**2).mean(axis=(0, 1, 2)) - offset**2, 0.0)
+        mean = center + offset
+        for running, new in (
+            (self.mean, mean),
+            (self.var, var * (count / (count - 1))),
+        ):
+            new = jax.lax.stop_gradient(new).astype(jnp.float32)
+            running[...] = (1 - MOMENTUM) * running[...] + MOMENTUM * new
+        return mean, var
+
+
+class InstanceNorm(nnx.Module):
+    """Normalization of each channel of each image over its two spatial axes.
+
+    Args:
+      plan: the model's plan.
+      name: the axis of channels.
+      in_branch: whether it stands in a residual branch.
+      init: of the scale, "ones" or "zeros".
+
+    Raises:
+      ValueError: when called on maps of one pixel, which it would set to zero.
+
+    Source: Bordelon et al. 2023 (arXiv:2309.16620), App. A.2, "LayerNorm applied
+    across each two dimensional channel".
+    """
+
+    def __init__(
+        self, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
+    ):
+        self.scale, self.multiplier = _vector(plan, name, in_branch, init)
+        self.bias, _ = _vector(plan, name, in_branch, "zeros")
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        if x.shape[1] * x.shape[2] == 1:
+            raise ValueError(
+                f"norm='instance' sets maps of one pixel to zero, and got x of shape "
+                f"{x.shape}; use larger images, the CIFAR stem, or norm='layer'"
+            )
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        y = jax.nn.standardize(x.astype(dtype), axis=(1, 2), epsilon=EPSILON)
+        scale, bias = (
+            _spread(times(p[...].astype(dtype), self.multiplier), x)
+            for p in (self.scale, self.bias)
+        )
+        return (y * scale + bias).astype(x.dtype)
+
+
+class NoNorm(nnx.Module):
+    """Nothing, where a network has a normalization."""
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        return x
+
+
+NORMS = ("batch", "layer", "instance", "none")
+
+
+def make_norm(
+    kind: str, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
+) -> nnx.Module:
+    """A normalization of an axis of channels.
+
+    Args:
+      kind: "batch", "layer" (over the channels at each position), "instance" (over
+        the positions of each channel) or "none".
+      plan: the model's plan.
+      name: the axis.
+      in_branch: whether it stands in a residual branch.
+      init: of the scale, "ones" or "zeros".
+
+    Raises:
+      ValueError: an unknown kind.
+    """
+    match kind:
+        case "batch":
+            return BatchNorm(plan, name, in_branch=in_branch, init=init)
+        case "layer":
+            return LayerNorm(
+                plan, name, in_branch=in_branch, init=init, epsilon=EPSILON
+            )
+        case "instance":
+            return InstanceNorm(plan, name, in_branch=in_branch, init=init)
+        case "none":
+            return NoNorm()
+    raise ValueError(f"unknown norm {kind!r}; known are {', '.join(NORMS)}")
+
+
+def pool(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
+    """Maximum or average over 2x2 pixels; an odd last row or column is dropped."""
+    of = {"average": nnx.avg_pool, "max": nnx.max_pool}[kind]
+    return of(x, (2, 2), strides=(2, 2))
+
+
+def stem_pool(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
+    """Maximum over 3x3 pixels at stride 2, padded by one: behind ResNet's stem."""
+    return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+
+
+def check_images(x: Float[Array, "..."], channels: int) -> None:
+    """Raise a `ValueError`, unless x is a batch of images of so many channels."""
+    if x.ndim != 4 or x.shape[-1] != channels:
+        raise ValueError(
+            f"x has shape {x.shape}; expected (batch, height, width, {channels}), as "
+            "input_shape says, with the channels last"
+        )
+
+
+def _vector(
+    plan: Plan, name: str, in_branch: bool, init: str
+) -> tuple[nnx.Variable, float]:
+    return plan.param(_no_key, (name,), inputs=0, in_branch=in_branch, init=init)
+
+
+def _no_key() -> jax.Array:
+    raise AssertionError("constants need no random key")
+
+
+def _spread(vector: Float[Array, " n"], x: Float[Array, "b h w n"]) -> Array:
+    return jnp.broadcast_to(vector, x.shape)
