@@ -1,0 +1,348 @@
+"""Transformer blocks: an attention branch and an MLP branch, and their stack."""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from mupax import optim
+
+from .layers import Dense, LayerNorm, activation, scan, stack
+from .plan import Axis, Plan
+
+Implementation = Literal["auto", "xla", "cudnn"]
+
+
+class Noise(NamedTuple):
+    """What makes a forward pass random; for a stack, with an axis of layers.
+
+    Attributes:
+      key: for dropout and drop path.
+      drop_path: probability that a branch is left out; None for never.
+    """
+
+    key: Key[Array, "*layers"]
+    drop_path: Float[Array, "*layers"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockOptions:
+    """What all blocks of one transformer share.
+
+    Attributes:
+      causal: each position sees only itself and those before it.
+      layer_norm: LayerNorm at the beginning of each branch, and after the last.
+      norm_eps: added to its variance.
+      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
+      qkv_bias: whether queries, keys and values have biases.
+      bias: whether the other kernels of a block have.
+      zero_queries: queries start at zero.
+      zero_init: the last kernel of each branch starts at zero.
+      dropout: probability, after the MLP's nonlinearity and each branch.
+      drop_path: probability that a branch of the last block is left out; it rises
+        linearly from zero at the first.
+      remat: recompute blocks in the backward pass.
+      attention: "cudnn" for flash attention on GPUs, "xla" for plain, "auto" for
+        flash where it can run.
+    """
+
+    causal: bool = False
+    layer_norm: bool = True
+    norm_eps: float = 1e-6
+    nonlinearity: str = "gelu"
+    qkv_bias: bool = True
+    bias: bool = True
+    zero_queries: bool = True
+    zero_init: bool = False
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    remat: bool = False
+    attention: Implementation = "auto"
+
+    def __post_init__(self) -> None:
+        activation(self.nonlinearity)
+        for name in ("dropout", "drop_path"):
+            rate = getattr(self, name)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}={rate} must lie in [0, 1)")
+        if not self.norm_eps > 0:
+            raise ValueError(f"norm_eps={self.norm_eps} must be positive")
+        if self.attention not in ("auto", "xla", "cudnn"):
+            raise ValueError(
+                f"attention={self.attention!r} must be 'auto', 'xla' or 'cudnn'"
+            )
+
+
+def head_axes(
+    width: int, base_width: int | None, heads: int | None, head_dim: int | None
+) -> dict[str, Axis]:
+    """The axes "heads" and "head_dim", of which one grows with width.
+
+    Args:
+      width: of the residual stream.
+      base_width: that of the base; None for `width`.
+      heads: how many heads at every width; head_dim grows.
+      head_dim: size of a head at every width; the number of heads grows.
+
+    Raises:
+      ValueError: both are given, or a width does not divide.
+
+    Examples:
+      >>> head_axes(256, 64, heads=None, head_dim=32)["heads"]
+      Axis(base=2, size=8, grows=True)
+      >>> head_axes(256, 64, heads=4, head_dim=None)["head_dim"]
+      Axis(base=16, size=64, grows=True)
+    """
+    if heads is not None and head_dim is not None:
+        raise ValueError(
+            f"give heads={heads} or head_dim={head_dim}, not both: that one stays as "
+            "width grows, and the other follows"
+        )
+    stays, grows = ("head_dim", "heads") if heads is None else ("heads", "head_dim")
+    size = 64 if heads is None and head_dim is None else heads or head_dim
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"{stays}={size!r} must be a whole number, at least 1")
+    base_width = width if base_width is None else base_width
+    for name, n in {"width": width, "base_width": base_width}.items():
+        if n % size:
+            raise ValueError(
+                f"{name}={n} is not a multiple of {stays}={size}; pass heads=... (as "
+                "many at every width) or head_dim=... (as large at every width)"
+            )
+    return {
+        stays: Axis(size, size),
+        grows: Axis(base_width // size, width // size, True),
+    }
+
+
+def logit_scale(plan: Plan) -> float:
+    """The factor in front of queries · keys.
+
+    A logit is read out of d_head features, so it scales as the initial weights of a
+    readout: 1/d_head under μP, 1/√d_head under SP and NTK, and between them
+    d_head^-(1+s)/2. At the base it is 1/√d_head under all of them. Where the number
+    of heads grows, d_head does not, and the factor stays.
+
+    Source: Tensor Programs V, Definition 4.1; Bordelon et al., App. A.3.
+
+    Examples:
+      >>> from mupax.zoo.plan import plan
+      >>> sizes = {"width": 256, "depth": 1, "base_width": 64, "base_depth": 1}
+      >>> axes = head_axes(256, 64, heads=4, head_dim=None)  # d_head from 16 to 64
+      >>> logit_scale(plan(**sizes, parametrization="mup", axes=axes))  # ¼ · 16/64
+      0.0625
+      >>> logit_scale(plan(**sizes, parametrization="sp", axes=axes))  # 1/√64
+      0.125
+    """
+    axis = plan["head_dim"]
+    ratio = axis.size / axis.base
+    head = optim.ParamScale(
+        "", optim.Role.OUTPUT, (), (), width_in=ratio, width_last=ratio
+    )
+    return axis.base**-0.5 * plan.parametrization.rows[head.role].init.of(head)
+
+
+class Attention(nnx.Module):
+    """Softmax attention of all heads, with the μP scale of the logits.
+
+    Args:
+      plan: the model's plan, with the axes "heads" and "head_dim".
+      options: those of its block.
+      rngs: random state.
+
+    Source: Bordelon et al., App. A.3.
+    """
+
+    def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
+        self.scale = logit_scale(plan)
+        self.causal = options.causal
+        self.implementation = options.attention
+
+        def read(init: str = "fan_in") -> Dense:
+            return Dense(
+                plan,
+                ("embed", "heads", "head_dim"),
+                bias=options.qkv_bias,
+                in_branch=True,
+                init=init,
+                rngs=rngs,
+            )
+
+        # With queries at zero no gradient reaches the keys until they have moved.
+        self.query = read("zeros" if options.zero_queries else "fan_in")
+        self.key = read()
+        self.value = read()
+        self.out = Dense(
+            plan,
+            ("heads", "head_dim", "embed"),
+            inputs=2,
+            bias=options.bias,
+            in_branch=True,
+            init="zeros" if options.zero_init else "fan_in",
+            rngs=rngs,
+        )
+
+    def __call__(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch time n"]:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        implementation = self.implementation
+        if implementation == "auto":
+            implementation = "cudnn" if _has_flash(query) else "xla"
+        heads = jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            scale=self.scale,
+            is_causal=self.causal,
+            implementation=implementation,
+        )
+        return self.out(heads)
+
+
+def _has_flash(query: Float[Array, "batch time heads head_dim"]) -> bool:
+    """Whether cuDNN has flash attention for these queries."""
+    # JAX 0.10 takes its plain attention unless it is told, and raises where it is
+    # told and cuDNN has none.
+    if query.dtype not in (jnp.bfloat16, jnp.float16):
+        return False
+    if query.shape[-1] % 8 or query.shape[-1] > 128:
+        return False
+    if jax.default_backend() != "gpu":
+        return False
+    capability = getattr(jax.local_devices()[0], "compute_capability", "0")
+    return "." in str(capability) and float(capability) >= 8.0
+
+
+class MLP(nnx.Module):
+    """W2 φ(W1 x), with dropout after the nonlinearity."""
+
+    def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
+        self.nonlinearity = options.nonlinearity
+        self.dropout = options.dropout
+        bias = options.bias
+        self.up = Dense(plan, ("embed", "mlp"), bias=bias, in_branch=True, rngs=rngs)
+        self.down = Dense(
+            plan,
+            ("mlp", "embed"),
+            bias=bias,
+            in_branch=True,
+            init="zeros" if options.zero_init else "fan_in",
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, x: Float[Array, "batch time n"], key: Key[Array, ""] | None = None
+    ) -> Float[Array, "batch time n"]:
+        h = activation(self.nonlinearity)(self.up(x))
+        return self.down(dropout(h, self.dropout, key))
+
+
+class TransformerBlock(nnx.Module):
+    """Two residual branches, x + a M^-α · branch(norm(x)): attention, then MLP.
+
+    A branch is of block depth two, for which Depth-μP is not optimal.
+
+    Source: Tensor Programs VI, sections 9 and 10.3; Bordelon et al., App. A.3.
+    """
+
+    def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
+        self.branch = plan.branch
+        self.dropout = options.dropout
+        for name in ("attention_norm", "mlp_norm"):
+            norm = (
+                LayerNorm(plan, "embed", in_branch=True, epsilon=options.norm_eps)
+                if options.layer_norm
+                else None
+            )
+            setattr(self, name, norm)
+        self.attention = Attention(plan, options, rngs=rngs)
+        self.mlp = MLP(plan, options, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "batch time n"], noise: Noise | None = None
+    ) -> Float[Array, "batch time n"]:
+        keys = [None] * 5 if noise is None else list(jax.random.split(noise.key, 5))
+        rate = None if noise is None else noise.drop_path
+        h = x if self.attention_norm is None else self.attention_norm(x)
+        h = dropout(self.attention(h), self.dropout, keys[0])
+        x = x + self.branch * drop_path(h, rate, keys[1])
+        h = x if self.mlp_norm is None else self.mlp_norm(x)
+        h = dropout(self.mlp(h, keys[2]), self.dropout, keys[3])
+        return x + self.branch * drop_path(h, rate, keys[4])
+
+
+class Transformer(nnx.Module):
+    """What ViT and GPT share: a stack of blocks, its last norm, and its noise.
+
+    `train()` switches dropout and drop path on, as they are at first, `eval()` off.
+    Each call draws new noise from the model's own `rngs`, whose count is part of its
+    state; a loop that does not carry that state passes `rngs` to each call.
+    """
+
+    plan: Plan
+
+    def build_blocks(self, options: BlockOptions, depth: int, rngs: nnx.Rngs) -> None:
+        """Make the blocks and the last norm."""
+        self.options = options
+        self.depth = depth
+        self.blocks = stack(
+            lambda rngs: TransformerBlock(self.plan, options, rngs=rngs), depth, rngs
+        )
+        self.norm = (
+            LayerNorm(self.plan, "embed", epsilon=options.norm_eps)
+            if options.layer_norm
+            else None
+        )
+        self.deterministic = False
+        noisy = options.dropout > 0 or options.drop_path > 0
+        self.rngs = nnx.Rngs(dropout=rngs.dropout()) if noisy else None
+
+    def run_blocks(
+        self, x: Float[Array, "batch time n"], rngs: nnx.Rngs | None
+    ) -> Float[Array, "batch time n"]:
+        """Dropout of the embedding, then all blocks, without the last norm."""
+        noise = None
+        own = self.rngs if rngs is None else rngs
+        if own is not None and self.rngs is not None and not self.deterministic:
+            first, rest = jax.random.split(own.dropout())
+            x = dropout(x, self.options.dropout, first)
+            last = self.options.drop_path
+            rates = jnp.linspace(0.0, last, self.depth) if last else None
+            noise = Noise(jax.random.split(rest, self.depth), rates)
+        return scan(self.blocks, x, noise, remat=self.options.remat)
+
+
+def dropout(
+    x: Float[Array, "*shape"], rate: float, key: Key[Array, ""] | None
+) -> Float[Array, "*shape"]:
+    """Entries set to zero with probability `rate`, the others larger by 1/(1-rate).
+
+    Args:
+      x: any array.
+      rate: probability.
+      key: random key; None leaves x as it is.
+    """
+    if key is None or rate == 0:
+        return x
+    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+
+
+def drop_path(
+    x: Float[Array, "batch time n"],
+    rate: Float[Array, ""] | None,
+    key: Key[Array, ""] | None,
+) -> Float[Array, "batch time n"]:
+    """A branch left out for some examples, larger by 1/(1-rate) for the others.
+
+    Args:
+      x: what a residual branch returns.
+      rate: probability; None for zero.
+      key: random key; None leaves x as it is.
+    """
+    if key is None or rate is None:
+        return x
+    keep = jax.random.bernoulli(key, 1 - rate, (x.shape[0], 1, 1))
+    return x * (keep.astype(rate.dtype) / (1 - rate)).astype(x.dtype)

@@ -1,0 +1,220 @@
+"""The decoder: a language model over tokens, each of which sees those before it."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mupax import optim
+
+from .attention import BlockOptions, Implementation, Transformer, head_axes
+from .layers import Dense, times
+from .plan import Plan, plan
+from .registry import register
+
+
+@register("gpt")
+class GPT(Transformer):
+    """Token and position embeddings, causal pre-LN blocks, a readout.
+
+    Args:
+      width: n, of the residual stream.
+      depth: L, the number of blocks, of two residual branches each.
+      base_width: the width that was tuned; None for `width`.
+      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      parametrization: a name, or what `optim.parametrization` returns.
+      branch_multiplier: a.
+      vocab_size: number of tokens.
+      context: the longest sequence.
+      tied: the readout is the token embedding. It is trained as an embedding, and
+        the logits are multiplied by 1/m (under SP by nothing).
+      heads: number of heads, where it is the same at every width and their size
+        grows. Give this or `head_dim`.
+      head_dim: size of a head, where it is the same at every width and their number
+        grows; 64 if neither is given.
+      mlp_ratio: width of the MLP, as a multiple of `width`.
+      layer_norm: pre-LN; False leaves out every norm.
+      norm_eps: added to the variance.
+      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
+      bias: whether the kernels of the blocks have biases.
+      zero_queries: queries start at zero. Then keys have no gradient at first.
+      zero_readout: the readout starts at zero; not if it is tied.
+      zero_init: the last kernel of each branch starts at zero.
+      dropout: probability, of embeddings, inside the MLP and of branches.
+      drop_path: probability that the last block's branches are left out, rising
+        from zero at the first block.
+      remat: recompute blocks in the backward pass.
+      attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
+      dtype: of the computation; norms, softmax and logits are float32 at least.
+      param_dtype: of the parameters.
+      rngs: random state.
+
+    Raises:
+      ValueError: a size that is not a positive whole number, widths that heads do
+        not divide, an unknown name, or a tied readout that is to start at zero.
+
+    Source: Tensor Programs VI, section 10.3; μP for tied embeddings is that of the
+    mup package (Tensor Programs V, App. B.1).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("gpt", width=64, depth=2, base_width=32, base_depth=1,
+      ...                    head_dim=16, vocab_size=100, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((5, 12), int)).shape
+      (5, 12, 100)
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        base_width: int | None = None,
+        base_depth: int | None = None,
+        parametrization: str | optim.Parametrization = "depth_mup",
+        branch_multiplier: float = 1.0,
+        vocab_size: int = 256,
+        context: int = 256,
+        tied: bool = True,
+        heads: int | None = None,
+        head_dim: int | None = None,
+        mlp_ratio: float = 4.0,
+        layer_norm: bool = True,
+        norm_eps: float = 1e-6,
+        nonlinearity: str = "gelu",
+        bias: bool = True,
+        zero_queries: bool = True,
+        zero_readout: bool = False,
+        zero_init: bool = False,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        remat: bool = False,
+        attention: Implementation = "auto",
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        if tied and zero_readout:
+            raise ValueError(
+                "zero_readout=True needs tied=False: a tied readout is the embedding, "
+                "which must not start at zero"
+            )
+        self.plan = plan(
+            width=width,
+            depth=depth,
+            base_width=base_width,
+            base_depth=base_depth,
+            parametrization=parametrization,
+            branch_multiplier=branch_multiplier,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            growing={"mlp": mlp_ratio},
+            fixed={"vocab": vocab_size, "positions": context},
+            axes=head_axes(width, base_width, heads, head_dim),
+        )
+        # As large as the other weights of the base: 1/√N.
+        gain = self.plan["embed"].base ** -0.5
+        self.embedding, self.multiplier = self.plan.param(
+            rngs.params, ("vocab", "embed"), inputs=1, init="normal", gain=gain
+        )
+        self.position, self.position_multiplier = self.plan.param(
+            rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
+        )
+        self.build_blocks(
+            BlockOptions(
+                causal=True,
+                layer_norm=layer_norm,
+                norm_eps=norm_eps,
+                nonlinearity=nonlinearity,
+                qkv_bias=bias,
+                bias=bias,
+                zero_queries=zero_queries,
+                zero_init=zero_init,
+                dropout=dropout,
+                drop_path=drop_path,
+                remat=remat,
+                attention=attention,
+            ),
+            depth,
+            rngs,
+        )
+        self.tied_multiplier = tied_multiplier(self.plan)
+        self.readout = (
+            None
+            if tied
+            else Dense(
+                self.plan,
+                ("embed", "vocab"),
+                init="zeros" if zero_readout else "fan_in",
+                rngs=rngs,
+            )
+        )
+
+    def __call__(
+        self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "batch time vocab"]:
+        """Logits of the token after each one.
+
+        Args:
+          tokens: numbers below the vocabulary's size; any other gives NaN.
+          rngs: random state of this call, in place of the model's own.
+
+        Raises:
+          ValueError: a sequence longer than the context.
+        """
+        context, time = self.position.shape[0], tokens.shape[1]
+        if time > context:
+            raise ValueError(
+                f"a sequence of {time} tokens does not fit into context={context}"
+            )
+        dtype = self.plan.dtype
+        table = times(self.embedding[...].astype(dtype), self.multiplier)
+        positions = self.position[:time].astype(dtype)
+        x = jnp.take(table, tokens, axis=0)
+        x = x + times(positions, self.position_multiplier)[None]
+        x = self.run_blocks(x, rngs)
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.readout is None:
+            logits = times(x @ table.T, self.tied_multiplier)
+        else:
+            logits = self.readout(x)
+        logits = logits * self.plan.output
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+
+def tied_multiplier(plan: Plan) -> float:
+    """The factor of logits that are read out by the embedding itself.
+
+    It makes up for what an embedding's initial size lacks of a readout's: 1/m under
+    μP, m^-½ under NTK. SP scales nothing.
+
+    Source: Tensor Programs V, App. B.1.
+    """
+    point = plan.parametrization
+    if not point.scaled:
+        return 1.0
+    scale = optim.ParamScale(
+        "", optim.Role.OUTPUT, (), (), width_in=plan.width, width_last=plan.width
+    )
+    return point.rows[optim.Role.OUTPUT].init.of(scale)
+
+
+SIZES = {
+    "gpt2": {"width": 768, "depth": 12},
+    "gpt2_medium": {"width": 1024, "depth": 24},
+    "gpt2_large": {"width": 1280, "depth": 36},
+    "gpt2_xl": {"width": 1600, "depth": 48},
+}
+for _name, _shape in SIZES.items():
+    register(
+        _name,
+        **_shape,
+        vocab_size=50257,
+        context=1024,
+        nonlinearity="gelu_tanh",
+        norm_eps=1e-5,
+    )(GPT)

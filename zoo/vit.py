@@ -1,0 +1,273 @@
+"""The vision transformer: images cut into patches, a class token or pooling."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mupax import optim
+
+from .attention import BlockOptions, Implementation, Transformer, head_axes
+from .layers import Dense, times
+from .plan import plan
+from .registry import register
+
+Pool = Literal["token", "mean", "norm_mean"]
+
+
+@register("vit")
+class ViT(Transformer):
+    """Patches, a class token, blocks of attention and MLP, a readout.
+
+    Args:
+      width: n, of the residual stream.
+      depth: L, the number of blocks, of two residual branches each.
+      base_width: the width that was tuned; None for `width`.
+      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      parametrization: a name, or what `optim.parametrization` returns.
+      branch_multiplier: a.
+      input_shape: (height, width, channels) of the images. The model takes other
+        heights and widths too: it interpolates its positions.
+      out_features: number of classes.
+      patch_size: side of a patch.
+      heads: number of heads, where it is the same at every width and their size
+        grows. Give this or `head_dim`.
+      head_dim: size of a head, where it is the same at every width and their number
+        grows; 64 if neither is given.
+      mlp_ratio: width of the MLP, as a multiple of `width`.
+      pool: what the readout sees. "token": the norm of the class token. "mean": the
+        norm of the patches' mean, as timm's `global_pool="avg"`. "norm_mean": the
+        mean of their norms, as big_vision's "gap".
+      class_token: whether there is one; by default if it is pooled.
+      class_position: whether it has a position of its own, as in timm; big_vision
+        adds positions to patches only.
+      layer_norm: pre-LN; False leaves out every norm.
+      norm_eps: added to the variance.
+      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
+      qkv_bias: whether queries, keys and values have biases.
+      zero_queries: queries start at zero. Then keys have no gradient at first.
+      zero_readout: the readout starts at zero.
+      zero_init: the last kernel of each branch starts at zero.
+      dropout: probability, of embeddings, inside the MLP and of branches.
+      drop_path: probability that the last block's branches are left out, rising
+        from zero at the first block.
+      remat: recompute blocks in the backward pass.
+      attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
+      dtype: of the computation; norms, softmax and logits are float32 at least.
+      param_dtype: of the parameters.
+      rngs: random state.
+
+    Raises:
+      ValueError: a size that is not a positive whole number, widths that heads do
+        not divide, images that patches do not divide, or an unknown name.
+
+    Source: Bordelon et al. 2023 (arXiv:2309.16620), App. A.3. Without scaling, the
+    network of Dosovitskiy et al. 2020 (arXiv:2010.11929) as timm has it.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("vit_tiny_patch4_32", depth=2, out_features=10,
+      ...                    base_width=64, base_depth=1, rngs=nnx.Rngs(0))
+      >>> model(jnp.ones((5, 32, 32, 3))).shape
+      (5, 10)
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        base_width: int | None = None,
+        base_depth: int | None = None,
+        parametrization: str | optim.Parametrization = "depth_mup",
+        branch_multiplier: float = 1.0,
+        input_shape: tuple[int, ...] = (32, 32, 3),
+        out_features: int = 10,
+        patch_size: int = 4,
+        heads: int | None = None,
+        head_dim: int | None = None,
+        mlp_ratio: float = 4.0,
+        pool: Pool = "token",
+        class_token: bool | None = None,
+        class_position: bool = True,
+        layer_norm: bool = True,
+        norm_eps: float = 1e-6,
+        nonlinearity: str = "gelu",
+        qkv_bias: bool = True,
+        zero_queries: bool = True,
+        zero_readout: bool = False,
+        zero_init: bool = False,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        remat: bool = False,
+        attention: Implementation = "auto",
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        if pool not in ("token", "mean", "norm_mean"):
+            raise ValueError(f"pool={pool!r} must be 'token', 'mean' or 'norm_mean'")
+        if class_token is None:
+            class_token = pool == "token"
+        if pool == "token" and not class_token:
+            raise ValueError("pool='token' needs class_token=True, or pool the patches")
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"input_shape={input_shape} must be (height, width, channels)"
+            )
+        self.patch_size = patch_size
+        self.grid = self._grid(*input_shape[:2])
+        self.channels = input_shape[2]
+        patches = self.grid[0] * self.grid[1]
+        first = int(class_token and class_position)
+        self.plan = plan(
+            width=width,
+            depth=depth,
+            base_width=base_width,
+            base_depth=base_depth,
+            parametrization=parametrization,
+            branch_multiplier=branch_multiplier,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            growing={"mlp": mlp_ratio},
+            fixed={
+                "patch": patch_size**2 * self.channels,
+                "positions": patches + first,
+                "classes": out_features,
+            },
+            axes=head_axes(width, base_width, heads, head_dim),
+        )
+        self.pool = pool
+        self.class_position = class_position
+        self.readin = Dense(self.plan, ("patch", "embed"), bias=True, rngs=rngs)
+        # As large as the other weights of the base: 1/√N.
+        gain = self.plan["embed"].base ** -0.5
+        self.position, self.multiplier = self.plan.param(
+            rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
+        )
+        self.token = (
+            self.plan.param(
+                rngs.params, ("embed",), inputs=0, init="normal", gain=gain
+            )[0]
+            if class_token
+            else None
+        )
+        self.build_blocks(
+            BlockOptions(
+                layer_norm=layer_norm,
+                norm_eps=norm_eps,
+                nonlinearity=nonlinearity,
+                qkv_bias=qkv_bias,
+                zero_queries=zero_queries,
+                zero_init=zero_init,
+                dropout=dropout,
+                drop_path=drop_path,
+                remat=remat,
+                attention=attention,
+            ),
+            depth,
+            rngs,
+        )
+        self.readout = Dense(
+            self.plan,
+            ("embed", "classes"),
+            bias=True,
+            init="zeros" if zero_readout else "fan_in",
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, x: Float[Array, "batch height width c"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "batch out"]:
+        """Logits of a batch of images.
+
+        Args:
+          x: images, whose sides the patches divide.
+          rngs: random state of this call, in place of the model's own.
+
+        Raises:
+          ValueError: images of another number of channels, or that patches do not
+            divide.
+        """
+        x = self.run_blocks(self._embed(x), rngs)
+        norm = (lambda h: h) if self.norm is None else self.norm
+        first = 0 if self.token is None else 1
+        match self.pool:
+            case "token":
+                x = norm(x[:, 0])
+            case "mean":
+                x = norm(x[:, first:].mean(axis=1))
+            case "norm_mean":
+                x = norm(x)[:, first:].mean(axis=1)
+        logits = self.readout(x) * self.plan.output
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        p = self.patch_size
+        if p < 1 or height % p or width % p or not height or not width:
+            raise ValueError(
+                f"patches of {p} x {p} do not divide an image of {height} x {width}; "
+                "resize the images or choose another patch_size"
+            )
+        return height // p, width // p
+
+    def _embed(
+        self, x: Float[Array, "batch height width c"]
+    ) -> Float[Array, "batch time n"]:
+        """Tokens of an image, with their positions."""
+        batch, height, width, channels = x.shape
+        if channels != self.channels:
+            raise ValueError(
+                f"images have {channels} channels, the model was made for "
+                f"{self.channels}; pass input_shape=(height, width, {channels})"
+            )
+        p, grid = self.patch_size, self._grid(height, width)
+        x = x.reshape(batch, grid[0], p, grid[1], p, channels).swapaxes(2, 3)
+        x = self.readin(x.reshape(batch, grid[0] * grid[1], p * p * channels))
+        positions = self._positions(grid).astype(x.dtype)
+        if self.token is None:
+            return x + positions[None]
+        token = times(self.token[...].astype(x.dtype), self.multiplier)
+        token = jnp.broadcast_to(token, (batch, 1, x.shape[-1]))
+        if self.class_position:
+            return jnp.concatenate([token, x], axis=1) + positions[None]
+        return jnp.concatenate([token, x + positions[None]], axis=1)
+
+    def _positions(self, grid: tuple[int, int]) -> Float[Array, "positions n"]:
+        """The positions of a grid of patches, that of the class token in front."""
+        table = times(self.position[...], self.multiplier)
+        if grid == self.grid:
+            return table
+        n = table.shape[-1]
+        first = table.shape[0] - self.grid[0] * self.grid[1]
+        patches = table[first:].reshape(*self.grid, n)
+        patches = jax.image.resize(patches, (*grid, n), "cubic").reshape(-1, n)
+        return jnp.concatenate([table[:first], patches])
+
+
+SIZES = {
+    "tiny": {"width": 192, "depth": 12},
+    "small": {"width": 384, "depth": 12},
+    "base": {"width": 768, "depth": 12},
+    "large": {"width": 1024, "depth": 24},
+}
+for _size, _shape in SIZES.items():
+    register(
+        f"vit_{_size}_patch16_224",
+        **_shape,
+        input_shape=(224, 224, 3),
+        patch_size=16,
+        out_features=1000,
+    )(ViT)
+for _size in ("tiny", "small", "base"):
+    for _patch, _side in ((4, 32), (8, 64)):
+        register(
+            f"vit_{_size}_patch{_patch}_{_side}",
+            **SIZES[_size],
+            input_shape=(_side, _side, 3),
+            patch_size=_patch,
+        )(ViT)
