@@ -160,7 +160,7 @@ def _check_depth_and_branch(depth: tuple[int, int] | None, branch: str | None) -
 def _twin(path: str, leaf: Leaf, small: Leaves, which: str, listed: bool) -> str:
     """The parameter of the base (or delta) that this one is measured against."""
     twin = namesake(path, small) if listed else path
-    if twin not in small:
+    if twin is None or twin not in small:
         raise ValueError(
             f"the target has {path!r}, the {which} has not; build both by the same "
             "code, and where the target has more blocks pass depth=(base depth, target "

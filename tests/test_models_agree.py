@@ -136,7 +136,7 @@ class LinenTransformer(nn.Module):
     def __call__(self, tokens):
         zeros = nn.initializers.zeros
         position = self.param("position", zeros, (TOKENS, self.width))
-        x = nn.Embed(VOCABULARY, self.width, name="embed")(tokens) + position
+        x = nn.Embed(VOCABULARY, self.width, name="embed")(tokens) + position[None]
         for i in range(self.depth):
             x = LinenTransformerBlock(name=f"Block_{i}")(x)
         return nn.Dense(VOCABULARY, use_bias=False, name="head")(x)
@@ -273,7 +273,7 @@ class HaikuTransformerBlock(hk.Module):
 
 def haiku_transformer(tokens, width, depth):
     x = hk.Embed(VOCABULARY, width, name="embed")(tokens)
-    x = x + hk.get_parameter("position", (TOKENS, width), init=jnp.zeros)
+    x = x + hk.get_parameter("position", (TOKENS, width), init=jnp.zeros)[None]
     for _ in range(depth):
         x = HaikuTransformerBlock(name="block")(x)
     return hk.Linear(VOCABULARY, with_bias=False, name="head")(x)
