@@ -1,6 +1,8 @@
 """The residual convolutional network of Bordelon et al. 2023, App. A.1."""
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -166,19 +168,21 @@ class CNN(nnx.Module):
             )
 
         self.readin = Conv(self.plan, 3, ("channels", "stage1"), rngs=rngs)
-        self.stages = nnx.List()
-        self.doubling = nnx.List()
+        stages: list[nnx.Module | None] = []
+        doubling = []
         counts = zip(_counts(depth), _counts(base_depth), strict=True)
         for i, (count, base_count) in enumerate(counts, start=1):
             if i > 1:
                 names = (f"stage{i - 1}", f"stage{i}")
-                self.doubling.append(Conv(self.plan, 3, names, rngs=rngs))
+                doubling.append(Conv(self.plan, 3, names, rngs=rngs))
             # Below depth 4 a stage can be empty.
-            self.stages.append(
-                stack(lambda r, i=i: block(i, r), count, rngs, base_depth=base_count)
+            stages.append(
+                stack(functools.partial(block, i), count, rngs, base_depth=base_count)
                 if count
                 else None
             )
+        self.stages = nnx.List(stages)
+        self.doubling = nnx.List(doubling)
         summed = ("stage4",) if global_pool else ("pixels", "stage4")
         self.readout = Dense(
             self.plan, (*summed, "classes"), inputs=len(summed), rngs=rngs
@@ -207,4 +211,4 @@ class CNN(nnx.Module):
 def _counts(depth: int) -> list[int]:
     """Blocks before, between and after the three poolings."""
     ends = [stage * depth // STAGES for stage in range(STAGES + 1)]
-    return [end - start for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [end - start for start, end in itertools.pairwise(ends)]

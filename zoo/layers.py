@@ -181,8 +181,8 @@ def call(
     """Apply one block that is not stacked; with `remat` as `scan` does."""
     if not remat:
         return block(x, *inputs)
-    graph, weights, state = nnx.split(block, _WEIGHTS, ...)
-    x, state = _pure(graph, remat)(x, (weights, state, inputs))
+    graph, *variables = nnx.split(block, _WEIGHTS, ...)
+    x, state = _pure(graph, remat)(x, (*variables, inputs))
     nnx.update(block, state)
     return x
 
@@ -205,8 +205,8 @@ def scan(
         stands for none.
       remat: recompute each block in the backward pass instead of storing it.
     """
-    graph, weights, state = nnx.split(blocks, _WEIGHTS, ...)
-    x, state = jax.lax.scan(_pure(graph, remat), x, (weights, state, inputs))
+    graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
+    x, state = jax.lax.scan(_pure(graph, remat), x, (*variables, inputs))
     nnx.update(blocks, state)
     return x
 
@@ -217,12 +217,13 @@ _WEIGHTS = nnx.Any(nnx.Param, Frozen)
 
 def _pure(
     graph: nnx.GraphDef, remat: bool
-) -> Callable[[Array, tuple[nnx.State, nnx.State, Any]], tuple[Array, nnx.State]]:
-    """A block as a function that returns those of its variables that may change."""
+) -> Callable[[Array, Any], tuple[Array, nnx.State]]:
+    """A block as a function that returns those of its variables that may change.
 
-    def run(
-        x: Array, layer: tuple[nnx.State, nnx.State, Any]
-    ) -> tuple[Array, nnx.State]:
+    It takes x and (weights, other variables, inputs).
+    """
+
+    def run(x: Array, layer: Any) -> tuple[Array, nnx.State]:
         weights, state, inputs = layer
         # Copied: without a scan these are the caller's own variables, which the
         # trace of a checkpoint may not change.

@@ -1,5 +1,6 @@
 """ResNet-18 to ResNet-152, scaled in width and in depth."""
 
+import functools
 from typing import Any
 
 import jax
@@ -37,12 +38,11 @@ class Block(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.branch = plan.branch
-        self.convs = nnx.List()
-        self.norms = nnx.List()
+        convs, norms = [], []
         for i, size in enumerate(sizes):
             last = i == len(sizes) - 1
             zero = zero_init and last
-            self.convs.append(
+            convs.append(
                 _conv(
                     plan,
                     size,
@@ -53,7 +53,7 @@ class Block(nnx.Module):
                     rngs=rngs,
                 )
             )
-            self.norms.append(
+            norms.append(
                 make_norm(
                     norm,
                     plan,
@@ -62,12 +62,14 @@ class Block(nnx.Module):
                     init="zeros" if zero else "ones",
                 )
             )
+        self.convs = nnx.List(convs)
+        self.norms = nnx.List(norms)
         ends = names[0], names[-1]
         projects = stride != 1 or plan[ends[0]] != plan[ends[1]]
-        self.shortcut = (
-            _conv(plan, 1, ends, stride=stride, rngs=rngs) if projects else None
-        )
-        self.shortcut_norm = make_norm(norm, plan, ends[1]) if projects else None
+        self.shortcut = None
+        if projects:
+            self.shortcut = _conv(plan, 1, ends, stride=stride, rngs=rngs)
+            self.shortcut_norm = make_norm(norm, plan, ends[1])
 
     def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
         h = x
@@ -79,7 +81,7 @@ class Block(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Blocks of one resolution: the first, which may project, then a stack of equals."""
+    """Blocks of one resolution: the first, which may project, and a stack of equals."""
 
     def __init__(self, first: Block, rest: nnx.Module | None, *, remat: bool):
         self.first = first
@@ -232,14 +234,14 @@ class ResNet(nnx.Module):
                 rngs=rngs,
             )
 
-        self.stages = nnx.List()
+        built = []
         for stage, count in zip(stages, blocks, strict=True):
             before = "embed" if stage == 1 else f"stage{stage - 1}"
             first = build(stage, before, 1 if stage == 1 else 2, rngs)
             more = depth * count - 1
             rest = (
                 stack(
-                    lambda r, stage=stage: build(stage, f"stage{stage}", 1, r),
+                    functools.partial(build, stage, f"stage{stage}", 1),
                     more,
                     rngs,
                     base_depth=base_depth * count - 1,
@@ -247,7 +249,8 @@ class ResNet(nnx.Module):
                 if more
                 else None
             )
-            self.stages.append(Stage(first, rest, remat=remat))
+            built.append(Stage(first, rest, remat=remat))
+        self.stages = nnx.List(built)
         self.readout = Dense(
             self.plan,
             (f"stage{len(blocks)}", "classes"),
