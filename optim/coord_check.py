@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ import optax
 
 from .activations import Activation, collect, is_nnx, tags
 
-Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+Optimizer: TypeAlias = (
+    optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+)
 Changes = dict[str, jax.Array]
 
 # Where along a stack of layers it is looked: quarters, and the last layer.
@@ -287,9 +289,10 @@ def _experiment(
     def run(key: jax.Array, batch: Any) -> Changes:
         model = build(key, **size)
         params, assemble = _split(model)
-        tx = optimizer
-        if not isinstance(tx, optax.GradientTransformation):
-            tx = tx(model, **size)
+        if isinstance(optimizer, optax.GradientTransformation):
+            tx = optimizer
+        else:
+            tx = optimizer(model, **size)
 
         def look(params: Any) -> dict[str, Activation]:
             model = assemble(params)
@@ -326,8 +329,8 @@ def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
     if is_nnx(model):
         from flax import nnx
 
-        graph, params, rest = nnx.split(model, nnx.Param, ...)
-        return params, lambda params: nnx.merge(graph, params, rest)
+        graph, *states = nnx.split(model, nnx.Param, ...)
+        return states[0], lambda params: nnx.merge(graph, params, *states[1:])
     if isinstance(model, Mapping) and isinstance(model.get("params"), Mapping):
         return model["params"], lambda params: {**model, "params": params}
     leaves, treedef = jax.tree.flatten(model)
@@ -339,7 +342,7 @@ def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
     params = [x if t else None for x, t in zip(leaves, trained, strict=True)]
 
     def assemble(params: Any) -> Any:
-        new = treedef.flatten_up_to(params)
+        new = jax.tree.leaves(params, is_leaf=lambda x: x is None)
         both = zip(new, leaves, trained, strict=True)
         return jax.tree.unflatten(treedef, [n if t else x for n, x, t in both])
 

@@ -146,7 +146,14 @@ def test_under_depth_mup_every_layer_moves_alike_at_every_depth(optimizer):
     assert_flat(check_resmlp("depth_mup", optimizer, width=64, depths=depths))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "sgd",
+        "adam",
+        *(pytest.param(o, marks=pytest.mark.long) for o in ("lion", "muon")),
+    ],
+)
 def test_under_depth_mup_every_layer_moves_alike_at_every_width(optimizer):
     widths = (128, 512) if optimizer == "muon" else (256, 1024)
     assert_flat(check_resmlp("depth_mup", optimizer, depth=4, widths=widths))

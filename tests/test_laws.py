@@ -172,7 +172,9 @@ def relu_slope(family, depths, width, seeds):
     return slope(depths, means)
 
 
-@pytest.mark.parametrize("family", ["sgd", "relative"])
+@pytest.mark.parametrize(
+    "family", ["sgd", pytest.param("relative", marks=pytest.mark.long)]
+)
 def test_the_squared_change_of_a_relu_network_grows_as_depth_cubed(family):
     assert relu_slope(family, (4, 8, 16, 32), 256, 60) == pytest.approx(3, abs=0.15)
 
