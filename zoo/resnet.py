@@ -19,6 +19,25 @@ from .registry import register
 _BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
 
 
+class Projection(nnx.Module):
+    """The shortcut of a block whose output has another shape: a 1x1 convolution."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        names: tuple[str, str],
+        *,
+        stride: int,
+        norm: str,
+        rngs: nnx.Rngs,
+    ):
+        self.conv = _conv(plan, 1, names, stride=stride, rngs=rngs)
+        self.norm = make_norm(norm, plan, names[1])
+
+    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
+        return self.norm(self.conv(x))
+
+
 class Block(nnx.Module):
     """relu(shortcut(x) + a M^-α · branch(x)); shortcut is x, or a projection of it.
 
@@ -66,17 +85,18 @@ class Block(nnx.Module):
         self.norms = nnx.List(norms)
         ends = names[0], names[-1]
         projects = stride != 1 or plan[ends[0]] != plan[ends[1]]
-        self.shortcut = None
-        if projects:
-            self.shortcut = _conv(plan, 1, ends, stride=stride, rngs=rngs)
-            self.shortcut_norm = make_norm(norm, plan, ends[1])
+        self.shortcut = (
+            Projection(plan, ends, stride=stride, norm=norm, rngs=rngs)
+            if projects
+            else None
+        )
 
     def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
         h = x
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             h = norm(conv(h if i == 0 else jax.nn.relu(h)))
         if self.shortcut is not None:
-            x = self.shortcut_norm(self.shortcut(x))
+            x = self.shortcut(x)
         return jax.nn.relu(x + self.branch * h)
 
 
@@ -356,11 +376,12 @@ def _torch_key(parts: tuple[str, ...], index: int | None) -> str:
             return f"fc.{leaf}"
         case ("stages", stage, _, *where):
             block = 0 if index is None else index + 1
-            name = {
-                "convs": lambda: f"conv{int(where[1]) + 1}",
-                "norms": lambda: f"bn{int(where[1]) + 1}",
-                "shortcut": lambda: "downsample.0",
-                "shortcut_norm": lambda: "downsample.1",
-            }[where[0]]()
+            match where:
+                case ("convs", number):
+                    name = f"conv{int(number) + 1}"
+                case ("norms", number):
+                    name = f"bn{int(number) + 1}"
+                case (_, kind):
+                    name = "downsample." + {"conv": "0", "norm": "1"}[kind]
             return f"layer{int(stage) + 1}.{block}.{name}.{leaf}"
     raise ValueError(f"torch has no name for {'/'.join(parts)!r}")
