@@ -67,9 +67,12 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     with _progress(console) as progress:
         cells = sweep(jobs, data, Store(directory / "cells"), progress)
         base = _base_optimum(config, cells)
-        trained = train_target(
+        model, trained = train_target(
             config, points, data, base.log2_lr, directory / "target", progress
         )
+    if not (directory / "model").exists():
+        notes = _notes(config, data, trained, command)
+        zoo.save(model, directory / "model", notes=notes)
     summary = summarize(config, cells, base.log2_lr, trained)
     checkpoint = trained.checkpoint.relative_to(directory.resolve())
     summary["target"]["checkpoint"] = str(directory / checkpoint)
@@ -161,7 +164,7 @@ def train_target(
     log2_lr: float,
     folder: pathlib.Path,
     progress: rich.progress.Progress,
-) -> train.TrainResult:
+) -> tuple[nnx.Module, train.TrainResult]:
     """Train the large model at the transferred learning rate."""
     point = points[config.target.parametrization]
     model = target_model(config, point, data, nnx.Rngs(config.target.seed))
@@ -170,7 +173,7 @@ def train_target(
     )
     name = f"target, {config.target.width} x {config.target.depth}"
     bar = progress.add_task(name, total=config.target.steps)
-    return train.train(
+    result = train.train(
         model,
         tx,
         data,
@@ -187,6 +190,7 @@ def train_target(
             "log2_lr": log2_lr,
         },
     )
+    return model, result
 
 
 def target_model(
@@ -253,6 +257,22 @@ def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
             "other sweep.log2_learning_rates or more sweep.steps, in a new --workdir"
         )
     return best
+
+
+def _notes(
+    config: ConfigDict,
+    data: datasets.ImageData,
+    trained: train.TrainResult,
+    command: list[str],
+) -> str:
+    mean, std = (", ".join(f"{x:.4g}" for x in v) for v in (data.mean, data.std))
+    return (
+        f"Trained on {config.dataset} for {config.target.steps} steps of "
+        f"{config.batch_size} images: {trained.test_accuracy:.1%} of the test split "
+        f"right, training loss {trained.train_loss:.2g}. It takes raw pixels less "
+        f"{mean}, over {std}. Made by\n\n"
+        f"    {shlex.join(command)}"
+    )
 
 
 def _try(job: engine.Job, data: datasets.ImageData) -> None:

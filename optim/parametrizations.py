@@ -105,6 +105,29 @@ class Parametrization:
         # hashed by jit.
         return hash((self.name, self.alpha, self.gamma, self.richness))
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data, exponents and all.
+
+        Examples:
+          >>> point = parametrization("depth_mup", gauge="table8")
+          >>> Parametrization.from_json(point.to_json()) == point
+          True
+        """
+        fields = {**vars(self)}
+        fields["rows"] = {role.value: row for role, row in self.rows.items()}
+        fields["gauge"] = {role.value: powers for role, powers in self.gauge.items()}
+        return fields
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Parametrization":
+        """The inverse of `to_json`, also after a trip through a file."""
+        rows = {
+            Role(role): Row(*(Powers(*powers) for powers in row))
+            for role, row in data["rows"].items()
+        }
+        gauge = {Role(role): Powers(*powers) for role, powers in data["gauge"].items()}
+        return cls(**{**data, "rows": rows, "gauge": gauge})
+
     def branch_multiplier(self, depth_ratio: float, a: float = 1.0) -> float:
         """The factor a·M^-alpha in front of each residual branch.
 
@@ -128,11 +151,11 @@ def _s_family(s: float) -> dict[Role, Row]:
     # the fan-out; every s is μP at richness n^-(1-s)/2, with n the last hidden
     # width, so that what is left over counts n (Yaida eqs. 3.16-3.20).
     lazy = (1 - s) / 2
-    inner = Powers(last=-lazy)
+    inner = Powers(last=0.0 - lazy)
     gradient = Powers(fan_out=-1, last=lazy)
     return {
         Role.INPUT: Row(ONE, inner, gradient),
-        Role.HIDDEN: Row(Powers(fan_in=-0.5), Powers(-1, last=-lazy), gradient),
+        Role.HIDDEN: Row(Powers(fan_in=-0.5), Powers(-1, last=0.0 - lazy), gradient),
         Role.OUTPUT: Row(Powers(-1, last=lazy), Powers(fan_in=-1), ONE),
         Role.VECTOR: Row(ONE, inner, gradient),
         Role.FIXED: Row(),

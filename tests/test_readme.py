@@ -7,7 +7,7 @@ README = pathlib.Path(__file__).parents[1] / "README.md"
 
 
 def test_the_examples_of_the_readme_run_in_one_session(capsys):
-    use, model, chain = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    use, model, chain, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
     session: dict = {}
     # The model is shown after its use; a reader has one already.
     for name, code in (("model", model), ("use", use), ("chain", chain)):

@@ -1,16 +1,19 @@
 """Flax NNX models that carry the rules of `mupax.optim`.
 
 `create(name, ...)` makes one, `scales(model)` tells the optimizer how its parameters
-grow, `list_models()` lists them.
+grow, `list_models()` lists them; `load_pretrained(name)` comes with weights, and
+`save(model, directory)` writes them.
 """
 
 from .cnn import CNN
-from .gpt import GPT
+from .gpt import GPT, gpt_names
 from .plan import Frozen, Plan, axis_names, scales
+from .pretrained import list_pretrained, load_pretrained
 from .registry import create, list_models
 from .resmlp import ResMLP
 from .resnet import ResNet
-from .vit import ViT
+from .saving import save
+from .vit import ViT, vit_names
 
 __all__ = [
     "CNN",
@@ -22,6 +25,11 @@ __all__ = [
     "ViT",
     "axis_names",
     "create",
+    "gpt_names",
     "list_models",
+    "list_pretrained",
+    "load_pretrained",
+    "save",
     "scales",
+    "vit_names",
 ]

@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,10 @@ from flax import nnx
 
 M = TypeVar("M", bound=type[nnx.Module])
 
+# Not an attribute: a model's static parts are compared whenever it is traced.
+_RECIPES: weakref.WeakKeyDictionary[nnx.Module, tuple[str, dict[str, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
 _MODELS: dict[str, tuple[type[nnx.Module], dict[str, Any]]] = {}
 
 
@@ -63,7 +68,23 @@ def create(name: str, **overrides: Any) -> nnx.Module:
     for key in ("width", "depth", "rngs"):
         if key not in overrides and key not in defaults:
             raise ValueError(f"{name} needs {key}=...")
-    return model(**{**defaults, **overrides})
+    made = model(**{**defaults, **overrides})
+    _RECIPES[made] = (name, {k: v for k, v in overrides.items() if k != "rngs"})
+    return made
+
+
+def recipe(model: nnx.Module) -> tuple[str, dict[str, Any]]:
+    """The name and options that `create` made a model from.
+
+    Raises:
+      ValueError: a model that `create` did not make, or a copy of one.
+    """
+    if model not in _RECIPES:
+        raise ValueError(
+            f"this {type(model).__name__} was not made by zoo.create, which remembers "
+            "how to make it again; create it there"
+        )
+    return _RECIPES[model]
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -1,0 +1,145 @@
+"""Models as directories: what is saved comes back, what does not fit is refused."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mupax import optim, zoo
+from mupax.experiments import data as datasets
+from mupax.experiments import train
+from mupax.zoo import saving
+
+X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
+
+
+def build(**options) -> nnx.Module:
+    sizes = {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2}
+    return zoo.create("resmlp", **{**sizes, **options}, rngs=nnx.Rngs(3))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> pathlib.Path:
+    return saving.save(build(), tmp_path_factory.mktemp("models") / "mine")
+
+
+def files(directory: pathlib.Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": jnp.bfloat16, "train_ends": False, "layer_norm": True},
+        {"parametrization": optim.parametrization("completep", alpha=0.75, richness=2)},
+        {"parametrization": optim.parametrization("mup", gauge="mean_field")},
+    ],
+    ids=["plain", "bf16-frozen", "completep", "gauge"],
+)
+def test_a_saved_model_comes_back_from_its_directory_alone(tmp_path, options):
+    model = build(**options)
+    again = saving.load(saving.save(model, tmp_path / "it"))
+    np.testing.assert_array_equal(
+        *(jnp.float32(m(jnp.array(X))) for m in (model, again))
+    )
+    assert again.plan == model.plan
+    # What comes back can be saved again.
+    saving.save(again, tmp_path / "copy")
+
+
+def test_the_card_says_what_it_is_and_how_to_load_it(tmp_path):
+    notes = "Trained on nothing."
+    card = (
+        saving.save(build(), tmp_path / "it", notes=notes) / "README.md"
+    ).read_text()
+    for said in ("resmlp", "depth_mup", "zoo.load_pretrained", notes, "| width | 16 |"):
+        assert said in card
+
+
+def test_another_number_of_classes_gets_a_new_head(saved):
+    model = saving.load(saved, out_features=3)
+    assert model(jnp.array(X)).shape == (2, 3)
+    old, new = (saving.arrays_of(m) for m in (saving.load(saved), model))
+    np.testing.assert_array_equal(old["readin/kernel"], new["readin/kernel"])
+
+
+def test_what_is_there_is_not_overwritten(saved):
+    before = files(saved)
+    with pytest.raises(FileExistsError, match="choose another"):
+        saving.save(build(), saved)
+    assert files(saved) == before
+
+
+def test_another_size_is_refused(saved):
+    with pytest.raises(ValueError, match=r"blocks.*\(4, 16, 16\).*\(4, 32, 32\)"):
+        saving.load(saved, width=32)
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json"):
+        saving.load(tmp_path)
+
+
+def test_a_truncated_checkpoint_is_refused(saved, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(saved, broken)
+    for file in (broken / "weights").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match="cannot be read"):
+        saving.load(broken)
+
+
+def test_a_model_of_ones_own_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"zoo\.create"):
+        saving.save(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), tmp_path / "it")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
+def test_a_model_that_is_not_filled_whole_is_left_untouched(change):
+    model = build()
+    before = jax.device_get(saving.arrays_of(model))
+    arrays = {path: np.zeros_like(array) for path, array in before.items()}
+    if change == "missing":
+        del arrays["readout/kernel"]
+    elif change == "unknown":
+        arrays["readout/bias"] = np.zeros(10)
+    else:
+        arrays["readout/kernel"] = np.zeros((16, 9))
+    with pytest.raises(ValueError, match="readout"):
+        saving.fill(model, arrays)
+    for path, array in saving.arrays_of(model).items():
+        np.testing.assert_array_equal(array, before[path])
+
+
+def test_a_configuration_is_readable(saved):
+    config = json.loads((saved / "config.json").read_text())
+    assert config["model"] == "resmlp"
+    assert config["options"]["width"] == 16
+
+
+def test_the_shipped_model_reads_digits_as_its_card_says(tmp_path):
+    model = zoo.load_pretrained("resmlp_digits")
+    data = datasets.load("digits", str(tmp_path))
+    _, accuracy = train.evaluate(model, data)
+    shipped = pathlib.Path(zoo.__file__).parent / "checkpoints" / "resmlp_digits"
+    assert (
+        f"{accuracy:.1%} of the test split right" in (shipped / "README.md").read_text()
+    )
+
+
+def test_a_model_is_loaded_by_the_name_it_was_saved_under(saved, tmp_path):
+    assert zoo.load_pretrained("resmlp", saved).plan.depth == 2
+    with pytest.raises(ValueError, match="holds a 'resmlp', not a 'vit'"):
+        zoo.load_pretrained("vit", saved)
+    with pytest.raises(ValueError, match="resmlp_digits"):
+        zoo.load_pretrained("resmlp_mnist")
+    with pytest.raises(ValueError, match="no directory"):
+        zoo.load_pretrained("resmlp", tmp_path / "nothing")

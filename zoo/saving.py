@@ -1,0 +1,215 @@
+"""Models as directories: weights by Orbax, the recipe that builds them, a card."""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from mupax import optim
+
+from .registry import create, recipe
+
+_CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
+_FORMAT = 1
+
+
+def save(
+    model: nnx.Module, directory: str | os.PathLike[str], *, notes: str = ""
+) -> pathlib.Path:
+    """Write a zoo model so that loading it needs only the directory.
+
+    Args:
+      model: from `zoo.create` or `zoo.load_pretrained`.
+      directory: a new one; it appears whole or not at all.
+      notes: for the model card: what it was trained on, how well it does.
+
+    Returns:
+      The directory.
+
+    Raises:
+      ValueError: a model that the zoo did not create.
+      FileExistsError: the directory is there already.
+
+    Examples:
+      >>> import tempfile
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=16, depth=2, rngs=nnx.Rngs(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = zoo.save(model, folder + "/mine", notes="not trained")
+      ...     sorted(p.name for p in path.iterdir())
+      ['README.md', 'config.json', 'weights']
+    """
+    name, options = recipe(model)
+    directory = pathlib.Path(directory).absolute()
+    if directory.exists():
+        raise FileExistsError(f"{directory} is there already; choose another directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    config = {"format": _FORMAT, "model": name, "options": _plain(options)}
+    building = pathlib.Path(tempfile.mkdtemp(dir=directory.parent, prefix=".saving-"))
+    try:
+        building.chmod(0o755)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(building / _WEIGHTS, arrays_of(model))
+        (building / _CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        (building / _CARD).write_text(_card(model, name, options, notes))
+        building.rename(directory)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return directory
+
+
+def load(directory: str | os.PathLike[str], **overrides: Any) -> nnx.Module:
+    """Read a model that `save` wrote.
+
+    Args:
+      directory: of the model.
+      **overrides: options other than the saved ones. With another `out_features`
+        the readout starts anew; other sizes cannot change.
+
+    Raises:
+      ValueError: a directory that holds no model, or one that cannot be read, or
+        options that its weights do not fit.
+    """
+    directory = pathlib.Path(directory).absolute()
+    config = read_config(directory)
+    name, options = config["model"], _rich(config["options"])
+    rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
+    saved = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            arrays = checkpointer.restore(directory / _WEIGHTS, arrays_of(saved))
+    except Exception as error:  # Orbax raises whatever its storage does
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the weights in {directory} cannot be read: {reason}"
+        ) from None
+    model = create(name, **{**options, **overrides}, rngs=rngs)
+    new_head = model_classes(model) != model_classes(saved)
+    fill(model, arrays, fresh="readout" if new_head else None)
+    return model
+
+
+def read_config(directory: pathlib.Path) -> dict[str, Any]:
+    """What `save` wrote of a model's name and options.
+
+    Raises:
+      ValueError: there is no such file, or it cannot be read.
+    """
+    try:
+        config = json.loads((directory / _CONFIG).read_text())
+        if config["format"] != _FORMAT:
+            raise ValueError(f"its format is {config['format']}, not {_FORMAT}")
+        return {"model": config["model"], "options": config["options"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{directory} holds no model of ours: {_CONFIG} cannot be read ({error}); "
+            "give a directory that zoo.save wrote"
+        ) from None
+
+
+def arrays_of(model: nnx.Module) -> dict[str, Any]:
+    """Every array of a model but its random state, by path."""
+    return {path: variable.get_value() for path, variable in _variables(model)[1]}
+
+
+def fill(
+    model: nnx.Module, arrays: dict[str, Any], *, fresh: str | None = None
+) -> None:
+    """Put arrays into a model: every one used, every variable filled once.
+
+    Args:
+      model: changed only if all fits.
+      arrays: by path.
+      fresh: variables under this path keep what they have.
+
+    Raises:
+      ValueError: a path that is missing, unknown, or of another shape.
+    """
+    state, pairs = _variables(model)
+    variables = dict(pairs)
+    kept = {p for p in variables if fresh and p.split("/")[0] == fresh}
+    for path in variables.keys() - arrays.keys() - kept:
+        raise ValueError(f"the weights lack {path!r}, which the model has")
+    for path in arrays.keys() - variables.keys():
+        raise ValueError(f"the weights hold {path!r}, which the model has not")
+    filled = {p: v for p, v in variables.items() if p not in kept}
+    for path, variable in filled.items():
+        if tuple(arrays[path].shape) != tuple(variable.shape):
+            raise ValueError(
+                f"{path!r} has shape {tuple(arrays[path].shape)} in the weights and "
+                f"{tuple(variable.shape)} in the model"
+            )
+    for path, variable in filled.items():
+        variable[...] = jnp.asarray(arrays[path], variable.dtype)
+    nnx.update(model, state)
+
+
+def _variables(
+    model: nnx.Module,
+) -> tuple[nnx.State, list[tuple[str, nnx.Variable]]]:
+    state = nnx.state(model, nnx.Not(nnx.RngState))
+    pairs = nnx.to_flat_state(state)
+    return state, [("/".join(map(str, path)), variable) for path, variable in pairs]
+
+
+def model_classes(model: nnx.Module) -> int | None:
+    """Number of classes of a model's readout; None where it has none."""
+    axes = dict(model.plan.axes)
+    return axes["classes"].size if "classes" in axes else None
+
+
+def _card(model: nnx.Module, name: str, options: dict[str, Any], notes: str) -> str:
+    """The model card: what it is, how to load it, what was said of it."""
+    count = sum(np.prod(v.shape, dtype=int) for _, v in _variables(model)[1])
+    point = model.plan.parametrization
+    shown = {**options, "parametrization": point.name}
+    rows = "\n".join(f"| {k} | {v} |" for k, v in sorted(_plain(shown).items()))
+    return f"""# {name}
+
+A model of mupax, {count:,} numbers, under {point.name} ({point.citation}).
+
+```python
+from mupax import zoo
+
+model = zoo.load_pretrained({name!r}, "path/to/this/directory")
+```
+
+{notes or "Nothing is known of its training."}
+
+| option | |
+|---|---|
+{rows}
+"""
+
+
+def _plain(value: Any) -> Any:
+    """Options as JSON; what JSON has not is tagged."""
+    if isinstance(value, optim.Parametrization):
+        return {"parametrization": value.to_json()}
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return {"dtype": np.dtype(value).name}
+
+
+def _rich(value: Any) -> Any:
+    """The inverse of `_plain`; lists become tuples, as options are."""
+    if isinstance(value, dict):
+        if set(value) == {"parametrization"}:
+            return optim.Parametrization.from_json(value["parametrization"])
+        if set(value) == {"dtype"}:
+            return jnp.dtype(value["dtype"])
+        return {key: _rich(v) for key, v in value.items()}
+    return tuple(map(_rich, value)) if isinstance(value, list) else value
