@@ -33,7 +33,7 @@ def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
                     "--workdir, or remove that one"
                 )
             return
-        if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+        if workdir.exists() and not (workdir.is_dir() and _is_free(workdir)):
             raise UserError(
                 f"{workdir} holds files that are not a mupax run's; choose another "
                 "--workdir, or an empty one"
@@ -48,6 +48,11 @@ def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
         raise UserError(
             f"{file} is not readable as JSON; choose another --workdir, or remove it"
         ) from None
+
+
+def _is_free(workdir: pathlib.Path) -> bool:
+    # A run that was killed while it claimed the directory leaves a temporary file.
+    return all(p.name.startswith(f".{_NAME}.") for p in workdir.iterdir())
 
 
 def differences(found: Any, wanted: Any, prefix: str = "") -> list[str]:

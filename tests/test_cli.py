@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from mupax.experiments import cli
+from mupax.experiments import cli, workdir
+from mupax.experiments.errors import UserError
 
 TOY = [f"--config={pathlib.Path(__file__).with_name('toy_config.py')}"]
 
@@ -197,6 +198,13 @@ def test_a_directory_of_other_files_is_refused_and_kept(capsys, tmp_path, data_d
     )
     assert str(tmp_path) in message
     assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_a_directory_left_by_a_claim_that_was_killed_is_free(tmp_path):
+    (tmp_path / ".experiment.json.x1y2").write_text("{")
+    workdir.claim(tmp_path, {"a": 1})
+    with pytest.raises(UserError, match=r"a \(1, here 2\)"):
+        workdir.claim(tmp_path, {"a": 2})
 
 
 def test_help_names_every_command(capsys):
