@@ -82,7 +82,7 @@ class CNN(nnx.Module):
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from mupax import zoo
-      >>> model = zoo.create("cnn", width=32, depth=4, rngs=nnx.Rngs(0))
+      >>> model = zoo.create("cnn", width=8, depth=4, rngs=nnx.Rngs(0))
       >>> model(jnp.ones((5, 32, 32, 3))).shape
       (5, 10)
     """

@@ -163,8 +163,9 @@ class ResNet(nnx.Module):
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from mupax import zoo
-      >>> model = zoo.create("resnet18", width=8, base_width=4, depth=2, base_depth=1,
-      ...                    stem="cifar", out_features=10, rngs=nnx.Rngs(0))
+      >>> model = zoo.create("resnet18", width=4, base_width=2, depth=2, base_depth=1,
+      ...                    blocks=(1, 1), stem="cifar", out_features=10,
+      ...                    rngs=nnx.Rngs(0))
       >>> model.eval()  # normalizes by running statistics
       >>> model(jnp.ones((1, 32, 32, 3))).shape
       (1, 10)
@@ -203,7 +204,9 @@ class ResNet(nnx.Module):
         if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
             raise ValueError(f"blocks={blocks} must be numbers of blocks, at least 1")
         if len(input_shape) != 3:
-            raise ValueError(f"input_shape={input_shape} must be (height, width, c)")
+            raise ValueError(
+                f"input_shape={input_shape} must be (height, width, channels)"
+            )
         sizes, expansion = _BLOCKS[block]
         stages = range(1, len(blocks) + 1)
         inner = {f"{n}{i}": 2.0 ** (i - 1) for n in ("mid", "inner") for i in stages}
@@ -332,7 +335,7 @@ def resnet_names(model: ResNet) -> dict[Leaf, TorchLeaf]:
     Examples:
       >>> from flax import nnx
       >>> from mupax import zoo
-      >>> model = zoo.create("resnet18", width=8, rngs=nnx.Rngs(0))
+      >>> model = nnx.eval_shape(lambda: zoo.create("resnet18", rngs=nnx.Rngs(0)))
       >>> names = resnet_names(model)
       >>> names["stages/1/rest/convs/0/kernel", 0]
       ('layer2.1.conv1.weight', (2, 3, 1, 0))

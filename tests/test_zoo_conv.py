@@ -1,0 +1,553 @@
+"""The convolutional models: parity with torch, scaling, batch statistics."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mupax import optim, zoo
+from mupax.zoo import conv, resnet
+from mupax.zoo.resnet import resnet_names
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+CASES = json.loads((GOLDEN / "resnet.json").read_text())["settings"]
+
+# Two stages, the second with a stack: all that a ResNet has, quick to compile.
+TINY = {
+    "width": 4,
+    "depth": 1,
+    "blocks": (1, 3),
+    "stem": "cifar",
+    "input_shape": (8, 8, 2),
+    "out_features": 3,
+}
+MODELS = {
+    "cnn": {"width": 8, "depth": 8, "input_shape": (8, 8, 2), "out_features": 3},
+    "resnet18": TINY,
+    "resnet50": TINY,
+}
+# Parametrizations that have no defaults.
+MORE = {"residual": {"alpha": 0.5, "gamma": 0.0}}
+X = np.random.default_rng(0).normal(size=(3, 8, 8, 2)).astype(np.float32)
+
+
+def quick_jit(function):
+    """Compiling takes longer than running."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def build(name: str, seed: int = 0, **options) -> nnx.Module:
+    """A model with weights of NumPy, whose sizes a step of training can tell apart."""
+    model = nnx.eval_shape(lambda: zoo.create(name, **options, rngs=nnx.Rngs(0)))
+    random = np.random.default_rng(seed)
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        shape, kind = variable.shape, path[-1]
+        value = random.normal(size=shape)
+        if kind == "kernel":
+            value /= np.sqrt(np.prod(shape[-4:-1]))
+        elif kind in ("scale", "var"):
+            value = np.exp(0.1 * value)
+        variable.set_value(jnp.asarray(value, variable.dtype))
+    return model
+
+
+def forward(model: nnx.Module, x: np.ndarray) -> tuple[np.ndarray, dict]:
+    """Logits, and the batch statistics after them by path."""
+    graph, state = nnx.split(model)
+
+    def run(state: nnx.State, x: jax.Array) -> tuple[jax.Array, nnx.State]:
+        model = nnx.merge(graph, state)
+        return model(x), nnx.state(model, nnx.BatchStat)
+
+    logits, statistics = quick_jit(run)(state, x)
+    return np.asarray(logits), {
+        "/".join(map(str, path)): np.asarray(v[...])
+        for path, v in nnx.to_flat_state(statistics)
+    }
+
+
+def gradient_of(model: nnx.Module, x: jax.Array) -> nnx.State:
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params: nnx.State) -> jax.Array:
+        logits = nnx.merge(graph, params, rest, copy=True)(x)
+        return (logits[:, 0] ** 2).mean()
+
+    return jax.grad(loss)(params)
+
+
+def gradients(model: nnx.Module, x: np.ndarray) -> dict[str, np.ndarray]:
+    graph, state = nnx.split(model)
+    found = quick_jit(lambda s, x: gradient_of(nnx.merge(graph, s), x))(state, x)
+    return {
+        "/".join(map(str, path)): np.asarray(v[...])
+        for path, v in nnx.to_flat_state(found)
+    }
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+# ----- Parity with torchvision and timm
+
+
+@functools.cache
+def golden(case: str) -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / f"{case}.npz") as file:
+        return {key: file[key].astype(np.float32) for key in file}
+
+
+def from_torch(case: str, **options) -> nnx.Module:
+    """The golden's network; every leaf is filled once, every key used."""
+    settings = {**CASES[case], "blocks": tuple(CASES[case]["blocks"])}
+    model = nnx.eval_shape(
+        lambda: zoo.create("resnet18", **{**settings, **options}, rngs=nnx.Rngs(0))
+    )
+    names = resnet_names(model)
+    keys = [key for key, _ in names.values()]
+    given = {k.removeprefix("before/") for k in golden(case) if k.startswith("before/")}
+    assert len(set(keys)) == len(keys)
+    assert set(keys) == given
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        name = "/".join(map(str, path))
+        layers = [i for p, i in names if p == name]
+        arrays = []
+        for layer in layers:
+            key, order = names[name, layer]
+            arrays.append(golden(case)[f"before/{key}"].transpose(order))
+        value = arrays[0] if layers == [None] else np.stack(arrays)
+        assert value.shape == variable.shape, name
+        variable.set_value(jnp.asarray(value))
+    return model
+
+
+def pixels(case: str) -> np.ndarray:
+    return golden(case)["x"].transpose(0, 2, 3, 1)
+
+
+def eval_difference(case: str) -> float:
+    model = from_torch(case)
+    model.eval()
+    return difference(forward(model, pixels(case))[0], golden(case)["torchvision/eval"])
+
+
+def train_differences(case: str) -> tuple[float, float]:
+    """Of the logits of a training step, and of the statistics after it."""
+    model = from_torch(case)
+    logits, statistics = forward(model, pixels(case))
+    after = [
+        difference(
+            statistics[path] if layer is None else statistics[path][layer],
+            golden(case)[f"torchvision/after/{key}"],
+        )
+        for (path, layer), (key, _) in resnet_names(model).items()
+        if path in statistics
+    ]
+    return difference(logits, golden(case)["torchvision/train"]), max(after)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_torchvision_and_timm_agree_so_that_one_stands_for_both(case):
+    arrays = golden(case)
+    keys = [k.removeprefix("timm/") for k in arrays if k.startswith("timm/")]
+    assert {"eval", "train", "after/bn1.running_var"} <= set(keys)
+    for key in keys:
+        np.testing.assert_array_equal(
+            arrays[f"timm/{key}"], arrays[f"torchvision/{key}"]
+        )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_torch(case):
+    assert eval_difference(case) < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_training_step_has_the_logits_and_leaves_the_statistics_of_torch(case):
+    assert max(train_differences(case)) < 1e-5
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1e-6])
+def test_another_epsilon_is_noticed(monkeypatch, epsilon):
+    monkeypatch.setattr(conv, "EPSILON", epsilon)
+    assert eval_difference("resnet_cifar") > 2e-5
+
+
+def test_padding_called_same_is_noticed(monkeypatch):
+    padded = jax.lax.conv_general_dilated
+
+    def same(x, kernel, strides, padding, **more):
+        return padded(x, kernel, strides, "SAME", **more)
+
+    monkeypatch.setattr(jax.lax, "conv_general_dilated", same)
+    assert eval_difference("resnet_cifar") > 1e-3
+
+
+def test_another_padding_of_the_stems_pooling_is_noticed(monkeypatch):
+    def same(x):
+        return nnx.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
+    monkeypatch.setattr(resnet, "stem_pool", same)
+    assert eval_difference("resnet_basic") > 1e-3
+
+
+def test_another_momentum_is_noticed(monkeypatch):
+    monkeypatch.setattr(conv, "MOMENTUM", 0.01)
+    logits, statistics = train_differences("resnet_cifar")
+    assert logits < 1e-5
+    assert statistics > 1e-2
+
+
+def test_the_running_variance_averages_the_unbiased_one():
+    model = from_torch("resnet_cifar")
+    x = np.random.default_rng(0).normal(3.0, 2.0, (2, 3, 3, 4)).astype(np.float32)
+    before = np.asarray(model.norm.var[...])
+    y = model.norm(jnp.asarray(x))
+    for ddof, same in ((1, True), (0, False)):
+        after = 0.9 * before + 0.1 * x.var((0, 1, 2), ddof=ddof)
+        assert np.allclose(model.norm.var[...], after, rtol=1e-5) == same
+    normal = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5)
+    scale, bias = np.asarray(model.norm.scale[...]), np.asarray(model.norm.bias[...])
+    np.testing.assert_allclose(y, normal * scale + bias, rtol=1e-4, atol=1e-5)
+
+
+# Of the papers and of both libraries' documentation, in millions.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+    ],
+)
+def test_at_default_size_it_has_the_parameters_of_torchvisions(name, parameters):
+    model = nnx.eval_shape(lambda: zoo.create(name, rngs=nnx.Rngs(0)))
+    sizes = [
+        np.prod(v.shape) for _, v in nnx.to_flat_state(nnx.state(model, nnx.Param))
+    ]
+    assert sum(sizes) == parameters
+
+
+def test_torch_has_names_for_batch_normalization_alone():
+    model = nnx.eval_shape(
+        lambda: zoo.create("resnet18", **TINY, norm="layer", rngs=nnx.Rngs(0))
+    )
+    with pytest.raises(ValueError, match="norm='batch'"):
+        resnet_names(model)
+
+
+# ----- The formula of the CNN
+
+
+def test_the_cnn_is_the_formula_of_appendix_a1():
+    options = {"width": 16, "base_width": 8, "depth": 8, "base_depth": 2}
+    options |= {"input_shape": (9, 8, 2), "out_features": 3, "branch_multiplier": 1.5}
+    options |= {"parametrization": "mean_field", "pooling": "max", "remat": True}
+    model = build("cnn", **options)
+    w = {
+        "/".join(map(str, path)): v[...]
+        for path, v in nnx.to_flat_state(nnx.state(model))
+    }
+    x = np.random.default_rng(1).normal(size=(2, 9, 8, 2)).astype(np.float32)
+
+    def convolve(x, kernel, multiplier):
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        return multiplier * jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=dimensions
+        )
+
+    h = convolve(jnp.asarray(x), w["readin/kernel"], 1)
+    for stage in range(4):
+        if stage:
+            b, height, width, n = h.shape
+            h = h[:, : height // 2 * 2, : width // 2 * 2]
+            h = h.reshape(b, height // 2, 2, width // 2, 2, n).max((2, 4))
+            h = convolve(h, w[f"doubling/{stage - 1}/kernel"], 2**-0.5)
+        for kernel in w[f"stages/{stage}/conv/kernel"]:
+            # Mean field has no exponent of depth: the branch keeps its multiplier.
+            h = h + 1.5 * convolve(jax.nn.relu(h), kernel, 2**-0.5)
+    kernel = w["readout/kernel"].reshape(-1, 3)
+    expected = jax.nn.relu(h).reshape(2, -1) @ kernel / 2
+    np.testing.assert_allclose(forward(model, x)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("depth", "stages"), [(12, [3, 3, 3, 3]), (30, [7, 8, 7, 8]), (3, [0, 1, 1, 1])]
+)
+def test_the_three_poolings_are_equally_spaced(depth, stages):
+    options = {"width": 8, "depth": depth, "input_shape": (8, 8, 1)}
+    model = nnx.eval_shape(lambda: zoo.create("cnn", **options, rngs=nnx.Rngs(0)))
+    found = [0 if s is None else s.conv.kernel.shape[0] for s in model.stages]
+    assert found == stages
+
+
+def test_the_convolutions_that_double_channels_may_count_as_layers():
+    options = {"width": 8, "depth": 12, "base_depth": 4, "input_shape": (8, 8, 1)}
+    for count, ratio in ((False, 12 / 4), (True, (12 + 3) / (4 + 3))):
+        model = nnx.eval_shape(
+            lambda count=count: zoo.create(
+                "cnn", **options, count_pooling=count, rngs=nnx.Rngs(0)
+            )
+        )
+        scales = zoo.scales(model)
+        assert scales["stages/0/conv/kernel"].depth == ratio
+        assert scales["stages/0/conv/kernel"].base_shape[0] == 1
+        assert model.plan.branch == ratio**-0.5
+
+
+# ----- Scales
+
+
+def test_roles_and_branches_of_a_resnet():
+    model = nnx.eval_shape(
+        lambda: zoo.create(
+            "resnet50",
+            **{**TINY, "width": 8, "depth": 4},
+            base_width=2,
+            base_depth=2,
+            rngs=nnx.Rngs(0),
+        )
+    )
+    scales = zoo.scales(model)
+    roles = {path: (s.role.value, s.in_branch) for path, s in scales.items()}
+    assert roles["conv/kernel"] == ("input", False)
+    assert roles["norm/scale"] == ("vector", False)
+    assert roles["stages/1/first/convs/1/kernel"] == ("hidden", True)
+    assert roles["stages/1/first/norms/2/bias"] == ("vector", True)
+    assert roles["stages/1/first/shortcut/conv/kernel"] == ("hidden", False)
+    assert roles["stages/1/first/shortcut/norm/scale"] == ("vector", False)
+    assert roles["stages/1/rest/convs/2/kernel"] == ("hidden", True)
+    assert roles["readout/kernel"] == ("output", False)
+    assert roles["readout/bias"] == ("fixed", False)
+    stacked = scales["stages/1/rest/convs/1/kernel"]
+    # Three blocks a stage, four times and at the base twice; the first is apart.
+    assert stacked.shape == (4 * 3 - 1, 3, 3, 16, 16)
+    assert stacked.base_shape == (2 * 3 - 1, 3, 3, 4, 4)
+    assert (stacked.width_in, stacked.width_out, stacked.depth) == (4.0, 4.0, 2.0)
+    assert stacked.fan_in == 9 * 16
+    assert zoo.axis_names(model)["stages/0/first/convs/0/kernel"] == (
+        "kernel1",
+        "kernel1",
+        "embed",
+        "mid1",
+    )
+
+
+@pytest.mark.parametrize("name", optim.list_parametrizations())
+def test_every_parametrization_explains_both_models(name):
+    point = optim.parametrization(name, **MORE.get(name, {}))
+    for model, options in MODELS.items():
+        sizes = {"width": 16, "base_width": 8, "parametrization": point}
+        made = nnx.eval_shape(
+            lambda m=model, o={**options, **sizes}: zoo.create(m, **o, rngs=nnx.Rngs(0))
+        )
+        assert "readout/kernel" in str(optim.explain(zoo.scales(made), point, "adamw"))
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+def test_at_base_size_every_parametrization_is_sp_bit_for_bit(model):
+    def program(name, width):
+        """Drawing the weights and a step of training, before it is compiled."""
+
+        def run(key, x):
+            options = {**MODELS[model], "width": width, "base_width": 8}
+            rngs = nnx.Rngs(params=key)
+            made = zoo.create(model, **options, parametrization=name, rngs=rngs)
+            return gradient_of(made, x)
+
+        return jax.jit(run).lower(jax.random.key(0), X).as_text()
+
+    standard = program("sp", 8)
+    for name in ("mup", "mean_field", "depth_mup", "ode", "ntk"):
+        assert program(name, 8) == standard
+    assert program("depth_mup", 16) != program("sp", 16)
+
+
+def test_initial_weights_have_the_variances_of_torchvision():
+    options = {**TINY, "blocks": (1, 1), "width": 32, "out_features": 64}
+
+    def create():
+        return zoo.create("resnet18", **options, rngs=nnx.Rngs(0))
+
+    model = nnx.eval_shape(create)
+    nnx.update(model, quick_jit(lambda: nnx.state(create()))())
+    fan_out = 9 * 64
+    kernel = model.stages[1].first.convs[1].kernel[...]
+    assert np.isclose(kernel.std(), (2 / fan_out) ** 0.5, rtol=0.02)
+    kernel = model.readout.kernel[...]
+    assert np.isclose(np.abs(kernel).max(), 64**-0.5, rtol=0.01)
+    assert np.isclose(kernel.std(), (3 * 64) ** -0.5, rtol=0.02)
+
+
+# ----- What holds of both
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("cnn", {}),
+        ("cnn", {"activation_first": False, "global_pool": True}),
+        ("resnet50", {}),
+        ("resnet18", {"norm": "layer", "stem": "imagenet"}),
+        ("resnet18", {"norm": "instance"}),
+        ("resnet18", {"norm": "none"}),
+    ],
+    ids=str,
+)
+def test_every_parameter_gets_a_gradient(model, options):
+    made = build(model, **{**MODELS[model], **options})
+    for path, gradient in gradients(made, X).items():
+        assert np.abs(gradient).max() > 0, path
+        assert np.isfinite(gradient).all(), path
+
+
+def test_rematerialization_changes_nothing_but_memory():
+    plain, remat = (build("resnet18", **TINY, remat=r) for r in (False, True))
+    for one, other in (
+        (gradients(plain, X), gradients(remat, X)),
+        (forward(plain, X)[1], forward(remat, X)[1]),
+    ):
+        assert one.keys() == other.keys()
+        for path in one:
+            np.testing.assert_allclose(
+                one[path], other[path], rtol=1e-4, atol=1e-5, err_msg=path
+            )
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+def test_a_deeper_model_is_no_larger_program(model):
+    def equations(depth):
+        options = {**MODELS[model], "depth": depth}
+        made = nnx.eval_shape(lambda: zoo.create(model, **options, rngs=nnx.Rngs(0)))
+        graph, state = nnx.split(made)
+        program = jax.make_jaxpr(lambda s, x: nnx.merge(graph, s)(x))(state, X)
+        return str(program).count(" = ")
+
+    assert equations(512) == equations(8)
+
+
+def test_statistics_move_in_training_and_stay_in_evaluation():
+    model = build("resnet18", **TINY)
+    before = forward_statistics(model)
+    _, trained = forward(model, X)
+    for path, value in trained.items():
+        assert (value != before[path]).all(), path
+    model.eval()
+    logits, after = forward(model, X)
+    for path, value in after.items():
+        np.testing.assert_array_equal(value, before[path])
+    # Each image alone: nothing is shared by the batch.
+    alone, _ = forward(model, X[1:2])
+    np.testing.assert_allclose(alone, logits[1:2], rtol=1e-4, atol=1e-5)
+    model.train()
+    assert not np.allclose(forward(model, X)[0], logits, rtol=1e-2)
+
+
+def test_a_step_outside_jit_puts_the_statistics_into_the_model():
+    model = build("resnet18", **TINY)
+    _, expected = forward(model, X)
+    model(jnp.asarray(X))
+    for path, value in forward_statistics(model).items():
+        np.testing.assert_allclose(value, expected[path], rtol=1e-4, err_msg=path)
+
+
+def forward_statistics(model: nnx.Module) -> dict[str, np.ndarray]:
+    return {
+        "/".join(map(str, path)): np.asarray(v[...])
+        for path, v in nnx.to_flat_state(nnx.state(model, nnx.BatchStat))
+    }
+
+
+def test_bfloat16_computes_and_float32_keeps():
+    options = {**TINY, "dtype": jnp.bfloat16}
+    half, full = build("resnet18", **options), build("resnet18", **TINY)
+    logits, statistics = forward(half, X)
+    assert logits.dtype == jnp.bfloat16
+    assert {v.dtype for v in statistics.values()} == {np.dtype(np.float32)}
+    kept = nnx.to_flat_state(nnx.state(half, nnx.Param))
+    assert {v.dtype for _, v in kept} == {np.dtype(np.float32)}
+    reference, _ = forward(full, X)
+    assert difference(logits.astype(np.float32), reference) < 0.1
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+def test_seeds_are_a_vmap_axis(model):
+    pair = [build(model, seed, **MODELS[model]) for seed in (0, 1)]
+    graph = nnx.graphdef(pair[0])
+    states = jax.tree.map(lambda *v: jnp.stack(v), *(nnx.state(m) for m in pair))
+    run = quick_jit(jax.vmap(lambda s: nnx.merge(graph, s)(jnp.asarray(X))))
+    for logits, one in zip(run(states), pair, strict=True):
+        np.testing.assert_allclose(logits, forward(one, X)[0], rtol=1e-3, atol=1e-4)
+
+
+def test_other_image_sizes():
+    for model, options in (
+        ("resnet18", {**TINY, "stem": "imagenet"}),
+        ("cnn", {**MODELS["cnn"], "global_pool": True}),
+    ):
+        made = nnx.eval_shape(
+            lambda m=model, o=options: zoo.create(m, **o, rngs=nnx.Rngs(0))
+        )
+        for shape in ((1, 33, 20, 2), (5, 224, 224, 2)):
+            logits = nnx.eval_shape(
+                lambda m, x: m(x), made, jax.ShapeDtypeStruct(shape, jnp.float32)
+            )
+            assert logits.shape == (shape[0], 3)
+
+
+def test_a_hundred_billion_parameters_take_no_memory():
+    for model, width in (("cnn", 2**14), ("resnet152", 2**12)):
+        made = nnx.eval_shape(
+            lambda m=model, w=width: zoo.create(
+                m, width=w, base_width=64, depth=128, base_depth=1, rngs=nnx.Rngs(0)
+            )
+        )
+        scales = zoo.scales(made)
+        assert sum(np.prod(s.shape, dtype=float) for s in scales.values()) > 1e11
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("cnn", {"width": 12}, "'stage1' is 0.125 times the width"),
+        ("cnn", {"input_shape": (7, 8, 1)}, "at least 8x8 pixels"),
+        ("cnn", {"pooling": "mean"}, "'average' or 'max'"),
+        ("cnn", {"nonlinearity": "selu"}, "unknown activation 'selu'"),
+        ("cnn", {"depth": 0}, "depth=0 must be a whole number"),
+        ("resnet18", {"stem": "imagenette"}, "stem='imagenette' must be one of"),
+        ("resnet18", {"norm": "group"}, "norm='group' must be one of"),
+        ("resnet18", {"blocks": (2, 0)}, "at least 1"),
+        ("resnet18", {"input_shape": (8, 8)}, r"\(height, width, channels\)"),
+    ],
+)
+def test_a_wrong_option_is_named(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        nnx.eval_shape(
+            lambda: zoo.create(model, **{**MODELS[model], **options}, rngs=nnx.Rngs(0))
+        )
+
+
+def test_images_that_do_not_fit_are_refused():
+    def logits(model, *shape):
+        x = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return nnx.eval_shape(lambda m, x: m(x), model, x)
+
+    tiny = build("resnet18", **TINY)
+    with pytest.raises(ValueError, match="channels last"):
+        logits(tiny, 2, 2, 8, 8)
+    with pytest.raises(ValueError, match="global_pool=True"):
+        logits(build("cnn", **MODELS["cnn"]), 2, 16, 16, 2)
+    with pytest.raises(ValueError, match="more than one value a channel"):
+        logits(tiny, 1, 2, 2, 2)
+    tiny.eval()
+    assert logits(tiny, 1, 2, 2, 2).shape == (1, 3)
+    with pytest.raises(ValueError, match="maps of one pixel"):
+        logits(build("resnet18", **TINY, norm="instance"), 2, 2, 2, 2)
