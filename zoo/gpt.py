@@ -9,9 +9,10 @@ from jaxtyping import Array, Float, Int
 from mupax import optim
 
 from .attention import BlockOptions, Implementation, Transformer, head_axes
-from .layers import Dense, times
+from .layers import Dense, single, times
 from .plan import Plan, plan
 from .registry import register
+from .sources import TORCH_LEAVES, Layout, Leaf, Source, sources
 
 
 @register("gpt")
@@ -183,7 +184,7 @@ class GPT(Transformer):
         else:
             logits = self.readout(x)
         logits = logits * self.plan.output
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return logits.astype(single(logits.dtype))
 
 
 def tied_multiplier(plan: Plan) -> float:
@@ -218,3 +219,54 @@ for _name, _shape in SIZES.items():
         nonlinearity="gelu_tanh",
         norm_eps=1e-5,
     )(GPT)
+
+LAYOUT = Layout(
+    {
+        "embedding": "wte.weight",
+        "position": "wpe.weight",
+        "blocks/attention_norm": "h.{}.ln_1.",
+        "blocks/attention/qkv": "h.{}.attn.c_attn.",
+        "blocks/attention/out": "h.{}.attn.c_proj.",
+        "blocks/mlp_norm": "h.{}.ln_2.",
+        "blocks/mlp/up": "h.{}.mlp.c_fc.",
+        "blocks/mlp/down": "h.{}.mlp.c_proj.",
+        "norm": "ln_f.",
+    },
+    TORCH_LEAVES,
+    "in_out",
+)
+
+# What keys end with that a tied model need not read: masks that old files hold, and
+# the embedding once more.
+GPT_UNUSED = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+
+
+def gpt_names(model: GPT, *, prefix: str = "transformer.") -> dict[Leaf, Source]:
+    """Where each parameter of a GPT stands in transformers' GPT-2.
+
+    Args:
+      model: what is to be filled, or its abstract twin from `nnx.eval_shape`.
+      prefix: what stands in front of every key but that of the readout;
+        `GPT2LMHeadModel` has "transformer.", files of `GPT2Model` have none.
+
+    Returns:
+      For each (path, layer), where the layer is None for what is not stacked, its
+      `Source`.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("gpt", width=24, depth=2, heads=3, rngs=nnx.Rngs(0))
+      >>> source = gpt_names(model)["blocks/attention/value/bias", 0]
+      >>> source.key, source.shape, source.part, source.leaf
+      ('transformer.h.0.attn.c_attn.bias', (72,), (0, 2, 3), (3, 8))
+    """
+    vocab, n = model.embedding.shape
+    special = {
+        "embedding": ((vocab, n), (0, 1)),
+        "position": (tuple(model.position.shape), (0, 1)),
+        "readout/kernel": ((vocab, n), (1, 0)),
+    }
+    modules = {key: prefix + name for key, name in LAYOUT.modules.items()}
+    modules["readout/kernel"] = "lm_head.weight"
+    return sources(model, LAYOUT._replace(modules=modules), special)

@@ -124,13 +124,18 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         # Statistics in float32 at least, whatever the dtype of the computation.
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = single(x.dtype)
         y = jax.nn.standardize(x.astype(dtype), epsilon=self.epsilon)
         scale, bias = (
             jnp.broadcast_to(times(p[...].astype(dtype), self.multiplier), y.shape)
             for p in (self.scale, self.bias)
         )
         return (y * scale + bias).astype(x.dtype)
+
+
+def single(dtype: Any) -> Any:
+    """The dtype itself, or float32 where it is of half precision."""
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def times(x: Float[Array, "*shape"], multiplier: float) -> Float[Array, "*shape"]:

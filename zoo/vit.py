@@ -10,9 +10,10 @@ from jaxtyping import Array, Float
 from mupax import optim
 
 from .attention import BlockOptions, Implementation, Transformer, head_axes
-from .layers import Dense, times
+from .layers import Dense, single, times
 from .plan import plan
 from .registry import register
+from .sources import FLAX_LEAVES, TORCH_LEAVES, Layout, Leaf, Source, sources
 
 Pool = Literal["token", "mean", "norm_mean"]
 
@@ -204,7 +205,7 @@ class ViT(Transformer):
             case "norm_mean":
                 x = norm(x)[:, first:].mean(axis=1)
         logits = self.readout(x) * self.plan.output
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return logits.astype(single(logits.dtype))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         p = self.patch_size
@@ -271,3 +272,128 @@ for _size in ("tiny", "small", "base"):
             input_shape=(_side, _side, 3),
             patch_size=_patch,
         )(ViT)
+
+_FLAX_BLOCK = "Transformer/encoderblock_{}/"
+
+
+def _flax_layout(norm: str, mlp: str, attention: str, position: str) -> Layout:
+    modules = {
+        "readin": "embedding/",
+        "position": position,
+        "token": "cls",
+        "blocks/attention_norm": f"{_FLAX_BLOCK}LayerNorm_0/",
+        "blocks/mlp_norm": f"{_FLAX_BLOCK}{norm}/",
+        "blocks/mlp/up": f"{_FLAX_BLOCK}{mlp}/Dense_0/",
+        "blocks/mlp/down": f"{_FLAX_BLOCK}{mlp}/Dense_1/",
+        "norm": "Transformer/encoder_norm/",
+        "readout": "head/",
+    }
+    for name in ("query", "key", "value", "out"):
+        modules[f"blocks/attention/{name}"] = f"{_FLAX_BLOCK}{attention}/{name}/"
+    return Layout(modules, FLAX_LEAVES, "ours")
+
+
+LAYOUTS = {
+    "timm": Layout(
+        {
+            "readin": "patch_embed.proj.",
+            "position": "pos_embed",
+            "token": "cls_token",
+            "blocks/attention_norm": "blocks.{}.norm1.",
+            "blocks/attention/qkv": "blocks.{}.attn.qkv.",
+            "blocks/attention/out": "blocks.{}.attn.proj.",
+            "blocks/mlp_norm": "blocks.{}.norm2.",
+            "blocks/mlp/up": "blocks.{}.mlp.fc1.",
+            "blocks/mlp/down": "blocks.{}.mlp.fc2.",
+            "norm": "norm.",
+            "readout": "head.",
+        },
+        TORCH_LEAVES,
+        "out_in",
+    ),
+    "torchvision": Layout(
+        {
+            "readin": "conv_proj.",
+            "position": "encoder.pos_embedding",
+            "token": "class_token",
+            "blocks/attention_norm": "encoder.layers.encoder_layer_{}.ln_1.",
+            "blocks/attention/qkv": (
+                "encoder.layers.encoder_layer_{}.self_attention.in_proj_"
+            ),
+            "blocks/attention/out": (
+                "encoder.layers.encoder_layer_{}.self_attention.out_proj."
+            ),
+            "blocks/mlp_norm": "encoder.layers.encoder_layer_{}.ln_2.",
+            "blocks/mlp/up": "encoder.layers.encoder_layer_{}.mlp.0.",
+            "blocks/mlp/down": "encoder.layers.encoder_layer_{}.mlp.3.",
+            "norm": "encoder.ln.",
+            "readout": "heads.head.",
+        },
+        TORCH_LEAVES,
+        "out_in",
+    ),
+    "big_vision": _flax_layout(
+        "LayerNorm_1", "MlpBlock_0", "MultiHeadDotProductAttention_0", "pos_embedding"
+    ),
+    "augreg": _flax_layout(
+        "LayerNorm_2",
+        "MlpBlock_3",
+        "MultiHeadDotProductAttention_1",
+        "Transformer/posembed_input/pos_embedding",
+    ),
+}
+
+
+def vit_names(
+    model: ViT, layout: str = "timm", *, prefix: str = ""
+) -> dict[Leaf, Source]:
+    """Where each parameter of a ViT stands in the files of another library.
+
+    Args:
+      model: what is to be filled, or its abstract twin from `nnx.eval_shape`.
+      layout: "timm", "torchvision" (state dicts), "big_vision", or "augreg" (.npz
+        files of big_vision and of the original vision_transformer).
+      prefix: what stands in front of every key, as "params/" in some .npz files.
+
+    Returns:
+      For each (path, layer), where the layer is None for what is not stacked, its
+      `Source`.
+
+    Raises:
+      ValueError: an unknown layout, or a model whose shape it does not have, as a
+        class token with a position under big_vision.
+
+    big_vision's networks were trained with "gelu_tanh" and pool as "norm_mean", those
+    of augreg are read with "gelu" by timm.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("vit", width=24, depth=2, heads=3, rngs=nnx.Rngs(0))
+      >>> source = vit_names(model)["blocks/attention/key/kernel", 1]
+      >>> source.key, source.shape, source.part, source.leaf
+      ('blocks.1.attn.qkv.weight', (72, 24), (0, 1, 3), (24, 3, 8))
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}")
+    chosen = LAYOUTS[layout]
+    token = model.token is not None
+    if token and model.class_position == (layout == "big_vision"):
+        raise ValueError(
+            f"in the layout {layout!r} the class token has "
+            f"{'no' if model.class_position else 'a'} position; create the model with "
+            f"class_position={not model.class_position}"
+        )
+    if layout == "timm" and model.pool == "mean":
+        chosen = chosen._replace(modules={**chosen.modules, "norm": "fc_norm."})
+    p, c, n = model.patch_size, model.channels, model.plan["embed"].size
+    flax = chosen.kernel == "ours"
+    shape, order = (
+        ((p, p, c, n), (0, 1, 2, 3)) if flax else ((n, c, p, p), (2, 3, 1, 0))
+    )
+    special = {
+        "readin/kernel": (shape, order),
+        "position": ((1, *model.position.shape), (0, 1, 2)),
+        "token": ((1, 1, n), (0, 1, 2)),
+    }
+    return sources(model, chosen, special, prefix)
