@@ -12,6 +12,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from rich.console import Console
+
 from mupax.experiments.report import (
     ReportData,
     findings,
@@ -20,7 +22,6 @@ from mupax.experiments.report import (
 )
 from mupax.experiments.report.page import page
 from mupax.experiments.sweeps.results import Cell, Optimum
-from rich.console import Console
 
 LABELS = {
     "sp": "Standard (SP)",

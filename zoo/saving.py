@@ -14,6 +14,7 @@ from flax import nnx
 
 from mupax import optim
 
+from .plan import Plan
 from .registry import create, recipe
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
@@ -163,14 +164,14 @@ def _variables(
 
 def model_classes(model: nnx.Module) -> int | None:
     """Number of classes of a model's readout; None where it has none."""
-    axes = dict(model.plan.axes)
+    axes = dict(_plan(model).axes)
     return axes["classes"].size if "classes" in axes else None
 
 
 def _card(model: nnx.Module, name: str, options: dict[str, Any], notes: str) -> str:
     """The model card: what it is, how to load it, what was said of it."""
     count = sum(np.prod(v.shape, dtype=int) for _, v in _variables(model)[1])
-    point = model.plan.parametrization
+    point = _plan(model).parametrization
     shown = {**options, "parametrization": point.name}
     rows = "\n".join(f"| {k} | {v} |" for k, v in sorted(_plain(shown).items()))
     return f"""# {name}
@@ -189,6 +190,13 @@ model = zoo.load_pretrained({name!r}, "path/to/this/directory")
 |---|---|
 {rows}
 """
+
+
+def _plan(model: nnx.Module) -> Plan:
+    found = getattr(model, "plan", None)
+    if not isinstance(found, Plan):
+        raise ValueError(f"{type(model).__name__} is no model of the zoo")
+    return found
 
 
 def _plain(value: Any) -> Any:
