@@ -296,7 +296,13 @@ class Transformer(nnx.Module):
             else None
         )
         self.deterministic = False
-        noisy = options.dropout > 0 or options.drop_path > 0
+
+    def build_noise(self, rngs: nnx.Rngs) -> None:
+        """Keep random state of its own, if there is something to leave out.
+
+        Last of all, so that a model with dropout starts at the weights of one without.
+        """
+        noisy = self.options.dropout > 0 or self.options.drop_path > 0
         self.rngs = nnx.Rngs(dropout=rngs.dropout()) if noisy else None
 
     def run_blocks(

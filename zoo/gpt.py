@@ -153,6 +153,7 @@ class GPT(Transformer):
                 rngs=rngs,
             )
         )
+        self.build_noise(rngs)
 
     def __call__(
         self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None

@@ -180,6 +180,7 @@ class ViT(Transformer):
             init="zeros" if zero_readout else "fan_in",
             rngs=rngs,
         )
+        self.build_noise(rngs)
 
     def __call__(
         self, x: Float[Array, "batch height width c"], *, rngs: nnx.Rngs | None = None
