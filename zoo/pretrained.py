@@ -1,4 +1,4 @@
-"""`load_pretrained`: models with weights, ours or a directory's."""
+"""`load_pretrained`: models with weights, ours or other libraries'."""
 
 import importlib.resources
 import os
@@ -7,7 +7,8 @@ from typing import Any
 
 from flax import nnx
 
-from . import saving
+from . import foreign, saving
+from .registry import create
 
 _SHIPPED = "checkpoints"
 
@@ -32,13 +33,17 @@ def load_pretrained(
     Args:
       name: of a model that comes with the package, or of the kind of model that
         `source` holds.
-      source: a directory that `zoo.save` wrote; None for what comes with the
+      source: a directory that `zoo.save` wrote; a .safetensors file with the names
+        of timm, torchvision or transformers; a .npz file of big_vision; the id of
+        such a repository on the Hugging Face hub. None for what comes with the
         package, which needs no network.
-      **overrides: options other than the saved ones. With another `out_features`
-        the readout starts anew, from `rngs`.
+      **overrides: options other than the saved ones, or other than the defaults
+        where the source holds weights alone. With another `out_features` the
+        readout starts anew, from `rngs`.
 
     Returns:
-      The model, in the parametrization and at the size it was saved with.
+      The model. It is its own base: it keeps its weights, and learning rates follow
+      from there.
 
     Raises:
       ValueError: an unknown name, or a source that holds another model, cannot be
@@ -60,10 +65,17 @@ def load_pretrained(
         # A directory on disk: the package is installed unzipped.
         folder = importlib.resources.files(__package__) / _SHIPPED / name
         return saving.load(pathlib.Path(str(folder)), **overrides)
+    if foreign.is_foreign(source):
+        arrays = foreign.read(source)
+        rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
+        model = create(name, **overrides, rngs=rngs)
+        foreign.fill(model, arrays, new_head="out_features" in overrides)
+        return model
     source = pathlib.Path(source)
     if not source.is_dir():
         raise ValueError(
-            f"there is no directory {str(source)!r}; give one that zoo.save wrote"
+            f"there is no directory {str(source)!r}; give one that zoo.save wrote, a "
+            ".safetensors or .npz file, or the id of a repository on the hub"
         )
     held = saving.read_config(source)["model"]
     if held != name:

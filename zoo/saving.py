@@ -150,7 +150,7 @@ def fill(
                 f"{tuple(variable.shape)} in the model"
             )
     for path, variable in filled.items():
-        variable[...] = jnp.asarray(arrays[path], variable.dtype)
+        variable.set_value(jnp.asarray(arrays[path], variable.dtype))
     nnx.update(model, state)
 
 
