@@ -1,0 +1,575 @@
+"""ViT and GPT: parity with timm, torchvision, big_vision and GPT-2; the rules."""
+
+import functools
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from mupax import optim, zoo
+from mupax.zoo.attention import Noise, drop_path, dropout
+from mupax.zoo.gpt import GPT_UNUSED
+from mupax.zoo.layers import scan
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+SMALL = {"width": 24, "depth": 2, "heads": 3, "out_features": 5, "patch_size": 8}
+GPT2 = {"nonlinearity": "gelu_tanh", "norm_eps": 1e-5, "vocab_size": 50, "context": 16}
+VITS = {
+    "vit_token": ("timm", {}),
+    "vit_mean": ("timm", {"pool": "mean"}),
+    "vit_big_vision": ("big_vision", {"class_position": False}),
+    "vit_augreg": ("augreg", {}),
+    "vit_torchvision": ("torchvision", {}),
+}
+# Of the logits, relative to the largest; what float32 leaves is ten times less.
+TOLERANCE = 1e-5
+# What is run a few times compiles longer than it runs.
+QUICK = {"xla_backend_optimization_level": 0}
+# Small networks of each kind, twice as wide and deep as their base.
+IMAGES = jax.random.normal(jax.random.key(7), (3, 8, 8, 3))
+TOKENS = jax.random.randint(jax.random.key(8), (3, 6), 0, 11)
+TINY = {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2, "heads": 2}
+OWN = {
+    "vit": {"input_shape": (8, 8, 3), "patch_size": 4, "out_features": 5},
+    "gpt": {"vocab_size": 11, "context": 6},
+}
+INPUTS = {"vit": IMAGES, "gpt": TOKENS}
+KINDS = list(OWN)
+NOISY = {"dropout": 0.2, "drop_path": 0.3}
+
+
+def golden(name):
+    """(weights, inputs and logits) of a golden file."""
+    with np.load(GOLDEN / f"{name}.npz") as file:
+        arrays = dict(file)
+    extra = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
+    return arrays, {k.removeprefix("golden/"): v for k, v in extra.items()}
+
+
+def fill(model, names, weights):
+    """Put another library's weights into a model; every leaf and key once."""
+    params = dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
+    new = {"/".join(path): np.full(v.shape, np.nan) for path, v in params.items()}
+    for (path, layer), source in names.items():
+        new[path][... if layer is None else layer] = source.read(weights[source.key])
+    parts = [(s.key, s.part and s.part[1]) for s in names.values()]
+    assert len(set(parts)) == len(parts)
+    assert {s.key for s in names.values()} == set(weights)
+    assert all(np.isfinite(v).all() for v in new.values())
+    for path, variable in params.items():
+        variable.set_value(jnp.asarray(new["/".join(path)], variable.dtype))
+    return model
+
+
+def vit(name="vit_token", **options):
+    layout, more = VITS[name]
+    options = {**SMALL, "input_shape": (32, 32, 3), **more, **options}
+    model = nnx.eval_shape(lambda: zoo.create("vit", rngs=nnx.Rngs(0), **options))
+    weights, data = golden(name)
+    return fill(model, zoo.vit_names(model, layout), weights), data
+
+
+def gpt2(**options):
+    options = {"width": 24, "depth": 2, "heads": 3, **GPT2, **options}
+    model = nnx.eval_shape(lambda: zoo.create("gpt", rngs=nnx.Rngs(0), **options))
+    weights, data = golden("gpt2")
+    return fill(model, zoo.gpt_names(model), weights), data
+
+
+def apart(ours, theirs):
+    """Largest difference, relative to the largest logit."""
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+def run(model, x):
+    """Its logits; traced once for each graph, whatever the weights."""
+    graph, state = nnx.split(model)
+    return _run(graph, state, x)
+
+
+@jax.jit(static_argnums=0, compiler_options=QUICK)
+def _run(graph, state, x):
+    return nnx.merge(graph, state)(x)
+
+
+def build(kind, parametrization="depth_mup", seed=0, **options):
+    options = {**TINY, **OWN[kind], **options}
+    rngs = nnx.Rngs(seed)
+    return zoo.create(kind, parametrization=parametrization, rngs=rngs, **options)
+
+
+def shape_of(kind, *args, **options):
+    """A model's abstract twin: nothing is run."""
+    return nnx.eval_shape(lambda: build(kind, *args, **options))
+
+
+@functools.cache
+def _state(kind, *args, **options):
+    # One program compiles sooner than one for each shape of a random array.
+    make = jax.jit(
+        lambda: nnx.state(build(kind, *args, **options)), compiler_options=QUICK
+    )
+    return make()
+
+
+def tiny(kind, *args, **options):
+    """A small model of one kind."""
+    graph = nnx.graphdef(shape_of(kind, *args, **options))
+    return nnx.merge(graph, _state(kind, *args, **options), copy=True)
+
+
+def params_of(model):
+    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {"/".join(path): variable.get_value() for path, variable in params}
+
+
+# Parity.
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_vit_is_that_of_timm_torchvision_and_big_vision(name):
+    model, data = vit(name)
+    assert apart(run(model, data["images"]), data["logits"]) < TOLERANCE
+
+
+def test_gpt_is_gpt2():
+    model, data = gpt2()
+    assert apart(run(model, data["tokens"]), data["logits"]) < TOLERANCE
+
+
+def test_positions_are_interpolated_as_timm_does():
+    model, data = vit()
+    for size in ("larger", "smaller"):
+        assert apart(run(model, data[size]), data[f"logits_{size}"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (vit, {"nonlinearity": "gelu_tanh"}),
+        (vit, {"norm_eps": 1e-5}),
+        (gpt2, {"nonlinearity": "gelu"}),
+        (gpt2, {"norm_eps": 1e-6}),
+    ],
+)
+def test_a_wrong_gelu_or_eps_is_seen(make, wrong):
+    model, data = make(**wrong)
+    x = data["images"] if make is vit else data["tokens"]
+    assert apart(run(model, x), data["logits"]) > 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("make", [vit, gpt2])
+def test_a_wrong_order_of_queries_keys_and_values_is_seen(make):
+    model, data = make()
+    x = data["images"] if make is vit else data["tokens"]
+    attention = model.blocks.attention
+    for one, other in (("query", "key"), ("key", "value")):
+        a, b = getattr(attention, one), getattr(attention, other)
+        a.kernel[...], b.kernel[...] = b.kernel[...], a.kernel[...]
+        a.bias[...], b.bias[...] = b.bias[...], a.bias[...]
+        assert apart(run(model, x), data["logits"]) > 1e-2
+
+
+def test_names_go_both_ways():
+    for make, names, unused in (
+        (vit, zoo.vit_names, ()),
+        (gpt2, zoo.gpt_names, GPT_UNUSED),
+    ):
+        model, _ = make()
+        weights, _ = golden("vit_token" if make is vit else "gpt2")
+        assert not any(key.endswith(unused) for key in weights if unused)
+        leaves = params_of(model)
+        new = {key: np.full(w.shape, np.nan, w.dtype) for key, w in weights.items()}
+        for (path, layer), source in names(model).items():
+            leaf = leaves[path] if layer is None else leaves[path][layer]
+            part = slice(None)
+            if source.part is not None:
+                axis, i, n = source.part
+                size = source.shape[axis] // n
+                part = (slice(None),) * axis + (slice(i * size, (i + 1) * size),)
+            new[source.key][part] = source.write(np.asarray(leaf))
+        for key, weight in weights.items():
+            np.testing.assert_array_equal(new[key], weight)
+
+
+def test_names_refuse_what_they_do_not_fit():
+    model, _ = vit()
+    with pytest.raises(ValueError, match="class_position=False"):
+        zoo.vit_names(model, "big_vision")
+    with pytest.raises(ValueError, match="must be one of timm, torchvision"):
+        zoo.vit_names(model, "keras")
+    source = zoo.vit_names(model)["readout/kernel", None]
+    with pytest.raises(ValueError, match=r"'head.weight' has shape \(7, 24\)"):
+        source.read(np.zeros((7, 24)))
+
+
+def test_standard_sizes_have_the_published_numbers_of_parameters():
+    known = {
+        "vit_tiny_patch16_224": 5_717_416,
+        "vit_small_patch16_224": 22_050_664,
+        "vit_base_patch16_224": 86_567_656,
+        "vit_large_patch16_224": 304_326_632,
+        "gpt2": 124_439_808,
+        "gpt2_xl": 1_557_611_200,
+    }
+    for name, count in known.items():
+        model = nnx.eval_shape(lambda name=name: zoo.create(name, rngs=nnx.Rngs(0)))
+        assert sum(math.prod(s.shape) for s in zoo.scales(model).values()) == count
+
+
+# The rules.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_base_size_depth_mup_is_sp_bit_for_bit(kind):
+    sizes = {"base_width": 16, "base_depth": 4}
+    ours, plain = (tiny(kind, p, **sizes) for p in ("depth_mup", "sp"))
+    for path, value in params_of(plain).items():
+        np.testing.assert_array_equal(params_of(ours)[path], value, err_msg=path)
+    x = INPUTS[kind]
+    np.testing.assert_array_equal(run(ours, x), run(plain, x))
+
+
+def test_logits_of_attention_scale_with_the_size_of_a_head():
+    for parametrization, more in (("sp", 0.5), ("ntk", 0.5), ("mup", 1), ("ode", 1)):
+        model = shape_of("vit", parametrization, width=32)
+        # Heads grow from 4 to 16.
+        assert model.blocks.attention.scale == pytest.approx(0.5 * 4**-more)
+    half = optim.parametrization("meta_principled", s=0.5)
+    model = shape_of("vit", half, width=32)
+    assert model.blocks.attention.scale == pytest.approx(0.5 * 4**-0.75)
+    model = shape_of("vit", "mup", width=32, heads=None, head_dim=4)
+    assert model.blocks.attention.scale == 0.5
+
+
+def test_a_tied_readout_is_an_embedding_with_logits_by_one_over_m():
+    model = shape_of("gpt", "mup")
+    scale = zoo.scales(model)["embedding"]
+    assert (scale.role, scale.width_out) == (optim.Role.INPUT, 2.0)
+    assert model.tied_multiplier == 0.5
+    assert shape_of("gpt", "ntk").tied_multiplier == pytest.approx(2**-0.5)
+    assert shape_of("gpt", "sp").tied_multiplier == 1.0
+    untied = shape_of("gpt", "mup", tied=False)
+    assert zoo.scales(untied)["readout/kernel"].role is optim.Role.OUTPUT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_roles_and_names_of_every_parameter(kind):
+    model = shape_of(kind)
+    scales, names = zoo.scales(model), zoo.axis_names(model)
+    assert set(scales) == set(names) == set(params_of(model))
+    for path, scale in scales.items():
+        assert scale.in_branch == path.startswith("blocks/"), path
+        assert (names[path][0] == "layers") == scale.in_branch, path
+        if path.startswith("blocks/"):
+            kernel = path.endswith("kernel")
+            assert scale.role is optim.Role("hidden" if kernel else "vector"), path
+            assert scale.width_out == 2, path
+    assert names["blocks/attention/query/kernel"][1:] == ("embed", "heads", "head_dim")
+    assert names["blocks/attention/out/kernel"][1:] == ("heads", "head_dim", "embed")
+    assert scales["blocks/attention/out/kernel"].in_axes == (1, 2)
+
+
+# Behind softmax: it moves all logits of a query alike, up to rounding.
+STILL = "blocks/attention/key/bias"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_gets_a_gradient(kind):
+    for path, gradient in gradients(kind, zero_queries=False).items():
+        size = float(jnp.abs(gradient).max())
+        assert size < 1e-6 if path == STILL else size > 1e-5, path
+
+
+def test_queries_at_zero_leave_keys_without_a_gradient_and_nothing_else():
+    assert not params_of(tiny("vit"))["blocks/attention/query/kernel"].any()
+    still = {path for path, g in gradients("vit", **NOISY).items() if not g.any()}
+    assert still == {STILL, "blocks/attention/key/kernel"}
+
+
+@functools.cache
+def gradients(kind, remat=False, **options):
+    """Those of a weighted sum of its logits, by path."""
+    _, params, rest = nnx.split(tiny(kind, **options), nnx.Param, ...)
+    graph = nnx.graphdef(shape_of(kind, remat=remat, **options))
+    x = INPUTS[kind]
+
+    @jax.jit(compiler_options=QUICK)
+    def gradient(params):
+        def loss(params):
+            logits = nnx.merge(graph, params, rest, copy=True)(x)
+            weights = jax.random.normal(jax.random.key(5), logits.shape)
+            return jnp.sum(logits * weights)
+
+        return jax.grad(loss)(params)
+
+    found = nnx.to_flat_state(gradient(params))
+    return {"/".join(path): value[...] for path, value in found}
+
+
+def test_nothing_is_cast_unsaid(strict_dtypes):
+    for kind in KINDS:
+        nnx.eval_shape(
+            lambda kind=kind: build(kind, dropout=0.1, drop_path=0.1)(INPUTS[kind])
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gauge_changes_nothing(kind):
+    gauge = {"input": 0.5, "hidden": -0.5, "output": -1.0, "vector": 0.3}
+    x, found = INPUTS[kind], []
+    for chosen in ("table3", gauge):
+        point = optim.parametrization("depth_mup", gauge=chosen)
+        model = tiny(kind, point, zero_queries=False)
+        tx = optim.adam(0.01, zoo.scales(model), point)
+        graph, params = nnx.split(model)
+
+        @jax.jit(compiler_options=QUICK)
+        def train(params, graph=graph, tx=tx):
+            def loss(params):
+                logits = nnx.merge(graph, params)(x)
+                return jnp.square(logits - 1).mean(), logits
+
+            def step(carry, _):
+                params, state = carry
+                grads, logits = jax.grad(loss, has_aux=True)(params)
+                updates, state = tx.update(grads, state, params)
+                return (optax.apply_updates(params, updates), state), logits
+
+            return jax.lax.scan(step, (params, tx.init(params)), length=3)[1]
+
+        found.append(np.asarray(train(params)))
+    assert apart(found[0][1], found[0][0]) > 1e-2
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", optim.list_parametrizations())
+def test_every_parametrization_makes_a_model_and_an_optimizer(name):
+    if name == "residual":
+        name = optim.parametrization(name, alpha=0.75, gamma=0.25)
+    for kind in KINDS:
+        model = nnx.eval_shape(lambda kind=kind: build(kind, name))
+        scales = zoo.scales(model)
+        if name == "relu_mlp":
+            with pytest.raises(ValueError, match="without residual branches"):
+                optim.adamw(0.01, scales, name)
+            continue
+        for make in (optim.adamw, optim.sgd, optim.muon, optim.lamb):
+            tx = make(0.01, scales, name)
+            params = nnx.state(model, nnx.Param)
+            state = jax.eval_shape(tx.init, params)
+            updates, _ = jax.eval_shape(tx.update, params, state, params)
+            assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
+
+
+# What a model can do.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_example_is_enough(kind):
+    x, model = INPUTS[kind], tiny(kind)
+    alone, together = run(model, x[:1]), run(model, x)[:1]
+    np.testing.assert_allclose(alone, together, rtol=1e-4, atol=1e-5)
+
+
+def test_seeds_in_parallel():
+    model = tiny("vit")
+    logits = run(model, IMAGES)
+
+    @jax.jit(compiler_options=QUICK)
+    @jax.vmap
+    def seeds(key):
+        return build("vit", seed=key)(IMAGES)
+
+    both = seeds(jnp.stack([jax.random.key(0), jax.random.key(1)]))
+    np.testing.assert_allclose(both[0], logits, rtol=1e-4, atol=1e-5)
+    assert apart(both[1], np.asarray(logits)) > 0.1
+
+
+def test_a_hundred_billion_parameters_cost_no_memory():
+    for kind, more in (("gpt", {"context": 2048}), ("vit", {})):
+        sizes = {"width": 12288, "depth": 64, "base_width": 256, "base_depth": 4}
+        model = nnx.eval_shape(
+            lambda kind=kind, more=more, sizes=sizes: zoo.create(
+                kind, head_dim=128, rngs=nnx.Rngs(0), **sizes, **more
+            )
+        )
+        total = sum(math.prod(s.shape) for s in zoo.scales(model).values())
+        assert total > 1e11
+
+
+def test_no_token_sees_those_after_it():
+    model = tiny("gpt", zero_queries=False)
+    changed = TOKENS.at[:, 4].set((TOKENS[:, 4] + 1) % 11)
+    before, after = run(model, TOKENS), run(model, changed)
+    np.testing.assert_allclose(before[:, :4], after[:, :4], rtol=1e-5, atol=1e-6)
+    assert all(apart(before[:, i], np.asarray(after[:, i])) > 1e-3 for i in (4, 5))
+
+
+def test_noise_is_off_in_evaluation_and_new_at_each_call():
+    x = IMAGES
+    model, plain = tiny("vit", **NOISY), tiny("vit")
+    model.eval()
+    np.testing.assert_array_equal(run(model, x), run(plain, x))
+    model.train()
+    call = nnx.jit(lambda model, x: model(x))
+    assert apart(call(model, x), np.asarray(call(model, x))) > 1e-2
+    call = nnx.jit(lambda model, x, rngs: model(x, rngs=rngs))
+    given = [call(model, x, nnx.Rngs(dropout=seed)) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(given[0], given[1])
+    assert apart(given[0], np.asarray(given[2])) > 1e-2
+
+
+def test_dropout_and_drop_path_keep_the_mean():
+    x = jnp.ones((4096, 2, 3))
+    key = jax.random.key(0)
+    for y in (dropout(x, 0.25, key), drop_path(x, jnp.float32(0.25), key)):
+        assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)}
+        assert float(y.mean()) == pytest.approx(1, abs=0.03)
+    whole = drop_path(x, jnp.float32(0.25), key)
+    assert jnp.array_equal(whole[:, 0, 0], whole.mean(axis=(1, 2)))
+    assert dropout(x, 0.25, None) is x
+
+
+def test_layers_of_a_scan_draw_noise_of_their_own():
+    graph, state = nnx.split(tiny("vit", **NOISY).blocks)
+    # Two layers of one weight: what differs is the noise.
+    state = jax.tree.map(lambda v: np.stack([v[0], v[0]]), state)
+    one = jax.tree.map(lambda v: v[0], state)
+    keys = jax.random.split(jax.random.key(0), 2)
+    h = jax.random.normal(jax.random.key(1), (2, 5, 16))
+
+    @jax.jit(compiler_options=QUICK)
+    def alone(h, key):
+        return nnx.merge(graph, one)(h, Noise(key, None))
+
+    first, second = (alone(h, key) for key in keys)
+    assert apart(first, np.asarray(second)) > 1e-2
+    through = jax.jit(
+        lambda h: scan(nnx.merge(graph, state), h, Noise(keys, None)),
+        compiler_options=QUICK,
+    )(h)
+    np.testing.assert_allclose(through, alone(first, keys[1]), rtol=1e-5, atol=1e-5)
+
+
+def test_remat_changes_no_gradient():
+    again = gradients("vit", remat=True, **NOISY)
+    for path, value in gradients("vit", **NOISY).items():
+        np.testing.assert_allclose(again[path], value, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_keeps_weights_and_logits_in_single():
+    model = tiny("vit", dtype=jnp.bfloat16)
+    assert {v.dtype for v in params_of(model).values()} == {jnp.dtype("float32")}
+    logits = run(model, IMAGES)
+    assert logits.dtype == jnp.float32
+    assert 1e-4 < apart(logits, np.asarray(run(tiny("vit"), IMAGES))) < 0.05
+    for kind in KINDS:
+        half = shape_of(kind, param_dtype=jnp.bfloat16)
+        assert {v.dtype for v in params_of(half).values()} == {jnp.dtype("bfloat16")}
+        logits = nnx.eval_shape(
+            lambda kind=kind: build(kind, param_dtype=jnp.bfloat16)(INPUTS[kind])
+        )
+        assert logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("vit", {"heads": 2, "head_dim": 4}, "not both"),
+        ("vit", {"heads": 5}, "width=16 is not a multiple of heads=5"),
+        ("vit", {"heads": None}, "not a multiple of head_dim=64"),
+        ("gpt", {"heads": 0}, "whole number"),
+        ("vit", {"patch_size": 3}, "do not divide an image of 8 x 8"),
+        ("vit", {"input_shape": (64,)}, "height, width, channels"),
+        ("vit", {"pool": "max"}, "'token', 'mean' or 'norm_mean'"),
+        ("vit", {"class_token": False}, "needs class_token=True"),
+        ("vit", {"nonlinearity": "tanhh"}, "unknown activation"),
+        ("vit", {"mlp_ratio": 0.3}, "choose widths"),
+        ("gpt", {"dropout": 1.0}, "must lie in"),
+        ("gpt", {"drop_path": -0.1}, "must lie in"),
+        ("gpt", {"norm_eps": 0.0}, "must be positive"),
+        ("gpt", {"attention": "flash"}, "'auto', 'xla' or 'cudnn'"),
+        ("gpt", {"zero_readout": True}, "needs tied=False"),
+        ("gpt", {"vocab_size": 0}, "whole number"),
+    ],
+)
+def test_bad_options_say_what_to_write(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        shape_of(kind, **options)
+
+
+def test_bad_inputs_say_what_to_write():
+    for kind, x, message in (
+        ("vit", jnp.ones((1, 8, 8, 1)), r"input_shape=\(height, width, 1\)"),
+        ("vit", jnp.ones((1, 10, 8, 3)), "do not divide"),
+        ("gpt", jnp.zeros((1, 7), int), "does not fit into context=6"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            nnx.eval_shape(shape_of(kind), x)
+    assert jnp.isnan(run(tiny("gpt"), TOKENS.at[:, 0].set(11))).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"pool": "norm_mean"}, {"layer_norm": False}, {"zero_init": True}]
+)
+def test_options_that_change_the_network(options):
+    model = tiny("vit", **options)
+    logits = run(model, IMAGES)
+    assert jnp.isfinite(logits).all()
+    if "zero_init" in options:
+        # Every branch is zero: the readout sees the norm of the token alone.
+        token = model.token[...] + model.position[0]
+        alone = model.readout(model.norm(token))
+        np.testing.assert_allclose(logits, jnp.stack([alone] * 3), rtol=1e-5)
+    if "layer_norm" in options:
+        assert not any("norm" in path for path in params_of(model))
+
+
+# The coordinate check. The base is of few units and one block, so that what is only
+# of a small network (the readout's first output, steps between blocks) is below ±0.05.
+
+WATCHED = r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$"
+
+
+def coord_check(kind, layers=WATCHED, seeds=24, **sizes):
+    def sized(key, width=64, depth=2):
+        base = {"base_width": 2, "base_depth": 1, "heads": 2}
+        options = {"width": width, "depth": depth, **base}
+        return build(kind, seed=key, **options)
+
+    def optimizer(model, **_):
+        return optim.adam(0.003, zoo.scales(model), "depth_mup")
+
+    def loss(model, x):
+        logits = jax.nn.log_softmax(model(x))
+        return -logits[..., 0].mean() - logits[:1, ..., 1].mean()
+
+    x = INPUTS[kind]
+    return optim.coord_check(
+        sized, optimizer, loss, x, steps=2, seeds=seeds, layers=layers, **sizes
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_move_alike_at_every_width(kind):
+    check = coord_check(kind, widths=(64, 128, 256))
+    assert check.passed, str(check)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_move_alike_at_every_depth_but_for_queries(kind):
+    # Blocks are of depth two: what one layer inside a branch changes vanishes as
+    # M^-½ (Tensor Programs VI, section 9). Queries, which start at zero, are nothing
+    # but that; in all others the stream's change, which stays, is larger.
+    check = coord_check(kind, depths=(16, 32, 64))
+    for name, slope in check.slopes["depth"].items():
+        expected = -0.5 if "query" in name else 0.0
+        assert slope == pytest.approx(expected, abs=0.05), str(check)
