@@ -239,6 +239,12 @@ class MLP(nnx.Module):
         return self.down(dropout(h, self.dropout, key))
 
 
+def _norm(plan: Plan, options: BlockOptions) -> LayerNorm | None:
+    if not options.layer_norm:
+        return None
+    return LayerNorm(plan, "embed", in_branch=True, epsilon=options.norm_eps)
+
+
 class TransformerBlock(nnx.Module):
     """Two residual branches, x + a M^-α · branch(norm(x)): attention, then MLP.
 
@@ -250,13 +256,8 @@ class TransformerBlock(nnx.Module):
     def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
         self.branch = plan.branch
         self.dropout = options.dropout
-        for name in ("attention_norm", "mlp_norm"):
-            norm = (
-                LayerNorm(plan, "embed", in_branch=True, epsilon=options.norm_eps)
-                if options.layer_norm
-                else None
-            )
-            setattr(self, name, norm)
+        self.attention_norm = _norm(plan, options)
+        self.mlp_norm = _norm(plan, options)
         self.attention = Attention(plan, options, rngs=rngs)
         self.mlp = MLP(plan, options, rngs=rngs)
 

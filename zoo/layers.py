@@ -71,8 +71,10 @@ class Dense(nnx.Module):
             gain=gain,
             kind=kind,
         )
-        self.bias, self.bias_multiplier = (
-            plan.param(
+        self.bias: nnx.Variable | None = None
+        self.bias_multiplier = 1.0
+        if bias:
+            self.bias, self.bias_multiplier = plan.param(
                 _no_key,
                 names[inputs:],
                 inputs=0,
@@ -80,9 +82,6 @@ class Dense(nnx.Module):
                 init="zeros",
                 kind=kind,
             )
-            if bias
-            else (None, 1.0)
-        )
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch out"]:
         kernel = self.kernel[...].astype(self.dtype)
