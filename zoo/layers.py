@@ -71,10 +71,11 @@ class Dense(nnx.Module):
             gain=gain,
             kind=kind,
         )
-        self.bias: nnx.Variable | None = None
+        # Assigned once: NNX takes an attribute that was None for no variable.
+        added: nnx.Variable | None = None
         self.bias_multiplier = 1.0
         if bias:
-            self.bias, self.bias_multiplier = plan.param(
+            added, self.bias_multiplier = plan.param(
                 _no_key,
                 names[inputs:],
                 inputs=0,
@@ -82,6 +83,7 @@ class Dense(nnx.Module):
                 init="zeros",
                 kind=kind,
             )
+        self.bias = added
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch out"]:
         kernel = self.kernel[...].astype(self.dtype)
