@@ -1,15 +1,23 @@
 """How fast a sweep is: one program a cell, compilation included.
 
-    python benchmarks/sweep.py
+    python -m benchmarks.sweep
 
 24 runs (12 learning rates by 2 seeds) of the residual MLP on digits, 200 steps of
-batch 64, at width 64; then the time to trace and compile at depth 8 and 512.
+batch 64: by mupax, and by the same training written in plain JAX and Optax without
+it, in pairs, for the machine's speed drifts. Then the time to trace and compile at
+depth 8 and 512. What was measured is in docs/performance.md.
 """
 
 import dataclasses
 import statistics
 import tempfile
 import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
 from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
@@ -25,27 +33,85 @@ def job(depth: int, width: int = 64) -> engine.Job:
     return dataclasses.replace(cell, depth=depth, width=width)
 
 
+def plain(data: datasets.ImageData, cell: engine.Job) -> float:
+    """Seconds that the same runs take in plain JAX, compilation included."""
+    start = time.perf_counter()
+    n, depth, classes = cell.width, cell.depth, data.num_classes
+    images = jnp.asarray(datasets.normalize(data.train_images, data.mean, data.std))
+    images = images.reshape(len(images), -1)
+    labels = jnp.asarray(data.train_labels)
+    branch = (depth / cell.base_depth) ** -0.5
+
+    def init(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        u, w, v = jax.random.split(key, 3)
+        d = images.shape[1]
+        return (
+            jax.random.normal(u, (d, n)) * d**-0.5,
+            jax.random.normal(w, (depth, n, n)) * n**-0.5,
+            jax.random.normal(v, (n, classes)) * n**-0.5,
+        )
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        u, w, v = params
+
+        def block(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            z = jax.nn.relu(x @ w)
+            return x + branch * (z - z.mean(axis=-1, keepdims=True)), None
+
+        logits = jax.lax.scan(block, batch[0] @ u, w)[0] @ v
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    def run(rate: jax.Array, params: Any, batches: Any) -> jax.Array:
+        tx = optax.adam(rate)
+
+        def step(carry: Any, batch: Any) -> Any:
+            params, state = carry
+            value, grads = jax.value_and_grad(loss)(params, batch)
+            updates, state = tx.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        return jax.lax.scan(step, (params, tx.init(params)), batches)[1]
+
+    def seed(key: jax.Array, indices: jax.Array, rates: jax.Array) -> jax.Array:
+        batches = images[indices], labels[indices]
+        return jax.vmap(run, (0, None, None))(rates, init(key), batches)
+
+    orders = [
+        datasets.batch_indices(len(labels), cell.batch_size, s, cell.steps)
+        for s in range(cell.seeds)
+    ]
+    keys = jax.random.split(jax.random.key(0), cell.seeds)
+    rates = 2.0 ** jnp.asarray(cell.log2_lr)
+    program = jax.jit(jax.vmap(seed, (0, 0, None)))
+    jax.block_until_ready(program(keys, np.stack(orders), rates))
+    return time.perf_counter() - start
+
+
 def main() -> None:
     """Print the times."""
     with tempfile.TemporaryDirectory() as folder:
         data = datasets.load("digits", folder)
     engine.compile_cell(job(4), data)()  # what is done once a process
-    for depth, width in ((8, 64), (64, 64), (8, 256)):
+    for depth, width in ((8, 64), (64, 64)):
         cell = job(depth, width)
-        start = time.perf_counter()
-        call = engine.compile_cell(cell, data)
-        middle = time.perf_counter()
-        call()
-        end = time.perf_counter()
+        ratios = []
+        for _ in range(3):
+            start = time.perf_counter()
+            call = engine.compile_cell(cell, data)
+            middle = time.perf_counter()
+            call()
+            end = time.perf_counter()
+            ratios.append((end - start) / plain(data, cell))
         # Forward and backward: three products of batch x n by n x n a layer.
         flops = 6 * cell.runs * cell.steps * cell.batch_size * depth * width**2
         print(
             f"width {width}, depth {depth}: {cell.runs} runs in {end - start:.1f} s "
-            f"({middle - start:.1f} s of it tracing and compiling), "
-            f"{flops / (end - middle) / 1e9:.0f} GFLOP/s"
+            f"({middle - start:.1f} s of it tracing and compiling, then "
+            f"{flops / (end - middle) / 1e9:.0f} GFLOP/s); "
+            f"{statistics.median(ratios):.2f} of plain JAX's time (median of 3 pairs)"
         )
     ratios = []
-    for _ in range(3):  # in pairs, for the machine's speed drifts
+    for _ in range(3):
         times = []
         for depth in (8, 512):
             start = time.perf_counter()
