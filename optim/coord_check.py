@@ -32,6 +32,16 @@ class CoordCheck:
       changes: by axis and layer, the root mean square of the activation's change
         since initialization, of shape (sizes, steps, seeds).
       tolerance: how far from zero a slope may be.
+
+    Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
+
+    Examples:
+      >>> import numpy as np
+      >>> sizes = {"width": (64, 128, 256)}
+      >>> change = np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)  # sizes, steps, seeds
+      >>> check = CoordCheck(sizes, {"width": {"readout": change}})
+      >>> round(check.slopes["width"]["readout"], 6), check.failed
+      (1.0, [('width', 'readout')])
     """
 
     sizes: Mapping[str, tuple[int, ...]]
@@ -330,7 +340,11 @@ def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
         from flax import nnx
 
         graph, *states = nnx.split(model, nnx.Param, ...)
-        return states[0], lambda params: nnx.merge(graph, params, *states[1:])
+
+        # Copied: batch statistics and random streams change under a trace.
+        return states[0], lambda params: nnx.merge(
+            graph, params, *states[1:], copy=True
+        )
     if isinstance(model, Mapping) and isinstance(model.get("params"), Mapping):
         return model["params"], lambda params: {**model, "params": params}
     leaves, treedef = jax.tree.flatten(model)

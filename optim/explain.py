@@ -45,7 +45,19 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `explain` returns: `.rows` by path, and a table when printed."""
+    """What `explain` returns: `.rows` by path, and a table when printed.
+
+    Source: docs/rules.md derives every number.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> optim.explain(scales, "mup", optimizer="sgd").rows["in"].learning_rate
+      4.0
+    """
 
     parametrization: Parametrization
     optimizer: str
@@ -128,6 +140,8 @@ def explain(
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
       wd: such that lr·wd is the same at every size
+
+    Source: docs/rules.md derives every number.
     """
     point = _named(parametrization)
     check_depth(scales, point)

@@ -26,6 +26,8 @@ class Powers(NamedTuple):
       >>> wide = param_scale("w", (64, 64), (256, 128), (0,), (1,))
       >>> Powers(fan_in=-1, fan_out=0.5).of(wide)  # (256/64)^-1 (128/64)^½
       0.3535533905932738
+
+    Source: Tensor Programs V, Table 3; Yaida eq. 3.20 (`last`).
     """
 
     fan_in: float = 0.0
@@ -80,6 +82,17 @@ class Parametrization:
       gauge: for each role, the powers that its forward multiplier carries.
       richness: μ0 of Bordelon et al. eq. 1: the output is divided by it.
       citation: the paper and equation.
+
+    Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.2; Yaida
+    eq. 2.8 (gauge).
+
+    Raises:
+      ValueError: an exponent that is not finite, or a richness that is not positive.
+
+    Examples:
+      >>> point = parametrization("completep", alpha=0.75)
+      >>> point.alpha, point.gamma, point.citation
+      (0.75, 0.25, 'Dey et al. 2025 (arXiv:2505.01618), Table 1')
     """
 
     name: str
@@ -340,7 +353,12 @@ _REGISTRY: dict[str, Callable[..., Parametrization]] = {
 
 
 def list_parametrizations() -> list[str]:
-    """The names that `parametrization` knows."""
+    """The names that `parametrization` knows.
+
+    Examples:
+      >>> "depth_mup" in list_parametrizations()
+      True
+    """
     return sorted(_REGISTRY)
 
 
@@ -377,6 +395,8 @@ def parametrization(
       ValueError: unknown parametrization 'depthmup'; nearest is 'depth_mup', known \
 are completep, depth_mup, mean_field, meta_principled, mup, ntk, ode, relu_mlp, \
 residual, sp
+
+    Source: of each, in its `citation`.
     """
     if isinstance(name, Parametrization):
         point = name

@@ -22,7 +22,14 @@ from .scales import ParamScale, Scales
 
 
 class Family(enum.StrEnum):
-    """What sets the size of an optimizer's raw update."""
+    """What sets the size of an optimizer's raw update.
+
+    Source: Tensor Programs VI, Definition 6.1 (sgd, and adam as any entrywise one).
+
+    Examples:
+      >>> [family.value for family in Family]
+      ['sgd', 'adam', 'spectral', 'relative']
+    """
 
     SGD = "sgd"
     ADAM = "adam"
@@ -75,6 +82,12 @@ class Multipliers:
         is multiplied by it, or the gradient divided by it.
       weight_decay: of decoupled weight decay, such that learning rate times decay
         is the same at every size.
+
+    Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.1.
+
+    Examples:
+      >>> Multipliers(learning_rate=0.25).weight_decay
+      4.0
     """
 
     init_std: float = 1.0

@@ -14,6 +14,12 @@ class Role(enum.StrEnum):
 
     Table 8 of Tensor Programs V (Yang et al. 2022, arXiv:2203.03466) calls these
     "input weights and all biases", "output weights" and "hidden weights".
+
+    Examples:
+      >>> [role.value for role in Role]
+      ['input', 'hidden', 'output', 'vector', 'fixed']
+
+    Source: Tensor Programs V, Table 8.
     """
 
     INPUT = "input"  # only fan-out grows: embeddings, the first layer
@@ -42,6 +48,13 @@ class ParamScale:
       depth: depth ratio M of the model.
       in_branch: whether it stands inside a residual branch.
       origin: how the role was found, for `explain`.
+
+    Source: Tensor Programs V, Table 8 (widths); Tensor Programs VI, section 6 (depth).
+
+    Examples:
+      >>> scale = param_scale("w", (64, 10), (256, 10), (0,), (1,))
+      >>> scale.role.value, scale.fan_in, scale.width_in
+      ('output', 256, 4.0)
     """
 
     path: str
@@ -97,6 +110,8 @@ def param_scale(
       >>> scale = param_scale("w", (64, 64), (64, 256), (0,), (1,))
       >>> scale.role.value, scale.width_in, scale.width_out
       ('input', 1.0, 4.0)
+
+    Source: Tensor Programs V, Table 8.
     """
     if grows is None:
         differ = zip(base_shape, shape, strict=True)
@@ -139,6 +154,13 @@ class Scales(Mapping[str, ParamScale]):
     Made by `infer_scales` (any JAX model) or `mupax.zoo.scales` (zoo models).
     Depth belongs to the model: `depth` is its ratio M, and `branches` tells
     whether any parameter stands inside a residual branch.
+
+    Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
+
+    Examples:
+      >>> scales = Scales({"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))})
+      >>> scales, scales["w"].width_out
+      (Scales(w: input), 4.0)
     """
 
     def __init__(self, scales: Mapping[str, ParamScale]):

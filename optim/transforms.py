@@ -95,6 +95,8 @@ def normalize_gradients(
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> float(updates["in"][0, 0]), float(updates["out"][0, 0])
       (4.0, 1.0)
+
+    Source: Tensor Programs VI, Definition 6.1.
     """
     point = resolve(scales, parametrization)
     return scale_leaves(scales, lambda s: 1 / multipliers(s, point).gradient)
@@ -203,6 +205,8 @@ def apply_multipliers(
       >>> table8 = optim.parametrization("mup", gauge="table8")
       >>> optim.apply_multipliers(mlp(16), scales, table8)["out"][0, 0]
       Array(0.25, dtype=float32)
+
+    Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
     """
     point = resolve(scales, parametrization)
     factors = {path: multipliers(s, point).forward for path, s in scales.items()}

@@ -132,3 +132,12 @@ def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
     assert done == [jobs[1].name]
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a.loss, b.loss)
+
+
+def test_a_model_with_batch_statistics_is_swept(data):
+    model = {"name": "resnet18", "blocks": (1,), "stem": "cifar"}
+    small = job(width=4, depth=1, base_width=4, base_depth=1, steps=2, average_last=1)
+    cell = engine.compile_cell(
+        dataclasses.replace(small, model=tuple(model.items())), data
+    )()
+    assert np.isfinite(cell.curves).all()

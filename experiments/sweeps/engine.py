@@ -152,7 +152,8 @@ def compile_cell(job: Job, data: ImageData) -> Callable[[], Cell]:
 
             def loss(params: nnx.State) -> jax.Array:
                 images = normalize(batch[0], mean, std)
-                logits = nnx.merge(graph, params, rest)(images)
+                # Copied: batch statistics change under the trace of the gradient.
+                logits = nnx.merge(graph, params, rest, copy=True)(images)
                 return optax.softmax_cross_entropy_with_integer_labels(
                     logits, batch[1]
                 ).mean()
