@@ -253,8 +253,8 @@ def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
     best = transfer.optimum(base)
     if best is None:
         raise UserError(
-            f"no run of the base model did better than guessing under {key!r}; give "
-            "other sweep.log2_learning_rates or more sweep.steps, in a new --workdir"
+            f"every run of the base model diverged under {key!r}; lower "
+            "sweep.log2_learning_rates, in a new --workdir"
         )
     return best
 

@@ -23,6 +23,9 @@ from .results import Cell
 
 POINTS = 40  # of a learning curve that is kept
 
+# A run that ends above so many times the loss of guessing counts as diverged.
+_HOPELESS = 2.0
+
 # On a CPU the time goes into matrix products, which are called, not compiled: half
 # the compile time for the same speed (benchmarks/sweep.py).
 _COMPILER: dict[str, dict[str, str | bool]] = {
@@ -209,8 +212,8 @@ def _cell(job: Job, losses: np.ndarray, guess: float, seconds: float) -> Cell:
     broken = np.maximum.accumulate(~np.isfinite(losses), axis=-1)
     losses = np.where(broken, np.nan, losses)
     final = losses[..., -job.average_last :].mean(axis=-1)
-    # Finite and no better than guessing is diverged too: nothing was learned.
-    final = np.where(final < guess, final, np.nan)
+    # Finite and far above a guesser's loss is diverged too: nothing was learned.
+    final = np.where(final < _HOPELESS * guess, final, np.nan)
     spans = np.array_split(losses, min(POINTS, job.steps), axis=-1)
     curves = np.stack([span.mean(axis=-1) for span in spans], axis=-1)
     return Cell(
