@@ -31,7 +31,7 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
     columns = max(1, min(page.columns, len(keys)))
     rows = max(1, math.ceil(len(keys) / columns))
 
-    left, right, gap = 0.72, 0.18, 0.2
+    left, right, gap = 0.82, 0.18, 0.2
     width = (page.width - left - right - gap * (columns - 1)) / columns
     lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
     found = [findings.find(data, axis, key) for key in keys]
