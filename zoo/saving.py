@@ -59,6 +59,10 @@ def save(
         building.chmod(0o755)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(building / _WEIGHTS, arrays_of(model))
+        # Orbax notes where it wrote, which is not where the model will be.
+        note = building / _WEIGHTS / "commit_success.txt"
+        if note.exists():
+            note.write_text("Committed.\n")
         (building / _CONFIG).write_text(json.dumps(config, indent=1) + "\n")
         (building / _CARD).write_text(_card(model, name, options, notes))
         building.rename(directory)
