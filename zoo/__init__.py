@@ -13,23 +13,28 @@ from .registry import create, list_models
 from .resmlp import ResMLP
 from .resnet import ResNet
 from .saving import save
+from .sharding import RULES, batch_sharding, partition_specs, use_mesh
 from .vit import ViT, vit_names
 
 __all__ = [
     "CNN",
     "GPT",
+    "RULES",
     "Frozen",
     "Plan",
     "ResMLP",
     "ResNet",
     "ViT",
     "axis_names",
+    "batch_sharding",
     "create",
     "gpt_names",
     "list_models",
     "list_pretrained",
     "load_pretrained",
+    "partition_specs",
     "save",
     "scales",
+    "use_mesh",
     "vit_names",
 ]

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from .layers import LayerNorm, times
 from .plan import Plan
+from .sharding import weight
 
 EPSILON = 1e-5  # added to the variance, as in torch
 MOMENTUM = 0.1  # share of the batch in the running statistics, as in torch
@@ -58,7 +59,7 @@ class Conv(nnx.Module):
         pad = (self.size - 1) // 2
         y = jax.lax.conv_general_dilated(
             x.astype(self.dtype),
-            self.kernel[...].astype(self.dtype),
+            weight(self.kernel, self.dtype),
             (self.stride, self.stride),
             ((pad, pad), (pad, pad)),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
@@ -103,8 +104,7 @@ class BatchNorm(nnx.Module):
         else:
             mean, var = self._batch_statistics(x.astype(dtype))
         scale, bias = (
-            times(p[...].astype(dtype), self.multiplier)
-            for p in (self.scale, self.bias)
+            times(weight(p, dtype), self.multiplier) for p in (self.scale, self.bias)
         )
         # One factor a channel, not an entry.
         scale = scale * jax.lax.rsqrt(var.astype(dtype) + EPSILON)
@@ -168,7 +168,7 @@ class InstanceNorm(nnx.Module):
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         y = jax.nn.standardize(x.astype(dtype), axis=(1, 2), epsilon=EPSILON)
         scale, bias = (
-            _spread(times(p[...].astype(dtype), self.multiplier), x)
+            _spread(times(weight(p, dtype), self.multiplier), x)
             for p in (self.scale, self.bias)
         )
         return (y * scale + bias).astype(x.dtype)

@@ -12,6 +12,7 @@ from .attention import BlockOptions, Implementation, Transformer, head_axes
 from .layers import Dense, single, times
 from .plan import Plan, plan
 from .registry import register
+from .sharding import weight
 from .sources import TORCH_LEAVES, Layout, Leaf, Source, sources
 
 
@@ -173,8 +174,8 @@ class GPT(Transformer):
                 f"a sequence of {time} tokens does not fit into context={context}"
             )
         dtype = self.plan.dtype
-        table = times(self.embedding[...].astype(dtype), self.multiplier)
-        positions = self.position[:time].astype(dtype)
+        table = times(weight(self.embedding, dtype), self.multiplier)
+        positions = weight(self.position, dtype)[:time]
         x = jnp.take(table, tokens, axis=0)
         x = x + times(positions, self.position_multiplier)[None]
         x = self.run_blocks(x, rngs)

@@ -9,12 +9,15 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .plan import Frozen, Plan
+from .sharding import is_gathering, saves_no_gathered_weight, shard_batch, weight
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "abs": jnp.abs,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "tanh": jnp.tanh,
+    "erf": jax.scipy.special.erf,
     "identity": lambda x: x,
 }
 
@@ -86,12 +89,12 @@ class Dense(nnx.Module):
         self.bias = added
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch out"]:
-        kernel = self.kernel[...].astype(self.dtype)
+        kernel = weight(self.kernel, self.dtype)
         y = jnp.tensordot(x.astype(self.dtype), kernel, self.inputs)
         y = times(y, self.multiplier)
         if self.bias is None:
             return y
-        bias = times(self.bias[...].astype(self.dtype), self.bias_multiplier)
+        bias = times(weight(self.bias, self.dtype), self.bias_multiplier)
         return y + jnp.broadcast_to(bias, y.shape)
 
 
@@ -128,7 +131,7 @@ class LayerNorm(nnx.Module):
         dtype = single(x.dtype)
         y = jax.nn.standardize(x.astype(dtype), epsilon=self.epsilon)
         scale, bias = (
-            jnp.broadcast_to(times(p[...].astype(dtype), self.multiplier), y.shape)
+            jnp.broadcast_to(times(weight(p, dtype), self.multiplier), y.shape)
             for p in (self.scale, self.bias)
         )
         return (y * scale + bias).astype(x.dtype)
@@ -185,8 +188,8 @@ def call(
     remat: bool = False,
 ) -> Float[Array, "*batch m"]:
     """Apply one block that is not stacked; with `remat` as `scan` does."""
-    if not remat:
-        return block(x, *inputs)
+    if not remat and not is_gathering():
+        return shard_batch(block(shard_batch(x), *inputs))
     graph, *variables = nnx.split(block, _WEIGHTS, ...)
     x, state = _pure(graph, remat)(x, (*variables, inputs))
     nnx.update(block, state)
@@ -234,9 +237,14 @@ def _pure(
         # Copied: without a scan these are the caller's own variables, which the
         # trace of a checkpoint may not change.
         block = nnx.merge(graph, weights, state, copy=True)
-        return block(x, *inputs), nnx.state(block, nnx.Not(_WEIGHTS))
+        x = shard_batch(block(shard_batch(x), *inputs))
+        return x, nnx.state(block, nnx.Not(_WEIGHTS))
 
-    return jax.checkpoint(run) if remat else run
+    if remat:
+        return jax.checkpoint(run)
+    if is_gathering():
+        return jax.checkpoint(run, policy=saves_no_gathered_weight)
+    return run
 
 
 def _no_key() -> jax.Array:

@@ -13,6 +13,7 @@ from .attention import BlockOptions, Implementation, Transformer, head_axes
 from .layers import Dense, single, times
 from .plan import plan
 from .registry import register
+from .sharding import weight
 from .sources import FLAX_LEAVES, TORCH_LEAVES, Layout, Leaf, Source, sources
 
 Pool = Literal["token", "mean", "norm_mean"]
@@ -233,7 +234,7 @@ class ViT(Transformer):
         positions = self._positions(grid).astype(x.dtype)
         if self.token is None:
             return x + positions[None]
-        token = times(self.token[...].astype(x.dtype), self.multiplier)
+        token = times(weight(self.token, x.dtype), self.multiplier)
         token = jnp.broadcast_to(token, (batch, 1, x.shape[-1]))
         if self.class_position:
             return jnp.concatenate([token, x], axis=1) + positions[None]
@@ -241,7 +242,7 @@ class ViT(Transformer):
 
     def _positions(self, grid: tuple[int, int]) -> Float[Array, "positions n"]:
         """The positions of a grid of patches, that of the class token in front."""
-        table = times(self.position[...], self.multiplier)
+        table = times(weight(self.position, self.position.dtype), self.multiplier)
         if grid == self.grid:
             return table
         n = table.shape[-1]

@@ -1,0 +1,276 @@
+"""Where arrays lie on a mesh: one table from the names of axes to axes of the mesh.
+
+A batch is split over "data" and "fsdp"; weights over "fsdp" (ZeRO-3: each device
+keeps a part of every weight and gathers the whole of it when it is used) and over
+"tensor" (the inside of each branch is split).
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from .plan import LAYERS
+
+BATCH_AXES = ("data", "fsdp")
+MESH_AXES = ("data", "fsdp", "tensor")
+
+# The mesh axis that splits an axis of a parameter; numbers at a name's end, as in
+# "stage3", do not count. None says that it stays whole, on purpose.
+RULES: Mapping[str, str | None] = {
+    # The residual stream.
+    "embed": "fsdp",
+    "stage": "fsdp",
+    # The inside of branches.
+    "mlp": "tensor",
+    "heads": "tensor",
+    "mid": "tensor",
+    "inner": "tensor",
+    # Both ends.
+    "vocab": "tensor",
+    "classes": None,
+    "inputs": None,
+    "patch": None,
+    "channels": None,
+    "positions": None,
+    "pixels": None,
+    # What a device needs the whole of.
+    "head_dim": None,
+    "kernel": None,
+    LAYERS: None,
+}
+
+_rules: contextvars.ContextVar[Mapping[str, str | None]] = contextvars.ContextVar(
+    "rules", default=RULES
+)
+
+
+def partition_specs(
+    model: nnx.Module,
+    mesh: Mesh | AbstractMesh,
+    rules: Mapping[str, str | None] | None = None,
+) -> dict[str, PartitionSpec]:
+    """How each parameter of a model is split over a mesh.
+
+    Args:
+      model: a zoo model, or its abstract twin from `nnx.eval_shape`.
+      mesh: with axes of `MESH_AXES`.
+      rules: changes to `RULES`: {axis name: mesh axis or None}.
+
+    Returns:
+      {path: spec} of every variable that names its axes. Along each mesh axis an
+      array is split once, at the first of its axes that asks for it.
+
+    Raises:
+      ValueError: an axis name that no rule covers, a size that the mesh does not
+        divide, or a mesh axis that splits nothing of this model.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from jax.sharding import AbstractMesh
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=32, depth=4, rngs=nnx.Rngs(0))
+      >>> mesh = AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
+      >>> zoo.partition_specs(model, mesh)["blocks/layers/0/kernel"]
+      PartitionSpec(None, 'fsdp', None)
+    """
+    for axis in mesh.axis_names:
+        if axis not in MESH_AXES:
+            raise ValueError(f"mesh axis {axis!r} must be one of {MESH_AXES}")
+    table = complete_rules(rules)
+    sizes = {axis: n for axis, n in mesh.shape.items() if n > 1}
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        name = "/".join(map(str, path))
+        axes = variable.get_metadata().get("axes")
+        if axes is None:
+            if isinstance(variable, nnx.Param) and sizes.keys() - {"data"}:
+                raise ValueError(
+                    f"parameter {name!r} names no axes, so that only a mesh of "
+                    '"data" can hold it; make it with plan.param(...)'
+                )
+            continue
+        axes = (LAYERS,) * (len(variable.shape) - len(axes)) + tuple(axes)
+        found[name] = _spec(name, axes, variable.shape, sizes, table)
+    used = {axis for spec in found.values() for axis in spec if axis}
+    for axis in sizes.keys() - {"data"} - used:
+        raise ValueError(
+            f"nothing of a {type(model).__name__} is split over the mesh axis "
+            f"{axis!r}; give its {sizes[axis]} devices to another axis"
+        )
+    return found
+
+
+def complete_rules(
+    changes: Mapping[str, str | None] | None = None,
+) -> dict[str, str | None]:
+    """`RULES` with changes.
+
+    Raises:
+      ValueError: a rule that names no mesh axis.
+    """
+    for name, axis in (changes or {}).items():
+        if axis not in (None, *MESH_AXES):
+            raise ValueError(
+                f"the sharding rule of {name!r} names {axis!r}, which must be None or "
+                f"one of {MESH_AXES}"
+            )
+    return {**RULES, **(changes or {})}
+
+
+def _spec(
+    path: str,
+    names: tuple[str, ...],
+    shape: tuple[int, ...],
+    sizes: Mapping[str, int],
+    rules: Mapping[str, str | None],
+) -> PartitionSpec:
+    """The spec of one parameter, checked."""
+    spec: list[str | None] = []
+    for name, size in zip(names, shape, strict=True):
+        axis = _rule(name, rules, path)
+        if axis not in sizes or axis in spec:
+            spec.append(None)
+            continue
+        if size % sizes[axis]:
+            raise ValueError(
+                f"axis {name!r} of parameter {path!r} has size {size}, which does "
+                f"not divide over the {sizes[axis]} devices of the mesh axis {axis!r}; "
+                f"choose a multiple, another mesh, or the rule {{{name!r}: None}}"
+            )
+        spec.append(axis)
+    return PartitionSpec(*spec)
+
+
+def _rule(name: str, rules: Mapping[str, str | None], path: str) -> str | None:
+    for key in (name, name.rstrip("0123456789")):
+        if key in rules:
+            return rules[key]
+    raise ValueError(
+        f"no sharding rule covers the axis {name!r} of parameter {path!r}; add one, "
+        f"as {{{name!r}: None}}"
+    )
+
+
+@contextlib.contextmanager
+def use_mesh(
+    mesh: Mesh, rules: Mapping[str, str | None] | None = None
+) -> Iterator[None]:
+    """Models that are traced inside split their work over a mesh.
+
+    Args:
+      mesh: with axes of `MESH_AXES`, of type Auto.
+      rules: changes to `RULES`.
+    """
+    token = _rules.set(complete_rules(rules))
+    try:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            yield
+    finally:
+        _rules.reset(token)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The first axis of a batch over "data" and "fsdp"."""
+    return NamedSharding(mesh, PartitionSpec(_batch_axes(mesh)))
+
+
+def shard_batch(x: Float[Array, "batch *rest"]) -> Float[Array, "batch *rest"]:
+    """The residual stream of a batch, each device holding its own examples."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = _batch_axes(mesh)
+    devices = _count(mesh, axes)
+    # A batch too small to split, as one example, is on every device.
+    if devices == 1 or not x.ndim or x.shape[0] % devices:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
+
+
+def gather(
+    x: Float[Array, "*shape"], names: tuple[str, ...] | None
+) -> Float[Array, "*shape"]:
+    """A weight as it is used: whole along "fsdp", still split along "tensor".
+
+    Its gradient is summed and split again in one, and the backward pass gathers once
+    more instead of keeping what was gathered.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not is_gathering() or names is None:
+        return x
+    sizes = {axis: n for axis, n in mesh.shape.items() if n > 1}
+    spec = _spec("", names, x.shape, sizes, _rules.get())
+    if "fsdp" not in spec:
+        return x
+    whole = PartitionSpec(*(None if axis == "fsdp" else axis for axis in spec))
+    return _reshard(x, spec, whole)
+
+
+def weight(variable: nnx.Variable, dtype: Any) -> Array:
+    """A parameter's array as a layer uses it: in the dtype of the computation, whole.
+
+    Cast before it is gathered, so that half the bytes travel in half precision.
+    """
+    names = variable.get_metadata().get("axes")
+    return gather(variable[...].astype(dtype), names)
+
+
+def is_gathering() -> bool:
+    """Whether the mesh in use splits weights over "fsdp"."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return _count(mesh, tuple(a for a in _auto(mesh) if a == "fsdp")) > 1
+
+
+def saves_no_gathered_weight(
+    primitive: Any, *_: Any, call_jaxpr: Any = None, **__: Any
+) -> bool:
+    """A policy of `jax.checkpoint`: save all but weights that `gather` returned."""
+    if call_jaxpr is None:
+        return True
+    inside = [equation.primitive.name for equation in call_jaxpr.eqns]
+    return inside != ["sharding_constraint"]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _reshard(x: Array, before: PartitionSpec, after: PartitionSpec) -> Array:
+    return jax.lax.with_sharding_constraint(x, after)
+
+
+def _reshard_forward(
+    x: Array, before: PartitionSpec, after: PartitionSpec
+) -> tuple[Array, None]:
+    return _reshard(x, before, after), None
+
+
+def _reshard_backward(
+    before: PartitionSpec, after: PartitionSpec, _: None, gradient: Array
+) -> tuple[Array]:
+    return (jax.lax.with_sharding_constraint(gradient, before),)
+
+
+_reshard.defvjp(_reshard_forward, _reshard_backward)
+
+
+def _batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    return tuple(axis for axis in _auto(mesh) if axis in BATCH_AXES)
+
+
+def _auto(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Axes that the compiler splits; constraints do not apply to others."""
+    return tuple(
+        axis
+        for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Auto
+    )
+
+
+def _count(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> int:
+    count = 1
+    for axis in axes:
+        count *= mesh.shape[axis]
+    return count
