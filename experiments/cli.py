@@ -24,6 +24,13 @@ def explain(argv: list[str]) -> None:
     print(job.explain_target(config))
 
 
+def convert(argv: list[str]) -> None:
+    """read weights of timm, torchvision, big_vision or transformers, and write them"""
+    from . import convert as job
+
+    job.run(argv)
+
+
 def models(argv: list[str]) -> None:
     """list the models of the zoo; a pattern may follow, as 'res*'"""
     from mupax import zoo
@@ -33,7 +40,7 @@ def models(argv: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    f.__name__: f for f in (transfer, explain, models)
+    f.__name__: f for f in (transfer, explain, convert, models)
 }
 
 
@@ -56,7 +63,7 @@ def main(argv: list[str]) -> int:
                 f"there is no command {name!r}; commands are: {', '.join(COMMANDS)}"
             )
         if {"--help", "-h"} & set(argv[2:]):
-            print(f"mupax {name}: {COMMANDS[name].__doc__}\n\n{_flags()}")
+            print(f"mupax {name}: {COMMANDS[name].__doc__}\n\n{_flags(name)}")
             return 0
         COMMANDS[name](argv[1:])
     except UserError as error:
@@ -75,13 +82,19 @@ def _help() -> str:
             "mupax: hyperparameter transfer for JAX, across width and depth",
             "",
             "usage: mupax COMMAND --config NAME [--workdir DIR] [--config.KEY=V ...]",
+            "       mupax COMMAND --help",
             "",
             *rows,
         ]
     )
 
 
-def _flags() -> str:
+def _flags(name: str) -> str:
+    """The flags of a command: those of a config, or its own."""
+    if name == "convert":
+        from .convert import HELP
+
+        return HELP
     from .config import list_configs
 
     return (

@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from . import saving
+from .folding import factors
 from .gpt import GPT, gpt_names
 from .resnet import ResNet, resnet_names
 from .sources import Leaf, Source
-from .vit import ViT, vit_names
+from .vit import LAYOUTS, ViT, vit_names
 
 # Buffers that files carry beside the weights, and that nothing here needs.
 _BUFFERS = re.compile(r"num_batches_tracked$|\.attn\.(masked_)?bias$")
@@ -134,6 +136,9 @@ def fill(
 ) -> list[str]:
     """Fill a model from the arrays of another library's file.
 
+    The model computes what the other library's network does: where it has multipliers
+    that are not one, as a base of another size gives it, weights are divided by them.
+
     Args:
       model: changed only if all fits: every variable is filled once, and every key
         is used, or deliberately left.
@@ -144,7 +149,8 @@ def fill(
       The keys that were left unused on purpose: buffers, and an old head.
 
     Raises:
-      ValueError: a key that is missing, unknown, or of another shape.
+      ValueError: a key that is missing, unknown, of another shape, or not of
+        floating-point numbers; a model with a multiplier of zero.
     """
     table = layout(model, arrays)
     heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
@@ -160,9 +166,19 @@ def fill(
         raise ValueError(
             f"the file lacks {key!r}, which a {type(model).__name__} of this size has"
         )
+    for key in sorted(needed):
+        if not jnp.issubdtype(arrays[key].dtype, jnp.floating):
+            raise ValueError(
+                f"{key!r} holds {arrays[key].dtype}, not floating-point numbers, as "
+                "quantized weights do; write them out in full where they were made"
+            )
     left = sorted(arrays.keys() - needed)
     for key in left:
-        if not (_BUFFERS.search(key) or (new_head and key in head)):
+        if not (
+            _BUFFERS.search(key)
+            or (new_head and key in head)
+            or _is_embedding_again(model, key, arrays, table)
+        ):
             raise ValueError(
                 f"the file holds {key!r}, which this {type(model).__name__} has not; "
                 "check its size and options"
@@ -176,25 +192,81 @@ def fill(
         else np.stack([found[i] for i in range(len(found))])
         for path, found in layers.items()
     }
+    for path, factor in factors(model).items():
+        if path in whole:
+            whole[path] = whole[path] / factor
     saving.fill(model, whole, fresh="readout" if new_head else None)
     return left
 
 
-def export(model: nnx.Module, layout: str = "timm") -> dict[str, np.ndarray]:
-    """A model's arrays under the keys of another library.
+def _is_embedding_again(
+    model: nnx.Module,
+    key: str,
+    arrays: Mapping[str, np.ndarray],
+    table: Mapping[Leaf, Source],
+) -> bool:
+    """Whether a key is the readout of a tied model, which files may repeat."""
+    if not isinstance(model, GPT) or key != "lm_head.weight":
+        return False
+    embedding = arrays[table["embedding", None].key]
+    return model.readout is None and np.array_equal(arrays[key], embedding)
 
-    Args:
-      model: a ResNet, ViT or GPT.
-      layout: of a ViT, "timm", "torchvision", "big_vision" or "augreg".
+
+def layouts(model: nnx.Module) -> tuple[str, ...]:
+    """The libraries whose names a model's arrays can take, the usual one first.
 
     Raises:
       ValueError: a kind of model that has no names elsewhere.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> from mupax.zoo import foreign
+      >>> foreign.layouts(zoo.create("resnet18", width=4, rngs=nnx.Rngs(0)))
+      ('timm', 'torchvision')
     """
+    kinds = {
+        ResNet: ("timm", "torchvision"),
+        ViT: tuple(LAYOUTS),
+        GPT: ("transformers",),
+    }
+    for kind, names in kinds.items():
+        if isinstance(model, kind):
+            return names
+    raise ValueError(
+        f"no other library has names for a {type(model).__name__}, only for resnet, "
+        "vit and gpt; zoo.save writes a directory of any model"
+    )
+
+
+def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray]:
+    """A model's arrays under the keys of another library.
+
+    Multipliers that are not one, as of a model wider or deeper than its base, are
+    multiplied into the weights: the other library's network computes what the model
+    computes.
+
+    Args:
+      model: a ResNet, ViT or GPT.
+      layout: one of `layouts(model)`; None for the first.
+
+    Raises:
+      ValueError: a kind of model that has no names elsewhere, or not in that layout.
+    """
+    known = layouts(model)
+    layout = known[0] if layout is None else layout
+    if layout not in known:
+        raise ValueError(
+            f"layout={layout!r} must be one of {', '.join(known)} for a "
+            f"{type(model).__name__}"
+        )
     table = vit_names(model, layout) if isinstance(model, ViT) else _table(model)
     ours = saving.arrays_of(model)
+    folded = factors(model)
     out: dict[str, np.ndarray] = {}
     for (path, layer), source in table.items():
         array = np.asarray(ours[path])
+        if path in folded:
+            array = (array * folded[path]).astype(array.dtype)
         part = source.write(array if layer is None else array[layer])
         if source.part is None:
             out[source.key] = np.ascontiguousarray(part)

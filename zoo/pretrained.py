@@ -42,8 +42,8 @@ def load_pretrained(
         readout starts anew, from `rngs`.
 
     Returns:
-      The model. It is its own base: it keeps its weights, and learning rates follow
-      from there.
+      The model. It is its own base unless `base_width` or `base_depth` say otherwise:
+      it keeps what it computes, and learning rates follow from there.
 
     Raises:
       ValueError: an unknown name, or a source that holds another model, cannot be
@@ -66,11 +66,7 @@ def load_pretrained(
         folder = importlib.resources.files(__package__) / _SHIPPED / name
         return saving.load(pathlib.Path(str(folder)), **overrides)
     if foreign.is_foreign(source):
-        arrays = foreign.read(source)
-        rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
-        model = create(name, **overrides, rngs=rngs)
-        foreign.fill(model, arrays, new_head="out_features" in overrides)
-        return model
+        return read_foreign(name, source, **overrides)[0]
     source = pathlib.Path(source)
     if not source.is_dir():
         raise ValueError(
@@ -81,3 +77,26 @@ def load_pretrained(
     if held != name:
         raise ValueError(f"{str(source)!r} holds a {held!r}, not a {name!r}")
     return saving.load(source, **overrides)
+
+
+def read_foreign(
+    name: str, source: str | os.PathLike[str], **overrides: Any
+) -> tuple[nnx.Module, list[str]]:
+    """A model with the weights of another library's file.
+
+    Args:
+      name: of the kind of model.
+      source: a file, or the id of a repository on the hub.
+      **overrides: as in `load_pretrained`.
+
+    Returns:
+      (model, the keys of the file that were left unused on purpose).
+
+    Raises:
+      ValueError: as `load_pretrained`.
+    """
+    rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
+    # What cannot be read is said before a large model is made.
+    arrays = foreign.read(source)
+    model = create(name, **overrides, rngs=rngs)
+    return model, foreign.fill(model, arrays, new_head="out_features" in overrides)

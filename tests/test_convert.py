@@ -1,0 +1,351 @@
+"""`mupax convert`: the files of other libraries to directories of ours, and back."""
+
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from mupax import zoo
+from mupax.experiments import cli
+from mupax.zoo import foreign, saving
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+VIT = {
+    "width": 24,
+    "depth": 2,
+    "heads": 3,
+    "patch_size": 8,
+    "input_shape": (32, 32, 3),
+    "out_features": 5,
+}
+GPT = {
+    "width": 24,
+    "depth": 2,
+    "heads": 3,
+    "nonlinearity": "gelu_tanh",
+    "norm_eps": 1e-5,
+    "vocab_size": 50,
+    "context": 16,
+}
+RESNET = {"width": 4, "blocks": (2, 1, 1, 2), "out_features": 7}
+# Golden file: the model, its options, the layout, the ending of the file.
+CASES = {
+    "vit_token": ("vit", VIT, "timm", ".safetensors"),
+    "vit_torchvision": ("vit", VIT, "torchvision", ".safetensors"),
+    "vit_big_vision": ("vit", {**VIT, "class_position": False}, "big_vision", ".npz"),
+    "gpt2": ("gpt", GPT, "transformers", ".safetensors"),
+    "resnet_basic": ("resnet18", RESNET, "timm", ".safetensors"),
+}
+
+
+def golden(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(weights under their own keys, inputs and logits)."""
+    with np.load(GOLDEN / f"{name}.npz") as file:
+        arrays = dict(file)
+    if name.startswith("resnet"):
+        weights = {k[7:]: v for k, v in arrays.items() if k.startswith("before/")}
+        # The golden file halves them; a file of weights has them whole.
+        return {k: v.astype(np.float32) for k, v in weights.items()}, {
+            "images": arrays["x"].astype(np.float32).transpose(0, 2, 3, 1),
+            "logits": arrays["timm/eval"],
+        }
+    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
+    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
+
+
+def inputs(name: str) -> jax.Array:
+    data = golden(name)[1]
+    return jnp.asarray(data["tokens" if name == "gpt2" else "images"])
+
+
+def forward(model: nnx.Module, x: jax.Array) -> np.ndarray:
+    """Logits; compiled, for a network that is run once, as quickly as can be."""
+    model.eval()
+    graph, state = nnx.split(model)
+    options = {"xla_backend_optimization_level": 0}
+    run = jax.jit(lambda s, x: nnx.merge(graph, s)(x), compiler_options=options)
+    return np.asarray(run(state, x))
+
+
+def write(path: pathlib.Path, weights: dict[str, np.ndarray]) -> pathlib.Path:
+    if path.suffix == ".npz":
+        np.savez(path, **weights)
+    else:
+        whole = {k: np.ascontiguousarray(v) for k, v in weights.items()}
+        safetensors.numpy.save_file(whole, path)
+    return path
+
+
+def flags(name: str) -> list[str]:
+    """The model of a golden file, and its options, as flags."""
+    model, options, _, _ = CASES[name]
+    return [f"--model={model}", *(f"--option={k}={v}" for k, v in options.items())]
+
+
+def convert(*args: object) -> int:
+    return cli.main(["mupax", "convert", *map(str, args)])
+
+
+def refused(capsys, folder: pathlib.Path, *args: object) -> str:
+    """The one sentence of a refusal, which leaves the folder as it was."""
+
+    def listing() -> dict[str, bytes]:
+        return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    before = listing()
+    assert convert(*args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("mupax: ")
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    assert listing() == before
+    return err
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory) -> pathlib.Path:
+    """A small ViT as a directory of ours."""
+    folder = tmp_path_factory.mktemp("ours")
+    source = write(folder / "vit.safetensors", golden("vit_token")[0])
+    assert (
+        convert(f"--source={source}", f"--out={folder}/vit", *flags("vit_token")) == 0
+    )
+    return folder / "vit"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_there_and_back_every_bit_is_the_same(name, tmp_path, capsys):
+    model, _, layout, ending = CASES[name]
+    weights, data = golden(name)
+    source = write(tmp_path / f"weights{ending}", weights)
+    assert convert(f"--source={source}", f"--out={tmp_path}/ours", *flags(name)) == 0
+    count = sum(array.size for array in weights.values())
+    assert f"{model}, {count:,} numbers" in capsys.readouterr().out
+
+    loaded = zoo.load_pretrained(model, tmp_path / "ours")
+    apart = np.abs(forward(loaded, inputs(name)) - data["logits"]).max()
+    assert apart < 1e-5 * np.abs(data["logits"]).max()
+
+    back = tmp_path / f"back{ending}"
+    assert (
+        convert(f"--source={tmp_path}/ours", f"--out={back}", f"--layout={layout}") == 0
+    )
+    assert f"names of {layout}" in capsys.readouterr().out
+    found = foreign.read(back)
+    assert set(found) == set(weights)
+    for key, array in weights.items():
+        assert found[key].dtype == array.dtype
+        np.testing.assert_array_equal(found[key], array)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        [source.name, "ours", back.name]
+    )
+
+
+def test_the_command_stands_alone(ours, tmp_path):
+    out = tmp_path / "new" / "vit.npz"
+    command = [sys.executable, "-m", "mupax", "convert", f"--source={ours}"]
+    done = subprocess.run([*command, f"--out={out}"], check=True, capture_output=True)
+    assert done.stderr == b""
+    found = foreign.read(out)
+    for key, array in golden("vit_token")[0].items():
+        np.testing.assert_array_equal(found[key], array)
+
+
+def test_one_library_s_file_becomes_another_s(tmp_path):
+    source = write(tmp_path / "timm.safetensors", golden("vit_token")[0])
+    out = tmp_path / "torchvision.safetensors"
+    args = flags("vit_token")
+    assert (
+        convert(f"--source={source}", f"--out={out}", "--layout=torchvision", *args)
+        == 0
+    )
+    assert set(foreign.read(out)) == set(golden("vit_torchvision")[0])
+
+
+def test_what_is_left_unused_is_said(tmp_path, capsys):
+    buffer = {"bn1.num_batches_tracked": np.array(3)}
+    weights = {**golden("resnet_basic")[0], **buffer}
+    source = write(tmp_path / "weights.safetensors", weights)
+    args = [f"--source={source}", *flags("resnet_basic")]
+    assert convert(*args, f"--out={tmp_path}/whole") == 0
+    said = capsys.readouterr().out
+    assert "1 keys: bn1.num_batches_tracked" in said
+
+    args = [a.replace("out_features=7", "out_features=3") for a in args]
+    assert convert(*args, f"--out={tmp_path}/new") == 0
+    assert (
+        "3 keys: bn1.num_batches_tracked, fc.bias, fc.weight" in capsys.readouterr().out
+    )
+    model = zoo.load_pretrained("resnet18", tmp_path / "new")
+    assert saving.arrays_of(model)["readout/kernel"].shape == (32, 3)
+
+
+def test_a_new_head_of_a_directory_is_drawn_from_the_seed(ours, tmp_path):
+    heads = []
+    for seed in (0, 1):
+        out = tmp_path / f"seed{seed}"
+        assert (
+            convert(
+                f"--source={ours}",
+                f"--out={out}",
+                "--option=out_features=3",
+                f"--seed={seed}",
+            )
+            == 0
+        )
+        model = zoo.load_pretrained("vit", out)
+        heads.append(np.asarray(saving.arrays_of(model)["readout/kernel"]))
+    assert heads[0].shape == (24, 3)
+    assert (heads[0] != heads[1]).any()
+
+
+@pytest.mark.parametrize("parametrization", ["depth_mup", "mean_field", "ntk", "sp"])
+@pytest.mark.parametrize("name", ["vit_token", "gpt2", "resnet_basic"])
+def test_multipliers_go_into_the_weights_of_other_libraries(name, parametrization):
+    """A model above its base computes the same when a plain network reads it."""
+    kind, options, _, _ = CASES[name]
+    if kind == "resnet18":
+        options = {**options, "depth": 2, "blocks": (1, 1, 1, 1)}
+    base = {"base_width": options["width"] // 2, "base_depth": 1}
+    scaled = zoo.create(
+        kind,
+        **options,
+        **base,
+        branch_multiplier=0.5,
+        parametrization=parametrization,
+        rngs=nnx.Rngs(0),
+    )
+    plain = zoo.create(kind, **options, parametrization="sp", rngs=nnx.Rngs(1))
+    assert foreign.factors(scaled)
+    assert not foreign.factors(plain)
+    foreign.fill(plain, foreign.export(scaled))
+    x = inputs(name)
+    logits = forward(scaled, x)
+    tolerance = 2e-6 * np.abs(logits).max()
+    np.testing.assert_allclose(forward(plain, x), logits, rtol=0, atol=tolerance)
+
+
+def test_a_pretrained_model_computes_the_same_whatever_its_base():
+    weights, data = golden("vit_token")
+    model = zoo.create(
+        "vit",
+        **VIT,
+        base_width=12,
+        base_depth=1,
+        parametrization="mup",
+        branch_multiplier=0.5,
+        rngs=nnx.Rngs(0),
+    )
+    foreign.fill(model, weights)
+    logits = forward(model, inputs("vit_token"))
+    tolerance = 1e-5 * np.abs(data["logits"]).max()
+    np.testing.assert_allclose(logits, data["logits"], rtol=0, atol=tolerance)
+
+
+def test_an_existing_output_stays(ours, tmp_path, capsys):
+    out = tmp_path / "there.safetensors"
+    out.write_text("mine")
+    assert "is there already" in refused(
+        capsys, tmp_path, f"--source={ours}", f"--out={out}"
+    )
+    assert out.read_text() == "mine"
+    assert "is there already" in refused(
+        capsys, ours, f"--source={ours}", f"--out={ours}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--out=x.npz", "--layout=tim"], "layout='tim' must be one of timm"),
+        (["--out=x", "--layout=timm"], "for files"),
+        (["--out=x.npz", "--model=resnet18"], "holds a 'vit', not a 'resnet18'"),
+        (["--out=x.npz", "--model=vitt"], "nearest is 'vit'"),
+        (["--out=x", "--option=width=48"], "has shape"),
+        (["--out=x", "--option=widht=32"], "nearest is 'width'"),
+        (["--out=x", "--option=width"], "KEY=VALUE"),
+        (["--out=x", "--option=dtype=float33"], "no such dtype"),
+        (["--out=x", "--option=out_features=3", "--option=out_features=4"], "twice"),
+        (["--out=x.npz", "--option=param_dtype=bfloat16"], "cannot hold bfloat16"),
+        (["--out=x", "--sorce=y"], "sorce"),
+        (["--out=x", "more"], "'more' is not understood"),
+        ([], "--out is missing"),
+    ],
+)
+def test_a_wrong_flag_is_named(args, said, ours, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, tmp_path, f"--source={ours}", *args)
+
+
+@pytest.mark.parametrize(
+    "fault", ["truncated", "pickle", "missing", "no model", "int8"]
+)
+def test_a_wrong_file_is_named_and_nothing_written(fault, tmp_path, capsys):
+    weights = golden("vit_token")[0]
+    source = tmp_path / "weights.safetensors"
+    args = flags("vit_token")
+    said = "cannot be read"
+    if fault == "int8":
+        key, said = "head.weight", "'head.weight' holds int8"
+        weights[key] = weights[key].astype(np.int8)
+    if fault != "missing":
+        write(source, weights)
+    else:
+        said = "no file"
+    if fault == "truncated":
+        source.write_bytes(source.read_bytes()[:-10])
+    if fault == "pickle":
+        source = tmp_path / "weights.pth"
+        source.write_bytes(pickle.dumps({}))
+        said = "can run code and are not read"
+    if fault == "no model":
+        args, said = [], "--model is missing"
+    assert said in refused(
+        capsys, tmp_path, f"--source={source}", f"--out={tmp_path}/x", *args
+    )
+
+
+def test_a_model_that_no_other_library_names_is_refused(tmp_path, capsys):
+    model = zoo.create("resmlp", width=8, depth=2, rngs=nnx.Rngs(0))
+    source = zoo.save(model, tmp_path / "resmlp")
+    assert "no other library has names for a ResMLP" in refused(
+        capsys, tmp_path, f"--source={source}", f"--out={tmp_path}/x.npz"
+    )
+
+
+def test_a_directory_that_is_not_whole_is_refused(ours, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((ours / "config.json").read_text())
+    args = [f"--source={broken}", f"--out={tmp_path}/x.npz"]
+    assert "cannot be read" in refused(capsys, tmp_path, *args)
+    (broken / "config.json").write_text(json.dumps({"format": 99}))
+    assert "holds no model of ours" in refused(capsys, tmp_path, *args)
+
+
+def test_the_embedding_repeated_as_the_readout_is_left_and_another_is_not():
+    weights = golden("gpt2")[0]
+    model = nnx.eval_shape(lambda: zoo.create("gpt", **GPT, rngs=nnx.Rngs(0)))
+    again = weights["transformer.wte.weight"]
+    assert foreign.fill(model, {**weights, "lm_head.weight": again}) == [
+        "lm_head.weight"
+    ]
+    with pytest.raises(ValueError, match="lm_head"):
+        foreign.fill(model, {**weights, "lm_head.weight": again + 1})
+
+
+def test_help_shows_the_flags(capsys):
+    assert convert("--help") == 0
+    out = capsys.readouterr().out
+    for flag in ("--source", "--out", "--model", "--layout", "--option", "--seed"):
+        assert flag in out
+    assert "--workdir" not in out

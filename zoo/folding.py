@@ -1,0 +1,90 @@
+"""A model's multipliers as factors of its weights.
+
+Files of other libraries have no place for a branch multiplier or a scale of logits.
+Every one of them stands before or behind a linear map, and can be multiplied into its
+weights: what is written so computes what the model computes.
+"""
+
+import math
+
+from flax import nnx
+
+from mupax import optim
+
+from .gpt import GPT
+from .plan import scales
+from .resnet import ResNet
+
+
+def factors(model: nnx.Module) -> dict[str, float]:
+    """What each parameter is to be multiplied by in a network without multipliers.
+
+    Args:
+      model: a ResNet, ViT or GPT, or its abstract twin from `nnx.eval_shape`.
+
+    Returns:
+      By path, those that are not one: none for a model at its base size.
+
+    Raises:
+      ValueError: a multiplier of zero, or a tied readout without a norm before it,
+        whose factor has no place.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> from mupax.zoo.folding import factors
+      >>> model = zoo.create("vit", width=32, depth=4, base_width=8, base_depth=1,
+      ...                    heads=2, rngs=nnx.Rngs(0))
+      >>> for path, factor in factors(model).items():
+      ...     print(path, factor)  # a·M^-½ = ½, and √(4/16) for 1/d_head
+      blocks/attention/out/bias 0.5
+      blocks/attention/out/kernel 0.5
+      blocks/attention/query/bias 0.5
+      blocks/attention/query/kernel 0.5
+      blocks/mlp/down/bias 0.5
+      blocks/mlp/down/kernel 0.5
+    """
+    point = model.plan.parametrization
+    found = {}
+    for path, scale in scales(model).items():
+        factor = optim.multipliers(scale, point).forward * _around(model, path)
+        if factor == 0:
+            raise ValueError(
+                f"{path!r} is multiplied by zero, which no weights of another "
+                "library can say; give a branch_multiplier that is not zero"
+            )
+        # √d · 1/√d is one but for rounding.
+        if not math.isclose(factor, 1, rel_tol=1e-12):
+            found[path] = factor
+    return found
+
+
+def _around(model: nnx.Module, path: str) -> float:
+    """The factors that stand outside of a parameter's own layer."""
+    parts = path.split("/")
+    if isinstance(model, GPT) and model.readout is None:
+        after = model.tied_multiplier * model.plan.output
+        if model.norm is None and after != 1:
+            raise ValueError(
+                f"the logits of this tied readout are multiplied by {after:g}, and "
+                "without layer_norm no weights can hold that; use tied=False"
+            )
+        if parts[0] == "norm":
+            return after
+    if parts[0] == "readout":
+        return model.plan.output
+    if isinstance(model, ResNet):
+        last = parts[0] == "stages" and parts[-3] == "norms"
+        return model.plan.branch if last and _is_last(model, parts) else 1.0
+    if parts[:2] == ["blocks", "attention"] and parts[2] == "query":
+        # Theirs is 1/√d_head.
+        return model.blocks.attention.scale * model.plan["head_dim"].size ** 0.5
+    if parts[1:3] in (["attention", "out"], ["mlp", "down"]):
+        return model.plan.branch
+    return 1.0
+
+
+def _is_last(model: ResNet, parts: list[str]) -> bool:
+    """Whether a norm of a branch is the last of it."""
+    first = model.stages[int(parts[1])].first
+    return int(parts[-2]) == len(first.norms) - 1
