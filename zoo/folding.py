@@ -11,9 +11,11 @@ from flax import nnx
 
 from mupax import optim
 
+from .attention import logit_scale
 from .gpt import GPT
 from .plan import scales
 from .resnet import ResNet
+from .vit import ViT
 
 
 def factors(model: nnx.Module) -> dict[str, float]:
@@ -26,8 +28,8 @@ def factors(model: nnx.Module) -> dict[str, float]:
       By path, those that are not one: none for a model at its base size.
 
     Raises:
-      ValueError: a multiplier of zero, or a tied readout without a norm before it,
-        whose factor has no place.
+      ValueError: another kind of model, a multiplier of zero, or a tied readout
+        without a norm before it, whose factor has no place.
 
     Examples:
       >>> from flax import nnx
@@ -44,6 +46,8 @@ def factors(model: nnx.Module) -> dict[str, float]:
       blocks/mlp/down/bias 0.5
       blocks/mlp/down/kernel 0.5
     """
+    if not isinstance(model, ResNet | ViT | GPT):
+        raise ValueError(f"a {type(model).__name__} has no twin in other libraries")
     point = model.plan.parametrization
     found = {}
     for path, scale in scales(model).items():
@@ -59,7 +63,7 @@ def factors(model: nnx.Module) -> dict[str, float]:
     return found
 
 
-def _around(model: nnx.Module, path: str) -> float:
+def _around(model: ResNet | ViT | GPT, path: str) -> float:
     """The factors that stand outside of a parameter's own layer."""
     parts = path.split("/")
     if isinstance(model, GPT) and model.readout is None:
@@ -74,17 +78,12 @@ def _around(model: nnx.Module, path: str) -> float:
     if parts[0] == "readout":
         return model.plan.output
     if isinstance(model, ResNet):
-        last = parts[0] == "stages" and parts[-3] == "norms"
-        return model.plan.branch if last and _is_last(model, parts) else 1.0
+        last = str(len(model.stages[0].first.norms) - 1)
+        ends = parts[0] == "stages" and parts[-3:-1] == ["norms", last]
+        return model.plan.branch if ends else 1.0
     if parts[:2] == ["blocks", "attention"] and parts[2] == "query":
         # Theirs is 1/√d_head.
-        return model.blocks.attention.scale * model.plan["head_dim"].size ** 0.5
+        return logit_scale(model.plan) * model.plan["head_dim"].size ** 0.5
     if parts[1:3] in (["attention", "out"], ["mlp", "down"]):
         return model.plan.branch
     return 1.0
-
-
-def _is_last(model: ResNet, parts: list[str]) -> bool:
-    """Whether a norm of a branch is the last of it."""
-    first = model.stages[int(parts[1])].first
-    return int(parts[-2]) == len(first.norms) - 1
