@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int32, UInt8
 from PIL import Image
 
 from ..errors import UserError
+from . import prepared
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 
@@ -106,20 +107,17 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
         raise UserError(
             f"There is no dataset {name!r}; choose of {', '.join(DATASETS)}."
         )
-    places = _data_dirs(data_dir)
-    builder = _find(name, places)
+    places = prepared.data_dirs(data_dir)
+    builder = prepared.find(name, places)
     if builder is None and name == "digits":
         prepare_digits(_first_writable(places))
-        builder = _find(name, places)
+        builder = prepared.find(name, places)
     if builder is None:
-        raise UserError(_how_to_prepare(name, places))
+        raise UserError(prepared.how_to_prepare(name, places))
     try:
         splits = [_decode(builder, split) for split in ("train", "test")]
     except NotImplementedError as error:  # TFRecord files, which need TensorFlow
-        raise UserError(
-            f"{name} in {builder.data_dir} is not in ArrayRecord files; prepare it "
-            f"anew in another directory. {_how_to_prepare(name, places)}"
-        ) from error
+        raise UserError(prepared.not_array_record(builder, places)) from error
     classes = builder.info.features["label"].num_classes
     return ImageData.from_arrays(name, splits[0], splits[1], classes)
 
@@ -144,7 +142,7 @@ def prepare_digits(data_dir: Path) -> None:
             ).download_and_prepare()
     except OSError as error:
         # Another process may have renamed its own copy into place first.
-        if _find("digits", [data_dir]) is None:
+        if prepared.find("digits", [data_dir]) is None:
             raise UserError(
                 f"Cannot write the digits dataset to {data_dir} ({error}); give a "
                 "directory that can be written, with data_dir or TFDS_DATA_DIR."
@@ -152,15 +150,6 @@ def prepare_digits(data_dir: Path) -> None:
     finally:
         tfds.enable_progress_bar()
     logging.info("Prepared digits in %s.", data_dir)
-
-
-def _data_dirs(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    if data_dir is not None:
-        return [Path(data_dir).expanduser()]
-    environment = os.environ.get("TFDS_DATA_DIR")
-    places = [Path(environment).expanduser()] if environment else []
-    # A shared, read-only TFDS_DATA_DIR is common: one's own datasets go to one's home.
-    return [*places, Path.home() / "tensorflow_datasets"]
 
 
 def _first_writable(places: list[Path]) -> Path:
@@ -171,19 +160,9 @@ def _first_writable(places: list[Path]) -> Path:
         if os.access(existing, os.W_OK) and not marked_read_only:
             return place
     raise UserError(
-        f"The digits dataset is not in {_listed(places)}, and none of these can be "
-        "written; give a directory that can, with data_dir or TFDS_DATA_DIR."
+        f"The digits dataset is not in {prepared.listed(places)}, and none of these "
+        "can be written; give a directory that can, with data_dir or TFDS_DATA_DIR."
     )
-
-
-def _find(name: str, places: list[Path]) -> tfds.core.DatasetBuilder | None:
-    for place in places:
-        with contextlib.suppress(tfds.core.registered.DatasetNotFoundError):
-            # From the files, not from TFDS's code: any version of them will do.
-            return tfds.core.read_only_builder.builder_from_files(
-                name, data_dir=os.fspath(place)
-            )
-    return None
 
 
 def _decode(
@@ -203,19 +182,3 @@ def _decode(
                 images[key] = np.asarray(image).reshape(height, width, channels)
             labels[key] = example["label"]
     return images, labels
-
-
-def _how_to_prepare(name: str, places: list[Path]) -> str:
-    if name == "digits":
-        return f"The digits dataset could not be read from {_listed(places)}."
-    target = os.fspath(places[0])
-    return (
-        f"{name} is not in {_listed(places)}; prepare it once, where TensorFlow is "
-        "installed (pip install tensorflow tensorflow-datasets importlib_resources): "
-        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
-        f"data_dir={target!r}, file_format='array_record').download_and_prepare()\"."
-    )
-
-
-def _listed(places: list[Path]) -> str:
-    return " or ".join(os.fspath(p) for p in places)

@@ -1,0 +1,596 @@
+"""Random changes of training images, on the host, one example at a time.
+
+Pillow does the work: it is what decodes the images in any case, and is well kept,
+while dm-pix has had no release since 2024, albumentations is no longer maintained
+under a free licence, and Keras's and torchvision's layers bring a framework along.
+
+An operation is a pure function of an image and of `draws` uniform numbers, which
+Grain's `random_map` draws for each example from the seed and the example's place in
+the run: so an example looks the same in whichever process and after whichever restart.
+Positions and sizes are pixels of photographs of 0..255.
+"""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+from ..errors import UserError
+
+# Six numbers (a, b, c, d, e, f): x' = a x + b y + c and y' = d x + e y + f.
+Affine = tuple[float, float, float, float, float, float]
+
+_RESAMPLE = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+class Operation:
+    """A random change of an image.
+
+    Attributes:
+      draws: how many uniform numbers it uses.
+    """
+
+    draws: ClassVar[int]
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        """The changed image; `u` are `draws` numbers in [0, 1)."""
+        raise NotImplementedError
+
+
+class Geometric(Operation):
+    """An operation that moves pixels; several in a row resample the image once.
+
+    Attributes:
+      fill: value of the pixels that come from outside.
+    """
+
+    fill: int
+
+    def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
+        """The map from a point of the result to the point of the image it shows.
+
+        Args:
+          size: (width, height) of both.
+          u: `draws` numbers in [0, 1).
+        """
+        raise NotImplementedError
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        return _resample(image, self.source(image.size, u), self.fill)
+
+
+def _positive(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ValueError(f"{name} is {value}, and must be 0 or more")
+
+
+def _probability(value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"probability is {value}, and must lie in 0..1")
+
+
+def _interval(name: str, value: Sequence[float]) -> None:
+    if len(value) != 2 or not 0 < value[0] <= value[1]:
+        raise ValueError(f"{name} is {value}, and must be (low, high), 0 < low <= high")
+
+
+def _between(low: float, high: float, u: float) -> float:
+    return low + (high - low) * u
+
+
+def _signed(magnitude: float, u: float) -> float:
+    return magnitude * (2 * u - 1)
+
+
+def _about_centre(
+    size: tuple[int, int], a: float, b: float, d: float, e: float
+) -> Affine:
+    """The linear map (a b; d e) with the image's centre kept in place."""
+    x, y = size[0] / 2, size[1] / 2
+    return a, b, x - a * x - b * y, d, e, y - d * x - e * y
+
+
+def _compose(outer: Affine, inner: Affine) -> Affine:
+    """The map that applies `inner` first."""
+    a, b, c, d, e, f = outer
+    g, h, i, j, k, m = inner
+    return (
+        a * g + b * j,
+        a * h + b * k,
+        a * i + b * m + c,
+        d * g + e * j,
+        d * h + e * k,
+        d * i + e * m + f,
+    )
+
+
+# --- Geometry.
+
+
+@dataclasses.dataclass(frozen=True)
+class Flip(Operation):
+    """Left and right exchanged, for a share of the images.
+
+    Attributes:
+      probability: that share.
+    """
+
+    probability: float = 0.5
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _probability(self.probability)
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        if u[0] >= self.probability:
+            return image
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotate(Geometric):
+    """A turn about the centre, by an angle uniform in -degrees..degrees.
+
+    Attributes:
+      degrees: the largest angle; 10 as in the papers (Bordelon et al., App. A).
+      fill: value of the pixels that come from outside.
+    """
+
+    degrees: float = 10.0
+    fill: int = 0
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _positive("degrees", self.degrees)
+
+    def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
+        angle = math.radians(_signed(self.degrees, u[0]))
+        cos, sin = math.cos(angle), math.sin(angle)
+        return _about_centre(size, cos, -sin, sin, cos)
+
+
+@dataclasses.dataclass(frozen=True)
+class AffineMap(Geometric):
+    """Shear, zoom and shift about the centre; `rotate` does the turning.
+
+    The papers name no magnitudes (Bordelon et al., App. A): these are ours.
+
+    Attributes:
+      shear: the largest angle, in degrees, along the horizontal.
+      scale: the zoom is uniform between these two.
+      translate: the largest shift, as a share of each side.
+      fill: value of the pixels that come from outside.
+    """
+
+    shear: float = 10.0
+    scale: tuple[float, float] = (0.8, 1.2)
+    translate: float = 0.0
+    fill: int = 0
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        _positive("shear", self.shear)
+        _positive("translate", self.translate)
+        _interval("scale", self.scale)
+
+    def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
+        zoom = 1 / _between(*self.scale, u[0])
+        slope = math.tan(math.radians(_signed(self.shear, u[1])))
+        a, b, c, d, e, f = _about_centre(size, zoom, zoom * slope, 0.0, zoom)
+        dx = _signed(self.translate * size[0], u[2])
+        dy = _signed(self.translate * size[1], u[3])
+        return a, b, c - a * dx - b * dy, d, e, f - d * dx - e * dy
+
+
+@dataclasses.dataclass(frozen=True)
+class PadCrop(Operation):
+    """A window of the image's size, at random within the image and a margin.
+
+    Attributes:
+      pad: the margin, in pixels of 0; 4 for CIFAR (He et al. 2016, 4.2).
+    """
+
+    pad: int = 4
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        _positive("pad", self.pad)
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        x, y = (int(v * (2 * self.pad + 1)) - self.pad for v in u)
+        return image.crop((x, y, x + image.width, y + image.height))
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResizedCrop(Operation):
+    """A box of random area and shape, resized to the size that the model takes.
+
+    Inception's crop (Szegedy et al. 2015), with torchvision's defaults and its ten
+    attempts. As the first operation it has JPEG files decoded at a reduced scale
+    where the box is at least twice as large as the result.
+
+    Attributes:
+      scale: area of the box as a share of the image's, uniform between these two.
+      ratio: width by height of the box, log-uniform between these two.
+      resample: "nearest", "bilinear" or "bicubic".
+      size: (height, width) of the result; the dataset's.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    resample: str = "bilinear"
+    size: tuple[int, int] | None = None
+    draws: ClassVar[int] = 22
+
+    def __post_init__(self) -> None:
+        _interval("scale", self.scale)
+        _interval("ratio", self.ratio)
+        if self.scale[1] > 1:
+            raise ValueError(f"scale is {self.scale}, and must not exceed 1")
+        _check_resample(self.resample)
+
+    def box(
+        self, size: tuple[int, int], u: Sequence[float]
+    ) -> tuple[float, float, float, float]:
+        """(left, upper, right, lower) in an image of this (width, height)."""
+        width, height = size
+        low, high = map(math.log, self.ratio)
+        for area, ratio in zip(u[2::2], u[3::2], strict=True):
+            target = width * height * _between(*self.scale, area)
+            aspect = math.exp(_between(low, high, ratio))
+            w, h = math.sqrt(target * aspect), math.sqrt(target / aspect)
+            if w <= width and h <= height:
+                x, y = u[0] * (width - w), u[1] * (height - h)
+                return x, y, x + w, y + h
+        # Too long an image for any of them: the most of it, from the middle.
+        aspect = min(max(width / height, self.ratio[0]), self.ratio[1])
+        w, h = min(width, height * aspect), min(height, width / aspect)
+        x, y = (width - w) / 2, (height - h) / 2
+        return x, y, x + w, y + h
+
+    def draft(self, image: Image.Image, u: Sequence[float]) -> None:
+        """Has an image that is not decoded yet decoded no larger than need be."""
+        assert self.size is not None
+        left, upper, right, lower = self.box(image.size, u)
+        shrink = min((lower - upper) / self.size[0], (right - left) / self.size[1])
+        if shrink >= 2:
+            width, height = image.size
+            image.draft(None, (int(width / shrink), int(height / shrink)))
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        assert self.size is not None
+        return image.resize(
+            (self.size[1], self.size[0]),
+            _RESAMPLE[self.resample],
+            box=self.box(image.size, u),
+        )
+
+
+# --- Colour.
+
+
+@dataclasses.dataclass(frozen=True)
+class ColorJitter(Operation):
+    """Brightness, contrast, saturation and hue, each by a random factor.
+
+    All four are linear in (r, g, b), hue turning about the grey axis (YIQ), and they
+    commute: they are applied as one matrix, and clipped to 0..255 once.
+    The papers name no magnitudes (Bordelon et al., App. A): these are ours.
+
+    Attributes:
+      brightness: factor uniform in 1 - brightness..1 + brightness, and so on.
+      contrast: likewise, about the image's mean grey.
+      saturation: likewise, about each pixel's grey.
+      hue: largest turn, as a share of the full circle.
+    """
+
+    brightness: float = 0.2
+    contrast: float = 0.2
+    saturation: float = 0.2
+    hue: float = 0.0
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _positive(field.name, getattr(self, field.name))
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        brightness = 1 + _signed(self.brightness, u[0])
+        contrast = 1 + _signed(self.contrast, u[1])
+        mean = (
+            float(np.asarray(image).mean(axis=(0, 1)) @ _GREY)
+            if (image.mode == "RGB")
+            else float(np.asarray(image).mean())
+        )
+        gain = brightness * contrast
+        offset = brightness * (1 - contrast) * mean
+        if image.mode == "L":
+            return image.point([gain * v + offset for v in range(256)])
+        matrix = gain * _saturate(1 + _signed(self.saturation, u[2]))
+        if self.hue:
+            matrix = matrix @ _turn_hue(_signed(self.hue, u[3]))
+        rows = np.concatenate([matrix, np.full((3, 1), offset)], axis=1)
+        return image.convert("RGB", tuple(rows.ravel().tolist()))
+
+
+_GREY = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as Pillow's "L"
+_YIQ = np.array(
+    [[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]]
+)
+_RGB = np.linalg.inv(_YIQ)
+
+
+def _saturate(factor: float) -> np.ndarray:
+    return factor * np.eye(3) + (1 - factor) * _GREY
+
+
+def _turn_hue(turn: float) -> np.ndarray:
+    cos, sin = math.cos(2 * math.pi * turn), math.sin(2 * math.pi * turn)
+    return _RGB @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _YIQ
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAugment(Operation):
+    """`num` operations out of fourteen, all of one magnitude (Cubuk et al. 2020).
+
+    Attributes:
+      num: how many in a row.
+      magnitude: 0..30; 9 in the paper's ImageNet runs.
+      fill: value of the pixels that come from outside.
+    """
+
+    num: int = 2
+    magnitude: float = 9.0
+    fill: int = 0
+    draws: ClassVar[int] = 2 * 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num <= 8:
+            raise ValueError(f"num is {self.num}, and must lie in 1..8")
+        if not 0 <= self.magnitude <= 30:
+            raise ValueError(f"magnitude is {self.magnitude}, and must lie in 0..30")
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        for which, sign in zip(u[: self.num], u[8 : 8 + self.num], strict=True):
+            change = _CHANGES[int(which * len(_CHANGES))]
+            level = self.magnitude / 30
+            image = change(image, level, -1.0 if sign < 0.5 else 1.0, self.fill)
+        return image
+
+
+Change = Callable[[Image.Image, float, float, int], Image.Image]
+
+
+def _enhancer(kind: Any) -> Change:
+    def enhance(image: Image.Image, level: float, sign: float, _: int) -> Image.Image:
+        return kind(image).enhance(1 + sign * 0.9 * level)
+
+    return enhance
+
+
+def _mover(source: Callable[[tuple[int, int], float], Affine]) -> Change:
+    def move(image: Image.Image, level: float, sign: float, fill: int) -> Image.Image:
+        return _resample(image, source(image.size, sign * level), fill)
+
+    return move
+
+
+def _turn(size: tuple[int, int], level: float) -> Affine:
+    angle = math.radians(30 * level)
+    cos, sin = math.cos(angle), math.sin(angle)
+    return _about_centre(size, cos, -sin, sin, cos)
+
+
+# The paper's operations; magnitudes at 30 are those of its code (and torchvision's).
+_CHANGES: tuple[Change, ...] = (
+    lambda image, level, sign, fill: image,
+    lambda image, level, sign, fill: ImageOps.autocontrast(image),
+    lambda image, level, sign, fill: ImageOps.equalize(image),
+    lambda image, level, sign, fill: ImageOps.solarize(image, 255 - int(255 * level)),
+    lambda image, level, sign, fill: ImageOps.posterize(image, 8 - round(4 * level)),
+    _enhancer(ImageEnhance.Color),
+    _enhancer(ImageEnhance.Contrast),
+    _enhancer(ImageEnhance.Brightness),
+    _enhancer(ImageEnhance.Sharpness),
+    _mover(_turn),
+    _mover(lambda size, level: _about_centre(size, 1, 0.3 * level, 0, 1)),
+    _mover(lambda size, level: _about_centre(size, 1, 0, 0.3 * level, 1)),
+    _mover(lambda size, level: (1, 0, 150 / 331 * size[0] * level, 0, 1, 0)),
+    _mover(lambda size, level: (1, 0, 0, 0, 1, 150 / 331 * size[1] * level)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomErasing(Operation):
+    """A box of the image blotted out, for a share of the images (Zhong et al. 2020).
+
+    Attributes:
+      probability: that share.
+      scale: area of the box as a share of the image's, uniform between these two.
+      ratio: width by height of the box, log-uniform between these two.
+      fill: a value of 0..255, or "noise" for pixels uniform in 0..255.
+    """
+
+    probability: float = 0.25
+    scale: tuple[float, float] = (0.02, 1 / 3)
+    ratio: tuple[float, float] = (0.3, 10 / 3)
+    fill: int | str = 0
+    draws: ClassVar[int] = 24
+
+    def __post_init__(self) -> None:
+        _probability(self.probability)
+        _interval("scale", self.scale)
+        _interval("ratio", self.ratio)
+        if isinstance(self.fill, str) and self.fill != "noise":
+            raise ValueError(f'fill is {self.fill!r}, and must be 0..255 or "noise"')
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        if u[0] >= self.probability:
+            return image
+        crop = RandomResizedCrop(self.scale, self.ratio)
+        box = [round(v) for v in crop.box(image.size, u[2:])]
+        left, upper, right, lower = box
+        pixels = np.array(image)
+        hole = pixels[upper:lower, left:right]
+        if self.fill == "noise":
+            # The other draws are used up by the box: this one seeds the noise.
+            noise = np.random.Generator(np.random.Philox(int(u[1] * 2**53)))
+            hole[...] = noise.integers(0, 256, hole.shape, np.uint8)
+        else:
+            hole[...] = self.fill
+        return Image.fromarray(pixels)
+
+
+# --- What a config names.
+
+OPERATIONS: dict[str, type[Operation]] = {
+    "flip": Flip,
+    "rotate": Rotate,
+    "affine": AffineMap,
+    "pad_crop": PadCrop,
+    "random_resized_crop": RandomResizedCrop,
+    "color_jitter": ColorJitter,
+    "rand_augment": RandAugment,
+    "random_erasing": RandomErasing,
+}
+
+#: What the papers train on (Bordelon et al. 2024, App. A).
+PAPER_CIFAR10 = ("flip", "rotate", "affine", "color_jitter")
+PAPER_IMAGENET = ("random_resized_crop", "flip")
+
+
+def parse(augment: Iterable[str | Mapping[str, Any]]) -> tuple[Operation, ...]:
+    """The operations that a config names, in order.
+
+    Args:
+      augment: names out of `OPERATIONS`, or {"name": ..., option: value, ...}.
+
+    Raises:
+      UserError: a name or an option that there is not, or a value out of its range.
+
+    >>> parse(["flip", {"name": "rotate", "degrees": 15}])
+    (Flip(probability=0.5), Rotate(degrees=15, fill=0))
+    """
+    if isinstance(augment, str):
+        raise UserError(
+            f"augment is {augment!r}; write a tuple, such as ({augment!r},)"
+        )
+    return tuple(_operation(entry) for entry in augment)
+
+
+def _operation(entry: str | Mapping[str, Any]) -> Operation:
+    options = {"name": entry} if isinstance(entry, str) else dict(entry.items())
+    name = options.pop("name", None)
+    if name not in OPERATIONS:
+        raise UserError(
+            f"There is no augmentation {name!r}; choose of {', '.join(OPERATIONS)}."
+        )
+    kind = OPERATIONS[name]
+    known = [p for p in inspect.signature(kind).parameters if p != "size"]
+    for option in options:
+        if option not in known:
+            raise UserError(
+                f"The augmentation {name!r} has no option {option!r}; it has "
+                f"{', '.join(known)}."
+            )
+    try:
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The augmentation {name!r}: {error}.") from error
+
+
+def _check_resample(name: str) -> None:
+    if name not in _RESAMPLE:
+        raise ValueError(f"resample is {name!r}; choose of {', '.join(_RESAMPLE)}")
+
+
+def _resample(image: Image.Image, source: Affine, fill: int) -> Image.Image:
+    colour = fill if image.mode == "L" else (fill,) * 3
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        source,
+        Image.Resampling.BILINEAR,
+        fillcolor=colour,
+    )
+
+
+# --- From an image of any size to the array that a batch holds.
+
+
+class Transform:
+    """Decodes, augments and resizes one image.
+
+    Args:
+      operations: what `parse` gives; none for evaluation.
+      shape: (height, width, channels) of the result; 1 channel is grey, 3 is RGB.
+      crop: evaluation keeps this share of the shorter side, from the middle.
+      resample: how it resizes where no operation does.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        shape: tuple[int, int, int],
+        *,
+        crop: float = 1.0,
+        resample: str = "bilinear",
+    ):
+        _check_resample(resample)
+        self._size = shape[:2]
+        self._mode = "L" if shape[2] == 1 else "RGB"
+        self._crop = crop
+        self._resample = _RESAMPLE[resample]
+        self.operations = tuple(
+            dataclasses.replace(op, size=self._size)
+            if isinstance(op, RandomResizedCrop)
+            else op
+            for op in operations
+        )
+        self._resizes = any(isinstance(op, RandomResizedCrop) for op in operations)
+        #: Uniform numbers that an example takes.
+        self.draws = sum(op.draws for op in operations)
+
+    def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        """The image as the batch holds it; `u` are `draws` numbers in [0, 1)."""
+        if self.operations and isinstance(self.operations[0], RandomResizedCrop):
+            self.operations[0].draft(image, u[: self.operations[0].draws])
+        if image.mode != self._mode:
+            image = image.convert(self._mode)
+        if not self._resizes:
+            image = self._fit(image)
+        return self._augment(image, u)
+
+    def _augment(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
+        start, moved, fill = 0, None, 0
+        for op in self.operations:
+            mine = u[start : start + op.draws]
+            start += op.draws
+            if isinstance(op, Geometric):
+                source = op.source(image.size, mine)
+                moved = source if moved is None else _compose(moved, source)
+                fill = op.fill
+                continue
+            if moved is not None:
+                image, moved = _resample(image, moved, fill), None
+            image = op(image, mine)
+        return image if moved is None else _resample(image, moved, fill)
+
+    def _fit(self, image: Image.Image) -> Image.Image:
+        height, width = self._size
+        if image.size == (width, height):
+            return image
+        # The box of the result's shape in the middle, of `crop` of what there is.
+        shrink = self._crop * min(image.width / width, image.height / height)
+        w, h = width * shrink, height * shrink
+        x, y = (image.width - w) / 2, (image.height - h) / 2
+        return image.resize((width, height), self._resample, box=(x, y, x + w, y + h))

@@ -1,0 +1,79 @@
+"""Where datasets that TFDS has prepared lie, and how to prepare those that do not."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+# What its builder cannot download by itself, or TFDS has no builder for.
+_FETCHED_BY_HAND = {
+    "imagenet2012": (
+        " ImageNet is not downloaded for you: first put ILSVRC2012_img_train.tar and "
+        "ILSVRC2012_img_val.tar, from https://image-net.org/download.php, into {target}"
+        "/downloads/manual."
+    ),
+}
+_NO_BUILDER = {
+    "tiny_imagenet": (
+        "get http://cs231n.stanford.edu/tiny-imagenet-200.zip (research and education "
+        "only) and write it as a TFDS dataset of ArrayRecord files with the features "
+        "image and label and the splits train and validation, below {target}/"
+        "tiny_imagenet/1.0.0 "
+        "(https://www.tensorflow.org/datasets/external_tfrecord)."
+    ),
+}
+
+
+def data_dirs(data_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """The TFDS data directories to look in: the given one, or those of the user."""
+    if data_dir is not None:
+        return [Path(data_dir).expanduser()]
+    environment = os.environ.get("TFDS_DATA_DIR")
+    places = [Path(environment).expanduser()] if environment else []
+    # A shared, read-only TFDS_DATA_DIR is common: one's own datasets go to one's home.
+    return [*places, Path.home() / "tensorflow_datasets"]
+
+
+def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:
+    """The prepared dataset of this name in the first place that has one."""
+    for place in places:
+        with contextlib.suppress(tfds.core.registered.DatasetNotFoundError):
+            # From the files, not from TFDS's code: any version of them will do.
+            return tfds.core.read_only_builder.builder_from_files(
+                name, data_dir=os.fspath(place)
+            )
+    return None
+
+
+def how_to_prepare(name: str, places: Sequence[Path]) -> str:
+    """One sentence or two: where the dataset is not, and the command that makes it."""
+    target = os.fspath(places[0])
+    if name == "digits":
+        return f"The digits dataset could not be read from {listed(places)}."
+    if name in _NO_BUILDER:
+        return (
+            f"{name} is not in {listed(places)}, and TFDS has no builder of that name: "
+            + _NO_BUILDER[name].format(target=target)
+        )
+    return (
+        f"{name} is not in {listed(places)}; prepare it once, where TensorFlow is "
+        "installed (pip install tensorflow tensorflow-datasets importlib_resources): "
+        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
+        f"data_dir={target!r}, file_format='array_record').download_and_prepare()\"."
+        + _FETCHED_BY_HAND.get(name, "").format(target=target)
+    )
+
+
+def not_array_record(builder: tfds.core.DatasetBuilder, places: Sequence[Path]) -> str:
+    """What to do about TFRecord files, which need TensorFlow to be read."""
+    return (
+        f"{builder.name} in {builder.data_dir} is not in ArrayRecord files; prepare it "
+        f"anew in another directory. {how_to_prepare(builder.name, places)}"
+    )
+
+
+def listed(places: Sequence[Path]) -> str:
+    """`places` as they stand in a sentence."""
+    return " or ".join(os.fspath(p) for p in places)

@@ -1,0 +1,255 @@
+"""Text as windows of tokens: bytes, or the pieces of a Hugging Face tokenizer."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from ..errors import UserError
+from .pipeline import Hosts, Workers, check_batch, iterate, run_through
+
+Batch = dict[str, np.ndarray]
+
+_BYTES = 256
+_TEST_SHARE = 10  # one window in so many, where no test file is given
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows of context + 1 tokens, whose last is the next one's first.
+
+    So every token but the first is predicted once. No window crosses from one file
+    into another, and what is left over at a file's end is dropped.
+
+    Attributes:
+      files: the tokens of each file.
+      context: tokens that a model sees at once.
+      start: the first window, counted over all files.
+      stop: the window after the last.
+    """
+
+    files: Sequence[np.ndarray]
+    context: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __call__(self, indices: np.ndarray, _: np.ndarray) -> Batch:
+        """The windows of these numbers: "tokens", int32 (b, context + 1)."""
+        ends = np.cumsum([window_count(file, self.context) for file in self.files])
+        window = indices + self.start
+        which = np.searchsorted(ends, window, side="right")
+        first = (window - np.concatenate([[0], ends])[which]) * self.context
+        out = np.empty((len(indices), self.context + 1), np.int32)
+        for row, file, at in zip(out, which, first, strict=True):
+            row[...] = self.files[file][at : at + self.context + 1]
+        return {"tokens": out}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextDataset:
+    """Windows of text: "tokens", int32 (b, context + 1), for `data.Dataset`.
+
+    Attributes:
+      name: as it was asked for.
+      out_features: size of the vocabulary.
+      input_shape: (context,).
+      decode: tokens to text.
+      kind: "text".
+    """
+
+    name: str
+    out_features: int
+    input_shape: tuple[int]
+    decode: Callable[[Sequence[int] | np.ndarray], str]
+    _train: Windows
+    _test: Windows
+    _workers: Workers
+    kind: str = "text"
+
+    @property
+    def train_size(self) -> int:
+        return len(self._train)
+
+    @property
+    def test_size(self) -> int:
+        return len(self._test)
+
+    def spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """As `Dataset.spec`."""
+        shape = (batch_size, self.input_shape[0] + 1)
+        return {"tokens": jax.ShapeDtypeStruct(shape, np.int32)}
+
+    def train(
+        self,
+        batch_size: int,
+        seed: int,
+        *,
+        process_index: int | None = None,
+        process_count: int | None = None,
+    ) -> grain.DatasetIterator[Batch]:
+        """As `Dataset.train`."""
+        check_batch(batch_size, self.train_size, self.name)
+        return iterate(
+            self.train_size,
+            self._train,
+            batch_size,
+            seed,
+            hosts=Hosts.of(process_index, process_count),
+            workers=self._workers,
+        )
+
+    def test(
+        self,
+        batch_size: int,
+        *,
+        process_index: int | None = None,
+        process_count: int | None = None,
+    ) -> Iterator[Batch]:
+        """As `Dataset.test`."""
+        return run_through(
+            self.test_size,
+            self._test,
+            batch_size,
+            hosts=Hosts.of(process_index, process_count),
+            workers=self._workers,
+        )
+
+    def normalize(self, batch: dict[str, Array]) -> dict[str, Array]:
+        """The batch as it is."""
+        return batch
+
+
+def window_count(tokens: np.ndarray, context: int) -> int:
+    """How many windows of context + 1 tokens a file holds."""
+    return max(0, len(tokens) - 1) // context
+
+
+def open_text(
+    path: str | os.PathLike[str],
+    *,
+    context: int,
+    tokenizer: str | os.PathLike[str] = "bytes",
+    test_path: str | os.PathLike[str] | None = None,
+    workers: Workers | None = None,
+) -> TextDataset:
+    """Text as a dataset.
+
+    Args:
+      path: a file, or a directory whose *.txt files are read in the order of their
+        names. Bytes are mapped into memory, and not read; other tokens are made of
+        the whole text at once.
+      context: tokens that a model sees at once.
+      tokenizer: "bytes", or a tokenizer.json of Hugging Face.
+      test_path: test text; None: the last tenth of the windows of `path`.
+      workers: what prepares batches.
+
+    Raises:
+      UserError: a file that is not there, is not UTF-8 or is too short, or a
+        tokenizer that does not load.
+    """
+    if context < 1:
+        raise UserError(f"context is {context}; it must be 1 or more.")
+    vocabulary, encode, decode = _tokenizer(tokenizer)
+    files = [encode(file) for file in _files(path)]
+    total = sum(window_count(file, context) for file in files)
+    if test_path is None:
+        cut = total - max(1, total // _TEST_SHARE)
+        train = Windows(files, context, 0, cut)
+        test = Windows(files, context, cut, total)
+    else:
+        others = [encode(file) for file in _files(test_path)]
+        train = Windows(files, context, 0, total)
+        test = Windows(
+            others, context, 0, sum(window_count(file, context) for file in others)
+        )
+    if not len(train) or len(test) < 1:
+        raise UserError(
+            f"{path} holds {total} windows of {context + 1} tokens, which is too few "
+            "to train and test on; make context smaller."
+            if test_path is None or not len(train)
+            else f"{test_path} is shorter than one window of {context + 1} tokens; "
+            "make context smaller."
+        )
+    return TextDataset(
+        name=f"text:{os.fspath(path)}",
+        out_features=vocabulary,
+        input_shape=(context,),
+        decode=decode,
+        _train=train,
+        _test=test,
+        _workers=workers or Workers(),
+    )
+
+
+def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
+    place = pathlib.Path(path).expanduser()
+    files = sorted(place.glob("*.txt")) if place.is_dir() else [place]
+    if not files or not files[0].is_file():
+        raise UserError(
+            f"{place} holds no *.txt file."
+            if place.is_dir()
+            else f"There is no text file {place}."
+        )
+    return files
+
+
+Encode = Callable[[pathlib.Path], np.ndarray]
+Decode = Callable[[Sequence[int] | np.ndarray], str]
+
+
+def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
+    """(size of the vocabulary, file to tokens, tokens to text)."""
+    if name == "bytes":
+        return _BYTES, _map_bytes, _text_of_bytes
+    found = _load_tokenizer(pathlib.Path(name).expanduser())
+    vocabulary = found.get_vocab_size()
+    dtype = np.min_scalar_type(vocabulary - 1)
+
+    def encode(path: pathlib.Path) -> np.ndarray:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path} is not UTF-8 text ({error}); convert it, or use bytes."
+            ) from error
+        return np.array(found.encode(text, add_special_tokens=False).ids, dtype)
+
+    return vocabulary, encode, lambda t: found.decode([int(i) for i in t])
+
+
+def _text_of_bytes(tokens: Sequence[int] | np.ndarray) -> str:
+    return np.asarray(tokens, np.uint8).tobytes().decode(errors="replace")
+
+
+def _map_bytes(path: pathlib.Path) -> np.ndarray:
+    # An empty file cannot be mapped.
+    if not path.stat().st_size:
+        return np.empty(0, np.uint8)
+    return np.memmap(path, np.uint8, mode="r")
+
+
+def _load_tokenizer(path: pathlib.Path) -> Any:
+    if not path.is_file():
+        raise UserError(
+            f'There is no tokenizer {path}; write "bytes", or the path of a '
+            "tokenizer.json."
+        )
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(
+            f"To read {path} install the package tokenizers: pip install tokenizers."
+        ) from error
+    try:
+        return tokenizers.Tokenizer.from_file(os.fspath(path))
+    except Exception as error:  # it raises Exception itself
+        raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
