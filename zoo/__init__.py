@@ -7,6 +7,7 @@ grow, `list_models()` lists them; `load_pretrained(name)` comes with weights, an
 
 from .cnn import CNN
 from .gpt import GPT, gpt_names
+from .mlp import MLP
 from .plan import Frozen, Plan, axis_names, scales
 from .pretrained import list_pretrained, load_pretrained
 from .registry import create, list_models
@@ -19,6 +20,7 @@ from .vit import ViT, vit_names
 __all__ = [
     "CNN",
     "GPT",
+    "MLP",
     "RULES",
     "Frozen",
     "Plan",

@@ -1,0 +1,153 @@
+"""The plain MLP, without residual branches: Jelassi et al. 2023; deep linear too."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mupax import optim
+
+from .layers import Dense, activation, scan, stack
+from .plan import Plan, plan
+from .registry import register
+
+# Gains at which activations of mean square one stay so: E φ(gain·z)² = 1 for a normal
+# z. No gain does that for a bounded φ; theirs is 1/φ'(0), at which signals neither die
+# nor saturate exponentially.
+GAINS = {
+    "relu": 2**0.5,
+    "abs": 1.0,
+    "identity": 1.0,
+    "gelu": 1.4680113,
+    "gelu_tanh": 1.4679608,
+    "tanh": 1.0,
+    "erf": math.pi**0.5 / 2,
+}
+
+
+class Layer(nnx.Module):
+    """z ← W φ(z) (+ b)."""
+
+    def __init__(
+        self, plan: Plan, *, nonlinearity: str, gain: float, bias: bool, rngs: nnx.Rngs
+    ):
+        self.nonlinearity = nonlinearity
+        self.linear = Dense(plan, ("embed", "mlp"), bias=bias, gain=gain, rngs=rngs)
+
+    def __call__(self, z: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        return self.linear(activation(self.nonlinearity)(z))
+
+
+@register("mlp")
+class MLP(nnx.Module):
+    """f(x) = V φ(z^L), z^{l+1} = W^{l+1} φ(z^l), z^1 = W^1 x.
+
+    There are L hidden layers and L + 1 weight matrices, as in Jelassi et al.; W^2 to
+    W^L are square, stacked and scanned. No weight stands in a residual branch, so that
+    depth acts through `relu_mlp` alone: `mup` leaves it alone, and the optimizer
+    refuses `depth_mup` and its like where depth differs from the base. The law that
+    `relu_mlp` undoes holds for ReLU and for a deep linear network, measured. Under tanh
+    the squared change of z^L grows as L^0.6 in place of L^3: there it does too much.
+
+    Hidden weights have standard deviation gain/√fan_in, the readout's has 1/√fan_in at
+    the base and falls by 1/m from there: the mean-field initialization of eq. 1.2.
+
+    Args:
+      width: n, of every hidden layer.
+      depth: L, the number of hidden layers.
+      base_width: the width that was tuned; None for `width`.
+      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      parametrization: a name, or what `optim.parametrization` returns.
+      input_shape: of one input, which is flattened.
+      out_features: number of classes.
+      nonlinearity: "relu", "abs", "gelu", "gelu_tanh", "tanh", "erf", or "identity" for
+        a deep linear network.
+      gain: of W^1 to W^L. None for √2 under ReLU (He et al. 2015) and 1 under abs and
+        identity, at which the forward pass keeps its size at any depth; for what it is
+        elsewhere see `mlp.GAINS`.
+      bias: whether layers have one, which starts at zero.
+      remat: recompute layers in the backward pass.
+      dtype: of the computation.
+      param_dtype: of the parameters.
+      rngs: random state.
+
+    Raises:
+      ValueError: a size that is not a positive whole number, a gain that is not
+        positive, or an unknown name.
+
+    Source: Jelassi et al. 2023 (arXiv:2305.07810), eqs. 1.1 and 1.2.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("mlp", width=32, depth=4, rngs=nnx.Rngs(0))
+      >>> model(jnp.ones((5, 8, 8, 1))).shape, model.layers.linear.kernel.shape
+      ((5, 10), (3, 32, 32))
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        base_width: int | None = None,
+        base_depth: int | None = None,
+        parametrization: str | optim.Parametrization = "relu_mlp",
+        input_shape: tuple[int, ...] = (8, 8, 1),
+        out_features: int = 10,
+        nonlinearity: str = "relu",
+        gain: float | None = None,
+        bias: bool = False,
+        remat: bool = False,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        activation(nonlinearity)
+        gain = GAINS[nonlinearity] if gain is None else gain
+        if not 0 < gain < math.inf:
+            raise ValueError(f"gain={gain} must be positive and finite")
+        self.plan = plan(
+            width=width,
+            depth=depth,
+            base_width=base_width,
+            base_depth=base_depth,
+            parametrization=parametrization,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            growing={"mlp": 1.0},
+            fixed={"inputs": math.prod(input_shape), "classes": out_features},
+        )
+        self.nonlinearity = nonlinearity
+        self.remat = remat
+        self.readin = Dense(
+            self.plan, ("inputs", "embed"), bias=bias, gain=gain, rngs=rngs
+        )
+        self.layers = (
+            stack(
+                lambda rngs: Layer(
+                    self.plan,
+                    nonlinearity=nonlinearity,
+                    gain=gain,
+                    bias=bias,
+                    rngs=rngs,
+                ),
+                depth - 1,
+                rngs,
+                # W^1, a layer too, is apart.
+                base_depth=(depth if base_depth is None else base_depth) - 1,
+            )
+            if depth > 1
+            else None
+        )
+        self.readout = Dense(self.plan, ("embed", "classes"), bias=bias, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
+        z = self.readin(x.reshape(x.shape[0], math.prod(x.shape[1:])))
+        if self.layers is not None:
+            z = scan(self.layers, z, remat=self.remat)
+        h = activation(self.nonlinearity)(z)
+        return self.readout(h) * self.plan.output
