@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from .errors import UserError
+from .errors import Stopped, UserError
 
 
 def transfer(argv: list[str]) -> None:
@@ -11,8 +11,32 @@ def transfer(argv: list[str]) -> None:
     from . import config as configs
     from . import transfer as job
 
-    config, workdir = configs.parse(argv)
+    config, workdir, _ = configs.parse(argv)
     job.run(config, workdir, command=["mupax", *argv])
+
+
+def train(argv: list[str]) -> None:
+    """train one model, on one device or on thousands; killed, it goes on"""
+    from . import config as configs
+    from . import distributed
+    from . import train as job
+
+    config, workdir, own = configs.parse(argv, {"dry_run": False, **distributed.FLAGS})
+    with distributed.joined(own):
+        job.run(config, workdir, command=["mupax", *argv], dry_run=own["dry_run"])
+
+
+def evaluate(argv: list[str]) -> None:
+    """score a checkpoint of a training run on the test split"""
+    from . import config as configs
+    from . import distributed
+    from . import train as job
+
+    config, workdir, own = configs.parse(
+        argv, {"checkpoint": "latest", **distributed.FLAGS}
+    )
+    with distributed.joined(own):
+        job.evaluate(config, workdir, own["checkpoint"])
 
 
 def explain(argv: list[str]) -> None:
@@ -20,7 +44,7 @@ def explain(argv: list[str]) -> None:
     from . import config as configs
     from . import transfer as job
 
-    config, _ = configs.parse(argv)
+    config, *_ = configs.parse(argv)
     print(job.explain_target(config))
 
 
@@ -40,7 +64,12 @@ def models(argv: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    f.__name__: f for f in (transfer, explain, convert, models)
+    "transfer": transfer,
+    "train": train,
+    "eval": evaluate,
+    "explain": explain,
+    "convert": convert,
+    "models": models,
 }
 
 
@@ -69,6 +98,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"mupax: {error}", file=sys.stderr)
         return 2
+    except Stopped as error:
+        print(f"mupax: {error}; the same command goes on from here", file=sys.stderr)
+        return 0
     except KeyboardInterrupt:
         print("mupax: stopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -102,4 +134,22 @@ def _flags(name: str) -> str:
         + ", ".join(list_configs())
         + "\n  --config.KEY=V   override a key of the config, as --config.sweep.seeds=4"
         "\n  --workdir        where to write; by default runs/<config>"
+        + _OWN.get(name, "")
     )
+
+
+_PROCESSES = """
+  --distributed    this is one of several processes, which JAX finds by itself on
+                   Cloud TPU, GKE, Slurm and MPI; elsewhere give also
+  --coordinator    host:port where process 0 listens,
+  --processes      how many there are, and
+  --process        which of them this is, from 0"""
+
+_OWN = {
+    "train": """
+  --dry_run        say what would be done, and do nothing"""
+    + _PROCESSES,
+    "eval": """
+  --checkpoint     latest (the default), best, or a step"""
+    + _PROCESSES,
+}

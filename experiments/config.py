@@ -1,12 +1,12 @@
 """Configs: found by name, parsed from the command line, checked before any work."""
 
 import importlib.resources
-import inspect
 import itertools
 import math
 import pathlib
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict, config_flags
 from mupax import optim
 
 from .errors import UserError
+from .training.optimizer import check_optimizer
 
 
 def list_configs() -> list[str]:
@@ -41,14 +42,27 @@ def find_config(name: str) -> str:
     )
 
 
-def parse(argv: list[str]) -> tuple[ConfigDict, str | None]:
-    """Read `--config`, its overrides and `--workdir`.
+class Parsed(NamedTuple):
+    """A command line.
+
+    Attributes:
+      config: with its overrides.
+      workdir: where to write, or None.
+      flags: the command's own, by name.
+    """
+
+    config: ConfigDict
+    workdir: str | None
+    flags: dict[str, Any]
+
+
+def parse(argv: list[str], extra: Mapping[str, Any] | None = None) -> Parsed:
+    """Read `--config`, its overrides, `--workdir`, and a command's own flags.
 
     Args:
       argv: the command's name and its flags.
-
-    Returns:
-      (config, workdir or None).
+      extra: defaults of the command's own flags, by name; False and True make flags
+        of yes or no.
 
     Raises:
       UserError: an unknown flag or config key, or a value of the wrong type.
@@ -61,6 +75,13 @@ def parse(argv: list[str]) -> tuple[ConfigDict, str | None]:
     workdir = flags.DEFINE_string(
         "workdir", None, "Where to write; by default runs/<config>.", flag_values=values
     )
+    for name, default in (extra or {}).items():
+        define = flags.DEFINE_string
+        if isinstance(default, bool):
+            define = flags.DEFINE_bool
+        elif isinstance(default, int):
+            define = flags.DEFINE_integer
+        define(name, default, "", flag_values=values)
     before = sys.argv
     # ml_collections finds the overrides of config keys in sys.argv.
     sys.argv = argv
@@ -79,7 +100,8 @@ def parse(argv: list[str]) -> tuple[ConfigDict, str | None]:
         raise UserError(
             f"--config is missing; packaged configs are: {', '.join(list_configs())}"
         )
-    return found, workdir.value
+    own = {name: values[name].value for name in extra or {}}
+    return Parsed(found, workdir.value, own)
 
 
 def _with_config_path(argv: list[str]) -> list[str]:
@@ -180,16 +202,4 @@ def check(config: ConfigDict) -> None:
             f"target.parametrization={target.parametrization!r} is not one of the "
             f"swept ones: {', '.join(known)}"
         )
-    _check_optimizer(config)
-
-
-def _check_optimizer(config: ConfigDict) -> None:
-    options = plain(config.optimizer)
-    name = options.pop("name", None)
-    known = ["sgd", "adam", "adamw", "lion", "muon", "adafactor", "lamb"]
-    if name not in known:
-        raise UserError(f"optimizer.name={name!r} must be one of {', '.join(known)}")
-    accepted = inspect.signature(getattr(optim, name)).parameters
-    for key in options:
-        if key not in accepted or key in ("learning_rate", "scales", "parametrization"):
-            raise UserError(f"optimizer {name!r} takes no {key!r} from the config")
+    check_optimizer(plain(config.optimizer))

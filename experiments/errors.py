@@ -7,3 +7,15 @@ class UserError(Exception):
     The command line prints the sentence and exits with 2; nothing that stood in
     the run directory has been touched.
     """
+
+
+class Stopped(Exception):
+    """A run was told to stop, and saved what it had.
+
+    Attributes:
+      step: of its checkpoint.
+    """
+
+    def __init__(self, step: int):
+        super().__init__(f"stopped and saved at step {step}")
+        self.step = step

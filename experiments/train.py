@@ -1,350 +1,413 @@
-"""Train one model to the end: on every device, killed and started again at will."""
+"""The job of `mupax train`: from a config to a trained model."""
 
 import dataclasses
-import math
 import pathlib
-import time
+import shlex
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import logging
+import rich.console
+import rich.progress
 from flax import nnx
-from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int32
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from .checkpoints import open_checkpoints
-from .data import ImageData, batches, normalize
+from mupax import optim, zoo
+
+from . import data as datasets
+from .config import plain
+from .data import Dataset, mixing
 from .errors import UserError
-from .workdir import claim
-
-_AVERAGED = 50  # steps that the reported training loss is the mean of
+from .training import (
+    Classification,
+    NextToken,
+    Plan,
+    Program,
+    Recipe,
+    TrainResult,
+    build_optimizer,
+    load_weights,
+    make_mesh,
+    make_program,
+    open_checkpoints,
+    train,
+)
+from .training import config as configs
+from .training.evaluate import means, tester
+from .training.mesh import check_batch, put
+from .training.objective import Objective
+from .training.records import Sink, TensorBoard, WandB
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """A finished run.
+class Job:
+    """Everything that a config says, built but not begun.
 
     Attributes:
-      train_loss: cross-entropy in nats, mean over the last 50 steps.
-      test_loss: mean cross-entropy of the test split after the last step.
-      test_accuracy: share of the test split that is classified right, 0..1.
-      curve: (step, training loss) of every step, counted from 1.
-      evals: (step, test loss, test accuracy) of every evaluation.
-      checkpoint: directory of the last step's checkpoint.
-      resumed_from: the step that this call went on from; None for a fresh start.
-      seconds: wall time, compilation included, of all calls that led here, each up
-        to its last checkpoint.
+      config: checked.
+      dataset: opened.
+      create: makes the model, untrained.
+      model: its abstract twin; the pretrained model itself where there is one.
+      pretrained: whether there is one.
+      rate: the learning rate's schedule.
+      program: the training step.
+      plan: what to do when.
     """
 
-    train_loss: float
-    test_loss: float
-    test_accuracy: float
-    curve: list[tuple[int, float]]
-    evals: list[tuple[int, float, float]]
-    checkpoint: pathlib.Path
-    resumed_from: int | None
-    seconds: float
+    config: ConfigDict
+    dataset: Dataset
+    create: Callable[[], nnx.Module]
+    model: nnx.Module
+    pretrained: bool
+    rate: optax.Schedule
+    program: Program
+    plan: Plan
 
 
-@dataclasses.dataclass
-class _History:
-    """All that is remembered of the steps so far, on the host."""
-
-    losses: list[float] = dataclasses.field(default_factory=list)
-    evals: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
-
-
-def train(
-    model: nnx.Module,
-    tx: optax.GradientTransformation,
-    data: ImageData,
-    *,
-    workdir: pathlib.Path,
-    batch_size: int,
-    steps: int,
-    seed: int,
-    eval_every: int,
-    save_every: int,
-    mesh: Mesh | None = None,
-    on_step: Callable[[int, float], None] | None = None,
-    fingerprint: dict[str, Any] | None = None,
-) -> TrainResult:
-    """Trains a classifier of images; a killed run goes on from its last checkpoint.
-
-    On the same devices, a run that was killed ends with the same weights, bit for
-    bit, and the same curve as one that was not.
+def build(config: ConfigDict, mesh: Mesh | None = None) -> Job:
+    """A config's job.
 
     Args:
-      model: takes float32 (batch, height, width, channels), normalized, and gives
-        logits (batch, classes). Its `nnx.Param`s are trained, in place; its other
-        variables (frozen weights, statistics, random streams) are carried along.
-      tx: the optimizer, with its learning rate.
-      data: the dataset.
-      workdir: directory of this run alone.
-      batch_size: examples in a step, over all devices.
-      steps: how many to train for.
-      seed: of the order of the examples. The model comes initialized.
-      eval_every: steps between evaluations on the test split; the last step has one.
-      save_every: steps between checkpoints; the last step has one.
-      mesh: its axis "data" shards the batch; all devices by default.
-      on_step: called with (step, training loss) one step late, and with the step that
-        a run goes on from.
-      fingerprint: JSON-ready settings that decide the result, learning rate and model
-        among them. A workdir goes on only with the settings that it began with.
+      config: as `training.config.defaults` gives it, and a config file changed it.
+      mesh: in place of the config's own, as one of devices that are not here.
 
     Raises:
-      UserError: if the workdir holds a run of other settings (nothing in it is
-        touched), the batch does not suit the devices or the dataset, or the loss
-        stops being finite.
+      UserError: bad input, said in one sentence.
     """
-    started = time.perf_counter()
+    config = configs.check(config)
+    mesh = mesh or make_mesh(plain(config.mesh))
+    dataset = open_dataset(config)
+    name, options = configs.model_options(config)
+    options |= _shapes(dataset, name)
 
-    # ----- Checks and claim: nothing is written before all of it is known to fit.
-    mesh = mesh or data_mesh()
-    _check(data, batch_size, mesh, steps, eval_every, save_every)
-    settings = {
-        "settings": fingerprint or {},
-        "dataset": data.name,
-        "batch_size": batch_size,
-        "steps": steps,
-        "seed": seed,
-        "eval_every": eval_every,
-    }
-    if jax.process_index() == 0:
-        claim(workdir, settings)
-    multihost_utils.sync_global_devices("claimed")
-    replicated = NamedSharding(mesh, PartitionSpec())
-    sharded = NamedSharding(mesh, PartitionSpec("data"))
+    def create() -> nnx.Module:
+        return zoo.create(name, **options, rngs=nnx.Rngs(config.seed))
 
-    # ----- Model and optimizer, replicated. Copied, for the steps donate their input
-    # and a caller whose run fails still holds the model.
-    model.train()
-    graph, *variables = nnx.split(model, nnx.Param, ...)
-    params, rest = _replicate(variables, replicated)
-    optimizer = _replicate(jax.jit(tx.init)(params), replicated)
-    state = {"params": params, "rest": rest, "optimizer": optimizer}
+    try:
+        if config.init_from:
+            model = zoo.load_pretrained(name, config.init_from, **options)
+        else:
+            model = nnx.eval_shape(create)
+        point, scales = configs.point(config), zoo.scales(model)
+        rate = configs.rate(config)
+        tx = build_optimizer(
+            plain(config.optimizer), rate, scales, point, clip_norm=config.clip_norm
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the model cannot be built: {error}") from None
+    recipe = Recipe(
+        tx,
+        make_objective(config, dataset),
+        config.seed,
+        config.accumulate,
+        config.ema,
+        config.log_every,
+    )
+    program = make_program(model, recipe, mesh, plain(config.sharding))
+    plan = Plan(
+        batch_size=config.batch_size,
+        steps=config.steps,
+        seed=config.seed,
+        eval_every=config.eval_every,
+        save_every=config.save_every,
+        keep_last=config.keep_last,
+        keep_best=config.keep_best,
+        profile=tuple(config.profile) or None,
+    )
+    pretrained = bool(config.init_from)
+    return Job(config, dataset, create, model, pretrained, rate, program, plan)
 
-    def step_fn(
-        state: dict[str, Any], batch: dict[str, Array]
-    ) -> tuple[dict[str, Any], Float[Array, ""]]:
-        def loss_fn(params: nnx.State) -> tuple[Float[Array, ""], nnx.State]:
-            net = nnx.merge(graph, params, state["rest"], copy=True)
-            logits = net(normalize(batch["image"], data.mean, data.std))
-            loss = cross_entropy(logits, batch["label"]).mean()
-            return loss, nnx.state(net, nnx.Not(nnx.Param))
 
-        (loss, rest), grads = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])
-        updates, optimizer = tx.update(grads, state["optimizer"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
-        return {"params": params, "rest": rest, "optimizer": optimizer}, loss
+def open_dataset(config: ConfigDict) -> Dataset:
+    """The dataset of a config."""
+    options = plain(config.data)
+    if config.augment:
+        options["augment"] = plain(config.augment)
+    try:
+        return datasets.open_dataset(config.dataset, config.data_dir, **options)
+    except TypeError as error:
+        raise UserError(f"data: {error}") from None
 
-    train_step = jax.jit(
-        step_fn,
-        donate_argnums=0,
-        in_shardings=(replicated, sharded),
-        out_shardings=replicated,
+
+def make_objective(config: ConfigDict, dataset: Dataset) -> Objective:
+    """What a config minimizes on a dataset."""
+    if dataset.kind == "text":
+        for key in ("mixup", "cutmix"):
+            if config[key]:
+                raise UserError(f"{key} mixes images; {config.dataset} is text")
+        return NextToken(config.label_smoothing)
+    mix = None
+    if config.mixup or config.cutmix:
+
+        def mix(key: Any, images: Any, labels: Any) -> Any:
+            return mixing.mix(
+                key,
+                images,
+                labels,
+                mixup_alpha=config.mixup,
+                cutmix_alpha=config.cutmix,
+            )
+
+    return Classification(
+        lambda images: dataset.normalize({"image": images})["image"],
+        dataset.out_features,
+        mix,
+        config.label_smoothing,
     )
 
-    # ----- Resume: first the arrays, then the order of the examples and the history
-    # that go with them, all from one checkpoint; last the first new step.
-    examples = batches(data, batch_size, seed)
-    history = _History()
-    first, resumed_from = 1, None
-    with open_checkpoints(workdir / "checkpoints") as checkpoints:
-        if restored := checkpoints.restore(like=state):
-            state = restored.state
-            examples.set_state(restored.progress["examples"])
-            history = _History(**restored.progress["history"])
-            history.evals = [(int(n), loss, acc) for n, loss, acc in history.evals]
-            first, resumed_from = restored.step + 1, restored.step
-            logging.info("Going on from step %d in %s.", resumed_from, workdir)
-            if on_step:
-                on_step(resumed_from, history.losses[-1])
-        before = history.seconds
 
-        def record(step: int, loss: Float[Array, ""]) -> None:
-            value = float(jax.device_get(loss))
-            if not math.isfinite(value):
-                raise UserError(
-                    f"The training loss is {value} at step {step}; lower the learning "
-                    "rate, warm it up, or clip the gradients "
-                    "(optax.clip_by_global_norm), and train in another workdir."
-                )
-            history.losses.append(value)
-            if on_step:
-                on_step(step, value)
+def run(
+    config: ConfigDict,
+    folder: str | None,
+    *,
+    command: list[str],
+    dry_run: bool = False,
+) -> TrainResult | None:
+    """Train; a killed run goes on where it stopped.
 
-        # ----- Loop. Losses are fetched one step late, so that the device always has
-        # the next step to do; evaluations when there is a checkpoint to write.
-        test = None
-        last_loss: Float[Array, ""] | None = None
-        scores: list[tuple[int, Float[Array, " 2"]]] = []
-        for step in range(first, steps + 1):
-            state, loss = train_step(state, _place(next(examples), sharded))
-            if last_loss is not None:
-                record(step - 1, last_loss)
-            last_loss = loss
-            if step % eval_every == 0 or step == steps:
-                test = test or _tester(model, data, 4 * batch_size, mesh)
-                scores.append((step, test(state["params"], state["rest"])))
-            if step % save_every == 0 or step == steps:
-                # Saving waits for this step in any case: the state is copied.
-                record(step, last_loss)
-                last_loss = None
-                for when, score in scores:
-                    test_loss, accuracy = jax.device_get(score).tolist()
-                    history.evals.append((when, test_loss, accuracy))
-                scores.clear()
-                history.seconds = before + time.perf_counter() - started
-                progress = {
-                    "examples": examples.get_state(),
-                    "history": dataclasses.asdict(history),
-                }
-                checkpoints.save(step, state, progress)
-        examples.close()
+    Args:
+      config: of the run.
+      folder: the run directory; None for runs/<dataset>_<model>.
+      command: what was typed, for the model card.
+      dry_run: print the plan and stop.
 
-    # ----- Result.
-    nnx.update(model, state["params"], state["rest"])
-    _, test_loss, accuracy = history.evals[-1]
-    return TrainResult(
-        train_loss=float(np.mean(history.losses[-_AVERAGED:])),
-        test_loss=test_loss,
-        test_accuracy=accuracy,
-        curve=list(enumerate(history.losses, start=1)),
-        evals=history.evals,
-        checkpoint=checkpoints.path(steps),
-        resumed_from=resumed_from,
-        seconds=history.seconds,
+    Raises:
+      UserError: bad input, said in one sentence; nothing that was there is lost.
+      Stopped: told to stop; all is saved.
+    """
+    first = jax.process_index() == 0
+    console = rich.console.Console(quiet=not first)
+    job = build(config)
+    directory = run_directory(job.config, folder)
+    console.print(describe(job), highlight=False, markup=False)
+    if dry_run:
+        return None
+    with _Progress(console, job.plan.steps) as progress:
+        result, state = train(
+            job.model,
+            job.program,
+            job.dataset,
+            job.plan,
+            workdir=directory,
+            create=None if job.pretrained else job.create,
+            on_step=progress.step,
+            settings=_settings(job.config),
+            sinks=lambda: _sinks(job.config, directory),
+            learning_rate=job.rate,
+        )
+    console.print(
+        f"{job.config.dataset}: test loss {result.test_loss:.4f}, "
+        f"{result.test_accuracy:.2%} right; {directory}/metrics.jsonl",
+        highlight=False,
     )
+    if jax.process_count() == 1 and not (directory / "model").exists():
+        weights = state.get("ema", state["params"])
+        _save(job, weights, state["rest"], directory / "model", result, command)
+        console.print(f"the model: {directory}/model", highlight=False)
+    return result
 
 
 def evaluate(
-    model: nnx.Module,
-    data: ImageData,
-    *,
-    batch_size: int = 256,
-    mesh: Mesh | None = None,
+    config: ConfigDict, folder: str | None, checkpoint: str
 ) -> tuple[float, float]:
-    """Mean cross-entropy (nats) and accuracy (0..1) on the whole test split.
+    """Print and return (loss, accuracy) of a checkpoint on the test split.
+
+    Args:
+      config: that the run was trained with.
+      folder: its run directory.
+      checkpoint: "latest", "best" or a step.
 
     Raises:
-      UserError: if the batch does not divide over the devices.
+      UserError: there is no such checkpoint, or it is one of another model.
     """
-    mesh = mesh or data_mesh()
-    _check_divides(batch_size, mesh)
-    _, *variables = nnx.split(model, nnx.Param, ...)
-    params, rest = _replicate(variables, NamedSharding(mesh, PartitionSpec()))
-    test = _tester(model, data, batch_size, mesh)
-    loss, accuracy = jax.device_get(test(params, rest))
-    return float(loss), float(accuracy)
+    job = build(config)
+    directory = run_directory(job.config, folder)
+    step = _find_checkpoint(directory, checkpoint)
+    model = nnx.merge(nnx.graphdef(job.model), nnx.state(job.model))
+    model = job.create() if not job.pretrained else model
+    load_weights(model, directory / "checkpoints" / str(step), ema=bool(config.ema))
+    check_batch(job.plan.batch_size, job.program.mesh)
+    program = job.program
+    params, rest = nnx.state(model, nnx.Param, ...)
+    start = jax.jit(program.start, out_shardings=program.shardings)
+    state = start(
+        put(params, program.shardings["params"]), put(rest, program.shardings["rest"])
+    )
+    loss, accuracy = means(tester(program, job.dataset, 4 * job.plan.batch_size)(state))
+    if jax.process_index() == 0:
+        print(
+            f"{job.config.dataset}, step {step}: test loss {loss:.4f}, "
+            f"{accuracy:.2%} right"
+        )
+    return loss, accuracy
 
 
-def data_mesh() -> Mesh:
-    """All devices along one axis, "data"."""
-    # Auto: the compiler shards what lies between the shardings that we give.
-    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+def run_directory(config: ConfigDict, folder: str | None) -> pathlib.Path:
+    """Where a run is written: as asked, or runs/<dataset>_<model>."""
+    data = pathlib.PurePath(config.dataset.replace(":", "_")).name
+    return pathlib.Path(folder or f"runs/{data}_{config.model.name}")
 
 
-def cross_entropy(
-    logits: Float[Array, "batch classes"], labels: Int32[Array, " batch"]
-) -> Float[Array, " batch"]:
-    """Cross-entropy of each example, in nats."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+def describe(job: Job) -> str:
+    """The plan of a run, for a reader: model, devices, optimizer, data."""
+    config, program = job.config, job.program
+    abstract = program.abstract
+    sizes = {axis: n for axis, n in program.mesh.shape.items() if n > 1} or {"data": 1}
+    devices = program.mesh.devices.size
+    kind = program.mesh.devices.flat[0].device_kind
+    mine = sum(
+        np.prod(sharding.shard_shape(leaf.shape), dtype=int) * _itemsize(leaf)
+        for leaf, sharding in zip(
+            jax.tree.leaves(abstract), jax.tree.leaves(program.shardings), strict=True
+        )
+    )
+    weights = sum(leaf.size for leaf in jax.tree.leaves(abstract["params"]))
+    steps, batch = job.plan.steps, job.plan.batch_size
+    epochs = steps * batch / job.dataset.train_size
+    rows = [
+        ("model", f"{config.model.name}, {weights:,} parameters"),
+        ("scaling", _scaling(job)),
+        (
+            "data",
+            f"{config.dataset}, {job.dataset.train_size:,} examples, "
+            f"{epochs:.1f} epochs in {steps:,} steps of {batch}",
+        ),
+        (
+            "optimizer",
+            f"{config.optimizer.name}, {config.schedule.name} learning rate "
+            f"{config.learning_rate:.3g} at the base",
+        ),
+        (
+            "devices",
+            f"{devices} x {kind}: "
+            + ", ".join(f"{axis} {n}" for axis, n in sizes.items()),
+        ),
+        ("state", f"{mine / 2**20:,.1f} MiB of weights and optimizer on each device"),
+    ]
+    return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
-def _tester(
-    model: nnx.Module, data: ImageData, batch_size: int, mesh: Mesh
-) -> Callable[[nnx.State, nnx.State], Float[Array, " 2"]]:
-    """A function of (params, rest) to (loss, accuracy), which does not wait for it.
-
-    The test split is put on the devices once. The last batch is padded, and masked, so
-    that all have one shape and one compilation does.
-    """
-    model.eval()
-    graph, *_ = nnx.split(model, nnx.Param, ...)
-    model.train()
-    replicated = NamedSharding(mesh, PartitionSpec())
-    sharded = NamedSharding(mesh, PartitionSpec("data"))
-
-    n = len(data.test_labels)
-    staged = []
-    for start in range(0, n, batch_size):
-        # This process's part of the batch.
-        share = batch_size // jax.process_count()
-        index = start + share * jax.process_index() + np.arange(share)
-        clipped = np.minimum(index, n - 1)
-        part = {
-            "image": data.test_images[clipped],
-            "label": data.test_labels[clipped],
-            "counts": (index < n).astype(np.float32),
-        }
-        staged.append(_place(part, sharded))
-
-    def sums(
-        params: nnx.State, rest: nnx.State, batch: dict[str, Array]
-    ) -> Float[Array, " 2"]:
-        net = nnx.merge(graph, params, rest, copy=True)
-        logits = net(normalize(batch["image"], data.mean, data.std))
-        losses = cross_entropy(logits, batch["label"])
-        hits = (logits.argmax(-1) == batch["label"]).astype(jnp.float32)
-        return jnp.stack([losses, hits]) @ batch["counts"]
-
-    summed = jax.jit(sums, out_shardings=replicated)
-    mean = jax.jit(lambda parts: sum(parts) / n)
-    return lambda params, rest: mean([summed(params, rest, b) for b in staged])
+def _scaling(job: Job) -> str:
+    """The ratios that the rules see."""
+    plan: Any = job.model.plan  # type: ignore[attr-defined]
+    name = plan.parametrization.name
+    return f"{name}, width x {plan.width:g}, depth x {plan.depth:g} of the base"
 
 
-def _replicate(tree: Any, sharding: NamedSharding) -> Any:
-    """A copy of every array on every device; what is donated is never the original."""
-    if jax.process_count() == 1:
-        return jax.device_put(tree, sharding, may_alias=False)
-    # device_put does not reach the devices of other processes; a program does.
-    copy = jax.jit(lambda t: jax.tree.map(jnp.copy, t), out_shardings=sharding)
-    return copy(tree)
+def _itemsize(leaf: Any) -> int:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return 8
+    return leaf.dtype.itemsize
 
 
-def _place(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, Array]:
-    return {
-        key: jax.make_array_from_process_local_data(sharding, value)
-        for key, value in batch.items()
-    }
+def _shapes(dataset: Dataset, name: str) -> dict[str, Any]:
+    """What a model has to know of a dataset."""
+    text = dataset.kind == "text"
+    if text != name.startswith("gpt"):
+        raise UserError(
+            f"{name} takes {'images' if text else 'text'}, and {dataset.name} is "
+            f"{dataset.kind}; choose another model or dataset"
+        )
+    if text:
+        return {"vocab_size": dataset.out_features, "context": dataset.input_shape[0]}
+    return {"input_shape": dataset.input_shape, "out_features": dataset.out_features}
 
 
-def _check(
-    data: ImageData,
-    batch_size: int,
-    mesh: Mesh,
-    steps: int,
-    eval_every: int,
-    save_every: int,
+def _settings(config: ConfigDict) -> dict[str, Any]:
+    """What decides the result of a run."""
+    found = plain(config)
+    return {key: found[key] for key in found if key not in configs.INCIDENTAL}
+
+
+def _sinks(config: ConfigDict, directory: pathlib.Path) -> tuple[Sink, ...]:
+    found: list[Sink] = []
+    if config.tensorboard:
+        found.append(TensorBoard(directory / "tensorboard"))
+    if config.wandb:
+        found.append(WandB(config.wandb, directory, _settings(config)))
+    return tuple(found)
+
+
+def _save(
+    job: Job,
+    weights: nnx.State,
+    rest: nnx.State,
+    directory: pathlib.Path,
+    result: TrainResult,
+    command: list[str],
 ) -> None:
-    for name, value in (
-        ("batch_size", batch_size),
-        ("steps", steps),
-        ("eval_every", eval_every),
-        ("save_every", save_every),
-    ):
-        if value < 1:
-            raise UserError(f"{name} is {value}; it must be 1 or more.")
-    _check_divides(batch_size, mesh)
-    if batch_size > len(data.train_labels):
-        raise UserError(
-            f"batch_size {batch_size} is more than the {len(data.train_labels)} "
-            f"training examples of {data.name}; make it smaller."
-        )
+    """The trained model, as `zoo.load_pretrained` reads it."""
+    model = job.model if job.pretrained else job.create()
+    nnx.update(model, weights, rest)
+    notes = (
+        f"Trained on {job.config.dataset} for {job.plan.steps} steps of "
+        f"{job.plan.batch_size} examples: {result.test_accuracy:.2%} of the test split "
+        f"right, test loss {result.test_loss:.4g}. Made by\n\n    {shlex.join(command)}"
+    )
+    zoo.save(model, directory, notes=notes)
 
 
-def _check_divides(batch_size: int, mesh: Mesh) -> None:
-    devices = mesh.shape["data"]
-    if batch_size % devices:
-        above = math.ceil(batch_size / devices) * devices
+def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
+    folder = directory / "checkpoints"
+    if not folder.is_dir():
+        raise UserError(f"{directory} holds no checkpoints; give a --workdir that does")
+    with open_checkpoints(folder, keep_last=1_000_000) as checkpoints:
+        steps = checkpoints.steps()
+        found = {"latest": max(steps, default=None), "best": checkpoints.best()}
+    step = found.get(which, int(which) if which.isdigit() else None)
+    if step is None or step not in steps:
         raise UserError(
-            f"batch_size {batch_size} does not divide over {devices} devices; use a "
-            f"multiple of {devices}, such as {above}."
+            f"there is no checkpoint {which!r} in {folder}; there are "
+            f"{', '.join(map(str, sorted(steps))) or 'none'}"
         )
+    return step
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, console: rich.console.Console, steps: int):
+        self._console = console
+        self._steps = steps
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
+            console=console,
+        )
+
+    def __enter__(self) -> "_Progress":
+        self._bar.__enter__()
+        self._task = self._bar.add_task("compiling", total=self._steps)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
+
+    def step(self, step: int, loss: float, line: dict[str, float]) -> None:
+        """What is shown of a step."""
+        self._bar.update(self._task, completed=step)
+        if not line:
+            return
+        text = f"loss {line['loss']:.4f}"
+        if "examples_per_second" in line:
+            text += f", {line['examples_per_second']:,.0f}/s"
+            text += f", {1000 * line['step_seconds']:,.1f} ms a step"
+        if "mfu" in line:
+            text += f", MFU {line['mfu']:.1%}"
+        self._bar.update(self._task, description=text)
+        if not self._console.is_terminal:
+            self._console.print(f"step {step:,}: {text}", highlight=False)
+
+
+def explain(config: ConfigDict) -> optim.Explanation:
+    """How each parameter of a config's model is scaled."""
+    job = build(config)
+    return optim.explain(
+        zoo.scales(job.model), configs.point(job.config), config.optimizer.name
+    )

@@ -22,7 +22,7 @@ from mupax import optim, zoo
 
 from . import config as configs
 from . import data as datasets
-from . import report, train, workdir
+from . import report, training, workdir
 from .errors import UserError
 from .sweeps import engine, transfer
 from .sweeps.results import Cell
@@ -61,48 +61,48 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     with console.status(f"reading {config.dataset}"):
         data = datasets.load(config.dataset, config.data_dir)
     _try(jobs[0], data)
-    workdir.claim(directory, settings)
+    with workdir.claim(directory, settings):
+        started = time.perf_counter()
+        with _progress(console) as progress:
+            cells = sweep(jobs, data, Store(directory / "cells"), progress)
+            base = _base_optimum(config, cells)
+            model, trained = train_target(
+                config, points, data, base.log2_lr, directory / "target", progress
+            )
+        if not (directory / "model").exists():
+            notes = _notes(config, data, trained, command)
+            zoo.save(model, directory / "model", notes=notes)
+        summary = summarize(config, cells, base.log2_lr, trained)
+        checkpoint = trained.checkpoint.relative_to(directory.resolve())
+        summary["target"]["checkpoint"] = str(directory / checkpoint)
+        summary["seconds"] = {
+            "sweep": round(sum(cell.seconds for cell in cells), 1),
+            "target": round(trained.seconds, 1),
+            "total": round(time.perf_counter() - started, 1),
+        }
+        summary["runs"] = sum(job.runs for job in jobs)
+        write_durably(directory / "summary.json", json.dumps(summary, indent=1))
 
-    started = time.perf_counter()
-    with _progress(console) as progress:
-        cells = sweep(jobs, data, Store(directory / "cells"), progress)
-        base = _base_optimum(config, cells)
-        model, trained = train_target(
-            config, points, data, base.log2_lr, directory / "target", progress
+        shown = report.ReportData(
+            cells=cells,
+            optima={
+                (c.parametrization, c.width, c.depth): transfer.optimum(c)
+                for c in cells
+            },
+            summary=summary,
+            labels={key: LABELS.get(key, points[key].name) for key in points},
+            featured=config.target.parametrization,
+            base_width=config.base.width,
+            base_depth=config.base.depth,
+            target_curve=trained.curve,
+            target_evals=trained.evals,
+            settings={"config": settings, "machine": _machine()},
+            subject=f"{config.model.name} on {config.dataset}, {config.optimizer.name}",
+            command=shlex.join(command),
         )
-    if not (directory / "model").exists():
-        notes = _notes(config, data, trained, command)
-        zoo.save(model, directory / "model", notes=notes)
-    summary = summarize(config, cells, base.log2_lr, trained)
-    checkpoint = trained.checkpoint.relative_to(directory.resolve())
-    summary["target"]["checkpoint"] = str(directory / checkpoint)
-    summary["seconds"] = {
-        "sweep": round(sum(cell.seconds for cell in cells), 1),
-        "target": round(trained.seconds, 1),
-        "total": round(time.perf_counter() - started, 1),
-    }
-    summary["runs"] = sum(job.runs for job in jobs)
-    write_durably(directory / "summary.json", json.dumps(summary, indent=1))
-
-    shown = report.ReportData(
-        cells=cells,
-        optima={
-            (c.parametrization, c.width, c.depth): transfer.optimum(c) for c in cells
-        },
-        summary=summary,
-        labels={key: LABELS.get(key, points[key].name) for key in points},
-        featured=config.target.parametrization,
-        base_width=config.base.width,
-        base_depth=config.base.depth,
-        target_curve=trained.curve,
-        target_evals=trained.evals,
-        settings={"config": settings, "machine": _machine()},
-        subject=f"{config.model.name} on {config.dataset}, {config.optimizer.name}",
-        command=shlex.join(command),
-    )
-    report.write_report(shown, directory)
-    report.print_table(shown, console, directory / "report.html")
-    return summary
+        report.write_report(shown, directory)
+        report.print_table(shown, console, directory / "report.html")
+        return summary
 
 
 def plan_jobs(
@@ -164,16 +164,16 @@ def train_target(
     log2_lr: float,
     folder: pathlib.Path,
     progress: rich.progress.Progress,
-) -> tuple[nnx.Module, train.TrainResult]:
+) -> tuple[nnx.Module, training.TrainResult]:
     """Train the large model at the transferred learning rate."""
     point = points[config.target.parametrization]
     model = target_model(config, point, data, nnx.Rngs(config.target.seed))
-    tx = engine.build_optimizer(
+    tx = training.build_optimizer(
         configs.plain(config.optimizer), 2.0**log2_lr, zoo.scales(model), point
     )
     name = f"target, {config.target.width} x {config.target.depth}"
     bar = progress.add_task(name, total=config.target.steps)
-    result = train.train(
+    result = training.fit(
         model,
         tx,
         data,
@@ -184,7 +184,7 @@ def train_target(
         eval_every=config.target.eval_every,
         save_every=config.target.save_every,
         on_step=lambda step, loss: progress.update(bar, completed=step),
-        fingerprint={
+        settings={
             "target": configs.plain(config.target),
             "model": configs.plain(config.model),
             "log2_lr": log2_lr,
@@ -213,7 +213,7 @@ def target_model(
 
 
 def summarize(
-    config: ConfigDict, cells: list[Cell], log2_lr: float, trained: train.TrainResult
+    config: ConfigDict, cells: list[Cell], log2_lr: float, trained: training.TrainResult
 ) -> dict[str, Any]:
     """What `summary.json` holds, but for the times."""
     out: dict[str, Any] = {"optimal_log2_lr": {}, "shift_octaves": {}, "regret": {}}
@@ -233,6 +233,16 @@ def summarize(
         "log2_lr": round(log2_lr, 3),
         "train_loss": trained.train_loss,
         "test_accuracy": trained.test_accuracy,
+    }
+    # What `mupax train --config.transfer_from=.../summary.json` reads.
+    out["transfer"] = {
+        "log2_learning_rate": log2_lr,
+        "base_width": config.base.width,
+        "base_depth": config.base.depth,
+        "parametrization": configs.plain(
+            config.sweep.parametrizations[config.target.parametrization]
+        ),
+        "optimizer": configs.plain(config.optimizer),
     }
     return out
 
@@ -262,7 +272,7 @@ def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
 def _notes(
     config: ConfigDict,
     data: datasets.ImageData,
-    trained: train.TrainResult,
+    trained: training.TrainResult,
     command: list[str],
 ) -> str:
     mean, std = (", ".join(f"{x:.4g}" for x in v) for v in (data.mean, data.std))

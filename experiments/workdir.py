@@ -1,17 +1,24 @@
 """The run directory: whose it is, before anything is written to it."""
 
+import contextlib
+import fcntl
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import UserError
 from .sweeps.store import write_durably
 
 _NAME = "experiment.json"
+_LOCK = ".lock"
 
 
-def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
     """Make the run directory this experiment's, or go on in it if it is already.
+
+    It is held until the context is left, or the process dies.
 
     Args:
       workdir: the directory; it need not be there yet.
@@ -19,8 +26,32 @@ def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
 
     Raises:
       UserError: it holds another experiment, or somebody else's files, or cannot be
-        written. Nothing in it is touched.
+        written, or another process is at work in it. Nothing in it is touched.
     """
+    _claim(workdir, settings)
+    with contextlib.ExitStack() as held:
+        try:
+            lock = held.enter_context((workdir / _LOCK).open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process is at work in {workdir}; wait for its end, or choose "
+                "another --workdir"
+            ) from None
+        except OSError as error:
+            raise UserError(_unusable(workdir, error)) from None
+        yield
+
+
+def settings_of(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """The settings that a run directory was claimed with; None where it is none."""
+    try:
+        return json.loads((workdir / _NAME).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _claim(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
     settings = json.loads(json.dumps(settings))
     file = workdir / _NAME
     try:
@@ -41,18 +72,21 @@ def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         write_durably(file, json.dumps(settings, indent=1))
     except OSError as error:
-        raise UserError(
-            f"{workdir} cannot be used ({error.strerror}); choose another --workdir"
-        ) from None
+        raise UserError(_unusable(workdir, error)) from None
     except json.JSONDecodeError:
         raise UserError(
             f"{file} is not readable as JSON; choose another --workdir, or remove it"
         ) from None
 
 
+def _unusable(workdir: pathlib.Path, error: OSError) -> str:
+    return f"{workdir} cannot be used ({error.strerror}); choose another --workdir"
+
+
 def _is_free(workdir: pathlib.Path) -> bool:
     # A run that was killed while it claimed the directory leaves a temporary file.
-    return all(p.name.startswith(f".{_NAME}.") for p in workdir.iterdir())
+    starts = (f".{_NAME}.", _LOCK)
+    return all(p.name.startswith(starts) for p in workdir.iterdir())
 
 
 def differences(found: Any, wanted: Any, prefix: str = "") -> list[str]:

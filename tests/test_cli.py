@@ -202,9 +202,10 @@ def test_a_directory_of_other_files_is_refused_and_kept(capsys, tmp_path, data_d
 
 def test_a_directory_left_by_a_claim_that_was_killed_is_free(tmp_path):
     (tmp_path / ".experiment.json.x1y2").write_text("{")
-    workdir.claim(tmp_path, {"a": 1})
+    with workdir.claim(tmp_path, {"a": 1}):
+        pass
     with pytest.raises(UserError, match=r"a \(1, here 2\)"):
-        workdir.claim(tmp_path, {"a": 2})
+        workdir.claim(tmp_path, {"a": 2}).__enter__()
 
 
 def test_help_names_every_command(capsys):

@@ -12,7 +12,7 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments import train
+from mupax.experiments import training
 from mupax.zoo import saving
 
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
@@ -128,7 +128,7 @@ def test_a_configuration_is_readable(saved):
 def test_the_shipped_model_reads_digits_as_its_card_says(tmp_path):
     model = zoo.load_pretrained("resmlp_digits")
     data = datasets.load("digits", str(tmp_path))
-    _, accuracy = train.evaluate(model, data)
+    _, accuracy = training.evaluate(model, data)
     shipped = pathlib.Path(zoo.__file__).parent / "checkpoints" / "resmlp_digits"
     assert (
         f"{accuracy:.1%} of the test split right" in (shipped / "README.md").read_text()

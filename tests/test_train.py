@@ -21,9 +21,9 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 from train_child import STEPS, TinyMLP, digest, run, toy_data
 
-from mupax.experiments import data, train
-from mupax.experiments.checkpoints import load_weights
+from mupax.experiments import data, training
 from mupax.experiments.errors import UserError
+from mupax.experiments.training import objective
 
 CHILD = pathlib.Path(__file__).with_name("train_child.py")
 
@@ -195,7 +195,7 @@ def flip_a_weight(step: pathlib.Path) -> None:
 def alter_history(step: pathlib.Path) -> None:
     file = step / "progress" / "metadata"
     text = file.read_text()
-    start = text.index('"losses": [') + len('"losses": [')
+    start = text.index('"seconds": ') + len('"seconds": ')
     changed = "3" if text[start] != "3" else "4"
     file.write_text(text[:start] + changed + text[start + 1 :])
 
@@ -252,7 +252,7 @@ def test_a_workdir_of_other_settings_is_refused_and_left_alone(finished):
     workdir = finished[0]
     before = contents(workdir)
     for changes, named in (
-        ({"fingerprint": {"lr": 0.02}}, r"settings\.lr \(0\.01, here 0\.02\)"),
+        ({"settings": {"lr": 0.02}}, r"settings\.lr \(0\.01, here 0\.02\)"),
         ({"seed": 2}, "seed"),
         ({"steps": STEPS + 1}, "steps"),
     ):
@@ -362,7 +362,7 @@ def test_the_loop_is_what_it_says_it_is(tmp_path):
 
 def test_everything_trainable_is_trained_and_nothing_frozen(finished):
     start, end = TinyMLP(nnx.Rngs(0)), TinyMLP(nnx.Rngs(0))
-    load_weights(end, finished[1].checkpoint)
+    training.load_weights(end, finished[1].checkpoint)
     same = jax.tree.map(
         lambda a, b: bool((a == b).all()),
         *(nnx.state(model, nnx.Param) for model in (start, end)),
@@ -410,8 +410,8 @@ def test_optimizers_that_keep_the_parameters_themselves_work(tmp_path):
 def test_every_test_example_counts_once_whatever_the_batch(finished, batch_size):
     _, result, _ = finished
     model = TinyMLP(nnx.Rngs(3))
-    load_weights(model, result.checkpoint)
-    found = train.evaluate(model, toy_data(), batch_size=batch_size)
+    training.load_weights(model, result.checkpoint)
+    found = training.evaluate(model, toy_data(), batch_size=batch_size)
     expected = (result.test_loss, result.test_accuracy)
     assert found == pytest.approx(expected, rel=1e-5)
 
@@ -421,12 +421,12 @@ def test_every_test_example_counts_once_whatever_the_batch(finished, batch_size)
 def test_weights_of_another_model_are_refused(finished):
     checkpoint = finished[1].checkpoint
     with pytest.raises(UserError, match="does not hold weights of this model"):
-        load_weights(TinyMLP(nnx.Rngs(0), inputs=9), checkpoint)
+        training.load_weights(TinyMLP(nnx.Rngs(0), inputs=9), checkpoint)
     with pytest.raises(UserError, match="does not hold weights"):
-        load_weights(TinyMLP(nnx.Rngs(0)), checkpoint.parent)
+        training.load_weights(TinyMLP(nnx.Rngs(0)), checkpoint.parent)
 
 
 def test_model_and_loss_need_no_implicit_promotion(strict_dtypes):
     model, toy = TinyMLP(nnx.Rngs(0), plain=True), toy_data()
     logits = model(data.normalize(toy.test_images, toy.mean, toy.std))
-    assert train.cross_entropy(logits, toy.test_labels).dtype == np.float32
+    assert objective.cross_entropy(logits, toy.test_labels).dtype == np.float32

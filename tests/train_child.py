@@ -1,4 +1,4 @@
-"""A small run of `experiments.train`, as a process of its own that can be killed.
+"""A small run of `experiments.training`, as a process of its own that can be killed.
 
     python tests/train_child.py WORKDIR [--kill-at-step N | --kill-in-save N]
 
@@ -21,7 +21,7 @@ import optax
 from flax import nnx
 
 from mupax.experiments.data import ImageData
-from mupax.experiments.train import TrainResult, train
+from mupax.experiments.training import TrainResult, fit
 
 STEPS = 60
 
@@ -83,11 +83,11 @@ def run(workdir: pathlib.Path, **changes) -> tuple[TrainResult, nnx.Module]:
         "seed": 1,
         "eval_every": 7,
         "save_every": 5,
-        "fingerprint": {"lr": 0.01},
+        "settings": {"lr": 0.01},
     }
     tx = changes.pop("tx", optax.adamw(0.01))
     data = changes.pop("data", None) or toy_data()
-    return train(model, tx, data, workdir=workdir, **(settings | changes)), model
+    return fit(model, tx, data, workdir=workdir, **(settings | changes)), model
 
 
 def die() -> None:

@@ -19,6 +19,7 @@ from flax import nnx
 from mupax import optim, zoo
 
 from ..data import ImageData, batch_indices, normalize
+from ..training.optimizer import build_optimizer
 from .results import Cell
 
 POINTS = 40  # of a learning curve that is kept
@@ -111,18 +112,6 @@ def build_model(
         **sizes,
         rngs=rngs,
     )
-
-
-def build_optimizer(
-    options: dict[str, Any],
-    learning_rate: Any,
-    scales: optim.Scales,
-    point: optim.Parametrization,
-) -> optax.GradientTransformation:
-    """An optimizer of `mupax.optim`; `options` are its `name` and arguments."""
-    options = dict(options)
-    maker = getattr(optim, options.pop("name"))
-    return maker(learning_rate, scales, point, **options)
 
 
 def compile_cell(job: Job, data: ImageData) -> Callable[[], Cell]:

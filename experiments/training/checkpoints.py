@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: asynchronous, two deep, read back past a bad one."""
+"""Checkpoints of a training run: asynchronous, few, read back past a bad one."""
 
 import contextlib
 import json
@@ -14,9 +14,8 @@ from absl import logging
 from flax import nnx
 from jaxtyping import Array, UInt32
 
-from .errors import UserError
+from ..errors import UserError
 
-_KEPT = 2
 _UNREADABLE = "unreadable"
 
 
@@ -44,7 +43,13 @@ class Checkpoints:
     def __init__(self, manager: ocp.CheckpointManager):
         self._manager = manager
 
-    def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        progress: dict[str, Any],
+        score: float | None = None,
+    ) -> None:
         """Copies the state off the device, and writes it while training goes on.
 
         Args:
@@ -52,17 +57,60 @@ class Checkpoints:
           state: a pytree of jax arrays; it may be donated as soon as this returns.
           progress: JSON-ready; it must not be changed later, for it too is written
             in the background.
+          score: how good these weights are, lower being better; None if not known.
+
+        Raises:
+          UserError: this checkpoint, or the one before, could not be written.
         """
         # Orbax finds a file that is cut short, but not a flipped bit in an array.
         sums = jax.device_get(_checksums(state)).tolist()
         sealed = {"progress": progress, "checksums": sums}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),
-                progress=ocp.args.JsonSave(sealed | {"seal": _seal(sealed)}),
-            ),
-        )
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    progress=ocp.args.JsonSave(sealed | {"seal": _seal(sealed)}),
+                ),
+                metrics=None if score is None else {"score": score},
+            )
+
+    def wait(self) -> None:
+        """Return when all is written.
+
+        Raises:
+          UserError: it could not be.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint."""
+        self._manager.reload()
+        return list(self._manager.all_steps())
+
+    def latest(self) -> int | None:
+        """The newest step that was written whole; None where there is none."""
+        return max(self.steps(), default=None)
+
+    def best(self) -> int | None:
+        """The step of the best score; None where none was scored."""
+        self._manager.reload()
+        return self._manager.best_step()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        # A full disk raises whatever Orbax, TensorStore or the system make of it.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            good = self.latest()
+            kept = "there is none yet" if good is None else f"that of step {good} stays"
+            raise UserError(
+                f"A checkpoint could not be written to {self._manager.directory} "
+                f"({reason}); {kept}. Make room, and start the same command again."
+            ) from error
 
     def restore(self, like: Any) -> Restored | None:
         """The newest checkpoint that can be read, or None where there is none.
@@ -141,30 +189,60 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def open_checkpoints(folder: pathlib.Path) -> Iterator[Checkpoints]:
-    """The checkpoints in a directory; on leaving, waits for the last to be written."""
+def open_checkpoints(
+    folder: pathlib.Path, *, keep_last: int = 2, keep_best: bool = False
+) -> Iterator[Checkpoints]:
+    """The checkpoints in a directory; on leaving, waits for the last to be written.
+
+    Args:
+      folder: the directory.
+      keep_last: how many of the newest to keep.
+      keep_best: keep the one of the lowest score, too.
+    """
+    policies = ocp.checkpoint_managers
+    keep = [policies.LatestN(keep_last)]
+    if keep_best:
+        best = policies.BestN(
+            get_metric_fn=_score,
+            reverse=True,
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
+        keep.append(best)
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=ocp.checkpoint_managers.LatestN(_KEPT),
+        preservation_policy=policies.AnyPreservationPolicy(keep),
+        best_fn=_score,
+        best_mode="min",
         cleanup_tmp_directories=True,
     )
     with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
-        yield Checkpoints(manager)
+        checkpoints = Checkpoints(manager)
+        yield checkpoints
+        checkpoints.wait()
 
 
-def load_weights(model: nnx.Module, checkpoint: pathlib.Path) -> None:
+def _score(metrics: Any) -> float:
+    return metrics["score"]
+
+
+def load_weights(
+    model: nnx.Module, checkpoint: pathlib.Path, *, ema: bool = False
+) -> None:
     """Puts the weights of a checkpoint into a model of the same shape.
 
     Args:
       model: changed in place.
       checkpoint: the directory of one step, as `TrainResult.checkpoint` names it.
+      ema: take the moving average of the weights.
 
     Raises:
       UserError: if it is no checkpoint, or one of another model.
     """
+    weights = "ema" if ema else "params"
     _, *variables = nnx.split(model, nnx.Param, ...)
     like = jax.tree.map(
         ocp.utils.to_shape_dtype_struct,
-        dict(zip(("params", "rest"), variables, strict=True)),
+        dict(zip((weights, "rest"), variables, strict=True)),
     )
     try:
         with ocp.PyTreeCheckpointer() as reader:
@@ -182,7 +260,7 @@ def load_weights(model: nnx.Module, checkpoint: pathlib.Path) -> None:
             f"{checkpoint} does not hold weights of this model ({reason}); give the "
             "directory of one step, such as target/checkpoints/600."
         ) from error
-    nnx.update(model, found["params"], found["rest"])
+    nnx.update(model, found[weights], found["rest"])
 
 
 def _seal(content: dict[str, Any]) -> int:

@@ -1,0 +1,25 @@
+"""A residual MLP on scikit-learn's 8 x 8 digits: seconds on a laptop, nothing to fetch.
+
+    mupax train --config digits
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.training.config import defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = defaults()
+    c.dataset = "digits"
+    c.model = ConfigDict({"name": "resmlp", "width": 128, "depth": 16})
+    c.base_width = 64
+    c.base_depth = 8
+    c.optimizer = ConfigDict({"name": "adam"})
+    c.learning_rate = 2.0**-9
+    c.batch_size = 128
+    c.steps = 500
+    c.log_every = 25
+    c.eval_every = 100
+    c.save_every = 100
+    return c

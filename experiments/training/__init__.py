@@ -1,0 +1,27 @@
+"""The trainer: mesh, step, loop, evaluation, checkpoints, records."""
+
+from .checkpoints import load_weights, open_checkpoints
+from .fit import evaluate, fit
+from .loop import Plan, TrainResult, train
+from .mesh import make_mesh
+from .objective import Classification, NextToken
+from .optimizer import build_optimizer, schedule
+from .step import Program, Recipe, make_program
+
+__all__ = [
+    "Classification",
+    "NextToken",
+    "Plan",
+    "Program",
+    "Recipe",
+    "TrainResult",
+    "build_optimizer",
+    "evaluate",
+    "fit",
+    "load_weights",
+    "make_mesh",
+    "make_program",
+    "open_checkpoints",
+    "schedule",
+    "train",
+]

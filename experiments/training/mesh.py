@@ -1,0 +1,160 @@
+"""The mesh of a run, and where each array of its state lies on it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from mupax import zoo
+from mupax.optim.paths import map_with_paths
+from mupax.zoo.sharding import MESH_AXES
+
+from ..errors import UserError
+
+
+def make_mesh(
+    sizes: Mapping[str, int] | None = None, devices: list[Any] | None = None
+) -> Mesh:
+    """A mesh of all devices.
+
+    Args:
+      sizes: devices along "data", "fsdp" and "tensor"; those left out are 1, and one
+        may be -1, for what remains. All along "data" by default.
+      devices: all of `jax.devices()` by default.
+
+    Raises:
+      UserError: sizes whose product is not the number of devices.
+
+    Examples:
+      >>> dict(make_mesh({"data": -1, "tensor": 1}).shape)
+      {'data': 1, 'fsdp': 1, 'tensor': 1}
+    """
+    devices = jax.devices() if devices is None else devices
+    wanted = {"data": -1} if sizes is None else dict(sizes)
+    for axis, size in wanted.items():
+        if axis not in MESH_AXES:
+            raise UserError(
+                f"mesh.{axis} is not known; the axes are {', '.join(MESH_AXES)}"
+            )
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if not whole or (size < 1 and size != -1):
+            raise UserError(
+                f"mesh.{axis}={size!r} must be a number of devices, or -1 for what "
+                "remains"
+            )
+    shape = [wanted.get(axis, 1) for axis in MESH_AXES]
+    known = math.prod(size for size in shape if size > 0)
+    if shape.count(-1) > 1:
+        raise UserError("only one axis of the mesh can be -1, for what remains")
+    remains, over = divmod(len(devices), known)
+    if over or (-1 not in shape and remains != 1):
+        said = ", ".join(f"{axis}={size}" for axis, size in wanted.items())
+        raise UserError(
+            f"a mesh of {said} does not suit {len(devices)} devices: their number "
+            "must be the product of its sizes; -1 stands for what remains"
+        )
+    shape = [remains if size == -1 else size for size in shape]
+    kinds = (AxisType.Auto,) * len(shape)
+    if devices[0] in jax.devices() and len(devices) == jax.device_count():
+        # Placed so that neighbours on the mesh are neighbours in the machine.
+        return jax.make_mesh(shape, MESH_AXES, axis_types=kinds)
+    return Mesh(np.asarray(devices).reshape(shape), MESH_AXES, axis_types=kinds)
+
+
+def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
+    """Refuse a batch that the mesh cannot share out.
+
+    Raises:
+      UserError: it does not divide.
+    """
+    devices = mesh.shape["data"] * mesh.shape.get("fsdp", 1)
+    parts = devices * accumulate
+    if batch_size % parts:
+        above = math.ceil(batch_size / parts) * parts
+        over = f"{devices} devices" + (
+            f" in {accumulate} parts" if accumulate > 1 else ""
+        )
+        raise UserError(
+            f"batch_size {batch_size} does not divide over {over}; use a multiple of "
+            f"{parts}, such as {above}."
+        )
+
+
+def batch_share(batch_size: int, mesh: Mesh) -> tuple[int, int]:
+    """Which part of a batch this process feeds: (index, count), as contiguous rows.
+
+    Processes that hold the same examples, each with another part of the weights, feed
+    the same rows.
+
+    Raises:
+      UserError: a mesh on which a process's rows do not lie together.
+    """
+    indices = zoo.batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    rows = {
+        row for (part,) in indices.values() for row in range(*part.indices(batch_size))
+    }
+    first, number = min(rows), len(rows)
+    if max(rows) - first + 1 != number or first % number or batch_size % number:
+        raise UserError(
+            "on this mesh a process's examples do not lie together in the batch; make "
+            "fsdp times tensor a divisor, or a multiple, of the devices of a process"
+        )
+    return first // number, batch_size // number
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def state_shardings(
+    state: Any,
+    model: nnx.Module,
+    mesh: Mesh,
+    rules: Mapping[str, str | None] | None = None,
+) -> Any:
+    """Where each array of a training state lies.
+
+    Whatever has a parameter's path at its end, and its shape, as the moments of Adam,
+    lies where the parameter does; all else is on every device.
+
+    Args:
+      state: pytree of arrays, or abstract ones.
+      model: the model, or its abstract twin.
+      mesh: the mesh.
+      rules: changes to `zoo.RULES`.
+
+    Raises:
+      UserError: a model that this mesh cannot split.
+    """
+    try:
+        specs = zoo.partition_specs(model, mesh, rules)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    shapes = {
+        "/".join(map(str, path)): tuple(variable.shape)
+        for path, variable in nnx.to_flat_state(nnx.state(model))
+    }
+
+    def place(path: str, leaf: Any) -> NamedSharding:
+        parts = path.split("/")
+        for start in range(len(parts)):
+            name = "/".join(parts[start:])
+            if name in specs and shapes[name] == tuple(leaf.shape):
+                return NamedSharding(mesh, specs[name])
+        return replicated(mesh)
+
+    return map_with_paths(place, state)
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """A copy of every array where it belongs; what is donated is never the original."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings, may_alias=False)
+    # device_put does not reach the devices of other processes; a program does.
+    copy = jax.jit(lambda t: jax.tree.map(jax.numpy.copy, t), out_shardings=shardings)
+    return copy(tree)
