@@ -234,7 +234,7 @@ def open_dataset(
     name: str,
     data_dir: str | os.PathLike[str] | None = None,
     *,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: int | Sequence[int] | None = None,
     augment: Iterable[str | Mapping[str, Any]] = (),
     train_split: str = "train",
     test_split: str | None = None,
@@ -266,13 +266,14 @@ def open_dataset(
       tokenizer: of text: "bytes", or the path of a Hugging Face tokenizer.json.
       test_path: of text: a file or directory to test on; None: the last tenth.
       threads: that prepare batches in each process; None: one a core, 8 at most.
-      workers: Python processes that prepare batches in each process of the run; 0:
-        threads alone.
+      workers: of images: Python processes that prepare batches in each process of the
+        run, for hosts of many cores, where Python's lock holds threads up; 0: threads
+        alone.
 
     Raises:
       UserError: an unknown name, a dataset that is not prepared (the message gives
         the command), an unknown augmentation or option, a size that is missing, or
-        an option of images given for text, or the other way round.
+        an option that means nothing for this dataset.
 
     >>> dataset = open_dataset("fake:32x32x3:10")
     >>> dataset.spec(64)["image"]
@@ -282,9 +283,10 @@ def open_dataset(
     if threads is None:
         threads = min(8, os.cpu_count() or 1)
     pool = Workers(threads, workers)
+    splits = {"train_split": train_split != "train", "test_split": test_split}
     if name.startswith("text:"):
-        of_images = {"image_size": image_size, "augment": operations, "crop": crop}
-        _refuse(name, "images", {**of_images, "test_split": test_split})
+        _refuse(name, {**splits, "image_size": image_size, "augment": operations})
+        _refuse(name, {"crop": crop, "workers": workers})
         if context is None:
             raise UserError(f"{name} is text; give context, the tokens in a window.")
         return open_text(
@@ -294,14 +296,16 @@ def open_dataset(
             test_path=test_path,
             workers=pool,
         )
-    of_text = {"context": context, "test_path": test_path}
-    if tokenizer != "bytes":
-        of_text["tokenizer"] = tokenizer
-    _refuse(name, "text", of_text)
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    _refuse(name, {"context": context, "test_path": test_path})
+    _refuse(name, {"tokenizer": tokenizer != "bytes"})
+    size = _size(image_size)
+    if crop is not None and not 0 < crop <= 1:
+        raise UserError(f"crop is {crop}, and must be more than 0 and at most 1.")
     if name.startswith("fake:"):
+        _refuse(name, splits)
         found = _fake(name)
     elif name in images.DATASETS:
+        _refuse(name, splits)
         found = _in_memory(name, data_dir)
     else:
         found = _prepared(name, data_dir, train_split, test_split)
@@ -313,10 +317,21 @@ def open_dataset(
     return found.build(size, operations, crop, pool)
 
 
-def _refuse(name: str, kind: str, options: dict[str, Any]) -> None:
-    for option, value in options.items():
-        if value:
-            raise UserError(f"{option} is an option of {kind}, and {name} has none.")
+def _refuse(name: str, options: dict[str, Any]) -> None:
+    for option, given in options.items():
+        if given:
+            raise UserError(f"{option} means nothing for {name}; leave it out.")
+
+
+def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    both = (image_size,) * 2 if isinstance(image_size, int) else tuple(image_size)
+    if len(both) != 2 or min(both) < 1:
+        raise UserError(
+            f"image_size is {image_size}; give a side or (height, width), in pixels."
+        )
+    return both[0], both[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

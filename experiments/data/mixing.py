@@ -140,7 +140,13 @@ def _partners(rows: Float[Array, "batch *rest"]) -> Float[Array, "batch *rest"]:
 
 
 def _beta(key: PRNGKeyArray, alpha: float, batch: int) -> Float[Array, " batch"]:
-    return jax.random.beta(key, alpha, alpha, (batch,), jnp.float32)
+    """Draws of Beta(α, α)."""
+    if alpha <= 0.5:
+        return jax.random.beta(key, alpha, alpha, (batch,), jnp.float32)
+    # Ulrich (1984): exact, and without the rejection loops that take long to compile.
+    radius, angle = jax.random.uniform(key, (2, batch))
+    squared = 1 - radius ** (2 / (2 * alpha - 1))
+    return 0.5 + 0.5 * jnp.sqrt(squared) * jnp.cos(2 * jnp.pi * angle)
 
 
 def _outside_box(

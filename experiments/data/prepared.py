@@ -7,21 +7,12 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-# What its builder cannot download by itself, or TFDS has no builder for.
+# What a builder cannot download by itself.
 _FETCHED_BY_HAND = {
     "imagenet2012": (
         " ImageNet is not downloaded for you: first put ILSVRC2012_img_train.tar and "
         "ILSVRC2012_img_val.tar, from https://image-net.org/download.php, into {target}"
         "/downloads/manual."
-    ),
-}
-_NO_BUILDER = {
-    "tiny_imagenet": (
-        "get http://cs231n.stanford.edu/tiny-imagenet-200.zip (research and education "
-        "only) and write it as a TFDS dataset of ArrayRecord files with the features "
-        "image and label and the splits train and validation, below {target}/"
-        "tiny_imagenet/1.0.0 "
-        "(https://www.tensorflow.org/datasets/external_tfrecord)."
     ),
 }
 
@@ -52,10 +43,12 @@ def how_to_prepare(name: str, places: Sequence[Path]) -> str:
     target = os.fspath(places[0])
     if name == "digits":
         return f"The digits dataset could not be read from {listed(places)}."
-    if name in _NO_BUILDER:
+    if name == "tiny_imagenet":
         return (
-            f"{name} is not in {listed(places)}, and TFDS has no builder of that name: "
-            + _NO_BUILDER[name].format(target=target)
+            f"{name} is not in {listed(places)}; get "
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip and prepare it once: "
+            "python -m mupax.experiments.data.tiny_imagenet tiny-imagenet-200.zip "
+            f"{target}"
         )
     return (
         f"{name} is not in {listed(places)}; prepare it once, where TensorFlow is "
