@@ -76,7 +76,7 @@ def parse(argv: list[str], extra: Mapping[str, Any] | None = None) -> Parsed:
         "workdir", None, "Where to write; by default runs/<config>.", flag_values=values
     )
     for name, default in (extra or {}).items():
-        define = flags.DEFINE_string
+        define: Any = flags.DEFINE_string
         if isinstance(default, bool):
             define = flags.DEFINE_bool
         elif isinstance(default, int):

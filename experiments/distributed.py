@@ -28,7 +28,7 @@ def joined(flags: dict[str, Any]) -> Iterator[None]:
                 raise UserError(f"--{name} needs --distributed")
         yield
         return
-    given = {
+    given: dict[str, Any] = {
         "coordinator_address": flags["coordinator"] or None,
         "num_processes": flags["processes"] or None,
         "process_id": flags["process"] if flags["process"] >= 0 else None,

@@ -204,7 +204,7 @@ def run(
         highlight=False,
     )
     if jax.process_count() == 1 and not (directory / "model").exists():
-        weights = state.get("ema", state["params"])
+        weights = state["ema"] if "ema" in state else state["params"]
         _save(job, weights, state["rest"], directory / "model", result, command)
         console.print(f"the model: {directory}/model", highlight=False)
     return result

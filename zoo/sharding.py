@@ -135,7 +135,7 @@ def _spec(
     spec: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
         axis = _rule(name, rules, path)
-        if axis not in sizes or axis in spec:
+        if axis is None or axis not in sizes or axis in spec:
             spec.append(None)
             continue
         if size % sizes[axis]:

@@ -1,5 +1,6 @@
 """Loss and accuracy on a whole test split."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,11 +48,8 @@ def tester(
         staged = [place(batch) for batch in batches()]
 
     def test(state: State) -> Float[Array, " 3"]:
-        sums = None
-        for batch in staged or map(place, batches()):
-            part = score(state, batch)
-            sums = part if sums is None else add(sums, part)
-        return sums
+        parts = (score(state, b) for b in staged or map(place, batches()))
+        return functools.reduce(add, parts)
 
     return test
 

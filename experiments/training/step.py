@@ -162,7 +162,7 @@ class Program:
 
         def add(carry: Any, part: tuple[Batch, Array]) -> tuple[Any, None]:
             rest, loss, grads = carry
-            (one, rest), more = grad(state["params"], rest, *part)
+            (one, rest), more = grad(state["params"], rest, part[0], part[1])
             return (rest, loss + one, jax.tree.map(jnp.add, grads, more)), None
 
         zeros = jax.tree.map(jnp.zeros_like, state["params"])
@@ -206,9 +206,9 @@ def make_program(
     model.eval()
     testing = nnx.graphdef(model)
     model.train()
-    training, params, rest = nnx.split(model, nnx.Param, ...)
+    training, *variables = nnx.split(model, nnx.Param, ...)
     program = Program(recipe, training, testing, mesh, rules, {}, {}, _roles(model))
-    abstract = jax.eval_shape(program.start, params, rest)
+    abstract = jax.eval_shape(program.start, *variables)
     shardings = state_shardings(abstract, model, mesh, rules)
     return dataclasses.replace(program, abstract=abstract, shardings=shardings)
 
