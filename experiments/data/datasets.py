@@ -158,7 +158,7 @@ class ImageDataset:
         check_batch(batch_size, self.train_size, self.name)
         return iterate(
             self.train_size,
-            _Load(self._train, self._augment, self.input_shape),
+            Load(self._train, self._augment, self.input_shape),
             batch_size,
             seed,
             draws=self._augment.draws if self._augment else 0,
@@ -176,7 +176,7 @@ class ImageDataset:
         """As `Dataset.test`."""
         return run_through(
             self.test_size,
-            _Load(self._test, self._fit, self.input_shape),
+            Load(self._test, self._fit, self.input_shape),
             batch_size,
             hosts=Hosts.of(process_index, process_count),
             # Worker processes take seconds to start: not for each evaluation.
@@ -198,7 +198,7 @@ class ImageDataset:
         if self._known:
             return self._known
         n = min(_MEASURED, self.train_size)
-        load = _Load(self._train, self._fit, self.input_shape)
+        load = Load(self._train, self._fit, self.input_shape)
         batch = load(np.arange(n) * self.train_size // n, np.empty((n, 0)))
         split = batch["image"], batch["label"]
         data = images.ImageData.from_arrays(self.name, split, split, self.out_features)
@@ -206,7 +206,7 @@ class ImageDataset:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Load:
+class Load:
     """Numbers of examples to a batch of images; a class, for worker processes."""
 
     source: sources.Source
@@ -454,7 +454,11 @@ def _prepared(
 
 def _unknown(name: str) -> str | None:
     """What to say of a name that neither we nor TFDS know."""
-    known = [*images.DATASETS, "tiny_imagenet", *tfds.list_builders()]
+    known = [
+        *images.DATASETS,
+        "tiny_imagenet",
+        *tfds.list_builders(with_community_datasets=False),
+    ]
     if name.split("/")[0].split(":")[0] in known:
         return None
     near = difflib.get_close_matches(name, known, n=1)

@@ -1,0 +1,559 @@
+"""Batches for the trainer: the same at a step however it is reached, by whomever."""
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from etils import epath
+from hypothesis import strategies as st
+from PIL import Image
+
+from mupax.experiments import data
+from mupax.experiments.data import pipeline
+from mupax.experiments.data import tiny_imagenet as tiny
+from mupax.experiments.errors import UserError
+
+needs_tfds = pytest.mark.skipif(
+    "TFDS_DATA_DIR" not in os.environ,
+    reason="TFDS_DATA_DIR is not set: there are no prepared datasets to read",
+)
+
+PHOTOS = 60  # in the training split; 20 in the test split
+
+
+def photo(k, size=None, grey=False):
+    """Image k: smooth, of its own colours and size."""
+    rng = np.random.default_rng(k)
+    coarse = rng.integers(0, 256, (4, 4, 3), np.uint8)
+    image = Image.fromarray(coarse).resize(size or rng.integers(20, 60, 2).tolist())
+    return image.convert("L") if grey else image
+
+
+def jpeg(image):
+    file = io.BytesIO()
+    image.save(file, format="JPEG", quality=95)
+    file.seek(0)
+    return file
+
+
+class MadePhotos(tfds.core.GeneratorBasedBuilder):
+    """JPEG files of many sizes, of which every tenth is grey, and a test split."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    code_path = epath.Path(__file__)
+
+    def _info(self):
+        features = {
+            "picture": tfds.features.Image(
+                shape=(None, None, 3), encoding_format="jpeg"
+            ),
+            "kind": tfds.features.ClassLabel(num_classes=5),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            supervised_keys=("picture", "kind"),
+        )
+
+    def _split_generators(self, dl_manager):
+        numbers = range(PHOTOS + 20)
+        return {
+            "train": self._generate_examples(numbers[:PHOTOS]),
+            "test": self._generate_examples(numbers[PHOTOS:]),
+        }
+
+    def _generate_examples(self, numbers):
+        for k in numbers:
+            image = photo(k, grey=k % 10 == 0)
+            yield k, {"picture": jpeg(image), "kind": k % 5}
+
+
+def made(builder, directory):
+    builder(data_dir=directory, file_format="array_record").download_and_prepare()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A data directory that holds `made_photos` and `digits`."""
+    directory = tmp_path_factory.mktemp("tfds")
+    made(MadePhotos, directory)
+    data.prepare_digits(directory)
+    return directory
+
+
+CHANGES = ("random_resized_crop", "flip", "rotate", "color_jitter", "random_erasing")
+KINDS = {
+    "streamed": ("made_photos", {"image_size": 16, "augment": CHANGES}),
+    "in memory": ("digits", {"augment": data.augment.PAPER_CIFAR10}),
+    "in memory, as it is": ("digits", {}),
+    "noise": ("fake:5x4x3:7", {}),
+}
+
+
+@pytest.fixture(params=KINDS)
+def dataset(request, photos):
+    name, options = KINDS[request.param]
+    return data.open_dataset(name, photos, **options)
+
+
+def take(iterator, n):
+    found = list(itertools.islice(iterator, n))
+    iterator.close()
+    return found
+
+
+def assert_same(batch, other):
+    assert batch.keys() == other.keys()
+    for key in batch:
+        np.testing.assert_array_equal(batch[key], other[key])
+
+
+def joined(parts):
+    return {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
+
+
+# --- What a dataset is.
+
+
+def test_a_batch_is_what_the_spec_says(dataset):
+    (batch,) = take(dataset.train(6, 0), 1)
+    spec = dataset.spec(6)
+    assert batch.keys() == spec.keys() == {"image", "label"}
+    for key, value in batch.items():
+        assert (value.shape, value.dtype) == (spec[key].shape, spec[key].dtype)
+    assert spec["image"].shape[1:] == dataset.input_shape
+    assert (dataset.kind, dataset.out_features > batch["label"].max()) == (
+        "images",
+        True,
+    )
+
+
+def test_images_keep_their_labels(photos):
+    """Each image of the test split is recognised by its pixels."""
+    options = {"image_size": 16, "crop": 1.0, "test_split": "test"}
+    dataset = data.open_dataset("made_photos", photos, **options)
+    batch = next(dataset.test(20))
+    expected = {}
+    for k in range(PHOTOS, PHOTOS + 20):
+        image = photo(k, grey=k % 10 == 0).convert("RGB")
+        side = min(image.size)
+        x, y = (image.width - side) / 2, (image.height - side) / 2
+        box = (x, y, x + side, y + side)
+        small = image.resize((16, 16), Image.Resampling.BILINEAR, box=box)
+        expected[k] = np.asarray(small).astype(float)
+    for image, label in zip(batch["image"], batch["label"], strict=True):
+        gaps = {k: np.abs(image - other).mean() for k, other in expected.items()}
+        nearest = min(gaps, key=gaps.get)
+        assert nearest % 5 == label
+        assert gaps.pop(nearest) < 6 < min(gaps.values())
+
+
+def test_a_normalized_batch_has_mean_0_and_deviation_1(dataset):
+    batch = next(dataset.test(dataset.test_size))
+    out = jax.jit(dataset.normalize)(batch)
+    assert out["image"].dtype == np.float32
+    np.testing.assert_array_equal(out["label"], batch["label"])
+    assert abs(out["image"].mean()) < 0.2
+    assert abs(out["image"].std() - 1) < 0.2
+
+
+def test_the_test_split_is_read_once_in_order_and_filled_up(photos):
+    digits = data.open_dataset("digits", photos)
+    expected = data.load("digits", photos)
+    batches = list(digits.test(100))
+    assert [b["image"].shape for b in batches] == [(100, 8, 8, 1)] * 4
+    counts = np.concatenate([b["counts"] for b in batches])
+    np.testing.assert_array_equal(counts, [1.0] * 360 + [0.0] * 40)
+    assert counts.dtype == np.float32
+    labels = np.concatenate([b["label"] for b in batches])
+    np.testing.assert_array_equal(labels[:360], expected.test_labels)
+
+
+def test_the_test_parts_of_the_processes_make_up_the_whole(dataset):
+    whole = dataset.test(8)
+    parts = [dataset.test(8, process_index=r, process_count=4) for r in range(4)]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        assert_same(batch, joined(shares))
+
+
+def test_an_image_is_resized_to_the_size_that_is_asked_for(photos):
+    for size, expected in ((16, (16, 16, 1)), ((12, 20), (12, 20, 1))):
+        digits = data.open_dataset("digits", photos, image_size=size)
+        assert digits.input_shape == expected
+        assert take(digits.train(2, 0), 1)[0]["image"].shape == (2, *expected)
+        assert next(digits.test(2))["image"].shape == (2, *expected)
+
+
+def test_fake_images_are_the_same_everywhere_and_differ_from_one_another():
+    batches = [take(data.open_dataset("fake:6x5x3:4").train(64, 1), 1)[0] for _ in "ab"]
+    assert_same(*batches)
+    assert len({image.tobytes() for image in batches[0]["image"]}) == 64
+    assert set(batches[0]["label"]) == set(range(4))
+
+
+# --- Order.
+
+
+def test_every_example_comes_once_an_epoch(photos):
+    """Through the whole pipeline, batches across the epoch's end included."""
+    dataset = data.open_dataset("made_photos", photos, image_size=24, crop=1.0)
+    batches = take(dataset.train(8, 3), 2 * PHOTOS // 8)
+    images = np.concatenate([b["image"] for b in batches])
+    names = [image.tobytes() for image in images]
+    assert len(set(names[:PHOTOS])) == PHOTOS
+    assert sorted(names[:PHOTOS]) == sorted(names[PHOTOS:])
+    assert names[:PHOTOS] != names[PHOTOS:]
+
+
+def test_the_trainer_and_the_sweeps_see_the_same_order(photos):
+    digits, held = data.open_dataset("digits", photos), data.load("digits", photos)
+    expected = data.batch_indices(1437, 32, 5, 3)
+    for batch, indices in zip(take(digits.train(32, 5), 3), expected, strict=True):
+        np.testing.assert_array_equal(batch["image"], held.train_images[indices])
+
+
+def test_augmenting_changes_no_order(photos):
+    plain, changed = (
+        take(data.open_dataset("digits", photos, augment=a).train(32, 5), 3)
+        for a in ((), ("rotate",))
+    )
+    for one, other in zip(plain, changed, strict=True):
+        np.testing.assert_array_equal(one["label"], other["label"])
+        assert (one["image"] != other["image"]).any()
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_any_number_of_processes_makes_up_the_same_batches(dataset, processes):
+    whole = take(dataset.train(8, 1), 12)
+    parts = [
+        take(dataset.train(8, 1, process_index=r, process_count=processes), 12)
+        for r in range(processes)
+    ]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        assert_same(batch, joined(shares))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 10])
+def test_a_step_is_the_same_by_iterating_and_by_restoring(dataset, steps):
+    """10 batches of 8 lie in the second epoch of the streamed dataset."""
+    iterator = dataset.train(8, 2)
+    for _ in range(steps):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    fresh = dataset.train(8, 2)
+    fresh.set_state(state)
+    used = dataset.train(8, 2)
+    next(used)
+    used.set_state(state)
+    for expected, *others in zip(
+        *(take(it, 3) for it in (iterator, fresh, used)), strict=True
+    ):
+        for other in others:
+            assert_same(expected, other)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(dataset):
+    """Saved by one of 2 processes in mid-epoch, restored by 4 and by 1."""
+    whole = take(dataset.train(8, 4), 8)
+    saved = dataset.train(8, 4, process_index=1, process_count=2)
+    for _ in range(5):
+        next(saved)
+    state = saved.get_state()
+    saved.close()
+    for processes in (4, 1):
+        parts = []
+        for rank in range(processes):
+            part = dataset.train(8, 4, process_index=rank, process_count=processes)
+            part.set_state(state)
+            parts.append(take(part, 3))
+        for expected, *shares in zip(whole[5:], *parts, strict=True):
+            assert_same(expected, joined(shares))
+
+
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(
+    n=st.integers(1, 40),
+    processes=st.sampled_from([1, 2, 3]),
+    rows=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+    step=st.integers(0, 12),
+)
+def test_random_numbers_belong_to_the_place_in_the_run(n, processes, rows, seed, step):
+    """Whatever the sizes: same numbers for the same example at the same step."""
+
+    def load(indices, u):
+        return {"index": indices, "u": u}
+
+    def start(rank, count):
+        hosts = pipeline.Hosts(rank, count)
+        options = {"draws": 3, "hosts": hosts, "workers": pipeline.Workers(1, 0, 1)}
+        return pipeline.iterate(n, load, rows * processes, seed, **options)
+
+    whole = take(start(0, 1), step + 1)[step]
+    parts = []
+    for rank in range(processes):
+        part = start(rank, processes)
+        part.set_state({"next_index": step})
+        parts.append(take(part, 1)[0])
+    assert_same(whole, joined(parts))
+    assert len(np.unique(whole["u"])) == 3 * rows * processes
+
+
+def test_no_two_rows_epochs_processes_or_seeds_are_changed_alike(photos):
+    """One example, seen again and again."""
+    held = data.load("digits", photos)
+    images = np.repeat(held.train_images[:1], 4, axis=0)
+    source = data.sources.Arrays(images, np.zeros(4, np.int32))
+    transform = data.augment.Transform(data.augment.parse(["affine"]), (8, 8, 1))
+    load = data.datasets.Load(source, transform, (8, 8, 1))
+    seen = []
+    for seed, rank in itertools.product((0, 1), (0, 1)):
+        hosts, workers = pipeline.Hosts(rank, 2), pipeline.Workers()
+        options = {"draws": transform.draws, "hosts": hosts, "workers": workers}
+        batches = take(pipeline.iterate(4, load, 4, seed, **options), 5)
+        seen += [image.tobytes() for b in batches for image in b["image"]]
+    assert len(seen) == 2 * 2 * 2 * 5
+    assert len(set(seen)) == len(seen)
+
+
+def test_worker_processes_give_the_same_batches_and_go_on(photos, tmp_path):
+    """In a process of its own: workers are started anew, and must find their module."""
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import sys\n"
+        "from absl import flags\n"
+        "from mupax.experiments import data\n"
+        "if __name__ == '__main__':\n"
+        "    flags.FLAGS.mark_as_parsed()\n"
+        "    def start(workers):\n"
+        f"        options = {{'image_size': 16, 'augment': {CHANGES}}}\n"
+        "        return data.open_dataset('made_photos', sys.argv[1], workers=workers,"
+        " **options).train(8, 2)\n"
+        "    here, there = start(0), start(2)\n"
+        "    expected = [next(here) for _ in range(6)]\n"
+        "    found = [next(there) for _ in range(3)]\n"
+        "    later = start(1)\n"
+        "    later.set_state(there.get_state())\n"
+        "    found += [next(later) for _ in range(3)]\n"
+        "    for a, b in zip(expected, found, strict=True):\n"
+        "        assert (a['image'] == b['image']).all()\n"
+        "        assert (a['label'] == b['label']).all()\n"
+        "    for it in (here, there, later): it.close()\n"
+        "    print('same')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, child, str(photos)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "same\n", done.stderr
+
+
+# --- Prefetching to the device.
+
+
+def test_prefetching_changes_no_batch_and_places_them_ahead(photos):
+    dataset = data.open_dataset("digits", photos)
+    placed = []
+
+    def place(batch):
+        placed.append(batch)
+        return jax.device_put(batch)
+
+    iterator = data.prefetch(dataset.train(8, 0), place, depth=3)
+    for step, expected in enumerate(take(dataset.train(8, 0), 5)):
+        batch = next(iterator)
+        assert isinstance(batch["image"], jax.Array)
+        assert_same(batch, expected)
+        assert len(placed) == step + 3
+    iterator.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_saved_state_is_that_of_what_was_consumed(photos, depth):
+    dataset = data.open_dataset("digits", photos, augment=("rotate",))
+    iterator = data.prefetch(dataset.train(8, 0), jax.device_put, depth)
+    assert iterator.get_state()["next_index"] == 0
+    for _ in range(4):
+        next(iterator)
+    state = iterator.get_state()
+    assert state["next_index"] == 4
+    expected = [next(iterator) for _ in range(3)]
+    other = data.prefetch(dataset.train(8, 0), jax.device_put, depth)
+    next(other)
+    other.set_state(state)
+    assert other.get_state() == state
+    for batch in expected:
+        assert_same(next(other), batch)
+    iterator.set_state(state)
+    assert_same(next(iterator), expected[0])
+    iterator.close()
+    other.close()
+
+
+def test_an_error_of_the_pipeline_reaches_the_trainer(photos):
+    """A file that breaks off is not replaced by anything."""
+    source = data.open_dataset("made_photos", photos, image_size=16)
+
+    def broken(indices, u):
+        raise OSError("image file is truncated")
+
+    hosts, workers = pipeline.Hosts(0, 1), pipeline.Workers()
+    options = {"hosts": hosts, "workers": workers}
+    iterator = pipeline.iterate(source.train_size, broken, 8, 0, **options)
+    with pytest.raises(OSError, match="truncated"):
+        next(data.prefetch(iterator, jax.device_put))
+    iterator.close()
+
+
+# --- Mistakes, each in one sentence.
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("made_photos", {}, r"many sizes; .*image_size, such as 224"),
+        ("made_photos", {"image_size": (3, 0)}, r"image_size is \(3, 0\)"),
+        ("made_photos", {"image_size": 8, "crop": 2.0}, r"crop is 2\.0"),
+        ("made_photos", {"image_size": 8, "test_split": "dev"}, r"'dev'.*train, test"),
+        ("made_photos", {"image_size": 8, "augment": ("flop",)}, r"choose of flip"),
+        ("made_photos", {"image_size": 8, "context": 8}, r"context means nothing for"),
+        ("digits", {"train_split": "train[:9%]"}, r"train_split means nothing"),
+        ("digits", {"tokenizer": "t.json"}, r"tokenizer means nothing for digits"),
+        ("digits", {"threads": 0}, r"threads is 0"),
+        ("digits", {"workers": -1}, r"processes is -1"),
+        ("fake:32x32:10", {}, r"fake:HEIGHTxWIDTHxCHANNELS:CLASSES"),
+        ("fake:32x32x4:10", {}, r"1 or 3 channels"),
+        (
+            "imagenet_2012",
+            {},
+            r"no dataset 'imagenet_2012'; did you mean 'imagenet2012'",
+        ),
+        ("imagenet2012", {}, r"download_and_prepare.*ILSVRC2012_img_train\.tar"),
+        ("tiny_imagenet", {}, r"cs231n.*data\.tiny_imagenet tiny-imagenet-200\.zip"),
+        ("svhn_cropped", {}, r"svhn_cropped.*download_and_prepare"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(photos, name, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        data.open_dataset(name, photos, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_batches_that_cannot_be_are_said_to(photos):
+    digits = data.open_dataset("digits", photos)
+    with pytest.raises(UserError, match=r"7 does not divide over 2 processes"):
+        digits.train(7, 0, process_index=0, process_count=2)
+    with pytest.raises(UserError, match=r"7 does not divide over 2 processes"):
+        next(digits.test(7, process_index=0, process_count=2))
+    with pytest.raises(UserError, match=r"2000 is more than the 1437 training"):
+        digits.train(2000, 0)
+    with pytest.raises(UserError, match=r"depth of prefetching is 0"):
+        data.prefetch(digits.train(2, 0), jax.device_put, 0)
+
+
+def test_the_state_of_another_batch_size_or_seed_is_refused(photos):
+    digits = data.open_dataset("digits", photos)
+    state = digits.train(8, 0).get_state()
+    with pytest.raises(UserError, match=r"batch_size 8, and this run has batch_size 4"):
+        digits.train(4, 0).set_state(state)
+    with pytest.raises(UserError, match=r"seed 0, and this run has seed 1"):
+        digits.train(8, 1).set_state(state)
+
+
+class NoLabels(tfds.core.GeneratorBasedBuilder):
+    """Numbers, and no images."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    code_path = epath.Path(__file__)
+
+    def _info(self):
+        features = {"number": tfds.features.Scalar(np.int64)}
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features)
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield 0, {"number": 1}
+
+
+def test_a_dataset_without_labelled_images_is_said_to_be(tmp_path):
+    made(NoLabels, tmp_path)
+    with pytest.raises(UserError, match=r"no Image feature 'image', but number"):
+        data.open_dataset("no_labels", tmp_path)
+
+
+# --- Tiny ImageNet.
+
+
+def archive(path):
+    """Three classes of Tiny ImageNet's archive, in its layout."""
+    names = ["n03", "n01", "n02"]
+    with zipfile.ZipFile(path, "w") as out:
+        out.writestr("tiny-imagenet-200/wnids.txt", "\n".join(names) + "\n")
+        rows = []
+        for k in range(6):
+            image = jpeg(photo(k, (64, 64), grey=k == 4)).getvalue()
+            folder = f"tiny-imagenet-200/train/{names[k % 3]}/images"
+            out.writestr(f"{folder}/{names[k % 3]}_{k}.JPEG", image)
+            out.writestr(f"tiny-imagenet-200/val/images/val_{k}.JPEG", image)
+            rows.append(f"val_{k}.JPEG\t{names[k % 3]}\t0\t0\t63\t63\n")
+        out.writestr("tiny-imagenet-200/val/val_annotations.txt", "".join(rows))
+
+
+def test_tiny_imagenet_is_prepared_by_the_command_of_the_message(tmp_path):
+    zipped = tmp_path / "tiny-imagenet-200.zip"
+    archive(zipped)
+    assert tiny.main(["tiny_imagenet", str(zipped), str(tmp_path / "tfds")]) == 0
+    dataset = data.open_dataset("tiny_imagenet", tmp_path / "tfds")
+    sizes = dataset.train_size, dataset.test_size, dataset.out_features
+    assert (sizes, dataset.input_shape) == ((6, 6, 3), (64, 64, 3))
+    batch = next(dataset.test(6))
+    found = dict(zip(map(bytes, batch["image"]), batch["label"].tolist(), strict=True))
+    for k in range(6):
+        image = Image.open(jpeg(photo(k, (64, 64), grey=k == 4))).convert("RGB")
+        assert found[np.asarray(image).tobytes()] == k % 3
+
+
+def test_what_is_no_such_archive_is_said_to_be(tmp_path, capsys):
+    other = tmp_path / "other.zip"
+    with zipfile.ZipFile(other, "w") as out:
+        out.writestr("readme.txt", "")
+    (tmp_path / "no.zip").write_bytes(b"no")
+    for path in (tmp_path / "none.zip", tmp_path / "no.zip", other):
+        with pytest.raises(UserError, match=r"not the Tiny ImageNet archive.*cs231n"):
+            tiny.prepare_tiny_imagenet(path, tmp_path / "tfds")
+    assert tiny.main(["tiny_imagenet"]) == 2
+    assert "tiny-imagenet-200.zip" in capsys.readouterr().err
+
+
+# --- Real data.
+
+
+@needs_tfds
+def test_tiny_imagenet_is_read_grey_images_included():
+    dataset = data.open_dataset("tiny_imagenet", augment=data.augment.PAPER_IMAGENET)
+    assert dataset.input_shape == (64, 64, 3)
+    assert dataset.out_features == 200
+    iterator = dataset.train(256, 0)
+    for batch in take(iterator, 3):
+        assert batch["image"].shape == (256, 64, 64, 3)
+    batch = next(dataset.test(512))
+    grey = (np.ptp(batch["image"], axis=-1) == 0).all((1, 2))
+    assert 0 < grey.sum() < 40
+    out = dataset.normalize(batch)["image"]
+    assert abs(out.mean()) < 0.3
+    assert abs(out.std() - 1) < 0.3
