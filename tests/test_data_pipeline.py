@@ -330,10 +330,8 @@ def test_worker_processes_give_the_same_batches_and_go_on(photos, tmp_path):
     child = tmp_path / "child.py"
     child.write_text(
         "import sys\n"
-        "from absl import flags\n"
         "from mupax.experiments import data\n"
         "if __name__ == '__main__':\n"
-        "    flags.FLAGS.mark_as_parsed()\n"
         "    def start(workers):\n"
         f"        options = {{'image_size': 16, 'augment': {CHANGES}}}\n"
         "        return data.open_dataset('made_photos', sys.argv[1], workers=workers,"

@@ -7,6 +7,7 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+from absl import flags
 from jaxtyping import Float, Int32, Int64
 
 from ..errors import UserError
@@ -81,6 +82,9 @@ class Workers:
         found = batches.to_iter_dataset(grain.ReadOptions(self.threads, ahead))
         if not self.processes:
             return found
+        if not flags.FLAGS.is_parsed():
+            # Grain hands its flags on to its workers, and not every program is absl's.
+            flags.FLAGS.mark_as_parsed()
         return found.mp_prefetch(
             grain.MultiprocessingOptions(self.processes, per_worker_buffer_size=ahead)
         )

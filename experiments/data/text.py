@@ -160,25 +160,26 @@ def open_text(
         raise UserError(f"context is {context}; it must be 1 or more.")
     vocabulary, encode, decode = _tokenizer(tokenizer)
     files = [encode(file) for file in _files(path)]
-    total = sum(window_count(file, context) for file in files)
+    total = _total(files, context)
     if test_path is None:
+        if total < 2:
+            raise UserError(
+                f"{path} holds {total} windows of {context + 1} tokens, which is too "
+                "few to train and test on; make context smaller."
+            )
         cut = total - max(1, total // _TEST_SHARE)
         train = Windows(files, context, 0, cut)
         test = Windows(files, context, cut, total)
     else:
         others = [encode(file) for file in _files(test_path)]
         train = Windows(files, context, 0, total)
-        test = Windows(
-            others, context, 0, sum(window_count(file, context) for file in others)
-        )
-    if not len(train) or len(test) < 1:
-        raise UserError(
-            f"{path} holds {total} windows of {context + 1} tokens, which is too few "
-            "to train and test on; make context smaller."
-            if test_path is None or not len(train)
-            else f"{test_path} is shorter than one window of {context + 1} tokens; "
-            "make context smaller."
-        )
+        test = Windows(others, context, 0, _total(others, context))
+        for place, windows in ((path, train), (test_path, test)):
+            if not len(windows):
+                raise UserError(
+                    f"{place} is shorter than one window of {context + 1} tokens; make "
+                    "context smaller."
+                )
     return TextDataset(
         name=f"text:{os.fspath(path)}",
         out_features=vocabulary,
@@ -188,6 +189,10 @@ def open_text(
         _test=test,
         _workers=workers or Workers(),
     )
+
+
+def _total(files: Sequence[np.ndarray], context: int) -> int:
+    return sum(window_count(file, context) for file in files)
 
 
 def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
