@@ -184,7 +184,7 @@ def test_a_missing_package_is_named(song, tmp_path, monkeypatch):
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install tokenizers"):
+    with pytest.raises(UserError, match=r"pip install .mupax\[text\]"):
         open_song(song, tokenizer=tmp_path / "tokenizer.json")
 
 

@@ -252,7 +252,7 @@ def _load_tokenizer(path: pathlib.Path) -> Any:
         import tokenizers
     except ImportError as error:
         raise UserError(
-            f"To read {path} install the package tokenizers: pip install tokenizers."
+            f"To read {path} install tokenizers: pip install 'mupax[text]'."
         ) from error
     try:
         return tokenizers.Tokenizer.from_file(os.fspath(path))
