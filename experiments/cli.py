@@ -39,6 +39,15 @@ def evaluate(argv: list[str]) -> None:
         job.evaluate(config, workdir, own["checkpoint"])
 
 
+def plan(argv: list[str]) -> None:
+    """what a training step needs of a TPU slice or GPUs: memory, links, time"""
+    from . import config as configs
+    from . import plan as job
+
+    config, _, own = configs.parse(argv, {"topology": "", "batch_sizes": ""})
+    job.run(config, own["topology"], own["batch_sizes"])
+
+
 def explain(argv: list[str]) -> None:
     """print how each parameter of a config's target is scaled"""
     from . import config as configs
@@ -67,6 +76,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "transfer": transfer,
     "train": train,
     "eval": evaluate,
+    "plan": plan,
     "explain": explain,
     "convert": convert,
     "models": models,
@@ -149,6 +159,9 @@ _OWN = {
     "train": """
   --dry_run        say what would be done, and do nothing"""
     + _PROCESSES,
+    "plan": """
+  --topology       machines, as v6e:16x16,v5p:4x4x4,gpu:8
+  --batch_sizes    as 1024,4096; the config's own by default""",
     "eval": """
   --checkpoint     latest (the default), best, or a step"""
     + _PROCESSES,

@@ -38,8 +38,8 @@ def joined(flags: dict[str, Any]) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the other processes were not found ({_first_line(error)}); where JAX "
-            "does not find them by itself, give --coordinator=host:port, --processes and "
-            "--process"
+            "does not find them by itself, give --coordinator=host:port, --processes "
+            "and --process"
         ) from None
     try:
         yield

@@ -37,6 +37,7 @@ from .training import (
 )
 from .training import config as configs
 from .training.evaluate import means, tester
+from .training.loop import check
 from .training.mesh import check_batch, put
 from .training.objective import Objective
 from .training.records import Sink, TensorBoard, WandB
@@ -67,19 +68,22 @@ class Job:
     plan: Plan
 
 
-def build(config: ConfigDict, mesh: Mesh | None = None) -> Job:
+def build(
+    config: ConfigDict, mesh: Mesh | None = None, *, stand_in: bool = False
+) -> Job:
     """A config's job.
 
     Args:
       config: as `training.config.defaults` gives it, and a config file changed it.
       mesh: in place of the config's own, as one of devices that are not here.
+      stand_in: take the config's stand-in for data that is not prepared.
 
     Raises:
       UserError: bad input, said in one sentence.
     """
     config = configs.check(config)
     mesh = mesh or make_mesh(plain(config.mesh))
-    dataset = open_dataset(config)
+    dataset = open_dataset(config, stand_in)
     name, options = configs.model_options(config)
     options |= _shapes(dataset, name)
 
@@ -121,8 +125,18 @@ def build(config: ConfigDict, mesh: Mesh | None = None) -> Job:
     return Job(config, dataset, create, model, pretrained, rate, program, plan)
 
 
-def open_dataset(config: ConfigDict) -> Dataset:
-    """The dataset of a config."""
+def check_job(job: Job) -> None:
+    """Refuse a batch that does not suit the devices or the dataset."""
+    check(job.plan, job.program, job.dataset)
+
+
+def open_dataset(config: ConfigDict, stand_in: bool = False) -> Dataset:
+    """The dataset of a config, or its stand-in where it is not prepared."""
+    if stand_in and config.stand_in:
+        try:
+            return open_dataset(config)
+        except UserError:
+            return datasets.open_dataset(config.stand_in)
     options = plain(config.data)
     if config.augment:
         options["augment"] = plain(config.augment)
@@ -180,7 +194,8 @@ def run(
     """
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first)
-    job = build(config)
+    job = build(config, stand_in=dry_run)
+    check_job(job)
     directory = run_directory(job.config, folder)
     console.print(describe(job), highlight=False, markup=False)
     if dry_run:

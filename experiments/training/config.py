@@ -22,6 +22,7 @@ def defaults() -> ConfigDict:
     # Data. See `mupax.experiments.data.open_dataset`.
     c.dataset = "digits"
     c.data_dir = placeholder(str)  # a TFDS directory; TFDS_DATA_DIR by default
+    c.stand_in = placeholder(str)  # noise of its shapes, for plans without the data
     c.data = ConfigDict()  # further options of open_dataset
     c.augment = ()  # names, or {"name": ..., option: value}
     c.mixup = 0.0  # α of its Beta distribution; 0 for none
@@ -65,6 +66,7 @@ def defaults() -> ConfigDict:
 # What may differ between a run and its continuation: nothing of the result.
 INCIDENTAL = (
     "data_dir",
+    "stand_in",
     "mesh",
     "sharding",
     "save_every",

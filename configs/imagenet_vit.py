@@ -1,0 +1,36 @@
+"""ViT-B/16 on ImageNet at 224 x 224, tuned at a quarter of its width.
+
+mupax plan --config imagenet_vit --topology v6e:16x16
+mupax train --config imagenet_vit --workdir runs/imagenet_vit
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.training.config import defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = defaults()
+    c.dataset = "imagenet2012"
+    c.stand_in = "fake:224x224x3:1000"
+    c.data = ConfigDict({"image_size": 224})
+    c.augment = ("random_resized_crop", "flip", "randaugment")
+    c.mixup = 0.2
+    c.model = ConfigDict(
+        {"name": "vit_base_patch16_224", "dtype": "bfloat16", "remat": True}
+    )
+    c.base_width = 192
+    c.base_depth = 12
+    c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.1})
+    c.learning_rate = 1e-3
+    c.schedule = ConfigDict(
+        {"name": "cosine", "warmup": 10_000, "decay": 0, "final": 0.0}
+    )
+    c.clip_norm = 1.0
+    c.batch_size = 4096
+    c.steps = 93_000  # 300 epochs
+    c.log_every = 100
+    c.eval_every = 2_500
+    c.save_every = 2_500
+    return c

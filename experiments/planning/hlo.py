@@ -1,0 +1,192 @@
+"""What a compiled program moves between devices, read off its HLO."""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+
+# How the TPU's compiler writes what it overlaps with arithmetic: the same collective
+# stands where it starts, in every fusion meanwhile, and where it is done.
+_OVERLAPPED, _DONE = "async_collective_fusion", "async-collective-done"
+# An all-reduce of which each device takes only its part is one reduce-scatter.
+_FUSED_SCATTER = "all-reduce-scatter"
+
+_BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
+    "s16": 2,
+    "u16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "s32": 4,
+    "u32": 4,
+    "f32": 4,
+    "s64": 8,
+    "u64": 8,
+    "f64": 8,
+}
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_CONSTANT = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
+_BODY = re.compile(r"body=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"(?:to_apply|calls|true_computation|false_computation|condition)=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One communication of a program.
+
+    Attributes:
+      kind: one of `COLLECTIVES`.
+      shapes: of what each device gets, as ("f32", (16, 64)).
+      group: how many devices take part in it together.
+      times: how often a step runs it.
+    """
+
+    kind: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    group: int
+    times: int
+
+    @property
+    def bytes(self) -> int:
+        """Of what each device gets, once."""
+        total = 0
+        for dtype, shape in self.shapes:
+            size = _BYTES.get(dtype, 4)
+            for n in shape:
+                size *= n
+            total += size
+        return total
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each device sends in a step, along a ring."""
+        share = (self.group - 1) / self.group
+        factor = {
+            "all-reduce": 2 * share,
+            "all-gather": share,
+            "reduce-scatter": share * self.group,
+            "all-to-all": share,
+            "collective-permute": 1.0,
+        }[self.kind]
+        return self.times * factor * self.bytes
+
+
+def collectives(text: str, devices: int) -> list[Collective]:
+    """The communications of a compiled program.
+
+    Args:
+      text: `compiled.as_text()`.
+      devices: how many it was compiled for.
+
+    Returns:
+      One for each operation; those in a loop count as often as it runs.
+    """
+    bodies, entry = _computations(text)
+    times = _times(bodies, entry)
+    found = []
+    for name, lines in bodies.items():
+        if not times[name]:
+            continue
+        for line in lines:
+            operation = _OPERATION.match(line)
+            if operation is None:
+                continue
+            kind = operation[2].removesuffix("-start")
+            if kind not in COLLECTIVES:
+                continue
+            shapes = list(_shapes(operation[1]))
+            if operation[2].endswith("-start") and kind != "all-reduce":
+                # An asynchronous one returns its operands, too.
+                shapes = shapes[len(shapes) // 2 :][: max(1, len(shapes) // 2)]
+            group = _group(line, devices)
+            if name.startswith(_FUSED_SCATTER):
+                kind = "reduce-scatter"
+                shapes = [(d, (math.prod(shape) // group,)) for d, shape in shapes]
+            if group > 1:
+                found.append(Collective(kind, tuple(shapes), group, times[name]))
+    return found
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    bodies: dict[str, list[str]] = {}
+    name, entry = "", ""
+    for line in text.splitlines():
+        if head := _COMPUTATION.match(line):
+            name = head[2]
+            bodies[name] = []
+            entry = name if head[1] else entry
+        elif name:
+            bodies[name].append(line)
+    return bodies, entry
+
+
+def _times(bodies: dict[str, list[str]], entry: str) -> dict[str, int]:
+    """How often each computation runs in one step."""
+    times: dict[str, int] = collections.defaultdict(int)
+
+    def visit(name: str, count: int) -> None:
+        if name.startswith(_OVERLAPPED):
+            return
+        times[name] += count
+        for line in bodies.get(name, ()):
+            if _DONE in line.split("=")[0]:
+                continue
+            for called in _CALLED.findall(line):
+                visit(called, count)
+            for group in _BRANCHES.findall(line):
+                for called in group.replace("%", "").split(", "):
+                    visit(called, count)
+            if body := _BODY.search(line):
+                visit(body[1], count * _trips(line, bodies))
+
+    visit(entry, 1)
+    return times
+
+
+def _trips(line: str, bodies: dict[str, list[str]]) -> int:
+    """How often a loop runs: as the compiler notes, or as its condition compares."""
+    if noted := _TRIPS.search(line):
+        return int(noted[1])
+    condition = _CONDITION.search(line)
+    inside = bodies.get(condition[1], []) if condition else []
+    bounds = [int(n) for text in inside for n in _CONSTANT.findall(text)]
+    # A loop that ends when it ends, as the drawing of a Beta variable: at least once.
+    return max(bounds, default=1)
+
+
+def _shapes(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for dtype, dims in _SHAPE.findall(text):
+        if dtype in _BYTES:
+            yield dtype, tuple(int(n) for n in dims.split(",") if n)
+
+
+def _group(line: str, devices: int) -> int:
+    if found := _GROUPS.search(line):
+        return len(found[1].split(","))
+    if found := _IOTA_GROUPS.search(line):
+        return int(found[2])
+    if "source_target_pairs" in line:
+        return 2
+    return devices
