@@ -3,12 +3,13 @@
 from . import augment, mixing
 from .datasets import Dataset, ImageDataset, from_memory, open_dataset
 from .images import DATASETS, ImageData, load, normalize, prepare_digits
-from .pipeline import batch_indices, batches
+from .pipeline import BatchIterator, batch_indices, batches
 from .prefetch import Prefetched, prefetch
 from .text import TextDataset
 
 __all__ = [
     "DATASETS",
+    "BatchIterator",
     "Dataset",
     "ImageData",
     "ImageDataset",

@@ -95,13 +95,16 @@ class BatchIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
 
     So it may be restored with another number of processes, threads or workers, but
     with the same batch size and seed.
+
+    Attributes:
+      batches: every batch by its number, made where it is asked for.
     """
 
     def __init__(
         self, batches: grain.MapDataset, workers: Workers, identity: dict[str, int]
     ):
         super().__init__()
-        self._batches = batches
+        self.batches = batches
         self._workers = workers
         self._identity = identity
         self._next = 0
@@ -109,7 +112,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
 
     def __next__(self) -> dict[str, np.ndarray]:
         if self._running is None:
-            self._running = iter(self._workers.run(self._batches[self._next :]))
+            self._running = iter(self._workers.run(self.batches[self._next :]))
         batch = next(self._running)
         self._next += 1
         return batch

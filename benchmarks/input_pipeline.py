@@ -1,0 +1,139 @@
+"""How fast the input pipeline is, beside the models that it feeds.
+
+    TFDS_DATA_DIR=... python -m benchmarks.input_pipeline [--profile]
+
+Images a second of `data.open_dataset(...).train(64, seed)`: CIFAR-10 in memory with the
+papers' augmentations, Tiny ImageNet from its JPEG files with crop and flip, and digits
+as they are; then those that a jitted training step (forward, backward, AdamW, float32,
+batch 64) of the models trained on them takes, each alone on the machine. The aim is a
+pipeline of at least three times the model. The median of 5 stretches counts. With
+--profile it prints where the pipeline's time goes. What was measured is in
+docs/performance.md.
+"""
+
+import argparse
+import cProfile
+import itertools
+import pstats
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from mupax import optim, zoo
+from mupax.experiments import data
+
+BATCH = 64
+STRETCHES = 5
+
+Models = dict[str, dict[str, Any]]
+
+CASES: dict[str, tuple[tuple[str, ...], Models]] = {
+    "cifar10": (
+        data.augment.PAPER_CIFAR10,
+        {
+            "cnn": {"width": 64, "depth": 4},
+            "resnet18": {"stem": "cifar"},
+            "vit_tiny_patch4_32": {},
+        },
+    ),
+    "tiny_imagenet": (data.augment.PAPER_IMAGENET, {"vit_tiny_patch8_64": {}}),
+    "digits": ((), {"resmlp": {"width": 64, "depth": 8}}),
+}
+
+
+def rate(work: Callable[[], None], images: int) -> float:
+    """Images a second; `work` handles so many."""
+    work()
+    seconds = []
+    for _ in range(STRETCHES):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return images / statistics.median(seconds)
+
+
+def pipeline_rate(dataset: data.Dataset, batches: int = 50) -> float:
+    """Images a second of the pipeline, at work ahead of time as in training."""
+    iterator = dataset.train(BATCH, 0, process_index=0, process_count=1)
+
+    def consume() -> None:
+        for _ in itertools.islice(iterator, batches):
+            pass
+
+    found = rate(consume, batches * BATCH)
+    iterator.close()
+    return found
+
+
+def model_rate(dataset: data.Dataset, name: str, options: dict[str, Any]) -> float:
+    """Images a second of a training step, on batches that lie on the device."""
+    sizes = {"out_features": dataset.out_features}
+    if "patch" not in name:
+        sizes["input_shape"] = dataset.input_shape
+    model = zoo.create(name, **options, **sizes, rngs=nnx.Rngs(0))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    tx = optim.adamw(1e-3, zoo.scales(model))
+    iterator = dataset.train(BATCH, 0, process_index=0, process_count=1)
+    batch = jax.device_put(next(iterator))
+    iterator.close()
+
+    @jax.jit
+    def step(state: Any, batch: Any) -> Any:
+        params, rest, optimizer = state
+        batch = dataset.normalize(batch)
+
+        def loss(params: nnx.State) -> tuple[jax.Array, nnx.State]:
+            net = nnx.merge(graph, params, rest, copy=True)
+            losses = optax.softmax_cross_entropy_with_integer_labels(
+                net(batch["image"]), batch["label"]
+            )
+            return jnp.mean(losses), nnx.state(net, nnx.Not(nnx.Param))
+
+        grads, new = jax.grad(loss, has_aux=True)(params)
+        updates, optimizer = tx.update(grads, optimizer, params)
+        return optax.apply_updates(params, updates), new, optimizer
+
+    state = params, rest, tx.init(params)
+
+    def run() -> None:
+        nonlocal state
+        state = jax.block_until_ready(step(state, batch))
+
+    return rate(run, BATCH)
+
+
+def profile(dataset: data.Dataset) -> None:
+    """Where the time of one thread's work goes."""
+    iterator = dataset.train(BATCH, 0, process_index=0, process_count=1)
+    assert isinstance(iterator, data.BatchIterator)
+    batches = iterator.batches
+    profiler = cProfile.Profile()
+    profiler.runcall(lambda: [batches[step] for step in range(20)])
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(15)
+
+
+def main() -> None:
+    """Print the rates."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    for name, (augment, models) in CASES.items():
+        dataset = data.open_dataset(name, augment=augment)
+        if arguments.profile:
+            profile(dataset)
+            continue
+        fed = pipeline_rate(dataset)
+        print(f"{name} with {', '.join(augment) or 'nothing'}: {fed:,.0f} images/s")
+        for model, options in models.items():
+            eaten = model_rate(dataset, model, options)
+            print(f"  {model} takes {eaten:,.0f}: {fed / eaten:.1f} times as many")
+
+
+if __name__ == "__main__":
+    main()
