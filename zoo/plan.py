@@ -143,9 +143,13 @@ class Plan:
             std = gain * summed**-0.5 * rule.init_std
             if init == "uniform":
                 # A uniform variable on [-1, 1] has variance 1/3.
-                value = std * 3**0.5 * jax.random.uniform(key(), shape, dtype, -1, 1)
+                std *= 3**0.5
+                drawn = jax.random.uniform(key(), shape, dtype, -1, 1)
             else:
-                value = std * jax.random.normal(key(), shape, dtype)
+                drawn = jax.random.normal(key(), shape, dtype)
+            # Without a barrier XLA multiplies std by a factor of the draw's first:
+            # weights drawn inside jit and outside would differ by rounding.
+            value = std * jax.lax.optimization_barrier(drawn)
         else:
             # A gauge divides the stored ones by what it multiplies them with.
             start = {"zeros": 0.0, "ones": rule.init_std}[init]

@@ -2,11 +2,14 @@
 
 import difflib
 import fnmatch
+import functools
 import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 M = TypeVar("M", bound=type[nnx.Module])
@@ -68,9 +71,53 @@ def create(name: str, **overrides: Any) -> nnx.Module:
     for key in ("width", "depth", "rngs"):
         if key not in overrides and key not in defaults:
             raise ValueError(f"{name} needs {key}=...")
-    made = model(**{**defaults, **overrides})
+    made = _make(model, {**defaults, **overrides})
     _RECIPES[made] = (name, {k: v for k, v in overrides.items() if k != "rngs"})
     return made
+
+
+def _make(model: Callable[..., nnx.Module], options: dict[str, Any]) -> nnx.Module:
+    """The model itself, its variables drawn by one program where none is traced.
+
+    Draws that are run one by one compile for each shape, which takes most of the time.
+    """
+    rngs = options.pop("rngs")
+    traced = isinstance(jnp.zeros(()), jax.core.Tracer) or any(
+        isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(rngs)
+    )
+    meshed = not jax.sharding.get_abstract_mesh().empty
+    if traced or meshed or not isinstance(rngs, nnx.Rngs):
+        return model(**options, rngs=rngs)
+    graph, state = nnx.split(rngs)
+    # What is equal need not be as good: 2.0 is no width.
+    known = tuple((key, repr(value), value) for key, value in options.items())
+    try:
+        program = _program(model, known, graph)
+    except TypeError:  # an option that cannot be hashed, as a list
+        program = _program.__wrapped__(model, known, graph)
+    made, after = nnx.merge(*program(state))
+    nnx.update(rngs, nnx.state(after))
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def _program(
+    model: Callable[..., nnx.Module],
+    options: tuple[tuple[str, str, Any], ...],
+    graph: nnx.GraphDef,
+) -> Callable[[nnx.State], tuple[nnx.GraphDef, nnx.State]]:
+    """From the state of random streams to the model and the streams after it."""
+    # On a CPU optimizing takes longer than what it saves of a program run once.
+    cpu = jax.default_backend() == "cpu"
+    quick = {"xla_backend_optimization_level": 1} if cpu else {}
+
+    @functools.partial(jax.jit, compiler_options=quick)
+    def run(state: nnx.State) -> tuple[nnx.GraphDef, nnx.State]:
+        rngs = nnx.merge(graph, state, copy=True)
+        given = {key: value for key, _, value in options}
+        return nnx.split((model(**given, rngs=rngs), rngs))
+
+    return run
 
 
 def recipe(model: nnx.Module) -> tuple[str, dict[str, Any]]:
