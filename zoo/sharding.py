@@ -8,7 +8,7 @@ keeps a part of every weight and gathers the whole of it when it is used) and ov
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,17 +21,20 @@ from .plan import LAYERS
 BATCH_AXES = ("data", "fsdp")
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# The mesh axis that splits an axis of a parameter; numbers at a name's end, as in
-# "stage3", do not count. None says that it stays whole, on purpose.
-RULES: Mapping[str, str | None] = {
+#: From the name of a parameter's axis to the mesh axis that splits it, or to several,
+#: of which the first that is free does. None: it stays whole, on purpose.
+Rules = Mapping[str, str | tuple[str, ...] | None]
+
+# Numbers at a name's end, as in "stage3", do not count.
+RULES: Rules = {
     # The residual stream.
     "embed": "fsdp",
     "stage": "fsdp",
     # The inside of branches.
     "mlp": "tensor",
     "heads": "tensor",
-    "mid": "tensor",
-    "inner": "tensor",
+    "mid": ("tensor", "fsdp"),
+    "inner": ("tensor", "fsdp"),
     # Both ends.
     "vocab": "tensor",
     "classes": None,
@@ -46,22 +49,20 @@ RULES: Mapping[str, str | None] = {
     LAYERS: None,
 }
 
-_rules: contextvars.ContextVar[Mapping[str, str | None]] = contextvars.ContextVar(
-    "rules", default=RULES
-)
+_rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=RULES)
 
 
 def partition_specs(
     model: nnx.Module,
     mesh: Mesh | AbstractMesh,
-    rules: Mapping[str, str | None] | None = None,
+    rules: Rules | None = None,
 ) -> dict[str, PartitionSpec]:
     """How each parameter of a model is split over a mesh.
 
     Args:
       model: a zoo model, or its abstract twin from `nnx.eval_shape`.
       mesh: with axes of `MESH_AXES`.
-      rules: changes to `RULES`: {axis name: mesh axis or None}.
+      rules: changes to `RULES`.
 
     Returns:
       {path: spec} of every variable that names its axes. Along each mesh axis an
@@ -108,19 +109,20 @@ def partition_specs(
 
 
 def complete_rules(
-    changes: Mapping[str, str | None] | None = None,
-) -> dict[str, str | None]:
+    changes: Rules | None = None,
+) -> Rules:
     """`RULES` with changes.
 
     Raises:
       ValueError: a rule that names no mesh axis.
     """
-    for name, axis in (changes or {}).items():
-        if axis not in (None, *MESH_AXES):
-            raise ValueError(
-                f"the sharding rule of {name!r} names {axis!r}, which must be None or "
-                f"one of {MESH_AXES}"
-            )
+    for name, rule in (changes or {}).items():
+        for axis in _choices(rule):
+            if axis not in MESH_AXES:
+                raise ValueError(
+                    f"the sharding rule of {name!r} names {axis!r}, which must be None "
+                    f"or one of {MESH_AXES}"
+                )
     return {**RULES, **(changes or {})}
 
 
@@ -129,15 +131,16 @@ def _spec(
     names: tuple[str, ...],
     shape: tuple[int, ...],
     sizes: Mapping[str, int],
-    rules: Mapping[str, str | None],
+    rules: Rules,
 ) -> PartitionSpec:
     """The spec of one parameter, checked."""
     spec: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
-        axis = _rule(name, rules, path)
-        if axis is None or axis not in sizes or axis in spec:
+        free = [a for a in _rule(name, rules, path) if a in sizes and a not in spec]
+        if not free:
             spec.append(None)
             continue
+        axis = free[0]
         if size % sizes[axis]:
             raise ValueError(
                 f"axis {name!r} of parameter {path!r} has size {size}, which does "
@@ -148,10 +151,16 @@ def _spec(
     return PartitionSpec(*spec)
 
 
-def _rule(name: str, rules: Mapping[str, str | None], path: str) -> str | None:
+def _choices(rule: str | Sequence[str] | None) -> tuple[str, ...]:
+    if rule is None:
+        return ()
+    return (rule,) if isinstance(rule, str) else tuple(rule)
+
+
+def _rule(name: str, rules: Rules, path: str) -> tuple[str, ...]:
     for key in (name, name.rstrip("0123456789")):
         if key in rules:
-            return rules[key]
+            return _choices(rules[key])
     raise ValueError(
         f"no sharding rule covers the axis {name!r} of parameter {path!r}; add one, "
         f"as {{{name!r}: None}}"
@@ -159,9 +168,7 @@ def _rule(name: str, rules: Mapping[str, str | None], path: str) -> str | None:
 
 
 @contextlib.contextmanager
-def use_mesh(
-    mesh: Mesh, rules: Mapping[str, str | None] | None = None
-) -> Iterator[None]:
+def use_mesh(mesh: Mesh, rules: Rules | None = None) -> Iterator[None]:
     """Models that are traced inside split their work over a mesh.
 
     Args:

@@ -34,7 +34,7 @@ def _count(jaxpr: core.Jaxpr) -> float:
     return float(sum(map(_equation, jaxpr.eqns)))
 
 
-def _equation(equation: core.JaxprEqn) -> float:
+def _equation(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
@@ -49,7 +49,7 @@ def _equation(equation: core.JaxprEqn) -> float:
     return sum(_count(inner) for inner in _inner(params))
 
 
-def _convolution(equation: core.JaxprEqn) -> float:
+def _convolution(equation: Any) -> float:
     """Products of a convolution, without those with the zeros of dilation."""
     kernel = equation.invars[1].aval
     out = equation.outvars[0].aval

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mupax import zoo
 from mupax.optim.paths import map_with_paths
-from mupax.zoo.sharding import MESH_AXES
+from mupax.zoo.sharding import MESH_AXES, Rules
 
 from ..errors import UserError
 
@@ -95,7 +95,10 @@ def batch_share(batch_size: int, mesh: Mesh) -> tuple[int, int]:
     """
     indices = zoo.batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     rows = {
-        row for (part,) in indices.values() for row in range(*part.indices(batch_size))
+        row
+        for part in indices.values()
+        if part is not None
+        for row in range(*part[0].indices(batch_size))
     }
     first, number = min(rows), len(rows)
     if max(rows) - first + 1 != number or first % number or batch_size % number:
@@ -115,7 +118,7 @@ def state_shardings(
     state: Any,
     model: nnx.Module,
     mesh: Mesh,
-    rules: Mapping[str, str | None] | None = None,
+    rules: Rules | None = None,
 ) -> Any:
     """Where each array of a training state lies.
 

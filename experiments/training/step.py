@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Key
 
 from mupax import zoo
 from mupax.optim.paths import flatten
+from mupax.zoo.sharding import Rules
 
 from .mesh import replicated, state_shardings
 from .objective import Batch, Objective
@@ -61,7 +62,7 @@ class Program:
     training: nnx.GraphDef
     testing: nnx.GraphDef
     mesh: Mesh
-    rules: Mapping[str, str | None] | None
+    rules: Rules | None
     abstract: State
     shardings: State
     roles: Mapping[str, str]
@@ -190,7 +191,7 @@ def make_program(
     model: nnx.Module,
     recipe: Recipe,
     mesh: Mesh,
-    rules: Mapping[str, str | None] | None = None,
+    rules: Rules | None = None,
 ) -> Program:
     """The program of a model.
 

@@ -1,0 +1,91 @@
+"""Trains a small model on several meshes of 8 simulated devices, and counts.
+
+    python tests/mesh_child.py MODEL
+
+Prints as JSON, for each mesh: the losses of a few steps, and the collectives of the
+compiled step as [kind, times, group, bytes]. Not a test: test_mesh.py starts it.
+"""
+
+import json
+import os
+import sys
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+from ml_collections import ConfigDict
+
+from mupax import zoo
+from mupax.experiments import train
+from mupax.experiments.planning.hlo import collectives
+from mupax.experiments.training.config import defaults
+from mupax.experiments.training.evaluate import place_batch
+from mupax.experiments.training.mesh import make_mesh
+from mupax.experiments.training.step import init_on_mesh
+
+DEVICES, BATCH, STEPS = 8, 16, 4
+MESHES = {
+    "one": (1, 1, 1),
+    "data": (8, 1, 1),
+    "fsdp": (1, 8, 1),
+    "tensor": (1, 1, 8),
+    "all": (2, 2, 2),
+}
+MODELS = {
+    "vit": {"width": 64, "depth": 3, "heads": 8, "patch_size": 4, "base_width": 32},
+    "resmlp": {"width": 64, "depth": 3, "block_depth": 2, "layer_norm": True},
+    "resnet18": {"stem": "cifar", "width": 8, "blocks": (2, 1)},
+    "gpt": {"width": 64, "depth": 3, "heads": 8},
+}
+
+
+def config(model: str) -> ConfigDict:
+    """A small run."""
+    c = defaults()
+    c.dataset = "fake:8x8x1:8"
+    if model == "gpt":
+        c.dataset = f"text:{__file__}"
+        c.data = ConfigDict({"context": 16})
+    c.model = ConfigDict({"name": model, **MODELS[model]})
+    if "base_width" in c.model:
+        c.base_width = c.model.base_width
+        del c.model.base_width
+    c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.01})
+    c.learning_rate = 0.01
+    c.batch_size = BATCH
+    c.steps = STEPS
+    c.log_every = 2
+    return c
+
+
+def main() -> None:
+    """Runs all meshes."""
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    model = sys.argv[1]
+    found = {}
+    for name, (data, fsdp, tensor) in MESHES.items():
+        c = config(model)
+        count = data * fsdp * tensor
+        sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+        job = train.build(c, make_mesh(sizes, jax.devices()[:count]))
+        state = init_on_mesh(job.program, job.create)
+        feed = job.dataset.train(BATCH, 0)
+        sharding = zoo.batch_sharding(job.program.mesh)
+        step = job.program.jit_step().lower(state, job.dataset.spec(BATCH)).compile()
+        losses = []
+        for _ in range(STEPS):
+            state, (loss, _) = step(state, place_batch(next(feed), sharding))
+            losses.append(float(loss))
+        feed.close()
+        found[name] = {
+            "losses": losses,
+            "collectives": [
+                (c.kind, c.times, c.group, c.bytes)
+                for c in collectives(step.as_text(), count)
+            ],
+        }
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
