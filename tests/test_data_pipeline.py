@@ -314,7 +314,7 @@ def test_no_two_rows_epochs_processes_or_seeds_are_changed_alike(photos):
     images = np.repeat(held.train_images[:1], 4, axis=0)
     source = data.sources.Arrays(images, np.zeros(4, np.int32))
     transform = data.augment.Transform(data.augment.parse(["affine"]), (8, 8, 1))
-    load = data.datasets.Load(source, transform, (8, 8, 1))
+    load = data.datasets.Load("digits", source, transform, (8, 8, 1))
     seen = []
     for seed, rank in itertools.product((0, 1), (0, 1)):
         hosts, workers = pipeline.Hosts(rank, 2), pipeline.Workers()
@@ -399,18 +399,22 @@ def test_the_saved_state_is_that_of_what_was_consumed(photos, depth):
     other.close()
 
 
-def test_an_error_of_the_pipeline_reaches_the_trainer(photos):
-    """A file that breaks off is not replaced by anything."""
-    source = data.open_dataset("made_photos", photos, image_size=16)
+class MadeBroken(MadePhotos):
+    """Image 3 of the training split breaks off, and image 4 is none."""
 
-    def broken(indices, u):
-        raise OSError("image file is truncated")
+    def _generate_examples(self, numbers):
+        for k in numbers:
+            whole = jpeg(photo(k)).getvalue()
+            broken = {3: whole[: len(whole) // 2], 4: b"no image"}.get(k, whole)
+            yield k, {"picture": io.BytesIO(broken), "kind": k % 5}
 
-    hosts, workers = pipeline.Hosts(0, 1), pipeline.Workers()
-    options = {"hosts": hosts, "workers": workers}
-    iterator = pipeline.iterate(source.train_size, broken, 8, 0, **options)
-    with pytest.raises(OSError, match="truncated"):
-        next(data.prefetch(iterator, jax.device_put))
+
+def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
+    made(MadeBroken, tmp_path)
+    dataset = data.open_dataset("made_broken", tmp_path, image_size=8)
+    iterator = data.prefetch(dataset.train(20, 0), jax.device_put)
+    with pytest.raises(UserError, match=r"Image \d+ of made_broken, train, cannot be"):
+        list(itertools.islice(iterator, 3))
     iterator.close()
 
 
@@ -453,7 +457,7 @@ def test_batches_that_cannot_be_are_said_to(photos):
     with pytest.raises(UserError, match=r"7 does not divide over 2 processes"):
         digits.train(7, 0, process_index=0, process_count=2)
     with pytest.raises(UserError, match=r"7 does not divide over 2 processes"):
-        next(digits.test(7, process_index=0, process_count=2))
+        digits.test(7, process_index=0, process_count=2)
     with pytest.raises(UserError, match=r"2000 is more than the 1437 training"):
         digits.train(2000, 0)
     with pytest.raises(UserError, match=r"depth of prefetching is 0"):

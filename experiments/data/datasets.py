@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -158,7 +159,7 @@ class ImageDataset:
         check_batch(batch_size, self.train_size, self.name)
         return iterate(
             self.train_size,
-            Load(self._train, self._augment, self.input_shape),
+            Load(f"{self.name}, train,", self._train, self._augment, self.input_shape),
             batch_size,
             seed,
             draws=self._augment.draws if self._augment else 0,
@@ -176,7 +177,7 @@ class ImageDataset:
         """As `Dataset.test`."""
         return run_through(
             self.test_size,
-            Load(self._test, self._fit, self.input_shape),
+            Load(f"{self.name}, test,", self._test, self._fit, self.input_shape),
             batch_size,
             hosts=Hosts.of(process_index, process_count),
             # Worker processes take seconds to start: not for each evaluation.
@@ -198,7 +199,7 @@ class ImageDataset:
         if self._known:
             return self._known
         n = min(_MEASURED, self.train_size)
-        load = Load(self._train, self._fit, self.input_shape)
+        load = Load(f"{self.name}, train,", self._train, self._fit, self.input_shape)
         batch = load(np.arange(n) * self.train_size // n, np.empty((n, 0)))
         split = batch["image"], batch["label"]
         data = images.ImageData.from_arrays(self.name, split, split, self.out_features)
@@ -209,6 +210,7 @@ class ImageDataset:
 class Load:
     """Numbers of examples to a batch of images; a class, for worker processes."""
 
+    name: str
     source: sources.Source
     transform: augmentations.Transform | None
     shape: tuple[int, int, int]
@@ -218,15 +220,21 @@ class Load:
         if self.transform is None:
             return {"image": np.asarray(found), "label": labels}
         out = np.empty((len(labels), *self.shape), np.uint8)
-        for row, image, numbers in zip(out, found, u.tolist(), strict=True):
-            pixels = self.transform(_picture(image), numbers)
+        for row, k, image, numbers in zip(out, indices, found, u.tolist(), strict=True):
+            try:
+                pixels = self.transform(_picture(image), numbers)
+            except OSError as error:  # Pillow's, for files that it cannot decode
+                raise UserError(
+                    f"Image {k} of {self.name} cannot be decoded ({error}); prepare "
+                    "the dataset anew."
+                ) from error
             row[...] = np.asarray(pixels).reshape(self.shape)
         return {"image": out, "label": labels}
 
 
-def _picture(image: np.ndarray | Image.Image) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image
+def _picture(image: np.ndarray | bytes) -> Image.Image:
+    if isinstance(image, bytes):
+        return Image.open(io.BytesIO(image))
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
@@ -444,7 +452,7 @@ def _prepared(
         name=name,
         classes=builder.info.features[keys[1]].num_classes,
         size=(height, width) if height and width else None,
-        channels=channels or 3,
+        channels=1 if channels == 1 else 3,
         train=train,
         test=test,
         encoded=True,

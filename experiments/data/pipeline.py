@@ -59,10 +59,9 @@ class Workers:
     """What prepares batches ahead of time, in each process of the run.
 
     Attributes:
-      threads: in each Python process; one prepares one batch at a time.
-      processes: Python processes of their own, for what Python's lock holds up;
-        0: threads in this one.
-      ahead: batches that are kept ready, in each Python process.
+      threads: in this process; each prepares one batch at a time.
+      processes: instead of threads, for what Python's lock holds up; 0: threads.
+      ahead: batches that are kept ready.
     """
 
     threads: int = 2
@@ -78,14 +77,15 @@ class Workers:
 
     def run(self, batches: grain.MapDataset) -> grain.IterDataset:
         """`batches`, prepared ahead of time and in order."""
-        ahead = max(self.ahead, self.threads)
-        found = batches.to_iter_dataset(grain.ReadOptions(self.threads, ahead))
         if not self.processes:
-            return found
+            ahead = max(self.ahead, self.threads)
+            return batches.to_iter_dataset(grain.ReadOptions(self.threads, ahead))
         if not flags.FLAGS.is_parsed():
             # Grain hands its flags on to its workers, and not every program is absl's.
             flags.FLAGS.mark_as_parsed()
-        return found.mp_prefetch(
+        # Batches are large: what each process keeps ready adds up.
+        ahead = -(-self.ahead // self.processes)
+        return batches.to_iter_dataset(grain.ReadOptions(1, 1)).mp_prefetch(
             grain.MultiprocessingOptions(self.processes, per_worker_buffer_size=ahead)
         )
 
@@ -192,14 +192,18 @@ def run_through(
       0 for what fills up.
     """
     share = hosts.share(batch_size)
-    steps = -(-n // batch_size)
+    parts = grain.MapDataset.range(-(-n // batch_size))
 
     def part(step: int) -> dict[str, np.ndarray]:
         rows = step * batch_size + hosts.index * share + np.arange(share)
         batch = load(np.minimum(rows, n - 1), np.empty((share, 0)))
         return {**batch, "counts": (rows < n).astype(np.float32)}
 
-    iterator = iter(workers.run(grain.MapDataset.range(steps).map(part)))
+    return _closing(iter(workers.run(parts.map(part))))
+
+
+def _closing(iterator: grain.DatasetIterator) -> Iterator[dict[str, np.ndarray]]:
+    """`iterator`, whose threads end with it, or where it is left."""
     try:
         yield from iterator
     finally:

@@ -1,13 +1,11 @@
 """Where images come from: arrays, prepared files, or nowhere."""
 
 import dataclasses
-import io
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int32, UInt8
-from PIL import Image
 
 from ..errors import UserError
 
@@ -21,7 +19,7 @@ class Source(Protocol):
         """The images and labels of these numbers, read at once.
 
         Images are one array, uint8 (batch, height, width, channels), or a list of
-        Pillow's, which need not be decoded yet.
+        files' contents, not decoded yet.
         """
 
 
@@ -70,15 +68,11 @@ class Records:
     def __len__(self) -> int:
         return len(self._records)
 
-    def read(
-        self, indices: np.ndarray
-    ) -> tuple[list[Image.Image], Int32[np.ndarray, " b"]]:
+    def read(self, indices: np.ndarray) -> tuple[list[bytes], Int32[np.ndarray, " b"]]:
         # A list at once: one by one takes ArrayRecord two to three times as long.
         examples = self._records.__getitems__(indices.tolist())
-        images: list[Image.Image] = [
-            Image.open(io.BytesIO(e[self._image])) for e in examples
-        ]
-        return images, np.array([e[self._label] for e in examples], np.int32)
+        labels = np.array([e[self._label] for e in examples], np.int32)
+        return [e[self._image] for e in examples], labels
 
 
 class Noise:

@@ -1,6 +1,7 @@
 """Text as windows of tokens: bytes, or the pieces of a Hugging Face tokenizer."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -42,12 +43,17 @@ class Windows:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @functools.cached_property
+    def _firsts(self) -> np.ndarray:
+        """The number of each file's first window."""
+        counts = [window_count(file, self.context) for file in self.files]
+        return np.cumsum([0, *counts[:-1]])
+
     def __call__(self, indices: np.ndarray, _: np.ndarray) -> Batch:
         """The windows of these numbers: "tokens", int32 (b, context + 1)."""
-        ends = np.cumsum([window_count(file, self.context) for file in self.files])
         window = indices + self.start
-        which = np.searchsorted(ends, window, side="right")
-        first = (window - np.concatenate([[0], ends])[which]) * self.context
+        which = np.searchsorted(self._firsts, window, side="right") - 1
+        first = (window - self._firsts[which]) * self.context
         out = np.empty((len(indices), self.context + 1), np.int32)
         for row, file, at in zip(out, which, first, strict=True):
             row[...] = self.files[file][at : at + self.context + 1]
