@@ -460,6 +460,8 @@ def test_batches_that_cannot_be_are_said_to(photos):
         digits.test(7, process_index=0, process_count=2)
     with pytest.raises(UserError, match=r"2000 is more than the 1437 training"):
         digits.train(2000, 0)
+    with pytest.raises(UserError, match=r"seed is -1; it must lie in 0\.\.4294967295"):
+        digits.train(2, -1)
     with pytest.raises(UserError, match=r"depth of prefetching is 0"):
         data.prefetch(digits.train(2, 0), jax.device_put, 0)
 

@@ -479,7 +479,10 @@ def _unknown(name: str) -> str | None:
 
 def _keys(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
     features = builder.info.features
-    image, label = builder.info.supervised_keys or ("image", "label")
+    image, label = "image", "label"
+    match builder.info.supervised_keys:
+        case (str(first), str(second)):
+            image, label = first, second
     kinds = (tfds.features.Image, tfds.features.ClassLabel)
     for key, kind in zip((image, label), kinds, strict=True):
         if key not in features or not isinstance(features[key], kind):

@@ -168,7 +168,13 @@ def iterate(
         depend on the seed and on the example's place in the run alone.
       hosts: which rows.
       workers: what runs it.
+
+    Raises:
+      UserError: the batch does not divide over the processes, or the seed is out of
+        range.
     """
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed is {seed}; it must lie in 0..{2**32 - 1}.")
     share = hosts.share(batch_size)
     order = _order(n, seed)
     if draws:
