@@ -218,10 +218,11 @@ def test_a_crop_shows_the_place_that_it_was_taken_from():
 # --- Size.
 
 
-def test_evaluation_resizes_the_shorter_side_and_keeps_the_middle():
+@pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
+def test_evaluation_resizes_the_shorter_side_and_keeps_the_middle(resample):
     wide = PHOTO.resize((80, 40))
-    found = change(shape=(28, 28, 3), crop=0.875)(wide, [])
-    resized = wide.resize((64, 32), Image.Resampling.BILINEAR)
+    found = change(shape=(28, 28, 3), crop=0.875, resample=resample)(wide, [])
+    resized = wide.resize((64, 32), augment.RESAMPLE[resample])
     expected = resized.crop((18, 2, 46, 30))
     np.testing.assert_allclose(pixels(found), pixels(expected), atol=2)
 

@@ -24,7 +24,8 @@ from ..errors import UserError
 # Six numbers (a, b, c, d, e, f): x' = a x + b y + c and y' = d x + e y + f.
 Affine = tuple[float, float, float, float, float, float]
 
-_RESAMPLE = {
+#: Ways to resize.
+RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -269,7 +270,7 @@ class RandomResizedCrop(Operation):
         assert self.size is not None
         return image.resize(
             (self.size[1], self.size[0]),
-            _RESAMPLE[self.resample],
+            RESAMPLE[self.resample],
             box=self.box(image.size, u),
         )
 
@@ -513,8 +514,8 @@ def _operation(entry: str | Mapping[str, Any]) -> Operation:
 
 
 def _check_resample(name: str) -> None:
-    if name not in _RESAMPLE:
-        raise ValueError(f"resample is {name!r}; choose of {', '.join(_RESAMPLE)}")
+    if name not in RESAMPLE:
+        raise ValueError(f"resample is {name!r}; choose of {', '.join(RESAMPLE)}")
 
 
 def _resample(image: Image.Image, source: Affine, fill: int) -> Image.Image:
@@ -553,7 +554,7 @@ class Transform:
         self._size = shape[:2]
         self._mode = "L" if shape[2] == 1 else "RGB"
         self._crop = crop
-        self._resample = _RESAMPLE[resample]
+        self._resample = RESAMPLE[resample]
         self.operations = tuple(
             dataclasses.replace(op, size=self._size)
             if isinstance(op, RandomResizedCrop)

@@ -247,6 +247,7 @@ def open_dataset(
     train_split: str = "train",
     test_split: str | None = None,
     crop: float | None = None,
+    resample: str = "bilinear",
     context: int | None = None,
     tokenizer: str | os.PathLike[str] = "bytes",
     test_path: str | os.PathLike[str] | None = None,
@@ -270,6 +271,8 @@ def open_dataset(
       test_split: likewise. None: "test", or else "validation".
       crop: share of the shorter side that is kept for evaluation; None: 0.875 for
         photographs of many sizes, all of it for those of one size.
+      resample: how images are resized where no augmentation does it: "bilinear",
+        "bicubic" or "nearest".
       context: of text: tokens that a model sees at once.
       tokenizer: of text: "bytes", or the path of a Hugging Face tokenizer.json.
       test_path: of text: a file or directory to test on; None: the last tenth.
@@ -294,7 +297,8 @@ def open_dataset(
     splits = {"train_split": train_split != "train", "test_split": test_split}
     if name.startswith("text:"):
         _refuse(name, {**splits, "image_size": image_size, "augment": operations})
-        _refuse(name, {"crop": crop, "workers": workers})
+        resampled = resample != "bilinear"
+        _refuse(name, {"crop": crop, "resample": resampled, "workers": workers})
         if context is None:
             raise UserError(f"{name} is text; give context, the tokens in a window.")
         return open_text(
@@ -307,6 +311,10 @@ def open_dataset(
     _refuse(name, {"context": context, "test_path": test_path})
     _refuse(name, {"tokenizer": tokenizer != "bytes"})
     size = _size(image_size)
+    if resample not in augmentations.RESAMPLE:
+        raise UserError(
+            f"resample is {resample!r}; choose of {', '.join(augmentations.RESAMPLE)}."
+        )
     if crop is not None and not 0 < crop <= 1:
         raise UserError(f"crop is {crop}, and must be more than 0 and at most 1.")
     if name.startswith("fake:"):
@@ -322,7 +330,7 @@ def open_dataset(
             f"The images of {name} are of many sizes; give the one that the model "
             "takes, as image_size, such as 224."
         )
-    return found.build(size, operations, crop, pool)
+    return found.build(size, operations, crop, resample, pool)
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:
@@ -360,14 +368,16 @@ class _Found:
         size: tuple[int, int] | None,
         operations: Sequence[augmentations.Operation],
         crop: float | None,
+        resample: str,
         workers: Workers,
     ) -> ImageDataset:
         height, width = shape2 = size or self.size or (0, 0)
         shape = (height, width, self.channels)
         if crop is None:
             crop = 1.0 if self.size else _PHOTOGRAPH_CROP
-        fit = augmentations.Transform((), shape, crop=crop)
-        change = augmentations.Transform(operations, shape, crop=crop)
+        options: dict[str, Any] = {"crop": crop, "resample": resample}
+        fit = augmentations.Transform((), shape, **options)
+        change = augmentations.Transform(operations, shape, **options)
         untouched = shape2 == self.size and not self.encoded
         return ImageDataset(
             name=self.name,
@@ -384,7 +394,7 @@ class _Found:
 
 def from_memory(data: images.ImageData) -> ImageDataset:
     """A dataset of images that are in memory already."""
-    return _held(data).build(None, (), None, Workers())
+    return _held(data).build(None, (), None, "bilinear", Workers())
 
 
 def _in_memory(name: str, data_dir: str | os.PathLike[str] | None) -> _Found:
