@@ -50,6 +50,7 @@ def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
         "shift_octaves",
         "regret",
         "target",
+        "transfer",
         "seconds",
         "runs",
     }

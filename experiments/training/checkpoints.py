@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import logging
+import math
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from absl import logging
+from absl import logging as absl_logging
 from flax import nnx
 from jaxtyping import Array, UInt32
 
@@ -72,7 +74,8 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state),
                     progress=ocp.args.JsonSave(sealed | {"seal": _seal(sealed)}),
                 ),
-                metrics=None if score is None else {"score": score},
+                # Always some: Orbax warns where there is none.
+                metrics={"score": math.inf if score is None else score},
             )
 
     def wait(self) -> None:
@@ -96,7 +99,10 @@ class Checkpoints:
     def best(self) -> int | None:
         """The step of the best score; None where none was scored."""
         self._manager.reload()
-        return self._manager.best_step()
+        step = self._manager.best_step()
+        if step is None or math.isinf(_score(self._manager.metrics(step))):
+            return None
+        return step
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -132,7 +138,7 @@ class Checkpoints:
                 state, progress = self._read(step, abstract)
             # A damaged file can raise anything, from TensorStore, msgpack or json.
             except Exception as error:
-                logging.warning(
+                absl_logging.warning(
                     "The checkpoint of step %d in %s cannot be read (%s).",
                     step,
                     self._manager.directory,
@@ -178,7 +184,7 @@ class Checkpoints:
                 aside.mkdir(exist_ok=True)
                 taken = len(list(aside.iterdir()))
                 self.path(step).rename(aside / f"{step}-{taken}")
-            logging.warning(
+            absl_logging.warning(
                 "Going on from step %d; that of step %d is now below %s.",
                 used,
                 step,
@@ -215,10 +221,27 @@ def open_checkpoints(
         best_mode="min",
         cleanup_tmp_directories=True,
     )
-    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
-        checkpoints = Checkpoints(manager)
+    manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    checkpoints = Checkpoints(manager)
+    try:
         yield checkpoints
         checkpoints.wait()
+    except BaseException:
+        # What failed in the background would be raised again, in place of this.
+        with contextlib.suppress(Exception):
+            manager.close()
+        raise
+    manager.close()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    # A failed write reaches the caller, who says so in a sentence; Orbax prints the
+    # traceback of each of its threads, too.
+    told = ("_SignalingThread", "background save thread")
+    return not any(text in str(record.msg) for text in told)
+
+
+logging.getLogger("absl").addFilter(_is_news)
 
 
 def _score(metrics: Any) -> float:

@@ -78,6 +78,17 @@ INCIDENTAL = (
 )
 
 
+_COUNTS = (
+    "batch_size",
+    "accumulate",
+    "steps",
+    "log_every",
+    "eval_every",
+    "save_every",
+    "keep_last",
+)
+
+
 def check(config: ConfigDict) -> ConfigDict:
     """The config with what a sweep found put in, once it is known to be sound.
 
@@ -96,6 +107,9 @@ def check(config: ConfigDict) -> ConfigDict:
             f"the config lacks {sorted(missing)[0]!r}, which `mupax train` needs; "
             "start it from mupax.experiments.training.config.defaults()"
         )
+    for key in _COUNTS:
+        if config[key] < 1:
+            raise UserError(f"{key} is {config[key]}; it must be 1 or more")
     if config.transfer_from:
         config = _transferred(config, pathlib.Path(config.transfer_from))
     if config.learning_rate is None:

@@ -1,5 +1,6 @@
 """What a run writes down of itself: lines of JSON, TensorBoard events, W&B."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -59,8 +60,14 @@ class Records:
         self.lines.append(line)
         if self._file is None:
             return
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{self._path} cannot be written ({error.strerror}); make room, and "
+                "start the same command again. The last checkpoint stays."
+            ) from None
         numbers = {k: v for k, v in line.items() if isinstance(v, float)}
         for sink in self._sinks:
             sink.write(line["step"], numbers)
@@ -72,10 +79,13 @@ class Records:
 
     def close(self) -> None:
         """Close file and sinks."""
+        closing = [sink.close for sink in self._sinks]
         if self._file is not None:
-            self._file.close()
-        for sink in self._sinks:
-            sink.close()
+            closing.append(self._file.close)
+        for close in closing:
+            # What a full disk refuses was said when it was refused first.
+            with contextlib.suppress(OSError):
+                close()
 
     def curve(self) -> list[tuple[int, float]]:
         """(step, training loss) of every logged step."""

@@ -1,0 +1,372 @@
+"""`mupax train` and `mupax eval`: stopped, killed, moved, and misused."""
+
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mupax import zoo
+from mupax.experiments import cli
+from mupax.experiments.training.records import read
+
+TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("tfds"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data_dir) -> pathlib.Path:
+    """The run that nobody stopped."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    assert mupax("train", TOY, f"--workdir={run}", f"--config.data_dir={data_dir}") == 0
+    return run
+
+
+def mupax(*args: object) -> int:
+    return cli.main(["mupax", *map(str, args)])
+
+
+def refused(capsys, *args: object) -> str:
+    """The one sentence with which a command is refused."""
+    assert mupax(*args) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("mupax: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+def spawn(*args: object, devices: int = 1, **more: object) -> subprocess.Popen:
+    xla = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "mupax", *map(str, args)],
+        env=os.environ | {"XLA_FLAGS": xla},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+
+
+def curve(run: pathlib.Path) -> list[dict[str, float]]:
+    """What a run's records say that does not depend on the clock."""
+    keys = ("step", "loss", "learning_rate", "test_loss", "test_accuracy")
+    return [{key: line[key] for key in keys if key in line} for line in read(run)]
+
+
+def wait_for_step(run: pathlib.Path, step: int, child: subprocess.Popen) -> None:
+    """Until a run has written down a step."""
+    deadline = time.monotonic() + 300
+    while not any(line["step"] >= step for line in read(run)):
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_leaves_records_checkpoints_events_and_a_model(finished, capsys):
+    lines = read(finished)
+    assert [line["step"] for line in lines if "loss" in line] == list(range(3, 61, 3))
+    assert [line["step"] for line in lines if "test_loss" in line] == [20, 40, 60]
+    last = [line for line in lines if "loss" in line][-1]
+    assert {
+        "learning_rate",
+        "gradient_norm",
+        "parameter_norm/hidden",
+        "update_norm/hidden",
+        "examples_per_second",
+        "step_seconds",
+    } <= last.keys()
+    assert list((finished / "tensorboard").iterdir())
+    model = zoo.load_pretrained("resmlp", finished / "model")
+    assert model.plan.width == 2.0
+    # Evaluation of the same checkpoint gives the same score.
+    args = ("eval", TOY, f"--workdir={finished}")
+    assert mupax(*args) == 0
+    score = [line for line in lines if "test_loss" in line][-1]
+    assert f"test loss {score['test_loss']:.4f}" in capsys.readouterr().out
+
+
+def test_two_newest_and_the_best_checkpoint_are_kept(finished, capsys):
+    kept = {int(path.name) for path in (finished / "checkpoints").iterdir()}
+    # Of the saved steps only the last has a score of its own.
+    assert kept == {56, 60}
+    assert mupax("eval", TOY, f"--workdir={finished}", "--checkpoint=best") == 0
+    assert "step 60" in capsys.readouterr().out
+
+
+def test_sigterm_saves_and_exits_with_zero_and_the_run_goes_on(
+    tmp_path, finished, data_dir
+):
+    run = tmp_path / "run"
+    args = ("train", TOY, f"--workdir={run}", f"--config.data_dir={data_dir}")
+    child = spawn(*args)
+    wait_for_step(run, 9, child)
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert "saved at step" in err
+    stopped = max(int(path.name) for path in (run / "checkpoints").iterdir())
+    assert 9 <= stopped < 60
+    assert f"step {stopped}" in err
+    assert mupax(*args) == 0
+    assert curve(run) == curve(finished)
+
+
+def test_eight_devices_then_two_processes_then_one_device_go_on_alike(
+    tmp_path, finished, data_dir
+):
+    """As FSDP, as FSDP x tensor in 2 processes, and on one device."""
+    run = tmp_path / "run"
+    args = ("train", TOY, f"--workdir={run}", f"--config.data_dir={data_dir}")
+    child = spawn(*args, "--config.mesh.data=1", "--config.mesh.fsdp=8", devices=8)
+    wait_for_step(run, 12, child)
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=100)
+    assert child.returncode == 0, err
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pair = [
+        spawn(
+            *args,
+            "--config.mesh.fsdp=2",
+            "--config.mesh.tensor=2",
+            "--distributed",
+            f"--coordinator=127.0.0.1:{port}",
+            "--processes=2",
+            f"--process={rank}",
+            devices=4,
+        )
+        for rank in range(2)
+    ]
+    wait_for_step(run, 36, pair[0])
+    # Told to one of them, both stop at the same step.
+    pair[1].send_signal(signal.SIGTERM)
+    for child in pair:
+        _, err = child.communicate(timeout=100)
+        assert child.returncode == 0, err
+        assert "saved at step" in err
+
+    assert mupax(*args) == 0
+    for found, expected in zip(curve(run), curve(finished), strict=True):
+        assert found == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_of_two_processes_is_killed_the_pair_goes_on_bit_for_bit(
+    tmp_path, data_dir, victim
+):
+    def pair(run: pathlib.Path) -> list[subprocess.Popen]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        return [
+            spawn(
+                "train",
+                TOY,
+                f"--workdir={run}",
+                f"--config.data_dir={data_dir}",
+                "--config.mesh.fsdp=2",
+                "--distributed",
+                f"--coordinator=127.0.0.1:{port}",
+                "--processes=2",
+                f"--process={rank}",
+                devices=2,
+            )
+            for rank in range(2)
+        ]
+
+    for child in pair(tmp_path / "whole"):
+        _, err = child.communicate(timeout=300)
+        assert child.returncode == 0, err
+    killed = pair(tmp_path / "killed")
+    wait_for_step(tmp_path / "killed", 30, killed[0])
+    killed[victim].kill()
+    for child in killed:
+        child.communicate(timeout=200)
+        assert child.returncode != 0
+    for child in pair(tmp_path / "killed"):
+        _, err = child.communicate(timeout=300)
+        assert child.returncode == 0, err
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, data_dir, capsys):
+    run = tmp_path / "run"
+    args = ("train", TOY, f"--workdir={run}", f"--config.data_dir={data_dir}")
+    assert mupax(*args, "--dry_run") == 0
+    out = capsys.readouterr().out
+    for word in ("resmlp", "width x 2", "depth x 2", "digits", "adamw", "MiB"):
+        assert word in out
+    assert not run.exists()
+
+
+def test_fine_tuning_starts_from_the_pretrained_weights(tmp_path, data_dir):
+    """The shipped model scores as it was shipped, before a step changes it."""
+    run = tmp_path / "run"
+    shipped = pathlib.Path(zoo.__file__).parent / "checkpoints" / "resmlp_digits"
+    assert (
+        mupax(
+            "train",
+            TOY,
+            f"--workdir={run}",
+            f"--config.data_dir={data_dir}",
+            f"--config.init_from={shipped}",
+            "--config.learning_rate=1e-9",
+            "--config.base_width=64",
+            "--config.base_depth=8",
+            "--config.steps=2",
+            "--config.schedule.warmup=0",
+            "--config.model.width=64",
+            "--config.model.depth=8",
+        )
+        == 0
+    )
+    assert read(run)[-1]["test_accuracy"] == pytest.approx(0.978, abs=0.002)
+
+
+def test_another_process_in_the_same_workdir_is_refused(tmp_path, data_dir, capsys):
+    run = tmp_path / "run"
+    args = ("train", TOY, f"--workdir={run}", f"--config.data_dir={data_dir}")
+    child = spawn(*args)
+    try:
+        wait_for_step(run, 3, child)
+        child.send_signal(signal.SIGSTOP)
+        assert "another process is at work" in refused(capsys, *args)
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir):
+    run = tmp_path / "run"
+    args = ("train", TOY, f"--workdir={run}", f"--config.data_dir={data_dir}")
+    child = spawn(*args)
+    wait_for_step(run, 15, child)
+    # From now on no file can grow past this: what a full disk looks like to a writer.
+    resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (2000, 2000))
+    _, err = child.communicate(timeout=100)
+    assert child.returncode == 2, err
+    (sentence,) = [line for line in err.splitlines() if line.startswith("mupax: ")]
+    assert "File too large" in sentence
+    assert "that of step" in sentence or "The last checkpoint stays" in sentence
+    assert mupax(*args) == 0
+    assert read(run)[-1]["step"] == 60
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("--config.learning_rat=1", "learning_rat"),
+        ("--config.learning_rate=-1.0", "learning_rate=-1.0 must be positive"),
+        ("--config.mesh.data=3", "does not suit 1 devices"),
+        ("--config.batch_size=33", "does not divide over 1 devices in 2 parts"),
+        ("--config.batch_size=3000", "more than the 1437 training examples"),
+        ("--config.dataset=imagenet2012", "prepare it once"),
+        ("--config.dataset=digts", "did you mean 'digits'"),
+        ("--config.model.name=resmpl", "'resmpl' is not in the zoo"),
+        ("--config.model.depth=0", "depth=0 must be a whole number"),
+        ("--config.base_width=-1", "base_width=-1 must be a whole number"),
+        ("--config.optimizer.name=adamm", "must be one of sgd, adam"),
+        ("--config.schedule.name=cosin", "must be one of constant, cosine"),
+        ("--config.schedule.warmup=600", "must lie in 0 to 60 steps"),
+        ("--config.parametrization.name=mupp", "parametrization: "),
+        ("--config.init_from=nowhere", "nowhere"),
+        ("--config.transfer_from=nowhere.json", "is not the summary.json"),
+        ("--config.steps=0", "steps is 0"),
+        ("--config.ema=1.5", "ema=1.5 must lie between 0 and 1"),
+        ("--processes=2", "--processes needs --distributed"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    tmp_path, data_dir, capsys, override, sentence
+):
+    run = tmp_path / "run"
+    args = [f"--workdir={run}", f"--config.data_dir={data_dir}", override]
+    assert sentence in refused(capsys, "train", TOY, *args)
+    assert not run.exists()
+
+
+def test_a_workdir_that_cannot_be_written_is_refused(tmp_path, data_dir, capsys):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    args = ("train", TOY, f"--config.data_dir={data_dir}")
+    refused(capsys, *args, f"--workdir={file}")
+    refused(capsys, *args, f"--workdir={file}/below")
+    assert file.read_text() == "mine"
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, finished, data_dir, capsys):
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    args = (TOY, f"--workdir={copy}", "--config.model.width=64")
+    assert "does not hold weights of this model" in refused(capsys, "eval", *args)
+    assert "model.width (32, here 64)" in refused(capsys, "train", *args)
+    assert "no checkpoint '7'" in refused(
+        capsys, "eval", TOY, f"--workdir={copy}", "--checkpoint=7"
+    )
+    assert "holds no checkpoints" in refused(
+        capsys, "eval", TOY, f"--workdir={tmp_path}"
+    )
+
+
+def test_a_loss_that_explodes_names_step_remedy_and_last_good_checkpoint(
+    tmp_path, data_dir, capsys
+):
+    run = tmp_path / "run"
+    err = refused(
+        capsys,
+        "train",
+        TOY,
+        f"--workdir={run}",
+        f"--config.data_dir={data_dir}",
+        "--config.learning_rate=1e30",
+        "--config.save_every=1",
+    )
+    assert "nan at step" in err or "inf at step" in err
+    assert "lower the learning rate" in err
+    assert "The checkpoint of step" in err
+
+
+def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
+    summary = {
+        "transfer": {
+            "log2_learning_rate": -8.5,
+            "base_width": 8,
+            "base_depth": 2,
+            "parametrization": {"name": "depth_mup"},
+            "optimizer": {"name": "adam"},
+        }
+    }
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(summary))
+    args = [
+        "train",
+        TOY,
+        f"--config.data_dir={data_dir}",
+        f"--config.transfer_from={path}",
+        "--dry_run",
+    ]
+    assert "learning_rate is 0.01 in the config and" in refused(capsys, *args)
+    own = pathlib.Path(__file__).with_name("toy_train.py").read_text()
+    for line in ("c.learning_rate = 0.01", "c.base_width = 16", "c.base_depth = 2"):
+        own = own.replace(line, "pass")
+    config = tmp_path / "config.py"
+    config.write_text(own)
+    args[1] = f"--config={config}"
+    assert mupax(*args) == 0
+    out = capsys.readouterr().out
+    assert "width x 4, depth x 2" in out
+    assert "learning rate 0.00276" in out
+    assert "adam," in out
