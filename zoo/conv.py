@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from .convolve import convolve
 from .layers import LayerNorm, times
 from .plan import Plan
 from .sharding import weight
@@ -56,14 +57,8 @@ class Conv(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        pad = (self.size - 1) // 2
-        y = jax.lax.conv_general_dilated(
-            x.astype(self.dtype),
-            weight(self.kernel, self.dtype),
-            (self.stride, self.stride),
-            ((pad, pad), (pad, pad)),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
+        kernel = weight(self.kernel, self.dtype)
+        y = convolve(x.astype(self.dtype), kernel, self.stride)
         return times(y, self.multiplier)
 
 

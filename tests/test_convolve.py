@@ -1,0 +1,44 @@
+"""Convolutions have JAX's gradients, in the form that XLA on CPUs is fast at."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from mupax.zoo.convolve import _plain, convolve
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("pixels", [(8, 9), (7, 4)])
+def test_gradients_are_those_of_jax(size, stride, pixels):
+    with jax.enable_x64():
+        keys = jax.random.split(jax.random.key(0), 3)
+        x = jax.random.normal(keys[0], (2, *pixels, 3))
+        kernel = jax.random.normal(keys[1], (size, size, 3, 5))
+        (ours, ours_back), (theirs, theirs_back) = (
+            jax.vjp(lambda x, kernel, f=f: f(x, kernel, stride), x, kernel)
+            for f in (convolve, _plain)
+        )
+        np.testing.assert_array_equal(ours, theirs)
+        grad = jax.random.normal(keys[2], ours.shape)
+        for a, b in zip(ours_back(grad), theirs_back(grad), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("of", [convolve, _plain])
+def test_in_a_loop_every_convolution_has_the_form_that_is_fast(of):
+    """JAX's own have not, which is why `convolve` is there: seventeen times slower."""
+
+    def loss(kernels: jax.Array, x: jax.Array) -> jax.Array:
+        return (
+            jax.lax.scan(lambda x, k: (of(x, k, 1), None), x, kernels)[0] ** 2
+        ).sum()
+
+    shapes = [
+        jax.ShapeDtypeStruct(s, "float32") for s in ((4, 3, 3, 8, 8), (2, 9, 9, 8))
+    ]
+    text = jax.jit(jax.grad(loss)).lower(*shapes).compile().as_text()
+    forms = set(re.findall(r" convolution\(.*dim_labels=([^,\s]+)", text))
+    assert (forms == {"b01f_01io->b01f"}) == (of is convolve), forms

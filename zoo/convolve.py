@@ -1,0 +1,89 @@
+"""A convolution whose gradients are fast on CPUs too, inside of a loop as well."""
+
+import functools
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+
+def convolve(
+    x: Float[Array, "b h w m"], kernel: Float[Array, "k k m n"], stride: int
+) -> Float[Array, "b h2 w2 n"]:
+    """A convolution padded by (k - 1) // 2 on every side.
+
+    On CPUs it has its own gradients, of the same value, and none in forward mode.
+
+    Args:
+      x: images.
+      kernel: of odd size.
+      stride: step of the output over the input.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> convolve(jnp.ones((1, 5, 5, 2)), jnp.ones((3, 3, 2, 4)), 2).shape
+      (1, 3, 3, 4)
+    """
+    # XLA on CPUs brings convolutions into the form that it has fast code for, but not
+    # those inside of a loop, as scanned blocks are: there the gradients of a ResNet-18
+    # took seventeen times as long. Elsewhere XLA knows gradients by the form that JAX
+    # gives them.
+    of = _cpu if jax.default_backend() == "cpu" else _plain
+    return of(x, kernel, stride)
+
+
+def _plain(x: Array, kernel: Array, stride: int) -> Array:
+    pad = (kernel.shape[0] - 1) // 2
+    return _conv(x, kernel, [(pad, pad)] * 2, (stride, stride))
+
+
+def _conv(
+    x: Array,
+    kernel: Array,
+    padding: list[tuple[int, int]],
+    strides: tuple[int, int] = (1, 1),
+    **dilation: Any,
+) -> Array:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, kernel, strides, padding, dimension_numbers=numbers, **dilation
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _cpu(x: Array, kernel: Array, stride: int) -> Array:
+    return _plain(x, kernel, stride)
+
+
+def _forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
+    return _plain(x, kernel, stride), (x, kernel)
+
+
+def _backward(
+    stride: int, saved: tuple[Array, Array], grad: Float[Array, "b h2 w2 n"]
+) -> tuple[Float[Array, "b h w m"], Float[Array, "k k m n"]]:
+    x, kernel = saved
+    size = kernel.shape[0]
+    pad = (size - 1) // 2
+    # Of each side: its pixels, and that at which the last step of the stride begins.
+    ends = [
+        (n, (steps - 1) * stride)
+        for n, steps in zip(x.shape[1:3], grad.shape[1:3], strict=True)
+    ]
+    to_x = _conv(
+        grad,
+        kernel[::-1, ::-1].swapaxes(2, 3),
+        [(size - 1 - pad, n - last - 1 + pad) for n, last in ends],
+        lhs_dilation=(stride, stride),
+    )
+    # Over the pixels, with the batch in the place of the channels.
+    to_kernel = _conv(
+        x.transpose(3, 1, 2, 0),
+        grad.transpose(1, 2, 0, 3),
+        [(pad, size + last - n - pad) for n, last in ends],
+        rhs_dilation=(stride, stride),
+    )
+    return to_x, to_kernel.transpose(1, 2, 0, 3)
+
+
+_cpu.defvjp(_forward, _backward)
