@@ -4,9 +4,17 @@ family_statistics: NTK and its differentials at initialization (Yaida).
 lazy: kernels of residual networks that learn no features (Bordelon et al., 4.3.1).
 linear_joint: deep linear residual network that learns features (Bordelon, 4.3.2).
 linear_sgd: deep linear residual network under SGD (Tensor Programs VI, section 4).
+plane: stability, faithfulness and diversity over (α, γ) (TP-VI, section 7).
 relu_mlp: first step of a plain ReLU network (Jelassi et al.).
 """
 
-from . import family_statistics, lazy, linear_joint, linear_sgd, relu_mlp
+from . import family_statistics, lazy, linear_joint, linear_sgd, plane, relu_mlp
 
-__all__ = ["family_statistics", "lazy", "linear_joint", "linear_sgd", "relu_mlp"]
+__all__ = [
+    "family_statistics",
+    "lazy",
+    "linear_joint",
+    "linear_sgd",
+    "plane",
+    "relu_mlp",
+]

@@ -271,5 +271,9 @@ def _summarize(
     error = np.sqrt((count - 1) * left_out.var(axis=0))
     names = [f.name for f in dataclasses.fields(Statistics)][3:-1]
     return Statistics(
-        width, depth, s, *value.tolist(), dict(zip(names, error.tolist(), strict=True))
+        width=width,
+        depth=depth,
+        s=s,
+        error=dict(zip(names, error.tolist(), strict=True)),
+        **dict(zip(names, value.tolist(), strict=True)),
     )
