@@ -5,10 +5,10 @@
 Images a second of `data.open_dataset(...).train(64, seed)`: CIFAR-10 in memory with the
 papers' augmentations, Tiny ImageNet from its JPEG files with crop and flip, and digits
 as they are; then those that a jitted training step (forward, backward, AdamW, float32,
-batch 64) of the models trained on them takes, each alone on the machine. The aim is a
-pipeline of at least three times the model. The median of 5 stretches counts. With
---profile it prints where the pipeline's time goes. What was measured is in
-docs/performance.md.
+batch 64) of the models trained on them takes, each alone. The aim is a pipeline of at
+least three times the model. Beside each stands the processor time of an image, which
+other work on the machine changes less. The median of 3 stretches counts. With --profile
+it prints where the pipeline's time goes. What was measured is in docs/performance.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from mupax import optim, zoo
 from mupax.experiments import data
 
 BATCH = 64
-STRETCHES = 5
+STRETCHES = 3
 
 Models = dict[str, dict[str, Any]]
 
@@ -47,19 +47,23 @@ CASES: dict[str, tuple[tuple[str, ...], Models]] = {
 }
 
 
-def rate(work: Callable[[], None], images: int) -> float:
-    """Images a second; `work` handles so many."""
+def rate(work: Callable[[], None], images: int) -> tuple[float, float]:
+    """Images a second, and seconds of processor time an image; `work` handles `images`.
+
+    All threads count.
+    """
     work()
-    seconds = []
+    seconds, processor = [], []
     for _ in range(STRETCHES):
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         work()
         seconds.append(time.perf_counter() - start)
-    return images / statistics.median(seconds)
+        processor.append(time.process_time() - busy)
+    return images / statistics.median(seconds), statistics.median(processor) / images
 
 
-def pipeline_rate(dataset: data.Dataset, batches: int = 50) -> float:
-    """Images a second of the pipeline, at work ahead of time as in training."""
+def pipeline_rate(dataset: data.Dataset, batches: int = 50) -> tuple[float, float]:
+    """Of the pipeline, at work ahead of time as in training."""
     iterator = dataset.train(BATCH, 0, process_index=0, process_count=1)
 
     def consume() -> None:
@@ -71,8 +75,10 @@ def pipeline_rate(dataset: data.Dataset, batches: int = 50) -> float:
     return found
 
 
-def model_rate(dataset: data.Dataset, name: str, options: dict[str, Any]) -> float:
-    """Images a second of a training step, on batches that lie on the device."""
+def model_rate(
+    dataset: data.Dataset, name: str, options: dict[str, Any]
+) -> tuple[float, float]:
+    """Of a training step, on batches that lie on the device."""
     sizes = {"out_features": dataset.out_features}
     if "patch" not in name:
         sizes["input_shape"] = dataset.input_shape
@@ -122,17 +128,27 @@ def main() -> None:
     """Print the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--only", choices=CASES, action="append")
     arguments = parser.parse_args()
-    for name, (augment, models) in CASES.items():
+    for name in arguments.only or CASES:
+        augment, models = CASES[name]
         dataset = data.open_dataset(name, augment=augment)
         if arguments.profile:
             profile(dataset)
             continue
-        fed = pipeline_rate(dataset)
-        print(f"{name} with {', '.join(augment) or 'nothing'}: {fed:,.0f} images/s")
+        fed, cost = pipeline_rate(dataset)
+        print(
+            f"{name} with {', '.join(augment) or 'nothing'}: {fed:,.0f} images/s, "
+            f"{cost * 1e6:.0f} µs of processor time an image",
+            flush=True,
+        )
         for model, options in models.items():
-            eaten = model_rate(dataset, model, options)
-            print(f"  {model} takes {eaten:,.0f}: {fed / eaten:.1f} times as many")
+            eaten, step = model_rate(dataset, model, options)
+            print(
+                f"  {model} takes {eaten:,.0f} images/s, {step * 1e6:,.0f} µs of "
+                f"processor time: ratios {fed / eaten:.1f} and {step / cost:.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
