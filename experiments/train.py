@@ -21,6 +21,8 @@ from . import data as datasets
 from .config import plain
 from .data import Dataset, mixing
 from .errors import UserError
+from .planning.flops import count_flops
+from .planning.hardware import peak_flops
 from .training import (
     Classification,
     NextToken,
@@ -111,6 +113,7 @@ def build(
         config.log_every,
     )
     program = make_program(model, recipe, mesh, plain(config.sharding))
+    peak = peak_flops(list(mesh.devices.flat))
     plan = Plan(
         batch_size=config.batch_size,
         steps=config.steps,
@@ -120,9 +123,16 @@ def build(
         keep_last=config.keep_last,
         keep_best=config.keep_best,
         profile=tuple(config.profile) or None,
+        flops=_flops(program, dataset, config) if peak else None,
+        peak=peak,
     )
     pretrained = bool(config.init_from)
     return Job(config, dataset, create, model, pretrained, rate, program, plan)
+
+
+def _flops(program: Program, dataset: Dataset, config: ConfigDict) -> float:
+    batch = dataset.spec(config.batch_size)
+    return count_flops(program.step, program.abstract, batch)
 
 
 def check_job(job: Job) -> None:
@@ -132,6 +142,7 @@ def check_job(job: Job) -> None:
 
 def open_dataset(config: ConfigDict, stand_in: bool = False) -> Dataset:
     """The dataset of a config, or its stand-in where it is not prepared."""
+    datasets.augment.parse(plain(config.augment))
     if stand_in and config.stand_in:
         try:
             return open_dataset(config)
@@ -197,7 +208,7 @@ def run(
     job = build(config, stand_in=dry_run)
     check_job(job)
     directory = run_directory(job.config, folder)
-    console.print(describe(job), highlight=False, markup=False)
+    console.print(describe(job), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None
     with _Progress(console, job.plan.steps) as progress:
@@ -217,11 +228,12 @@ def run(
         f"{job.config.dataset}: test loss {result.test_loss:.4f}, "
         f"{result.test_accuracy:.2%} right; {directory}/metrics.jsonl",
         highlight=False,
+        soft_wrap=True,
     )
     if jax.process_count() == 1 and not (directory / "model").exists():
         weights = state["ema"] if "ema" in state else state["params"]
         _save(job, weights, state["rest"], directory / "model", result, command)
-        console.print(f"the model: {directory}/model", highlight=False)
+        console.print(f"the model: {directory}/model", highlight=False, soft_wrap=True)
     return result
 
 
@@ -281,14 +293,16 @@ def describe(job: Job) -> str:
     )
     weights = sum(leaf.size for leaf in jax.tree.leaves(abstract["params"]))
     steps, batch = job.plan.steps, job.plan.batch_size
-    epochs = steps * batch / job.dataset.train_size
+    size = job.dataset.train_size
+    amount = f"{size:,} examples, {steps * batch / size:.1f} epochs"
+    if job.dataset.name != config.dataset:
+        amount = f"not prepared ({job.dataset.name} stands in)"
     rows = [
         ("model", f"{config.model.name}, {weights:,} parameters"),
         ("scaling", _scaling(job)),
         (
             "data",
-            f"{config.dataset}, {job.dataset.train_size:,} examples, "
-            f"{epochs:.1f} epochs in {steps:,} steps of {batch}",
+            f"{config.dataset}, {amount}, {steps:,} steps of {batch}",
         ),
         (
             "optimizer",

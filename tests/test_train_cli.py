@@ -287,6 +287,8 @@ def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir
         ("--config.transfer_from=nowhere.json", "is not the summary.json"),
         ("--config.steps=0", "steps is 0"),
         ("--config.ema=1.5", "ema=1.5 must lie between 0 and 1"),
+        ("--config.wandb=mine", "needs its package"),
+        ("--config.augment=('flop',)", "There is no augmentation 'flop'"),
         ("--processes=2", "--processes needs --distributed"),
     ],
 )

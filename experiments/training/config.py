@@ -1,5 +1,6 @@
 """The config of a training run: every key, its default, and what is checked of it."""
 
+import importlib.util
 import json
 import pathlib
 from typing import Any
@@ -131,6 +132,10 @@ def check(config: ConfigDict) -> ConfigDict:
     if config.profile and (len(config.profile) != 2 or config.profile[0] < 1):
         raise UserError(
             f"profile={tuple(config.profile)} must be (first step, last step)"
+        )
+    if config.wandb and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            f"wandb={config.wandb!r} needs its package: pip install 'mupax[wandb]'"
         )
     check_optimizer(plain(config.optimizer))
     point(config)

@@ -19,11 +19,12 @@ from jaxtyping import Array, Float
 from mupax import zoo
 
 from .. import workdir as workdirs
-from ..data import Dataset
+from ..data import Dataset, Prefetched, prefetch
 from ..errors import Stopped, UserError
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
 from .mesh import batch_share, check_batch, put
+from .objective import Batch
 from .records import Records, Sink
 from .step import Program, State, init_on_mesh
 from .stopping import Stopper
@@ -156,8 +157,12 @@ def train(
         # ----- Resume: first the arrays, then the order of the examples and the
         # history that go with them, all from one checkpoint.
         index, count = batch_share(plan.batch_size, program.mesh)
-        feed = dataset.train(
-            plan.batch_size, plan.seed, process_index=index, process_count=count
+        sharding = zoo.batch_sharding(program.mesh)
+        feed = prefetch(
+            dataset.train(
+                plan.batch_size, plan.seed, process_index=index, process_count=count
+            ),
+            lambda batch: place_batch(batch, sharding),
         )
         progress = _Progress()
         done, resumed_from = 0, None
@@ -203,7 +208,7 @@ class _Run:
     program: Program
     dataset: Dataset
     plan: Plan
-    feed: Any
+    feed: Prefetched[Batch]
     checkpoints: Checkpoints
     records: Records
     progress: _Progress
@@ -218,14 +223,12 @@ class _Run:
         """Train from a step to the end."""
         plan = self.plan
         step_fn = self.program.jit_step()
-        sharding = zoo.batch_sharding(self.program.mesh)
         test = None
         waiting: tuple[int, tuple[Array, Array]] | None = None
         scores: list[tuple[int, Float[Array, " 3"]]] = []
         for step in range(done + 1, plan.steps + 1):
             with self._traced(step):
-                batch = place_batch(next(self.feed), sharding)
-                state, out = step_fn(state, batch)
+                state, out = step_fn(state, next(self.feed))
             # Fetched one step late, so that the device always has the next to do.
             if waiting:
                 self._record(*waiting)

@@ -145,16 +145,12 @@ class WandB:
       settings: shown beside it.
 
     Raises:
-      UserError: the package is missing, or refuses.
+      UserError: it does not start.
     """
 
     def __init__(self, project: str, folder: pathlib.Path, settings: dict[str, Any]):
-        try:
-            import wandb
-        except ModuleNotFoundError:
-            raise UserError(
-                f"wandb={project!r} needs its package: pip install 'mupax[wandb]'"
-            ) from None
+        import wandb
+
         try:
             self._run = wandb.init(
                 project=project,

@@ -1,0 +1,36 @@
+"""A ViT on Tiny-ImageNet: 64 x 64 pixels, 200 classes, patches of 8 x 8.
+
+    mupax train --config tiny_imagenet_vit --config.data_dir=DIR
+
+TINY_IMAGENET_VIT
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.training.config import defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = defaults()
+    c.dataset = "tiny_imagenet"
+    c.stand_in = "fake:64x64x3:200"
+    c.data = ConfigDict({"image_size": 64})
+    c.augment = ("random_resized_crop", "flip")
+    c.label_smoothing = 0.1
+    c.model = ConfigDict({"name": "vit", "patch_size": 8})
+    c.model.width = 192
+    c.model.depth = 8
+    c.model.head_dim = 64
+    c.base_width = 192
+    c.base_depth = 8
+    c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.05})
+    c.learning_rate = 1e-3
+    c.schedule.warmup = 200
+    c.clip_norm = 1.0
+    c.batch_size = 128
+    c.steps = 15_000
+    c.log_every = 50
+    c.eval_every = 500
+    c.save_every = 500
+    return c
