@@ -1,0 +1,234 @@
+"""Coordinate checks of every family of the zoo, printed as the table of the docs.
+
+    python -m benchmarks.coord_check [--models mlp cnn ...] [--optimizers sgd adam lion]
+
+trains each model a few steps at several widths, and at several depths, and prints for
+each parametrization the slope of log |Δ activation| against log size that is farthest
+from zero, with the layer it belongs to. `docs/coord_check.md` holds the result and says
+what was expected; `tests/test_zoo_coord_long.py` asserts it.
+"""
+
+import argparse
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mupax import optim, zoo
+
+CLASSES = 4
+# Of one step; what moves is small against what is there, as the laws assume.
+RATES = {"sgd": 0.02, "adam": 0.002, "lion": 0.002, "muon": 0.005}
+# Updates of SGD are as large as its gradients, and those differ between seeds.
+SEEDS = {"sgd": 32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One family of models, and the sizes at which it is checked.
+
+    Attributes:
+      options: of the model; `width` and `depth` are held where the other is swept.
+      shape: of one input; whole numbers below `CLASSES` where it is empty.
+      widths: those that are swept.
+      depths: those that are swept.
+      streams: regular expression, the layers that are compared over depth.
+      layers: the same over width.
+      rate: times the optimizer's learning rate.
+    """
+
+    options: dict[str, Any]
+    shape: tuple[int, ...]
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    streams: str
+    layers: str | None = None
+    rate: float = 1.0
+
+    def batch(self) -> jax.Array:
+        """Inputs."""
+        key = jax.random.key(1)
+        if self.shape[1:]:
+            return jax.random.normal(key, (4, *self.shape))
+        return jax.random.randint(key, (4, *self.shape), 0, CLASSES)
+
+
+# Few units and one block at the base, so that what is only of a small network, as what
+# one layer of a branch adds alone, is below the tolerance.
+HALF = {"base_depth": 1, "branch_multiplier": 0.5}
+CASES = {
+    "mlp": Case(
+        {"width": 256, "depth": 3, "base_width": 16, "base_depth": 3},
+        (4, 4, 1),
+        (128, 512),
+        (8, 32),
+        r"^layers",
+        rate=0.1,
+    ),
+    "resmlp": Case(
+        {"width": 64, "depth": 4, "base_width": 4, **HALF},
+        (4, 4, 1),
+        (128, 512),
+        (16, 128),
+        r"^(?!readin)",
+    ),
+    "cnn": Case(
+        {"width": 128, "depth": 4, "base_width": 8, **HALF},
+        (8, 8, 1),
+        (256, 1024),
+        (32, 128),
+        r"^(?!.*conv)",
+    ),
+    "resnet18": Case(
+        {
+            "width": 16,
+            "depth": 2,
+            "base_width": 4,
+            **HALF,
+            "blocks": (1, 1),
+            "stem": "cifar",
+            "norm": "layer",
+        },
+        (4, 4, 2),
+        (64, 256),
+        (32, 128),
+        r"^(conv|output|stages/\d)$",
+    ),
+    "vit": Case(
+        {
+            "width": 32,
+            "depth": 2,
+            "base_width": 2,
+            **HALF,
+            "heads": 2,
+            "patch_size": 4,
+        },
+        (8, 8, 3),
+        (64, 256),
+        (32, 128),
+        r"^(blocks|norm|output)$",
+        r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
+    ),
+    "gpt": Case(
+        {
+            "width": 32,
+            "depth": 2,
+            "base_width": 2,
+            **HALF,
+            "heads": 2,
+            "vocab_size": CLASSES,
+            "context": 6,
+        },
+        (6,),
+        (64, 256),
+        (16, 64),
+        r"^(blocks|norm|output)$",
+        r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
+    ),
+}
+
+# At the base depth all that scale depth are mup; at a given width all that do not are.
+WIDTH = ("mup", "mean_field", "ntk", "sp")
+DEPTH = ("depth_mup", "ode", "completep(alpha=0.75)", "mup")
+
+
+def point(name: str) -> optim.Parametrization:
+    """A parametrization by the name that it prints."""
+    if name == "completep(alpha=0.75)":
+        return optim.parametrization("completep", alpha=0.75)
+    return optim.parametrization(name)
+
+
+def check(
+    model: str, name: str, optimizer: str, axis: str, **settings: Any
+) -> optim.CoordCheck:
+    """The coordinate check of one model over widths or depths.
+
+    Args:
+      model: one of `CASES`.
+      name: of the parametrization.
+      optimizer: one of `RATES`.
+      axis: "width" or "depth".
+      **settings: other than those of the case, as `seeds`.
+    """
+    case = CASES[model]
+    options = {**case.options, "parametrization": point(name)}
+    if model != "gpt":
+        options |= {"input_shape": case.shape, "out_features": CLASSES}
+
+    def create(key: jax.Array, **size: int) -> nnx.Module:
+        return zoo.create(model, **{**options, **size}, rngs=nnx.Rngs(key))
+
+    def loss(model: nnx.Module, x: jax.Array) -> jax.Array:
+        # Linear in the logits: its gradient does not see how large they start, which
+        # under μP is m^-½. A copy may move its batch statistics.
+        logits = nnx.clone(model)(x)
+        labels = jnp.arange(logits[..., 0].size).reshape(logits.shape[:-1]) % 2
+        return -jnp.take_along_axis(logits, labels[..., None], -1).mean()
+
+    def make(model: nnx.Module, **size: int) -> Any:
+        rate = case.rate * RATES[optimizer]
+        return getattr(optim, optimizer)(
+            rate, zoo.scales(model), options["parametrization"]
+        )
+
+    layers = case.layers
+    if layers is not None and optimizer == "sgd":
+        # Queries start at zero, and their first gradient is a sum of terms of random
+        # sign, which falls as m^-½ until training has lined them up.
+        layers = layers.replace("query|", "")
+    sweep = {"width": case.widths, "depth": case.depths}[axis]
+    settings = {
+        "steps": 2,
+        "seeds": SEEDS.get(optimizer, 16),
+        "layers": {"width": layers, "depth": case.streams}[axis],
+        **settings,
+    }
+    return optim.coord_check(
+        create, make, loss, case.batch(), **{f"{axis}s": sweep}, **settings
+    )
+
+
+def names(model: str, axis: str) -> tuple[str, ...]:
+    """The parametrizations that differ on this axis."""
+    if axis == "width":
+        return WIDTH
+    return ("relu_mlp", "mup") if model == "mlp" else DEPTH
+
+
+def cell(model: str, name: str, optimizer: str, axis: str) -> str:
+    """The slope farthest from zero, its standard error, and its layer."""
+    result = check(model, name, optimizer, axis)
+    layer, slope = worst(result, axis)
+    return f"{slope:+.2f} ± {result.errors[axis][layer]:.2f} `{layer}`"
+
+
+def worst(result: optim.CoordCheck, axis: str) -> tuple[str, float]:
+    """The layer whose slope is farthest from zero, and that slope."""
+    slopes = result.slopes[axis]
+    layer = max(slopes, key=lambda layer: abs(slopes[layer]))
+    return layer, slopes[layer]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--parametrizations", nargs="+", default=[])
+    parser.add_argument("--axes", nargs="+", default=["width", "depth"])
+    parser.add_argument(
+        "--optimizers", nargs="+", default=["sgd", "adam", "lion"], choices=RATES
+    )
+    arguments = parser.parse_args()
+    for model in arguments.models:
+        for axis in arguments.axes:
+            for name in names(model, axis):
+                if name in (arguments.parametrizations or [name]):
+                    cells = [cell(model, name, o, axis) for o in arguments.optimizers]
+                    row = " | ".join([model, axis, name, *cells])
+                    print(f"| {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Every family of the zoo, every kind of optimizer: do activations move alike?
+
+The sizes, and why the loss is linear, are in benchmarks/coord_check.py;
+docs/coord_check.md holds what it measured.
+"""
+
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+from flax import nnx
+
+from mupax import optim, zoo
+
+PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "coord_check.py"
+SPEC = importlib.util.spec_from_file_location("zoo_coord_check", PATH)
+bench = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = bench
+SPEC.loader.exec_module(bench)
+
+RESIDUAL = [model for model in bench.CASES if model != "mlp"]
+TOLERANCE = 0.05
+
+
+def slopes(model, name, optimizer, axis):
+    return bench.check(model, name, optimizer, axis).slopes[axis]
+
+
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+# What need not be measured: rules that are the same numbers.
+
+
+def rules(model, name, optimizer, **size):
+    """What the rules of a parametrization make of each parameter."""
+    case = bench.CASES[model]
+    options = {**case.options, **size, "parametrization": bench.point(name)}
+    made = nnx.eval_shape(lambda: zoo.create(model, **options, rngs=nnx.Rngs(0)))
+    scales = zoo.scales(made)
+    return made.plan.branch, {
+        path: optim.multipliers(scale, made.plan.parametrization, optimizer)
+        for path, scale in scales.items()
+    }
+
+
+@pytest.mark.parametrize("model", RESIDUAL)
+def test_at_the_base_depth_what_scales_depth_is_mup(model):
+    depth = bench.CASES[model].options["base_depth"]
+    for optimizer in ("sgd", "adam", "muon"):
+        expected = rules(model, "mup", optimizer, depth=depth)
+        for name in ("depth_mup", "ode", "completep", "completep(alpha=0.75)"):
+            assert rules(model, name, optimizer, depth=depth) == expected
+
+
+@pytest.mark.parametrize("model", RESIDUAL)
+def test_completep_of_alpha_one_is_the_ode(model):
+    for optimizer in ("sgd", "adam", "muon"):
+        ours, theirs = (rules(model, n, optimizer) for n in ("completep", "ode"))
+        assert ours == theirs
+
+
+# What the theory says of each, and these sizes are large enough to show. Further
+# optimizers are in test_coord_check.py; CNN, ResNet, ViT and GPT under Adam over width
+# and depth, in test_zoo_conv.py and test_zoo_transformers.py.
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [long("mlp", "sgd"), long("resmlp", "sgd"), long("gpt", "adam")],
+)
+def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
+    for layer, slope in slopes(model, "mup", optimizer, "width").items():
+        assert abs(slope) < TOLERANCE, (layer, slope)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "optimizer"),
+    [
+        ("resmlp", "depth_mup", "adam"),
+        *(long(m, "depth_mup", "sgd") for m in ("cnn", "vit", "gpt")),
+        *(long(m, "depth_mup", "adam") for m in ("cnn", "resnet18", "gpt")),
+        *(long(m, "ode", "adam") for m in ("resmlp", "cnn", "resnet18")),
+        *(long(m, "completep(alpha=0.75)", "adam") for m in ("resmlp", "cnn")),
+    ],
+)
+def test_where_alpha_and_gamma_add_up_to_one_the_stream_moves_alike_at_every_depth(
+    model, name, optimizer
+):
+    for layer, slope in slopes(model, name, optimizer, "depth").items():
+        assert abs(slope) < TOLERANCE, (layer, slope)
+
+
+@pytest.mark.long
+def test_under_ntk_features_freeze_as_width_grows():
+    found = slopes("gpt", "ntk", "adam", "width")
+    for layer, slope in found.items():
+        expected = 0.0 if layer == "output" else -0.5
+        assert slope == pytest.approx(expected, abs=TOLERANCE), (layer, slope)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "axis"),
+    [
+        long("resmlp", "mup", "depth"),
+        long("cnn", "mup", "depth"),
+        long("gpt", "sp", "width"),
+    ],
+)
+def test_the_check_fails_where_no_rule_is_for_that_axis(model, name, axis):
+    assert max(slopes(model, name, "adam", axis).values()) > 1
