@@ -184,11 +184,10 @@ def check(
         "steps": 2,
         "seeds": SEEDS.get(optimizer, 16),
         "layers": {"width": layers, "depth": case.streams}[axis],
+        f"{axis}s": sweep,
         **settings,
     }
-    return optim.coord_check(
-        create, make, loss, case.batch(), **{f"{axis}s": sweep}, **settings
-    )
+    return optim.coord_check(create, make, loss, case.batch(), **settings)
 
 
 def names(model: str, axis: str) -> tuple[str, ...]:
