@@ -19,7 +19,7 @@ from ..errors import UserError
 from . import augment as augmentations
 from . import images, prepared, sources
 from .pipeline import Hosts, Workers, check_batch, iterate, run_through
-from .text import open_text
+from .text import fake_text, is_fake_text, open_text
 
 Batch = dict[str, np.ndarray]
 
@@ -260,7 +260,8 @@ def open_dataset(
       name: digits, mnist, fashion_mnist or cifar10 (held in memory); imagenet2012,
         tiny_imagenet or any other dataset of labelled images that TFDS has prepared
         as ArrayRecord files (read as it is needed); noise of any shape, as
-        "fake:224x224x3:1000"; or text, as "text:FILE" or "text:DIRECTORY".
+        "fake:224x224x3:1000"; or text, as "text:FILE" or "text:DIRECTORY", or noise
+        of tokens, "fake:CONTEXT:VOCABULARY".
       data_dir: a TFDS data directory. None: TFDS_DATA_DIR, where that is set, then
         ~/tensorflow_datasets.
       image_size: side, or (height, width), that images are brought to; None leaves
@@ -308,6 +309,8 @@ def open_dataset(
             test_path=test_path,
             workers=pool,
         )
+    if is_fake_text(name):
+        return fake_text(name, pool)
     _refuse(name, {"context": context, "test_path": test_path})
     _refuse(name, {"tokenizer": tokenizer != "bytes"})
     size = _size(image_size)

@@ -197,6 +197,43 @@ def open_text(
     )
 
 
+_FAKE = 100  # windows of noise, repeated as often; a tenth of all to test
+
+
+def is_fake_text(name: str) -> bool:
+    """Whether a name is that of noise of tokens, as "fake:2048:50304"."""
+    kind, *sizes = name.split(":")
+    return kind == "fake" and len(sizes) == 2 and all(map(str.isdigit, sizes))
+
+
+def fake_text(name: str, workers: Workers) -> TextDataset:
+    """Tokens drawn at random, for plans and benchmarks.
+
+    Args:
+      name: "fake:CONTEXT:VOCABULARY".
+      workers: what prepares batches.
+
+    Raises:
+      UserError: a size that is not positive.
+    """
+    context, vocabulary = map(int, name.split(":")[1:])
+    if min(context, vocabulary) < 1:
+        raise UserError(f"{name!r}: context and vocabulary must be 1 or more.")
+    rng = np.random.default_rng(0)
+    files = [rng.integers(0, vocabulary, (_FAKE * context + 1,), np.int32)] * _FAKE
+    total = _FAKE * _FAKE
+    cut = total - total // _TEST_SHARE
+    return TextDataset(
+        name=name,
+        out_features=vocabulary,
+        input_shape=(context,),
+        decode=lambda ids: " ".join(map(str, ids)),
+        _train=Windows(files, context, 0, cut),
+        _test=Windows(files, context, cut, total),
+        _workers=workers,
+    )
+
+
 def _total(files: Sequence[np.ndarray], context: int) -> int:
     return sum(window_count(file, context) for file in files)
 
