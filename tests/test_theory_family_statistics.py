@@ -141,3 +141,5 @@ def test_bad_input_is_refused():
         family_statistics.statistics(8, 1)
     with pytest.raises(UserError, match=r"s=1\.5"):
         family_statistics.statistics(8, 2, 1.5)
+    with pytest.raises(UserError, match=r"would take \d{12,} bytes"):
+        family_statistics.statistics(10**6, 3)

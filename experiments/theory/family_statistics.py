@@ -39,6 +39,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..errors import UserError
+from .memory import refuse_beyond_memory
 
 Activation = Callable[[Array], Array]
 
@@ -177,8 +178,8 @@ def statistics(
       `Statistics` with standard errors.
 
     Raises:
-      UserError: depth below 2, width, seeds or a scale that is not positive, or s
-        out of [0, 1].
+      UserError: depth below 2, width, seeds or a scale that is not positive, s out
+        of [0, 1], or a network that would not fit in memory (with its bytes).
 
     Source: Yaida, eq. 3.16 to 3.20 and section IV.
 
@@ -194,6 +195,12 @@ def statistics(
         )
     if not 0 <= s <= 1:
         raise UserError(f"s={s:g} must be in [0, 1] (Yaida, section III C)")
+    parameters = width * ((features or width) + width * (depth - 2) + 1)
+    refuse_beyond_memory(
+        16 * parameters * 8,  # the parameters and their derivatives to third order
+        f"the derivatives of a network of width {width} and depth {depth}",
+        "take a smaller width or depth",
+    )
     with jax.enable_x64(True):
         # Seed by seed: memory does not grow with their number.
         found = _sample(

@@ -26,8 +26,13 @@ C~ of a2 and b4.
 
 Two slips of the paper cancel in its leading term. Eq. 2.1, 2.2 and 2.11 lack a factor
 ½ (σ'² of the last hidden layer); eq. 2.19 takes ¼ for equal neurons too, where ½ is
-right. The first doubles B, the second halves its ℓ³ term: B = η²(ℓ³/3 + O(ℓ²)) for
-E x_i² = 1 either way, but the ℓ² term needs both corrections.
+right. The first doubles B, the second halves its ℓ³ term. At infinite width, with
+E x_i² = 1,
+
+    B = η² (2ℓ³ + ℓ) / 6,    η* = √3 L^-3/2 (1 + O(L^-2)),
+
+where the print gives η² (ℓ³/3 + ℓ²/2 + ...). A layer whose neurons are all off, of
+probability 2^-n, is not counted: σ'(0) is taken as a fair coin, as in the paper.
 """
 
 import functools
