@@ -1,10 +1,15 @@
 """`python -m mupax` and the `mupax` command."""
 
+import os
+import pathlib
 import sys
 
 
 def main() -> int:
     """Run the command line, or say which extra it needs."""
+    # A run that goes on, or the next of its kind, need not compile again.
+    cache = pathlib.Path.home() / ".cache" / "mupax"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     from mupax.experiments import cli
 
     try:

@@ -1,0 +1,77 @@
+"""An hour of training on small data, whose memory must not grow.
+
+    python -m benchmarks.soak [--minutes 60]
+
+Trains a small residual MLP on digits with augmentation, evaluations and checkpoints
+every 200 steps, and prints the resident memory of the process ten times on the way.
+"""
+
+import argparse
+import contextlib
+import pathlib
+import resource
+import tempfile
+import time
+
+from ml_collections import ConfigDict
+
+from mupax.experiments import train as jobs
+from mupax.experiments.training import train
+from mupax.experiments.training.config import defaults
+
+
+def resident() -> float:
+    """MiB of this process that are in memory now."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+class Enough(Exception):
+    """The time is over."""
+
+
+def soak(minutes: float, points: int = 10) -> list[tuple[int, float]]:
+    """(step, MiB) at equal distances in time, the first after a tenth of it."""
+    c = defaults()
+    c.dataset = "digits"
+    c.augment = ({"name": "rotate", "degrees": 10},)
+    c.model = ConfigDict({"name": "resmlp", "width": 64, "depth": 8})
+    c.learning_rate = 1e-3
+    c.batch_size = 64
+    c.steps = 10**9
+    c.log_every = 100
+    c.eval_every = c.save_every = 200
+    job = jobs.build(c)
+    found: list[tuple[int, float]] = []
+    start = time.monotonic()
+
+    def watch(step: int, loss: float, line: dict[str, float]) -> None:
+        if time.monotonic() - start > 60 * minutes * (len(found) + 1) / points:
+            found.append((step, resident()))
+        if len(found) == points:
+            raise Enough
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
+        train(
+            job.model,
+            job.program,
+            job.dataset,
+            job.plan,
+            workdir=pathlib.Path(folder) / "run",
+            create=job.create,
+            on_step=watch,
+            learning_rate=job.rate,
+        )
+    return found
+
+
+def main() -> None:
+    """Print the memory on the way."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=60)
+    for step, size in soak(parser.parse_args().minutes):
+        print(f"step {step:>9,}: {size:,.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What the trainer costs beside its step, and how soon it starts.
+
+    python -m benchmarks.trainer [--pairs 5]
+
+- The loop: milliseconds a step of `mupax train`'s loop (batches from the pipeline,
+  losses fetched, norms and a line of records every 50 steps) over those of the same
+  compiled step called again and again on one batch; in pairs.
+- A checkpoint: how long the loop stands still for one, and its share of a minute.
+- The start: seconds from the command to the first step of a ViT-Ti, with an empty
+  compilation cache and with a full one.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+from ml_collections import ConfigDict
+
+from mupax import zoo
+from mupax.experiments import train as jobs
+from mupax.experiments.training import open_checkpoints, train
+from mupax.experiments.training.config import defaults
+from mupax.experiments.training.evaluate import place_batch
+from mupax.experiments.training.step import init_on_mesh
+
+STEPS = 100
+
+
+def config() -> ConfigDict:
+    """A CNN of 0.1 million parameters on noise of CIFAR-10's shape."""
+    c = defaults()
+    c.dataset = "fake:32x32x3:10"
+    c.model = ConfigDict({"name": "cnn", "width": 64, "depth": 4})
+    c.learning_rate = 1e-3
+    c.batch_size = 64
+    c.steps = STEPS
+    c.log_every = 50
+    c.eval_every = c.save_every = 10 * STEPS
+    return c
+
+
+def bare(job: jobs.Job) -> float:
+    """Seconds a step, of the compiled step alone."""
+    state = init_on_mesh(job.program, job.create)
+    feed = job.dataset.train(job.plan.batch_size, 0)
+    batch = place_batch(next(feed), zoo.batch_sharding(job.program.mesh))
+    feed.close()
+    step = job.program.jit_step()
+    for _ in range(3):
+        state, out = step(state, batch)
+    jax.block_until_ready(out)
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        state, out = step(state, batch)
+    jax.block_until_ready(out)
+    return (time.perf_counter() - start) / STEPS
+
+
+def looped(job: jobs.Job) -> float:
+    """Seconds a step, of the loop between its first steps and its end."""
+    times: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        train(
+            job.model,
+            job.program,
+            job.dataset,
+            job.plan,
+            workdir=pathlib.Path(folder) / "run",
+            create=job.create,
+            on_step=lambda step, loss, line: times.append(time.perf_counter()),
+        )
+    # The last step waits for evaluation and checkpoint.
+    return (times[-2] - times[2]) / (len(times) - 4)
+
+
+def checkpoint(job: jobs.Job) -> float:
+    """Seconds that saving holds the loop up: the device is copied, not the disk."""
+    state = init_on_mesh(job.program, job.create)
+    found = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_checkpoints(pathlib.Path(folder)) as checkpoints,
+    ):
+        for step in range(1, 6):
+            start = time.perf_counter()
+            checkpoints.save(step, state, {})
+            found.append(time.perf_counter() - start)
+            checkpoints.wait()
+    return statistics.median(found)
+
+
+def first_step(cache: str) -> float:
+    """Seconds from the command to the end of the first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        args = [
+            *("train", "--config=cifar10_vit", f"--workdir={folder}/run"),
+            *("--config.dataset=fake:32x32x3:10", "--config.augment=()"),
+            *("--config.log_every=1", "--config.steps=50"),
+            *("--config.schedule.warmup=0", "--config.model.depth=12"),
+        ]
+        start = time.perf_counter()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "mupax", *args],
+            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache},
+            stdout=subprocess.DEVNULL,
+        )
+        records = pathlib.Path(folder) / "run" / "metrics.jsonl"
+        while not (records.exists() and records.stat().st_size):
+            if child.poll():
+                raise RuntimeError(f"the run ended with {child.returncode}")
+            time.sleep(0.01)
+        found = time.perf_counter() - start
+        child.kill()
+        child.wait()
+    return found
+
+
+def main() -> None:
+    """Print the three tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=5)
+    pairs = parser.parse_args().pairs
+    job = jobs.build(config())
+    ratios, alone = [], []
+    for pair in range(pairs):
+        measures = [bare, looped][:: 1 if pair % 2 else -1]
+        found = {measure: measure(job) for measure in measures}
+        ratios.append(found[looped] / found[bare])
+        alone.append(found[bare])
+    print(
+        f"step {1000 * statistics.median(alone):.1f} ms; the loop takes "
+        f"{statistics.median(ratios):.3f} of it (median of {pairs} pairs, "
+        f"{min(ratios):.3f} to {max(ratios):.3f})"
+    )
+    stop = checkpoint(job)
+    print(f"checkpoint: {1000 * stop:.0f} ms, {stop / 60:.2%} at one a minute")
+    with tempfile.TemporaryDirectory() as cache:
+        cold, warm = first_step(cache), first_step(cache)
+    print(f"ViT-Ti, to the first step: {cold:.1f} s, with the cache {warm:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
