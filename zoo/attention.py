@@ -318,7 +318,7 @@ class Transformer(nnx.Module):
             last = self.options.drop_path
             rates = jnp.linspace(0.0, last, self.depth) if last else None
             noise = Noise(jax.random.split(rest, self.depth), rates)
-        return scan(self.blocks, x, noise, remat=self.options.remat)
+        return scan(self.blocks, x, noise, remat=self.options.remat, lean=True)
 
 
 def dropout(

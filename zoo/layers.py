@@ -1,5 +1,6 @@
 """Layers that carry their multipliers, and blocks stacked along a scanned axis."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -201,6 +202,7 @@ def scan(
     x: Float[Array, "*batch n"],
     *inputs: Any,
     remat: bool = False,
+    lean: bool = False,
 ) -> Float[Array, "*batch n"]:
     """Apply stacked blocks one after another, traced and compiled once.
 
@@ -213,9 +215,11 @@ def scan(
       *inputs: pytrees of arrays with a leading axis of layers, as random keys; None
         stands for none.
       remat: recompute each block in the backward pass instead of storing it.
+      lean: store what matrix products made, and recompute what is cheap.
     """
     graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
-    x, state = jax.lax.scan(_pure(graph, remat), x, (*variables, inputs))
+    run = _pure(graph, remat, lean, scanned=True)
+    x, state = jax.lax.scan(run, x, (*variables, inputs))
     nnx.update(blocks, state)
     return x
 
@@ -225,7 +229,7 @@ _WEIGHTS = nnx.Any(nnx.Param, Frozen)
 
 
 def _pure(
-    graph: nnx.GraphDef, remat: bool
+    graph: nnx.GraphDef, remat: bool, lean: bool = False, scanned: bool = False
 ) -> Callable[[Array, Any], tuple[Array, nnx.State]]:
     """A block as a function that returns those of its variables that may change.
 
@@ -240,11 +244,22 @@ def _pure(
         x = shard_batch(block(shard_batch(x), *inputs))
         return x, nnx.state(block, nnx.Not(_WEIGHTS))
 
+    # A loop keeps XLA from computing once what is there to be computed twice.
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=not scanned)
     if remat:
-        return jax.checkpoint(run)
+        return checkpoint(run)
+    # On GPUs flash attention would be among what is recomputed.
+    if lean and jax.default_backend() != "gpu":
+        return checkpoint(run, policy=_saves_products)
     if is_gathering():
-        return jax.checkpoint(run, policy=saves_no_gathered_weight)
+        return checkpoint(run, policy=saves_no_gathered_weight)
     return run
+
+
+def _saves_products(primitive: Any, *arguments: Any, **options: Any) -> bool:
+    """A policy of `jax.checkpoint`: save what is costly to make."""
+    costly = ("dot_general", "conv_general_dilated", "random_bits")
+    return primitive.name in costly
 
 
 def _no_key() -> jax.Array:
