@@ -49,12 +49,13 @@ def plan(argv: list[str]) -> None:
 
 
 def explain(argv: list[str]) -> None:
-    """print how each parameter of a config's target is scaled"""
+    """print how each parameter of a config's model is scaled"""
     from . import config as configs
-    from . import transfer as job
+    from . import train, transfer
 
     config, *_ = configs.parse(argv)
-    print(job.explain_target(config))
+    swept = "sweep" in config
+    print(transfer.explain_target(config) if swept else train.explain(config))
 
 
 def convert(argv: list[str]) -> None:

@@ -94,6 +94,8 @@ def build(
 
     try:
         if config.init_from:
+            # What is not said is as it was saved.
+            options = {k: v for k, v in options.items() if v is not None}
             model = zoo.load_pretrained(name, config.init_from, **options)
         else:
             model = nnx.eval_shape(create)
@@ -374,9 +376,18 @@ def _save(
     notes = (
         f"Trained on {job.config.dataset} for {job.plan.steps} steps of "
         f"{job.plan.batch_size} examples: {result.test_accuracy:.2%} of the test split "
-        f"right, test loss {result.test_loss:.4g}. Made by\n\n    {shlex.join(command)}"
+        f"right, test loss {result.test_loss:.4g}.{_inputs(job.dataset)} Made by\n\n"
+        f"    {shlex.join(command)}"
     )
     zoo.save(model, directory, notes=notes)
+
+
+def _inputs(dataset: Dataset) -> str:
+    """How pixels become what the model takes, for its card."""
+    if not isinstance(dataset, datasets.ImageDataset):
+        return ""
+    mean, std = (", ".join(f"{x:.4g}" for x in v) for v in dataset.statistics)
+    return f" It takes raw pixels less {mean}, over {std}."
 
 
 def _find_checkpoint(directory: pathlib.Path, which: str) -> int:

@@ -1,6 +1,7 @@
 """Models as directories: weights by Orbax, the recipe that builds them, a card."""
 
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -14,7 +15,8 @@ from flax import nnx
 
 from mupax import optim
 
-from .plan import Plan
+from .attention import logit_scale
+from .plan import Plan, scales
 from .registry import create, recipe
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
@@ -82,7 +84,8 @@ def load(directory: str | os.PathLike[str], **overrides: Any) -> nnx.Module:
 
     Raises:
       ValueError: a directory that holds no model, or one that cannot be read, or
-        options that its weights do not fit.
+        options that its weights do not fit, or under which they would compute
+        something else.
     """
     directory = pathlib.Path(directory).absolute()
     config = read_config(directory)
@@ -99,6 +102,7 @@ def load(directory: str | os.PathLike[str], **overrides: Any) -> nnx.Module:
         ) from None
     model = create(name, **{**options, **overrides}, rngs=rngs)
     new_head = model_classes(model) != model_classes(saved)
+    _check_multipliers(saved, model, directory)
     fill(model, arrays, fresh="readout" if new_head else None)
     return model
 
@@ -164,6 +168,34 @@ def _variables(
     state = nnx.state(model, nnx.Not(nnx.RngState))
     pairs = nnx.to_flat_state(state)
     return state, [("/".join(map(str, path)), variable) for path, variable in pairs]
+
+
+def _check_multipliers(
+    saved: nnx.Module, model: nnx.Module, directory: pathlib.Path
+) -> None:
+    """Refuse options under which the same weights compute something else."""
+    before, now = _multipliers(saved), _multipliers(model)
+    for path in before.keys() & now.keys():
+        if not math.isclose(before[path], now[path], rel_tol=1e-9):
+            raise ValueError(
+                f"the weights in {directory} go with a factor of {before[path]:g} at "
+                f"{path!r}, and with these options it is {now[path]:g}: they would "
+                "compute something else; leave base_width, base_depth, "
+                "parametrization and branch_multiplier as they were saved"
+            )
+
+
+def _multipliers(model: nnx.Module) -> dict[str, float]:
+    """Every factor of the forward pass that follows from the plan."""
+    plan = _plan(model)
+    found = {
+        path: optim.multipliers(scale, plan.parametrization).forward
+        for path, scale in scales(model).items()
+    }
+    found |= {"every branch": plan.branch, "the output": plan.output}
+    if "head_dim" in dict(plan.axes):
+        found["the logits of attention"] = logit_scale(plan)
+    return found
 
 
 def model_classes(model: nnx.Module) -> int | None:

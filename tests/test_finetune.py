@@ -1,0 +1,80 @@
+"""Fine-tuning: another library's weights, converted, with a head of their own."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from test_convert import convert, flags, golden, write
+
+from mupax import zoo
+from mupax.experiments import cli
+from mupax.experiments.training.records import read
+
+CONFIG = """
+from mupax.configs import finetune_vit
+
+
+def get_config():
+    c = finetune_vit.get_config()
+    c.dataset = "fake:32x32x3:7"
+    c.data = {}
+    c.model = {"name": "vit"}
+    c.batch_size = 16
+    c.steps = 3
+    c.log_every = 1
+    c.schedule.warmup = 0
+    return c
+"""
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> pathlib.Path:
+    """timm's small ViT of five classes, as a directory of ours."""
+    folder = tmp_path_factory.mktemp("converted")
+    source = write(folder / "timm.safetensors", golden("vit_token")[0])
+    out = folder / "vit"
+    assert convert(f"--source={source}", f"--out={out}", *flags("vit_token")) == 0
+    return out
+
+
+def weights(model: nnx.Module) -> dict[str, np.ndarray]:
+    pairs = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {"/".join(map(str, path)): np.asarray(v[...]) for path, v in pairs}
+
+
+def tune(folder: pathlib.Path, source: pathlib.Path, *more: str) -> int:
+    config = folder / "config.py"
+    config.write_text(CONFIG)
+    args = [f"--config={config}", f"--workdir={folder}/run"]
+    return cli.main(["mupax", "train", *args, f"--config.init_from={source}", *more])
+
+
+def test_a_converted_model_is_tuned_with_a_new_head(tmp_path, converted):
+    assert tune(tmp_path, converted) == 0
+    before = weights(zoo.load_pretrained("vit", converted))
+    after = weights(zoo.load_pretrained("vit", tmp_path / "run" / "model"))
+    assert before["readout/kernel"].shape[-1] == 5
+    assert after["readout/kernel"].shape[-1] == 7
+    for path in before.keys() - {"readout/kernel", "readout/bias"}:
+        # Three steps of Adam at a rate of 1e-4 at the most.
+        moved = np.abs(after[path] - before[path]).max()
+        assert 0 < moved < 1e-3, path
+    assert len(read(tmp_path / "run")) == 4
+
+
+def test_weights_whose_multipliers_would_change_are_refused(
+    tmp_path, converted, capsys
+):
+    assert tune(tmp_path, converted, "--config.base_depth=1") == 2
+    err = capsys.readouterr().err
+    assert "a factor of 1 at 'every branch'" in err
+    assert "leave base_width, base_depth" in err
+    assert not (tmp_path / "run").exists()
+    # At one's own size any parametrization computes the same.
+    found = zoo.load_pretrained("vit", converted, parametrization="sp")
+    images = jax.numpy.asarray(golden("vit_token")[1]["images"])
+    found.eval()
+    expected = golden("vit_token")[1]["logits"]
+    np.testing.assert_allclose(found(images), expected, rtol=1e-4, atol=1e-5)
