@@ -1,6 +1,7 @@
 """Models as directories: what is saved comes back, what does not fit is refused."""
 
 import json
+import os
 import pathlib
 import shutil
 
@@ -133,6 +134,34 @@ def test_the_shipped_model_reads_digits_as_its_card_says(tmp_path):
     assert (
         f"{accuracy:.1%} of the test split right" in (shipped / "README.md").read_text()
     )
+
+
+@pytest.mark.skipif(
+    "TFDS_DATA_DIR" not in os.environ,
+    reason="TFDS_DATA_DIR is not set: there is no MNIST to read",
+)
+def test_the_shipped_cnn_reads_mnist_as_its_card_says():
+    model = zoo.load_pretrained("cnn_mnist")
+    _, accuracy = training.evaluate(model, datasets.load("mnist"))
+    shipped = pathlib.Path(zoo.__file__).parent / "checkpoints" / "cnn_mnist"
+    assert (
+        f"{accuracy:.2%} of the test split right" in (shipped / "README.md").read_text()
+    )
+
+
+def test_every_shipped_model_loads_offline_and_is_small():
+    folder = pathlib.Path(zoo.__file__).parent / "checkpoints"
+    for name in zoo.list_pretrained():
+        model = zoo.load_pretrained(name)
+        shape = (
+            2,
+            *json.loads((folder / name / "config.json").read_text())["options"][
+                "input_shape"
+            ],
+        )
+        assert model(np.zeros(shape, np.float32)).shape == (2, 10)
+        size = sum(f.stat().st_size for f in (folder / name).rglob("*") if f.is_file())
+        assert size < 500_000
 
 
 def test_a_model_is_loaded_by_the_name_it_was_saved_under(saved, tmp_path):

@@ -19,7 +19,7 @@ def list_pretrained() -> list[str]:
     Examples:
       >>> from mupax import zoo
       >>> zoo.list_pretrained()
-      ['resmlp_digits']
+      ['cnn_mnist', 'resmlp_digits']
     """
     folder = importlib.resources.files(__package__) / _SHIPPED
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
