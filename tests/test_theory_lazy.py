@@ -118,7 +118,7 @@ def test_without_the_slope_of_the_readout_the_kernel_would_be_wrong():
 def test_the_squared_error_of_the_kernel_falls_as_depth_to_the_minus_two(name):
     start = lazy.gram(points())
     limit = lazy.kernels(start, named(name), readin=1.0, readout=1.0).kernel
-    depths = (16, 64)
+    depths = (32, 128)
     errors = [
         np.mean(
             (

@@ -1,6 +1,7 @@
 """The limits behind the rules, computed: one file a limit.
 
 family_statistics: NTK and its differentials at initialization (Yaida).
+finite_size: variance and bias of trained networks (Bordelon et al., Figure 5).
 lazy: kernels of residual networks that learn no features (Bordelon et al., 4.3.1).
 linear_joint: deep linear residual network that learns features (Bordelon, 4.3.2).
 linear_sgd: deep linear residual network under SGD (Tensor Programs VI, section 4).
@@ -8,10 +9,19 @@ plane: stability, faithfulness and diversity over (α, γ) (TP-VI, section 7).
 relu_mlp: first step of a plain ReLU network (Jelassi et al.).
 """
 
-from . import family_statistics, lazy, linear_joint, linear_sgd, plane, relu_mlp
+from . import (
+    family_statistics,
+    finite_size,
+    lazy,
+    linear_joint,
+    linear_sgd,
+    plane,
+    relu_mlp,
+)
 
 __all__ = [
     "family_statistics",
+    "finite_size",
     "lazy",
     "linear_joint",
     "linear_sgd",
