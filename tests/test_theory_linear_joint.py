@@ -134,10 +134,15 @@ def test_the_first_step_moves_the_output_by_the_lazy_kernel():
         assert step.output == pytest.approx(RATE * Y * kernel[0, 0], rel=1e-6)
 
 
-def test_small_richness_freezes_the_features():
+def repeated():
+    """Four steps on the same two points."""
     rng = np.random.default_rng(0)
-    x = np.repeat(rng.normal(size=(1, 2, 3)), 4, axis=0)
-    y = np.repeat(rng.normal(size=(1, 2)), 4, axis=0)
+    x, y = rng.normal(size=(1, 2, 3)), rng.normal(size=(1, 2))
+    return np.repeat(x, 4, axis=0), np.repeat(y, 4, axis=0)
+
+
+def test_small_richness_freezes_the_features():
+    x, y = repeated()
     moved = []
     for richness in (0.01, 0.001):
         found = linear_joint.dynamics(
@@ -156,10 +161,10 @@ def test_small_richness_freezes_the_features():
 
 def test_the_gauge_of_richness_and_rate_does_not_matter():
     # f·θ with targets·θ, at μ0/θ: one network, in other units (Yaida 2.8).
-    x, y = np.ones((3, 1, 1)), np.full((3, 1), Y)
-    one = linear_joint.dynamics(x, y, depth=8, learning_rate=0.1, richness=1.0)
-    other = linear_joint.dynamics(x, y * 3, depth=8, learning_rate=0.1, richness=1 / 3)
-    np.testing.assert_allclose(other.outputs, 3 * one.outputs, rtol=1e-12)
+    x, y = repeated()
+    one = linear_joint.dynamics(x, y, depth=8, learning_rate=0.1, richness=0.01)
+    other = linear_joint.dynamics(x, y * 10, depth=8, learning_rate=0.1, richness=0.001)
+    np.testing.assert_allclose(other.outputs, 10 * one.outputs, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(other.h, one.h, rtol=1e-12)
 
 
