@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import resource
 import shutil
 import signal
@@ -11,7 +12,9 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
+from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli
@@ -96,6 +99,21 @@ def test_a_run_leaves_records_checkpoints_events_and_a_model(finished, capsys):
     assert f"test loss {score['test_loss']:.4f}" in capsys.readouterr().out
 
 
+def test_utilization_is_logged_where_the_peak_is_known(
+    tmp_path, data_dir, monkeypatch
+):
+    monkeypatch.setattr("mupax.experiments.train.peak_flops", lambda devices: 1e12)
+    args = [TOY, f"--workdir={tmp_path / 'run'}", f"--config.data_dir={data_dir}"]
+    args += ["--config.steps=9", "--config.schedule.warmup=0"]
+    assert mupax("train", *args) == 0
+    line = [line for line in read(tmp_path / "run") if "mfu" in line][-1]
+    # Forward and backward of 64 x 32, four times 32 x 32 and 32 x 10, but not the
+    # gradient of the input: two flops each, 32 examples.
+    weights = 64 * 32 + 4 * 32 * 32 + 32 * 10
+    flops = 2 * 32 * (3 * weights - 64 * 32)
+    assert line["mfu"] * line["step_seconds"] * 1e12 == pytest.approx(flops, rel=0.01)
+
+
 def test_two_newest_and_the_best_checkpoint_are_kept(finished, capsys):
     kept = {int(path.name) for path in (finished / "checkpoints").iterdir()}
     # Of the saved steps only the last has a score of its own.
@@ -161,6 +179,37 @@ def test_eight_devices_then_two_processes_then_one_device_go_on_alike(
     assert mupax(*args) == 0
     for found, expected in zip(curve(run), curve(finished), strict=True):
         assert found == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.long
+def test_killed_at_20_random_moments_it_ends_with_the_same_weights(tmp_path, data_dir):
+    rng = random.Random(0)
+
+    def args(run: str) -> list[str]:
+        return [
+            *("train", TOY, f"--workdir={tmp_path / run}"),
+            *(f"--config.data_dir={data_dir}", "--config.steps=1500"),
+        ]
+
+    assert mupax(*args("whole")) == 0
+    killed, done = tmp_path / "killed", 0
+    for _ in range(20):
+        child = spawn(*args("killed"))
+        wait_for_step(killed, done + rng.randint(3, 60), child)
+        # Anywhere in a step, an evaluation (every 20) or a save (every 7).
+        time.sleep(rng.uniform(0, 0.2))
+        assert child.poll() is None
+        child.kill()
+        child.communicate()
+        done = read(killed)[-1]["step"]
+    assert mupax(*args("killed")) == 0
+    assert curve(killed) == curve(tmp_path / "whole")
+    models = [
+        nnx.state(zoo.load_pretrained("resmlp", tmp_path / run / "model"))
+        for run in ("whole", "killed")
+    ]
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), *models)
+    assert all(jax.tree.leaves(same))
 
 
 @pytest.mark.long
