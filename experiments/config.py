@@ -149,6 +149,12 @@ def points(config: ConfigDict) -> dict[str, optim.Parametrization]:
 
 def check(config: ConfigDict) -> None:
     """Raise a `UserError` for values with which `transfer` could not end well."""
+    for key in ("sweep", "target", "base"):
+        if key not in config:
+            raise UserError(
+                f"the config has no {key!r}, and is none of a sweep; train it with: "
+                "mupax train, or take --config=digits_resmlp"
+            )
     sweep, target, base = config.sweep, config.target, config.base
     sizes = {
         "base.width": [base.width],

@@ -31,16 +31,15 @@ from .training import (
     Recipe,
     TrainResult,
     build_optimizer,
-    load_weights,
     make_mesh,
     make_program,
     open_checkpoints,
+    read_weights,
     train,
 )
 from .training import config as configs
 from .training.evaluate import means, tester
 from .training.loop import check
-from .training.mesh import check_batch, put
 from .training.objective import Objective
 from .training.records import Sink, TensorBoard, WandB
 
@@ -255,23 +254,33 @@ def evaluate(
     job = build(config)
     directory = run_directory(job.config, folder)
     step = _find_checkpoint(directory, checkpoint)
-    model = nnx.merge(nnx.graphdef(job.model), nnx.state(job.model))
-    model = job.create() if not job.pretrained else model
-    load_weights(model, directory / "checkpoints" / str(step), ema=bool(config.ema))
-    check_batch(job.plan.batch_size, job.program.mesh)
+    check_job(job)
     program = job.program
-    params, rest = nnx.state(model, nnx.Param, ...)
-    start = jax.jit(program.start, out_shardings=program.shardings)
-    state = start(
-        put(params, program.shardings["params"]), put(rest, program.shardings["rest"])
+    params, rest = read_weights(
+        directory / "checkpoints" / str(step),
+        *(_placed(program, part) for part in ("params", "rest")),
+        ema=bool(config.ema),
     )
-    loss, accuracy = means(tester(program, job.dataset, 4 * job.plan.batch_size)(state))
+    state = jax.jit(program.start, out_shardings=program.shardings)(params, rest)
+    at_once = job.plan.batch_size // config.accumulate
+    loss, accuracy = means(tester(program, job.dataset, at_once)(state))
     if jax.process_index() == 0:
         print(
             f"{job.config.dataset}, step {step}: test loss {loss:.4f}, "
             f"{accuracy:.2%} right"
         )
     return loss, accuracy
+
+
+def _placed(program: Program, part: str) -> Any:
+    """Shapes of a part of the state, and where it lies."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding
+        ),
+        program.abstract[part],
+        program.shardings[part],
+    )
 
 
 def run_directory(config: ConfigDict, folder: str | None) -> pathlib.Path:

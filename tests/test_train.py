@@ -383,7 +383,7 @@ def test_one_compilation_trains_and_one_tests(tmp_path):
             return super().__call__(x)
 
     run(tmp_path / "run", model=Counted(nnx.Rngs(0)))
-    assert calls == [(16, 4, 4, 1), (64, 4, 4, 1)]
+    assert calls == [(16, 4, 4, 1), (16, 4, 4, 1)]
 
 
 def test_nothing_moves_to_or_from_the_device_unasked(tmp_path):

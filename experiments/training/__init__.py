@@ -1,6 +1,6 @@
 """The trainer: mesh, step, loop, evaluation, checkpoints, records."""
 
-from .checkpoints import load_weights, open_checkpoints
+from .checkpoints import load_weights, open_checkpoints, read_weights
 from .fit import evaluate, fit
 from .loop import Plan, TrainResult, train
 from .mesh import make_mesh
@@ -22,6 +22,7 @@ __all__ = [
     "make_mesh",
     "make_program",
     "open_checkpoints",
+    "read_weights",
     "schedule",
     "train",
 ]

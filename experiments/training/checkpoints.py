@@ -261,11 +261,28 @@ def load_weights(
     Raises:
       UserError: if it is no checkpoint, or one of another model.
     """
-    weights = "ema" if ema else "params"
     _, *variables = nnx.split(model, nnx.Param, ...)
+    nnx.update(model, *read_weights(checkpoint, *variables, ema=ema))
+
+
+def read_weights(
+    checkpoint: pathlib.Path, params: Any, rest: Any, *, ema: bool = False
+) -> tuple[Any, Any]:
+    """The weights of a checkpoint.
+
+    Args:
+      checkpoint: the directory of one step.
+      params: arrays, or `jax.ShapeDtypeStruct`s with shardings: what the parameters
+        look like, and where they go.
+      rest: the same of a model's other variables.
+      ema: take the moving average of the weights.
+
+    Raises:
+      UserError: if it is no checkpoint, or one of another model.
+    """
+    weights = "ema" if ema else "params"
     like = jax.tree.map(
-        ocp.utils.to_shape_dtype_struct,
-        dict(zip((weights, "rest"), variables, strict=True)),
+        ocp.utils.to_shape_dtype_struct, {weights: params, "rest": rest}
     )
     try:
         with ocp.PyTreeCheckpointer() as reader:
@@ -283,7 +300,7 @@ def load_weights(
             f"{checkpoint} does not hold weights of this model ({reason}); give the "
             "directory of one step, such as target/checkpoints/600."
         ) from error
-    nnx.update(model, found[weights], found["rest"])
+    return found[weights], found["rest"]
 
 
 def _seal(content: dict[str, Any]) -> int:

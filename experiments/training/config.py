@@ -57,7 +57,7 @@ def defaults() -> ConfigDict:
     c.eval_every = 500
     c.save_every = 500
     c.keep_last = 2
-    c.keep_best = True
+    c.keep_best = True  # the best of those that were evaluated when they were saved
     c.tensorboard = True
     c.wandb = placeholder(str)  # a project
     c.profile = ()  # (first step, last step)

@@ -196,6 +196,7 @@ def train(
             try:
                 state = run.go(state, done)
             finally:
+                run.stop_tracing()
                 feed.close()
                 records.close()
         return _result(records, checkpoints, plan, progress, resumed_from), state
@@ -218,6 +219,7 @@ class _Run:
     workdir: pathlib.Path
     clock: float  # when the run would have started, had it never been killed
     logged_at: float | None = None  # when the last line was written
+    tracing: bool = False
 
     def go(self, state: State, done: int) -> State:
         """Train from a step to the end."""
@@ -235,7 +237,7 @@ class _Run:
             waiting = step, out
             last = step == plan.steps
             if step % plan.eval_every == 0 or last:
-                test = test or tester(self.program, self.dataset, 4 * plan.batch_size)
+                test = test or tester(self.program, self.dataset, self._at_once)
                 scores.append((step, test(state)))
             stop = self.stopper.now(step) and not last
             if step % plan.save_every == 0 or last or stop:
@@ -247,6 +249,11 @@ class _Run:
                 self.checkpoints.wait()
                 raise Stopped(step)
         return state
+
+    @property
+    def _at_once(self) -> int:
+        """Examples that are known to fit into the devices' memory."""
+        return self.plan.batch_size // self.program.recipe.accumulate
 
     def _record(self, step: int, out: tuple[Array, Array]) -> None:
         """Look at the loss of a step, and write a line when one is due."""
@@ -266,7 +273,9 @@ class _Run:
         losses, self.progress.losses = self.progress.losses, []
         line = {"loss": float(np.mean(losses))}
         if self.learning_rate is not None:
-            line["learning_rate"] = float(self.learning_rate(step - 1))
+            # Not on an accelerator, which would finish its next step first.
+            with jax.default_device(jax.local_devices(backend="cpu")[0]):
+                line["learning_rate"] = float(self.learning_rate(step - 1))
         line |= dict(zip(self.program.norms, norms.tolist(), strict=True))
         now = time.perf_counter()
         if self.logged_at is not None:
@@ -312,14 +321,21 @@ class _Run:
             f"workdir.{kept}"
         )
 
+    def stop_tracing(self) -> None:
+        """Write the profiler's trace, if one is being taken."""
+        if self.tracing:
+            jax.profiler.stop_trace()
+            self.tracing = False
+
     def _traced(self, step: int) -> Any:
         """A step's mark in the profiler's trace, which starts and ends here."""
         if self.plan.profile:
             start, end = self.plan.profile
             if step == start:
                 jax.profiler.start_trace(str(self.workdir / "profile"))
+                self.tracing = True
             if step == end + 1:
-                jax.profiler.stop_trace()
+                self.stop_tracing()
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
 
