@@ -209,7 +209,7 @@ def _has_flash(query: Float[Array, "batch time heads head_dim"]) -> bool:
         return False
     if query.shape[-1] % 8 or query.shape[-1] > 128:
         return False
-    if jax.default_backend() != "gpu":
+    if platform() != "gpu":
         return False
     capability = getattr(jax.local_devices()[0], "compute_capability", "0")
     return "." in str(capability) and float(capability) >= 8.0

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
+from .sharding import platform
+
 
 def convolve(
     x: Float[Array, "b h w m"], kernel: Float[Array, "k k m n"], stride: int
@@ -28,7 +30,7 @@ def convolve(
     # those inside of a loop, as scanned blocks are: there the gradients of a ResNet-18
     # took seventeen times as long. Elsewhere XLA knows gradients by the form that JAX
     # gives them.
-    of = _cpu if jax.default_backend() == "cpu" else _plain
+    of = _cpu if platform() == "cpu" else _plain
     return of(x, kernel, stride)
 
 

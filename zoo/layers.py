@@ -10,7 +10,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .plan import Frozen, Plan
-from .sharding import is_gathering, saves_no_gathered_weight, shard_batch, weight
+from .sharding import (
+    is_gathering,
+    platform,
+    saves_no_gathered_weight,
+    shard_batch,
+    weight,
+)
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
@@ -249,7 +255,7 @@ def _pure(
     if remat:
         return checkpoint(run)
     # On GPUs flash attention would be among what is recomputed.
-    if lean and jax.default_backend() != "gpu":
+    if lean and platform() != "gpu":
         return checkpoint(run, policy=_saves_products)
     if is_gathering():
         return checkpoint(run, policy=saves_no_gathered_weight)

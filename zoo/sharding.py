@@ -227,6 +227,16 @@ def weight(variable: nnx.Variable, dtype: Any) -> Array:
     return gather(variable[...].astype(dtype), names)
 
 
+def platform() -> str:
+    """What a model is traced for: "cpu", "gpu" or "tpu".
+
+    That of the mesh in use, whose devices need not be here; else the default.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    found = jax.default_backend() if device is None else device.platform
+    return "gpu" if found in ("cuda", "rocm") else found
+
+
 def is_gathering() -> bool:
     """Whether the mesh in use splits weights over "fsdp"."""
     mesh = jax.sharding.get_abstract_mesh()
