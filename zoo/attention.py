@@ -12,6 +12,7 @@ from mupax import optim
 
 from .layers import Dense, LayerNorm, activation, scan, stack
 from .plan import Axis, Plan
+from .sharding import platform
 
 Implementation = Literal["auto", "xla", "cudnn"]
 
