@@ -144,14 +144,14 @@ def sweep(
     bar = progress.add_task("sweep", total=sum(work.values()))
     cells = []
     for job in jobs:
-        cell = store.get(job.name)
-        if cell is None:
+        found = store.get(job.name)
+        if found is None:
             progress.update(
                 bar, description=f"{job.parametrization}, {job.width} x {job.depth}"
             )
-            cell = engine.compile_cell(job, data)()
-            store.put(job.name, cell)
-        cells.append(cell)
+            found = engine.run(job, data, store)
+            store.put(job.name, found)
+        cells.append(found.cell())
         progress.advance(bar, work[job.name])
     progress.update(bar, description=f"{sum(job.runs for job in jobs)} runs swept")
     return cells

@@ -18,6 +18,7 @@ from .parametrizations import (
 from .rules import Family, Multipliers, multipliers
 from .scales import ParamScale, Role, Scales, param_scale
 from .shapes import shape_for
+from .traced import Traced
 from .transforms import (
     apply_multipliers,
     normalize_gradients,
@@ -35,6 +36,7 @@ __all__ = [
     "Powers",
     "Role",
     "Scales",
+    "Traced",
     "adafactor",
     "adam",
     "adamw",

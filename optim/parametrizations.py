@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .scales import ParamScale, Role
+from .traced import Traced
 
 
 class Powers(NamedTuple):
@@ -108,9 +109,11 @@ class Parametrization:
     def __post_init__(self) -> None:
         for name in ("alpha", "gamma", "richness"):
             value = getattr(self, name)
+            if isinstance(value, Traced):  # not known here
+                continue
             if not math.isfinite(value):
                 raise ValueError(f"{name}={value} of {self.name!r} must be finite")
-        if self.richness <= 0:
+        if not isinstance(self.richness, Traced) and self.richness <= 0:
             raise ValueError(f"richness={self.richness} must be positive")
 
     def __hash__(self) -> int:

@@ -113,7 +113,7 @@ def scale_leaves(
     With a `family` it counts as the scaling of its chain, of which there is one;
     `check_order` is for chains that are not of our making.
     """
-    factors = {path: float(factor(scale)) for path, scale in scales.items()}
+    factors = {path: factor(scale) for path, scale in scales.items()}
 
     def init(params: optax.Params) -> optax.EmptyState:
         paths = scales.check_params(params)

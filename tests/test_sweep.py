@@ -121,15 +121,15 @@ def test_parametrizations_agree_at_base_size(data):
 def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
     jobs = [job(depth=2), job(depth=4)]
     done = []
-    compile_cell = engine.compile_cell
+    run = engine.run
 
-    def counted(job, data):
+    def counted(job, *arguments):
         done.append(job.name)
-        return compile_cell(job, data)
+        return run(job, *arguments)
 
-    monkeypatch.setattr(engine, "compile_cell", counted)
+    monkeypatch.setattr(engine, "run", counted)
     store = Store(tmp_path / "cells")
-    store.put(jobs[0].name, compile_cell(jobs[0], data)())
+    store.put(jobs[0].name, run(jobs[0], data))
     bar = rich.progress.Progress(console=rich.console.Console(quiet=True))
     first = transfer.sweep(jobs, data, store, bar)
     again = transfer.sweep(jobs, data, store, bar)
@@ -145,3 +145,63 @@ def test_a_model_with_batch_statistics_is_swept(data):
         dataclasses.replace(small, model=tuple(model.items())), data
     )()
     assert np.isfinite(cell.curves).all()
+
+
+SWEPT = {
+    "branch_multiplier": 0.5,
+    "richness": 2.0,
+    "init_scale": 0.5,
+    "warmup": 0.25,
+    "label_smoothing": 0.1,
+    "b1": 0.7,
+    "b2": 0.97,
+    "eps": 1e-3,
+    "weight_decay": 0.3,
+}
+
+
+@pytest.fixture(scope="module")
+def swept_at_once(data):
+    """All hyperparameters, each at its default and at another value, in one program."""
+    plain = {"label_smoothing": 0.0, "warmup": 0.0, "b1": 0.9, "b2": 0.999}
+    plain |= {"eps": 1e-8, "weight_decay": 1e-4}
+    points = [tuple(plain.get(k, 1.0) for k in SWEPT)]
+    for name in SWEPT:
+        changed = {**plain, name: SWEPT[name]}
+        points.append(tuple(changed.get(k, 1.0) for k in SWEPT))
+    small = job(optimizer=(("name", "adamw"),), log2_lr=(-6.0,), steps=12, seeds=1)
+    training = dataclasses.replace(
+        small, axes=tuple((name, (0.0,)) for name in SWEPT)
+    ).training(data)
+    hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
+    hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
+    program = engine._program(training, stop_diverged=False)
+    orders = datasets.batch_indices(160, 16, 0, 12)[:, None]
+    keys = jax.random.split(jax.random.key(0), 1)
+    return np.asarray(program(keys, orders, hyper, training.examples))[0]
+
+
+def changed(name: str) -> engine.Job:
+    """The job in whose config the value stands as a plain number."""
+    small = job(optimizer=(("name", "adamw"),), log2_lr=(-6.0,), steps=12, seeds=1)
+    value = SWEPT[name]
+    match name:
+        case "branch_multiplier":
+            return dataclasses.replace(small, model=(*small.model, (name, value)))
+        case "richness":
+            point = optim.parametrization("depth_mup", richness=value)
+            return dataclasses.replace(small, point=point)
+        case "warmup":
+            schedule = (("name", "constant"), ("warmup", 3))
+            return dataclasses.replace(small, schedule=schedule)
+        case "label_smoothing":
+            return dataclasses.replace(small, label_smoothing=value)
+    return dataclasses.replace(small, optimizer=(*small.optimizer, (name, value)))
+
+
+@pytest.mark.parametrize("name", [name for name in SWEPT if name != "init_scale"])
+def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, data):
+    lane = swept_at_once[1 + list(SWEPT).index(name)]
+    alone = engine.compile_cell(changed(name), data)().curves[0, 0]
+    np.testing.assert_allclose(lane, alone, rtol=2e-4)
+    assert np.abs(lane - swept_at_once[0]).max() > 1e-4

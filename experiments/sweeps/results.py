@@ -2,9 +2,12 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from .grids import coordinate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Cell:
       curves: training loss, shape (seeds, lrs, points), averaged over equal spans
         of steps; NaN from the step of divergence on.
       seconds: wall time, compilation included.
+      axis: the hyperparameter; where it is not the learning rate, `log2_lr` holds its
+        `grids.coordinate`.
     """
 
     parametrization: str
@@ -30,6 +35,7 @@ class Cell:
     loss: np.ndarray
     curves: np.ndarray
     seconds: float
+    axis: str = "learning_rate"
 
     @property
     def diverged(self) -> np.ndarray:
@@ -45,6 +51,88 @@ class Cell:
     def from_json(cls, data: dict[str, Any]) -> "Cell":
         """The inverse of `to_json`."""
         arrays = {key: _array(data[key]) for key in ("log2_lr", "loss", "curves")}
+        return cls(**{**data, **arrays})
+
+
+@dataclasses.dataclass(frozen=True)
+class Population:
+    """All runs of one model shape: seeds times the product of all axes.
+
+    Attributes:
+      name: of the job.
+      parametrization: its key in the config.
+      width: of the model.
+      depth: of the model.
+      choices: what was chosen of what is no number, as {"schedule.name": "cosine"}.
+      axes: the hyperparameters and their values, in the order of the grid.
+      loss: as in `Cell`, shape (seeds, *grid).
+      curves: as in `Cell`, shape (seeds, *grid, points).
+      seconds: wall time, compilation included.
+    """
+
+    name: str
+    parametrization: str
+    width: int
+    depth: int
+    choices: dict[str, Any]
+    axes: dict[str, list[float]]
+    loss: np.ndarray
+    curves: np.ndarray
+    seconds: float
+
+    def cell(self, axis: str = "learning_rate") -> Cell:
+        """One axis, every other at what is best at each of its values.
+
+        Best by the geometric mean over seeds, of those points where no seed diverged
+        if there is one.
+        """
+        at = list(self.axes).index(axis)
+        loss = np.moveaxis(self.loss, 1 + at, 1)
+        curves = np.moveaxis(self.curves, 1 + at, 1)
+        seeds, values = loss.shape[:2]
+        loss = loss.reshape(seeds, values, -1)
+        curves = curves.reshape(*loss.shape, -1)
+        score = np.where(np.isnan(loss), np.inf, loss)
+        # Where every point lost a seed, the one that lost fewest.
+        broken = np.isnan(loss).sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = np.log(np.maximum(score, 1e-300)).mean(axis=0)
+        best = np.where(np.isfinite(mean), mean, 1e30 + 1e30 * broken).argmin(axis=-1)
+        rows = np.arange(values)
+        return Cell(
+            self.parametrization,
+            self.width,
+            self.depth,
+            np.array([coordinate(axis, x) for x in self.axes[axis]]),
+            loss[:, rows, best],
+            curves[:, rows, best],
+            self.seconds,
+            axis,
+        )
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One record a run, for a table; loss is None where it diverged."""
+        names = list(self.axes)
+        for index in np.ndindex(self.loss.shape):
+            loss = float(self.loss[index])
+            yield {
+                "parametrization": self.parametrization,
+                "width": self.width,
+                "depth": self.depth,
+                **self.choices,
+                **{n: self.axes[n][i] for n, i in zip(names, index[1:], strict=True)},
+                "seed": index[0],
+                "loss": loss if math.isfinite(loss) else None,
+            }
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data, with null for NaN."""
+        return {k: _listed(v) for k, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Population":
+        """The inverse of `to_json`."""
+        arrays = {key: _array(data[key]) for key in ("loss", "curves")}
         return cls(**{**data, **arrays})
 
 

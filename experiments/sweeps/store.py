@@ -1,11 +1,14 @@
-"""Cells on disk: each finished one durably, so that a killed sweep goes on."""
+"""Runs on disk: each finished one durably, so that a killed sweep goes on."""
 
+import fcntl
 import json
 import os
 import pathlib
 import tempfile
 
-from .results import Cell
+from .results import Population
+
+Run = tuple[int, tuple[float, ...]]  # a seed, and a point of the grid
 
 # It can only be read by setting it, which is not safe once threads run.
 _UMASK = os.umask(0)
@@ -13,22 +16,62 @@ os.umask(_UMASK)
 
 
 class Store:
-    """The finished cells of one run directory, a JSON file each."""
+    """The runs of one run directory.
+
+    A job's finished runs are lines of `<job>.runs.jsonl`, each on the disk before the
+    next chunk is begun; a job that has all of them is a file `<job>.json` beside it.
+    Several processes may write to one store.
+    """
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
 
-    def get(self, name: str) -> Cell | None:
-        """The cell of this name, or None where it has not been finished."""
+    def get(self, name: str) -> Population | None:
+        """What a job found, or None where it has not been finished."""
         path = self._folder / f"{name}.json"
         if not path.exists():
             return None
-        return Cell.from_json(json.loads(path.read_text()))
+        return Population.from_json(json.loads(path.read_text()))
 
-    def put(self, name: str, cell: Cell) -> None:
-        """Keep a cell."""
+    def put(self, name: str, population: Population) -> None:
+        """Keep what a job found."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_durably(self._folder / f"{name}.json", json.dumps(cell.to_json()))
+        text = json.dumps(population.to_json())
+        write_durably(self._folder / f"{name}.json", text)
+
+    def runs(self, name: str, key: str) -> dict[Run, list[float | None]]:
+        """The learning curves of a job's finished runs.
+
+        Args:
+          name: of the job.
+          key: tells what decides the result; runs under another one are left out.
+        """
+        path = self._folder / f"{name}.runs.jsonl"
+        found = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # written as the power went
+            if record["key"] == key:
+                at = tuple(map(float, record["at"]))
+                found[record["seed"], at] = record["losses"]
+        return found
+
+    def add(self, name: str, key: str, runs: dict[Run, list[float | None]]) -> None:
+        """Keep finished runs; they are on the disk when this returns."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lines = [
+            json.dumps({"key": key, "seed": seed, "at": at, "losses": losses})
+            for (seed, at), losses in runs.items()
+        ]
+        # The first newline ends what a killed writer may have left.
+        text = "\n" + "\n".join(lines) + "\n"
+        with (self._folder / f"{name}.runs.jsonl").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def write_durably(path: pathlib.Path, text: str) -> None:

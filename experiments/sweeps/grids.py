@@ -1,0 +1,140 @@
+"""Grids written as ranges: "2**[-12:-3:1]" instead of ten numbers."""
+
+import math
+import re
+from collections.abc import Iterable
+
+from ..errors import UserError
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(
+    rf"(?:(?P<one>1)-)?(?:(?P<base>{_NUMBER})\*\*)?"
+    rf"\[(?P<first>{_NUMBER}):(?P<last>{_NUMBER})(?::(?P<step>{_NUMBER}))?\]"
+)
+
+# Momenta are tuned by how far from one they are.
+_NEAR_ONE = ("momentum", "b1", "b2", "beta", "adam_b1", "adam_b2")
+_LINEAR = ("warmup", "label_smoothing")
+
+
+def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
+    """The values of a grid, rising.
+
+    Args:
+      name: of the hyperparameter, for the error.
+      grid: numbers, or a range with both ends in it: "[0:0.2:0.05]", "2**[-12:-3:1]",
+        "1-2**[-8:-1:1]". The step is 1 where it is left out.
+
+    Raises:
+      UserError: it is none of these.
+
+    Examples:
+      >>> parse("learning_rate", "2**[-3:-1:1]")
+      (0.125, 0.25, 0.5)
+      >>> parse("b1", "1-2**[-3:-1]")
+      (0.5, 0.75, 0.875)
+      >>> parse("warmup", "[0:0.2:0.1]")
+      (0.0, 0.1, 0.2)
+    """
+    if isinstance(grid, str):
+        values = _range(name, grid)
+    else:
+        try:
+            values = [float(x) for x in grid]
+        except (TypeError, ValueError):
+            raise UserError(_help(name, grid)) from None
+    if not values or not all(map(math.isfinite, values)):
+        raise UserError(_help(name, grid))
+    if len(set(values)) < len(values):
+        raise UserError(f"the grid of {name} is {grid!r}, and has a value twice")
+    return tuple(sorted(values))
+
+
+def _range(name: str, grid: str) -> list[float]:
+    found = _RANGE.fullmatch(grid.replace(" ", ""))
+    if found is None:
+        raise UserError(_help(name, grid))
+    first, last = float(found["first"]), float(found["last"])
+    step = float(found["step"] or 1)
+    if step <= 0 or last < first:
+        raise UserError(_help(name, grid))
+    # Half a step's rounding must not lose the end.
+    count = math.floor((last - first) / step + 1e-9) + 1
+    values = [round(first + i * step, 12) for i in range(count)]
+    if found["base"] is not None:
+        base = float(found["base"])
+        if base <= 0:
+            raise UserError(_help(name, grid))
+        values = [base**x for x in values]
+    return [1 - x for x in values] if found["one"] else values
+
+
+def _help(name: str, grid: object) -> str:
+    return (
+        f"the grid of {name} is {grid!r}; write numbers, as (0.1, 0.2), or a rising "
+        "range with both ends in it, as '2**[-12:-3:1]', '[0:0.2:0.05]' or "
+        "'1-2**[-8:-1:1]'"
+    )
+
+
+def unit(name: str) -> str:
+    """How distances along a hyperparameter are counted.
+
+    Returns:
+      "log2", octaves; "log2(1-x)", octaves of the distance from one; or "linear".
+
+    Examples:
+      >>> unit("learning_rate"), unit("b2"), unit("warmup")
+      ('log2', 'log2(1-x)', 'linear')
+    """
+    if name in _NEAR_ONE:
+        return "log2(1-x)"
+    return "linear" if name in _LINEAR else "log2"
+
+
+def coordinate(name: str, value: float) -> float:
+    """A value where a fit sees it: its `unit`, rising with the value.
+
+    Examples:
+      >>> coordinate("learning_rate", 0.25), coordinate("b1", 0.875)
+      (-2.0, 3.0)
+    """
+    match unit(name):
+        case "log2":
+            return math.log2(value)
+        case "log2(1-x)":
+            return -math.log2(1 - value)
+    return float(value)
+
+
+def value(name: str, coordinate: float) -> float:
+    """The inverse of `coordinate`.
+
+    Examples:
+      >>> value("b1", 3.0)
+      0.875
+    """
+    match unit(name):
+        case "log2":
+            return 2.0**coordinate
+        case "log2(1-x)":
+            return 1 - 2.0**-coordinate
+    return coordinate
+
+
+def check_range(name: str, values: Iterable[float]) -> None:
+    """Refuse values that a hyperparameter cannot have.
+
+    Raises:
+      UserError: naming the first.
+    """
+    for x in values:
+        match unit(name):
+            case "log2":
+                good, must = x > 0, "must be positive"
+            case "log2(1-x)":
+                good, must = 0 <= x < 1, "must lie in 0 to 1, without 1"
+            case _:
+                good, must = 0 <= x < 1, "is a share, in 0 to 1, without 1"
+        if not good:
+            raise UserError(f"the grid of {name} holds {x:g}, which {must}")

@@ -1,0 +1,52 @@
+"""How much memory there is for a program, and how much it needs."""
+
+import pathlib
+from typing import Any
+
+import jax
+
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+def available() -> float:
+    """Free bytes of one device; of a CPU, of the machine or container."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return float(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    return _host() / jax.local_device_count()
+
+
+def _host() -> float:
+    free = float("inf")
+    meminfo = pathlib.Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        free = 1024.0 * int(fields["MemAvailable"].split()[0])
+    for limit, used in _CGROUPS:
+        try:
+            left = int(pathlib.Path(limit).read_text()) - int(
+                pathlib.Path(used).read_text()
+            )
+        except (OSError, ValueError):  # another kind of system, or "max"
+            continue
+        free = min(free, float(left))
+    return free
+
+
+def needed(compiled: Any) -> float:
+    """Bytes of one device that a compiled program needs; 0 where nothing tells."""
+    found = compiled.memory_analysis()
+    if found is None:
+        return 0.0
+    return float(
+        found.temp_size_in_bytes
+        + found.argument_size_in_bytes
+        + found.output_size_in_bytes
+    )
