@@ -93,9 +93,12 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %w = (f32[8]) while(%t), condition=%condition, body=%body
   %f = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
   %s = bf16[10]{0} all-reduce(%p), replica_groups={}, to_apply=%add
+  %m = f32[8]{0} all-reduce(%p), replica_groups=mesh['a'=2,'b'=4], \
+device_ids=([8]) {'a','b':(2)2}, to_apply=%add
 }
-"""
-    gather, scatter, reduce = collectives(text, 8)
+""".replace("\\\n", "")
+    gather, scatter, reduce, mesh = collectives(text, 8)
+    assert mesh.group == 2 * 2
     assert (gather.kind, gather.times, gather.group) == ("all-gather", 5, 4)
     assert gather.sent == 5 * 64 * 4 * 3 / 4
     assert (scatter.kind, scatter.bytes) == ("reduce-scatter", 4 * 4)

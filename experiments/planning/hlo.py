@@ -51,6 +51,12 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
 
+# Axes of a mesh: "mesh['a'=4,'b'=2], device_ids=(...) {'a'}", and a part of an axis,
+# 'a':(2)4, is its last number.
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_LISTED = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")
+
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
@@ -187,6 +193,10 @@ def _group(line: str, devices: int) -> int:
         return len(found[1].split(","))
     if found := _IOTA_GROUPS.search(line):
         return int(found[2])
+    if found := _MESH_GROUPS.search(line):
+        sizes = {name: int(n) for name, n in _AXIS.findall(found[1])}
+        listed = _LISTED.findall(found[2])
+        return math.prod(int(part) if part else sizes[name] for name, part in listed)
     if "source_target_pairs" in line:
         return 2
     return devices
