@@ -15,6 +15,25 @@ def transfer(argv: list[str]) -> None:
     job.run(config, workdir, command=["mupax", *argv])
 
 
+def sweep(argv: list[str]) -> None:
+    """run many hyperparameters at several sizes; a table, and what transfers"""
+    from . import config as configs
+    from . import sweep as job
+
+    config, workdir, own = configs.parse(
+        argv,
+        {"executor": "here", "workers": 2, "scheduler": None, "stop_diverged": False},
+    )
+    job.run(
+        config,
+        workdir,
+        executor=own["executor"],
+        workers=own["workers"],
+        address=own["scheduler"],
+        stop_diverged=own["stop_diverged"],
+    )
+
+
 def train(argv: list[str]) -> None:
     """train one model, on one device or on thousands; killed, it goes on"""
     from . import config as configs
@@ -65,6 +84,13 @@ def convert(argv: list[str]) -> None:
     job.run(argv)
 
 
+def figure(argv: list[str]) -> None:
+    """redraw a figure of the papers and check its claim; `figure list` names all"""
+    from . import figures
+
+    figures.run(argv)
+
+
 def models(argv: list[str]) -> None:
     """list the models of the zoo; a pattern may follow, as 'res*'"""
     from mupax import zoo
@@ -75,11 +101,13 @@ def models(argv: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "transfer": transfer,
+    "sweep": sweep,
     "train": train,
     "eval": evaluate,
     "plan": plan,
     "explain": explain,
     "convert": convert,
+    "figure": figure,
     "models": models,
 }
 
@@ -138,6 +166,10 @@ def _flags(name: str) -> str:
         from .convert import HELP
 
         return HELP
+    if name == "figure":
+        from . import figures
+
+        return figures.HELP
     from .config import list_configs
 
     return (
@@ -157,6 +189,11 @@ _PROCESSES = """
   --process        which of them this is, from 0"""
 
 _OWN = {
+    "sweep": """
+  --executor       here (the default), local (processes), dask, slurm
+  --workers        jobs at once, where they do not run here; 2 by default
+  --scheduler      of Dask, as tcp://host:8786; a cluster of this machine by default
+  --stop_diverged  do no more steps where every run of a chunk has diverged""",
     "train": """
   --dry_run        say what would be done, and do nothing"""
     + _PROCESSES,

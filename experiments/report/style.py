@@ -76,11 +76,15 @@ def _rc() -> Any:
     }
 
 
-def render(draw: Callable[..., Figure], *args: Any) -> bytes:
-    """Draw a figure in the house's look and return it as a PNG."""
+def render(
+    draw: Callable[..., Figure], *args: Any, kind: str = "png", dpi: int = DPI
+) -> bytes:
+    """Draw a figure in the house's look and return it as a PNG or an SVG."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_rc()):
-        draw(*args).savefig(buffer, format="png", metadata={"Software": None})
+    # No date and no random ids: the same numbers give the same file.
+    metadata = {"Software": None} if kind == "png" else {"Date": None}
+    with matplotlib.rc_context({**_rc(), "svg.hashsalt": "mupax"}):
+        draw(*args).savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     return buffer.getvalue()
 
 

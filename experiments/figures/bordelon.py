@@ -1,0 +1,5 @@
+"""Bordelon, Noci, Li, Hanin and Pehlevan, Depthwise transfer in residual networks."""
+
+from .registry import Figure
+
+FIGURES: list[Figure] = []

@@ -1,0 +1,113 @@
+"""A figure's panels as PNG, SVG and CSV."""
+
+import csv
+import io
+import math
+import pathlib
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+
+from ..errors import UserError
+from ..report import style
+from .registry import Drawing, Figure, Line, Panel
+
+# A gallery of many pictures: small files; the SVG is there for print.
+_PIXELS = 110
+
+
+def write(directory: pathlib.Path, figure: Figure, drawing: Drawing) -> None:
+    """Write <id>.png, <id>.svg and <id>.csv.
+
+    Raises:
+      UserError: the directory cannot be written.
+    """
+    try:
+        for kind in ("png", "svg"):
+            file = directory / f"{figure.id}.{kind}"
+            file.write_bytes(picture(drawing, kind))
+        (directory / f"{figure.id}.csv").write_text(table(drawing))
+    except OSError as error:
+        raise UserError(unusable(directory, error)) from None
+
+
+def prepare(directory: pathlib.Path) -> None:
+    """Make the directory, before minutes are spent on what would go into it.
+
+    Raises:
+      UserError: it cannot be made or written.
+    """
+    probe = directory / ".writable"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(unusable(directory, error)) from None
+
+
+def unusable(directory: pathlib.Path, error: OSError) -> str:
+    """The sentence for a directory that cannot be written."""
+    return f"{directory} cannot be used ({error.strerror}); choose another --workdir"
+
+
+def table(drawing: Drawing) -> str:
+    """All points that are drawn, as CSV."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(["panel", "line", "x", "y", "standard_error"])
+    for panel in drawing.panels:
+        for line in panel.lines:
+            errors = line.error if line.error is not None else [""] * len(line.x)
+            for x, y, error in zip(line.x, line.y, errors, strict=True):
+                row = (panel.title, line.label, float(x), float(y), error)
+                rows.writerow(row)
+    return out.getvalue()
+
+
+def picture(drawing: Drawing, kind: str) -> bytes:
+    """The panels side by side, as PNG or SVG."""
+    return style.render(_canvas, drawing, kind=kind, dpi=_PIXELS)
+
+
+def _canvas(drawing: Drawing) -> Canvas:
+    count = len(drawing.panels)
+    canvas = Canvas(figsize=(5.2 if count == 1 else 4.0 * count, 3.9))
+    axes = canvas.subplots(1, count, squeeze=False)[0]
+    for ax, panel in zip(axes, drawing.panels, strict=True):
+        _panel(ax, panel)
+    canvas.tight_layout()
+    return canvas
+
+
+def _panel(ax: Any, panel: Panel) -> None:
+    measured = [line for line in panel.lines if line.look != "theory"]
+    looks = iter(style.strokes(len(measured)))
+    for line in panel.lines:
+        _line(ax, line, {} if line.look == "theory" else next(looks))
+    ax.set_title(panel.title, fontsize=10.5, loc="left", color=style.INK)
+    ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    for axis, log in ((ax.xaxis, panel.log_x), (ax.yaxis, panel.log_y)):
+        if log:
+            _logarithmic(ax, axis)
+    if len(panel.lines) > 1:
+        ax.legend(fontsize=8.5, labelcolor=style.INK, handlelength=2.8)
+
+
+def _line(ax: Any, line: Line, look: dict[str, Any]) -> None:
+    if line.look == "theory":
+        ax.plot(line.x, line.y, "--", color="black", lw=1.4, label=line.label, zorder=3)
+        return
+    if line.look == "points":
+        look = {**look, "linestyle": "none"}
+    ax.errorbar(
+        line.x, line.y, line.error, label=line.label, lw=1.5, ms=5, elinewidth=1, **look
+    )
+
+
+def _logarithmic(ax: Any, axis: Any) -> None:
+    name = axis.axis_name
+    (ax.set_xscale if name == "x" else ax.set_yscale)("log")
+    low, high = axis.get_view_interval()
+    if low >= 1e-3 and high <= 2e4 and math.log10(high / low) < 4:
+        style.log_ticks(axis, low, high)

@@ -1,0 +1,106 @@
+"""`mupax figure`: list the figures of the papers, draw one."""
+
+import pathlib
+
+import rich.console
+import rich.table
+
+from ..errors import UserError
+from . import draw
+from .registry import Figure
+
+SCALES = ("laptop", "paper")
+
+HELP = """  list             every figure of the four papers
+  ID               draw one, as tp6-9
+  --scale          laptop (the default, at most two minutes on two cores) or paper
+  --workdir        where to write; by default runs/figures/ID"""
+
+
+def figures() -> dict[str, Figure]:
+    """Every figure of the papers, by id."""
+    from . import bordelon, jelassi, tp6, yaida
+
+    rooms = (tp6, bordelon, jelassi, yaida)
+    return {figure.id: figure for room in rooms for figure in room.FIGURES}
+
+
+def run(argv: list[str]) -> None:
+    """List the figures, or draw one and print claim, number and verdict.
+
+    Args:
+      argv: `["figure", ID]` and its flags; or `["figure", "list"]`.
+
+    Raises:
+      UserError: an unknown id, scale or flag, a figure that is not drawn here, or a
+        directory that cannot be written.
+    """
+    name, scale, workdir = parse(argv)
+    if name == "list":
+        print_list(rich.console.Console())
+        return
+    known = figures()
+    if name not in known:
+        raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
+    figure = known[name]
+    if figure.draw is None:
+        raise UserError(f"{name} is not drawn here: {why_not(figure)}")
+    directory = pathlib.Path(workdir or f"runs/figures/{name}")
+    draw.prepare(directory)
+    drawing = figure.draw(scale == "paper")
+    draw.write(directory, figure, drawing)
+    print(verdict(figure, drawing.ours, drawing.agrees))
+
+
+def verdict(figure: Figure, ours: str, agrees: bool) -> str:
+    """The paper's claim, our number, agree or not."""
+    word = "agrees" if agrees else "DOES NOT AGREE"
+    return f"{figure.id}: {figure.claim} | here: {ours} | {word}"
+
+
+def why_not(figure: Figure) -> str:
+    """Why a figure is not drawn, and what would draw it."""
+    remedy = f"; {figure.command}" if figure.command else ""
+    return figure.how + remedy
+
+
+def parse(argv: list[str]) -> tuple[str, str, str | None]:
+    """The id, the scale and the directory of a command line.
+
+    Raises:
+      UserError: a flag or scale that is not known, or no id.
+    """
+    import argparse
+
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("id", nargs="?")
+    parser.add_argument("--scale", default="laptop")
+    parser.add_argument("--workdir")
+    try:
+        found, rest = parser.parse_known_args(argv[1:])
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise UserError(f"mupax figure: {error}") from None
+    if rest:
+        raise UserError(
+            f"{rest[0]!r} is not understood; mupax figure takes an id, --scale and "
+            "--workdir"
+        )
+    if found.id is None:
+        raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
+    if found.scale not in SCALES:
+        raise UserError(f"--scale {found.scale} must be one of: {', '.join(SCALES)}")
+    return found.id, found.scale, found.workdir
+
+
+def print_list(console: rich.console.Console) -> None:
+    """Print every figure: drawn here, or why not and what would draw it."""
+    table = rich.table.Table(title="figures of the papers", show_lines=True)
+    table.add_column("id", no_wrap=True)
+    for head in ("figure", "claim", "here"):
+        table.add_column(head)
+    for figure in figures().values():
+        here = why_not(figure)
+        if figure.draw:
+            here = f"drawn: {figure.how}" if figure.how else "drawn"
+        table.add_row(figure.id, f"{figure.paper}, {figure.number}", figure.claim, here)
+    console.print(table)

@@ -1,0 +1,88 @@
+"""What a figure is: a claim of a paper, and how it is drawn and checked here."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+Look = Literal["measured", "theory", "points"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a panel, which is also what the CSV holds.
+
+    Attributes:
+      label: in the legend.
+      x: along the horizontal axis.
+      y: as many values.
+      error: one standard error of each y, or nothing.
+      look: "measured" with marks, "theory" black and dashed, "points" marks alone.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float] | None = None
+    look: Look = "measured"
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Lines that share their axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A figure's numbers, and whether they bear out its claim.
+
+    Attributes:
+      panels: side by side.
+      ours: the number measured here, in half a sentence.
+      agrees: computed from the same numbers.
+    """
+
+    panels: Sequence[Panel]
+    ours: str
+    agrees: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure of a paper.
+
+    Attributes:
+      id: as typed after `mupax figure`.
+      paper: its short name.
+      number: as printed, or the theorem where the paper has no picture of it.
+      claim: what it shows, in one sentence.
+      draw: takes whether the paper's sizes are wanted; None where it is not drawn.
+      how: what is drawn where it differs from the paper, or why nothing is.
+      command: what would draw it, where `draw` does not.
+    """
+
+    id: str
+    paper: str
+    number: str
+    claim: str
+    draw: Callable[[bool], Drawing] | None = None
+    how: str = ""
+    command: str = ""
+
+
+def near(value: float, wanted: float, tolerance: float) -> bool:
+    """Whether a finite number lies within a tolerance.
+
+    Examples:
+      >>> near(-1.04, -1, 0.1), near(float("nan"), 0, 1)
+      (True, False)
+    """
+    return bool(np.isfinite(value) and abs(value - wanted) <= tolerance)
