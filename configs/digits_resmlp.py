@@ -33,6 +33,9 @@ def get_config() -> ConfigDict:
     c.sweep.depths = (4, 8, 16, 32, 64)
     c.sweep.widths = (32, 64, 128, 256)
     c.sweep.log2_learning_rates = tuple(range(-13, -1))
+    c.sweep.axes = ConfigDict()  # further ones, as {"branch_multiplier": "2**[-2:2]"}
+    c.sweep.choices = ()  # what is no number, as (("schedule.name", ("constant",)),)
+    c.sweep.memory_share = 0.5  # of the free memory; larger populations go in chunks
     c.sweep.seeds = 2
     c.sweep.steps = 200
     c.sweep.average_last = 50  # the loss of a run: mean over its last steps

@@ -149,34 +149,55 @@ def points(config: ConfigDict) -> dict[str, optim.Parametrization]:
 
 def check(config: ConfigDict) -> None:
     """Raise a `UserError` for values with which `transfer` could not end well."""
-    for key in ("sweep", "target", "base"):
+    _has(config, "sweep", "target", "base")
+    check_sweep(config)
+    target = config.target
+    sizes = ("width", "depth", "steps", "eval_every", "save_every")
+    _check_counts({f"target.{name}": [target[name]] for name in sizes})
+    known = points(config)
+    if target.parametrization not in known:
+        raise UserError(
+            f"target.parametrization={target.parametrization!r} is not one of the "
+            f"swept ones: {', '.join(known)}"
+        )
+
+
+def _has(config: ConfigDict, *keys: str) -> None:
+    for key in keys:
         if key not in config:
             raise UserError(
                 f"the config has no {key!r}, and is none of a sweep; train it with: "
                 "mupax train, or take --config=digits_resmlp"
             )
-    sweep, target, base = config.sweep, config.target, config.base
-    sizes = {
-        "base.width": [base.width],
-        "base.depth": [base.depth],
-        "sweep.widths": sweep.widths,
-        "sweep.depths": sweep.depths,
-        "target.width": [target.width],
-        "target.depth": [target.depth],
-        "batch_size": [config.batch_size],
-        "sweep.seeds": [sweep.seeds],
-        "sweep.steps": [sweep.steps],
-        "sweep.average_last": [sweep.average_last],
-        "target.steps": [target.steps],
-        "target.eval_every": [target.eval_every],
-        "target.save_every": [target.save_every],
-    }
-    for name, values in sizes.items():
+
+
+def _check_counts(counts: Mapping[str, Any]) -> None:
+    for name, values in counts.items():
         for value in values:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(
                     f"{name} holds {value!r}; it must be a whole number, at least 1"
                 )
+
+
+def check_sweep(config: ConfigDict) -> None:
+    """Raise a `UserError` for values with which `sweep` could not end well."""
+    from .sweeps import grids, plan  # they need this module
+
+    _has(config, "sweep", "base")
+    sweep, base = config.sweep, config.base
+    _check_counts(
+        {
+            "base.width": [base.width],
+            "base.depth": [base.depth],
+            "sweep.widths": sweep.widths,
+            "sweep.depths": sweep.depths,
+            "batch_size": [config.batch_size],
+            "sweep.seeds": [sweep.seeds],
+            "sweep.steps": [sweep.steps],
+            "sweep.average_last": [sweep.average_last],
+        }
+    )
     for axis, size in (("widths", base.width), ("depths", base.depth)):
         swept = list(sweep[axis])
         if size not in swept:
@@ -189,11 +210,15 @@ def check(config: ConfigDict) -> None:
                 f"sweep.{axis} is {tuple(swept)}; it needs at least two sizes, each "
                 "once, for anything to transfer"
             )
-    grid = [float(x) for x in sweep.log2_learning_rates]
+    if "learning_rate" in sweep.get("axes", {}):
+        rates = grids.parse("learning_rate", sweep.axes.learning_rate)
+        grid = [math.log2(x) for x in rates if x > 0]
+    else:
+        grid = [float(x) for x in sweep.log2_learning_rates]
     rising = all(a < b for a, b in itertools.pairwise(grid))
     if len(grid) < 3 or not rising or not all(map(math.isfinite, grid)):
         raise UserError(
-            f"sweep.log2_learning_rates is {tuple(sweep.log2_learning_rates)}; an "
+            f"sweep.log2_learning_rates is {tuple(grid)}; an "
             "optimum needs at least three learning rates to stand between, as log2, "
             "rising"
         )
@@ -202,10 +227,7 @@ def check(config: ConfigDict) -> None:
             f"sweep.average_last={sweep.average_last} is more than "
             f"sweep.steps={sweep.steps}"
         )
-    known = points(config)
-    if target.parametrization not in known:
-        raise UserError(
-            f"target.parametrization={target.parametrization!r} is not one of the "
-            f"swept ones: {', '.join(known)}"
-        )
+    points(config)
     check_optimizer(plain(config.optimizer))
+    plan.axes(config)
+    plan.choices(config)

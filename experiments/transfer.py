@@ -23,10 +23,12 @@ from mupax import optim, zoo
 from . import config as configs
 from . import data as datasets
 from . import report, training, workdir
+from . import sweep as sweeping
 from .errors import UserError
-from .sweeps import engine, transfer
-from .sweeps.results import Cell
-from .sweeps.store import Store, write_durably
+from .sweeps import engine, statistics, transfer
+from .sweeps import plan as plans
+from .sweeps.results import Cell, Population
+from .sweeps.store import write_durably
 
 AXES = ("depth", "width")
 
@@ -53,6 +55,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     """
     console = rich.console.Console()
     configs.check(config)
+    _check_axes(config)
     points = configs.points(config)
     jobs = plan_jobs(config, points)
     settings = configs.plain(config)
@@ -60,12 +63,16 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     directory = pathlib.Path(folder or f"runs/{config.dataset}_{config.model.name}")
     with console.status(f"reading {config.dataset}"):
         data = datasets.load(config.dataset, config.data_dir)
-    _try(jobs[0], data)
+    sweeping.check_job(jobs[0], data)
     with workdir.claim(directory, settings):
         started = time.perf_counter()
-        with _progress(console) as progress:
-            cells = sweep(jobs, data, Store(directory / "cells"), progress)
-            base = _base_optimum(config, cells)
+        limits = plans.limits(config, stop_diverged=False)
+        populations = sweeping.run_jobs(jobs, data, directory, limits, console)
+        sweeping.write_tables(directory, config, populations)
+        cells = [found.cell() for found in populations]
+        base = _base_optimum(config, cells)
+        config, points = _tuned(config, points, populations)
+        with sweeping.progress(console) as progress:
             model, trained = train_target(
                 config, points, data, base.log2_lr, directory / "target", progress
             )
@@ -81,6 +88,11 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
             "total": round(time.perf_counter() - started, 1),
         }
         summary["runs"] = sum(job.runs for job in jobs)
+        summary["verdicts"] = statistics.verdicts(
+            populations,
+            sweeping.base_of(config),
+            statistics.Sizes(config.target.width, config.target.depth),
+        )
         write_durably(directory / "summary.json", json.dumps(summary, indent=1))
 
         shown = report.ReportData(
@@ -109,52 +121,7 @@ def plan_jobs(
     config: ConfigDict, points: dict[str, optim.Parametrization]
 ) -> list[engine.Job]:
     """The cells to run: both axes under every parametrization, the cross once."""
-    shapes = {(config.base.width, depth) for depth in config.sweep.depths}
-    shapes |= {(width, config.base.depth) for width in config.sweep.widths}
-    return [
-        engine.Job(
-            parametrization=key,
-            point=point,
-            width=width,
-            depth=depth,
-            model=tuple(configs.plain(config.model).items()),
-            base_width=config.base.width,
-            base_depth=config.base.depth,
-            optimizer=tuple(configs.plain(config.optimizer).items()),
-            log2_lr=tuple(map(float, config.sweep.log2_learning_rates)),
-            seeds=config.sweep.seeds,
-            steps=config.sweep.steps,
-            batch_size=config.batch_size,
-            average_last=config.sweep.average_last,
-        )
-        for key, point in points.items()
-        for width, depth in sorted(shapes)
-    ]
-
-
-def sweep(
-    jobs: list[engine.Job],
-    data: datasets.ImageData,
-    store: Store,
-    progress: rich.progress.Progress,
-) -> list[Cell]:
-    """Run the cells that the store lacks; each is kept as soon as it is done."""
-    # By work, as matrix products a step: cells differ by a factor of hundred.
-    work = {job.name: job.depth * job.width**2 for job in jobs}
-    bar = progress.add_task("sweep", total=sum(work.values()))
-    cells = []
-    for job in jobs:
-        found = store.get(job.name)
-        if found is None:
-            progress.update(
-                bar, description=f"{job.parametrization}, {job.width} x {job.depth}"
-            )
-            found = engine.run(job, data, store)
-            store.put(job.name, found)
-        cells.append(found.cell())
-        progress.advance(bar, work[job.name])
-    progress.update(bar, description=f"{sum(job.runs for job in jobs)} runs swept")
-    return cells
+    return plans.jobs(config, points)
 
 
 def train_target(
@@ -168,8 +135,11 @@ def train_target(
     """Train the large model at the transferred learning rate."""
     point = points[config.target.parametrization]
     model = target_model(config, point, data, nnx.Rngs(config.target.seed))
+    rate: Any = 2.0**log2_lr
+    if schedule := configs.plain(config.get("schedule", {})):
+        rate = training.schedule(peak=rate, steps=config.target.steps, **schedule)
     tx = training.build_optimizer(
-        configs.plain(config.optimizer), 2.0**log2_lr, zoo.scales(model), point
+        configs.plain(config.optimizer), rate, zoo.scales(model), point
     )
     name = f"target, {config.target.width} x {config.target.depth}"
     bar = progress.add_task(name, total=config.target.steps)
@@ -256,6 +226,52 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     return optim.explain(zoo.scales(model), point, config.optimizer.name)
 
 
+# What the target's trainer knows nothing of.
+_NOT_OF_THE_TARGET = ("init_scale", "warmup", "label_smoothing")
+
+
+def _check_axes(config: ConfigDict) -> None:
+    """Refuse to sweep what the target could not be trained with."""
+    for name in config.sweep.get("axes", {}):
+        if name in _NOT_OF_THE_TARGET:
+            raise UserError(
+                f"sweep.axes has {name!r}, with which `transfer` cannot train its "
+                "target; use `mupax sweep`"
+            )
+    if config.sweep.get("choices", ()) or config.get("label_smoothing", 0.0):
+        raise UserError(
+            "sweep.choices and label_smoothing are for `mupax sweep`; `transfer` "
+            "trains one target, of one kind"
+        )
+
+
+def _tuned(
+    config: ConfigDict,
+    points: dict[str, optim.Parametrization],
+    populations: list[Population],
+) -> tuple[ConfigDict, dict[str, optim.Parametrization]]:
+    """With the base's best values of what was swept beside the learning rate."""
+    key = config.target.parametrization
+    best = next(
+        p.best()
+        for p in populations
+        if (p.parametrization, p.width, p.depth)
+        == (key, config.base.width, config.base.depth)
+    )
+    del best["learning_rate"]
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        for name, value in best.items():
+            if name == "richness":
+                config.sweep.parametrizations[key].richness = value
+                points = configs.points(config)
+            elif name == "branch_multiplier":
+                config.model.branch_multiplier = value
+            else:
+                config.optimizer[name] = value
+    return config, points
+
+
 def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
     key = config.target.parametrization
     along = transfer.along(cells, key, "depth", config.base.width)
@@ -282,31 +298,6 @@ def _notes(
         f"right, training loss {trained.train_loss:.2g}. It takes raw pixels less "
         f"{mean}, over {std}. Made by\n\n"
         f"    {shlex.join(command)}"
-    )
-
-
-def _try(job: engine.Job, data: datasets.ImageData) -> None:
-    """Say what is wrong with batch and model before anything is written."""
-    examples = len(data.train_labels)
-    if job.batch_size > examples:
-        raise UserError(
-            f"batch_size {job.batch_size} is more than the {examples} training "
-            f"examples of {data.name}; make it smaller"
-        )
-    try:
-        nnx.eval_shape(lambda: job.build(data, nnx.Rngs(0)))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the model cannot be built: {error}") from None
-
-
-def _progress(console: rich.console.Console) -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.TextColumn("{task.description:<24}"),
-        rich.progress.BarColumn(),
-        rich.progress.TaskProgressColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-        console=console,
     )
 
 

@@ -53,6 +53,7 @@ def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
         "transfer",
         "seconds",
         "runs",
+        "verdicts",
     }
     for kind in ("optimal_log2_lr", "shift_octaves", "regret"):
         assert set(summary[kind]) == {"depth", "width"}

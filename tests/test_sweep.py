@@ -6,14 +6,11 @@ import jax
 import numpy as np
 import optax
 import pytest
-import rich.console
-import rich.progress
 from flax import nnx
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments import transfer
-from mupax.experiments.sweeps import engine
+from mupax.experiments.sweeps import engine, executors
 from mupax.experiments.sweeps.store import Store
 
 
@@ -130,9 +127,9 @@ def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "run", counted)
     store = Store(tmp_path / "cells")
     store.put(jobs[0].name, run(jobs[0], data))
-    bar = rich.progress.Progress(console=rich.console.Console(quiet=True))
-    first = transfer.sweep(jobs, data, store, bar)
-    again = transfer.sweep(jobs, data, store, bar)
+    limits = engine.Limits()
+    first = executors.run_all(jobs, data, tmp_path / "cells", limits, None)
+    again = executors.run_all(jobs, data, tmp_path / "cells", limits, None)
     assert done == [jobs[1].name]
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a.loss, b.loss)

@@ -6,13 +6,14 @@ with NaN and no other. A population is split into chunks that fit into memory, a
 lanes of a chunk are shared among the devices.
 """
 
+import abc
 import dataclasses
 import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,10 +63,9 @@ class Limits:
     stop_diverged: bool = False
 
 
-class Task(Protocol):
+class Task(abc.ABC):
     """Trainings of one shape, which differ in numbers and seeds."""
 
-    name: str
     parametrization: str
     width: int
     depth: int
@@ -75,19 +75,33 @@ class Task(Protocol):
     average_last: int
 
     @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """As a file is named."""
+
+    @property
+    @abc.abstractmethod
     def grid(self) -> dict[str, tuple[float, ...]]:
         """The axes and their values."""
 
     @property
+    @abc.abstractmethod
     def chosen(self) -> dict[str, Any]:
         """What is no axis and yet differs between tasks."""
 
     @property
+    @abc.abstractmethod
     def key(self) -> str:
         """Tells tasks apart whose runs differ."""
 
+    @abc.abstractmethod
     def training(self, data: Any) -> "Training":
         """What is compiled."""
+
+    @property
+    def runs(self) -> int:
+        """How many trainings it holds."""
+        return self.seeds * math.prod(map(len, self.grid.values()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +111,8 @@ class Training:
     Attributes:
       init: (key, hyper) to (trained weights, variables that change, those that do
         not). The last may not depend on `hyper`.
-      loss: (weights, changing, fixed, batch, hyper) to (loss, changing).
+      loss: (weights, changing, fixed, batch, hyper) to (what is minimized, (the loss
+        that is kept, changing)).
       optimizer: (weights, changing, fixed, hyper) to an optimizer.
       examples: arrays with a leading axis of examples.
       count: how many there are.
@@ -105,7 +120,7 @@ class Training:
     """
 
     init: Callable[[jax.Array, Hyper], tuple[Any, Any, Any]]
-    loss: Callable[[Any, Any, Any, Any, Hyper], tuple[jax.Array, Any]]
+    loss: Callable[[Any, Any, Any, Any, Hyper], tuple[jax.Array, tuple[Any, Any]]]
     optimizer: Callable[[Any, Any, Any, Hyper], optax.GradientTransformation]
     examples: Any
     count: int
@@ -113,7 +128,7 @@ class Training:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Job(Task):
     """A cell to be run: a zoo model of one shape.
 
     Attributes:
@@ -162,11 +177,6 @@ class Job:
         return f"{self.parametrization}-w{self.width}-d{self.depth}{chosen}"
 
     @property
-    def runs(self) -> int:
-        """How many trainings it holds."""
-        return self.seeds * math.prod(map(len, self.grid.values()))
-
-    @property
     def grid(self) -> dict[str, tuple[float, ...]]:
         """The axes and their values."""
         rates = tuple(2.0**x for x in self.log2_lr)
@@ -205,7 +215,8 @@ class Job:
     def _point(self, hyper: Hyper) -> optim.Parametrization:
         if "richness" not in hyper:
             return self.point
-        return dataclasses.replace(self.point, richness=optim.Traced(hyper["richness"]))
+        traced: Any = optim.Traced(hyper["richness"])
+        return dataclasses.replace(self.point, richness=traced)
 
     def training(self, data: ImageData) -> Training:
         """What is compiled."""
@@ -232,8 +243,9 @@ class Job:
             model = nnx.merge(nnx.graphdef(twin), params, fixed, rest, copy=True)
             logits = model(normalize(batch[0], mean, std))
             smoothing = hyper.get("label_smoothing", self.label_smoothing)
-            value = hyperparameters.smoothed(logits, batch[1], smoothing)
-            return value, nnx.state(model, *kinds)[2]
+            # Losses under different smoothing cannot be compared: one without is kept.
+            value, kept = hyperparameters.losses(logits, batch[1], smoothing)
+            return value, (kept, nnx.state(model, *kinds)[2])
 
         def optimizer(
             params: Any, rest: Any, fixed: Any, hyper: Hyper
@@ -452,10 +464,10 @@ def _program(training: Training, stop_diverged: bool) -> Any:
         def loss(params: Any) -> Any:
             return training.loss(params, rest, fixed, batch, hyper)
 
-        (value, rest), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        (_, (kept, rest)), grads = jax.value_and_grad(loss, has_aux=True)(params)
         tx = training.optimizer(params, rest, fixed, hyper)
         updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), rest, moments), value
+        return (optax.apply_updates(params, updates), rest, moments), kept
 
     def run(
         keys: jax.Array, orders: jax.Array, hyper: Hyper, examples: Any

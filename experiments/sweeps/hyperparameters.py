@@ -102,12 +102,13 @@ def schedule(
     return rate
 
 
-def smoothed(
+def losses(
     logits: jax.Array, labels: jax.Array, smoothing: jax.Array | float
-) -> jax.Array:
-    """Mean cross-entropy, nats, with a share of each label spread over all classes."""
+) -> tuple[jax.Array, jax.Array]:
+    """Mean cross-entropy, nats, with a share of each label spread, and without."""
+    plain = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
     if isinstance(smoothing, int | float) and not smoothing:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return plain, plain
     soft = jax.nn.one_hot(labels, logits.shape[-1])
     soft = (1 - smoothing) * soft + smoothing / logits.shape[-1]
-    return optax.softmax_cross_entropy(logits, soft).mean()
+    return optax.softmax_cross_entropy(logits, soft).mean(), plain

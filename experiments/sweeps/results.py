@@ -110,6 +110,17 @@ class Population:
             axis,
         )
 
+    def best(self) -> dict[str, float]:
+        """The grid point of least loss, by the geometric mean over seeds."""
+        with np.errstate(divide="ignore"):
+            mean = np.log(self.loss).mean(axis=0)
+        whole = np.where(np.isnan(mean), np.inf, mean)
+        at = np.unravel_index(int(whole.argmin()), whole.shape)
+        return {
+            name: values[int(i)]
+            for (name, values), i in zip(self.axes.items(), at, strict=True)
+        }
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """One record a run, for a table; loss is None where it diverged."""
         names = list(self.axes)

@@ -1,0 +1,191 @@
+"""The job of `mupax sweep`: many hyperparameters at several sizes, as tables."""
+
+import csv
+import io
+import json
+import pathlib
+from typing import Any
+
+import rich.console
+import rich.progress
+import rich.table
+from flax import nnx
+from ml_collections import ConfigDict
+
+from . import config as configs
+from . import data as datasets
+from . import workdir
+from .errors import UserError
+from .sweeps import engine, executors, grids, statistics
+from .sweeps import plan as plans
+from .sweeps.results import Population
+from .sweeps.store import write_durably
+
+
+def run(
+    config: ConfigDict,
+    folder: str | None,
+    *,
+    executor: str = "here",
+    workers: int = 2,
+    address: str | None = None,
+    stop_diverged: bool = False,
+) -> list[Population]:
+    """Sweep; a killed sweep goes on where it stopped.
+
+    Args:
+      config: as `configs/digits_resmlp.py` gives it; its target is not looked at.
+      folder: the run directory; None for runs/<dataset>_<model>.
+      executor: where jobs run; see `executors.opened`.
+      workers: jobs at once.
+      address: of a Dask scheduler.
+      stop_diverged: do no steps for chunks in which nothing trains any more.
+
+    Raises:
+      UserError: bad input, said in one sentence; nothing that was there is lost.
+    """
+    console = rich.console.Console()
+    configs.check_sweep(config)
+    if executor not in executors.NAMES:
+        raise UserError(
+            f"--executor={executor!r} must be one of {', '.join(executors.NAMES)}"
+        )
+    if workers < 1:
+        raise UserError(f"--workers={workers} must be at least 1")
+    jobs = plans.jobs(config, configs.points(config))
+    settings = configs.plain(config)
+    for key in ("data_dir", "target"):
+        settings.pop(key, None)
+    settings["sweep"].pop("memory_share", None)
+    directory = pathlib.Path(folder or f"runs/{config.dataset}_{config.model.name}")
+    with console.status(f"reading {config.dataset}"):
+        data = datasets.load(config.dataset, config.data_dir)
+    check_job(jobs[0], data)
+    with workdir.claim(directory, settings):
+        populations = run_jobs(
+            jobs,
+            data if executor == "here" else source(config),
+            directory,
+            plans.limits(
+                config,
+                stop_diverged=stop_diverged,
+                workers=1 if executor in ("here", "slurm") else workers,
+            ),
+            console,
+            executor=executor,
+            workers=workers,
+            address=address,
+        )
+        write_tables(directory, config, populations)
+    print_verdicts(console, statistics.verdicts(populations, base_of(config)))
+    console.print(
+        f"{sum(job.runs for job in jobs)} runs: {directory}/results.csv, "
+        f"{directory}/sweep.json",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return populations
+
+
+def source(config: ConfigDict) -> executors.Source:
+    """The config's dataset, by name."""
+    return executors.Source(config.dataset, config.data_dir)
+
+
+def base_of(config: ConfigDict) -> statistics.Sizes:
+    """The base's sizes."""
+    return statistics.Sizes(config.base.width, config.base.depth)
+
+
+def run_jobs(
+    jobs: list[engine.Job],
+    data: Any,
+    directory: pathlib.Path,
+    limits: engine.Limits,
+    console: rich.console.Console,
+    *,
+    executor: str = "here",
+    workers: int = 1,
+    address: str | None = None,
+) -> list[Population]:
+    """Run the jobs that a run directory lacks, with a bar of progress."""
+    # By work, as matrix products a step: jobs differ by a factor of hundred.
+    work = {job.name: job.depth * job.width**2 for job in jobs}
+    with progress(console) as shown:
+        bar = shown.add_task("sweep", total=sum(work.values()))
+        with executors.opened(executor, workers, directory, address) as pool:
+            found = executors.run_all(
+                jobs,
+                data,
+                directory / "cells",
+                limits,
+                pool,
+                lambda job: shown.advance(bar, work[job.name]),
+            )
+        count = sum(job.runs for job in jobs)
+        shown.update(bar, description=f"{count} runs swept")
+    return found
+
+
+def write_tables(
+    directory: pathlib.Path, config: ConfigDict, populations: list[Population]
+) -> None:
+    """Write every run as results.csv, and the verdicts as sweep.json."""
+    write_durably(directory / "results.csv", table(populations))
+    found = statistics.verdicts(populations, base_of(config))
+    write_durably(directory / "sweep.json", json.dumps(found, indent=1))
+
+
+def table(populations: list[Population]) -> str:
+    """Every run as a line of CSV; its loss is empty where it diverged."""
+    rows = [row for population in populations for row in population.rows()]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def print_verdicts(console: rich.console.Console, found: dict[str, Any]) -> None:
+    """A row for each hyperparameter, parametrization and axis of size."""
+    shown = rich.table.Table(box=None, pad_edge=False)
+    for head in ("hyperparameter", "parametrization", "over", "best", "verdict"):
+        shown.add_column(head)
+    for name, by_key in found.items():
+        for key, by_axis in by_key.items():
+            for axis in ("depth", "width"):
+                if axis not in by_axis:
+                    continue
+                best = [
+                    "none" if x is None else f"{grids.value(name, x):.3g}"
+                    for x in by_axis[axis]["optimum"]
+                ]
+                shown.add_row(name, key, axis, " ".join(best), by_axis[axis]["verdict"])
+    console.print(shown, highlight=False)
+
+
+def progress(console: rich.console.Console) -> rich.progress.Progress:
+    """A bar."""
+    return rich.progress.Progress(
+        rich.progress.TextColumn("{task.description:<24}"),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def check_job(job: engine.Job, data: datasets.ImageData) -> None:
+    """Say what is wrong with batch and model before anything is written."""
+    examples = len(data.train_labels)
+    if job.batch_size > examples:
+        raise UserError(
+            f"batch_size {job.batch_size} is more than the {examples} training "
+            f"examples of {data.name}; make it smaller"
+        )
+    hyper = {name: values[0] for name, values in job.grid.items()}
+    try:
+        nnx.eval_shape(lambda: job.build(data, nnx.Rngs(0, dropout=1), hyper))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the model cannot be built: {error}") from None

@@ -1,0 +1,196 @@
+"""Where jobs run: here, in processes, on a Dask cluster, or by Slurm."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .. import data as datasets
+from ..errors import UserError
+from . import engine
+from .results import Population
+from .store import Store
+
+NAMES = ("here", "local", "dask", "slurm", "submitit_local")
+
+Executor = concurrent.futures.Executor
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A dataset by its name, for a process that reads it itself."""
+
+    name: str
+    data_dir: str | None
+
+    def read(self) -> datasets.ImageData:
+        """The data; once a process."""
+        return _read(self.name, self.data_dir)
+
+
+@functools.lru_cache(maxsize=2)
+def _read(name: str, data_dir: str | None) -> datasets.ImageData:
+    return datasets.load(name, data_dir)
+
+
+def run_job(
+    task: engine.Task, source: Any, folder: str, limits: engine.Limits
+) -> Population:
+    """Do one job, unless it is done; this is what is sent to workers."""
+    store = Store(pathlib.Path(folder))
+    found = store.get(task.name)
+    if found is None:
+        data = source.read() if isinstance(source, Source) else source
+        found = engine.run(task, data, store, limits)
+        store.put(task.name, found)
+    return found
+
+
+def run_all(
+    tasks: Sequence[engine.Task],
+    source: Any,
+    folder: pathlib.Path,
+    limits: engine.Limits,
+    executor: Executor | None,
+    on_done: Callable[[engine.Task], None] = lambda task: None,
+) -> list[Population]:
+    """Do all jobs, the largest first; a job whose worker died is done again.
+
+    Args:
+      tasks: the jobs.
+      source: the data, or a `Source`.
+      folder: of the store, which all workers see.
+      limits: of each worker.
+      executor: None for this process.
+      on_done: called as each job ends.
+
+    Raises:
+      UserError: a job failed with one, or its worker died three times.
+    """
+    folder = folder.absolute()
+    if executor is None:
+        found = []
+        for task in tasks:
+            found.append(run_job(task, source, str(folder), limits))
+            on_done(task)
+        return found
+    # The largest first: what is left at the end is small.
+    order = sorted(tasks, key=lambda t: -t.depth * t.width**2)
+    waiting = {
+        executor.submit(run_job, task, source, str(folder), limits): (task, 1)
+        for task in order
+    }
+    results: dict[str, Population] = {}
+    while waiting:
+        done, _ = concurrent.futures.wait(
+            waiting, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        for future in done:
+            task, tries = waiting.pop(future)
+            try:
+                results[task.name] = future.result()
+            except UserError:
+                raise
+            except Exception as error:
+                if not _worker_died(error):
+                    raise
+                if tries == 3 or isinstance(
+                    error, concurrent.futures.process.BrokenProcessPool
+                ):
+                    raise UserError(
+                        f"a worker died while it ran {task.name} ({error!r}); what was "
+                        "finished is kept, and the same command goes on from there"
+                    ) from error
+                again = executor.submit(run_job, task, source, str(folder), limits)
+                waiting[again] = (task, tries + 1)
+                continue
+            on_done(task)
+    return [results[task.name] for task in tasks]
+
+
+def _worker_died(error: Exception) -> bool:
+    # By name: Dask and submitit need not be installed.
+    names = {c.__name__ for c in type(error).__mro__}
+    return bool(names & {"KilledWorker", "BrokenExecutor", "UncompletedJobError"})
+
+
+@contextlib.contextmanager
+def opened(
+    name: str, workers: int, folder: pathlib.Path, address: str | None = None
+) -> Iterator[Executor | None]:
+    """An executor by its name.
+
+    Args:
+      name: "here" (this process), "local" (processes of this machine), "dask" (the
+        scheduler at `address`, or a cluster of this machine), "slurm" (a job each),
+        or "submitit_local" (as Slurm, on this machine).
+      workers: at most so many jobs at once.
+      folder: for the logs of Slurm.
+      address: of a Dask scheduler.
+
+    Raises:
+      UserError: an unknown name, or a package that is missing.
+    """
+    if name not in NAMES:
+        raise UserError(f"executor={name!r} must be one of {', '.join(NAMES)}")
+    if name == "here":
+        yield None
+    elif name == "local":
+        # Forked processes share locks of JAX's threads, and hang.
+        spawn = multiprocessing.get_context("spawn")
+        pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn)
+        with pool:
+            yield pool
+    elif name == "dask":
+        with _dask(workers, address) as client:
+            yield client.get_executor()
+    else:
+        yield _submitit(name, workers, folder)
+
+
+def _dask(workers: int, address: str | None) -> Any:
+    try:
+        import distributed
+    except ModuleNotFoundError:
+        raise UserError(_missing("dask", "dask.distributed")) from None
+    if address:
+        return distributed.Client(address)
+    # One job at a time in each: a job takes a whole device.
+    return distributed.Client(n_workers=workers, threads_per_worker=1)
+
+
+def _submitit(name: str, workers: int, folder: pathlib.Path) -> Executor:
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise UserError(_missing("slurm", "submitit")) from None
+    cluster = "slurm" if name == "slurm" else "local"
+    executor = submitit.AutoExecutor(folder / "slurm", cluster=cluster)
+    options: dict[str, Any] = {"timeout_min": 24 * 60}
+    if cluster == "slurm":
+        options["slurm_array_parallelism"] = workers
+    executor.update_parameters(**options)
+    return _Futures(executor)
+
+
+class _Futures(concurrent.futures.Executor):
+    """A submitit executor whose jobs are futures that can be waited for."""
+
+    def __init__(self, executor: Any):
+        self._executor = executor
+        self._waiters = concurrent.futures.ThreadPoolExecutor(256)
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Submit a job; the future ends as it does."""
+        job = self._executor.submit(fn, *args, **kwargs)
+        return self._waiters.submit(job.result)
+
+
+def _missing(extra: str, package: str) -> str:
+    return (
+        f"--executor={extra} needs {package}; install it: pip install 'mupax[{extra}]'"
+    )
