@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     c.ema = 0.9
     c.accumulate = 2
     c.batch_size = 32
-    c.steps = 60
+    c.steps = 420
     c.log_every = 3
     c.eval_every = 20
     c.save_every = 7

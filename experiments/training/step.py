@@ -100,12 +100,14 @@ class Program:
             )
         return new, (loss, norms)
 
-    def score(self, state: State, batch: Batch) -> Float[Array, " 3"]:
-        """Sums of loss, hits and count over a test batch."""
+    def score(
+        self, state: State, batch: Batch, sums: Float[Array, " 3"]
+    ) -> Float[Array, " 3"]:
+        """Sums of loss, hits and count, a test batch added to those before."""
         weights = state.get("ema", state["params"])
         with zoo.use_mesh(self.mesh, self.rules):
             model = nnx.merge(self.testing, weights, state["rest"], copy=True)
-            return self.recipe.objective.score(model, batch)
+            return sums + self.recipe.objective.score(model, batch)
 
     def jit_step(self) -> Any:
         """`step`, compiled for the mesh; it takes the state's memory for the next."""
@@ -121,10 +123,11 @@ class Program:
     def jit_score(self) -> Any:
         """`score`, compiled for the mesh."""
         batch = zoo.batch_sharding(self.mesh)
+        every = replicated(self.mesh)
         return jax.jit(
             self.score,
-            in_shardings=(self.shardings, batch),
-            out_shardings=replicated(self.mesh),
+            in_shardings=(self.shardings, batch, every),
+            out_shardings=every,
         )
 
     def start(self, params: nnx.State, rest: nnx.State) -> State:
