@@ -49,16 +49,31 @@ def refused(capsys, *args: object) -> str:
     return err
 
 
-def spawn(*args: object, devices: int = 1, **more: object) -> subprocess.Popen:
+def spawn(*args: object, devices: int = 1) -> subprocess.Popen:
     xla = f"--xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-m", "mupax", *map(str, args)],
         env=os.environ | {"XLA_FLAGS": xla},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **more,
     )
+    children.append(child)
+    return child
+
+
+children: list[subprocess.Popen] = []
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left():
+    """A test that fails leaves no process behind."""
+    yield
+    while children:
+        child = children.pop()
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
 
 
 def curve(run: pathlib.Path) -> list[dict[str, float]]:
