@@ -419,7 +419,7 @@ def _held(data: images.ImageData) -> _Found:
 
 
 # As many as ImageNet has would be as good; these few make an epoch and a test short.
-_FAKE_TRAIN, _FAKE_TEST = 10_000, 1_000
+_FAKE_TRAIN, _FAKE_TEST = 10_000, 100
 
 
 def _fake(name: str) -> _Found:
