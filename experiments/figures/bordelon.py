@@ -1,5 +1,270 @@
 """Bordelon, Noci, Li, Hanin and Pehlevan, Depthwise transfer in residual networks."""
 
-from .registry import Figure
+import functools
 
-FIGURES: list[Figure] = []
+import numpy as np
+
+from ..theory import finite_size, lazy, linear_joint
+from ..theory.relu_mlp import fit_power_law
+from .registry import Drawing, Figure, Line, Panel, near
+
+
+@functools.cache
+def _trained(paper: bool) -> finite_size.Errors:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(4, 8))
+    sizes = {"widths": (16, 32, 64, 128), "depths": (4, 8, 16, 32), "seeds": 30}
+    if paper:
+        sizes = {"widths": (64, 128, 256, 512), "depths": (4, 8, 16, 32), "seeds": 30}
+    return finite_size.train(x, np.sign(x[:, 0]), steps=5, **sizes)
+
+
+def finite_sizes(paper: bool) -> Drawing:
+    """Squared distance of single networks from the limit (Figure 5b)."""
+    found = _trained(paper)
+    # As the paper: what stands for the limit is the ensemble of the largest networks.
+    proxy = found.outputs[-1, -1].mean(axis=0)
+    errors = ((found.outputs - proxy) ** 2).mean(axis=(2, 3))
+    lines = [
+        Line(f"N = {n}", found.depths, row.tolist())
+        for n, row in zip(found.widths, errors, strict=True)
+    ]
+    single = Panel(
+        "Single networks, and the large ensemble",
+        "depth L",
+        "squared error of f",
+        lines,
+        log_x=True,
+        log_y=True,
+    )
+    width, depth = found.width_law().exponent, found.depth_law().exponent
+    ours = (
+        f"noise falls as N^{width:.2f} (agrees within 0.15 of -1), the bias in depth "
+        f"as L^{depth:.2f} (agrees within 0.25 of -1)"
+    )
+    agrees = near(width, -1, 0.15) and near(depth, -1, 0.25)
+    return Drawing([single, _bias(found, 1, "bias of f")], ours, agrees)
+
+
+def ensembles(paper: bool) -> Drawing:
+    """Variance over initializations, and what is left after averaging (B.7)."""
+    found = _trained(paper)
+    lines = [
+        Line(f"L = {d}", found.widths, column.tolist())
+        for d, column in zip(found.depths, found.variance.T, strict=True)
+    ]
+    start = found.variance[0].mean()
+    law = [start * found.widths[0] / n for n in found.widths]
+    noise = Panel(
+        "Over initializations",
+        "width N",
+        "variance of f",
+        [*lines, Line("1/N", found.widths, law, look="theory")],
+        log_x=True,
+        log_y=True,
+    )
+    slopes = [
+        fit_power_law(found.widths, v.tolist()).exponent for v in found.variance.T
+    ]
+    bias = 2 * found.depth_law().exponent
+    ours = (
+        f"variance falls as N^{min(slopes):.2f} to N^{max(slopes):.2f} over the depths "
+        f"(agrees within 0.15 of -1), the square of the ensemble's bias as "
+        f"L^{bias:.2f} (agrees within 0.5 of -2)"
+    )
+    agrees = all(near(s, -1, 0.15) for s in slopes) and near(bias, -2, 0.5)
+    return Drawing([noise, _bias(found, 2, "squared bias of f")], ours, agrees)
+
+
+def _bias(found: finite_size.Errors, power: int, label: str) -> Panel:
+    depths, gaps = found.depths[:-1], found.depth_gaps[-1] ** power
+    law = [gaps[-1] * (depths[-1] / d) ** power for d in depths]
+    return Panel(
+        f"Averaged over initializations, N = {found.widths[-1]}",
+        "depth L",
+        f"{label}: L against 2L",
+        [
+            Line("measured", depths, gaps.tolist()),
+            Line(f"L^-{power}" if power > 1 else "1/L", depths, law, look="theory"),
+        ],
+        log_x=True,
+        log_y=True,
+    )
+
+
+def lazy_kernel(paper: bool) -> Drawing:
+    """The ReLU network's NTK over the angle, and its convergence (Figure 6)."""
+    angles = np.linspace(-np.pi, np.pi, 65 if paper else 33)
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.sqrt(2)
+    gram, zero = lazy.gram(points), len(angles) // 2
+    limit = lazy.kernels(gram, "relu").kernel[zero]
+    depths = [2**k for k in range(0, 9 if paper else 8)]
+    found = [lazy.kernels(gram, "relu", depth=d).kernel[zero] for d in depths]
+    lines = [
+        Line(f"L = {d}", angles.tolist(), k.tolist())
+        for d, k in list(zip(depths, found, strict=True))[:5:2]
+    ]
+    infinite = Line("infinite depth", angles.tolist(), limit.tolist(), look="theory")
+    shape = Panel("NTK at initialization", "angle", "K", [*lines, infinite])
+    away = [float(((k - limit) ** 2).mean()) for k in found]
+    slope = fit_power_law(depths[-4:], away[-4:]).exponent
+    law = [away[-1] * (depths[-1] / d) ** 2 for d in depths]
+    rate = Panel(
+        "Distance from infinite depth",
+        "depth L",
+        "mean squared error of K",
+        [Line("recursion", depths, away), Line("L^-2", depths, law, look="theory")],
+        log_x=True,
+        log_y=True,
+    )
+    ours = f"squared error falls as L^{slope:.2f} (agrees within 0.1 of -2)"
+    return Drawing([shape, rate], ours, near(slope, -2, 0.1))
+
+
+def linear_features(paper: bool) -> Drawing:
+    """H before and after a step of a linear network, over layers (Figure 7)."""
+    rate, depths = 0.5, [5, 10, 20, 50, 100, 300]
+    depths = [*depths, 500] if paper else depths
+    times = np.linspace(0, 1, 51)
+    closed = linear_joint.one_step(times, learning_rate=rate)
+    before, after, away = [], [], []
+    for depth in depths:
+        run = linear_joint.dynamics(
+            np.ones((2, 1, 1)), np.ones((2, 1)), depth=depth, learning_rate=rate
+        )
+        start, change = run.h[:, 0, 0], run.h[:, 1, 1] - run.h[:, 0, 0]
+        exact = linear_joint.one_step(run.times, learning_rate=rate).change_h
+        away.append(float(np.abs(change - exact).max() / exact.max()))
+        if depth in (5, 10, 50, 300):
+            at = np.unique(np.linspace(0, depth, 11).round().astype(int))
+            name, where = f"L = {depth}", run.times[at].tolist()
+            before.append(Line(name, where, start[at].tolist()))
+            # Nothing changes at the frozen read-in: a logarithm has no place for it.
+            after.append(Line(name, where[1:], change[at][1:].tolist()))
+    theory = Line("infinite depth", times.tolist(), closed.h.tolist(), look="theory")
+    moved = Line(
+        "infinite depth",
+        times[1:].tolist(),
+        closed.change_h[1:].tolist(),
+        look="theory",
+    )
+    slope = fit_power_law(depths[-3:], away[-3:]).exponent
+    ours = (
+        f"ΔH at depth {depths[-1]} is within {away[-1]:.2%} of the limit, the gap "
+        f"falls as L^{slope:.2f} (agrees within 0.1 of -1)"
+    )
+    panels = [
+        Panel("At initialization", "layer time τ", "H0", [*before, theory]),
+        Panel("Change by one step", "layer time τ", "ΔH", [*after, moved], log_y=True),
+    ]
+    return Drawing(panels, ours, near(slope, -1, 0.1))
+
+
+_CNN = (
+    "mupax transfer with configs/digits_resmlp.py on CIFAR-10 shows the same claim on "
+    "a residual MLP: mupax transfer --config digits_resmlp --config.dataset=cifar10"
+)
+_SWEEP = "a sweep of networks for 20 epochs of CIFAR-10: days on two cores"
+
+
+def _not_here(number: str, claim: str, how: str, command: str = "") -> Figure:
+    name = f"bordelon-{number.lower()}"
+    return Figure(name, "Bordelon", f"Figure {number}", claim, None, how, command)
+
+
+FIGURES = [
+    _not_here(
+        "1",
+        "the best learning rate of 1/√L-scaled networks stays over depth and width",
+        _SWEEP,
+        _CNN,
+    ),
+    _not_here(
+        "2",
+        "batch norm alone transfers less reliably than 1/√L scaling",
+        _SWEEP + "; no packaged sweep of ResNet-18",
+        "one run of it: mupax train --config cifar10_resnet18",
+    ),
+    _not_here(
+        "3",
+        "the learning rate of ViTs under Adam transfers over depth",
+        "ViTs on Tiny ImageNet and ImageNet: days on a GPU",
+        "one run of it: mupax train --config tiny_imagenet_vit",
+    ),
+    _not_here(
+        "4",
+        "momentum and the richness μ0 transfer over depth",
+        _SWEEP,
+        "one run of its network: mupax train --config cifar10_cnn",
+    ),
+    Figure(
+        id="bordelon-5",
+        paper="Bordelon",
+        number="Figure 5b",
+        claim="finite networks approach the joint limit as 1/N in variance, 1/L in f",
+        draw=finite_sizes,
+        how="tanh networks on 4 random points in place of CNNs on CIFAR-10; no panel a",
+    ),
+    Figure(
+        id="bordelon-6",
+        paper="Bordelon",
+        number="Figure 6",
+        claim="the NTK of depth L converges to its limit as L^-2 in squared error",
+        draw=lazy_kernel,
+        how="at infinite width",
+    ),
+    Figure(
+        id="bordelon-7",
+        paper="Bordelon",
+        number="Figure 7",
+        claim="H and its change by a step converge to the profiles of infinite depth",
+        draw=linear_features,
+        how="exact recursion at infinite width in place of N = 1000; eq. 7 corrected",
+    ),
+    _not_here("B.1", "a medium depth is best at a given size", _SWEEP, _CNN),
+    _not_here("B.2", "SP and μP do not transfer over depth", _SWEEP, _CNN),
+    _not_here(
+        "B.3",
+        "the best learning rate shows after a few epochs",
+        _SWEEP + ", and a ViT on Tiny ImageNet",
+        "one run of it: mupax train --config cifar10_cnn",
+    ),
+    _not_here(
+        "B.4",
+        "LayerNorm alone transfers less reliably than 1/√L scaling",
+        _SWEEP,
+        "one run, with batch norm: mupax train --config cifar10_resnet18",
+    ),
+    _not_here(
+        "B.5",
+        "batch norm alone transfers less reliably than 1/√L scaling",
+        _SWEEP,
+        "one run of it: mupax train --config cifar10_resnet18",
+    ),
+    _not_here(
+        "B.6",
+        "the learning rate of ResNet-18 on ImageNet stays over depth",
+        "a sweep on ImageNet: weeks on a GPU; the zoo's config is the ResNet-50's",
+        "mupax train --config imagenet_resnet50",
+    ),
+    Figure(
+        id="bordelon-b.7",
+        paper="Bordelon",
+        number="Figure B.7a, c",
+        claim="variance falls as 1/N at any L; squared bias of ensembles as L^-2",
+        draw=ensembles,
+        how="the networks of bordelon-5",
+    ),
+    _not_here(
+        "B.8",
+        "weight decay's dynamics transfer over depth",
+        _SWEEP,
+        "one run of its network: mupax train --config cifar10_cnn",
+    ),
+    _not_here(
+        "M.1",
+        "branches of 4 layers: ODE scaling improves with depth, SDE scaling does not",
+        _SWEEP + ", and no packaged config has branches of 4 layers",
+        "in a copy of configs/digits_resmlp.py set c.model.block_depth = 4",
+    ),
+]

@@ -96,7 +96,15 @@ def _panel(ax: Any, panel: Panel) -> None:
 
 def _line(ax: Any, line: Line, look: dict[str, Any]) -> None:
     if line.look == "theory":
-        ax.plot(line.x, line.y, "--", color="black", lw=1.4, label=line.label, zorder=3)
+        ax.plot(
+            line.x,
+            line.y,
+            "--",
+            color="black",
+            lw=1.4,
+            label=line.label or None,
+            zorder=3,
+        )
         return
     if line.look == "points":
         look = {**look, "linestyle": "none"}

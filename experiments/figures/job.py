@@ -47,7 +47,13 @@ def run(argv: list[str]) -> None:
         raise UserError(f"{name} is not drawn here: {why_not(figure)}")
     directory = pathlib.Path(workdir or f"runs/figures/{name}")
     draw.prepare(directory)
-    drawing = figure.draw(scale == "paper")
+    try:
+        drawing = figure.draw(scale == "paper")
+    except ModuleNotFoundError as error:
+        if error.name is not None:
+            raise
+        # Ours, with a sentence that names the extra.
+        raise UserError(str(error)) from None
     draw.write(directory, figure, drawing)
     print(verdict(figure, drawing.ours, drawing.agrees))
 
