@@ -2,11 +2,11 @@
 
 import csv
 import io
-import math
 import pathlib
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from ..errors import UserError
 from ..report import style
@@ -71,27 +71,53 @@ def picture(drawing: Drawing, kind: str) -> bytes:
 
 
 def _canvas(drawing: Drawing) -> Canvas:
-    count = len(drawing.panels)
-    canvas = Canvas(figsize=(5.2 if count == 1 else 4.0 * count, 3.9))
+    panels = drawing.panels
+    count = len(panels)
+    # Panels of the same lines need one legend, where it hides none of them.
+    shared = count > 1 and len({tuple(x.label for x in p.lines) for p in panels}) == 1
+    width = (5.2 if count == 1 else 4.0 * count) + 1.7 * shared
+    canvas = Canvas(figsize=(width, 3.9), layout="constrained")
     axes = canvas.subplots(1, count, squeeze=False)[0]
-    for ax, panel in zip(axes, drawing.panels, strict=True):
-        _panel(ax, panel)
-    canvas.tight_layout()
+    for ax, panel in zip(axes, panels, strict=True):
+        _panel(ax, panel, legend=not shared)
+    if shared:
+        handles, names = axes[0].get_legend_handles_labels()
+        canvas.legend(handles, names, loc="outside right center", **_LEGEND)
     return canvas
 
 
-def _panel(ax: Any, panel: Panel) -> None:
+_LEGEND: dict[str, Any] = {
+    "fontsize": 8.5,
+    "labelcolor": style.INK,
+    "handlelength": 2.8,
+}
+
+
+def _panel(ax: Any, panel: Panel, legend: bool) -> None:
     measured = [line for line in panel.lines if line.look != "theory"]
     looks = iter(style.strokes(len(measured)))
     for line in panel.lines:
         _line(ax, line, {} if line.look == "theory" else next(looks))
     ax.set_title(panel.title, fontsize=10.5, loc="left", color=style.INK)
     ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    for axis, log in ((ax.xaxis, panel.log_x), (ax.yaxis, panel.log_y)):
-        if log:
-            _logarithmic(ax, axis)
-    if len(panel.lines) > 1:
-        ax.legend(fontsize=8.5, labelcolor=style.INK, handlelength=2.8)
+    if panel.log_x:
+        ax.set_xscale("log")
+        _sizes(ax.xaxis, sorted({float(x) for line in measured for x in line.x}))
+    if panel.log_y:
+        ax.set_yscale("log")
+        low, high = ax.get_ylim()
+        if low > 1e-3 and high < 1e4:
+            style.log_ticks(ax.yaxis, low, high)
+    if legend and len(panel.lines) > 1:
+        ax.legend(**_LEGEND)
+
+
+def _sizes(axis: Any, sizes: list[float]) -> None:
+    """Ticks at the sizes themselves, where they are few; every other if many."""
+    if len(sizes) <= 12:
+        axis.set_ticks(sizes[:: 1 + (len(sizes) > 6)])
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _line(ax: Any, line: Line, look: dict[str, Any]) -> None:
@@ -111,11 +137,3 @@ def _line(ax: Any, line: Line, look: dict[str, Any]) -> None:
     ax.errorbar(
         line.x, line.y, line.error, label=line.label, lw=1.5, ms=5, elinewidth=1, **look
     )
-
-
-def _logarithmic(ax: Any, axis: Any) -> None:
-    name = axis.axis_name
-    (ax.set_xscale if name == "x" else ax.set_yscale)("log")
-    low, high = axis.get_view_interval()
-    if low >= 1e-3 and high <= 2e4 and math.log10(high / low) < 4:
-        style.log_ticks(axis, low, high)

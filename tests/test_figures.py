@@ -1,0 +1,96 @@
+"""The figures of the papers: all are listed, those that are drawn are checked."""
+
+import csv
+import itertools
+import shlex
+
+import numpy as np
+import pytest
+
+from mupax.experiments import cli, config, figures
+
+TP6 = [f"tp6-{k}" for k in range(1, 20)]
+BORDELON = [f"bordelon-{k}" for k in range(1, 8)]
+BORDELON += [f"bordelon-b.{k}" for k in range(1, 9)] + ["bordelon-m.1"]
+DRAWN = [name for name, figure in figures.figures().items() if figure.draw]
+QUICK = ("jelassi-1", "bordelon-6")
+
+
+def test_every_figure_of_the_papers_is_listed(capsys):
+    assert cli.main(["mupax", "figure", "list"]) == 0
+    words = capsys.readouterr().out.split()
+    assert set(TP6 + BORDELON + ["jelassi-1", "yaida-1"]) == set(figures.figures())
+    assert set(figures.figures()) <= set(words)
+
+
+@pytest.mark.parametrize("name", sorted(set(figures.figures()) - set(DRAWN)))
+def test_what_is_not_drawn_says_why_and_its_command_parses(name):
+    figure = figures.figures()[name]
+    assert figure.how
+    assert figure.command
+    for command in figure.command.split(": ")[-1:]:
+        if "mupax train" in command or "mupax transfer" in command:
+            config.parse(shlex.split(command)[1:])
+
+
+def test_a_figure_that_is_not_drawn_exits_with_its_command(capsys):
+    assert cli.main(["mupax", "figure", "tp6-10"]) == 2
+    assert "--config digits_resmlp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["tp6-99"], ["tp6-9", "--scale", "moon"], []])
+def test_bad_words_are_one_sentence(words, capsys):
+    assert cli.main(["mupax", "figure", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mupax: ")
+    assert error.count("\n") == 1
+
+
+def test_a_directory_that_cannot_be_made_is_said_before_drawing(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "inside")
+    assert cli.main(["mupax", "figure", "jelassi-1", "--workdir", folder]) == 2
+    assert "--workdir" in capsys.readouterr().err
+
+
+def drawn(name, folder, capsys):
+    assert cli.main(["mupax", "figure", name, "--workdir", str(folder)]) == 0
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / f"{name}.svg").read_text()
+    with (folder / f"{name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return capsys.readouterr().out, rows
+
+
+def slope(rows, line, count=4):
+    points = [(float(r["x"]), float(r["y"])) for r in rows if r["line"] == line]
+    x, y = np.log(points[-count:]).T
+    return np.polyfit(x, y, 1)[0]
+
+
+def test_the_largest_rate_falls_as_jelassi_says(tmp_path, capsys):
+    out, rows = drawn("jelassi-1", tmp_path, capsys)
+    assert out.rstrip().endswith("| agrees")
+    assert abs(slope(rows, "width 1,000,000") + 1.5) < 0.01
+
+
+def test_the_kernel_converges_as_bordelon_says(tmp_path, capsys):
+    out, rows = drawn("bordelon-6", tmp_path, capsys)
+    assert out.rstrip().endswith("| agrees")
+    assert abs(slope(rows, "recursion") + 2) < 0.1
+
+
+def test_a_verdict_follows_the_numbers():
+    figure = figures.figures()["jelassi-1"]
+    lines = [figures.job.verdict(figure, "1", agrees) for agrees in (True, False)]
+    assert [line.rsplit("| ")[-1] for line in lines] == ["agrees", "DOES NOT AGREE"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(set(DRAWN) - set(QUICK)))
+def test_figures_are_drawn(name, tmp_path, capsys):
+    # Whether it agrees is told in docs/figures.md; that it is told is the test.
+    out, rows = drawn(name, tmp_path, capsys)
+    assert "agree" in out.rsplit("|")[-1].lower()
+    panels = [key for key, _ in itertools.groupby(rows, lambda row: row["panel"])]
+    assert panels
