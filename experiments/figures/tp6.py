@@ -34,7 +34,7 @@ def regions(paper: bool) -> Drawing:
         asked += len(expected)
         found[_region(verdicts)].append((alpha, gamma))
     lines = [
-        Line(name, *np.transpose(where).tolist(), look="points")
+        Line(name, [a for a, _ in where], [g for _, g in where], look="points")
         for name, where in found.items()
         if where
     ]
@@ -137,7 +137,7 @@ def depth_convergence(paper: bool) -> Drawing:
     """The infinitely wide linear network over depths (section 10.1)."""
     depths, steps = [2**k for k in range(4, 10)], 10
     inputs, targets = _stream(steps)
-    settings = {"learning_rate": _RATE}
+    settings: dict[str, Any] = {"learning_rate": _RATE}
     runs = [linear_sgd.train(inputs, targets, d, **settings).rms[:, 0] for d in depths]
     parts = (0, 0.25, 0.5, 0.75, 1)
     start = 64 if paper else 32
