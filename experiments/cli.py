@@ -77,6 +77,30 @@ def explain(argv: list[str]) -> None:
     print(transfer.explain_target(config) if swept else train.explain(config))
 
 
+def coord_check(argv: list[str]) -> None:
+    """do activations move alike at every size? of a training config's model"""
+    from . import config as configs
+    from . import coord_check as job
+
+    config, workdir, own = configs.parse(
+        argv, {"widths": "", "depths": "", "seeds": 4, "rate": "", "tolerance": "0.1"}
+    )
+    try:
+        rate = float(own["rate"]) if own["rate"] else None
+        tolerance = float(own["tolerance"])
+    except ValueError as error:
+        raise UserError(f"--rate and --tolerance are numbers: {error}") from None
+    job.run(
+        config,
+        workdir,
+        widths=own["widths"],
+        depths=own["depths"],
+        learning_rate=rate,
+        seeds=own["seeds"],
+        tolerance=tolerance,
+    )
+
+
 def convert(argv: list[str]) -> None:
     """read weights of timm, torchvision, big_vision or transformers, and write them"""
     from . import convert as job
@@ -106,6 +130,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": evaluate,
     "plan": plan,
     "explain": explain,
+    "coord-check": coord_check,
     "convert": convert,
     "figure": figure,
     "models": models,
@@ -147,7 +172,7 @@ def main(argv: list[str]) -> int:
 
 
 def _help() -> str:
-    rows = [f"  {name:<10} {f.__doc__}" for name, f in COMMANDS.items()]
+    rows = [f"  {name:<11} {f.__doc__}" for name, f in COMMANDS.items()]
     return "\n".join(
         [
             "mupax: hyperparameter transfer for JAX, across width and depth",
@@ -189,6 +214,12 @@ _PROCESSES = """
   --process        which of them this is, from 0"""
 
 _OWN = {
+    "coord-check": """
+  --widths         as 64,128,256; by default the base's, twice and four times it
+  --depths         likewise
+  --rate           the learning rate; the config's own by default
+  --seeds          how many initializations; 4 by default
+  --tolerance      how far from zero a slope may be; 0.1 by default""",
     "sweep": """
   --executor       here (the default), local (processes), dask, slurm
   --workers        jobs at once, where they do not run here; 2 by default

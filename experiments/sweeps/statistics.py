@@ -94,16 +94,15 @@ def trend(cells: Sequence[Cell], axis: str) -> Trend:
 
 
 def _resampled(cell: Cell, seeds: np.ndarray) -> float:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_loss = np.log2(cell.loss)
+    log_loss = transfer.log2(cell.loss)
     mean = log_loss[seeds].mean(axis=0)
     if np.isnan(mean).all():
-        mean = transfer._nanmean(log_loss)
+        mean = transfer.nanmean(log_loss)
     # Where any seed diverged the mean over all decides, as for the optimum itself.
     broken = np.isnan(log_loss.mean(axis=0))
     if not broken.all():
         mean = np.where(broken, np.nan, mean)
-    return transfer._parabola(cell.log2_lr, mean)[0]
+    return transfer.parabola(cell.log2_lr, mean)[0]
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:

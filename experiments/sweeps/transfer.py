@@ -35,13 +35,13 @@ def optimum(cell: Cell) -> Optimum | None:
     if cell.diverged.all():
         return None
     # NaN where any seed diverged; if that leaves nothing, where all did.
-    log_loss = np.log2(cell.loss)
+    log_loss = log2(cell.loss)
     mean = log_loss.mean(axis=0)
     if np.isnan(mean).all():
-        mean = _nanmean(log_loss)
-    where, least = _parabola(cell.log2_lr, mean)
+        mean = nanmean(log_loss)
+    where, least = parabola(cell.log2_lr, mean)
     seeds = [
-        _parabola(cell.log2_lr, row)[0] for row in log_loss if not np.isnan(row).all()
+        parabola(cell.log2_lr, row)[0] for row in log_loss if not np.isnan(row).all()
     ]
     error = np.std(seeds, ddof=1) / math.sqrt(len(seeds)) if len(seeds) > 1 else 0.0
     return Optimum(where, float(error), 2.0**least)
@@ -134,8 +134,13 @@ def along(cells: Sequence[Cell], parametrization: str, axis: str, fixed: int) ->
     return Axis([getattr(c, axis) for c in chosen], chosen)
 
 
-def _parabola(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Vertex of the parabola through the least point and its neighbours."""
+def log2(loss: np.ndarray) -> np.ndarray:
+    """Where a loss is zero, the least that a float can be."""
+    return np.log2(np.maximum(loss, np.finfo(float).tiny))
+
+
+def parabola(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Vertex (x, y) of the parabola through the least point and its neighbours."""
     best = int(np.nanargmin(y))
     around = slice(max(best - 1, 0), best + 2)
     # In the middle of the grid, with both neighbours finite; otherwise the point.
@@ -147,7 +152,8 @@ def _parabola(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(x[best] - b / (2 * a)), float(c - b * b / (4 * a))
 
 
-def _nanmean(rows: np.ndarray) -> np.ndarray:
+def nanmean(rows: np.ndarray) -> np.ndarray:
+    """Mean over the first axis of what is a number; NaN where nothing is."""
     count = (~np.isnan(rows)).sum(axis=0)
     total = np.nansum(rows, axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)

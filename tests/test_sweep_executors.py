@@ -1,0 +1,166 @@
+"""Jobs on other processes, several writers to one store, and what memory allows."""
+
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+
+import numpy as np
+import pytest
+import sweep_toys
+
+from mupax.experiments.errors import UserError
+from mupax.experiments.sweeps import engine, executors, memory
+from mupax.experiments.sweeps.store import Store
+
+JOBS = [sweep_toys.job(depth=depth) for depth in (2, 4, 8)]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """What this process finds by itself."""
+    folder = tmp_path_factory.mktemp("here")
+    return executors.run_all(JOBS, sweep_toys.stripes(), folder, engine.Limits(), None)
+
+
+def same(found, wanted):
+    for a, b in zip(found, wanted, strict=True):
+        assert a.name == b.name
+        np.testing.assert_array_equal(a.loss, b.loss)
+        np.testing.assert_array_equal(a.curves, b.curves)
+
+
+def on(name, folder, jobs=JOBS, workers=2):
+    with executors.opened(name, workers, folder) as pool:
+        return executors.run_all(
+            jobs, sweep_toys.stripes(), folder / "cells", engine.Limits(0.2), pool
+        )
+
+
+@pytest.mark.long
+def test_two_processes_find_what_one_finds(tmp_path, here):
+    same(on("local", tmp_path), here)
+
+
+@pytest.mark.long
+def test_dask_finds_the_same(tmp_path, here):
+    pytest.importorskip("distributed")
+    same(on("dask", tmp_path), here)
+
+
+@pytest.mark.long
+def test_submitit_finds_the_same(tmp_path, here):
+    pytest.importorskip("submitit")
+    same(on("submitit_local", tmp_path), here)
+
+
+@pytest.mark.long
+def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path, here):
+    pytest.importorskip("distributed")
+    fields = {f.name: getattr(JOBS[1], f.name) for f in dataclasses.fields(JOBS[1])}
+    deadly = sweep_toys.Deadly(**fields, mark=str(tmp_path / "died"))
+    found = on("dask", tmp_path, [JOBS[0], deadly, JOBS[2]])
+    assert (tmp_path / "died").exists()
+    same(found, here)
+
+
+def test_a_missing_package_is_said_in_one_sentence(tmp_path, monkeypatch):
+    for name, module in (("dask", "distributed"), ("slurm", "submitit")):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+        with (
+            pytest.raises(UserError, match=f"pip install 'mupax.{name}.'"),
+            executors.opened(name, 1, tmp_path),
+        ):
+            pass
+
+
+def _write(folder, name, first):
+    store = Store(folder)
+    for i in range(200):
+        run = {(first + i, (0.5,)): [0.1, *([0.25] * 40)]}
+        store.add(name, "key", run)
+
+
+def test_two_writers_do_not_corrupt_a_store(tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        both = [pool.submit(_write, tmp_path, "job", first) for first in (0, 200)]
+        for writer in both:
+            writer.result()
+    found = Store(tmp_path).runs("job", "key")
+    assert {seed for seed, _ in found} == set(range(400))
+    lines = (tmp_path / "job.runs.jsonl").read_text().split("\n")
+    assert all(json.loads(line) for line in lines if line)
+
+
+def test_a_line_that_a_killed_writer_left_spoils_no_other(tmp_path):
+    store = Store(tmp_path)
+    store.add("job", "key", {(0, (0.5,)): [0.1, None]})
+    with (tmp_path / "job.runs.jsonl").open("a") as file:
+        file.write('{"key": "key", "seed": 1, "at": [0.')
+    store.add("job", "key", {(2, (0.5,)): [0.2, 0.3]})
+    assert store.runs("job", "key") == {
+        (0, (0.5,)): [0.1, None],
+        (2, (0.5,)): [0.2, 0.3],
+    }
+    assert store.runs("job", "another key") == {}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return sweep_toys.stripes()
+
+
+@pytest.fixture(scope="module")
+def whole(data):
+    return engine.run(sweep_toys.job(), data)
+
+
+def test_a_killed_job_does_only_the_points_that_are_missing(
+    tmp_path, data, whole, monkeypatch
+):
+    job, store = sweep_toys.job(), Store(tmp_path)
+    part = dataclasses.replace(job, log2_lr=job.log2_lr[:2])
+    engine.run(part, data, store)
+    done = []
+    add = Store.add
+    monkeypatch.setattr(
+        Store, "add", lambda self, *a: (done.extend(a[2]), add(self, *a))[1]
+    )
+    found = engine.run(job, data, store)
+    assert sorted(done) == [(0, (2.0**-5,)), (1, (2.0**-5,))]
+    np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
+
+
+def test_a_population_larger_than_memory_goes_in_chunks(data, whole, monkeypatch):
+    needed = []
+    measure = memory.needed
+
+    def counted(compiled):
+        needed.append(measure(compiled))
+        return needed[-1]
+
+    monkeypatch.setattr(memory, "needed", counted)
+    engine.run(sweep_toys.job(), data)
+    # A point less than all of them.
+    monkeypatch.setattr(memory, "available", lambda: 0.9 * needed[0])
+    found = engine.run(sweep_toys.job(), data, None, engine.Limits(share=1.0))
+    assert needed[-1] <= 0.9 * needed[0]
+    np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
+
+
+def test_a_run_that_cannot_fit_is_refused_in_one_sentence(data, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 1000.0)
+    with pytest.raises(UserError, match=r"does not fit into memory.*memory_share"):
+        engine.run(sweep_toys.job(log2_lr=(-9.0,), seeds=1), data)
+
+
+def test_diverged_runs_are_given_up_and_the_others_are_as_before(data):
+    wild = sweep_toys.job(log2_lr=(-9.0, -7.0, 60.0))
+    calm = engine.run(wild, data)
+    stopped = engine.run(wild, data, None, engine.Limits(stop_diverged=True))
+    np.testing.assert_allclose(stopped.loss, calm.loss, rtol=1e-4)
+    alone = sweep_toys.job(log2_lr=(60.0,))
+    assert np.isnan(
+        engine.run(alone, data, None, engine.Limits(stop_diverged=True)).loss
+    ).all()
