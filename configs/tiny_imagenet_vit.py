@@ -2,7 +2,7 @@
 
     mupax train --config tiny_imagenet_vit --config.data_dir=DIR
 
-TINY_IMAGENET_VIT
+Not trained to the end here, where it takes hours on 2 cores.
 """
 
 from ml_collections import ConfigDict
