@@ -76,7 +76,7 @@ def _canvas(drawing: Drawing) -> Canvas:
     # Panels of the same lines need one legend, where it hides none of them.
     shared = count > 1 and len({tuple(x.label for x in p.lines) for p in panels}) == 1
     width = (5.2 if count == 1 else 4.0 * count) + 1.7 * shared
-    canvas = Canvas(figsize=(width, 3.9), layout="constrained")
+    canvas = Canvas(figsize=(width, 3.9 if shared else 4.5), layout="constrained")
     axes = canvas.subplots(1, count, squeeze=False)[0]
     for ax, panel in zip(axes, panels, strict=True):
         _panel(ax, panel, legend=not shared)
@@ -109,7 +109,9 @@ def _panel(ax: Any, panel: Panel, legend: bool) -> None:
         if low > 1e-3 and high < 1e4:
             style.log_ticks(ax.yaxis, low, high)
     if legend and len(panel.lines) > 1:
-        ax.legend(**_LEGEND)
+        # Below: inside it hides a line sooner or later.
+        anchor = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17)}
+        ax.legend(ncols=2, **anchor, **_LEGEND)
 
 
 def _sizes(axis: Any, sizes: list[float]) -> None:

@@ -113,7 +113,9 @@ def _simulate(seeds: Any, x: Any, y: Any, width: int, depth: int) -> Any:
         return jnp.concatenate([start[None], jax.lax.scan(block, start, blocks)[1]])
 
     def network(seed: Any) -> Any:
-        keys = jax.random.split(jax.random.key(seed), 3)
+        # Without the width, wide networks would hold the numbers of narrow ones.
+        key = jax.random.fold_in(jax.random.key(seed), width)
+        keys = jax.random.split(key, 3)
         read = jax.random.normal(keys[0], (width, x.shape[1]))
         out = jax.random.normal(keys[1], (width,)) / width
         blocks = jax.random.normal(keys[2], (depth, width, width)) / np.sqrt(width)
