@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, NullFormatter
+from PIL import Image
 
 from ..errors import UserError
 from ..report import style
@@ -67,7 +68,16 @@ def table(drawing: Drawing) -> str:
 
 def picture(drawing: Drawing, kind: str) -> bytes:
     """The panels side by side, as PNG or SVG."""
-    return style.render(_canvas, drawing, kind=kind, dpi=_PIXELS)
+    made = style.render(_canvas, drawing, kind=kind, dpi=_PIXELS)
+    return small(made) if kind == "png" else made
+
+
+def small(png: bytes) -> bytes:
+    """The same picture in 64 colours, which lines and letters do with."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(64).save(buffer, "png", optimize=True)
+    return buffer.getvalue()
 
 
 def _canvas(drawing: Drawing) -> Canvas:
