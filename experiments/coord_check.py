@@ -54,7 +54,7 @@ def run(
     name, options = training_configs.model_options(config)
     options |= train._shapes(dataset, name)
     point = training_configs.point(config)
-    base = {
+    base: dict[str, Any] = {
         "width": options.get("base_width") or options.get("width"),
         "depth": options.get("base_depth") or options.get("depth"),
     }

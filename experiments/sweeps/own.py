@@ -152,7 +152,8 @@ def _source(function: Callable[..., Any]) -> str:
 def _parts(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
     """Trained weights, what changes beside them, and what puts both back."""
     if isinstance(model, nnx.Module):
-        graph, params, rest = nnx.split(model, nnx.Param, ...)
+        graph, params, *others = nnx.split(model, nnx.Param, ...)
+        rest = others[0]
         return params, rest, lambda p, r: nnx.merge(graph, p, r, copy=True)
     params, assemble = _split(model)
     return params, (), lambda p, _: assemble(p)
