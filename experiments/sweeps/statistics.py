@@ -160,7 +160,8 @@ def verdicts(
             cells = [
                 dataclasses.replace(p.cell(name), parametrization=key) for p in mine
             ]
-            found, trends = {}, {}
+            found: dict[str, Any] = {}
+            trends: dict[str, Trend] = {}
             for axis, fixed in (("depth", base.width), ("width", base.depth)):
                 along = transfer.along(cells, key, axis, fixed)
                 if not along.cells:

@@ -79,7 +79,7 @@ def regret(large: Cell, transferred: float) -> float | None:
     good = ~np.isnan(loss)
     if not good.any():
         return None
-    x, y = large.log2_lr[good], np.log2(loss[good])
+    x, y = large.log2_lr[good], log2(loss[good])
     neighbours = np.abs(large.log2_lr - transferred) < _spacing(large.log2_lr)
     if not good[neighbours].all() or not x[0] <= transferred <= x[-1]:
         return None
