@@ -78,8 +78,8 @@ def partition_specs(
       >>> from mupax import zoo
       >>> model = zoo.create("resmlp", width=32, depth=4, rngs=nnx.Rngs(0))
       >>> mesh = AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
-      >>> zoo.partition_specs(model, mesh)["blocks/layers/0/kernel"]
-      PartitionSpec(None, 'fsdp', None)
+      >>> tuple(zoo.partition_specs(model, mesh)["blocks/layers/0/kernel"])
+      (None, 'fsdp', None)
     """
     for axis in mesh.axis_names:
         if axis not in MESH_AXES:
