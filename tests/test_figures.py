@@ -74,6 +74,7 @@ def test_the_largest_rate_falls_as_jelassi_says(tmp_path, capsys):
     assert abs(slope(rows, "width 1,000,000") + 1.5) < 0.01
 
 
+@pytest.mark.long
 def test_the_kernel_converges_as_bordelon_says(tmp_path, capsys):
     out, rows = drawn("bordelon-6", tmp_path, capsys)
     assert out.rstrip().endswith("| agrees")

@@ -185,7 +185,14 @@ points = st.one_of(
 )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    # Muon's orthogonalization alone takes as long as all the others.
+    [
+        pytest.param(name, marks=pytest.mark.long) if name == "muon" else name
+        for name in OPTIMIZERS
+    ],
+)
 @given(data=st.data())
 @settings(max_examples=6, deadline=None, derandomize=True)
 def test_training_gives_the_same_function_in_every_gauge(optimizer, data):

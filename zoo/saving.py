@@ -102,8 +102,8 @@ def load(directory: str | os.PathLike[str], **overrides: Any) -> nnx.Module:
         ) from None
     model = create(name, **{**options, **overrides}, rngs=rngs)
     new_head = model_classes(model) != model_classes(saved)
-    _check_multipliers(saved, model, directory)
     fill(model, arrays, fresh="readout" if new_head else None)
+    _check_multipliers(saved, model, directory)
     return model
 
 
