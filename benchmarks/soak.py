@@ -30,8 +30,8 @@ class Enough(Exception):
     """The time is over."""
 
 
-def soak(minutes: float, points: int = 10) -> list[tuple[int, float]]:
-    """(step, MiB) at equal distances in time, the first after a tenth of it."""
+def soak(minutes: float, points: int = 10, every: int = 200) -> list[tuple[int, float]]:
+    """(step, MiB) at equal distances in time; a checkpoint every so many steps."""
     c = defaults()
     c.dataset = "digits"
     c.augment = ({"name": "rotate", "degrees": 10},)
@@ -40,7 +40,7 @@ def soak(minutes: float, points: int = 10) -> list[tuple[int, float]]:
     c.batch_size = 64
     c.steps = 10**9
     c.log_every = 100
-    c.eval_every = c.save_every = 200
+    c.eval_every = c.save_every = every
     job = jobs.build(c)
     found: list[tuple[int, float]] = []
     start = time.monotonic()
