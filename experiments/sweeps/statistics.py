@@ -152,11 +152,11 @@ def verdicts(
       JSON-ready data. Optima are `grids.coordinate`s.
     """
     out: dict[str, Any] = {}
-    keys = dict.fromkeys(_key(p) for p in populations)
+    keys = dict.fromkeys(key_of(p) for p in populations)
     names = dict.fromkeys(n for p in populations for n, v in p.axes.items() if v[1:])
     for name in names:
         for key in keys:
-            mine = [p for p in populations if _key(p) == key and name in p.axes]
+            mine = [p for p in populations if key_of(p) == key and name in p.axes]
             cells = [
                 dataclasses.replace(p.cell(name), parametrization=key) for p in mine
             ]
@@ -174,7 +174,8 @@ def verdicts(
     return out
 
 
-def _key(population: Population) -> str:
+def key_of(population: Population) -> str:
+    """Its parametrization and choices, as verdicts are listed by."""
     chosen = (f"{k}={v}" for k, v in population.choices.items())
     return ", ".join([population.parametrization, *chosen])
 
