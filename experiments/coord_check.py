@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 
 from . import config as configs
-from . import train
+from . import train, workdir
 from .errors import UserError
 from .sweeps.store import write_durably
 from .training import build_optimizer
@@ -87,7 +87,7 @@ def run(
         )
     except (TypeError, ValueError) as error:
         raise UserError(f"the model cannot be checked: {error}") from None
-    directory = train.run_directory(config, folder)
+    directory = workdir.named(config, folder)
     directory.mkdir(parents=True, exist_ok=True)
     write_durably(directory / "coord_check.txt", f"{found}\n")
     print(found)

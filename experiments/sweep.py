@@ -57,9 +57,9 @@ def run(
     for key in ("data_dir", "target"):
         settings.pop(key, None)
     settings["sweep"].pop("memory_share", None)
-    directory = pathlib.Path(folder or f"runs/{config.dataset}_{config.model.name}")
+    directory = workdir.named(config, folder)
     with console.status(f"reading {config.dataset}"):
-        data = datasets.load(config.dataset, config.data_dir)
+        data = source(config).read()
     check_job(jobs[0], data)
     with workdir.claim(directory, settings):
         populations = run_jobs(
@@ -89,7 +89,8 @@ def run(
 
 def source(config: ConfigDict) -> executors.Source:
     """The config's dataset, by name."""
-    return executors.Source(config.dataset, config.data_dir)
+    options = configs.plain(config.get("data", {}))
+    return executors.Source(config.dataset, config.data_dir, tuple(options.items()))
 
 
 def base_of(config: ConfigDict) -> statistics.Sizes:
@@ -176,9 +177,9 @@ def progress(console: rich.console.Console) -> rich.progress.Progress:
     )
 
 
-def check_job(job: engine.Job, data: datasets.ImageData) -> None:
+def check_job(job: engine.Job, data: datasets.Held) -> None:
     """Say what is wrong with batch and model before anything is written."""
-    examples = len(data.train_labels)
+    examples = len(data.examples[0])
     if job.batch_size > examples:
         raise UserError(
             f"batch_size {job.batch_size} is more than the {examples} training "

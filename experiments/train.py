@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 
 from . import data as datasets
+from . import workdir
 from .config import plain
 from .data import Dataset, mixing
 from .errors import UserError
@@ -208,7 +209,7 @@ def run(
     console = rich.console.Console(quiet=not first)
     job = build(config, stand_in=dry_run)
     check_job(job)
-    directory = run_directory(job.config, folder)
+    directory = workdir.named(job.config, folder)
     console.print(describe(job), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None
@@ -252,7 +253,7 @@ def evaluate(
       UserError: there is no such checkpoint, or it is one of another model.
     """
     job = build(config)
-    directory = run_directory(job.config, folder)
+    directory = workdir.named(job.config, folder)
     step = _find_checkpoint(directory, checkpoint)
     check_job(job)
     program = job.program
@@ -281,12 +282,6 @@ def _placed(program: Program, part: str) -> Any:
         program.abstract[part],
         program.shardings[part],
     )
-
-
-def run_directory(config: ConfigDict, folder: str | None) -> pathlib.Path:
-    """Where a run is written: as asked, or runs/<dataset>_<model>."""
-    data = pathlib.PurePath(config.dataset.replace(":", "_")).name
-    return pathlib.Path(folder or f"runs/{data}_{config.model.name}")
 
 
 def describe(job: Job) -> str:

@@ -60,7 +60,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     jobs = plan_jobs(config, points)
     settings = configs.plain(config)
     settings.pop("data_dir")  # where the data lies does not change what comes out
-    directory = pathlib.Path(folder or f"runs/{config.dataset}_{config.model.name}")
+    directory = workdir.named(config, folder)
     with console.status(f"reading {config.dataset}"):
         data = datasets.load(config.dataset, config.data_dir)
     sweeping.check_job(jobs[0], data)

@@ -7,11 +7,19 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from .errors import UserError
 from .sweeps.store import write_durably
 
 _NAME = "experiment.json"
 _LOCK = ".lock"
+
+
+def named(config: ConfigDict, folder: str | None) -> pathlib.Path:
+    """Where a run is written: as asked, or runs/<dataset>_<model>."""
+    data = pathlib.PurePath(config.dataset.replace(":", "_")).name
+    return pathlib.Path(folder or f"runs/{data}_{config.model.name}")
 
 
 @contextlib.contextmanager

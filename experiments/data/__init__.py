@@ -2,6 +2,7 @@
 
 from . import augment, mixing
 from .datasets import Dataset, ImageDataset, from_memory, open_dataset
+from .held import Held, TextData, hold
 from .images import DATASETS, ImageData, load, normalize, prepare_digits
 from .pipeline import BatchIterator, batch_indices, batches
 from .prefetch import Prefetched, prefetch
@@ -11,14 +12,17 @@ __all__ = [
     "DATASETS",
     "BatchIterator",
     "Dataset",
+    "Held",
     "ImageData",
     "ImageDataset",
     "Prefetched",
+    "TextData",
     "TextDataset",
     "augment",
     "batch_indices",
     "batches",
     "from_memory",
+    "hold",
     "load",
     "mixing",
     "normalize",

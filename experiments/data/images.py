@@ -6,6 +6,7 @@ import io
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,6 +48,21 @@ class ImageData:
     mean: np.ndarray
     std: np.ndarray
     num_classes: int
+
+    @property
+    def examples(self) -> tuple[np.ndarray, ...]:
+        """Training images and labels."""
+        return self.train_images, self.train_labels
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """What tells a zoo model the sizes of its input and output."""
+        shape = self.train_images.shape[1:]
+        return {"input_shape": shape, "out_features": self.num_classes}
+
+    def inputs(self, batch: tuple[Array, ...]) -> tuple[Array, Array]:
+        """(normalized images, labels) of rows of `examples`; works under jit."""
+        return normalize(batch[0], self.mean, self.std), batch[1]
 
     @classmethod
     def from_arrays(

@@ -129,6 +129,11 @@ class TextDataset:
             workers=self._workers,
         )
 
+    def windows(self) -> Batch:
+        """The whole training split, in the order of the text."""
+        every = np.arange(self.train_size)
+        return self._train(every, np.empty((self.train_size, 0)))
+
     def normalize(self, batch: dict[str, Array]) -> dict[str, Array]:
         """The batch as it is."""
         return batch

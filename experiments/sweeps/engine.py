@@ -25,7 +25,7 @@ from jax.sharding import AxisType, PartitionSpec
 from mupax import optim, zoo
 from mupax.optim.paths import map_with_paths
 
-from ..data import ImageData, batch_indices, normalize
+from ..data import Held, batch_indices
 from ..errors import UserError
 from ..training.optimizer import build_optimizer
 from . import hyperparameters, memory
@@ -195,7 +195,7 @@ class Job(Task):
         return f"{same!r}, {names}"
 
     def build(
-        self, data: ImageData, rngs: nnx.Rngs, hyper: Hyper | None = None
+        self, data: Held, rngs: nnx.Rngs, hyper: Hyper | None = None
     ) -> nnx.Module:
         """The model, freshly initialized."""
         hyper, options = hyper or {}, dict(self.model)
@@ -218,9 +218,8 @@ class Job(Task):
         traced: Any = optim.Traced(hyper["richness"])
         return dataclasses.replace(self.point, richness=traced)
 
-    def training(self, data: ImageData) -> Training:
+    def training(self, data: Held) -> Training:
         """What is compiled."""
-        mean, std = data.mean, data.std
         abstract = nnx.eval_shape(lambda: self.build(data, nnx.Rngs(0)))
         scales = zoo.scales(abstract)
         kinds = (nnx.Param, zoo.Frozen, ...)
@@ -241,10 +240,11 @@ class Job(Task):
             )
             # Copied: batch statistics change under the trace of the gradient.
             model = nnx.merge(nnx.graphdef(twin), params, fixed, rest, copy=True)
-            logits = model(normalize(batch[0], mean, std))
+            inputs, labels = data.inputs(batch)
+            logits = model(inputs)
             smoothing = hyper.get("label_smoothing", self.label_smoothing)
             # Losses under different smoothing cannot be compared: one without is kept.
-            value, kept = hyperparameters.losses(logits, batch[1], smoothing)
+            value, kept = hyperparameters.losses(logits, labels, smoothing)
             return value, (kept, nnx.state(model, *kinds)[2])
 
         def optimizer(
@@ -266,8 +266,8 @@ class Job(Task):
             init,
             loss,
             optimizer,
-            (data.train_images, data.train_labels),
-            len(data.train_labels),
+            data.examples,
+            len(data.examples[0]),
             math.log(data.num_classes),
         )
 
@@ -282,7 +282,7 @@ def _scaled_init(params: Any, scales: optim.Scales, factor: jax.Array) -> Any:
 
 
 def build_model(
-    options: dict[str, Any], data: ImageData, *, rngs: nnx.Rngs, **sizes: Any
+    options: dict[str, Any], data: Held, *, rngs: nnx.Rngs, **sizes: Any
 ) -> nnx.Module:
     """A zoo model for a dataset.
 
@@ -295,8 +295,7 @@ def build_model(
     options = dict(options)
     return zoo.create(
         options.pop("name"),
-        input_shape=data.train_images.shape[1:],
-        out_features=data.num_classes,
+        **data.model_options,
         **options,
         **sizes,
         rngs=rngs,
@@ -354,7 +353,7 @@ def run(
     )
 
 
-def compile_cell(job: Job, data: ImageData) -> Callable[[], Cell]:
+def compile_cell(job: Job, data: Held) -> Callable[[], Cell]:
     """A job as a function that runs it, for benchmarks and tests.
 
     Returns:

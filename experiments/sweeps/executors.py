@@ -26,15 +26,16 @@ class Source:
 
     name: str
     data_dir: str | None
+    options: tuple[tuple[str, Any], ...] = ()
 
-    def read(self) -> datasets.ImageData:
+    def read(self) -> datasets.Held:
         """The data; once a process."""
-        return _read(self.name, self.data_dir)
+        return _read(self)
 
 
 @functools.lru_cache(maxsize=2)
-def _read(name: str, data_dir: str | None) -> datasets.ImageData:
-    return datasets.load(name, data_dir)
+def _read(source: Source) -> datasets.Held:
+    return datasets.hold(source.name, source.data_dir, dict(source.options))
 
 
 def run_job(

@@ -1,0 +1,96 @@
+"""A sweep on text: the same next-token loss that the trainer minimizes."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mupax import optim, zoo
+from mupax.experiments import data as datasets
+from mupax.experiments import sweep
+from mupax.experiments.errors import UserError
+from mupax.experiments.sweeps import engine
+from mupax.experiments.training.objective import NextToken
+
+SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(40))
+
+
+@pytest.fixture(scope="module")
+def song(tmp_path_factory):
+    path = tmp_path_factory.mktemp("song") / "song.txt"
+    path.write_text(SONG)
+    return f"text:{path}"
+
+
+def config(name: str) -> ConfigDict:
+    return ConfigDict(
+        {
+            "dataset": name,
+            "data_dir": None,
+            "data": {"context": 8},
+            "batch_size": 4,
+            "model": {"name": "gpt", "head_dim": 4},
+            "base": {"width": 8, "depth": 1},
+            "optimizer": {"name": "adam"},
+            "sweep": {
+                "depths": (1, 2),
+                "widths": (8, 16),
+                "log2_learning_rates": (-8.0, -6.0, -4.0),
+                "seeds": 1,
+                "steps": 6,
+                "average_last": 2,
+                "parametrizations": {"depth_mup": {"name": "depth_mup"}},
+            },
+        }
+    )
+
+
+def test_a_text_is_held_window_by_window(song):
+    held = datasets.hold(song, None, {"context": 8})
+    text = np.frombuffer(SONG.encode(), np.uint8)
+    np.testing.assert_array_equal(held.tokens[0], text[:9])
+    np.testing.assert_array_equal(
+        held.tokens[:, -1], text[8 : 9 * 8 * 40 : 8][: len(held.tokens)]
+    )
+    assert held.model_options == {"vocab_size": 256, "context": 8}
+
+
+def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
+    (job, *_) = sweep.plans.jobs(
+        config(song), {"depth_mup": optim.parametrization("depth_mup")}
+    )
+    held = datasets.hold(song, None, {"context": 8})
+    lane = engine.run(job, held).curves[0, 1]
+    key = jax.random.split(jax.random.key(0), 1)[0]
+    rngs = nnx.Rngs(params=key, dropout=jax.random.fold_in(key, 1))
+    model = job.build(held, rngs)
+    tx = nnx.Optimizer(
+        model, optim.adam(2.0**-6, zoo.scales(model), job.point), wrt=nnx.Param
+    )
+    losses = []
+    for rows in datasets.batch_indices(len(held.tokens), 4, 0, job.steps):
+        value, grads = nnx.value_and_grad(
+            lambda m, t: NextToken().loss(m, {"tokens": t}, key)
+        )(model, held.tokens[rows])
+        tx.update(model, grads)
+        losses.append(float(value))
+    np.testing.assert_allclose(lane, losses, rtol=2e-5)
+
+
+def test_sweep_runs_on_text(song, tmp_path):
+    found = sweep.run(config(song), str(tmp_path / "run"))
+    assert [(p.width, p.depth) for p in found] == [(8, 1), (8, 2), (16, 1)]
+    assert all(np.isfinite(p.loss).all() for p in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("digits", {"context": 8}, "data.context means nothing for digits"),
+        ("fake:8:16", {"contxt": 8}, "contxt"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(name, options, said):
+    with pytest.raises(UserError, match=said):
+        datasets.hold(name, None, options)
