@@ -1,36 +1,37 @@
 """What the report is made of: the sweep's cells, their optima, the target's curve."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ..sweeps.results import Cell, Optimum
+import numpy as np
+
+from ..sweeps import statistics, transfer
+from ..sweeps.results import Cell, Optimum, Population
+from ..sweeps.statistics import Sizes
+from ..sweeps.tradeoff import Tradeoff
 
 Axis = Literal["depth", "width"]
 AXES: tuple[Axis, Axis] = ("depth", "width")
 
 
-@dataclasses.dataclass(frozen=True)
-class ReportData:
-    """Everything `mupax transfer` found, as plain data.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Loss against one hyperparameter, at all sizes and parametrizations.
 
     Attributes:
       cells: all cells of the sweep. Those of the base width form the depth axis,
         those of the base depth the width axis; the base cell belongs to both.
       optima: (parametrization, width, depth) to its optimum, None where every run
         diverged.
-      summary: what summary.json holds.
+      summary: "shift_octaves" and "regret", by axis and parametrization.
       labels: parametrization key to the name that a reader sees, in reading order.
-      featured: key of the parametrization that the target is trained under; the
-        verdict is about this one.
+      featured: key of the parametrization that the verdict is about.
       base_width: width at which depth is swept.
       base_depth: depth at which width is swept.
-      target_curve: (step, training loss) of the target.
-      target_evals: (step, test loss, test accuracy) of the target.
-      settings: nested plain data: config, versions, devices.
-      subject: what was trained, in a few words, e.g. "resmlp on digits, Adam".
-      command: the command line that makes this report again.
+      hyperparameter: what the cells are swept over.
     """
 
     cells: Sequence[Cell]
@@ -40,11 +41,7 @@ class ReportData:
     featured: str
     base_width: int
     base_depth: int
-    target_curve: Sequence[tuple[int, float]]
-    target_evals: Sequence[tuple[int, float, float]]
-    settings: Mapping[str, Any]
-    subject: str
-    command: str
+    hyperparameter: str = "learning_rate"
 
     @property
     def parametrizations(self) -> list[str]:
@@ -91,6 +88,157 @@ class ReportData:
             if axis == "depth"
             else f"depth {self.base_depth}"
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepData:
+    """Everything `mupax sweep` found, as plain data.
+
+    Attributes:
+      populations: all runs of both axes of size.
+      base: the sizes where the axes cross.
+      labels: parametrization key to the name that a reader sees, in reading order.
+      featured: key of the parametrization that the verdict is about.
+      steps: of each run.
+      settings: nested plain data: config, versions, devices.
+      subject: what was trained, in a few words.
+      command: the command line that makes this report again; "" where there is none.
+      target: the sizes to predict the optimum at; None for none.
+      tradeoff: losses at equal parameters; None where they were not asked for.
+    """
+
+    populations: Sequence[Population]
+    base: Sizes
+    labels: Mapping[str, str]
+    featured: str
+    steps: int
+    settings: Mapping[str, Any]
+    subject: str
+    command: str
+    target: Sizes | None = None
+    tradeoff: Tradeoff | None = None
+
+    @functools.cached_property
+    def verdicts(self) -> dict[str, Any]:
+        """As `statistics.verdicts` gives them."""
+        return statistics.verdicts(self.populations, self.base, self.target)
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The hyperparameters of more than one value."""
+        return list(self.verdicts)
+
+    @functools.cached_property
+    def keys(self) -> dict[str, str]:
+        """Parametrizations, with their choices where there are any, and their labels.
+
+        In the order of `labels`.
+        """
+        found = {}
+        for population in sorted(self.populations, key=self._place):
+            label = self.labels.get(population.parametrization)
+            words = [label or population.parametrization]
+            words += [f"{_short(k)} {v}" for k, v in population.choices.items()]
+            found[statistics.key_of(population)] = ", ".join(words)
+        return found
+
+    def _place(self, population: Population) -> int:
+        order = list(self.labels)
+        key = population.parametrization
+        return order.index(key) if key in order else len(order)
+
+    @functools.cached_property
+    def main(self) -> str:
+        """The featured key; of several choices the one whose base does best."""
+        mine = [p for p in self.populations if p.parametrization == self.featured]
+        bases = [p for p in mine if (p.width, p.depth) == tuple(self.base)]
+        best = min(bases, key=least)
+        return statistics.key_of(best)
+
+    def of(self, key: str) -> list[Population]:
+        """The populations of one key."""
+        return [p for p in self.populations if statistics.key_of(p) == key]
+
+    def at_base(self, key: str) -> Population:
+        """The population where the axes cross."""
+        return next(p for p in self.of(key) if (p.width, p.depth) == tuple(self.base))
+
+    def along(self, key: str, axis: Axis) -> list[Population]:
+        """The populations of one key along an axis, smallest first."""
+        other: Axis = "width" if axis == "depth" else "depth"
+        fixed = getattr(self.base, other)
+        mine = [p for p in self.of(key) if getattr(p, other) == fixed]
+        return sorted(mine, key=lambda p: getattr(p, axis))
+
+    @functools.cached_property
+    def axes(self) -> list[Axis]:
+        """The axes that have several sizes; depth where none has."""
+        many = [
+            a for a in AXES if any(len(self.along(key, a)) > 1 for key in self.keys)
+        ]
+        return many or ["depth"]
+
+    def lines(self, name: str) -> Lines:
+        """One hyperparameter, every other at its best for each of its values."""
+        cells = [
+            dataclasses.replace(p.cell(name), parametrization=statistics.key_of(p))
+            for p in self.populations
+            if name in p.axes
+        ]
+        summary: dict[str, Any] = {"shift_octaves": {}, "regret": {}}
+        for axis, fixed in (("depth", self.base.width), ("width", self.base.depth)):
+            along = {key: transfer.along(cells, key, axis, fixed) for key in self.keys}
+            known = {key: a for key, a in along.items() if a.cells}
+            summary["shift_octaves"][axis] = {k: a.shift for k, a in known.items()}
+            summary["regret"][axis] = {k: a.regret for k, a in known.items()}
+        return Lines(
+            cells=cells,
+            optima={
+                (c.parametrization, c.width, c.depth): transfer.optimum(c)
+                for c in cells
+            },
+            summary=summary,
+            labels=self.keys,
+            featured=self.main,
+            base_width=self.base.width,
+            base_depth=self.base.depth,
+            hyperparameter=name,
+        )
+
+
+def least(population: Population) -> float:
+    """Loss at the best point that every seed trained at; infinite where none is."""
+    mean = transfer.log2(population.loss).mean(axis=0)
+    return math.inf if np.isnan(mean).all() else float(2 ** np.nanmin(mean))
+
+
+def _short(key: str) -> str:
+    part, _, name = key.rpartition(".")
+    return part if name == "name" else name.replace("_", " ")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportData(Lines):
+    """Everything `mupax transfer` found, as plain data.
+
+    The target is trained under the featured parametrization, and `summary` is what
+    summary.json holds.
+
+    Attributes:
+      target_curve: (step, training loss) of the target.
+      target_evals: (step, test loss, test accuracy) of the target.
+      settings: nested plain data: config, versions, devices.
+      subject: what was trained, in a few words, e.g. "resmlp on digits, Adam".
+      command: the command line that makes this report again.
+      sweep: the whole sweep, for the verdicts; None leaves them out.
+    """
+
+    target_curve: Sequence[tuple[int, float]]
+    target_evals: Sequence[tuple[int, float, float]]
+    settings: Mapping[str, Any]
+    subject: str
+    command: str
+    sweep: SweepData | None = None
 
 
 def size(cell: Cell, axis: Axis) -> int:

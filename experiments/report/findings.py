@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..sweeps.results import Cell
-from .data import AXES, Axis, ReportData, finite, size
+from . import names
+from .data import AXES, Axis, Lines, ReportData, finite, size
 
 # Within one octave either side agrees on the nearest power of two, which is as fine
 # as learning rates are tuned in practice and as the default grid can tell.
@@ -90,7 +91,7 @@ class Finding:
         return f"from {self.axis} {self.sizes[0]} to {self.sizes[-1]}"
 
 
-def find(data: ReportData, axis: Axis, key: str) -> Finding:
+def find(data: Lines, axis: Axis, key: str) -> Finding:
     """Gather what one parametrization does along one axis."""
     cells = data.along(axis, key)
     optima = [data.optimum(c) for c in cells]
@@ -231,7 +232,7 @@ def headline(data: ReportData) -> str:
     return f"The learning rate {verdict}: with {name}, its optimum {moved}{rest}."
 
 
-def contrast(data: ReportData, axis: Axis) -> str:
+def contrast(data: Lines, axis: Axis) -> str:
     """How the reference compares with the featured one along an axis, or nothing."""
     key = data.reference
     if key is None or not (other := find(data, axis, key)).sizes:
@@ -247,7 +248,7 @@ def contrast(data: ReportData, axis: Axis) -> str:
     return f"With {other.label}, the optimum{also} {verb} {amount} {other.span}{times}."
 
 
-def consequence(data: ReportData, axis: Axis) -> str:
+def consequence(data: Lines, axis: Axis) -> str:
     """What the transferred learning rate costs the largest model, or nothing."""
     keys = [k for k in (data.featured, data.reference) if k is not None]
     found = [find(data, axis, k) for k in keys]
@@ -258,8 +259,9 @@ def consequence(data: ReportData, axis: Axis) -> str:
     ends = "" if mine.diverges else " than at its own best"
     rest = [f"; with {f.label} it {excess(f)}" for f in other]
     return (
-        f"Given the best learning rate of {axis} {mine.sizes[0]}, the model of {axis} "
-        f"{mine.sizes[-1]} {excess(mine)}{ends} with {mine.label}{''.join(rest)}."
+        f"Given the best {names.noun(data.hyperparameter)} of {axis} {mine.sizes[0]}, "
+        f"the model of {axis} {mine.sizes[-1]} {excess(mine)}{ends} with "
+        f"{mine.label}{''.join(rest)}."
     )
 
 
@@ -315,12 +317,13 @@ def regret_title(data: ReportData) -> str:
     return f"At the smallest model's learning rate, with {name}, {listed(parts)}"
 
 
-def notes(data: ReportData, axis: Axis) -> list[str]:
+def notes(data: Lines, axis: Axis) -> list[str]:
     """What a careful reader should know about an axis."""
     found = [find(data, axis, key) for key in data.parametrizations]
     return [
         f"{f.label}: at {axis} {listed(f.at_edge)} the optimum lies at the edge of "
-        "the grid of learning rates, so its true place may be farther out."
+        f"the grid of {names.noun(data.hyperparameter)}, so its true place may be "
+        "farther out."
         for f in found
         if f.at_edge
     ]

@@ -1,19 +1,18 @@
 """The pictures and the page, written so that a half-written one is never seen."""
 
-import base64
+import functools
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import markupsafe
-
-from . import findings
-from .data import AXES, Axis, ReportData, finite, size
+from ..sweeps import grids
+from ..sweeps.results import table
+from . import findings, names, verdicts
+from .data import AXES, Axis, Lines, ReportData, finite, size
 from .outcome_figures import regret_figure, target_figure
 from .style import FILE, PHONE, WIDE, render
 from .sweep_figure import sweep_figure
+from .templates import download, duration, environment, flat, picture, replace
 
 PAGE = "report.html"
 _PICTURES: dict[str, tuple[Any, ...]] = {
@@ -39,25 +38,17 @@ def write_report(data: ReportData, workdir: str | os.PathLike) -> list[Path]:
     for name, (draw, *axis) in _PICTURES.items():
         files[f"{name}.png"] = render(draw, data, *axis, FILE)
     files[PAGE] = page(data).encode()
-    return [_replace(folder / name, content) for name, content in files.items()]
+    return [replace(folder / name, content) for name, content in files.items()]
 
 
 def page(data: ReportData) -> str:
     """The page as one string: style and pictures inside, nothing fetched."""
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.filters["power"] = _power
-    labels = [data.label(key) for key in data.parametrizations]
-    env.filters["whole"] = lambda text: _whole(text, labels)
+    env = environment(data.label(key) for key in data.parametrizations)
+    env.filters["power"] = functools.partial(names.power, "learning_rate")
     pictures = {
         name: {
-            "wide": _inline(render(draw, data, *axis, WIDE)),
-            "phone": _inline(render(draw, data, *axis, PHONE)),
+            "wide": picture(render(draw, data, *axis, WIDE)),
+            "phone": picture(render(draw, data, *axis, PHONE)),
         }
         for name, (draw, *axis) in _PICTURES.items()
     }
@@ -65,13 +56,21 @@ def page(data: ReportData) -> str:
         data=data,
         say=findings,
         pictures=pictures,
-        sections=[_section(data, axis) for axis in AXES if data.sizes(axis)],
+        sections=[
+            section(data, axis, findings.title(data, axis))
+            for axis in AXES
+            if data.sizes(axis)
+        ],
         seeds=max((len(c.loss) for c in data.cells), default=0),
         featured=data.label(data.featured),
         target=data.summary.get("target") or {},
         figures=_key_figures(data),
-        settings=list(_flat(data.settings)),
-        spent=_spent(data),
+        settings=list(flat(data.settings)),
+        told=_told(data),
+        results=data.sweep and download(table(data.sweep.populations)),
+        groups=data.sweep and verdicts.groups(data.sweep),
+        sure=data.sweep and verdicts.headline(data.sweep),
+        guide=verdicts.GUIDE,
         regrets=[
             find
             for axis in AXES
@@ -81,19 +80,24 @@ def page(data: ReportData) -> str:
     )
 
 
-def _section(data: ReportData, axis: Axis) -> dict[str, Any]:
+def section(data: Lines, axis: Axis, title: str) -> dict[str, Any]:
     """One axis: its finding, and the table of optima, a row per parametrization."""
     rows = []
     for key in data.parametrizations:
         f = findings.find(data, axis, key)
         cells = {size(c, axis): data.optimum(c) for c in data.along(axis, key)}
         rows.append((f, [(s in cells, cells.get(s)) for s in data.sizes(axis)]))
+    name = data.hyperparameter
+    octaves = grids.unit(name) != "linear"
     return {
         "axis": axis,
-        "title": findings.title(data, axis),
+        "title": title,
         "rows": rows,
         "sizes": data.sizes(axis),
         "notes": findings.notes(data, axis),
+        "value": functools.partial(names.power, name),
+        "unit": " in octaves" if octaves else "",
+        "octaves": findings.octaves if octaves else lambda f: f"{f.shift:.2g}",
     }
 
 
@@ -111,60 +115,14 @@ def _key_figures(data: ReportData) -> list[tuple[str, str]]:
         figures.append((f"{accuracy:.1%}", "test accuracy of the target"))
     if (total := finite(data.summary.get("seconds", {}).get("total"))) is not None:
         runs = data.summary.get("runs")
-        figures.append((_duration(total), f"for {runs} runs and the target"))
+        figures.append((duration(total), f"for {runs} runs and the target"))
     return figures
 
 
-def _spent(data: ReportData) -> list[tuple[str, str]]:
+def _told(data: ReportData) -> str:
+    """How many runs, and what they took."""
     seconds = data.summary.get("seconds", {})
     known = ((k, finite(v)) for k, v in seconds.items())
-    return [(k, _duration(v)) for k, v in known if v is not None]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-def _power(log2: float | None) -> markupsafe.Markup:
-    """2 to a power, for a page."""
-    if log2 is None:
-        return markupsafe.Markup('<em class="none">nothing trained</em>')
-    exponent = f"{log2:.1f}".replace("-", "−")
-    return markupsafe.Markup("2<sup>{}</sup>").format(exponent)
-
-
-def _whole(text: str, labels: list[str]) -> markupsafe.Markup:
-    """Text in which no line ends inside a name or between a number and its unit."""
-    escaped = str(markupsafe.escape(text))
-    for label in map(str, map(markupsafe.escape, labels)):
-        escaped = escaped.replace(label, f'<span class="whole">{label}</span>')
-    return markupsafe.Markup(escaped.replace(" octaves", "&nbsp;octaves"))
-
-
-def _inline(png: bytes) -> markupsafe.Markup:
-    return markupsafe.Markup("data:image/png;base64," + base64.b64encode(png).decode())
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        elif isinstance(value, list | tuple):
-            yield name, ", ".join(map(str, value))
-        else:
-            yield name, "–" if value is None else str(value)
-
-
-def _replace(path: Path, content: bytes) -> Path:
-    # In the same directory, because os.replace is atomic within one file system.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    spent = [f"{k} {duration(v)}" for k, v in known if v is not None]
+    runs = f"{data.summary.get('runs', 0)} runs in the sweep"
+    return "; ".join([runs, ", ".join(spent)][: 1 + bool(spent)]) + "."

@@ -1,16 +1,18 @@
-"""Loss against learning rate, a line per size, a panel per parametrization."""
+"""Loss against a hyperparameter, a line per size, a panel per parametrization."""
 
+import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MultipleLocator
 
+from ..sweeps import grids
 from ..sweeps.results import Cell
-from . import findings
-from .data import Axis, ReportData, size
+from . import findings, names
+from .data import Axis, Lines, size
 from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, say_nothing, strokes, wrap
 
 _STAR: dict[str, Any] = {"marker": "*", "ms": 14, "mec": INK, "mew": 0.9}
@@ -19,11 +21,25 @@ _STAR: dict[str, Any] = {"marker": "*", "ms": 14, "mec": INK, "mew": 0.9}
 _NO_LIMITS = (0.1, 1.0)
 
 
-def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
+def sweep_figure(
+    data: Lines,
+    axis: Axis,
+    page: Page,
+    *,
+    title: str | None = None,
+    captions: Mapping[str, str] | None = None,
+) -> Figure:
     """Draw the sweep along one axis.
 
     Runs that diverged are crosses in a lane above each panel, a row per size: a
     loss that is not a number has no height, but it has a learning rate.
+
+    Args:
+      data: the sweep of one hyperparameter.
+      axis: of size.
+      page: to draw on.
+      title: the finding; of the distance between optima where it is left out.
+      captions: what stands above each panel, by parametrization; likewise.
     """
     keys = data.parametrizations
     sizes = data.sizes(axis)
@@ -35,12 +51,13 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
     width = (page.width - left - right - gap * (columns - 1)) / columns
     lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
     found = [findings.find(data, axis, key) for key in keys]
-    told = [wrap(findings.caption(f), width, page.size) for f in found]
+    captions = captions or {f.key: findings.caption(f) for f in found}
+    told = [wrap(captions.get(key, "not swept"), width, page.size) for key in keys]
     head = 0.36 + 0.2 * max((t.count("\n") + 1 for t in told), default=1)
     foot = 0.28 if columns > 1 else 0.5
 
-    sheet = Sheet(page, findings.title(data, axis))
-    handles = _handles(axis, looks)
+    sheet = Sheet(page, title or findings.title(data, axis))
+    handles = _handles(axis, looks, names.noun(data.hyperparameter))
     per_row = min(len(handles), 8) if page.columns > 1 else 3
     legend = sheet.top
     first = legend + 0.23 * math.ceil(len(handles) / per_row) + 0.14
@@ -49,7 +66,7 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
     sheet.legend(0.14, legend, handles, per_row)
 
     x_limits, y_limits = _limits(data, axis)
-    octaves = max(1, round((x_limits[1] - x_limits[0]) / 6))
+    ticks = _ticks(data, axis)
     for i, key in enumerate(keys):
         column = i % columns
         x, y = left + column * (width + gap), first + i // columns * step
@@ -68,12 +85,13 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
         panel = sheet.axes(x, y + head + lane, width, main)
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
         _draw_runs(panel, data, cells, axis, looks)
-        _draw_shift(panel, found[i], page)
-        _dress(panel, column == 0 and y_limits != _NO_LIMITS, octaves)
+        _draw_shift(panel, found[i], data.hyperparameter, page)
+        _dress(panel, column == 0 and y_limits != _NO_LIMITS)
+        panel.set_xticks(ticks, [names.tick(data.hyperparameter, x) for x in ticks])
     sheet.text(
         left + (page.width - left - right) / 2,
         sheet.height - 0.3,
-        f"learning rate (from line to line a factor of {2**octaves})",
+        _across(data.hyperparameter, ticks),
         ha="center",
         color=MUTED,
         size=page.size,
@@ -81,26 +99,47 @@ def sweep_figure(data: ReportData, axis: Axis, page: Page) -> Figure:
     return sheet.figure
 
 
-def _handles(axis: Axis, looks: dict[int, dict[str, Any]]) -> list[Line2D]:
+def _ticks(data: Lines, axis: Axis) -> list[float]:
+    """Where values are named: whole octaves, or points of a grid that has none."""
+    grid = sorted({float(x) for c in data.along(axis) for x in c.log2_lr})
+    if not grid:
+        return []
+    if grids.unit(data.hyperparameter) == "linear" or len(grid) < 3:
+        return grid[:: math.ceil(len(grid) / 6)]
+    octaves = max(1, round((grid[-1] - grid[0] + 1.2) / 6))
+    first, last = math.ceil(grid[0] / octaves), math.floor(grid[-1] / octaves)
+    whole = [float(octaves * i) for i in range(first, last + 1)]
+    return whole if len(whole) > 1 else grid[:: math.ceil(len(grid) / 6)]
+
+
+def _across(name: str, ticks: list[float]) -> str:
+    noun = names.noun(name)
+    steps = {b - a for a, b in itertools.pairwise(ticks)}
+    if grids.unit(name) != "log2" or len(steps) != 1 or not min(steps).is_integer():
+        return noun
+    return f"{noun} (from line to line a factor of {2 ** min(steps):g})"
+
+
+def _handles(axis: Axis, looks: dict[int, dict[str, Any]], noun: str) -> list[Line2D]:
     lines = [
         Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {s}", **look)
         for s, look in looks.items()
     ]
-    star = Line2D([], [], ls="", mfc="white", label="best learning rate", **_STAR)
+    star = Line2D([], [], ls="", mfc="white", label=f"best {noun}", **_STAR)
     star.set_markersize(11)
     cross = Line2D([], [], ls="", marker="x", ms=5, color=MUTED, label="diverged")
     return [*lines, star, cross]
 
 
-def _limits(
-    data: ReportData, axis: Axis
-) -> tuple[tuple[float, float], tuple[float, float]]:
+def _limits(data: Lines, axis: Axis) -> tuple[tuple[float, float], tuple[float, float]]:
     """Limits that all panels share, in log2 learning rate and in loss."""
     cells = data.along(axis)
     if not cells:
         return (0.0, 1.0), _NO_LIMITS
-    x_low = min(c.log2_lr.min() for c in cells) - 0.6
-    x_high = max(c.log2_lr.max() for c in cells) + 0.6
+    # A little more than half a step of the grid on either side.
+    margin = 0.6 * min(float(np.diff(c.log2_lr).min(initial=1.0)) for c in cells)
+    x_low = min(c.log2_lr.min() for c in cells) - margin
+    x_high = max(c.log2_lr.max() for c in cells) + margin
     losses = np.concatenate([c.loss.ravel() for c in cells])
     losses = losses[np.isfinite(losses) & (losses > 0)]
     if not losses.size:
@@ -151,7 +190,7 @@ def _draw_lane(
 
 def _draw_runs(
     ax: Any,
-    data: ReportData,
+    data: Lines,
     cells: list[Cell],
     axis: Axis,
     looks: dict[int, dict[str, Any]],
@@ -185,7 +224,7 @@ def _draw_runs(
         ax.plot(best.log2_lr, best.loss, mfc=color, zorder=5, **_STAR)
 
 
-def _draw_shift(ax: Any, found: findings.Finding, page: Page) -> None:
+def _draw_shift(ax: Any, found: findings.Finding, name: str, page: Page) -> None:
     """A ruler from the least to the greatest optimum, with its length."""
     known = [o for o in found.optima if o is not None]
     if not found.measured or not known:
@@ -205,7 +244,7 @@ def _draw_shift(ax: Any, found: findings.Finding, page: Page) -> None:
     ax.text(
         place,
         y + 0.035,
-        f"{found.shift:.1f} octaves",
+        names.distance(name, found.shift or 0.0),
         transform=across,
         ha=side,
         va="bottom",
@@ -216,9 +255,7 @@ def _draw_shift(ax: Any, found: findings.Finding, page: Page) -> None:
     )
 
 
-def _dress(ax: Any, labelled: bool, octaves: int) -> None:
-    ax.xaxis.set_major_locator(MultipleLocator(octaves))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"$2^{{{v:.0f}}}$"))
+def _dress(ax: Any, labelled: bool) -> None:
     log_ticks(ax.yaxis, *ax.get_ylim())
     ax.tick_params(labelsize=10)
     if labelled:

@@ -1,8 +1,10 @@
 """What a sweep hands on: plain records, written to and read from JSON."""
 
+import csv
 import dataclasses
+import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -160,6 +162,18 @@ class Optimum:
     log2_lr: float
     error: float
     loss: float
+
+
+def table(populations: Iterable[Population]) -> str:
+    """Every run as a line of CSV; its loss is empty where it diverged."""
+    rows = [row for population in populations for row in population.rows()]
+    # Populations of a trade-off have the same columns; choices may add some.
+    names = dict.fromkeys(name for row in rows for name in row)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def _listed(value: Any) -> Any:

@@ -1,0 +1,102 @@
+"""Hyperparameters and their values, as a reader sees them."""
+
+import markupsafe
+
+from ..sweeps import grids
+
+_NOUNS = {
+    "b1": "β1",
+    "b2": "β2",
+    "beta": "β",
+    "eps": "ε",
+    "richness": "richness μ0",
+    "adam_b1": "Adam's β1",
+    "adam_b2": "Adam's β2",
+    "adam_weight_decay": "Adam's weight decay",
+}
+
+
+def noun(name: str) -> str:
+    """What a hyperparameter is called.
+
+    Examples:
+      >>> noun("learning_rate"), noun("b2")
+      ('learning rate', 'β2')
+    """
+    return _NOUNS.get(name, name.replace("_", " "))
+
+
+def value(name: str, coordinate: float) -> str:
+    """A value to as many digits as are of use.
+
+    Args:
+      name: of the hyperparameter.
+      coordinate: as `grids.coordinate` gives it.
+
+    Examples:
+      >>> value("learning_rate", -6.5), value("b1", 3.3), value("warmup", 0.1)
+      ('0.011', '0.898', '0.1')
+    """
+    found = grids.value(name, coordinate)
+    if grids.unit(name) == "log2(1-x)":
+        # As many digits as tell it from one.
+        digits = max(2, round(0.3 * coordinate) + 2)
+        return f"{found:.{digits}f}".rstrip("0").rstrip(".")
+    if 100 <= found < 1e5:
+        return f"{found:.0f}"
+    return f"{found:.2g}"
+
+
+def distance(name: str, change: float) -> str:
+    """How far apart two values are.
+
+    Examples:
+      >>> distance("learning_rate", 3.21), distance("warmup", 0.05)
+      ('3.2 octaves', '0.05')
+    """
+    if grids.unit(name) == "linear":
+        return f"{change:.2g}"
+    return f"{change:.1f} octaves"
+
+
+def signed(name: str, change: float) -> str:
+    """A shift with its sign, in octaves or, of what is a share, in units of it.
+
+    Examples:
+      >>> signed("learning_rate", -0.983), signed("warmup", 0.0512)
+      ('−0.98', '+0.051')
+    """
+    if grids.unit(name) == "linear":
+        text = f"{change:+.2g}"
+    else:
+        text = f"{change:+.2f}"
+        text = "0.00" if float(text) == 0 else text
+    return text.replace("-", "−")
+
+
+def power(name: str, coordinate: float | None) -> markupsafe.Markup:
+    """A value as a power of two where it is tuned in octaves, for a page."""
+    if coordinate is None:
+        return markupsafe.Markup('<em class="none">nothing trained</em>')
+    unit = grids.unit(name)
+    if unit == "linear":
+        return markupsafe.Markup("{}").format(value(name, coordinate))
+    one = "1 − " if unit == "log2(1-x)" else ""
+    exponent = -coordinate if one else coordinate
+    text = f"{exponent:.1f}".replace("-", "−")
+    return markupsafe.Markup("{}2<sup>{}</sup>").format(one, text)
+
+
+def tick(name: str, coordinate: float) -> str:
+    """A value on the axis of a picture.
+
+    Examples:
+      >>> tick("learning_rate", -5.0), tick("b1", 3.0), tick("warmup", 0.1)
+      ('$2^{-5}$', '$1-2^{-3}$', '0.1')
+    """
+    match grids.unit(name):
+        case "log2":
+            return f"$2^{{{coordinate:g}}}$"
+        case "log2(1-x)":
+            return f"$1-2^{{{-coordinate:g}}}$" if coordinate else "0"
+    return f"{coordinate:g}"

@@ -1,0 +1,85 @@
+"""What the pages of all reports are made with."""
+
+import base64
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+
+# A page with more of a table in it is slow to open; the file beside it has all.
+_EMBEDDED = 4_000_000
+
+
+def environment(labels: Iterable[str]) -> jinja2.Environment:
+    """Templates of this folder; the filter `whole` keeps `labels` on one line."""
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = list(labels)
+    env.filters["whole"] = lambda text: _whole(text, names)
+    return env
+
+
+def _whole(text: str, labels: list[str]) -> markupsafe.Markup:
+    """Text in which no line ends inside a name or between a number and its unit."""
+    escaped = str(markupsafe.escape(text))
+    for label in map(str, map(markupsafe.escape, labels)):
+        escaped = escaped.replace(label, f'<span class="whole">{label}</span>')
+    return markupsafe.Markup(escaped.replace(" octaves", "&nbsp;octaves"))
+
+
+def picture(png: bytes) -> markupsafe.Markup:
+    """A picture as an address that holds it."""
+    return _inline("image/png", png)
+
+
+def download(text: str) -> markupsafe.Markup:
+    """A table as an address that holds it; the file's own name where it is long."""
+    content = text.encode()
+    if len(content) > _EMBEDDED:
+        return markupsafe.Markup("results.csv")
+    return _inline("text/csv", content)
+
+
+def _inline(kind: str, content: bytes) -> markupsafe.Markup:
+    coded = base64.b64encode(content).decode()
+    return markupsafe.Markup("data:{};base64,{}").format(kind, coded)
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever is readable."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as rows of a table."""
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{name}.")
+        elif isinstance(value, list | tuple):
+            yield name, ", ".join(map(str, value))
+        else:
+            yield name, "–" if value is None else str(value)
+
+
+def replace(path: Path, content: bytes) -> Path:
+    """Write a file so that a half-written one is never seen."""
+    # In the same directory, because os.replace is atomic within one file system.
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path

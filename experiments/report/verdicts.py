@@ -1,0 +1,308 @@
+"""What a sweep says, in words: what transfers, what shifts, what nobody can tell.
+
+Every sentence is made from `statistics.verdicts`, and must be right when an optimum
+moves, when it stays, when nothing trained, and when there is one seed or one size.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..sweeps import grids
+from . import findings, names
+from .data import Axis, SweepData, least
+from .findings import listed
+
+GUIDE = (
+    "An optimum transfers where the 95 % interval of its shift per doubling of the "
+    "size lies within a quarter of an octave, and shifts where the interval excludes "
+    "zero and the shift is larger than that. In between the seeds are too few to tell."
+)
+_SIGNS = {"transfers": "✓", "shifts": "↗", "fails": "✗", "unknown": "?"}
+_MANY = 3  # more hyperparameters than that are counted before they are named
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What one hyperparameter does under one parametrization along one axis.
+
+    Attributes:
+      name: of the hyperparameter.
+      key: of the parametrization.
+      label: its name.
+      axis: "depth" or "width".
+      sizes: swept sizes, rising.
+      optima: `grids.coordinate` of the best value at each; None: nothing trained.
+      slope: shift per doubling; None where it is unknown.
+      interval: 95 % of the slope; None where it is unknown.
+      told: the verdict, as `statistics.verdict` words it.
+      cost: of the smallest size's best value at the largest.
+    """
+
+    name: str
+    key: str
+    label: str
+    axis: Axis
+    sizes: tuple[int, ...]
+    optima: tuple[float | None, ...]
+    slope: float | None
+    interval: tuple[float, float] | None
+    told: str
+    cost: str
+
+    @property
+    def status(self) -> str:
+        """One of transfers, shifts, fails, unknown."""
+        starts = {"transfers": "transfers", "shifts": "shifts", "does not": "fails"}
+        found = (s for start, s in starts.items() if self.told.startswith(start))
+        return next(found, "unknown")
+
+    @property
+    def reason(self) -> str:
+        """What follows the colon: what is missing, or where nothing trained."""
+        return self.told.partition(": ")[2]
+
+    @property
+    def shift(self) -> str:
+        """The shift with its interval, "−0.98 [−1.05, −0.91]"."""
+        if self.slope is None:
+            return "–"
+        slope = names.signed(self.name, self.slope)
+        if self.interval is None:
+            return slope
+        low, high = (names.signed(self.name, x) for x in self.interval)
+        return f"{slope} [{low}, {high}]"
+
+    @property
+    def words(self) -> str:
+        """The verdict for a table, with a proper minus."""
+        return re.sub(r"-(?=\d)", "−", self.told)
+
+
+def every(data: SweepData) -> list[Verdict]:
+    """All verdicts: by hyperparameter, parametrization and axis."""
+    found = []
+    for name, by_key in data.verdicts.items():
+        lines = data.lines(name)
+        for key, label in data.keys.items():
+            for axis in data.axes:
+                if axis not in by_key.get(key, {}):
+                    continue
+                told = by_key[key][axis]
+                finding = findings.find(lines, axis, key)
+                low, high = told["interval"]
+                found.append(
+                    Verdict(
+                        name,
+                        key,
+                        label,
+                        axis,
+                        tuple(told["sizes"]),
+                        tuple(told["optimum"]),
+                        told["shift_per_doubling"],
+                        None if low is None or high is None else (low, high),
+                        told["verdict"],
+                        findings.cost(finding) if len(finding.sizes) > 1 else "–",
+                    )
+                )
+    return found
+
+
+def groups(data: SweepData) -> list[dict[str, Any]]:
+    """The rows of the table of verdicts, a group for each hyperparameter."""
+    found = every(data)
+    return [
+        {
+            "noun": _capital(names.noun(name)),
+            "rows": [_row(v, data.main) for v in found if v.name == name],
+            "predicted": [
+                {
+                    "label": label,
+                    "text": f"predicted at {target(data)}: {text}",
+                    "featured": key == data.main,
+                }
+                for key, label in data.keys.items()
+                if (text := prediction(data, name, key))
+            ],
+        }
+        for name in data.names
+    ]
+
+
+def _row(found: Verdict, featured: str) -> dict[str, Any]:
+    best = [
+        "nothing trained" if x is None else names.value(found.name, x)
+        for x in found.optima
+    ]
+    return {
+        "label": found.label,
+        "axis": found.axis,
+        "sign": _SIGNS[found.status],
+        "words": found.words,
+        "shift": found.shift,
+        "best": list(zip(found.sizes, best, strict=True)),
+        "cost": found.cost,
+        "featured": found.key == featured,
+    }
+
+
+def prediction(data: SweepData, name: str, key: str) -> str:
+    """The predicted optimum at the target with its interval, or nothing."""
+    found = data.verdicts[name].get(key, {}).get("predicted")
+    if found is None or data.target is None:
+        return ""
+    low, high = (names.value(name, x) for x in found["interval"])
+    return f"{names.value(name, found['optimum'])} (95 %: {low} to {high})"
+
+
+def target(data: SweepData) -> str:
+    """The target's sizes."""
+    return (
+        f"width {data.target.width}, depth {data.target.depth}" if data.target else ""
+    )
+
+
+def headline(data: SweepData) -> str:
+    """The verdict, in one sentence about the featured parametrization."""
+    if all(least(p) == float("inf") and _dead(p) for p in data.populations):
+        return "Nothing trained: every run of the sweep diverged."
+    label = data.keys[data.main]
+    if all(_dead(p) for p in data.of(data.main)):
+        return f"No answer: with {label}, nothing trained."
+    mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
+    if not mine:
+        what = "size" if data.names else "value of each hyperparameter"
+        return f"No answer: with {label}, only one {what} was swept."
+    by_name = {n: [v for v in mine if v.name == n] for n in data.names}
+    if len(by_name) > _MANY:
+        good = [n for n, v in by_name.items() if {x.status for x in v} == {"transfers"}]
+        which = f": {listed([names.noun(n) for n in good])}" if good else ""
+        return (
+            f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
+            f"across {listed(data.axes)}{which}."
+        )
+    # Those of which the same is said are told together.
+    told: dict[tuple[str, str], list[str]] = {}
+    for name, found in by_name.items():
+        told.setdefault((phrase(found), phrase(found, many=True)), []).append(name)
+    parts = []
+    for (one, many), group in told.items():
+        subject = listed([f"the {names.noun(n)}" for n in group])
+        parts.append(f"{subject} {many if group[1:] else one}")
+    return f"With {label}, {'; '.join(parts)}."
+
+
+def _dead(population: Any) -> bool:
+    return bool((population.loss != population.loss).all())
+
+
+def phrase(found: Sequence[Verdict], *, many: bool = False) -> str:
+    """What one hyperparameter does along its axes: "transfers across depth and …".
+
+    Args:
+      found: verdicts of one hyperparameter and parametrization.
+      many: whether the subject is more than one.
+    """
+    s, do = ("", "do") if many else ("s", "does")
+    parts = []
+    stay = [v.axis for v in found if v.status == "transfers"]
+    if stay:
+        parts.append(f"transfer{s} across {listed(stay)}")
+    for v in found:
+        if v.status == "shifts":
+            unit = " octaves" if grids.unit(v.name) != "linear" else ""
+            least = " at least" if "at least" in v.told else ""
+            moved = names.signed(v.name, v.slope or 0.0)
+            parts.append(f"shift{s} by{least} {moved}{unit} per doubling of {v.axis}")
+    for v in found:
+        if v.status == "fails":
+            parts.append(f"{do} not transfer across {v.axis} ({v.reason})")
+    reasons: dict[str, list[str]] = {}
+    for v in found:
+        if v.status == "unknown":
+            reasons.setdefault(v.reason, []).append(v.axis)
+    for reason, axes in reasons.items():
+        parts.append(f"cannot be judged across {listed(axes)} ({reason})")
+    return listed(parts)
+
+
+def title(data: SweepData, name: str, axis: Axis) -> str:
+    """The finding about one hyperparameter along one axis, for its picture."""
+    found = [v for v in every(data) if v.name == name and v.axis == axis]
+    if all(all(x is None for x in v.optima) for v in found):
+        return f"{_capital(names.noun(name))}: nothing trained"
+    # The featured one first.
+    found.sort(key=lambda v: v.key != data.main)
+    told: dict[str, list[str]] = {}
+    for v in found[:3]:
+        told.setdefault(phrase([v]), []).append(v.label)
+    parts = [f"{words} with {listed(labels)}" for words, labels in told.items()]
+    return f"The best {names.noun(name)} {', '.join(parts)}"
+
+
+def captions(data: SweepData, name: str, axis: Axis) -> dict[str, str]:
+    """What stands above each panel, by parametrization."""
+    found = [v for v in every(data) if v.name == name and v.axis == axis]
+    return {v.key: f"{_SIGNS[v.status]} {v.words}" for v in found}
+
+
+def at_base(data: SweepData) -> str:
+    """Where the base does best, in a sentence."""
+    population = data.at_base(data.main)
+    size = f"The base (width {data.base.width}, depth {data.base.depth})"
+    loss = least(population)
+    if loss == float("inf"):
+        return f"{size} has no point of the grid at which every seed trained."
+    best = [
+        f"{names.noun(n)} {names.value(n, grids.coordinate(n, x))}"
+        for n, x in population.best().items()
+        if n in data.names
+    ]
+    at = f" at {listed(best)}" if best else ""
+    return f"{size} trains best{at}, to a loss of {findings.loss(loss)}."
+
+
+def advice(data: SweepData) -> list[str]:
+    """What to do with it: where to train the target, what to run next."""
+    out = [at_base(data)]
+    for name in data.names:
+        if text := prediction(data, name, data.main):
+            out.append(
+                f"At {target(data)}, expect the best {names.noun(name)} at {text}."
+            )
+    mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
+    if any("more seeds" in v.told for v in mine):
+        axes = listed(
+            list(dict.fromkeys(v.axis for v in mine if "more seeds" in v.told))
+        )
+        out.append(f"To tell across {axes}, run it again with more seeds.")
+    edge = dict.fromkeys(v.name for v in mine if "edge" in v.told)
+    if edge:
+        out.append(f"Widen the grid of {listed([names.noun(n) for n in edge])}.")
+    return out
+
+
+def contrast(data: SweepData) -> str:
+    """What the first other parametrization does with the same hyperparameters."""
+    others = [key for key in data.keys if key != data.main]
+    if not others or all(_dead(p) for p in data.populations):
+        return ""
+    key = next((k for k in others if k.split(",")[0] == "sp"), others[0])
+    label = data.keys[key]
+    if all(_dead(p) for p in data.of(key)):
+        return f"With {label}, nothing trained."
+    parts = []
+    for name in data.names[:_MANY]:
+        found = [
+            v
+            for v in every(data)
+            if v.name == name and v.key == key and len(v.sizes) > 1
+        ]
+        if found:
+            parts.append(f"the {names.noun(name)} {phrase(found)}")
+    return f"With {label}, {'; '.join(parts)}." if parts else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
