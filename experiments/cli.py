@@ -27,6 +27,7 @@ def sweep(argv: list[str]) -> None:
     job.run(
         config,
         workdir,
+        command=["mupax", *argv],
         executor=own["executor"],
         workers=own["workers"],
         address=own["scheduler"],

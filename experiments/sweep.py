@@ -1,7 +1,5 @@
 """The job of `mupax sweep`: many hyperparameters at several sizes, as tables."""
 
-import csv
-import io
 import json
 import pathlib
 from typing import Any
@@ -14,17 +12,18 @@ from ml_collections import ConfigDict
 
 from . import config as configs
 from . import data as datasets
-from . import workdir
+from . import report, reporting, workdir
 from .errors import UserError
 from .sweeps import engine, executors, grids, statistics
 from .sweeps import plan as plans
-from .sweeps.results import Population
+from .sweeps.results import Population, table
 from .sweeps.store import write_durably
 
 
 def run(
     config: ConfigDict,
     folder: str | None,
+    command: list[str],
     *,
     executor: str = "here",
     workers: int = 2,
@@ -34,8 +33,9 @@ def run(
     """Sweep; a killed sweep goes on where it stopped.
 
     Args:
-      config: as `configs/digits_resmlp.py` gives it; its target is not looked at.
+      config: as `configs/digits_resmlp.py` gives it; its target is only predicted.
       folder: the run directory; None for runs/<dataset>_<model>.
+      command: what was typed, for the report.
       executor: where jobs run; see `executors.opened`.
       workers: jobs at once.
       address: of a Dask scheduler.
@@ -76,11 +76,13 @@ def run(
             workers=workers,
             address=address,
         )
-        write_tables(directory, config, populations)
-    print_verdicts(console, statistics.verdicts(populations, base_of(config)))
+        found = reporting.swept(config, populations, command)
+        write_tables(directory, found)
+        page = report.write_sweep_report(found, directory)
+    print_verdicts(console, found.verdicts)
     console.print(
         f"{sum(job.runs for job in jobs)} runs: {directory}/results.csv, "
-        f"{directory}/sweep.json",
+        f"{directory}/sweep.json\nReport: {page}",
         highlight=False,
         soft_wrap=True,
     )
@@ -128,23 +130,10 @@ def run_jobs(
     return found
 
 
-def write_tables(
-    directory: pathlib.Path, config: ConfigDict, populations: list[Population]
-) -> None:
+def write_tables(directory: pathlib.Path, found: report.SweepData) -> None:
     """Write every run as results.csv, and the verdicts as sweep.json."""
-    write_durably(directory / "results.csv", table(populations))
-    found = statistics.verdicts(populations, base_of(config))
-    write_durably(directory / "sweep.json", json.dumps(found, indent=1))
-
-
-def table(populations: list[Population]) -> str:
-    """Every run as a line of CSV; its loss is empty where it diverged."""
-    rows = [row for population in populations for row in population.rows()]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    write_durably(directory / "results.csv", table(found.populations))
+    write_durably(directory / "sweep.json", json.dumps(found.verdicts, indent=1))
 
 
 def print_verdicts(console: rich.console.Console, found: dict[str, Any]) -> None:

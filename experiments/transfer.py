@@ -6,37 +6,28 @@ goes, train the target at the base model's optimum, write the report.
 
 import json
 import pathlib
-import platform
 import shlex
 import time
 from typing import Any
 
-import jax
 import rich.console
 import rich.progress
 from flax import nnx
 from ml_collections import ConfigDict
 
-import mupax
 from mupax import optim, zoo
 
 from . import config as configs
 from . import data as datasets
-from . import report, training, workdir
+from . import report, reporting, training, workdir
 from . import sweep as sweeping
 from .errors import UserError
-from .sweeps import engine, statistics, transfer
+from .sweeps import engine, transfer
 from .sweeps import plan as plans
 from .sweeps.results import Cell, Population
 from .sweeps.store import write_durably
 
 AXES = ("depth", "width")
-
-LABELS = {
-    "sp": "Standard (SP)",
-    "half_alpha": "α = ½, γ = 0",
-    "depth_mup": "Depth-μP",
-}
 
 
 def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str, Any]:
@@ -68,7 +59,8 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
         started = time.perf_counter()
         limits = plans.limits(config, stop_diverged=False)
         populations = sweeping.run_jobs(jobs, data, directory, limits, console)
-        sweeping.write_tables(directory, config, populations)
+        swept = reporting.swept(config, populations, command)
+        sweeping.write_tables(directory, swept)
         cells = [found.cell() for found in populations]
         base = _base_optimum(config, cells)
         config, points = _tuned(config, points, populations)
@@ -88,11 +80,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
             "total": round(time.perf_counter() - started, 1),
         }
         summary["runs"] = sum(job.runs for job in jobs)
-        summary["verdicts"] = statistics.verdicts(
-            populations,
-            sweeping.base_of(config),
-            statistics.Sizes(config.target.width, config.target.depth),
-        )
+        summary["verdicts"] = swept.verdicts
         write_durably(directory / "summary.json", json.dumps(summary, indent=1))
 
         shown = report.ReportData(
@@ -102,15 +90,16 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
                 for c in cells
             },
             summary=summary,
-            labels={key: LABELS.get(key, points[key].name) for key in points},
+            labels=swept.labels,
             featured=config.target.parametrization,
             base_width=config.base.width,
             base_depth=config.base.depth,
             target_curve=trained.curve,
             target_evals=trained.evals,
-            settings={"config": settings, "machine": _machine()},
-            subject=f"{config.model.name} on {config.dataset}, {config.optimizer.name}",
-            command=shlex.join(command),
+            settings={"config": settings, "machine": reporting.machine()},
+            subject=swept.subject,
+            command=swept.command,
+            sweep=swept,
         )
         report.write_report(shown, directory)
         report.print_table(shown, console, directory / "report.html")
@@ -299,15 +288,6 @@ def _notes(
         f"{mean}, over {std}. Made by\n\n"
         f"    {shlex.join(command)}"
     )
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "mupax": mupax.__version__,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
-    }
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -19,7 +19,7 @@ GUIDE = (
     "size lies within a quarter of an octave, and shifts where the interval excludes "
     "zero and the shift is larger than that. In between the seeds are too few to tell."
 )
-_SIGNS = {"transfers": "✓", "shifts": "↗", "fails": "✗", "unknown": "?"}
+_SIGNS = {"transfers": "✓", "fails": "✗", "unknown": "?"}
 _MANY = 3  # more hyperparameters than that are counted before they are named
 
 
@@ -57,6 +57,11 @@ class Verdict:
         starts = {"transfers": "transfers", "shifts": "shifts", "does not": "fails"}
         found = (s for start, s in starts.items() if self.told.startswith(start))
         return next(found, "unknown")
+
+    @property
+    def sign(self) -> str:
+        """The status as one character, for a glance and for black and white."""
+        return _SIGNS.get(self.status, "↗" if (self.slope or 0.0) > 0 else "↘")
 
     @property
     def reason(self) -> str:
@@ -138,7 +143,7 @@ def _row(found: Verdict, featured: str) -> dict[str, Any]:
     return {
         "label": found.label,
         "axis": found.axis,
-        "sign": _SIGNS[found.status],
+        "sign": found.sign,
         "words": found.words,
         "shift": found.shift,
         "best": list(zip(found.sizes, best, strict=True)),
@@ -244,7 +249,7 @@ def title(data: SweepData, name: str, axis: Axis) -> str:
 def captions(data: SweepData, name: str, axis: Axis) -> dict[str, str]:
     """What stands above each panel, by parametrization."""
     found = [v for v in every(data) if v.name == name and v.axis == axis]
-    return {v.key: f"{_SIGNS[v.status]} {v.words}" for v in found}
+    return {v.key: f"{v.sign} {v.words}" for v in found}
 
 
 def at_base(data: SweepData) -> str:
@@ -254,13 +259,14 @@ def at_base(data: SweepData) -> str:
     loss = least(population)
     if loss == float("inf"):
         return f"{size} has no point of the grid at which every seed trained."
+    where = (data.main, data.base.width, data.base.depth)
     best = [
-        f"{names.noun(n)} {names.value(n, grids.coordinate(n, x))}"
-        for n, x in population.best().items()
-        if n in data.names
+        f"{names.noun(n)} {names.value(n, found.log2_lr)}"
+        for n in data.names
+        if (found := data.lines(n).optima.get(where)) is not None
     ]
     at = f" at {listed(best)}" if best else ""
-    return f"{size} trains best{at}, to a loss of {findings.loss(loss)}."
+    return f"{size} trains best{at}; its least loss is {findings.loss(loss)}."
 
 
 def advice(data: SweepData) -> list[str]:
