@@ -2,11 +2,11 @@
 
 from . import augment, mixing
 from .datasets import Dataset, ImageDataset, from_memory, open_dataset
-from .held import Held, TextData, hold
+from .held import Held, hold
 from .images import DATASETS, ImageData, load, normalize, prepare_digits
 from .pipeline import BatchIterator, batch_indices, batches
 from .prefetch import Prefetched, prefetch
-from .text import TextDataset
+from .text import TextData, TextDataset
 
 __all__ = [
     "DATASETS",

@@ -184,6 +184,15 @@ class ImageDataset:
             workers=dataclasses.replace(self._workers, processes=0),
         )
 
+    def whole(self) -> images.ImageData:
+        """Both splits in memory, as they are evaluated: brought to size, unchanged."""
+        splits = []
+        for name, source in (("train", self._train), ("test", self._test)):
+            load = Load(f"{self.name}, {name},", source, self._fit, self.input_shape)
+            batch = load(np.arange(len(source)), np.empty((len(source), 0)))
+            splits.append((batch["image"], batch["label"]))
+        return images.ImageData.from_arrays(self.name, *splits, self.out_features)
+
     def normalize(self, batch: dict[str, Array]) -> dict[str, Array]:
         """As `Dataset.normalize`."""
         image = images.normalize(batch["image"], *self.statistics)

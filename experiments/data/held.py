@@ -1,16 +1,15 @@
 """Data that a sweep holds whole on the device: images, or windows of tokens."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Array, Int32
+from jaxtyping import Array
 
 from ..errors import UserError
 from . import datasets, images
-from .text import TextDataset, is_fake_text
+from .text import TextData
 
 
 class Held(Protocol):
@@ -36,35 +35,6 @@ class Held(Protocol):
         """(what the model takes, labels) of rows of `examples`; works under jit."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TextData:
-    """The training windows of a text.
-
-    Attributes:
-      name: as it was asked for.
-      tokens: shape (windows, context + 1).
-      num_classes: size of the vocabulary.
-    """
-
-    name: str
-    tokens: Int32[np.ndarray, "windows tokens"]
-    num_classes: int
-
-    @property
-    def examples(self) -> tuple[np.ndarray, ...]:
-        """The windows."""
-        return (self.tokens,)
-
-    @property
-    def model_options(self) -> dict[str, Any]:
-        """Vocabulary and context."""
-        return {"vocab_size": self.num_classes, "context": self.tokens.shape[1] - 1}
-
-    def inputs(self, batch: tuple[Array, ...]) -> tuple[Array, Array]:
-        """All tokens but the last, and all but the first."""
-        return batch[0][:, :-1], batch[0][:, 1:]
-
-
 def hold(
     name: str,
     data_dir: str | os.PathLike[str] | None = None,
@@ -73,9 +43,10 @@ def hold(
     """A dataset, whole.
 
     Args:
-      name: one of `images.DATASETS`, "text:FILE" or "fake:CONTEXT:VOCABULARY".
+      name: as `open_dataset` takes it: digits, mnist, "text:FILE", ...
       data_dir: a TFDS data directory; see `images.load`.
-      options: of text, as `open_dataset` takes them: context, tokenizer.
+      options: of `open_dataset`, as image_size, or context and tokenizer of text.
+        Nothing is augmented.
 
     Raises:
       UserError: a name or an option that is none, or data that is not there.
@@ -85,17 +56,12 @@ def hold(
       (9000, 17)
     """
     options = dict(options or {})
-    if name.startswith("text:") or is_fake_text(name):
-        try:
-            found = datasets.open_dataset(name, data_dir, **options)
-        except TypeError as error:
-            raise UserError(f"data: {str(error).split('() ')[-1]}") from None
-        assert isinstance(found, TextDataset)
-        batch = found.windows()
-        return TextData(name, batch["tokens"], found.out_features)
-    if options:
-        raise UserError(
-            f"data.{next(iter(options))} means nothing for {name} in a sweep; leave it "
-            "out"
-        )
-    return images.load(name, data_dir)
+    if name in images.DATASETS and not options:
+        return images.load(name, data_dir)
+    if options.get("augment"):
+        raise UserError("data.augment: a sweep trains on images as they are")
+    try:
+        found: Any = datasets.open_dataset(name, data_dir, **options)
+    except TypeError as error:
+        raise UserError(f"data: {str(error).split('() ')[-1]}") from None
+    return found.whole()

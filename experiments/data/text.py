@@ -10,7 +10,7 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int32
 
 from ..errors import UserError
 from .pipeline import Hosts, Workers, check_batch, iterate, run_through
@@ -58,6 +58,35 @@ class Windows:
         for row, file, at in zip(out, which, first, strict=True):
             row[...] = self.files[file][at : at + self.context + 1]
         return {"tokens": out}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextData:
+    """The training windows of a text.
+
+    Attributes:
+      name: as it was asked for.
+      tokens: shape (windows, context + 1).
+      num_classes: size of the vocabulary.
+    """
+
+    name: str
+    tokens: Int32[np.ndarray, "windows tokens"]
+    num_classes: int
+
+    @property
+    def examples(self) -> tuple[np.ndarray, ...]:
+        """The windows."""
+        return (self.tokens,)
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Vocabulary and context."""
+        return {"vocab_size": self.num_classes, "context": self.tokens.shape[1] - 1}
+
+    def inputs(self, batch: tuple[Array, ...]) -> tuple[Array, Array]:
+        """All tokens but the last, and all but the first."""
+        return batch[0][:, :-1], batch[0][:, 1:]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,10 +158,11 @@ class TextDataset:
             workers=self._workers,
         )
 
-    def windows(self) -> Batch:
-        """The whole training split, in the order of the text."""
+    def whole(self) -> TextData:
+        """The training split in memory, in the order of the text."""
         every = np.arange(self.train_size)
-        return self._train(every, np.empty((self.train_size, 0)))
+        tokens = self._train(every, np.empty((self.train_size, 0)))["tokens"]
+        return TextData(self.name, tokens, self.out_features)
 
     def normalize(self, batch: dict[str, Array]) -> dict[str, Array]:
         """The batch as it is."""

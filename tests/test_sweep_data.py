@@ -1,4 +1,4 @@
-"""A sweep on text: the same next-token loss that the trainer minimizes."""
+"""A sweep on any data: text is next-token prediction, images may be made smaller."""
 
 import jax
 import numpy as np
@@ -87,10 +87,19 @@ def test_sweep_runs_on_text(song, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("digits", {"context": 8}, "data.context means nothing for digits"),
+        ("digits", {"context": 8}, "context means nothing for digits"),
         ("fake:8:16", {"contxt": 8}, "contxt"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(name, options, said):
     with pytest.raises(UserError, match=said):
         datasets.hold(name, None, options)
+
+
+def test_images_are_held_at_the_size_that_is_asked_for():
+    small = datasets.hold("digits", None, {"image_size": 4})
+    full = datasets.hold("digits")
+    assert small.train_images.shape == (len(full.train_labels), 4, 4, 1)
+    np.testing.assert_array_equal(small.test_labels, full.test_labels)
+    # Averages of pixels have about the mean that the pixels have.
+    np.testing.assert_allclose(small.mean, full.mean, atol=0.5)
