@@ -11,7 +11,7 @@ from flax import nnx
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.sweeps import engine, executors
-from mupax.experiments.sweeps.store import Store
+from mupax.experiments.sweeps.programs import programs
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +125,9 @@ def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
         return run(job, *arguments)
 
     monkeypatch.setattr(engine, "run", counted)
-    store = Store(tmp_path / "cells")
-    store.put(jobs[0].name, run(jobs[0], data))
     limits = engine.Limits()
+    executors.run_all(jobs[:1], data, tmp_path / "cells", limits, None)
+    done.clear()
     first = executors.run_all(jobs, data, tmp_path / "cells", limits, None)
     again = executors.run_all(jobs, data, tmp_path / "cells", limits, None)
     assert done == [jobs[1].name]
@@ -172,10 +172,12 @@ def swept_at_once(data):
     ).training(data)
     hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
-    program = engine._program(training, stop_diverged=False)
+    begin, advance = programs(training)
     orders = datasets.batch_indices(160, 16, 0, 12)[:, None]
     keys = jax.random.split(jax.random.key(0), 1)
-    return np.asarray(program(keys, orders, hyper, training.examples))[0]
+    state = begin(keys, hyper)
+    losses = advance(state, keys, hyper, orders, 0, 12, training.examples)[1]
+    return np.asarray(losses)[0]
 
 
 def changed(name: str) -> engine.Job:

@@ -1,49 +1,37 @@
 """Populations: many trainings of one shape as one program.
 
-Seeds and grid points are axes of `jax.vmap`, steps a `lax.scan`, depth a scanned axis
-of the model; the data stays on the device. A run that diverges fills its own lane
-with NaN and no other. A population is split into chunks that fit into memory, and the
-lanes of a chunk are shared among the devices.
+Seeds and grid points are axes of `jax.vmap`, steps a loop on the device, depth a
+scanned axis of the model; the data stays on the device. A run that diverges fills its
+own lane with NaN and no other. A population is split into chunks that fit into memory,
+and the lanes of a chunk are shared among the devices.
 """
 
 import abc
 import dataclasses
-import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import AxisType, PartitionSpec
 
 from mupax import optim, zoo
 from mupax.optim.paths import map_with_paths
 
-from ..data import Held, batch_indices
+from ..data import Held
 from ..errors import UserError
 from ..training.optimizer import build_optimizer
-from . import hyperparameters, memory
+from . import halving, hyperparameters, memory
+from .chunks import Chunks, Point
 from .results import Cell, Population
 from .store import Run, Store
 
-POINTS = 40  # of a learning curve that is kept
-
 # A run that ends above so many times the loss of guessing counts as diverged.
 _HOPELESS = 2.0
-# With stop_diverged a run is given up where its loss is above so many times that.
-_GIVEN_UP = 16.0
-
-# On a CPU the time goes into matrix products, which are called, not compiled: half
-# the compile time for the same speed (benchmarks/sweep.py).
-_COMPILER: dict[str, dict[str, str | bool]] = {
-    "cpu": {"xla_backend_optimization_level": "1"}
-}
 
 Hyper = Mapping[str, Any]
 
@@ -56,11 +44,22 @@ class Limits:
       share: of the free memory.
       lanes: at most so many runs at once; 0 for as many as fit.
       stop_diverged: no step is done for a chunk whose every run has diverged.
+      halving: after a quarter and after half of the steps one point in so many goes
+        on, as `halving` says; 0 for all of them.
     """
 
     share: float = 0.5
     lanes: int = 0
     stop_diverged: bool = False
+    halving: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no factor."""
+        if self.halving != 0 and self.halving < 2:
+            raise UserError(
+                f"halving={self.halving} must be a whole number, at least 2: one grid "
+                "point in so many goes on; leave it out for all of them"
+            )
 
 
 class Task(abc.ABC):
@@ -318,39 +317,167 @@ def run(
     """
     start = time.perf_counter()
     limits = limits or Limits()
-    training = task.training(data)
-    axes = task.grid
-    points = list(itertools.product(*axes.values()))
-    done: dict[Run, Any] = store.runs(task.name, task.key) if store else {}
-    missing = [
-        at for at in points if any((s, at) not in done for s in range(task.seeds))
-    ]
-    if missing:
-        chunks = _Chunks(task, training, limits, len(missing))
-        while missing:
-            now, missing = missing[: chunks.points], missing[chunks.points :]
-            losses = chunks(now)
-            if losses is None:  # too large after all; it has become smaller
-                missing = now + missing
-                continue
-            fresh = _records(task, now, losses, training.guess)
-            if store is not None:
-                store.add(task.name, task.key, fresh)
-            done |= fresh
-    table = [[done[s, at] for at in points] for s in range(task.seeds)]
-    found = np.array(table, dtype=float)  # (seeds, points, 1 + POINTS)
-    sizes = tuple(map(len, axes.values()))
+    runs = _Runs(task, data, store, limits)
+    if limits.halving:
+        _halve(runs, limits.halving)
+    else:
+        runs.train(runs.points, task.steps)
+    loss, curves, stopped = runs.table()
     return Population(
         task.name,
         task.parametrization,
         task.width,
         task.depth,
         task.chosen,
-        {name: list(values) for name, values in axes.items()},
-        found[..., 0].reshape(task.seeds, *sizes),
-        found[..., 1:].reshape(task.seeds, *sizes, -1),
+        {name: list(values) for name, values in task.grid.items()},
+        loss.reshape(task.seeds, *runs.sizes),
+        curves.reshape(task.seeds, *runs.sizes, -1),
         time.perf_counter() - start,
+        stopped.reshape(task.seeds, *runs.sizes) if limits.halving else None,
     )
+
+
+def _halve(runs: "_Runs", factor: int) -> None:
+    """Train all points for a part of the steps, and the best of them to the end."""
+    steps = runs.task.steps
+    ends = halving.spans(steps)
+    going = np.ones(len(runs.points), bool)
+    reached, scores = np.zeros(len(going)), np.full(len(going), np.inf)
+    for count in halving.rungs(steps):
+        runs.train(runs.of(going), int(ends[count - 1]), keep=True)
+        curves = runs.table()[1][..., :count]
+        now = halving.score(curves, runs.task.average_last / steps)
+        reached[going], scores[going] = count, now[going]
+        going = halving.survivors(scores, going, runs.sizes, factor)
+        runs.forget(~going)
+    while going.any():
+        runs.train(runs.of(going), steps)
+        loss, _, stopped = runs.table()
+        over = ~stopped.any(axis=0)
+        ranks = halving.ranks(loss, over, reached, scores)
+        going = halving.wanted(loss, over, ranks, runs.sizes)
+
+
+class _Runs:
+    """What is known of a task's runs, and what trains them further.
+
+    Attributes:
+      task: theirs.
+      sizes: of the grid.
+      points: all of it.
+    """
+
+    def __init__(self, task: Task, data: Any, store: Store | None, limits: Limits):
+        self.task, self._store, self._limits = task, store, limits
+        self.sizes = tuple(map(len, task.grid.values()))
+        self.points = list(itertools.product(*task.grid.values()))
+        self._training = task.training(data)
+        self._chunks: Chunks | None = None
+        self._held: dict[Point, _Held] = {}
+        # The furthest that each run came: after how many steps, and its losses.
+        self._known: dict[Run, tuple[int, list[float | None]]] = {}
+        ends = halving.spans(task.steps)
+        rungs = halving.rungs(task.steps) if limits.halving else []
+        for steps in (*(int(ends[n - 1]) for n in rungs), task.steps):
+            if store is not None:
+                found = store.runs(task.name, task.key, self._stopped(steps))
+                self._known |= {run: (steps, losses) for run, losses in found.items()}
+
+    def of(self, which: np.ndarray) -> list[Point]:
+        """Some of the points."""
+        return [at for at, one in zip(self.points, which, strict=True) if one]
+
+    def forget(self, which: np.ndarray) -> None:
+        """Keep no state of points that are not going on."""
+        for at in self.of(which):
+            self._held.pop(at, None)
+
+    def table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Losses at the end, curves, and the steps after which a run was stopped.
+
+        Returns:
+          Of shapes (seeds, points), (seeds, points, spans) and (seeds, points); the
+          last is 0 where a run came to its end, or diverged before it was stopped.
+        """
+        known = [[self._known[s, at] for at in self.points] for s in self._seeds]
+        found = np.array([[x[1] for x in row] for row in known], dtype=float)
+        steps = np.array([[x[0] for x in row] for row in known])
+        loss, curves = found[..., 0], found[..., 1:]
+        spans = np.searchsorted(halving.spans(self.task.steps), steps)
+        last = np.take_along_axis(curves, spans[..., None], axis=-1)[..., 0]
+        going = (steps < self.task.steps) & ~np.isnan(last)
+        return loss, curves, np.where(going, steps, 0)
+
+    def train(self, points: list[Point], until: int, *, keep: bool = False) -> None:
+        """Train points to before a step, from where they stand.
+
+        Args:
+          points: some of the grid.
+          until: the step.
+          keep: whether they may be trained further.
+        """
+        missing = [at for at in points if not self._has(at, until)]
+        if missing and self._chunks is None:
+            most = self._most(len(missing))
+            self._chunks = Chunks(self.task, self._training, self._limits, most)
+        while missing and self._chunks:
+            first = self._stands(missing[0])
+            now = [at for at in missing if self._stands(at) == first]
+            now = now[: self._chunks.points]
+            states = [self._held[at].state for at in now] if first else None
+            found = self._chunks(now, first, until, states, keep=keep)
+            if found is None:  # too large after all; it has become smaller
+                continue
+            self._take(now, until, *found)
+            missing = [at for at in missing if at not in set(now)]
+
+    @property
+    def _seeds(self) -> range:
+        return range(self.task.seeds)
+
+    def _has(self, at: Point, until: int) -> bool:
+        return all(self._known.get((s, at), (0,))[0] >= until for s in self._seeds)
+
+    def _stands(self, at: Point) -> int:
+        return self._held[at].losses.shape[-1] if at in self._held else 0
+
+    def _stopped(self, steps: int) -> int | None:
+        return steps if steps < self.task.steps else None
+
+    def _most(self, missing: int) -> int:
+        """How many points a chunk is for."""
+        if not self._limits.halving:
+            return missing
+        # Those that are left at the end, of which a fit needs three: chunks are full,
+        # and one program trains all of them.
+        left = self._limits.halving ** len(halving.rungs(self.task.steps))
+        return min(len(self.points), max(3, math.ceil(len(self.points) / left)))
+
+    def _take(
+        self, points: list[Point], until: int, losses: np.ndarray, states: list[Any]
+    ) -> None:
+        """Keep what a chunk gave, on the disk first."""
+        before = [self._held.pop(at, None) for at in points]
+        if before[0] is not None:
+            old = np.stack([held.losses for held in before if held], axis=1)
+            losses = np.concatenate([old, losses], axis=-1)
+        fresh = _records(self.task, points, losses, self._training.guess)
+        if self._store is not None:
+            steps = self._stopped(until)
+            self._store.add(self.task.name, self.task.key, fresh, steps)
+        self._known |= {run: (until, losses) for run, losses in fresh.items()}
+        # What does not fit is trained anew if it goes on.
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(states))
+        if size <= self._limits.share * memory.host():
+            for i, (at, state) in enumerate(zip(points, states, strict=False)):
+                self._held[at] = _Held(losses[:, i], state)
+
+
+class _Held(NamedTuple):
+    """Where a point stands: its losses so far, (seeds, steps), and what goes on."""
+
+    losses: np.ndarray
+    state: Any
 
 
 def compile_cell(job: Job, data: Held) -> Callable[[], Cell]:
@@ -362,179 +489,22 @@ def compile_cell(job: Job, data: Held) -> Callable[[], Cell]:
     return lambda: run(job, data).cell()
 
 
-class _Chunks:
-    """A compiled program for as many runs at once as memory allows."""
-
-    def __init__(self, task: Task, training: Training, limits: Limits, missing: int):
-        self._task, self._training, self._limits = task, training, limits
-        self._devices = jax.local_device_count()
-        self._rows = task.seeds  # seeds at once
-        lanes = limits.lanes or missing * task.seeds
-        self.points = min(missing, max(1, lanes // task.seeds))
-        self._orders = np.stack(
-            [
-                batch_indices(training.count, task.batch_size, s, task.steps)
-                for s in range(task.seeds)
-            ],
-            axis=1,
-        )  # (steps, seeds, batch)
-        self._keys = jax.random.split(jax.random.key(0), task.seeds)
-        self._compile()
-
-    def __call__(self, points: list[tuple[float, ...]]) -> np.ndarray | None:
-        """Losses of shape (seeds, points, steps); None: out of memory, now smaller."""
-        filled = points + points[-1:] * (self._width - len(points))
-        hyper = self._hyper(filled)
-        parts = []
-        try:
-            for first in range(0, self._task.seeds, self._rows):
-                # The last part is as large as all, and begins earlier.
-                begin = min(first, self._task.seeds - self._rows)
-                rows = slice(begin, begin + self._rows)
-                losses = self._program(
-                    self._keys[rows],
-                    self._orders[:, rows],
-                    hyper,
-                    self._training.examples,
-                )
-                parts.append(np.asarray(losses)[first - begin :, : len(points)])
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            self._shrink(0.5)
-            return None
-        return np.concatenate(parts)
-
-    @property
-    def _width(self) -> int:
-        """Points of the program: a multiple of the devices."""
-        return -(-self.points // self._devices) * self._devices
-
-    def _hyper(self, points: list[tuple[float, ...]]) -> dict[str, np.ndarray]:
-        table = np.array(points, np.float32)
-        return dict(zip(self._task.grid, table.T, strict=True))
-
-    def _compile(self) -> None:
-        limit = self._limits.share * memory.available()
-        while True:
-            arguments = (
-                self._keys[: self._rows],
-                self._orders[:, : self._rows],
-                self._hyper([(1.0,) * len(self._task.grid)] * self._width),
-                self._training.examples,
-            )
-            program = _program(self._training, self._limits.stop_diverged)
-            options = _COMPILER.get(jax.default_backend())
-            self._program = program.lower(*arguments).compile(options)
-            needed = memory.needed(self._program)
-            if needed <= limit:
-                return
-            self._reduce(limit / needed, needed, limit)
-
-    def _shrink(self, ratio: float) -> None:
-        self._reduce(ratio, 0.0, 0.0)
-        self._compile()
-
-    def _reduce(self, ratio: float, needed: float, limit: float) -> None:
-        if self.points > 1:
-            self.points = max(1, math.floor(self.points * ratio))
-        elif self._rows > 1:
-            self._rows = max(1, math.floor(self._rows * ratio))
-        else:
-            raise UserError(
-                f"one run of {self._task.name} does not fit into memory: it needs "
-                f"{needed / 2**30:.3g} GiB of the {limit / 2**30:.3g} GiB that it may "
-                "take; make batch_size or the model smaller, or sweep.memory_share "
-                "larger"
-            )
-
-
-def _program(training: Training, stop_diverged: bool) -> Any:
-    """Losses (seeds, points, steps) from keys, orders (steps, seeds, batch), hyper."""
-
-    def start(key: jax.Array, hyper: Hyper) -> Any:
-        params, rest, fixed = training.init(key, hyper)
-        tx = training.optimizer(params, rest, fixed, hyper)
-        return params, rest, tx.init(params)
-
-    def step(state: Any, fixed: Any, hyper: Hyper, batch: Any) -> Any:
-        params, rest, moments = state
-
-        def loss(params: Any) -> Any:
-            return training.loss(params, rest, fixed, batch, hyper)
-
-        (_, (kept, rest)), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        tx = training.optimizer(params, rest, fixed, hyper)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), rest, moments), kept
-
-    def run(
-        keys: jax.Array, orders: jax.Array, hyper: Hyper, examples: Any
-    ) -> jax.Array:
-        first = {name: values[0] for name, values in hyper.items()}
-        fixed = jax.vmap(lambda key: training.init(key, first)[2])(keys)
-        every = jax.vmap(jax.vmap(start, (None, 0)), (0, None))
-        steps = jax.vmap(jax.vmap(step, (0, None, 0, None)), (0, 0, None, 0))
-
-        def advance(state: Any, order: jax.Array) -> Any:
-            # Every point of a seed sees the same batches.
-            batch = jax.tree.map(lambda x: x[order], examples)
-            return steps(state, fixed, hyper, batch)
-
-        state = every(keys, hyper)
-        if not stop_diverged:
-            return jnp.moveaxis(jax.lax.scan(advance, state, orders)[1], 0, -1)
-
-        def careful(carry: Any, order: jax.Array) -> Any:
-            state, bound = carry
-            nothing = jnp.full(bound.shape, jnp.nan)
-            state, losses = jax.lax.cond(
-                ~jnp.isnan(bound).all(),
-                lambda s: advance(s, order),
-                lambda s: (s, nothing),
-                state,
-            )
-            # The bound of the first step is that of guessing, or of what it was.
-            now = _GIVEN_UP * jnp.maximum(losses, training.guess or 0.0)
-            bound = jnp.where(jnp.isinf(bound), now, bound)
-            alive = losses < bound
-            losses = jnp.where(alive, losses, jnp.nan)
-            return (state, jnp.where(alive, bound, jnp.nan)), losses
-
-        bound = jnp.full((len(keys), len(next(iter(hyper.values())))), jnp.inf)
-        return jnp.moveaxis(jax.lax.scan(careful, (state, bound), orders)[1], 0, -1)
-
-    if jax.local_device_count() == 1:
-        return jax.jit(run)
-    mesh = jax.make_mesh(
-        (jax.local_device_count(),), ("runs",), axis_types=(AxisType.Auto,)
-    )
-    runs, none = PartitionSpec("runs"), PartitionSpec()
-    shared = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
-    return jax.jit(
-        shared(
-            run,
-            in_specs=(none, none, runs, none),
-            out_specs=PartitionSpec(None, "runs"),
-        )
-    )
-
-
 def _records(
-    task: Task,
-    points: list[tuple[float, ...]],
-    losses: np.ndarray,
-    guess: float | None,
+    task: Task, points: list[Point], losses: np.ndarray, guess: float | None
 ) -> dict[Run, list[float | None]]:
-    """Final loss and learning curve of each run; None for NaN."""
+    """Final loss and learning curve of each run so far; None for NaN, and to come."""
     losses = losses.astype(np.float64)
     broken = np.maximum.accumulate(~np.isfinite(losses), axis=-1)
     losses = np.where(broken, np.nan, losses)
+    to_come = task.steps - losses.shape[-1]
+    losses = np.pad(losses, ((0, 0), (0, 0), (0, to_come)), constant_values=np.nan)
     final = losses[..., -task.average_last :].mean(axis=-1)
+    if to_come:
+        final = np.full_like(final, np.nan)
     if guess is not None:
         # Finite and far above a guesser's loss is diverged too: nothing was learned.
         final = np.where(final < _HOPELESS * guess, final, np.nan)
-    spans = np.array_split(losses, min(POINTS, task.steps), axis=-1)
+    spans = np.split(losses, halving.spans(task.steps)[:-1], axis=-1)
     curves = np.stack([span.mean(axis=-1) for span in spans], axis=-1)
     both = np.concatenate([final[..., None], curves], axis=-1)
     return {

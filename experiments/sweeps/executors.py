@@ -43,11 +43,13 @@ def run_job(
 ) -> Population:
     """Do one job, unless it is done; this is what is sent to workers."""
     store = Store(pathlib.Path(folder))
-    found = store.get(task.name)
+    # Another grid, more seeds or all runs in place of the best: not what is there.
+    key = f"{task.key}, {task.grid}, {task.seeds}, {limits.halving}"
+    found = store.get(task.name, key)
     if found is None:
         data = source.read() if isinstance(source, Source) else source
         found = engine.run(task, data, store, limits)
-        store.put(task.name, found)
+        store.put(task.name, key, found)
     return found
 
 

@@ -20,10 +20,11 @@ def available() -> float:
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return float(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-    return _host() / jax.local_device_count()
+    return host() / jax.local_device_count()
 
 
-def _host() -> float:
+def host() -> float:
+    """Free bytes of the machine or container, or of what this process may take."""
     free = float("inf")
     meminfo = pathlib.Path("/proc/meminfo")
     if meminfo.exists():

@@ -28,6 +28,7 @@ class Cell:
       seconds: wall time, compilation included.
       axis: the hyperparameter; where it is not the learning rate, `log2_lr` holds its
         `grids.coordinate`.
+      stopped: as in `Population`, shape (seeds, lrs).
     """
 
     parametrization: str
@@ -38,11 +39,13 @@ class Cell:
     curves: np.ndarray
     seconds: float
     axis: str = "learning_rate"
+    stopped: np.ndarray | None = None
 
     @property
     def diverged(self) -> np.ndarray:
         """Which runs diverged, shape (seeds, lrs)."""
-        return np.isnan(self.loss)
+        lost = np.isnan(self.loss)
+        return lost if self.stopped is None else lost & (self.stopped == 0)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON-ready data, with null for NaN."""
@@ -52,7 +55,7 @@ class Cell:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Cell":
         """The inverse of `to_json`."""
-        arrays = {key: _array(data[key]) for key in ("log2_lr", "loss", "curves")}
+        arrays = _arrays(data, "log2_lr", "loss", "curves", "stopped")
         return cls(**{**data, **arrays})
 
 
@@ -70,6 +73,9 @@ class Population:
       loss: as in `Cell`, shape (seeds, *grid).
       curves: as in `Cell`, shape (seeds, *grid, points).
       seconds: wall time, compilation included.
+      stopped: after how many steps each run was stopped early, for others looked
+        better: it has no loss and a curve up to there; 0 where it came to its end or
+        diverged. Shape (seeds, *grid); None where none was to be stopped.
     """
 
     name: str
@@ -81,12 +87,13 @@ class Population:
     loss: np.ndarray
     curves: np.ndarray
     seconds: float
+    stopped: np.ndarray | None = None
 
     def cell(self, axis: str = "learning_rate") -> Cell:
         """One axis, every other at what is best at each of its values.
 
         Best by the geometric mean over seeds, of those points where no seed diverged
-        if there is one.
+        or was stopped if there is one.
         """
         at = list(self.axes).index(axis)
         loss = np.moveaxis(self.loss, 1 + at, 1)
@@ -99,6 +106,11 @@ class Population:
         broken = np.isnan(loss).sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = np.log(np.maximum(score, 1e-300)).mean(axis=0)
+        stopped = None
+        if self.stopped is not None:
+            stopped = np.moveaxis(self.stopped, 1 + at, 1).reshape(loss.shape)
+            # Of points without a loss those that might have had one.
+            broken = broken - 0.5 * (stopped > 0).sum(axis=0)
         best = np.where(np.isfinite(mean), mean, 1e30 + 1e30 * broken).argmin(axis=-1)
         rows = np.arange(values)
         return Cell(
@@ -110,6 +122,7 @@ class Population:
             curves[:, rows, best],
             self.seconds,
             axis,
+            None if stopped is None else stopped[:, rows, best],
         )
 
     def best(self) -> dict[str, float]:
@@ -124,7 +137,11 @@ class Population:
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One record a run, for a table; loss is None where it diverged."""
+        """One record a run, for a table.
+
+        Its loss is None where it diverged or was stopped; "stopped_after" holds the
+        steps after which it was, and else None.
+        """
         names = list(self.axes)
         for index in np.ndindex(self.loss.shape):
             loss = float(self.loss[index])
@@ -136,7 +153,11 @@ class Population:
                 **{n: self.axes[n][i] for n, i in zip(names, index[1:], strict=True)},
                 "seed": index[0],
                 "loss": loss if math.isfinite(loss) else None,
+                "stopped_after": self._stopped_after(index),
             }
+
+    def _stopped_after(self, index: tuple[int, ...]) -> int | None:
+        return None if self.stopped is None else int(self.stopped[index]) or None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON-ready data, with null for NaN."""
@@ -145,8 +166,7 @@ class Population:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Population":
         """The inverse of `to_json`."""
-        arrays = {key: _array(data[key]) for key in ("loss", "curves")}
-        return cls(**{**data, **arrays})
+        return cls(**{**data, **_arrays(data, "loss", "curves", "stopped")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +185,7 @@ class Optimum:
 
 
 def table(populations: Iterable[Population]) -> str:
-    """Every run as a line of CSV; its loss is empty where it diverged."""
+    """Every run as a line of CSV; its loss is empty where it diverged or was stopped."""
     rows = [row for population in populations for row in population.rows()]
     # Populations of a trade-off have the same columns; choices may add some.
     names = dict.fromkeys(name for row in rows for name in row)
@@ -184,6 +204,10 @@ def _listed(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _arrays(data: dict[str, Any], *names: str) -> dict[str, np.ndarray]:
+    return {n: _array(data[n]) for n in names if data.get(n) is not None}
 
 
 def _array(value: list) -> np.ndarray:

@@ -26,25 +26,37 @@ class Store:
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
 
-    def get(self, name: str) -> Population | None:
-        """What a job found, or None where it has not been finished."""
+    def get(self, name: str, key: str) -> Population | None:
+        """What a job found, or None where it has not been finished.
+
+        Args:
+          name: of the job.
+          key: tells what decides the result; what was put under another is left out.
+        """
         path = self._folder / f"{name}.json"
         if not path.exists():
             return None
-        return Population.from_json(json.loads(path.read_text()))
+        found = json.loads(path.read_text())
+        if found.pop("key", None) != key:
+            return None
+        return Population.from_json(found)
 
-    def put(self, name: str, population: Population) -> None:
-        """Keep what a job found."""
+    def put(self, name: str, key: str, population: Population) -> None:
+        """Keep what a job found, in place of what was there."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(population.to_json())
+        text = json.dumps({"key": key, **population.to_json()})
         write_durably(self._folder / f"{name}.json", text)
 
-    def runs(self, name: str, key: str) -> dict[Run, list[float | None]]:
+    def runs(
+        self, name: str, key: str, stopped: int | None = None
+    ) -> dict[Run, list[float | None]]:
         """The learning curves of a job's finished runs.
 
         Args:
           name: of the job.
           key: tells what decides the result; runs under another one are left out.
+          stopped: in place of the finished runs those that were kept after so many
+            steps.
         """
         path = self._folder / f"{name}.runs.jsonl"
         found = {}
@@ -53,16 +65,30 @@ class Store:
                 record = json.loads(line)
             except ValueError:
                 continue  # written as the power went
-            if record["key"] == key:
+            if record["key"] == key and record.get("steps") == stopped:
                 at = tuple(map(float, record["at"]))
                 found[record["seed"], at] = record["losses"]
         return found
 
-    def add(self, name: str, key: str, runs: dict[Run, list[float | None]]) -> None:
-        """Keep finished runs; they are on the disk when this returns."""
+    def add(
+        self,
+        name: str,
+        key: str,
+        runs: dict[Run, list[float | None]],
+        stopped: int | None = None,
+    ) -> None:
+        """Keep runs; they are on the disk when this returns.
+
+        Args:
+          name: of the job.
+          key: as in `runs`.
+          runs: learning curves.
+          stopped: after how many steps; None for finished runs.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
+        so_far = {} if stopped is None else {"steps": stopped}
         lines = [
-            json.dumps({"key": key, "seed": seed, "at": at, "losses": losses})
+            json.dumps({"key": key, "seed": seed, "at": at, "losses": losses} | so_far)
             for (seed, at), losses in runs.items()
         ]
         # The first newline ends what a killed writer may have left.

@@ -1,0 +1,177 @@
+"""Chunks: as many runs at once as memory allows, trained from one step to another."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..data import batch_indices
+from ..errors import UserError
+from . import memory
+from .programs import programs
+
+if TYPE_CHECKING:
+    from .engine import Limits, Task, Training
+
+Point = tuple[float, ...]
+
+# On a CPU the time goes into matrix products, which are called, not compiled: half
+# the compile time for the same speed (benchmarks/sweep.py).
+_COMPILER: dict[str, dict[str, str | bool]] = {
+    "cpu": {"xla_backend_optimization_level": "1"}
+}
+
+
+class Chunks:
+    """Compiled programs for as many points at once as memory allows.
+
+    Attributes:
+      points: how many, at most, a call takes. It may become smaller.
+    """
+
+    def __init__(self, task: "Task", training: "Training", limits: "Limits", most: int):
+        self._task, self._training, self._limits = task, training, limits
+        self._devices = jax.local_device_count()
+        self._rows = task.seeds  # seeds at once
+        lanes = limits.lanes or most * task.seeds
+        self.points = min(most, max(1, lanes // task.seeds))
+        self._orders = np.stack(
+            [
+                batch_indices(training.count, task.batch_size, s, task.steps)
+                for s in range(task.seeds)
+            ],
+            axis=1,
+        )  # (steps, seeds, batch)
+        self._keys = jax.random.split(jax.random.key(0), task.seeds)
+        self._compile()
+
+    def __call__(
+        self,
+        points: list[Point],
+        first: int,
+        last: int,
+        states: list[Any] | None = None,
+        *,
+        keep: bool = False,
+    ) -> tuple[np.ndarray, list[Any]] | None:
+        """Train points from step `first` to before step `last`.
+
+        Args:
+          points: at most `self.points` of the grid.
+          first: where they stand.
+          last: where they shall stand.
+          states: of each point, its leaves leading with seeds; None to begin.
+          keep: whether the states after it are wanted.
+
+        Returns:
+          Losses of shape (seeds, points, last - first), and the states, of which
+          there are none unless they are kept. None: it did not fit into memory, and
+          `self.points` has become smaller.
+        """
+        padding = [points[-1]] * (self._width - len(points))
+        hyper = self._hyper(points + padding)
+        if states is not None:
+            states = states + states[-1:] * len(padding)
+        losses, after = [], []
+        try:
+            for at in range(0, self._task.seeds, self._rows):
+                # The last part is as large as all, and begins earlier.
+                begin = min(at, self._task.seeds - self._rows)
+                rows = slice(begin, begin + self._rows)
+                state, found = self._train(hyper, rows, first, last, states)
+                mine = slice(at - begin, None), slice(len(points))
+                losses.append(np.asarray(found)[*mine, first:last])
+                if keep:
+                    host = jax.tree.map(np.asarray, state)
+                    after.append(jax.tree.map(lambda x, mine=mine: x[mine], host))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            self._reduce(0.5, 0.0, 0.0)
+            self._compile()
+            return None
+        return np.concatenate(losses), _by_point(after, len(points))
+
+    def _train(
+        self,
+        hyper: dict[str, np.ndarray],
+        rows: slice,
+        first: int,
+        last: int,
+        states: list[Any] | None,
+    ) -> Any:
+        keys = self._keys[rows]
+        if states is None:
+            state = self._begin(keys, hyper)
+        else:
+            state = jax.tree.map(
+                lambda *leaves: np.stack([leaf[rows] for leaf in leaves], axis=1),
+                *states,
+            )
+        return self._advance(
+            state,
+            keys,
+            hyper,
+            self._orders[:, rows],
+            np.int32(first),
+            np.int32(last),
+            self._training.examples,
+        )
+
+    @property
+    def _width(self) -> int:
+        """Points of the program: a multiple of the devices."""
+        return -(-self.points // self._devices) * self._devices
+
+    def _hyper(self, points: list[Point]) -> dict[str, np.ndarray]:
+        table = np.array(points, np.float32)
+        return dict(zip(self._task.grid, table.T, strict=True))
+
+    def _compile(self) -> None:
+        limit = self._limits.share * memory.available()
+        options = _COMPILER.get(jax.default_backend())
+        begin, advance = programs(
+            self._training, stop_diverged=self._limits.stop_diverged
+        )
+        while True:
+            keys = self._keys[: self._rows]
+            hyper = self._hyper([(1.0,) * len(self._task.grid)] * self._width)
+            lowered = advance.lower(
+                jax.eval_shape(begin, keys, hyper),
+                keys,
+                hyper,
+                self._orders[:, : self._rows],
+                np.int32(0),
+                np.int32(0),
+                jax.tree.map(jnp.asarray, self._training.examples),
+            )
+            self._advance = lowered.compile(options)
+            needed = memory.needed(self._advance)
+            if needed <= limit:
+                self._begin = begin.lower(keys, hyper).compile(options)
+                return
+            self._reduce(limit / needed, needed, limit)
+
+    def _reduce(self, ratio: float, needed: float, limit: float) -> None:
+        if self.points > 1:
+            self.points = max(1, math.floor(self.points * ratio))
+        elif self._rows > 1:
+            self._rows = max(1, math.floor(self._rows * ratio))
+        else:
+            raise UserError(
+                f"one run of {self._task.name} does not fit into memory: it needs "
+                f"{needed / 2**30:.3g} GiB of the {limit / 2**30:.3g} GiB that it may "
+                "take; make batch_size or the model smaller, or sweep.memory_share "
+                "larger"
+            )
+
+
+def _by_point(parts: list[Any], points: int) -> list[Any]:
+    """The state of each point, from those of parts of the seeds."""
+    if not parts:
+        return []
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    # Copied: a view would keep the states of all points alive.
+    return [jax.tree.map(lambda x, i=i: x[:, i].copy(), whole) for i in range(points)]

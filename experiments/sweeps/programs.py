@@ -1,0 +1,193 @@
+"""The programs of a population: one that begins its runs, one that trains them on.
+
+A run is a lane: seeds and grid points are axes of `jax.vmap`. The steps are a loop
+whose ends are arguments, so that one program trains from any step to any other.
+"""
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, PartitionSpec
+
+if TYPE_CHECKING:
+    from .engine import Hyper, Training
+
+# With stop_diverged a run is given up where its loss is above so many times that of
+# guessing.
+_GIVEN_UP = 16.0
+
+
+class Programs(NamedTuple):
+    """Two jitted functions.
+
+    Attributes:
+      begin: (keys, hyper) to a state, whose leaves lead with (seeds, points).
+      advance: (state, keys, hyper, orders, first, last, examples) to the state after
+        the steps from `first` to before `last`, and the losses of all steps, shape
+        (seeds, points, steps), NaN where none was done. The orders of examples have
+        shape (steps, seeds, batch). The state's memory is used again.
+    """
+
+    begin: Any
+    advance: Any
+
+
+def programs(training: "Training", *, stop_diverged: bool = False) -> Programs:
+    """The programs of a training, on every local device.
+
+    Args:
+      training: its functions.
+      stop_diverged: do nothing where every run has diverged.
+    """
+
+    def start(key: jax.Array, hyper: "Hyper") -> Any:
+        params, rest, fixed = training.init(key, hyper)
+        tx = training.optimizer(params, rest, fixed, hyper)
+        return (params, rest, tx.init(params)), jnp.inf
+
+    every = jax.vmap(jax.vmap(start, (None, 0)), (0, None))
+
+    def begin(keys: jax.Array, hyper: "Hyper") -> Any:
+        return _bare(every(keys, hyper))
+
+    def advance(
+        state: Any,
+        keys: jax.Array,
+        hyper: "Hyper",
+        orders: jax.Array,
+        first: jax.Array,
+        last: jax.Array,
+        examples: Any,
+    ) -> Any:
+        some = {name: values[0] for name, values in hyper.items()}
+        fixed = jax.vmap(lambda key: training.init(key, some)[2])(keys)
+        steps = jax.vmap(jax.vmap(_step(training), (0, None, 0, None)), (0, 0, None, 0))
+
+        def move(state: Any, t: jax.Array) -> Any:
+            # Every point of a seed sees the same batches.
+            order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
+            batch = jax.tree.map(lambda x: x[order], examples)
+            return steps(state, fixed, hyper, batch)
+
+        if stop_diverged:
+            move = _careful(move, training.guess or 0.0)
+        else:
+            move = _carefree(move)
+
+        def body(t: jax.Array, carry: Any) -> Any:
+            state, losses = carry
+            state, now = move(state, t)
+            return state, losses.at[t].set(now)
+
+        points = len(next(iter(hyper.values())))
+        nothing = jnp.full((len(orders), len(keys), points), jnp.nan)
+        state = _like(_kinds(every, keys, hyper), state)
+        state, losses = jax.lax.fori_loop(first, last, body, (state, nothing))
+        return _bare(state), jnp.moveaxis(losses, 0, -1)
+
+    return Programs(*_shared(begin, advance))
+
+
+def _step(training: "Training") -> Any:
+    """One step of one run."""
+
+    def step(state: Any, fixed: Any, hyper: "Hyper", batch: Any) -> Any:
+        params, rest, moments = state
+
+        def loss(params: Any) -> Any:
+            return training.loss(params, rest, fixed, batch, hyper)
+
+        (_, (kept, rest)), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        tx = training.optimizer(params, rest, fixed, hyper)
+        updates, moments = tx.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), rest, moments), kept
+
+    return step
+
+
+def _carefree(move: Any) -> Any:
+    """Steps for all runs, whatever becomes of them."""
+
+    def moved(carry: Any, t: jax.Array) -> Any:
+        state, bound = carry
+        state, losses = move(state, t)
+        return (state, bound), losses
+
+    return moved
+
+
+def _careful(move: Any, guess: float) -> Any:
+    """No steps where every run's loss is not below its bound."""
+
+    def moved(carry: Any, t: jax.Array) -> Any:
+        state, bound = carry
+        nothing = jnp.full(bound.shape, jnp.nan)
+        state, losses = jax.lax.cond(
+            ~jnp.isnan(bound).all(),
+            lambda s: move(s, t),
+            lambda s: (s, nothing),
+            state,
+        )
+        # The bound of the first step is that of guessing, or of what it was.
+        now = _GIVEN_UP * jnp.maximum(losses, guess)
+        bound = jnp.where(jnp.isinf(bound), now, bound)
+        alive = losses < bound
+        losses = jnp.where(alive, losses, jnp.nan)
+        return (state, jnp.where(alive, bound, jnp.nan)), losses
+
+    return moved
+
+
+def _shared(begin: Any, advance: Any) -> tuple[Any, Any]:
+    """Jitted, with the points shared among the devices."""
+    count = jax.local_device_count()
+    if count == 1:
+        return jax.jit(begin), jax.jit(advance, donate_argnums=0)
+    mesh = jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
+    points, runs, none = (
+        PartitionSpec("runs"),
+        PartitionSpec(None, "runs"),
+        PartitionSpec(),
+    )
+    shared = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    begin = shared(begin, in_specs=(none, points), out_specs=runs)
+    advance = shared(
+        advance,
+        in_specs=(runs, none, points, none, none, none, none),
+        out_specs=runs,
+    )
+    return jax.jit(begin), jax.jit(advance, donate_argnums=0)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _bare(tree: Any) -> Any:
+    """With random keys as plain numbers, which the host can keep."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
+
+
+def _kinds(function: Any, *arguments: Any) -> Any:
+    """How each key among a function's results is made; False for all else."""
+    found = []
+
+    def traced(*arguments: Any) -> None:
+        out = function(*arguments)
+        name = jax.tree.map(lambda x: _is_key(x) and jax.random.key_impl(x), out)
+        found.append(name)
+
+    jax.eval_shape(traced, *arguments)
+    return found[0]
+
+
+def _like(kinds: Any, tree: Any) -> Any:
+    """The inverse of `_bare`."""
+
+    def whole(kind: Any, leaf: jax.Array) -> jax.Array:
+        return jax.random.wrap_key_data(leaf, impl=kind) if kind else leaf
+
+    return jax.tree.map(whole, kinds, tree)
