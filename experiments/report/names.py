@@ -83,7 +83,8 @@ def power(name: str, coordinate: float | None) -> markupsafe.Markup:
         return markupsafe.Markup("{}").format(value(name, coordinate))
     one = "1 − " if unit == "log2(1-x)" else ""
     exponent = -coordinate if one else coordinate
-    text = f"{exponent:.1f}".replace("-", "−")
+    # Adding zero makes of minus zero a plain one.
+    text = f"{round(exponent, 1) + 0.0:.1f}".replace("-", "−")
     return markupsafe.Markup("{}2<sup>{}</sup>").format(one, text)
 
 

@@ -125,7 +125,8 @@ def _handles(axis: Axis, looks: dict[int, dict[str, Any]], noun: str) -> list[Li
         Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {s}", **look)
         for s, look in looks.items()
     ]
-    star = Line2D([], [], ls="", mfc="white", label=f"best {noun}", **_STAR)
+    best = f"best {noun}" if len(noun) < 14 else "best value"
+    star = Line2D([], [], ls="", mfc="white", label=best, **_STAR)
     star.set_markersize(11)
     cross = Line2D([], [], ls="", marker="x", ms=5, color=MUTED, label="diverged")
     return [*lines, star, cross]

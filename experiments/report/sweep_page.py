@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ..sweeps.results import table
-from . import names, verdicts
+from . import curves_figure, heatmap_figure, names, tradeoff_figure, verdicts
 from .data import Axis, SweepData
 from .page import PAGE, section
 from .style import PHONE, WIDE, Page, render
@@ -118,12 +118,90 @@ def _plain(place: str, over: str, held: str, title: str, text: str) -> dict[str,
 
 
 def _heatmaps(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
-    return []
+    """Loss over pairs of hyperparameters."""
+    out = []
+    for pair in heatmap_figure.pairs(data):
+        nouns = [names.noun(name) for name in pair]
+        for axis in data.axes:
+            place = f"{pair[0]}-{pair[1]}-{axis}"
+            title = heatmap_figure.title(data, pair, axis)
+            drawn[place] = functools.partial(
+                heatmap_figure.heatmap_figure, data, pair, axis, title=title
+            )
+            made = _plain(
+                place,
+                f"{nouns[0]} × {nouns[1]}",
+                f"over {axis}, at {held(data, axis)}",
+                title,
+                "Dark is the least loss. A valley that leans says that the two trade "
+                "against each other: what one loses, the other can make up for. Both "
+                "can be taken from a small model where the star and the outline stay.",
+            )
+            alt = f"{title}. Loss over both, a panel for each {axis}."
+            made["pictures"] = [
+                {"name": place, "alt": alt, "caption": heatmap_figure.caption(data)}
+            ]
+            made["table"] = heatmap_figure.table(data, pair, axis)
+            out.append(made)
+    return out
+
+
+def held(data: SweepData, axis: Axis) -> str:
+    """What stays fixed along an axis."""
+    base = data.base
+    return f"width {base.width}" if axis == "depth" else f"depth {base.depth}"
 
 
 def _curves(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
-    return []
+    """Learning curves at the base's best point."""
+    out = []
+    for axis in data.axes:
+        place = f"curves-{axis}"
+        title = curves_figure.title(data, axis)
+        drawn[place] = functools.partial(
+            curves_figure.curves_figure, data, axis, title=title
+        )
+        made = _plain(
+            place, "learning curves", f"over {axis}, at {held(data, axis)}", title, ""
+        )
+        caption = (
+            "Training loss over the steps, geometric mean over seeds, every size at "
+            "the point of the grid that the base of the same parametrization likes "
+            f"best ({curves_figure.held(data)}). A line ends where the first seed "
+            "diverged."
+        )
+        alt = f"{title}. Training loss against step, a line per {axis}."
+        made["pictures"] = [{"name": place, "alt": alt, "caption": caption}]
+        out.append(made)
+    return out
 
 
 def _tradeoff(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
-    return []
+    """Deeper or wider at equal parameters, where it was asked for."""
+    found = data.tradeoff
+    if found is None:
+        return []
+    title = tradeoff_figure.title(found)
+    drawn["tradeoff"] = functools.partial(
+        tradeoff_figure.tradeoff_figure, found, title=title
+    )
+    label = data.keys.get(found.key, found.key)
+    made = _plain(
+        "tradeoff",
+        "deeper or wider",
+        f"at equal parameters, {label}",
+        title,
+        " ".join(tradeoff_figure.sentences(found, label)),
+    )
+    at = [f"{names.noun(n)} {x:.2g}" for n, x in found.hyper.items()]
+    caption = (
+        "All shapes train with what the base likes best "
+        f"({verdicts.listed(at)}), for the same number of steps: with other numbers of "
+        "steps the best depth may be another. Left, thin bars are the range of seeds. "
+        "Right, each loss is moved to exactly equal parameters along its depth's power "
+        "law."
+    )
+    alt = f"{title}. Loss against parameters and against depth."
+    made["pictures"] = [{"name": "tradeoff", "alt": alt, "caption": caption}]
+    made["table"] = tradeoff_figure.table(found)
+    return [made]

@@ -272,11 +272,10 @@ def at_base(data: SweepData) -> str:
 def advice(data: SweepData) -> list[str]:
     """What to do with it: where to train the target, what to run next."""
     out = [at_base(data)]
-    for name in data.names:
-        if text := prediction(data, name, data.main):
-            out.append(
-                f"At {target(data)}, expect the best {names.noun(name)} at {text}."
-            )
+    found = {n: prediction(data, n, data.main) for n in data.names}
+    parts = [f"{names.noun(n)} at {text}" for n, text in found.items() if text]
+    if parts:
+        out.append(f"At {target(data)}, expect the best {listed(parts)}.")
     mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
     if any("more seeds" in v.told for v in mine):
         axes = listed(

@@ -1,0 +1,161 @@
+"""Shapes of equal parameters, and the jobs that train them."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from ..errors import UserError
+from .engine import Job
+from .tradeoff import EQUAL
+
+
+def wanted(config: ConfigDict) -> list[int | tuple[int, int]]:
+    """What `sweep.tradeoff` asks for: numbers of parameters, or (width, depth) pairs.
+
+    Raises:
+      UserError: it holds something else.
+    """
+    given = config.sweep.get("tradeoff", ())
+    found: list[int | tuple[int, int]] = []
+    for entry in given if isinstance(given, tuple | list) else [None]:
+        sizes = entry if isinstance(entry, tuple | list) else (entry,)
+        whole = all(isinstance(x, int) and x is not True and x > 0 for x in sizes)
+        if not whole or len(sizes) not in (1, 2):
+            raise UserError(
+                f"sweep.tradeoff is {given!r}; write numbers of parameters, as "
+                "(30_000, 120_000), or pairs of width and depth, as ((90, 4), (64, 8))"
+            )
+        found.append(tuple(sizes) if len(sizes) == 2 else sizes[0])
+    return found
+
+
+def counter(job: Job, data: Any) -> Callable[[int, int], int]:
+    """Trained weights of a job's model at another width and depth; nothing is built."""
+
+    @functools.cache
+    def count(width: int, depth: int) -> int:
+        state = nnx.state(_abstract(job, data, width, depth), nnx.Param)
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
+
+    return count
+
+
+def _abstract(job: Job, data: Any, width: int, depth: int) -> Any:
+    other = dataclasses.replace(job, width=width, depth=depth)
+    return nnx.eval_shape(lambda: other.build(data, nnx.Rngs(0, dropout=1)))
+
+
+def unit(job: Job, data: Any) -> int:
+    """What widths must be multiples of, as heads want it: a divisor of the base's."""
+    base = job.base_width
+    for step in (n for n in range(1, base + 1) if base % n == 0):
+        try:
+            _abstract(job, data, base + step, job.base_depth)
+            _abstract(job, data, step, job.base_depth)
+        except (TypeError, ValueError):
+            continue
+        return step
+    return base
+
+
+def jobs(
+    config: ConfigDict, base: Job, hyper: Mapping[str, float], data: Any
+) -> list[Job]:
+    """The jobs of a trade-off: shapes trained with what the base likes best.
+
+    Args:
+      config: its `sweep.tradeoff` says which; of a number of parameters every depth
+        of `sweep.depths` gets a width.
+      base: the base's job.
+      hyper: the base's best value of every axis.
+      data: tells the sizes of input and output.
+
+    Raises:
+      UserError: a shape that cannot be built, or fewer than two for a budget.
+    """
+    asked = wanted(config)
+    pairs = [entry for entry in asked if isinstance(entry, tuple)]
+    budgets = [entry for entry in asked if isinstance(entry, int)]
+    if budgets:
+        count, step = counter(base, data), unit(base, data)
+        for budget in budgets:
+            found = shapes([budget], sorted(config.sweep.depths), count, step)
+            if len(found) < 2:
+                least = min(count(step, depth) for depth in config.sweep.depths)
+                raise UserError(
+                    f"sweep.tradeoff asks for {budget} parameters, which {len(found)} "
+                    f"of the depths can have; the smallest model has {least}"
+                )
+            pairs += found
+    for width, depth in pairs:
+        try:
+            _abstract(base, data, width, depth)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"sweep.tradeoff: width {width} and depth {depth} cannot be built: "
+                f"{error}"
+            ) from None
+    rest = {name: (value,) for name, value in hyper.items() if name != "learning_rate"}
+    return [
+        dataclasses.replace(
+            base,
+            width=width,
+            depth=depth,
+            log2_lr=(math.log2(hyper["learning_rate"]),),
+            axes=tuple(rest.items()),
+        )
+        for width, depth in dict.fromkeys(pairs)
+    ]
+
+
+def shapes(
+    budgets: Sequence[int],
+    depths: Sequence[int],
+    parameters: Callable[[int, int], int],
+    unit: int = 1,
+) -> list[tuple[int, int]]:
+    """Widths that give each depth a number of parameters, as (width, depth).
+
+    Args:
+      budgets: numbers of parameters.
+      depths: to be compared.
+      parameters: trained weights of a width and a depth, rising with the width.
+      unit: widths are multiples of it.
+
+    Returns:
+      The shapes whose count is within 15 % of a budget.
+
+    Examples:
+      >>> shapes([1000, 4000], [2, 10], lambda width, depth: depth * width**2)
+      [(22, 2), (10, 10), (45, 2), (20, 10)]
+    """
+    found = []
+    for budget in budgets:
+        for depth in depths:
+            below = unit * _last_below(
+                lambda n, depth=depth: parameters(n * unit, depth), budget
+            )
+            around = [w for w in (below, below + unit) if w > 0]
+            off = {w: abs(math.log(parameters(w, depth) / budget)) for w in around}
+            best = min(off, key=lambda w: off[w])
+            if off[best] <= math.log(1 + EQUAL):
+                found.append((best, depth))
+    return list(dict.fromkeys(found))
+
+
+def _last_below(count: Callable[[int], int], budget: int) -> int:
+    """The greatest n with count(n) <= budget, 0 where there is none."""
+    high = 1
+    while count(high) <= budget:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) <= budget else (low, middle)
+    return low
