@@ -35,6 +35,7 @@ def get_config() -> ConfigDict:
     c.sweep.log2_learning_rates = tuple(range(-13, -1))
     c.sweep.axes = ConfigDict()  # further ones, as {"branch_multiplier": "2**[-2:2]"}
     c.sweep.choices = ()  # what is no number, as (("schedule.name", ("constant",)),)
+    c.sweep.tradeoff = ()  # deeper or wider? parameters, as (30_000, 120_000)
     c.sweep.memory_share = 0.5  # of the free memory; larger populations go in chunks
     c.sweep.seeds = 2
     c.sweep.steps = 200

@@ -1,7 +1,10 @@
 """The job of `mupax sweep`: many hyperparameters at several sizes, as tables."""
 
+import dataclasses
+import functools
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import rich.console
@@ -14,9 +17,10 @@ from . import config as configs
 from . import data as datasets
 from . import report, reporting, workdir
 from .errors import UserError
-from .sweeps import engine, executors, grids, statistics
+from .sweeps import engine, executors, grids, shapes, statistics, transfer
 from .sweeps import plan as plans
-from .sweeps.results import Population, table
+from .sweeps import tradeoff as tradeoffs
+from .sweeps.results import Population
 from .sweeps.store import write_durably
 
 
@@ -62,21 +66,30 @@ def run(
         data = source(config).read()
     check_job(jobs[0], data)
     with workdir.claim(directory, settings):
-        populations = run_jobs(
-            jobs,
-            data if executor == "here" else source(config),
-            directory,
-            plans.limits(
+        launch = functools.partial(
+            run_jobs,
+            data=data if executor == "here" else source(config),
+            limits=plans.limits(
                 config,
                 stop_diverged=stop_diverged,
                 workers=1 if executor in ("here", "slurm") else workers,
             ),
-            console,
+            console=console,
             executor=executor,
             workers=workers,
             address=address,
         )
+        populations = launch(jobs, directory=directory)
         found = reporting.swept(config, populations, command)
+        if shapes.wanted(config):
+            tradeoff = train_tradeoff(
+                config,
+                found,
+                jobs,
+                data,
+                functools.partial(launch, directory=directory / "tradeoff"),
+            )
+            found = dataclasses.replace(found, tradeoff=tradeoff)
         write_tables(directory, found)
         page = report.write_sweep_report(found, directory)
     print_verdicts(console, found.verdicts)
@@ -98,6 +111,38 @@ def source(config: ConfigDict) -> executors.Source:
 def base_of(config: ConfigDict) -> statistics.Sizes:
     """The base's sizes."""
     return statistics.Sizes(config.base.width, config.base.depth)
+
+
+def train_tradeoff(
+    config: ConfigDict,
+    found: report.SweepData,
+    jobs: list[engine.Job],
+    data: datasets.Held,
+    launch: Callable[[list[engine.Job]], list[Population]],
+) -> tradeoffs.Tradeoff | None:
+    """Train shapes of equal parameters with what the base likes best.
+
+    Returns:
+      None where the base trained nowhere: there is nothing to train them with.
+    """
+    population = found.at_base(found.main)
+    best = transfer.optimum(population.cell())
+    if best is None:
+        return None
+    hyper = population.best()
+    if len(found.names) < 2:  # of several, the fit's place on one is not the others'
+        hyper["learning_rate"] = 2.0**best.log2_lr
+    base = next(job for job in jobs if job.name == population.name)
+    populations = launch(shapes.jobs(config, base, hyper, data))
+    points = tradeoffs.points(populations, shapes.counter(base, data))
+    return tradeoffs.Tradeoff(
+        found.main,
+        hyper,
+        points,
+        tradeoffs.budgets([point.parameters for point in points]),
+        shapes.target(config, base, data),
+        populations,
+    )
 
 
 def run_jobs(
@@ -132,7 +177,7 @@ def run_jobs(
 
 def write_tables(directory: pathlib.Path, found: report.SweepData) -> None:
     """Write every run as results.csv, and the verdicts as sweep.json."""
-    write_durably(directory / "results.csv", table(found.populations))
+    write_durably(directory / "results.csv", found.table)
     write_durably(directory / "sweep.json", json.dumps(found.verdicts, indent=1))
 
 

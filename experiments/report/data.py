@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..sweeps import statistics, transfer
-from ..sweeps.results import Cell, Optimum, Population
+from ..sweeps.results import Cell, Optimum, Population, table
 from ..sweeps.statistics import Sizes
 from ..sweeps.tradeoff import Tradeoff
 
@@ -122,6 +122,12 @@ class SweepData:
     def verdicts(self) -> dict[str, Any]:
         """As `statistics.verdicts` gives them."""
         return statistics.verdicts(self.populations, self.base, self.target)
+
+    @property
+    def table(self) -> str:
+        """Every run as a line of CSV, those at equal parameters last."""
+        more = self.tradeoff.populations if self.tradeoff else ()
+        return table([*self.populations, *more])
 
     @functools.cached_property
     def names(self) -> list[str]:

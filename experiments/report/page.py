@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ..sweeps import grids
-from ..sweeps.results import table
 from . import findings, names, verdicts
 from .data import AXES, Axis, Lines, ReportData, finite, size
 from .outcome_figures import regret_figure, target_figure
@@ -67,7 +66,7 @@ def page(data: ReportData) -> str:
         figures=_key_figures(data),
         settings=list(flat(data.settings)),
         told=_told(data),
-        results=data.sweep and download(table(data.sweep.populations)),
+        results=data.sweep and download(data.sweep.table),
         groups=data.sweep and verdicts.groups(data.sweep),
         sure=data.sweep and verdicts.headline(data.sweep),
         guide=verdicts.GUIDE,

@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..sweeps.results import table
 from . import curves_figure, heatmap_figure, names, tradeoff_figure, verdicts
 from .data import Axis, SweepData
 from .page import PAGE, section
@@ -61,7 +60,7 @@ def sweep_page(data: SweepData) -> str:
         seeds=max(len(p.loss) for p in populations),
         settings=list(flat(data.settings)),
         told=f"{runs} runs of {data.steps} steps in {duration(seconds)}.",
-        results=download(table(populations)),
+        results=download(data.table),
     )
 
 

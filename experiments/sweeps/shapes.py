@@ -46,6 +46,16 @@ def counter(job: Job, data: Any) -> Callable[[int, int], int]:
     return count
 
 
+def target(config: ConfigDict, job: Job, data: Any) -> int | None:
+    """Trained weights of the target; None where there is none that can be built."""
+    if "target" not in config:
+        return None
+    try:
+        return counter(job, data)(config.target.width, config.target.depth)
+    except (TypeError, ValueError):
+        return None
+
+
 def _abstract(job: Job, data: Any, width: int, depth: int) -> Any:
     other = dataclasses.replace(job, width=width, depth=depth)
     return nnx.eval_shape(lambda: other.build(data, nnx.Rngs(0, dropout=1)))

@@ -93,6 +93,7 @@ class Tradeoff:
       points: the shapes.
       budgets: numbers of parameters at which depths are compared, rising.
       target: the parameters of the target; None for none.
+      populations: all runs.
     """
 
     key: str
@@ -100,6 +101,7 @@ class Tradeoff:
     points: Sequence[Point]
     budgets: Sequence[int]
     target: int | None = None
+    populations: Sequence[Population] = ()
 
     @property
     def depths(self) -> list[int]:
