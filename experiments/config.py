@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict, config_dict, config_flags
 
 from mupax import optim
 
@@ -151,6 +151,12 @@ def check(config: ConfigDict) -> None:
     """Raise a `UserError` for values with which `transfer` could not end well."""
     _has(config, "sweep", "target", "base")
     check_sweep(config)
+    for axis in ("widths", "depths"):
+        if len(config.sweep[axis]) < 2:
+            raise UserError(
+                f"sweep.{axis} is {tuple(config.sweep[axis])}; `transfer` needs at "
+                "least two sizes along each axis; for one alone there is `mupax sweep`"
+            )
     target = config.target
     sizes = ("width", "depth", "steps", "eval_every", "save_every")
     _check_counts({f"target.{name}": [target[name]] for name in sizes})
@@ -180,9 +186,32 @@ def _check_counts(counts: Mapping[str, Any]) -> None:
                 )
 
 
+def sweep_defaults() -> ConfigDict:
+    """What a config of `mupax sweep` starts from; it names data, model and sizes itself.
+
+    Examples:
+      >>> sorted(sweep_defaults().sweep)[:3]
+      ['average_last', 'axes', 'choices']
+    """
+    from .sweeps import hyperparameters  # it needs this module
+
+    c = ConfigDict()
+    c.data_dir = config_dict.placeholder(str)  # None: TFDS_DATA_DIR, or TFDS's own
+    c.data = ConfigDict()  # options of the dataset, as image_size or context
+    c.schedule = ConfigDict({"name": "constant", "warmup": 0.0})
+    c.sweep = ConfigDict()
+    # A grid each, as "2**[-2:2]"; nothing where it is not swept.
+    c.sweep.axes = ConfigDict(dict.fromkeys(hyperparameters.NUMBERS, ""))
+    c.sweep.choices = ()  # what is no number, as (("schedule.name", ("constant",)),)
+    c.sweep.tradeoff = ()  # deeper or wider? parameters, as (30_000, 120_000)
+    c.sweep.memory_share = 0.5  # of the free memory; larger populations go in chunks
+    c.sweep.average_last = 50  # the loss of a run: mean over its last steps
+    return c
+
+
 def check_sweep(config: ConfigDict) -> None:
     """Raise a `UserError` for values with which `sweep` could not end well."""
-    from .sweeps import grids, plan  # they need this module
+    from .sweeps import grids, plan, shapes  # they need this module
 
     _has(config, "sweep", "base")
     sweep, base = config.sweep, config.base
@@ -200,17 +229,20 @@ def check_sweep(config: ConfigDict) -> None:
     )
     for axis, size in (("widths", base.width), ("depths", base.depth)):
         swept = list(sweep[axis])
+        if len(set(swept)) < len(swept):
+            raise UserError(f"sweep.{axis} is {tuple(swept)}; it has a size twice")
         if size not in swept:
             raise UserError(
                 f"sweep.{axis} is {tuple(swept)} and lacks the base's {size}, where "
                 "the two axes cross; add it"
             )
-        if len(set(swept)) < 2 or len(set(swept)) < len(swept):
-            raise UserError(
-                f"sweep.{axis} is {tuple(swept)}; it needs at least two sizes, each "
-                "once, for anything to transfer"
-            )
-    if "learning_rate" in sweep.get("axes", {}):
+    if len(sweep.widths) == len(sweep.depths) == 1:
+        raise UserError(
+            f"sweep.widths is {tuple(sweep.widths)} and sweep.depths is "
+            f"{tuple(sweep.depths)}; one of them needs at least two sizes, for anything "
+            "to transfer"
+        )
+    if sweep.get("axes", {}).get("learning_rate"):
         rates = grids.parse("learning_rate", sweep.axes.learning_rate)
         grid = [math.log2(x) for x in rates if x > 0]
     else:
@@ -231,3 +263,4 @@ def check_sweep(config: ConfigDict) -> None:
     check_optimizer(plain(config.optimizer))
     plan.axes(config)
     plan.choices(config)
+    shapes.wanted(config)

@@ -221,7 +221,7 @@ _NOT_OF_THE_TARGET = ("init_scale", "warmup", "label_smoothing")
 
 def _check_axes(config: ConfigDict) -> None:
     """Refuse to sweep what the target could not be trained with."""
-    for name in config.sweep.get("axes", {}):
+    for name in plans.axes(config):
         if name in _NOT_OF_THE_TARGET:
             raise UserError(
                 f"sweep.axes has {name!r}, with which `transfer` cannot train its "

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments import sweep
+from mupax.experiments.config import check_sweep, list_configs, parse, points
 from mupax.experiments.errors import UserError
 from mupax.experiments.sweeps import engine
 from mupax.experiments.training.objective import NextToken
@@ -79,7 +80,7 @@ def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
 
 
 def test_sweep_runs_on_text(song, tmp_path):
-    found = sweep.run(config(song), str(tmp_path / "run"))
+    found = sweep.run(config(song), str(tmp_path / "run"), ["mupax", "sweep"])
     assert [(p.width, p.depth) for p in found] == [(8, 1), (8, 2), (16, 1)]
     assert all(np.isfinite(p.loss).all() for p in found)
 
@@ -103,3 +104,20 @@ def test_images_are_held_at_the_size_that_is_asked_for():
     np.testing.assert_array_equal(small.test_labels, full.test_labels)
     # Averages of pixels have about the mean that the pixels have.
     np.testing.assert_allclose(small.mean, full.mean, atol=0.5)
+
+
+@pytest.mark.parametrize("name", [n for n in list_configs() if n.endswith("_sweep")])
+def test_a_packaged_sweep_can_be_planned(name):
+    config = parse(["sweep", f"--config={name}"]).config
+    check_sweep(config)
+    jobs = sweep.plans.jobs(config, points(config))
+    assert len({job.name for job in jobs}) == len(jobs) >= 12
+
+
+def test_a_sweep_needs_two_sizes_of_something(song):
+    alone = config(song)
+    alone.sweep.depths = (1,)
+    check_sweep(alone)
+    alone.sweep.widths = (8,)
+    with pytest.raises(UserError, match="one of them needs at least two sizes"):
+        check_sweep(alone)

@@ -25,6 +25,7 @@ COMMON = (
     "warmup",
     "label_smoothing",
 )
+# Of some optimizers.
 _FLOATS = (
     "momentum",
     "b1",
@@ -36,6 +37,8 @@ _FLOATS = (
     "adam_b2",
     "adam_weight_decay",
 )
+
+NUMBERS = COMMON + _FLOATS
 
 
 def continuous(optimizer: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def axes(config: ConfigDict) -> dict[str, tuple[float, ...]]:
       UserError: an unknown hyperparameter, a grid that does not parse, or values that
         it cannot have.
     """
-    given = plain(config.sweep.get("axes", {}))
+    given = {k: v for k, v in plain(config.sweep.get("axes", {})).items() if v}
     known = hyperparameters.continuous(config.optimizer.name)
     for name in given:
         if name not in known:

@@ -1,0 +1,38 @@
+"""Does the learning rate of a residual CNN transfer? Bordelon et al., Figures 1 and B.2.
+
+    mupax sweep --config cnn_sweep --config.data_dir=DIR --workdir runs/bordelon-1
+
+SGD on CIFAR-10 of 16 x 16 pixels, over width and depth. Momentum and richness
+(Figure 4) and a schedule are overrides: --config.sweep.axes.momentum='1-2**[-4:-1]',
+--config.sweep.axes.richness='2**[-2:2]', --config.schedule.name=cosine.
+docs/evidence.md holds what came out.
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.config import sweep_defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = sweep_defaults()
+    c.dataset = "cifar10"
+    c.data.image_size = 16
+    c.batch_size = 32
+    c.model = ConfigDict({"name": "cnn", "branch_multiplier": 1.0})
+    c.base = ConfigDict({"width": 16, "depth": 3})
+    c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
+    c.sweep.depths = (3, 6, 12, 24)
+    c.sweep.widths = (8, 16, 32, 64)
+    c.sweep.axes.learning_rate = "2**[-11:-2:1]"
+    c.sweep.seeds = 2
+    c.sweep.steps = 200
+    c.sweep.average_last = 50
+    c.sweep.parametrizations = ConfigDict(
+        {
+            "sp": {"name": "sp"},
+            "mup": {"name": "mup"},
+            "depth_mup": {"name": "depth_mup"},
+        }
+    )
+    return c

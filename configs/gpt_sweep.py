@@ -1,0 +1,36 @@
+"""What happens in a transformer? Tensor Programs VI, section 10.3, on the bytes of a text.
+
+    mupax sweep --config gpt_sweep --config.dataset=text:FILE --workdir runs/tp6-16
+
+Over depth, without depth scaling, with 1/√L in branches and learning rates, and with
+CompleteP. docs/evidence.md holds what came out.
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.config import sweep_defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = sweep_defaults()
+    c.dataset = "text:input.txt"
+    c.data.context = 64
+    c.batch_size = 16
+    c.model = ConfigDict({"name": "gpt", "branch_multiplier": 1.0, "head_dim": 16})
+    c.base = ConfigDict({"width": 32, "depth": 2})
+    c.optimizer = ConfigDict({"name": "adam"})
+    c.sweep.depths = (2, 4, 8, 16)
+    c.sweep.widths = (32,)
+    c.sweep.axes.learning_rate = "2**[-11:-3:1]"
+    c.sweep.seeds = 2
+    c.sweep.steps = 300
+    c.sweep.average_last = 50
+    c.sweep.parametrizations = ConfigDict(
+        {
+            "mup": {"name": "mup"},
+            "depth_mup": {"name": "depth_mup"},
+            "completep": {"name": "completep"},
+        }
+    )
+    return c

@@ -1,0 +1,46 @@
+"""Does the learning rate of a residual MLP transfer over depth? Tensor Programs VI.
+
+    mupax sweep --config resmlp_sweep --config.data_dir=DIR --workdir runs/tp6-10
+
+Figures 10 and 11 on CIFAR-10 of 16 x 16 pixels, narrower and shorter. The other figures
+are overrides: --config.model.nonlinearity=abs --config.model.layer_norm=True (12),
+--config.sweep.axes.branch_multiplier='2**[-2:2]' (13),
+--config.model.activation_first=True (2), --config.model.block_depth=2 (4 to 7).
+docs/evidence.md holds what came out.
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.config import sweep_defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = sweep_defaults()
+    c.dataset = "cifar10"
+    c.data.image_size = 16
+    c.batch_size = 64
+    # As in the paper, the input and output layers stay as they start.
+    c.model = ConfigDict({"name": "resmlp", "branch_multiplier": 1.0})
+    c.model.train_ends = False
+    c.model.nonlinearity = "relu"
+    c.model.layer_norm = False
+    c.model.activation_first = False
+    c.model.block_depth = 1
+    c.base = ConfigDict({"width": 64, "depth": 8})
+    c.optimizer = ConfigDict({"name": "adam"})
+    c.sweep.depths = (8, 16, 32, 64, 128, 256)
+    c.sweep.widths = (64,)
+    c.sweep.axes.learning_rate = "2**[-14:-4:1]"
+    c.sweep.seeds = 2
+    c.sweep.steps = 400
+    c.sweep.average_last = 100
+    c.sweep.parametrizations = ConfigDict(
+        {
+            "no_depth_scaling": {"name": "mup"},
+            "half_alpha": {"name": "residual", "alpha": 0.5, "gamma": 0.0},
+            "ode": {"name": "ode"},
+            "depth_mup": {"name": "depth_mup"},
+        }
+    )
+    return c

@@ -1,0 +1,35 @@
+"""Does normalization make a ResNet transfer over depth? Bordelon et al., Figures 2, B.4.
+
+    mupax sweep --config resnet_sweep --config.data_dir=DIR --workdir runs/bordelon-2
+
+A ResNet of two stages with batch norm, layer norm and none, on CIFAR-10 of 16 x 16
+pixels. docs/evidence.md holds what came out.
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.config import sweep_defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = sweep_defaults()
+    c.dataset = "cifar10"
+    c.data.image_size = 16
+    c.batch_size = 32
+    c.model = ConfigDict({"name": "resnet18", "branch_multiplier": 1.0})
+    c.model.blocks = (1, 1)
+    c.model.stem = "cifar"
+    c.base = ConfigDict({"width": 8, "depth": 2})
+    c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
+    c.sweep.depths = (2, 4, 8)
+    c.sweep.widths = (8,)
+    c.sweep.axes.learning_rate = "2**[-10:-1:1]"
+    c.sweep.choices = (("model.norm", ("batch", "layer", "none")),)
+    c.sweep.seeds = 2
+    c.sweep.steps = 150
+    c.sweep.average_last = 50
+    c.sweep.parametrizations = ConfigDict(
+        {"mup": {"name": "mup"}, "depth_mup": {"name": "depth_mup"}}
+    )
+    return c

@@ -1,0 +1,35 @@
+"""Does the learning rate of a ViT transfer over depth? Bordelon et al., Figure 3.
+
+    mupax sweep --config vit_sweep --config.data_dir=DIR --workdir runs/bordelon-3
+
+Adam on CIFAR-10 in patches of 8, with and without LayerNorm. With warm-up and cosine:
+--config.schedule.name=cosine --config.schedule.warmup=40. docs/evidence.md holds what
+came out.
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.config import sweep_defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = sweep_defaults()
+    c.dataset = "cifar10"
+    c.batch_size = 32
+    c.model = ConfigDict({"name": "vit", "branch_multiplier": 1.0})
+    c.model.patch_size = 8
+    c.model.heads = 4
+    c.base = ConfigDict({"width": 32, "depth": 2})
+    c.optimizer = ConfigDict({"name": "adam"})
+    c.sweep.depths = (2, 4, 8, 16)
+    c.sweep.widths = (32,)
+    c.sweep.axes.learning_rate = "2**[-13:-4:1]"
+    c.sweep.choices = (("model.layer_norm", (True, False)),)
+    c.sweep.seeds = 2
+    c.sweep.steps = 300
+    c.sweep.average_last = 50
+    c.sweep.parametrizations = ConfigDict(
+        {"mup": {"name": "mup"}, "depth_mup": {"name": "depth_mup"}}
+    )
+    return c
