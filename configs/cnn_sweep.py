@@ -1,4 +1,4 @@
-"""Does the learning rate of a residual CNN transfer? Bordelon et al., Figures 1 and B.2.
+"""Does the learning rate of a residual CNN transfer? Bordelon et al., Figures 1, B.2.
 
     mupax sweep --config cnn_sweep --config.data_dir=DIR --workdir runs/bordelon-1
 

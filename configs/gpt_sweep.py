@@ -1,4 +1,4 @@
-"""What happens in a transformer? Tensor Programs VI, section 10.3, on the bytes of a text.
+"""What happens in a transformer? Tensor Programs VI, section 10.3, on bytes of text.
 
     mupax sweep --config gpt_sweep --config.dataset=text:FILE --workdir runs/tp6-16
 

@@ -1,4 +1,4 @@
-"""Does normalization make a ResNet transfer over depth? Bordelon et al., Figures 2, B.4.
+"""Does normalization make a ResNet transfer over depth? Bordelon et al., Figure 2.
 
     mupax sweep --config resnet_sweep --config.data_dir=DIR --workdir runs/bordelon-2
 

@@ -187,7 +187,7 @@ def _check_counts(counts: Mapping[str, Any]) -> None:
 
 
 def sweep_defaults() -> ConfigDict:
-    """What a config of `mupax sweep` starts from; it names data, model and sizes itself.
+    """What a config of `mupax sweep` starts from; it adds data, model and sizes.
 
     Examples:
       >>> sorted(sweep_defaults().sweep)[:3]
@@ -239,8 +239,8 @@ def check_sweep(config: ConfigDict) -> None:
     if len(sweep.widths) == len(sweep.depths) == 1:
         raise UserError(
             f"sweep.widths is {tuple(sweep.widths)} and sweep.depths is "
-            f"{tuple(sweep.depths)}; one of them needs at least two sizes, for anything "
-            "to transfer"
+            f"{tuple(sweep.depths)}; one of them needs at least two sizes, for "
+            "anything to transfer"
         )
     if sweep.get("axes", {}).get("learning_rate"):
         rates = grids.parse("learning_rate", sweep.axes.learning_rate)
