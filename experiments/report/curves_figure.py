@@ -27,6 +27,7 @@ class Curves:
       at: the hyperparameters; None where the base has none that train every seed.
       curves: size to training loss, shape (seeds, points).
       final: size to the loss at the end, geometric mean over seeds; None: diverged.
+      stopped: sizes whose runs were stopped early.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Curves:
     at: dict[str, float] | None
     curves: dict[int, np.ndarray]
     final: dict[int, float | None]
+    stopped: tuple[int, ...] = ()
 
 
 def find(data: SweepData, axis: Axis, key: str) -> Curves:
@@ -43,25 +45,31 @@ def find(data: SweepData, axis: Axis, key: str) -> Curves:
     if math.isinf(least(base)):
         return Curves(key, data.keys[key], axis, None, {}, {})
     best = base.best()
-    curves, final = {}, {}
+    curves, final, stopped = {}, {}, []
     for population in data.along(key, axis):
         at = tuple(values.index(best[n]) for n, values in population.axes.items())
         every = population.loss[(slice(None), *at)]
         size = getattr(population, axis)
         curves[size] = population.curves[(slice(None), *at)]
         lost = np.isnan(every).any()
+        early = population.stopped
+        if early is not None and lost and early[(slice(None), *at)].any():
+            stopped.append(size)
         final[size] = None if lost else float(2 ** transfer.log2(every).mean())
-    return Curves(key, data.keys[key], axis, best, curves, final)
+    return Curves(key, data.keys[key], axis, best, curves, final, tuple(stopped))
 
 
 def told(found: Curves) -> str:
     """How the final loss goes with the size, as a clause."""
     if found.at is None:
         return "the base does not train"
-    failed = [size for size, value in found.final.items() if value is None]
+    failed = [s for s, x in found.final.items() if x is None and s not in found.stopped]
     if failed:
         return f"{found.axis} {listed(failed)} diverged"
-    sizes, ends = list(found.final), [x for x in found.final.values() if x is not None]
+    known = {s: x for s, x in found.final.items() if x is not None}
+    sizes, ends = list(known), list(known.values())
+    if not known:
+        return "every run was stopped early"
     if len(ends) < 2:
         return f"{found.axis} {sizes[0]} ends at {loss(ends[0])}"
     rises = np.diff(ends)
@@ -155,7 +163,7 @@ def _draw(ax: Any, found: Curves, steps: int, looks: dict[int, Any]) -> None:
         every = max(1, len(x) // 6)
         ax.plot(x, mean, lw=1.7, ms=4.6, mew=0, markevery=every, **looks[size])
         whole = np.flatnonzero(~np.isnan(mean))
-        if found.final[size] is None and whole.size:
+        if found.final[size] is None and size not in found.stopped and whole.size:
             at = whole[-1]
             ax.plot(x[at], mean[at], "x", ms=8, mew=2, color=looks[size]["color"])
 

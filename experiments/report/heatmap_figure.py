@@ -160,7 +160,9 @@ def _handles(rows: list[tuple[str, list[Population]]]) -> list[Any]:
     lost = Patch(fc=LANE, ec=MUTED, hatch="////", lw=0, label="diverged")
     handles = [star, good, lost]
     if any(_stopped(p).any() for _, found in rows for p in found):
-        handles.append(Patch(fc=LANE, ec=MUTED, hatch="..", lw=0, label="not finished"))
+        handles.append(
+            Patch(fc=LANE, ec=MUTED, hatch="..", lw=0, label="stopped early")
+        )
     return handles
 
 
@@ -186,9 +188,9 @@ def _norm(rows: list[tuple[str, list[Population]]], pair: Pair) -> LogNorm:
 
 
 def _stopped(population: Population) -> np.ndarray:
-    found = getattr(population, "stopped", None)
     lost = np.isnan(population.loss)
-    return lost & (found != 0) if found is not None else np.zeros_like(lost)
+    early = population.stopped
+    return np.zeros_like(lost) if early is None else lost & (early != 0)
 
 
 def _edges(coordinates: list[float]) -> np.ndarray:

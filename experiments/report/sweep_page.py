@@ -58,6 +58,7 @@ def sweep_page(data: SweepData) -> str:
         sections=sections,
         pictures=pictures,
         seeds=max(len(p.loss) for p in populations),
+        stopped=any(p.stopped is not None and p.stopped.any() for p in populations),
         settings=list(flat(data.settings)),
         told=f"{runs} runs of {data.steps} steps in {duration(seconds)}.",
         results=download(data.table),

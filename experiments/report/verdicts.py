@@ -154,8 +154,12 @@ def _row(found: Verdict, featured: str) -> dict[str, Any]:
 
 def prediction(data: SweepData, name: str, key: str) -> str:
     """The predicted optimum at the target with its interval, or nothing."""
-    found = data.verdicts[name].get(key, {}).get("predicted")
+    told = data.verdicts[name].get(key, {})
+    found = told.get("predicted")
     if found is None or data.target is None:
+        return ""
+    # An optimum beyond the grid has no place to predict from.
+    if any("edge" in told[axis]["verdict"] for axis in data.axes if axis in told):
         return ""
     low, high = (names.value(name, x) for x in found["interval"])
     return f"{names.value(name, found['optimum'])} (95 %: {low} to {high})"

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from mupax.optim.coord_check import _split
 
 from ..errors import UserError
-from . import engine, executors, grids, statistics, transfer
+from . import engine, executors, grids, statistics, store, transfer
 from .results import Population
 
 
@@ -202,8 +202,8 @@ def sweep(
         them by default.
       guess: loss of a guesser, as log of the number of classes; a run that ends
         above twice of it has diverged. None: only where it is no number.
-      folder: where finished runs are kept, for the next call of the same functions;
-        None for nowhere.
+      folder: where finished runs are kept, for the next call of the same functions,
+        and results.csv and report.html are written; None for nowhere.
       executor: any `concurrent.futures.Executor`, which needs a `folder`; None runs
         here.
       limits: of memory.
@@ -277,4 +277,34 @@ def sweep(
     else:
         place = pathlib.Path(folder)
         populations = executors.run_all(tasks, data, place, limits, executor)
-    return Sweep(populations, statistics.verdicts(populations, at), at)
+    found = Sweep(populations, statistics.verdicts(populations, at), at)
+    if folder is not None:
+        _report(found, pathlib.Path(folder), tasks[0])
+    return found
+
+
+def _report(found: Sweep, folder: pathlib.Path, task: _Own) -> None:
+    """Write results.csv and report.html beside the finished runs."""
+    from .. import report, reporting  # drawing is slow to import, and not always wanted
+
+    data = report.SweepData(
+        populations=found.populations,
+        base=found.base,
+        labels={task.parametrization: "this model"},
+        featured=task.parametrization,
+        steps=task.steps,
+        settings={
+            "sweep": {
+                "seeds": task.seeds,
+                "steps": task.steps,
+                "batch_size": task.batch_size,
+                "average_last": task.average_last,
+                **task.grid,
+            },
+            "machine": reporting.machine(),
+        },
+        subject=getattr(task.make_model, "__name__", "a model of one's own"),
+        command="",
+    )
+    store.write_durably(folder / "results.csv", data.table)
+    report.write_sweep_report(data, folder)
