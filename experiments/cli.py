@@ -22,7 +22,13 @@ def sweep(argv: list[str]) -> None:
 
     config, workdir, own = configs.parse(
         argv,
-        {"executor": "here", "workers": 2, "scheduler": None, "stop_diverged": False},
+        {
+            "executor": "here",
+            "workers": 2,
+            "scheduler": None,
+            "stop_diverged": False,
+            "halving": 0,
+        },
     )
     job.run(
         config,
@@ -32,6 +38,7 @@ def sweep(argv: list[str]) -> None:
         workers=own["workers"],
         address=own["scheduler"],
         stop_diverged=own["stop_diverged"],
+        halving=own["halving"],
     )
 
 
@@ -225,7 +232,9 @@ _OWN = {
   --executor       here (the default), local (processes), dask, slurm
   --workers        jobs at once, where they do not run here; 2 by default
   --scheduler      of Dask, as tcp://host:8786; a cluster of this machine by default
-  --stop_diverged  do no more steps where every run of a chunk has diverged""",
+  --stop_diverged  do no more steps where every run of a chunk has diverged
+  --halving        as 2: one grid point in two goes on after a quarter of the steps,
+                   one in two of these after half; by default all go on""",
     "train": """
   --dry_run        say what would be done, and do nothing"""
     + _PROCESSES,

@@ -33,6 +33,7 @@ def run(
     workers: int = 2,
     address: str | None = None,
     stop_diverged: bool = False,
+    halving: int = 0,
 ) -> list[Population]:
     """Sweep; a killed sweep goes on where it stopped.
 
@@ -44,6 +45,7 @@ def run(
       workers: jobs at once.
       address: of a Dask scheduler.
       stop_diverged: do no steps for chunks in which nothing trains any more.
+      halving: one grid point in so many goes on at each rung; 0 for all of them.
 
     Raises:
       UserError: bad input, said in one sentence; nothing that was there is lost.
@@ -56,6 +58,12 @@ def run(
         )
     if workers < 1:
         raise UserError(f"--workers={workers} must be at least 1")
+    limits = plans.limits(
+        config,
+        stop_diverged=stop_diverged,
+        halving=halving,
+        workers=1 if executor in ("here", "slurm") else workers,
+    )
     jobs = plans.jobs(config, configs.points(config))
     settings = configs.plain(config)
     for key in ("data_dir", "target"):
@@ -69,11 +77,7 @@ def run(
         launch = functools.partial(
             run_jobs,
             data=data if executor == "here" else source(config),
-            limits=plans.limits(
-                config,
-                stop_diverged=stop_diverged,
-                workers=1 if executor in ("here", "slurm") else workers,
-            ),
+            limits=limits,
             console=console,
             executor=executor,
             workers=workers,

@@ -5,7 +5,10 @@ import os
 import pathlib
 import signal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from mupax import optim
 from mupax.experiments import data as datasets
@@ -56,3 +59,52 @@ class Deadly(engine.Job):
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().training(data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line(engine.Task):
+    """Linear regression with noisy weights: it compiles at once; a key is state."""
+
+    rates: tuple[float, ...] = tuple(2.0**x for x in range(-9, 3))
+    width: int = 4
+    depth: int = 1
+    seeds: int = 2
+    steps: int = 40
+    batch_size: int = 8
+    average_last: int = 10
+    parametrization: str = "p"
+    name = "line"
+    chosen = {}  # noqa: RUF012
+
+    @property
+    def grid(self) -> dict[str, tuple[float, ...]]:
+        """Learning rates."""
+        return {"learning_rate": self.rates}
+
+    @property
+    def key(self) -> str:
+        """All but seeds and grid."""
+        return repr(dataclasses.replace(self, rates=(), seeds=0))
+
+    def training(self, data: jax.Array) -> engine.Training:
+        """Of data of shape (examples, width)."""
+
+        def init(key, hyper):
+            return jax.random.normal(key, (self.width,)), key, ()
+
+        def loss(params, rest, fixed, batch, hyper):
+            rest, key = jax.random.split(rest)
+            noisy = params + 0.01 * jax.random.normal(key, params.shape)
+            value = jnp.mean((batch @ noisy) ** 2)
+            return value, (value, rest)
+
+        def optimizer(params, rest, fixed, hyper):
+            return optax.adam(hyper["learning_rate"])
+
+        return engine.Training(init, loss, optimizer, data, len(data), None)
+
+
+def points() -> np.ndarray:
+    """What a `Line` is fitted to: 64 points, by which some weights learn slowly."""
+    drawn = np.random.default_rng(0).normal(size=(64, 4))
+    return (drawn * [1.0, 0.5, 0.2, 0.1]).astype(np.float32)

@@ -343,13 +343,14 @@ def _halve(runs: "_Runs", factor: int) -> None:
     ends = halving.spans(steps)
     going = np.ones(len(runs.points), bool)
     reached, scores = np.zeros(len(going)), np.full(len(going), np.inf)
-    for count in halving.rungs(steps):
+    for count in (rungs := halving.rungs(steps)):
         runs.train(runs.of(going), int(ends[count - 1]), keep=True)
         curves = runs.table()[1][..., :count]
         now = halving.score(curves, runs.task.average_last / steps)
         reached[going], scores[going] = count, now[going]
         going = halving.survivors(scores, going, runs.sizes, factor)
-        runs.forget(~going)
+        if count < rungs[-1]:  # of those that stop last, some may be wanted yet
+            runs.forget(~going)
     while going.any():
         runs.train(runs.of(going), steps)
         loss, _, stopped = runs.table()

@@ -50,4 +50,5 @@ def needed(compiled: Any) -> float:
         found.temp_size_in_bytes
         + found.argument_size_in_bytes
         + found.output_size_in_bytes
+        - found.alias_size_in_bytes
     )

@@ -123,10 +123,12 @@ def _job(config: ConfigDict, chosen: dict[str, Any]) -> Job:
     )
 
 
-def limits(config: ConfigDict, *, stop_diverged: bool, workers: int = 1) -> Limits:
+def limits(
+    config: ConfigDict, *, stop_diverged: bool, halving: int = 0, workers: int = 1
+) -> Limits:
     """What each of several workers on this machine may take."""
     share = config.sweep.get("memory_share", 0.5)
     if not 0 < share <= 1:
         raise UserError(f"sweep.memory_share={share} must lie in 0 to 1, without 0")
     lanes = config.sweep.get("lanes", 0)
-    return Limits(share / workers, lanes, stop_diverged)
+    return Limits(share / workers, lanes, stop_diverged, halving)
