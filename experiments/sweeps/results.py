@@ -185,7 +185,7 @@ class Optimum:
 
 
 def table(populations: Iterable[Population]) -> str:
-    """Every run as a line of CSV; its loss is empty where it diverged or was stopped."""
+    """Every run as a line of CSV; without a loss where it diverged or was stopped."""
     rows = [row for population in populations for row in population.rows()]
     # Populations of a trade-off have the same columns; choices may add some.
     names = dict.fromkeys(name for row in rows for name in row)

@@ -111,6 +111,49 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.linalg.lstsq(design, y.T, rcond=None)[0].T
 
 
+def fixed_after(cell: Cell) -> float | None:
+    """When the optimum was decided: from where on it stays where it ends.
+
+    The optimum is fitted to every span of the learning curves as to the final losses,
+    and stays where it is within half an octave of its final place, or half the
+    grid's spacing where that is more (of hyperparameters that are not counted in
+    octaves always). Each span is a 40th of the run, as the slices of 1000 steps are
+    that Yang, Yu, Zhu & Hayou (arXiv 2310.02244), Figure 10, average over. Bordelon,
+    Noci, Li, Hanin & Pehlevan (arXiv 2309.16620), Section B.2 and Figure B.3, find it
+    decided after the first few epochs.
+
+    Args:
+      cell: with its learning curves.
+
+    Returns:
+      The share of the run, in 0 to 1, after which the optimum no more leaves; None
+      where nothing trained, or it is elsewhere in the last span still.
+
+    Examples:
+      >>> rates = np.arange(-10.0, -4.0)
+      >>> at = np.array([-9.0, -7.0, -7.0, -7.0])[:, None]  # of each span
+      >>> curves = np.exp2(0.3 * (rates - at) ** 2).T[None]
+      >>> fixed_after(Cell("sp", 64, 8, rates, curves[..., -1], curves, 0.0))
+      0.5
+    """
+    best = transfer.optimum(cell)
+    spans = cell.curves.shape[-1]
+    if best is None or not spans or len(cell.log2_lr) < 2:
+        return None
+    near = np.diff(cell.log2_lr).max() / 2
+    if grids.unit(cell.axis) != "linear":
+        near = max(near, 0.5)
+    places = [
+        transfer.optimum(dataclasses.replace(cell, loss=cell.curves[..., span]))
+        for span in range(spans)
+    ]
+    away = [p is None or abs(p.log2_lr - best.log2_lr) > near for p in places]
+    if away[-1]:
+        return None
+    last = max((i for i, one in enumerate(away) if one), default=-1)
+    return (last + 2) / spans
+
+
 def verdict(found: Trend, name: str, axis: str) -> str:
     """What a trend says, in a few words."""
     if len(found.sizes) < 2:
@@ -149,7 +192,8 @@ def verdicts(
       target: the size to predict the optimum at; None for none.
 
     Returns:
-      JSON-ready data. Optima are `grids.coordinate`s.
+      JSON-ready data. Optima are `grids.coordinate`s; "fixed_after" is the share of
+      the run after which each of them stayed, or None.
     """
     out: dict[str, Any] = {}
     keys = dict.fromkeys(key_of(p) for p in populations)
@@ -168,6 +212,9 @@ def verdicts(
                     continue
                 trends[axis] = trend(along.cells, axis)
                 found[axis] = _told(trends[axis], name, axis, along.regret)
+                found[axis]["fixed_after"] = [
+                    _number(fixed_after(cell)) for cell in along.cells
+                ]
             if target is not None and len(trends) == 2:
                 found["predicted"] = predicted(trends, base, target)
             out.setdefault(name, {})[key] = found

@@ -32,7 +32,7 @@ def optimum(cell: Cell) -> Optimum | None:
       >>> round(optimum(cell).log2_lr, 3)
       -7.25
     """
-    if cell.diverged.all():
+    if np.isnan(cell.loss).all():
         return None
     # NaN where any seed diverged; if that leaves nothing, where all did.
     log_loss = log2(cell.loss)
