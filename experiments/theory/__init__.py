@@ -1,6 +1,7 @@
 """The limits behind the rules, computed: one file a limit.
 
 family_statistics: NTK and its differentials at initialization (Yaida).
+feature_learning: any smooth activation, finite depth (Bordelon et al., appendix D).
 finite_size: variance and bias of trained networks (Bordelon et al., Figure 5).
 lazy: kernels of residual networks that learn no features (Bordelon et al., 4.3.1).
 linear_joint: deep linear residual network that learns features (Bordelon, 4.3.2).
@@ -11,6 +12,7 @@ relu_mlp: first step of a plain ReLU network (Jelassi et al.).
 
 from . import (
     family_statistics,
+    feature_learning,
     finite_size,
     lazy,
     linear_joint,
@@ -21,6 +23,7 @@ from . import (
 
 __all__ = [
     "family_statistics",
+    "feature_learning",
     "finite_size",
     "lazy",
     "linear_joint",
