@@ -194,10 +194,10 @@ def dynamics(
             jnp.asarray([multiplier, richness, readin, readout], jnp.float64),
             setup,
         )
-        parts = _Found(*(np.asarray(part) for part in found))
-    _check_finite(parts, batch, depth)
+        found = _Found(*(np.asarray(part) for part in found))
+    _check_finite(found, batch, depth)
     times = np.linspace(0, 1, depth + 1)
-    return Dynamics(times, *(_estimate(part) for part in parts))
+    return Dynamics(times, *(_estimate(np.asarray(part)) for part in found))
 
 
 def memory(steps: int, batch: int, depth: int, samples: int) -> int:
@@ -353,8 +353,8 @@ def _replicate(
 def _draw(key: Array, count: int, setup: _Setup) -> _Noise:
     """Draws whose first and second moments are those of their distribution."""
     ups, depth, samples = (setup.depth + 1) * count, setup.depth, setup.samples
-    shape = (samples, 1 + ups + depth * count + 1)
-    draws = jax.random.normal(key, shape, jnp.float64)
+    sources = ups + depth * count + 1
+    draws = jax.random.normal(key, (samples, 1 + sources), jnp.float64)
     # Orthogonal to a constant too: the mean is zero.
     draws = jnp.linalg.qr(draws.at[:, 0].set(1))[0].T * np.sqrt(samples)
     up, down = draws[1 : ups + 1], draws[ups + 1 :]
@@ -436,8 +436,8 @@ def _sweep(
         h_0 = rows(input_root) @ noise.u0 + from_inputs @ state.g[0]
         carry = h_0, _combine(from_inputs, state.dg[0])
         layers = jnp.arange(depth)
-        xs = layers, state.h[:-1], state.g[1:], state.dg[1:], noise.u
-        (h, dh), (hs, dhs, a) = jax.lax.scan(up, carry, xs)
+        upward = layers, state.h[:-1], state.g[1:], state.dg[1:], noise.u
+        (h, dh), (hs, dhs, a) = jax.lax.scan(up, carry, upward)
         every_h = _put(state.h, _append(hs, h), start, axis=1)
         every_dh = _put(state.dh, _append(dhs, dh), start, axis=1)
 
@@ -453,8 +453,8 @@ def _sweep(
         dw = dw.at[:, -1].add(1)  # w itself
         carry = w * top_1(h), top_1(h)[:, None] * dw + (w * top_2(h))[:, None] * dh
         every_c = jnp.broadcast_to(c, (depth, count))
-        xs = layers, every_h[:-1], state.g[1:], every_dh[:-1], every_c, noise.r
-        (g, dg), (gs, dgs, b) = jax.lax.scan(down, carry, xs, reverse=True)
+        downward = layers, every_h[:-1], state.g[1:], every_dh[:-1], every_c, noise.r
+        (g, dg), (gs, dgs, b) = jax.lax.scan(down, carry, downward, reverse=True)
         every_g = _put(state.g, _prepend(g, gs), start, axis=1)
         every_dg = _put(state.dg, _prepend(dg, dgs), start, axis=1)
         new = _State(every_h, every_g, every_dh, every_dg, c)
