@@ -73,6 +73,7 @@ def run(
     with console.status(f"reading {config.dataset}"):
         data = source(config).read()
     check_job(jobs[0], data)
+    equal = shapes.pairs(config, jobs[0], data)
     with workdir.claim(directory, settings):
         launch = functools.partial(
             run_jobs,
@@ -85,14 +86,9 @@ def run(
         )
         populations = launch(jobs, directory=directory)
         found = reporting.swept(config, populations, command)
-        if shapes.wanted(config):
-            tradeoff = train_tradeoff(
-                config,
-                found,
-                jobs,
-                data,
-                functools.partial(launch, directory=directory / "tradeoff"),
-            )
+        if equal:
+            more = functools.partial(launch, directory=directory / "tradeoff")
+            tradeoff = train_tradeoff(config, found, jobs, equal, data, more)
             found = dataclasses.replace(found, tradeoff=tradeoff)
         write_tables(directory, found)
         page = report.write_sweep_report(found, directory)
@@ -121,6 +117,7 @@ def train_tradeoff(
     config: ConfigDict,
     found: report.SweepData,
     jobs: list[engine.Job],
+    equal: list[tuple[int, int]],
     data: datasets.Held,
     launch: Callable[[list[engine.Job]], list[Population]],
 ) -> tradeoffs.Tradeoff | None:
@@ -137,7 +134,7 @@ def train_tradeoff(
     if len(found.names) < 2:  # of several, the fit's place on one is not the others'
         hyper["learning_rate"] = 2.0**best.log2_lr
     base = next(job for job in jobs if job.name == population.name)
-    populations = launch(shapes.jobs(config, base, hyper, data))
+    populations = launch(shapes.jobs(equal, base, hyper))
     points = tradeoffs.points(populations, shapes.counter(base, data))
     return tradeoffs.Tradeoff(
         found.main,

@@ -25,9 +25,10 @@ def population(
     seeds=3,
     pair=False,
     choices=None,
+    noise=0.02,
 ):
     """A valley in log2 of the learning rate whose place moves with the size."""
-    noise = np.random.default_rng([width, depth, len(key)])
+    rng = np.random.default_rng([width, depth, len(key)])
     over = math.log2(depth / BASE.depth), math.log2(width / BASE.width)
     best = -6.5 + per_depth * over[0] + per_width * over[1]
     axes = {"learning_rate": RATES}
@@ -37,11 +38,11 @@ def population(
     shape = (seeds, *grid[0].shape)
     # A double learning rate with half the multiplier does the same.
     place = grid[0] + (grid[1] if pair else 0) - best
-    place = place + noise.normal(0, 0.1, (seeds,) + (1,) * grid[0].ndim)
+    place = place + rng.normal(0, 5 * noise, (seeds,) + (1,) * grid[0].ndim)
     log_loss = math.log(0.02 * 0.75 ** sum(over)) + 0.11 * place**2
     if pair:
         log_loss = log_loss + 0.05 * grid[1] ** 2
-    loss = np.minimum(np.exp(log_loss + noise.normal(0, 0.02, shape)), 2.4)
+    loss = np.minimum(np.exp(log_loss + rng.normal(0, noise, shape)), 2.4)
     loss = np.where(place > 3, np.nan, loss)
     curves = 2.3 * (loss[..., None] / 2.3) ** np.linspace(0.02, 1, 40)
     name = f"{key}-w{width}-d{depth}"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from . import curves_figure, heatmap_figure, names, tradeoff_figure, verdicts
 from .data import Axis, SweepData
 from .page import PAGE, section
-from .style import PHONE, WIDE, Page, render
+from .style import DPI, PHONE, WIDE, Page, render
 from .sweep_figure import sweep_figure
 from .templates import download, duration, environment, flat, picture, replace
 
@@ -31,8 +31,13 @@ def write_sweep_report(data: SweepData, workdir: str | os.PathLike) -> Path:
     return replace(Path(workdir) / PAGE, sweep_page(data).encode())
 
 
-def sweep_page(data: SweepData) -> str:
-    """The page as one string: style, pictures and table inside, nothing fetched."""
+def sweep_page(data: SweepData, dpi: int = DPI) -> str:
+    """The page as one string: style, pictures and table inside, nothing fetched.
+
+    Args:
+      data: what the sweep found.
+      dpi: of the pictures; less is faster.
+    """
     env = environment(data.keys.values())
     drawn: dict[str, Draw] = {}
     sections = [_lines(data, n, axis, drawn) for n in data.names for axis in data.axes]
@@ -40,8 +45,8 @@ def sweep_page(data: SweepData) -> str:
         sections += more(data, drawn)
     pictures = {
         name: {
-            "wide": picture(render(draw, WIDE)),
-            "phone": picture(render(draw, PHONE)),
+            "wide": picture(render(draw, WIDE, dpi=dpi)),
+            "phone": picture(render(draw, PHONE, dpi=dpi)),
         }
         for name, draw in drawn.items()
     }

@@ -74,36 +74,34 @@ def unit(job: Job, data: Any) -> int:
     return base
 
 
-def jobs(
-    config: ConfigDict, base: Job, hyper: Mapping[str, float], data: Any
-) -> list[Job]:
-    """The jobs of a trade-off: shapes trained with what the base likes best.
+def pairs(config: ConfigDict, base: Job, data: Any) -> list[tuple[int, int]]:
+    """The shapes of a trade-off, as (width, depth).
 
     Args:
       config: its `sweep.tradeoff` says which; of a number of parameters every depth
         of `sweep.depths` gets a width.
-      base: the base's job.
-      hyper: the base's best value of every axis.
+      base: any of its jobs.
       data: tells the sizes of input and output.
 
     Raises:
       UserError: a shape that cannot be built, or fewer than two for a budget.
     """
     asked = wanted(config)
-    pairs = [entry for entry in asked if isinstance(entry, tuple)]
+    found = [entry for entry in asked if isinstance(entry, tuple)]
     budgets = [entry for entry in asked if isinstance(entry, int)]
     if budgets:
         count, step = counter(base, data), unit(base, data)
         for budget in budgets:
-            found = shapes([budget], sorted(config.sweep.depths), count, step)
-            if len(found) < 2:
+            equal = shapes([budget], sorted(config.sweep.depths), count, step)
+            if len(equal) < 2:
                 least = min(count(step, depth) for depth in config.sweep.depths)
                 raise UserError(
-                    f"sweep.tradeoff asks for {budget} parameters, which {len(found)} "
-                    f"of the depths can have; the smallest model has {least}"
+                    f"sweep.tradeoff asks for {budget} parameters, which {len(equal)} "
+                    f"of sweep.depths can have, and two must; the smallest model has "
+                    f"{least}"
                 )
-            pairs += found
-    for width, depth in pairs:
+            found += equal
+    for width, depth in found:
         try:
             _abstract(base, data, width, depth)
         except (TypeError, ValueError) as error:
@@ -111,6 +109,19 @@ def jobs(
                 f"sweep.tradeoff: width {width} and depth {depth} cannot be built: "
                 f"{error}"
             ) from None
+    return list(dict.fromkeys(found))
+
+
+def jobs(
+    found: Sequence[tuple[int, int]], base: Job, hyper: Mapping[str, float]
+) -> list[Job]:
+    """The jobs of a trade-off: shapes trained with what the base likes best.
+
+    Args:
+      found: the shapes, as (width, depth).
+      base: the base's job.
+      hyper: the base's best value of every axis.
+    """
     rest = {name: (value,) for name, value in hyper.items() if name != "learning_rate"}
     return [
         dataclasses.replace(
@@ -120,7 +131,7 @@ def jobs(
             log2_lr=(math.log2(hyper["learning_rate"]),),
             axes=tuple(rest.items()),
         )
-        for width, depth in dict.fromkeys(pairs)
+        for width, depth in found
     ]
 
 
