@@ -46,7 +46,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     """
     console = rich.console.Console()
     configs.check(config)
-    _check_axes(config)
+    _check_choices(config)
     points = configs.points(config)
     jobs = plan_jobs(config, points)
     settings = configs.plain(config)
@@ -147,9 +147,17 @@ def train_target(
             "target": configs.plain(config.target),
             "model": configs.plain(config.model),
             "log2_lr": log2_lr,
+            **_extras(config),
         },
+        label_smoothing=config.get("label_smoothing", 0.0),
     )
     return model, result
+
+
+def _extras(config: ConfigDict) -> dict[str, Any]:
+    """What decides a target's training and not every config has."""
+    names = ("schedule", "label_smoothing")
+    return {name: configs.plain(config[name]) for name in names if name in config}
 
 
 def target_model(
@@ -158,8 +166,8 @@ def target_model(
     data: datasets.ImageData,
     rngs: nnx.Rngs,
 ) -> nnx.Module:
-    """The large model, freshly initialized."""
-    return engine.build_model(
+    """The large model, freshly initialized, by the tuned factor if there is one."""
+    model = engine.build_model(
         configs.plain(config.model),
         data,
         width=config.target.width,
@@ -169,6 +177,10 @@ def target_model(
         parametrization=point,
         rngs=rngs,
     )
+    if "init_scale" in config.target:
+        params, factor = nnx.state(model, nnx.Param), config.target.init_scale
+        nnx.update(model, engine.scaled_init(params, zoo.scales(model), factor))
+    return model
 
 
 def summarize(
@@ -215,22 +227,12 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     return optim.explain(zoo.scales(model), point, config.optimizer.name)
 
 
-# What the target's trainer knows nothing of.
-_NOT_OF_THE_TARGET = ("init_scale", "warmup", "label_smoothing")
-
-
-def _check_axes(config: ConfigDict) -> None:
-    """Refuse to sweep what the target could not be trained with."""
-    for name in plans.axes(config):
-        if name in _NOT_OF_THE_TARGET:
-            raise UserError(
-                f"sweep.axes has {name!r}, with which `transfer` cannot train its "
-                "target; use `mupax sweep`"
-            )
-    if config.sweep.get("choices", ()) or config.get("label_smoothing", 0.0):
+def _check_choices(config: ConfigDict) -> None:
+    """Refuse to choose what the target could not be trained with."""
+    if config.sweep.get("choices", ()):
         raise UserError(
-            "sweep.choices and label_smoothing are for `mupax sweep`; `transfer` "
-            "trains one target, of one kind"
+            "sweep.choices is for `mupax sweep`; `transfer` trains one target, of one "
+            "kind"
         )
 
 
@@ -256,6 +258,15 @@ def _tuned(
                 points = configs.points(config)
             elif name == "branch_multiplier":
                 config.model.branch_multiplier = value
+            elif name == "init_scale":
+                config.target.init_scale = value
+            elif name == "warmup":
+                schedule = configs.plain(config.get("schedule", {}))
+                schedule = {"name": "constant"} | schedule
+                schedule["warmup"] = round(value * config.target.steps)
+                config.schedule = ConfigDict(schedule)
+            elif name == "label_smoothing":
+                config.label_smoothing = value
             else:
                 config.optimizer[name] = value
     return config, points

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -227,7 +228,7 @@ class Job(Task):
             rngs = nnx.Rngs(params=key, dropout=jax.random.fold_in(key, 1))
             params, fixed, rest = nnx.state(self.build(data, rngs), *kinds)
             if "init_scale" in hyper:
-                params = _scaled_init(params, scales, hyper["init_scale"])
+                params = scaled_init(params, scales, hyper["init_scale"])
             return params, rest, fixed
 
         def loss(
@@ -271,11 +272,11 @@ class Job(Task):
         )
 
 
-def _scaled_init(params: Any, scales: optim.Scales, factor: jax.Array) -> Any:
+def scaled_init(params: Any, scales: optim.Scales, factor: jax.Array | float) -> Any:
     """The weights that have a fan-in, times a factor; biases and norms as they are."""
 
     def scaled(path: str, leaf: jax.Array) -> jax.Array:
-        return leaf * factor.astype(leaf.dtype) if scales[path].in_axes else leaf
+        return leaf * jnp.asarray(factor, leaf.dtype) if scales[path].in_axes else leaf
 
     return map_with_paths(scaled, params)
 

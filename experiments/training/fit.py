@@ -31,6 +31,7 @@ def fit(
     mesh: Mesh | None = None,
     on_step: Callable[[int, float], None] | None = None,
     settings: dict[str, Any] | None = None,
+    label_smoothing: float = 0.0,
 ) -> TrainResult:
     """Trains a classifier of images in place; a killed run goes on where it stopped.
 
@@ -51,13 +52,14 @@ def fit(
         a run goes on from.
       settings: JSON-ready; what decides the result, learning rate and model among
         them. A workdir goes on only with the settings that it began with.
+      label_smoothing: share of each label that is spread over all classes.
 
     Raises:
       UserError: as `train`.
       Stopped: as `train`.
     """
     dataset = datasets.from_memory(data)
-    program = _program(model, tx, data, seed, mesh)
+    program = _program(model, tx, data, seed, mesh, label_smoothing)
     result, state = train(
         model,
         program,
@@ -100,10 +102,12 @@ def _program(
     data: datasets.ImageData,
     seed: int,
     mesh: Mesh | None,
+    label_smoothing: float = 0.0,
 ) -> Program:
     objective = Classification(
         lambda images: datasets.normalize(images, data.mean, data.std),
         data.num_classes,
+        label_smoothing=label_smoothing,
     )
     recipe = Recipe(tx, objective, seed)
     return make_program(model, recipe, mesh or make_mesh())
