@@ -25,10 +25,10 @@ demo: install
 	$(BIN)/mupax transfer --config digits_resmlp --workdir runs/demo
 
 test: install
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" --numprocesses auto --dist loadfile
 
 test-long: install
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long --numprocesses auto --dist loadfile
 
 check: lint types docs-examples wheel
 

@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
     c.sweep.depths = (3, 6, 12, 24)
     c.sweep.widths = (8, 16, 32, 64)
-    c.sweep.axes.learning_rate = "2**[-11:-2:1]"
+    c.sweep.axes.learning_rate = "2**[-10:-2:1]"
     c.sweep.seeds = 2
     c.sweep.steps = 200
     c.sweep.average_last = 50

@@ -16,15 +16,15 @@ def get_config() -> ConfigDict:
     c = sweep_defaults()
     c.dataset = "text:input.txt"
     c.data.context = 64
-    c.batch_size = 16
+    c.batch_size = 8
     c.model = ConfigDict({"name": "gpt", "branch_multiplier": 1.0, "head_dim": 16})
     c.base = ConfigDict({"width": 32, "depth": 2})
     c.optimizer = ConfigDict({"name": "adam"})
     c.sweep.depths = (2, 4, 8, 16)
     c.sweep.widths = (32,)
-    c.sweep.axes.learning_rate = "2**[-11:-3:1]"
+    c.sweep.axes.learning_rate = "2**[-11:-5:1]"
     c.sweep.seeds = 2
-    c.sweep.steps = 300
+    c.sweep.steps = 200
     c.sweep.average_last = 50
     c.sweep.parametrizations = ConfigDict(
         {

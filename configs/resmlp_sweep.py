@@ -29,11 +29,11 @@ def get_config() -> ConfigDict:
     c.model.block_depth = 1
     c.base = ConfigDict({"width": 64, "depth": 8})
     c.optimizer = ConfigDict({"name": "adam"})
-    c.sweep.depths = (8, 16, 32, 64, 128, 256)
+    c.sweep.depths = (8, 32, 128, 256)
     c.sweep.widths = (64,)
-    c.sweep.axes.learning_rate = "2**[-14:-4:1]"
+    c.sweep.axes.learning_rate = "2**[-14:-5:1]"
     c.sweep.seeds = 2
-    c.sweep.steps = 400
+    c.sweep.steps = 300
     c.sweep.average_last = 100
     c.sweep.parametrizations = ConfigDict(
         {

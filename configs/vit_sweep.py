@@ -24,10 +24,10 @@ def get_config() -> ConfigDict:
     c.optimizer = ConfigDict({"name": "adam"})
     c.sweep.depths = (2, 4, 8, 16)
     c.sweep.widths = (32,)
-    c.sweep.axes.learning_rate = "2**[-13:-4:1]"
+    c.sweep.axes.learning_rate = "2**[-12:-5:1]"
     c.sweep.choices = (("model.layer_norm", (True, False)),)
     c.sweep.seeds = 2
-    c.sweep.steps = 300
+    c.sweep.steps = 200
     c.sweep.average_last = 50
     c.sweep.parametrizations = ConfigDict(
         {"mup": {"name": "mup"}, "depth_mup": {"name": "depth_mup"}}

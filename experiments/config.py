@@ -137,7 +137,17 @@ def plain(config: Any) -> Any:
 def points(config: ConfigDict) -> dict[str, optim.Parametrization]:
     """The parametrizations of a sweep, by their keys in the config."""
     found = {}
-    for key, options in plain(config.sweep.parametrizations).items():
+    given = plain(config.sweep.parametrizations)
+    only = config.sweep.get("only", ())
+    for key in only:
+        if key not in given:
+            raise UserError(
+                f"sweep.only has {key!r}, which sweep.parametrizations has not; there "
+                f"are {', '.join(given)}"
+            )
+    for key, options in given.items():
+        if only and key not in only:
+            continue
         try:
             found[key] = optim.parametrization(options.pop("name"), **options)
         except KeyError:
@@ -204,6 +214,7 @@ def sweep_defaults() -> ConfigDict:
     c.sweep.axes = ConfigDict(dict.fromkeys(hyperparameters.NUMBERS, ""))
     c.sweep.choices = ()  # what is no number, as (("schedule.name", ("constant",)),)
     c.sweep.tradeoff = ()  # deeper or wider? parameters, as (30_000, 120_000)
+    c.sweep.only = ()  # keys of the parametrizations to sweep; all where there are none
     c.sweep.memory_share = 0.5  # of the free memory; larger populations go in chunks
     c.sweep.average_last = 50  # the loss of a run: mean over its last steps
     return c

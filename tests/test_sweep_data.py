@@ -121,3 +121,14 @@ def test_a_sweep_needs_two_sizes_of_something(song):
     alone.sweep.widths = (8,)
     with pytest.raises(UserError, match="one of them needs at least two sizes"):
         check_sweep(alone)
+
+
+def test_only_some_of_the_parametrizations_are_swept(song):
+    some = config(song)
+    some.sweep.parametrizations.sp = {"name": "sp"}
+    assert list(points(some)) == ["depth_mup", "sp"]
+    some.sweep.only = ("sp",)
+    assert list(points(some)) == ["sp"]
+    some.sweep.only = ("mup",)
+    with pytest.raises(UserError, match="there are depth_mup, sp"):
+        points(some)
