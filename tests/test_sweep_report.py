@@ -12,11 +12,12 @@ import subprocess
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from sweep_populations import BASE, SHAPES, population, populations, swept
+from sweep_populations import BASE, population, populations, swept
 from test_report import Reader, made
 
 from mupax.experiments import cli, sweep
 from mupax.experiments.report import (
+    advice,
     curves_figure,
     heatmap_figure,
     tradeoff_figure,
@@ -78,7 +79,7 @@ def test_the_verdict_comes_first_and_follows_the_numbers():
     assert re.fullmatch(
         r"With Standard \(SP\), the learning rate transfers across width and shifts by "
         r"−(0\.9\d|1\.0\d) octaves per doubling of depth\.",
-        verdicts.contrast(data),
+        advice.contrast(data),
     )
     moved = verdicts.headline(swept(populations({"sp": 0.0, "depth_mup": 0.7})))
     assert "transfers across width and shifts by +0." in moved
@@ -93,17 +94,15 @@ def test_a_row_of_the_table_holds_shift_interval_optima_and_cost():
     assert re.fullmatch(r"−\d\.\d\d \[−\d\.\d\d, −\d\.\d\d\]", row["shift"])
     # 2^-6.5 at depth 8, an octave less for each doubling; a grid of octaves and three
     # seeds that vary by 0.1 octaves place it within 20 %.
-    best = {size: float(value) for size, value in row["best"]}
-    assert {size: x * size / 8 for size, x in best.items()} == {
-        size: pytest.approx(2**-6.5, rel=0.2) for size in (4, 8, 16, 32, 64)
-    } or best[64] == pytest.approx(2**-9.5, rel=0.2)
+    for size, value in row["best"]:
+        assert float(value) == pytest.approx(2**-6.5 * 8 / size, rel=0.2)
     assert row["cost"] == "diverges"
 
 
 def test_the_prediction_is_at_the_target_and_only_where_there_is_one():
-    sentence = " ".join(verdicts.advice(swept()))
+    sentence = " ".join(advice.advice(swept()))
     assert "At width 256, depth 64, expect the best learning rate at 0.01" in sentence
-    assert "expect" not in " ".join(verdicts.advice(swept(target=None)))
+    assert "expect" not in " ".join(advice.advice(swept(target=None)))
 
 
 def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
@@ -112,7 +111,7 @@ def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
         "With Depth-μP, the learning rate cannot be judged across depth and width "
         "(more seeds needed)."
     )
-    assert "run it again with more seeds" in verdicts.advice(data)[-1]
+    assert "run it again with more seeds" in advice.advice(data)[-1]
     assert not any(group["predicted"] for group in verdicts.groups(data))
     assert (
         "geometric mean over"
@@ -138,7 +137,6 @@ def test_an_axis_of_one_size_is_left_out():
 def test_a_sweep_in_which_nothing_trained_is_said_so():
     data = swept([dead(p) for p in populations(shapes=FEW)])
     words = text(sweep_page(data, dpi=40))
-    assert words.startswith("mupax sweep", words.index("mupax sweep"))
     assert "Nothing trained: every run of the sweep diverged." in words
     for wrong in ("nan", "None", "inf ", "transfers across", "shifts by"):
         assert wrong not in words
@@ -148,10 +146,7 @@ def test_where_only_the_featured_one_is_dead_the_other_is_told():
     found = populations(shapes=FEW)
     data = swept([dead(p) if p.parametrization == "depth_mup" else p for p in found])
     assert verdicts.headline(data) == "No answer: with Depth-μP, nothing trained."
-    assert "shifts by" in verdicts.contrast(data)
-    assert "nothing trained" in verdicts.title(data, "learning_rate", "depth") or (
-        "with Depth-μP" in verdicts.title(data, "learning_rate", "depth")
-    )
+    assert "shifts by" in advice.contrast(data)
 
 
 def test_a_size_at_which_nothing_trained_does_not_transfer():
@@ -163,9 +158,9 @@ def test_a_size_at_which_nothing_trained_does_not_transfer():
 def test_an_optimum_at_the_edge_asks_for_a_wider_grid():
     data = swept(populations({"sp": 0.0, "depth_mup": 2.2}, shapes=FEW))
     # At depth 32 the optimum would be 4.4 octaves up, at the last value.
-    advice = verdicts.advice(data)
-    assert advice[-1] == "Widen the grid of learning rate."
-    assert not any("expect" in sentence for sentence in advice)
+    told = advice.advice(data)
+    assert told[-1] == "Widen the grid of learning rate."
+    assert not any("expect" in sentence for sentence in told)
 
 
 def test_several_hyperparameters_of_which_the_same_is_said_are_told_together():
@@ -228,6 +223,23 @@ def test_learning_curves_are_those_of_the_bases_best_point():
     fallen = swept(populations({"depth_mup": -1.5}))
     worse = curves_figure.find(fallen, "depth", "depth_mup")
     assert curves_figure.told(worse) == "depth 64 diverged"
+
+
+def test_it_is_said_from_which_step_on_an_optimum_stays():
+    # The made curves have their final optimum from their first span on, a 40th of 200.
+    assert verdicts.fixed(swept(), "learning_rate", "depth") == (
+        "The best learning rate stays where it ends from step 5 of 200 on with "
+        "Standard (SP) and Depth-μP."
+    )
+    # Curves whose optimum is elsewhere than that of the final losses.
+    late = [
+        dataclasses.replace(p, curves=np.roll(p.curves, 3, axis=1))
+        for p in populations({"depth_mup": 0.0}, shapes=FEW)
+    ]
+    told = verdicts.fixed(swept(late), "learning_rate", "depth")
+    assert "not before the end at depth 8, 16 and 32 with Depth-μP" in told
+    gone = [dead(p) for p in populations()]
+    assert verdicts.fixed(swept(gone), "learning_rate", "depth") == ""
 
 
 def test_the_heatmaps_finding_names_the_best_pair():
@@ -405,4 +417,3 @@ def test_the_report_replaces_an_older_one(tmp_path):
     written = write_sweep_report(swept(populations(shapes=[BASE])), tmp_path)
     assert written.read_text().startswith("<!doctype html>")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-    assert SHAPES

@@ -8,7 +8,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from . import curves_figure, heatmap_figure, names, tradeoff_figure, verdicts
+from . import (
+    advice,
+    curves_figure,
+    heatmap_figure,
+    names,
+    tradeoff_figure,
+    verdicts,
+)
 from .data import Axis, SweepData
 from .page import PAGE, section
 from .style import DPI, PHONE, WIDE, Page, render
@@ -56,8 +63,8 @@ def sweep_page(data: SweepData, dpi: int = DPI) -> str:
     return env.get_template("sweep.html").render(
         data=data,
         headline=verdicts.headline(data),
-        advice=verdicts.advice(data),
-        contrast=verdicts.contrast(data),
+        advice=advice.advice(data),
+        contrast=advice.contrast(data),
         groups=verdicts.groups(data),
         guide=verdicts.GUIDE,
         sections=sections,
@@ -93,8 +100,11 @@ def _lines(
         f"{title}. Training loss against {noun}, a line per {axis}, a panel per "
         "parametrization; a star marks each optimum."
     )
+    made = section(lines, axis, title)
+    if told := verdicts.fixed(data, name, axis):
+        made["notes"] = [*made["notes"], told]
     return {
-        **section(lines, axis, title),
+        **made,
         "id": place,
         "over": noun,
         "noun": noun,

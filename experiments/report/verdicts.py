@@ -9,9 +9,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..sweeps import grids
+from ..sweeps.results import Population
 from . import findings, names
-from .data import Axis, SweepData, least
+from .data import Axis, SweepData
 from .findings import listed
 
 GUIDE = (
@@ -20,7 +23,7 @@ GUIDE = (
     "zero and the shift is larger than that. In between the seeds are too few to tell."
 )
 _SIGNS = {"transfers": "✓", "fails": "✗", "unknown": "?"}
-_MANY = 3  # more hyperparameters than that are counted before they are named
+MANY = 3  # more hyperparameters than that are counted before they are named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,17 +177,17 @@ def target(data: SweepData) -> str:
 
 def headline(data: SweepData) -> str:
     """The verdict, in one sentence about the featured parametrization."""
-    if all(least(p) == float("inf") and _dead(p) for p in data.populations):
+    if all(dead(p) for p in data.populations):
         return "Nothing trained: every run of the sweep diverged."
     label = data.keys[data.main]
-    if all(_dead(p) for p in data.of(data.main)):
+    if all(dead(p) for p in data.of(data.main)):
         return f"No answer: with {label}, nothing trained."
     mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
     if not mine:
         what = "size" if data.names else "value of each hyperparameter"
         return f"No answer: with {label}, only one {what} was swept."
     by_name = {n: [v for v in mine if v.name == n] for n in data.names}
-    if len(by_name) > _MANY:
+    if len(by_name) > MANY:
         good = [n for n, v in by_name.items() if {x.status for x in v} == {"transfers"}]
         which = f": {listed([names.noun(n) for n in good])}" if good else ""
         return (
@@ -202,8 +205,9 @@ def headline(data: SweepData) -> str:
     return f"With {label}, {'; '.join(parts)}."
 
 
-def _dead(population: Any) -> bool:
-    return bool((population.loss != population.loss).all())
+def dead(population: Population) -> bool:
+    """Whether no run of a population came to its end."""
+    return bool(np.isnan(population.loss).all())
 
 
 def phrase(found: Sequence[Verdict], *, many: bool = False) -> str:
@@ -256,61 +260,26 @@ def captions(data: SweepData, name: str, axis: Axis) -> dict[str, str]:
     return {v.key: f"{v.sign} {v.words}" for v in found}
 
 
-def at_base(data: SweepData) -> str:
-    """Where the base does best, in a sentence."""
-    population = data.at_base(data.main)
-    size = f"The base (width {data.base.width}, depth {data.base.depth})"
-    loss = least(population)
-    if loss == float("inf"):
-        return f"{size} has no point of the grid at which every seed trained."
-    where = (data.main, data.base.width, data.base.depth)
-    best = [
-        f"{names.noun(n)} {names.value(n, found.log2_lr)}"
-        for n in data.names
-        if (found := data.lines(n).optima.get(where)) is not None
-    ]
-    at = f" at {listed(best)}" if best else ""
-    return f"{size} trains best{at}; its least loss is {findings.loss(loss)}."
-
-
-def advice(data: SweepData) -> list[str]:
-    """What to do with it: where to train the target, what to run next."""
-    out = [at_base(data)]
-    found = {n: prediction(data, n, data.main) for n in data.names}
-    parts = [f"{names.noun(n)} at {text}" for n, text in found.items() if text]
-    if parts:
-        out.append(f"At {target(data)}, expect the best {listed(parts)}.")
-    mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
-    if any("more seeds" in v.told for v in mine):
-        axes = listed(
-            list(dict.fromkeys(v.axis for v in mine if "more seeds" in v.told))
-        )
-        out.append(f"To tell across {axes}, run it again with more seeds.")
-    edge = dict.fromkeys(v.name for v in mine if "edge" in v.told)
-    if edge:
-        out.append(f"Widen the grid of {listed([names.noun(n) for n in edge])}.")
-    return out
-
-
-def contrast(data: SweepData) -> str:
-    """What the first other parametrization does with the same hyperparameters."""
-    others = [key for key in data.keys if key != data.main]
-    if not others or all(_dead(p) for p in data.populations):
+def fixed(data: SweepData, name: str, axis: Axis) -> str:
+    """From which step on the optima stay where they end, in a sentence or nothing."""
+    parts: dict[str, list[str]] = {}
+    for key, label in data.keys.items():
+        told = data.verdicts[name].get(key, {}).get(axis)
+        if told is None or all(x is None for x in told["optimum"]):
+            continue
+        rows = zip(told["sizes"], told["optimum"], told["fixed_after"], strict=True)
+        since = {size: share for size, best, share in rows if best is not None}
+        moving = [size for size, share in since.items() if share is None]
+        if moving:
+            when = f"not before the end at {axis} {listed(moving)}"
+        else:
+            step = max(1, round(max(since.values()) * data.steps))
+            when = f"from step {step} of {data.steps} on"
+        parts.setdefault(when, []).append(label)
+    if not parts:
         return ""
-    key = next((k for k in others if k.split(",")[0] == "sp"), others[0])
-    label = data.keys[key]
-    if all(_dead(p) for p in data.of(key)):
-        return f"With {label}, nothing trained."
-    parts = []
-    for name in data.names[:_MANY]:
-        found = [
-            v
-            for v in every(data)
-            if v.name == name and v.key == key and len(v.sizes) > 1
-        ]
-        if found:
-            parts.append(f"the {names.noun(name)} {phrase(found)}")
-    return f"With {label}, {'; '.join(parts)}." if parts else ""
+    told = [f"{when} with {listed(labels)}" for when, labels in parts.items()]
+    return f"The best {names.noun(name)} stays where it ends {'; '.join(told)}."
 
 
 def _capital(text: str) -> str:
