@@ -1,15 +1,22 @@
 """How fast a sweep is: one program a cell, compilation included.
 
-    python -m benchmarks.sweep
+    python -m benchmarks.sweep [--torch PYTHON]
 
 24 runs (12 learning rates by 2 seeds) of the residual MLP on digits, 200 steps of
 batch 64: by mupax, and by the same training written in plain JAX and Optax without
 it, in pairs, for the machine's speed drifts. Then the time to trace and compile at
-depth 8 and 512. What was measured is in docs/performance.md.
+depth 8 and 512, and the rate of arithmetic at width 256 beside that of a product of two
+matrices. With `--torch`, the Python of an environment with torch and mup, three runs
+each with those, one after another, in the same pairs. What was measured is in
+docs/performance.md.
 """
 
+import argparse
 import dataclasses
+import json
+import pathlib
 import statistics
+import subprocess
 import tempfile
 import time
 from typing import Any
@@ -91,11 +98,17 @@ def plain(data: datasets.ImageData, cell: engine.Job, *, quick: bool) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    """Print the times."""
-    with tempfile.TemporaryDirectory() as folder:
-        data = datasets.load("digits", folder)
-    engine.compile_cell(job(4), data)()  # what is done once a process
+def arithmetic(cell: engine.Job) -> float:
+    """Floating-point operations of a cell's hidden layers.
+
+    Forward and backward: three products of batch x n by n x n a layer.
+    """
+    products = cell.runs * cell.steps * cell.batch_size * cell.depth
+    return 6 * products * cell.width**2
+
+
+def against_plain(data: datasets.ImageData) -> None:
+    """Print the times beside plain JAX, and those of compiling."""
     for depth, width in ((8, 64), (64, 64)):
         cell = job(depth, width)
         ratios: dict[bool, list[float]] = {False: [], True: []}
@@ -107,12 +120,10 @@ def main() -> None:
             end = time.perf_counter()
             for quick, found in ratios.items():
                 found.append((end - start) / plain(data, cell, quick=quick))
-        # Forward and backward: three products of batch x n by n x n a layer.
-        flops = 6 * cell.runs * cell.steps * cell.batch_size * depth * width**2
         print(
             f"width {width}, depth {depth}: {cell.runs} runs in {end - start:.1f} s "
             f"({middle - start:.1f} s of it tracing and compiling, then "
-            f"{flops / (end - middle) / 1e9:.0f} GFLOP/s); "
+            f"{arithmetic(cell) / (end - middle) / 1e9:.0f} GFLOP/s); "
             f"{statistics.median(ratios[False]):.2f} of plain JAX's time, "
             f"{statistics.median(ratios[True]):.2f} where that compiles as quickly "
             "(medians of 3)"
@@ -127,6 +138,77 @@ def main() -> None:
         growth.append(times[1] / times[0])
         print(f"trace and compile: {times[0]:.2f} s at 8, {times[1]:.2f} s at 512")
     print(f"ratio, median of 3: {statistics.median(growth):.2f}")
+
+
+def rate_of_arithmetic(data: datasets.ImageData) -> None:
+    """Print the share of the machine's matrix-multiply rate at width 256."""
+    cell = job(32, 256)
+    training = cell.training(data)
+    chunks = engine._Chunks(cell, training, engine.Limits(), len(cell.log2_lr))
+    points = [(2.0**x,) for x in cell.log2_lr]
+    side = 2048
+    x = jax.random.normal(jax.random.key(0), (side, side))
+    product = jax.jit(jnp.matmul)
+    jax.block_until_ready(product(x, x))
+    shares = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(4):
+            jax.block_until_ready(product(x, x))
+        middle = time.perf_counter()
+        chunks(points[: chunks.points])
+        end = time.perf_counter()
+        lanes = min(chunks.points, len(points)) / len(points)
+        peak = 4 * 2 * side**3 / (middle - start)
+        ours = lanes * arithmetic(cell) / (end - middle)
+        shares.append(ours / peak)
+        print(
+            f"width 256, depth 32: {ours / 1e9:.0f} GFLOP/s, a product of {side} x "
+            f"{side}: {peak / 1e9:.0f}"
+        )
+    print(f"share, median of 3: {statistics.median(shares):.2f}")
+
+
+def against_torch(python: str, data: datasets.ImageData) -> None:
+    """Print how many times as many runs a minute as PyTorch + mup."""
+    script = pathlib.Path(__file__).parent / "torch_mup.py"
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "data.npz")
+        images = np.asarray(
+            datasets.normalize(data.train_images, data.mean, data.std), np.float32
+        )
+        np.savez(file, images=images, labels=data.train_labels)
+        for depth in (8, 64):
+            ratios = []
+            for _ in range(3):
+                start = time.perf_counter()
+                engine.compile_cell(job(depth), data)()
+                ours = (time.perf_counter() - start) / job(depth).runs
+                command = [python, str(script), str(file), f"--depth={depth}"]
+                out = subprocess.run(
+                    command, capture_output=True, check=True, text=True
+                )
+                theirs = statistics.median(json.loads(out.stdout.splitlines()[-1]))
+                ratios.append(theirs / ours)
+                print(f"depth {depth}: a run {ours:.2f} s, of torch {theirs:.2f} s")
+            print(f"runs a minute, median of 3: {statistics.median(ratios):.1f} times")
+
+
+def main() -> None:
+    """Print the times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", help="the Python of torch and mup")
+    parser.add_argument("--only", choices=("plain", "arithmetic", "torch"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = datasets.load("digits", folder)
+    engine.compile_cell(job(4), data)()  # what is done once a process
+    if given.only in (None, "plain"):
+        against_plain(data)
+    if given.only in (None, "arithmetic"):
+        rate_of_arithmetic(data)
+    if given.torch:
+        against_torch(given.torch, data)
 
 
 if __name__ == "__main__":
