@@ -10,7 +10,7 @@ import pytest
 from mupax.experiments import cli, config, figures
 
 TP6 = [f"tp6-{k}" for k in range(1, 20)]
-BORDELON = [f"bordelon-{k}" for k in range(1, 8)]
+BORDELON = [f"bordelon-{k}" for k in (*range(1, 8), "5a")]
 BORDELON += [f"bordelon-b.{k}" for k in range(1, 9)] + ["bordelon-m.1"]
 DRAWN = [name for name, figure in figures.figures().items() if figure.draw]
 QUICK = ("jelassi-1", "bordelon-6")

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from ..theory import finite_size, lazy, linear_joint
+from ..theory import feature_learning, finite_size, lazy, linear_joint
 from ..theory.relu_mlp import fit_power_law
 from .registry import Drawing, Figure, Line, Panel, near
 
@@ -27,6 +27,63 @@ def _bias_law(found: finite_size.Errors) -> tuple[float, float]:
         again = finite_size.Errors(found.widths, found.depths, chosen)
         slopes.append(again.depth_law().exponent)
     return found.depth_law().exponent, float(np.std(slopes))
+
+
+def depths_agree(paper: bool) -> Drawing:
+    """Training at infinite width over depths, held against networks (Figure 5a)."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 5)), rng.normal(size=2)
+    steps, rate, depths = 5, 0.5, (2, 4, 8, 16)
+    stream = np.repeat(x[None], steps, 0), np.repeat(y[None], steps, 0)
+    replicas, width, seeds = (64, 512, 128) if paper else (16, 256, 32)
+    found = [
+        feature_learning.dynamics(*stream, d, learning_rate=rate, replicas=replicas)
+        for d in depths
+    ]
+    networks = finite_size.train(
+        x, y, widths=(width,), depths=depths, steps=steps - 1, learning_rate=rate,
+        seeds=seeds,
+    ).outputs[0]  # fmt: skip
+    mean, noise = networks.mean(1), networks.std(1, ddof=1) / np.sqrt(seeds)
+    value, error = (np.stack([run.outputs[k][-1] for run in found]) for k in (0, 1))
+    away = float((np.abs(mean - value) / np.hypot(noise, error)).max())
+    slope, slope_error = _gap_law(found, depths)
+    losses = [
+        Line(f"L = {d}", range(steps), run.losses.value.tolist())
+        for d, run in zip(depths, found, strict=True)
+    ]
+    outputs = []
+    for k in (0, 1):
+        label = f"N = {width}, point {k + 1}"
+        outputs.append(Line(label, depths, mean[:, k], noise[:, k], look="points"))
+        name = f"infinite width, point {k + 1}"
+        outputs.append(Line(name, depths, value[:, k].tolist(), look="theory"))
+    panels = [
+        Panel("Training at infinite width", "step", "loss", losses),
+        Panel(f"After {steps - 1} steps", "depth L", "f", outputs, log_x=True),
+    ]
+    ours = (
+        f"losses of depths L and 2L differ as L^({slope:.2f} ± {slope_error:.2f}) "
+        "(agrees within 3 errors of -1, each below 0.2); networks of width "
+        f"{width} are within {away:.1f} standard errors (agrees below 4)"
+    )
+    agrees = slope_error < 0.2 and near(slope, -1, 3 * slope_error) and away < 4
+    return Drawing(panels, ours, agrees)
+
+
+def _gap_law(
+    found: list[feature_learning.Dynamics], depths: tuple[int, ...]
+) -> tuple[float, float]:
+    """The exponent in L of the last loss's gap to 2L; its error by the losses'."""
+    last = np.array([[part[-1] for part in run.losses] for run in found])
+    draws = np.random.default_rng(0).normal(size=(200, len(depths)))
+
+    def slope(losses: np.ndarray) -> float:
+        gaps = np.abs(np.diff(losses))
+        return fit_power_law(depths[:-1], gaps.tolist()).exponent
+
+    spread = np.std([slope(last[:, 0] + draw * last[:, 1]) for draw in draws])
+    return slope(last[:, 0]), float(spread)
 
 
 def finite_sizes(paper: bool) -> Drawing:
@@ -211,12 +268,20 @@ FIGURES = [
         "one run of its network: mupax train --config cifar10_cnn",
     ),
     Figure(
+        id="bordelon-5a",
+        paper="Bordelon",
+        number="Figure 5a",
+        claim="training at large width is consistent over depths, better so with depth",
+        draw=depths_agree,
+        how="tanh networks of infinite width (eq. 38, 39) on 2 random points, 4 steps",
+    ),
+    Figure(
         id="bordelon-5",
         paper="Bordelon",
         number="Figure 5b",
         claim="finite networks approach the joint limit as 1/N in variance, 1/L in f",
         draw=finite_sizes,
-        how="tanh networks on 6 random points in place of CNNs on CIFAR-10; no panel a",
+        how="tanh networks on 6 random points in place of CNNs on CIFAR-10",
     ),
     Figure(
         id="bordelon-6",
