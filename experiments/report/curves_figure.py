@@ -47,13 +47,14 @@ def find(data: SweepData, axis: Axis, key: str) -> Curves:
     best = base.best()
     curves, final, stopped = {}, {}, []
     for population in data.along(key, axis):
-        at = tuple(values.index(best[n]) for n, values in population.axes.items())
-        every = population.loss[(slice(None), *at)]
+        place = (values.index(best[n]) for n, values in population.axes.items())
+        at: Any = (slice(None), *place)
+        every = population.loss[at]
         size = getattr(population, axis)
-        curves[size] = population.curves[(slice(None), *at)]
+        curves[size] = population.curves[at]
         lost = np.isnan(every).any()
         early = population.stopped
-        if early is not None and lost and early[(slice(None), *at)].any():
+        if early is not None and lost and early[at].any():
             stopped.append(size)
         final[size] = None if lost else float(2 ** transfer.log2(every).mean())
     return Curves(key, data.keys[key], axis, best, curves, final, tuple(stopped))

@@ -287,7 +287,7 @@ def target(data: ReportData) -> str:
     )
 
 
-def title(data: ReportData, axis: Axis) -> str:
+def title(data: Lines, axis: Axis) -> str:
     """The finding of one axis, for its picture and its section."""
     keys = [k for k in (data.featured, data.reference) if k is not None]
     told = [f for f in (find(data, axis, k) for k in keys) if f.sizes]

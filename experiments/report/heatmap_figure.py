@@ -212,7 +212,7 @@ def _draw_panel(ax: Any, population: Population, pair: Pair, norm: LogNorm) -> N
     x, y = _edges(across), _edges(up)
     ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
     ax.grid(False)
-    shown = np.ma.masked_invalid(np.maximum(loss, norm.vmin)).T
+    shown = np.ma.masked_invalid(np.maximum(loss, norm.vmin or 0.0)).T
     ax.pcolormesh(x, y, shown, norm=norm, cmap=_COLORS, rasterized=True)
     stopped = _all_stopped(population, pair)
     for i, j in np.argwhere(np.isnan(loss)):

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, NullLocator
@@ -120,7 +119,7 @@ def tradeoff_figure(found: Tradeoff, page: Page, *, title: str) -> Figure:
     by_depth = dict(zip(found.depths, strokes(len(found.depths)), strict=True))
     by_budget = dict(zip(found.budgets, strokes(len(found.budgets)), strict=True))
     panels = (
-        ("One depth a line; dashed: power law", by_depth, "depth {}"),
+        ("One depth a line: its power law", by_depth, "depth {}"),
         ("Equal parameters a line", by_budget, "{}"),
     )
     axes = []
@@ -157,13 +156,14 @@ def _draw_laws(ax: Any, found: Tradeoff, looks: dict[int, Any]) -> None:
         mine.sort(key=lambda p: p.parameters)
         x, y = [p.parameters for p in mine], [p.mean for p in mine]
         for p in mine:
-            ends = p.loss.min(), p.loss.max()
-            ax.plot([p.parameters] * 2, ends, color=look["color"], lw=1, alpha=0.6)
+            seeds = [p.loss.min(), p.loss.max()]
+            ax.plot([p.parameters] * 2, seeds, color=look["color"], lw=1, alpha=0.6)
         ax.plot(x, y, ms=6, mew=0, **{**look, "linestyle": ""})
         if d in laws:
-            ends = np.geomspace(min(found.budgets) / 1.2, _most(found) * 1.2, 40)
+            ends = [min(found.budgets) / 1.2, _most(found) * 1.2]
+            fitted = [laws[d](size) for size in ends]
             dashes = look["linestyle"]
-            ax.plot(ends, laws[d](ends), color=look["color"], lw=1.4, ls=dashes)
+            ax.plot(ends, fitted, color=look["color"], lw=1.4, ls=dashes)
     if found.predicted is not None and found.target is not None:
         ax.axvline(found.target, color=MUTED, lw=1)
         ax.text(

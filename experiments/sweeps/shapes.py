@@ -159,15 +159,20 @@ def shapes(
     found = []
     for budget in budgets:
         for depth in depths:
-            below = unit * _last_below(
-                lambda n, depth=depth: parameters(n * unit, depth), budget
-            )
+            widths = functools.partial(_count, parameters, unit, depth)
+            below = unit * _last_below(widths, budget)
             around = [w for w in (below, below + unit) if w > 0]
             off = {w: abs(math.log(parameters(w, depth) / budget)) for w in around}
             best = min(off, key=lambda w: off[w])
             if off[best] <= math.log(1 + EQUAL):
                 found.append((best, depth))
     return list(dict.fromkeys(found))
+
+
+def _count(
+    parameters: Callable[[int, int], int], unit: int, depth: int, units: int
+) -> int:
+    return parameters(units * unit, depth)
 
 
 def _last_below(count: Callable[[int], int], budget: int) -> int:
