@@ -128,8 +128,13 @@ def _sizes(axis: Any, sizes: list[float]) -> None:
     """Ticks at the sizes themselves, where they are few; every other if many."""
     if len(sizes) <= 12:
         axis.set_ticks(sizes[:: 1 + (len(sizes) > 6)])
-        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        axis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _short(size: float) -> str:
+    """Whole numbers in full; of others three digits, lest neighbours overlap."""
+    return f"{size:g}" if size == round(size) else f"{size:.3g}"
 
 
 def _line(ax: Any, line: Line, look: dict[str, Any]) -> None:
