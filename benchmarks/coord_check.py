@@ -37,6 +37,7 @@ class Case:
       streams: regular expression, the layers that are compared over depth.
       layers: the same over width.
       rate: times the optimizer's learning rate.
+      seeds: at least, so that the errors of all slopes are well below the tolerance.
     """
 
     options: dict[str, Any]
@@ -46,6 +47,7 @@ class Case:
     streams: str
     layers: str | None = None
     rate: float = 1.0
+    seeds: int = 16
 
     def batch(self) -> jax.Array:
         """Inputs."""
@@ -66,6 +68,7 @@ CASES = {
         (8, 32),
         r"^layers",
         rate=0.1,
+        seeds=64,
     ),
     "resmlp": Case(
         {"width": 64, "depth": 4, "base_width": 4, **HALF},
@@ -126,6 +129,7 @@ CASES = {
         (16, 64),
         r"^(blocks|norm|output)$",
         r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
+        seeds=96,
     ),
 }
 
@@ -182,7 +186,7 @@ def check(
     sweep = {"width": case.widths, "depth": case.depths}[axis]
     settings = {
         "steps": 2,
-        "seeds": SEEDS.get(optimizer, 16),
+        "seeds": max(case.seeds, SEEDS.get(optimizer, 0)),
         "layers": {"width": layers, "depth": case.streams}[axis],
         f"{axis}s": sweep,
         **settings,

@@ -63,14 +63,15 @@ def test_completep_of_alpha_one_is_the_ode(model):
 
 
 # What the theory says of each, and these sizes are large enough to show. Further
-# optimizers are in test_coord_check.py; CNN, ResNet, ViT and GPT under Adam over width
-# and depth, in test_zoo_conv.py and test_zoo_transformers.py.
+# optimizers are in test_coord_check.py; CNN, ResNet, ViT and GPT under Adam at smaller
+# sizes, in test_zoo_conv.py and test_zoo_transformers.py.
+
+OPTIMIZERS = ("sgd", "adam", "muon", "lion")
 
 
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [long("mlp", "sgd"), long("resmlp", "sgd"), long("gpt", "adam")],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", bench.CASES)
 def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
     for layer, slope in slopes(model, "mup", optimizer, "width").items():
         assert abs(slope) < TOLERANCE, (layer, slope)
@@ -80,10 +81,21 @@ def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
     ("model", "name", "optimizer"),
     [
         ("resmlp", "depth_mup", "adam"),
-        *(long(m, "depth_mup", "sgd") for m in ("cnn", "vit", "gpt")),
-        *(long(m, "depth_mup", "adam") for m in ("cnn", "resnet18", "gpt")),
-        *(long(m, "ode", "adam") for m in ("resmlp", "cnn", "resnet18")),
-        *(long(m, "completep(alpha=0.75)", "adam") for m in ("resmlp", "cnn")),
+        ("resmlp", "depth_mup", "lion"),
+        ("resmlp", "ode", "sgd"),
+        *(
+            long(model, "depth_mup", optimizer)
+            for model in RESIDUAL
+            for optimizer in OPTIMIZERS
+            if (model, optimizer) not in (("resmlp", "adam"), ("resmlp", "lion"))
+        ),
+        *(
+            long(model, "ode", optimizer)
+            for model in RESIDUAL
+            for optimizer in ("sgd", "adam")
+            if (model, optimizer) != ("resmlp", "sgd")
+        ),
+        *(long(m, "completep(alpha=0.75)", "adam") for m in RESIDUAL),
     ],
 )
 def test_where_alpha_and_gamma_add_up_to_one_the_stream_moves_alike_at_every_depth(
