@@ -89,6 +89,8 @@ def run(
         if equal:
             more = functools.partial(launch, directory=directory / "tradeoff")
             tradeoff = train_tradeoff(config, found, jobs, equal, data, more)
+            if tradeoff is None:
+                console.print("the base trained nowhere: no shapes of equal parameters")
             found = dataclasses.replace(found, tradeoff=tradeoff)
         write_tables(directory, found)
         page = report.write_sweep_report(found, directory)

@@ -234,6 +234,10 @@ def _check_choices(config: ConfigDict) -> None:
             "sweep.choices is for `mupax sweep`; `transfer` trains one target, of one "
             "kind"
         )
+    if config.sweep.get("tradeoff", ()):
+        raise UserError(
+            "sweep.tradeoff is for `mupax sweep`; leave it empty for `transfer`"
+        )
 
 
 def _tuned(

@@ -382,6 +382,12 @@ def test_a_budget_that_no_depth_can_have_is_refused(capsys, tmp_path):
     assert "the smallest model has" in capsys.readouterr().err
 
 
+def test_transfer_refuses_a_tradeoff(capsys, tmp_path):
+    argv = ["mupax", "transfer", f"--config={TOY}", f"--workdir={tmp_path / 'x'}"]
+    assert cli.main([*argv, "--config.sweep.tradeoff=(700,)"]) == 2
+    assert "sweep.tradeoff is for `mupax sweep`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("width", [390, 1200])
 def test_the_page_fits_the_screen(width, tmp_path):
     chromium = shutil.which("chromium")
