@@ -30,10 +30,11 @@ def same(found, wanted):
         np.testing.assert_array_equal(a.curves, b.curves)
 
 
-def on(name, folder, jobs=JOBS, workers=2):
-    with executors.opened(name, workers, folder) as pool:
+def on(name, folder, jobs=JOBS, limits=None):
+    limits = limits or engine.Limits(0.2)
+    with executors.opened(name, 2, folder) as pool:
         return executors.run_all(
-            jobs, sweep_toys.stripes(), folder / "cells", engine.Limits(0.2), pool
+            jobs, sweep_toys.stripes(), folder / "cells", limits, pool
         )
 
 
@@ -49,19 +50,61 @@ def test_dask_finds_the_same(tmp_path, here):
 
 
 @pytest.mark.long
-def test_submitit_finds_the_same(tmp_path, here):
-    pytest.importorskip("submitit")
-    same(on("submitit_local", tmp_path), here)
+def test_dask_halves_as_one_process_does(tmp_path):
+    pytest.importorskip("distributed")
+    jobs = [dataclasses.replace(j, log2_lr=tuple(range(-14, -2))) for j in JOBS[:2]]
+    halved = engine.Limits(0.2, halving=2)
+    wanted = [engine.run(job, sweep_toys.stripes(), None, halved) for job in jobs]
+    found = on("dask", tmp_path, jobs, halved)
+    same(found, wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one.stopped, other.stopped)
 
 
 @pytest.mark.long
-def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path, here):
+def test_submitit_finds_the_same(tmp_path, here):
+    pytest.importorskip("submitit")
+    same(on("submitit_local", tmp_path), here)
+    assert len(list((tmp_path / "slurm").glob("*_result.pkl"))) == len(JOBS)
+
+
+def deadly(job, folder):
+    fields = {f.name: getattr(job, f.name) for f in dataclasses.fields(job)}
+    return sweep_toys.Deadly(**fields, mark=str(folder / "died"))
+
+
+def runs_stored(folder, job):
+    lines = (folder / "cells" / f"{job.name}.runs.jsonl").read_text().split("\n")
+    found = [json.loads(line) for line in lines if line]
+    return sorted((run["seed"], *run["at"]) for run in found)
+
+
+@pytest.mark.long
+def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path):
+    """By SIGKILL, when a third of the job is done; no run is done twice."""
     pytest.importorskip("distributed")
-    fields = {f.name: getattr(JOBS[1], f.name) for f in dataclasses.fields(JOBS[1])}
-    deadly = sweep_toys.Deadly(**fields, mark=str(tmp_path / "died"))
-    found = on("dask", tmp_path, [JOBS[0], deadly, JOBS[2]])
+    point_by_point = engine.Limits(0.2, lanes=2)
+    wanted = [
+        engine.run(job, sweep_toys.stripes(), None, point_by_point) for job in JOBS
+    ]
+    jobs = [JOBS[0], deadly(JOBS[1], tmp_path), JOBS[2]]
+    same(on("dask", tmp_path, jobs, point_by_point), wanted)
     assert (tmp_path / "died").exists()
-    same(found, here)
+    for job in jobs:
+        rates = job.grid["learning_rate"]
+        assert runs_stored(tmp_path, job) == [(s, x) for s in (0, 1) for x in rates]
+
+
+@pytest.mark.long
+def test_a_local_worker_that_is_killed_is_said_and_the_next_call_goes_on(tmp_path):
+    point_by_point = engine.Limits(0.2, lanes=2)
+    job = deadly(JOBS[1], tmp_path)
+    with pytest.raises(UserError, match=r"a worker died while it ran .*goes on from"):
+        on("local", tmp_path, [job], point_by_point)
+    assert len(runs_stored(tmp_path, job)) == 2
+    wanted = engine.run(JOBS[1], sweep_toys.stripes(), None, point_by_point)
+    same(on("local", tmp_path, [job], point_by_point), [wanted])
+    assert len(runs_stored(tmp_path, job)) == 6
 
 
 def test_a_missing_package_is_said_in_one_sentence(tmp_path, monkeypatch):

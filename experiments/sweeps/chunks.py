@@ -70,28 +70,40 @@ class Chunks:
           there are none unless they are kept. None: it did not fit into memory, and
           `self.points` has become smaller.
         """
+        try:
+            return self._attempt(points, first, last, states, keep=keep)
+        except jax.errors.JaxRuntimeError as error:
+            if not memory.ran_out(error):
+                raise
+        # Not where the error is held, and with it all that the attempt had.
+        self._reduce(0.5, math.nan, self._limits.share * memory.available())
+        self._compile()
+        return None
+
+    def _attempt(
+        self,
+        points: list[Point],
+        first: int,
+        last: int,
+        states: list[Any] | None,
+        *,
+        keep: bool,
+    ) -> tuple[np.ndarray, list[Any]]:
         padding = [points[-1]] * (self._width - len(points))
         hyper = self._hyper(points + padding)
         if states is not None:
             states = states + states[-1:] * len(padding)
         losses, after = [], []
-        try:
-            for at in range(0, self._task.seeds, self._rows):
-                # The last part is as large as all, and begins earlier.
-                begin = min(at, self._task.seeds - self._rows)
-                rows = slice(begin, begin + self._rows)
-                state, found = self._train(hyper, rows, first, last, states)
-                mine = slice(at - begin, None), slice(len(points))
-                losses.append(np.asarray(found)[*mine, first:last])
-                if keep:
-                    host = jax.tree.map(np.asarray, state)
-                    after.append(jax.tree.map(lambda x, mine=mine: x[mine], host))
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            self._reduce(0.5, 0.0, 0.0)
-            self._compile()
-            return None
+        for at in range(0, self._task.seeds, self._rows):
+            # The last part is as large as all, and begins earlier.
+            begin = min(at, self._task.seeds - self._rows)
+            rows = slice(begin, begin + self._rows)
+            state, found = self._train(hyper, rows, first, last, states)
+            mine = slice(at - begin, None), slice(len(points))
+            losses.append(np.asarray(found)[*mine, first:last])
+            if keep:
+                host = jax.tree.map(np.asarray, state)
+                after.append(jax.tree.map(lambda x, mine=mine: x[mine], host))
         return np.concatenate(losses), _by_point(after, len(points))
 
     def _train(
@@ -155,16 +167,17 @@ class Chunks:
             self._reduce(limit / needed, needed, limit)
 
     def _reduce(self, ratio: float, needed: float, limit: float) -> None:
+        """Become smaller by a ratio; needed is not a number where nobody knows."""
         if self.points > 1:
             self.points = max(1, math.floor(self.points * ratio))
         elif self._rows > 1:
             self._rows = max(1, math.floor(self._rows * ratio))
         else:
+            more = "more than" if math.isnan(needed) else f"{needed / 2**30:.3g} GiB of"
             raise UserError(
                 f"one run of {self._task.name} does not fit into memory: it needs "
-                f"{needed / 2**30:.3g} GiB of the {limit / 2**30:.3g} GiB that it may "
-                "take; make batch_size or the model smaller, or sweep.memory_share "
-                "larger"
+                f"{more} the {limit / 2**30:.3g} GiB that it may take; make batch_size "
+                "or the model smaller, or sweep.memory_share larger"
             )
 
 

@@ -1,6 +1,8 @@
 """How much memory there is for a program, and how much it needs."""
 
+import math
 import pathlib
+import resource
 from typing import Any
 
 import jax
@@ -38,7 +40,22 @@ def host() -> float:
         except (OSError, ValueError):  # another kind of system, or "max"
             continue
         free = min(free, float(left))
-    return free
+    return max(0.0, min(free, _limited()))
+
+
+def _limited() -> float:
+    """Bytes of address space that the system lets this process take yet."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = pathlib.Path("/proc/self/statm")
+    if most == resource.RLIM_INFINITY or not pages.exists():
+        return math.inf
+    return float(most - int(pages.read_text().split()[0]) * resource.getpagesize())
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether a program died for want of memory; devices word it differently."""
+    text = str(error)
+    return "RESOURCE_EXHAUSTED" in text or "Out of memory" in text
 
 
 def needed(compiled: Any) -> float:
