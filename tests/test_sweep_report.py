@@ -242,6 +242,31 @@ def test_it_is_said_from_which_step_on_an_optimum_stays():
     assert verdicts.fixed(swept(gone), "learning_rate", "depth") == ""
 
 
+def halved(found):
+    """With the upper half of the learning rates stopped after 50 steps."""
+    loss, stopped = found.loss.copy(), np.zeros(found.loss.shape, int)
+    loss[:, 8:], stopped[:, 8:] = np.nan, 50
+    return dataclasses.replace(found, loss=loss, stopped=stopped)
+
+
+def test_what_was_stopped_early_is_not_told_as_diverged():
+    shapes = [(64, 4), (64, 8), (64, 16)]
+    found = populations({"depth_mup": 0.0}, shapes=shapes, pair=True)
+    data = swept([halved(p) for p in found])
+    assert "stopped early" in text(sweep_page(data, dpi=40))
+    # The base's best point, and at depth 4 that point was stopped.
+    best = data.at_base("depth_mup").best()
+    at = data.at_base("depth_mup").axes["learning_rate"].index(best["learning_rate"])
+    loss, stopped = found[0].loss.copy(), np.zeros(found[0].loss.shape, int)
+    loss[:, at], stopped[:, at] = np.nan, 50
+    first = dataclasses.replace(found[0], loss=loss, stopped=stopped)
+    told = curves_figure.told(
+        curves_figure.find(swept([first, *found[1:]]), "depth", "depth_mup")
+    )
+    assert "diverged" not in told
+    assert "at depth 8" in told
+
+
 def test_the_heatmaps_finding_names_the_best_pair():
     data = swept(populations(shapes=FEW, pair=True))
     pair = ("learning_rate", "branch_multiplier")
