@@ -12,6 +12,7 @@ from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.sweeps import engine, executors
 from mupax.experiments.sweeps.programs import programs
+from mupax.optim.paths import map_with_paths
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +205,44 @@ def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, d
     alone = engine.compile_cell(changed(name), data)().curves[0, 0]
     np.testing.assert_allclose(lane, alone, rtol=2e-4)
     assert np.abs(lane - swept_at_once[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["resmlp", "vit"])
+def test_init_scale_multiplies_weights_and_leaves_biases_and_norms(name, data):
+    options = {"vit": {"patch_size": 2, "heads": 2}, "resmlp": {"layer_norm": True}}
+    model = (("name", name), *options[name].items())
+    scaled = job(model=model, axes=(("init_scale", (0.5, 1.0)),))
+    init, key = scaled.training(data).init, jax.random.key(3)
+    plain, *_ = init(key, {})
+    half, *_ = init(key, {"init_scale": np.float32(0.5)})
+    scales = zoo.scales(scaled.build(data, nnx.Rngs(0)))
+    kinds = set()
+    for (path, before), (_, after) in zip(
+        nnx.to_flat_state(plain), nnx.to_flat_state(half), strict=True
+    ):
+        weight = bool(scales["/".join(map(str, path))].in_axes)
+        factor = 0.5 if weight else 1.0
+        np.testing.assert_array_equal(after[...], factor * before[...])
+        kinds.add((weight, bool(np.any(before[...]))))
+    # Weights that are not zero, and norms that are one, were among them.
+    assert {(True, True), (False, True)} <= kinds
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_a_run_with_an_init_scale_begins_at_the_scaled_weights(scale, data):
+    small = job(steps=1, average_last=1, seeds=1, axes=(("init_scale", (scale,)),))
+    found = engine.run(small, data)
+    key = jax.random.split(jax.random.key(0), 1)[0]
+    model = small.build(data, nnx.Rngs(params=key))
+    params = nnx.state(model, nnx.Param)
+    factors = {
+        path: scale if one.in_axes else 1.0 for path, one in zoo.scales(model).items()
+    }
+    params = map_with_paths(lambda path, leaf: leaf * factors[path], params)
+    nnx.update(model, params)
+    batch = datasets.batch_indices(160, 16, 0, 1)[0]
+    images = datasets.normalize(data.train_images[batch], data.mean, data.std)
+    loss = optax.softmax_cross_entropy_with_integer_labels(
+        model(images), data.train_labels[batch]
+    ).mean()
+    np.testing.assert_allclose(found.curves[0, 0, 0], loss, rtol=1e-5)

@@ -355,7 +355,7 @@ def _halve(runs: "_Runs", factor: int) -> None:
     while going.any():
         runs.train(runs.of(going), steps)
         loss, _, stopped = runs.table()
-        over = ~stopped.any(axis=0)
+        over = (stopped == 0).all(axis=0)
         ranks = halving.ranks(loss, over, reached, scores)
         going = halving.wanted(loss, over, ranks, runs.sizes)
 
