@@ -89,7 +89,8 @@ def table(data: SweepData, pair: Pair, axis: Axis) -> dict[str, Any]:
     return {
         "caption": (
             f"Slope of the valley at each {axis}: {_amount(pair[1])} over "
-            f"{_amount(pair[0])}; – where it is round or was not met"
+            f"{_amount(pair[0])}; – where it is round, or too "
+            "noisy to tell"
         ),
         "heads": [axis, *map(str, sizes)],
         "body": body,

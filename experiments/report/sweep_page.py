@@ -58,8 +58,9 @@ def sweep_page(data: SweepData, dpi: int = DPI) -> str:
         for name, draw in drawn.items()
     }
     populations = list(data.populations)
-    seconds = sum(p.seconds for p in populations)
-    runs = sum(p.loss.size for p in populations)
+    every = [*populations, *(data.tradeoff.populations if data.tradeoff else ())]
+    seconds = sum(p.seconds for p in every)
+    runs = sum(p.loss.size for p in every)
     return env.get_template("sweep.html").render(
         data=data,
         headline=verdicts.headline(data),

@@ -1,5 +1,6 @@
 """How two hyperparameters trade against each other near the optimum."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,8 +8,11 @@ import numpy as np
 from . import grids, transfer
 from .results import Population
 
-# What is fitted: where the loss is at most so many times the least.
+# What is fitted: where the loss is at most so many times the least, or the best points
+# where those are few; as long as the fit explains most of how the log loss varies.
 _NEAR = 2.0
+_POINTS = 9
+_EXPLAINED = 0.8
 
 # Below this ratio of curvatures the valley is round, and has no direction.
 _LONG = 2.0
@@ -52,20 +56,34 @@ def slope(population: Population, names: Sequence[str]) -> float | None:
 
     Returns:
       Change of `up` for one of `across`, in `grids.coordinate`s; None where the
-      points are too few, or the valley is round or no valley.
+      points are too few or too noisy, or the valley is round or no valley, or leans
+      the other way when any one seed is left out.
     """
+    whole = _slope(population, names)
+    seeds = len(population.loss)
+    for seed in range(seeds if seeds > 1 and whole is not None else 0):
+        rest = np.delete(population.loss, seed, axis=0)
+        other = _slope(dataclasses.replace(population, loss=rest), names)
+        if other is None or other * whole < 0:
+            return None
+    return whole
+
+
+def _slope(population: Population, names: Sequence[str]) -> float | None:
     loss = surface(population, names)
     if np.isnan(loss).all():
         return None
     values = [[grids.coordinate(n, x) for x in population.axes[n]] for n in names]
     x, y = np.meshgrid(*values, indexing="ij")
-    near = loss <= _NEAR * np.nanmin(loss)
-    if near.sum() < 7 or np.ptp(x[near]) == 0 or np.ptp(y[near]) == 0:
+    known = np.sort(loss[~np.isnan(loss)])
+    near = loss <= max(_NEAR * known[0], known[min(_POINTS, len(known)) - 1])
+    if near.sum() < _POINTS or np.ptp(x[near]) == 0 or np.ptp(y[near]) == 0:
         return None
     u, v = x[near] - x[near].mean(), y[near] - y[near].mean()
     design = np.stack([np.ones_like(u), u, v, u * u / 2, u * v, v * v / 2], axis=1)
-    found, _, rank, _ = np.linalg.lstsq(design, np.log2(loss[near]), rcond=None)
-    if rank < 6:
+    level = np.log2(loss[near])
+    found, _, rank, _ = np.linalg.lstsq(design, level, rcond=None)
+    if rank < 6 or (level - design @ found).var() > (1 - _EXPLAINED) * level.var():
         return None
     curvature, axes = np.linalg.eigh([[found[3], found[4]], [found[4], found[5]]])
     if curvature[1] <= 0 or curvature[0] * _LONG > curvature[1]:
