@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import sweep_toys
 from flax import nnx
 
 from mupax import optim, zoo
@@ -246,3 +247,24 @@ def test_a_run_with_an_init_scale_begins_at_the_scaled_weights(scale, data):
         model(images), data.train_labels[batch]
     ).mean()
     np.testing.assert_allclose(found.curves[0, 0, 0], loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "trained"),
+    # A point is trained with all its seeds, or not at all.
+    [({"rates": (0.5, 0.25, 0.125)}, 2), ({"seeds": 3}, 6)],
+)
+def test_another_grid_in_the_same_folder_is_another_result(tmp_path, changes, trained):
+    small = sweep_toys.Line(rates=(0.5, 0.25), steps=4, average_last=1)
+    wide = dataclasses.replace(small, **changes)
+
+    def run(task):
+        args = sweep_toys.points(), tmp_path, engine.Limits(), None
+        return executors.run_all([task], *args)[0]
+
+    narrow, found = run(small), run(wide)
+    assert found.loss.shape == (wide.seeds, len(wide.rates))
+    np.testing.assert_allclose(found.loss[:2, :2], narrow.loss, rtol=1e-5)
+    assert run(wide).seconds == found.seconds  # what is there is only read
+    lines = (tmp_path / "line.runs.jsonl").read_text().split("\n")
+    assert sum(bool(line) for line in lines) == 4 + trained
