@@ -96,7 +96,7 @@ def run(
         page = report.write_sweep_report(found, directory)
     print_verdicts(console, found.verdicts)
     console.print(
-        f"{sum(job.runs for job in jobs)} runs: {directory}/results.csv, "
+        f"{found.runs} runs: {directory}/results.csv, "
         f"{directory}/sweep.json\nReport: {page}",
         highlight=False,
         soft_wrap=True,

@@ -124,10 +124,20 @@ class SweepData:
         return statistics.verdicts(self.populations, self.base, self.target)
 
     @property
-    def table(self) -> str:
-        """Every run as a line of CSV, those at equal parameters last."""
+    def everything(self) -> list[Population]:
+        """All populations, those at equal parameters last."""
         more = self.tradeoff.populations if self.tradeoff else ()
-        return table([*self.populations, *more])
+        return [*self.populations, *more]
+
+    @property
+    def runs(self) -> int:
+        """How many trainings it holds."""
+        return sum(p.loss.size for p in self.everything)
+
+    @property
+    def table(self) -> str:
+        """Every run as a line of CSV."""
+        return table(self.everything)
 
     @functools.cached_property
     def names(self) -> list[str]:

@@ -58,9 +58,7 @@ def sweep_page(data: SweepData, dpi: int = DPI) -> str:
         for name, draw in drawn.items()
     }
     populations = list(data.populations)
-    every = [*populations, *(data.tradeoff.populations if data.tradeoff else ())]
-    seconds = sum(p.seconds for p in every)
-    runs = sum(p.loss.size for p in every)
+    seconds = sum(p.seconds for p in data.everything)
     return env.get_template("sweep.html").render(
         data=data,
         headline=verdicts.headline(data),
@@ -73,7 +71,7 @@ def sweep_page(data: SweepData, dpi: int = DPI) -> str:
         seeds=max(len(p.loss) for p in populations),
         stopped=any(p.stopped is not None and p.stopped.any() for p in populations),
         settings=list(flat(data.settings)),
-        told=f"{runs} runs of {data.steps} steps in {duration(seconds)}.",
+        told=f"{data.runs} runs of {data.steps} steps in {duration(seconds)}.",
         results=download(data.table),
     )
 

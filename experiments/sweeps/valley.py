@@ -61,7 +61,9 @@ def slope(population: Population, names: Sequence[str]) -> float | None:
     """
     whole = _slope(population, names)
     seeds = len(population.loss)
-    for seed in range(seeds if seeds > 1 and whole is not None else 0):
+    if whole is None or seeds < 2:
+        return whole
+    for seed in range(seeds):
         rest = np.delete(population.loss, seed, axis=0)
         other = _slope(dataclasses.replace(population, loss=rest), names)
         if other is None or other * whole < 0:
