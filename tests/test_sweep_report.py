@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from sweep_populations import BASE, population, populations, swept
+from sweep_toys import job, stripes
 from test_report import Reader, made
 
 from mupax.experiments import cli, sweep
@@ -26,8 +27,8 @@ from mupax.experiments.report import (
 )
 from mupax.experiments.report import page as transfer_page
 from mupax.experiments.report.sweep_page import sweep_page
+from mupax.experiments.sweeps import shapes, valley
 from mupax.experiments.sweeps import tradeoff as tradeoffs
-from mupax.experiments.sweeps import valley
 
 FEW = [(64, 8), (64, 16), (64, 32), (32, 8)]
 
@@ -321,6 +322,18 @@ def test_intervals_of_the_suggested_depth_hold_the_truth(parameters):
         held += low <= 12 <= high
     # 95 % of 100, with a standard deviation of 2.2.
     assert held >= 88
+
+
+def test_widths_of_equal_size_are_multiples_of_the_heads():
+    vit = (("name", "vit"), ("heads", 3), ("patch_size", 2))
+    small, data = job(model=vit, base_width=24, width=24), stripes()
+    assert shapes.unit(small, data) == 3
+    count = shapes.counter(small, data)
+    found = shapes.shapes([30_000], [2, 4, 8], count, shapes.unit(small, data))
+    assert [depth for _, depth in found] == [2, 4, 8]
+    for width, depth in found:
+        assert width % 3 == 0
+        assert count(width, depth) == pytest.approx(30_000, rel=tradeoffs.EQUAL)
 
 
 def test_a_monotone_loss_puts_the_suggested_depth_at_the_edge():
