@@ -90,9 +90,7 @@ def test_the_target_is_trained_with_what_was_tuned(tuned, tmp_path, monkeypatch)
         ones = nnx.state(model, nnx.Param)
         first, state = tx.update(ones, state, params)
         second, _ = tx.update(ones, state, params)
-        seen.update(
-            options, sizes=[float(optax.tree.norm(x)) for x in (first, second)]
-        )
+        seen.update(options, sizes=[float(optax.tree.norm(x)) for x in (first, second)])
 
     monkeypatch.setattr(transfer.training, "fit", spied)
     with rich.progress.Progress(disable=True) as bars:
