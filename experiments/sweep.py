@@ -25,6 +25,13 @@ from .sweeps.store import write_durably
 
 
 def run(
+    config: ConfigDict, folder: str | None, command: list[str], **options: Any
+) -> list[Population]:
+    """All runs of a sweep; the arguments are those of `swept`."""
+    return list(swept(config, folder, command, **options).populations)
+
+
+def swept(
     config: ConfigDict,
     folder: str | None,
     command: list[str],
@@ -34,7 +41,7 @@ def run(
     address: str | None = None,
     stop_diverged: bool = False,
     halving: int = 0,
-) -> list[Population]:
+) -> report.SweepData:
     """Sweep; a killed sweep goes on where it stopped.
 
     Args:
@@ -101,7 +108,7 @@ def run(
         highlight=False,
         soft_wrap=True,
     )
-    return populations
+    return found
 
 
 def source(config: ConfigDict) -> executors.Source:
