@@ -30,14 +30,24 @@ from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
 from mupax.experiments import transfer
 from mupax.experiments.sweeps import engine
+from mupax.experiments.sweeps.chunks import Chunks
 
 
 def job(depth: int, width: int = 64) -> engine.Job:
     """The cell of this shape under Depth-μP."""
-    config, _ = configs.parse(["benchmark", "--config=digits_resmlp"])
+    config = configs.parse(["benchmark", "--config=digits_resmlp"]).config
     jobs = transfer.plan_jobs(config, configs.points(config))
     cell = next(j for j in jobs if j.parametrization == "depth_mup")
     return dataclasses.replace(cell, depth=depth, width=width)
+
+
+def compiled(
+    cell: engine.Job, data: datasets.ImageData
+) -> tuple[Chunks, list[tuple[float, ...]]]:
+    """A cell's program, traced and compiled, and the points of its grid."""
+    points = [(2.0**x,) for x in cell.log2_lr]
+    program = Chunks(cell, cell.training(data), engine.Limits(), len(points))
+    return program, points
 
 
 def plain(data: datasets.ImageData, cell: engine.Job, *, quick: bool) -> float:
@@ -114,9 +124,9 @@ def against_plain(data: datasets.ImageData) -> None:
         ratios: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(3):
             start = time.perf_counter()
-            call = engine.compile_cell(cell, data)
+            program, points = compiled(cell, data)
             middle = time.perf_counter()
-            call()
+            program(points, 0, cell.steps)
             end = time.perf_counter()
             for quick, found in ratios.items():
                 found.append((end - start) / plain(data, cell, quick=quick))
@@ -133,7 +143,7 @@ def against_plain(data: datasets.ImageData) -> None:
         times = []
         for depth in (8, 512):
             start = time.perf_counter()
-            engine.compile_cell(job(depth), data)
+            compiled(job(depth), data)
             times.append(time.perf_counter() - start)
         growth.append(times[1] / times[0])
         print(f"trace and compile: {times[0]:.2f} s at 8, {times[1]:.2f} s at 512")
@@ -143,9 +153,7 @@ def against_plain(data: datasets.ImageData) -> None:
 def rate_of_arithmetic(data: datasets.ImageData) -> None:
     """Print the share of the machine's matrix-multiply rate at width 256."""
     cell = job(32, 256)
-    training = cell.training(data)
-    chunks = engine._Chunks(cell, training, engine.Limits(), len(cell.log2_lr))
-    points = [(2.0**x,) for x in cell.log2_lr]
+    program, points = compiled(cell, data)
     side = 2048
     x = jax.random.normal(jax.random.key(0), (side, side))
     product = jax.jit(jnp.matmul)
@@ -156,9 +164,9 @@ def rate_of_arithmetic(data: datasets.ImageData) -> None:
         for _ in range(4):
             jax.block_until_ready(product(x, x))
         middle = time.perf_counter()
-        chunks(points[: chunks.points])
+        program(points[: program.points], 0, cell.steps)
         end = time.perf_counter()
-        lanes = min(chunks.points, len(points)) / len(points)
+        lanes = min(program.points, len(points)) / len(points)
         peak = 4 * 2 * side**3 / (middle - start)
         ours = lanes * arithmetic(cell) / (end - middle)
         shares.append(ours / peak)
@@ -182,7 +190,7 @@ def against_torch(python: str, data: datasets.ImageData) -> None:
             ratios = []
             for _ in range(3):
                 start = time.perf_counter()
-                engine.compile_cell(job(depth), data)()
+                engine.run(job(depth), data)
                 ours = (time.perf_counter() - start) / job(depth).runs
                 command = [python, str(script), str(file), f"--depth={depth}"]
                 out = subprocess.run(
@@ -202,7 +210,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = datasets.load("digits", folder)
-    engine.compile_cell(job(4), data)()  # what is done once a process
+    engine.run(job(4), data)  # what is done once a process
     if given.only in (None, "plain"):
         against_plain(data)
     if given.only in (None, "arithmetic"):

@@ -8,16 +8,17 @@ The same config runs on other image datasets that TFDS has prepared:
         --config.dataset=mnist --config.data_dir=/path/to/tensorflow_datasets
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+
+from mupax.experiments.config import sweep_defaults
 
 
 def get_config() -> ConfigDict:
     """Sweep depths and widths of a small model, then train the large one."""
-    c = ConfigDict()
+    c = sweep_defaults()
 
     # Data.
     c.dataset = "digits"  # or mnist, fashion_mnist, cifar10
-    c.data_dir = config_dict.placeholder(str)  # None: TFDS_DATA_DIR, or TFDS's own
     c.batch_size = 64
 
     # Model: x + a M^-alpha MS(relu(W x)), M = depth / base depth.
@@ -29,14 +30,9 @@ def get_config() -> ConfigDict:
     c.optimizer = ConfigDict({"name": "adam"})
 
     # Proxies: depths at the base width, widths at the base depth.
-    c.sweep = ConfigDict()
     c.sweep.depths = (4, 8, 16, 32, 64)
     c.sweep.widths = (32, 64, 128, 256)
-    c.sweep.log2_learning_rates = tuple(range(-13, -1))
-    c.sweep.axes = ConfigDict()  # further ones, as {"branch_multiplier": "2**[-2:2]"}
-    c.sweep.choices = ()  # what is no number, as (("schedule.name", ("constant",)),)
-    c.sweep.tradeoff = ()  # deeper or wider? parameters, as (30_000, 120_000)
-    c.sweep.memory_share = 0.5  # of the free memory; larger populations go in chunks
+    c.sweep.axes.learning_rate = "2**[-13:-2:1]"
     c.sweep.seeds = 2
     c.sweep.steps = 200
     c.sweep.average_last = 50  # the loss of a run: mean over its last steps

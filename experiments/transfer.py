@@ -284,7 +284,7 @@ def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
     if best is None:
         raise UserError(
             f"every run of the base model diverged under {key!r}; lower "
-            "sweep.log2_learning_rates, in a new --workdir"
+            "sweep.axes.learning_rate, in a new --workdir"
         )
     return best
 

@@ -143,8 +143,9 @@ def test_an_unknown_command_lists_the_commands(capsys):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("sweep.log2_learning_rates=(-7,)", "at least three learning rates"),
-        ("sweep.log2_learning_rates=(-7,-9,-5)", "rising"),
+        ("sweep.axes.learning_rate=2**[-7:-6]", "at least three learning rates"),
+        ("sweep.axes.learning_rate=2**[-5:-9]", "rising"),
+        ("sweep.axes.learning_rate=", "lacks learning_rate"),
         ("sweep.widths=(8,-16)", "sweep.widths holds -16"),
         ("sweep.widths=(8,0)", "at least 1"),
         ("sweep.widths=(16,32)", "lacks the base's 8"),

@@ -78,7 +78,7 @@ def one_run(job: engine.Job, data: datasets.ImageData, seed: int, log2_lr: float
 
 
 def test_a_lane_is_the_training_that_a_plain_loop_does(data):
-    cell = engine.compile_cell(job(), data)()
+    cell = engine.run(job(), data).cell()
     for seed, lane in ((0, 1), (1, 2)):
         losses = one_run(job(), data, seed, job().log2_lr[lane])
         np.testing.assert_allclose(cell.curves[seed, lane], losses, rtol=2e-4)
@@ -86,8 +86,8 @@ def test_a_lane_is_the_training_that_a_plain_loop_does(data):
 
 
 def test_a_diverged_run_is_recorded_and_spoils_no_neighbour(data):
-    calm = engine.compile_cell(job(log2_lr=(-9.0, -7.0)), data)()
-    wild = engine.compile_cell(job(log2_lr=(-9.0, 60.0, -7.0)), data)()
+    calm = engine.run(job(log2_lr=(-9.0, -7.0)), data).cell()
+    wild = engine.run(job(log2_lr=(-9.0, 60.0, -7.0)), data).cell()
     assert wild.diverged.tolist() == [[False, True, False]] * 2
     assert np.isnan(wild.curves[:, 1, -1]).all()
     np.testing.assert_allclose(wild.loss[:, [0, 2]], calm.loss, rtol=1e-4)
@@ -98,7 +98,7 @@ def test_a_run_that_ends_far_above_guessing_is_diverged(data):
     # Depth-μP's of order one, which is slow and not diverged.
     def loss(name):
         still = job(point=optim.parametrization(name), depth=64, log2_lr=(-60.0,))
-        return engine.compile_cell(still, data)()
+        return engine.run(still, data).cell()
 
     assert np.isfinite(loss("sp").curves).all()
     assert loss("sp").diverged.all()
@@ -108,9 +108,7 @@ def test_a_run_that_ends_far_above_guessing_is_diverged(data):
 def test_parametrizations_agree_at_base_size(data):
     at_base = {"width": 8, "depth": 2}
     losses = [
-        engine.compile_cell(
-            job(point=optim.parametrization(name), **at_base), data
-        )().loss
+        engine.run(job(point=optim.parametrization(name), **at_base), data).cell().loss
         for name in ("sp", "mup", "depth_mup", "ode")
     ]
     for other in losses[1:]:
@@ -140,9 +138,9 @@ def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
 def test_a_model_with_batch_statistics_is_swept(data):
     model = {"name": "resnet18", "blocks": (1,), "stem": "cifar"}
     small = job(width=4, depth=1, base_width=4, base_depth=1, steps=2, average_last=1)
-    cell = engine.compile_cell(
+    cell = engine.run(
         dataclasses.replace(small, model=tuple(model.items())), data
-    )()
+    ).cell()
     assert np.isfinite(cell.curves).all()
 
 
@@ -203,7 +201,7 @@ def changed(name: str) -> engine.Job:
 @pytest.mark.parametrize("name", [name for name in SWEPT if name != "init_scale"])
 def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, data):
     lane = swept_at_once[1 + list(SWEPT).index(name)]
-    alone = engine.compile_cell(changed(name), data)().curves[0, 0]
+    alone = engine.run(changed(name), data).cell().curves[0, 0]
     np.testing.assert_allclose(lane, alone, rtol=2e-4)
     assert np.abs(lane - swept_at_once[0]).max() > 1e-4
 

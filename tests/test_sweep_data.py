@@ -37,7 +37,7 @@ def config(name: str) -> ConfigDict:
             "sweep": {
                 "depths": (1, 2),
                 "widths": (8, 16),
-                "log2_learning_rates": (-8.0, -6.0, -4.0),
+                "axes": {"learning_rate": "2**[-8:-4:2]"},
                 "seeds": 1,
                 "steps": 6,
                 "average_last": 2,

@@ -236,7 +236,7 @@ def test_the_command_halves_and_the_table_tells_what_was_stopped(tmp_path, capsy
         f"--config={config}",
         f"--workdir={run}",
         f"--config.data_dir={tmp_path}",
-        "--config.sweep.log2_learning_rates=(-12.,-11.,-10.,-9.,-8.,-7.,-6.,-5.)",
+        "--config.sweep.axes.learning_rate=2**[-12:-5]",
         "--config.sweep.parametrizations={'depth_mup': {'name': 'depth_mup'}}",
     ]
     assert cli.main([*args, "--halving=1"]) == 2

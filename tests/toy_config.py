@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     c.base = {"width": 8, "depth": 2}
     c.sweep.depths = (2, 4)
     c.sweep.widths = (8, 16)
-    c.sweep.log2_learning_rates = (-9, -7, -5, -3)
+    c.sweep.axes.learning_rate = "2**[-9:-3:2]"
     c.sweep.steps = 30
     c.sweep.average_last = 5
     c.target.width = 16

@@ -186,12 +186,14 @@ class ImageDataset:
 
     def whole(self) -> images.ImageData:
         """Both splits in memory, as they are evaluated: brought to size, unchanged."""
-        splits = []
-        for name, source in (("train", self._train), ("test", self._test)):
+
+        def split(name: str, source: sources.Source) -> tuple[np.ndarray, np.ndarray]:
             load = Load(f"{self.name}, {name},", source, self._fit, self.input_shape)
             batch = load(np.arange(len(source)), np.empty((len(source), 0)))
-            splits.append((batch["image"], batch["label"]))
-        return images.ImageData.from_arrays(self.name, *splits, self.out_features)
+            return batch["image"], batch["label"]
+
+        train, test = split("train", self._train), split("test", self._test)
+        return images.ImageData.from_arrays(self.name, train, test, self.out_features)
 
     def normalize(self, batch: dict[str, Array]) -> dict[str, Array]:
         """As `Dataset.normalize`."""

@@ -28,7 +28,7 @@ from ..errors import UserError
 from ..training.optimizer import build_optimizer
 from . import halving, hyperparameters, memory
 from .chunks import Chunks, Point
-from .results import Cell, Population
+from .results import Population
 from .store import Run, Store
 
 # A run that ends above so many times the loss of guessing counts as diverged.
@@ -480,15 +480,6 @@ class _Held(NamedTuple):
 
     losses: np.ndarray
     state: Any
-
-
-def compile_cell(job: Job, data: Held) -> Callable[[], Cell]:
-    """A job as a function that runs it, for benchmarks and tests.
-
-    Returns:
-      A function of no arguments; its cell counts compilation into `seconds`.
-    """
-    return lambda: run(job, data).cell()
 
 
 def _records(

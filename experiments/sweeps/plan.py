@@ -34,8 +34,10 @@ def axes(config: ConfigDict) -> dict[str, tuple[float, ...]]:
             )
     found = {name: grids.parse(name, grid) for name, grid in given.items()}
     if "learning_rate" not in found:
-        rates = config.sweep.log2_learning_rates
-        found["learning_rate"] = tuple(2.0 ** float(x) for x in rates)
+        raise UserError(
+            "sweep.axes lacks learning_rate; write a grid, as "
+            "sweep.axes.learning_rate='2**[-12:-3:1]'"
+        )
     for name, values in found.items():
         grids.check_range(name, values)
     rates = found.pop("learning_rate")
