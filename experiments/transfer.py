@@ -214,6 +214,10 @@ def summarize(
             config.sweep.parametrizations[config.target.parametrization]
         ),
         "optimizer": configs.plain(config.optimizer),
+        "branch_multiplier": config.model.get("branch_multiplier", 1.0),
+        "init_scale": config.target.get("init_scale", 1.0),
+        "warmup": config.get("schedule", {}).get("warmup", 0.0) / config.target.steps,
+        "label_smoothing": config.get("label_smoothing", 0.0),
     }
     return out
 

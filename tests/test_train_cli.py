@@ -18,6 +18,8 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli
+from mupax.experiments.errors import UserError
+from mupax.experiments.training.config import check, defaults
 from mupax.experiments.training.records import read
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
@@ -441,3 +443,44 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     assert "width x 4, depth x 2" in out
     assert "learning rate 0.00276" in out
     assert "adam," in out
+
+
+def transferred(tmp_path, **tuned):
+    """A run's config, after a sweep that tuned more than the learning rate."""
+    found = {
+        "log2_learning_rate": -8.5,
+        "base_width": 8,
+        "base_depth": 2,
+        "parametrization": {"name": "depth_mup"},
+        "optimizer": {"name": "adam"},
+        **tuned,
+    }
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"transfer": found}))
+    config = defaults()
+    config.dataset = "digits"
+    config.transfer_from = str(path)
+    return config
+
+
+def test_all_that_a_sweep_tuned_is_taken_over(tmp_path):
+    config = transferred(
+        tmp_path, branch_multiplier=2.0, warmup=0.1, label_smoothing=0.05
+    )
+    config.steps = 500
+    checked = check(config)
+    assert checked.model.branch_multiplier == 2.0
+    assert checked.schedule.warmup == 50
+    assert checked.label_smoothing == 0.05
+
+
+def test_a_config_that_contradicts_the_sweep_is_refused(tmp_path):
+    config = transferred(tmp_path, branch_multiplier=2.0)
+    config.model.branch_multiplier = 3.0
+    with pytest.raises(UserError, match=r"branch_multiplier is 3.0 in the config"):
+        check(config)
+
+
+def test_an_init_scale_that_train_has_not_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"init_scale=0.5, which `mupax train` has not"):
+        check(transferred(tmp_path, init_scale=0.5))

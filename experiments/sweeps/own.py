@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float
@@ -79,6 +80,7 @@ class _Own(engine.Task):
     make_optimizer: Callable[..., optax.GradientTransformation]
     loss: Callable[[Any, Any], Float[Array, ""]]
     guess: float | None
+    data: str
     parametrization: str = "own"
 
     @property
@@ -98,11 +100,11 @@ class _Own(engine.Task):
 
     @property
     def key(self) -> str:
-        """The sizes, and the source of the user's functions."""
+        """The sizes, the data, and the source of the user's functions."""
         names = [name for name, _ in self.axes]
         numbers = (self.steps, self.batch_size, self.average_last, self.guess)
         made = (self.make_model, self.make_optimizer, self.loss)
-        return f"{names}, {numbers}, " + ", ".join(map(_source, made))
+        return f"{names}, {numbers}, {self.data}, " + ", ".join(map(_source, made))
 
     def training(self, data: Any) -> engine.Training:
         """What is compiled."""
@@ -147,6 +149,16 @@ def _source(function: Callable[..., Any]) -> str:
     except (OSError, TypeError):  # typed into a session
         text = repr(getattr(function, "__code__", function))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _digest(data: Any) -> str:
+    """Tells data apart."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(data):
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array)
+    return found.hexdigest()[:12]
 
 
 def _parts(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
@@ -253,6 +265,7 @@ def sweep(
             )
         axes[name] = grids.parse(name, values)
         grids.check_range(name, axes[name])
+    digest = _digest(data) if folder is not None else ""
     shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
     tasks = [
         _Own(
@@ -267,6 +280,7 @@ def sweep(
             make_optimizer,
             loss,
             guess,
+            digest,
         )
         for width, depth in sorted(shapes)
     ]

@@ -182,8 +182,17 @@ def model_options(config: ConfigDict) -> tuple[str, dict[str, Any]]:
     }
 
 
+# What a sweep may have tuned beside, and what it is where nothing is said of it.
+_TUNED = {
+    "branch_multiplier": 1.0,
+    "init_scale": 1.0,
+    "warmup": 0.0,
+    "label_smoothing": 0.0,
+}
+
+
 def _transferred(config: ConfigDict, path: pathlib.Path) -> ConfigDict:
-    """With learning rate, base sizes and parametrization as a sweep found them."""
+    """With base sizes, parametrization and hyperparameters as a sweep found them."""
     try:
         summary = json.loads(path.read_text())
         found = summary["transfer"]
@@ -194,19 +203,36 @@ def _transferred(config: ConfigDict, path: pathlib.Path) -> ConfigDict:
         }
         parametrization = dict(found["parametrization"])
         optimizer = dict(found["optimizer"])
+        tuned = {name: float(found.get(name, x)) for name, x in _TUNED.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is not the summary.json of a `mupax transfer` run ({error})"
         ) from None
+    if tuned["init_scale"] != 1:
+        raise UserError(
+            f"{path} was tuned at init_scale={tuned['init_scale']:g}, which `mupax "
+            "train` has not; train it with `mupax transfer`"
+        )
     config = config.copy_and_resolve_references()
+
+    def put(part: ConfigDict, key: str, value: Any, unset: Any, name: str) -> None:
+        if part.get(key, unset) not in (unset, value):
+            raise UserError(
+                f"{name} is {part[key]} in the config and {value} in {path}; leave one "
+                "of them out"
+            )
+        part[key] = value
+
     with config.unlocked():
         for key, value in changes.items():
-            if config[key] not in (None, value):
-                raise UserError(
-                    f"{key} is {config[key]} in the config and {value} in {path}; "
-                    "leave one of them out"
-                )
-            config[key] = value
+            put(config, key, value, None, key)
+        multiplier = tuned["branch_multiplier"]
+        put(config.model, "branch_multiplier", multiplier, 1.0, "branch_multiplier")
+        # None in the sweep says nothing of a longer run.
+        if smoothing := tuned["label_smoothing"]:
+            put(config, "label_smoothing", smoothing, 0.0, "label_smoothing")
+        if warmup := round(tuned["warmup"] * config.steps):
+            put(config.schedule, "warmup", warmup, 0, "schedule.warmup")
         config.parametrization = ConfigDict(parametrization)
         config.optimizer = ConfigDict(optimizer)
     return config
