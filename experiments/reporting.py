@@ -62,10 +62,12 @@ def target(config: ConfigDict) -> Sizes | None:
 
 
 def featured(config: ConfigDict) -> str:
-    """The parametrization that a report is about: the target's, or the last."""
-    keys = list(config.sweep.parametrizations)
+    """The parametrization a report is about: the target's, Depth-μP, or the last."""
+    points = configs.points(config)
     wanted = config.get("target", {}).get("parametrization")
-    return wanted if wanted in keys else keys[-1]
+    default = optim.parametrization("depth_mup")
+    same = (key for key, point in points.items() if point == default)
+    return wanted if wanted in points else next(same, list(points)[-1])
 
 
 def labels(points: dict[str, optim.Parametrization]) -> dict[str, str]:

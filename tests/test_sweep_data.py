@@ -11,6 +11,7 @@ from mupax.experiments import data as datasets
 from mupax.experiments import sweep
 from mupax.experiments.config import check_sweep, list_configs, parse, points
 from mupax.experiments.errors import UserError
+from mupax.experiments.reporting import featured
 from mupax.experiments.sweeps import engine
 from mupax.experiments.training.objective import NextToken
 
@@ -132,3 +133,14 @@ def test_only_some_of_the_parametrizations_are_swept(song):
     some.sweep.only = ("mup",)
     with pytest.raises(UserError, match="there are depth_mup, sp"):
         points(some)
+
+
+def test_a_report_is_about_a_parametrization_that_was_swept(song):
+    some = config(song)
+    some.sweep.parametrizations.sp = {"name": "sp"}
+    assert featured(some) == "depth_mup"
+    some.sweep.only = ("sp",)
+    assert featured(some) == "sp"
+    some.target = {"parametrization": "sp"}
+    some.sweep.only = ()
+    assert featured(some) == "sp"
