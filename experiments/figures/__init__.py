@@ -1,9 +1,11 @@
 """The figures of the papers, redrawn: a module for each paper.
 
-registry: what a figure is. draw: PNG, SVG and CSV. job: the command.
+registry: what a figure is. draw: PNG, SVG and CSV. job: the command. Those that are
+sweeps of networks are listed in sweeps; parts: how they are run; curves and claims_*:
+from the runs to lines and verdicts.
 """
 
 from .job import HELP, figures, run
-from .registry import Drawing, Figure, Line, Panel
+from .registry import Drawing, Figure, Line, Panel, Request
 
-__all__ = ["HELP", "Drawing", "Figure", "Line", "Panel", "figures", "run"]
+__all__ = ["HELP", "Drawing", "Figure", "Line", "Panel", "Request", "figures", "run"]

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..theory import feature_learning, finite_size, lazy, linear_joint
 from ..theory.relu_mlp import fit_power_law
+from . import sweeps
 from .registry import Drawing, Figure, Line, Panel, near
 
 
@@ -230,43 +231,21 @@ def linear_features(paper: bool) -> Drawing:
     return Drawing(panels, ours, near(slope, -1, 0.1))
 
 
-_CNN = (
-    "mupax transfer with configs/digits_resmlp.py on CIFAR-10 shows the same claim on "
-    "a residual MLP: mupax transfer --config digits_resmlp --config.dataset=cifar10"
-)
-_SWEEP = "a sweep of networks for 20 epochs of CIFAR-10: days on two cores"
-
-
-def _not_here(number: str, claim: str, how: str, command: str = "") -> Figure:
-    name = f"bordelon-{number.lower()}"
-    return Figure(name, "Bordelon", f"Figure {number}", claim, None, how, command)
-
-
 FIGURES = [
-    _not_here(
-        "1",
-        "the best learning rate of 1/√L-scaled networks stays over depth and width",
-        _SWEEP,
-        _CNN,
+    sweeps.bordelon_figure(
+        "1", "the best learning rate of 1/√L-scaled networks stays over depth and width"
     ),
-    _not_here(
+    sweeps.bordelon_figure(
         "2",
         "batch norm alone transfers less reliably than 1/√L scaling",
-        _SWEEP + "; no packaged sweep of ResNet-18",
-        "one run of it: mupax train --config cifar10_resnet18",
+        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 150 steps",
     ),
-    _not_here(
+    sweeps.bordelon_figure(
         "3",
         "the learning rate of ViTs under Adam transfers over depth",
-        "ViTs on Tiny ImageNet and ImageNet: days on a GPU",
-        "one run of it: mupax train --config tiny_imagenet_vit",
+        "width 32, CIFAR-10 in place of Tiny ImageNet and ImageNet, 200 steps",
     ),
-    _not_here(
-        "4",
-        "momentum and the richness μ0 transfer over depth",
-        _SWEEP,
-        "one run of its network: mupax train --config cifar10_cnn",
-    ),
+    sweeps.bordelon_figure("4", "momentum and the richness μ0 transfer over depth"),
     Figure(
         id="bordelon-5a",
         paper="Bordelon",
@@ -299,31 +278,29 @@ FIGURES = [
         draw=linear_features,
         how="exact recursion at infinite width in place of N = 1000; eq. 7 corrected",
     ),
-    _not_here("B.1", "a medium depth is best at a given size", _SWEEP, _CNN),
-    _not_here("B.2", "SP and μP do not transfer over depth", _SWEEP, _CNN),
-    _not_here(
-        "B.3",
-        "the best learning rate shows after a few epochs",
-        _SWEEP + ", and a ViT on Tiny ImageNet",
-        "one run of it: mupax train --config cifar10_cnn",
-    ),
-    _not_here(
+    sweeps.bordelon_figure("B.1", "a medium depth is best at a given size"),
+    sweeps.bordelon_figure("B.2", "SP and μP do not transfer over depth"),
+    sweeps.bordelon_figure("B.3", "the best learning rate shows after a few epochs"),
+    sweeps.bordelon_figure(
         "B.4",
-        "LayerNorm alone transfers less reliably than 1/√L scaling",
-        _SWEEP,
-        "one run, with batch norm: mupax train --config cifar10_resnet18",
+        "LayerNorm helps μP to transfer over depth, 1/√L scaling more",
+        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 150 steps",
     ),
-    _not_here(
+    sweeps.bordelon_figure(
         "B.5",
-        "batch norm alone transfers less reliably than 1/√L scaling",
-        _SWEEP,
-        "one run of it: mupax train --config cifar10_resnet18",
+        "batch norm helps μP to transfer over depth, 1/√L scaling more",
+        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 150 steps",
     ),
-    _not_here(
-        "B.6",
-        "the learning rate of ResNet-18 on ImageNet stays over depth",
-        "a sweep on ImageNet: weeks on a GPU; the zoo's config is the ResNet-50's",
-        "mupax train --config imagenet_resnet50",
+    Figure(
+        id="bordelon-b.6",
+        paper="Bordelon",
+        number="Figure B.6",
+        claim="the learning rate of ResNet-18 on ImageNet stays over depth",
+        how="a sweep on ImageNet: weeks on a GPU; on CIFAR-10 it is bordelon-2",
+        command=(
+            "mupax sweep --config resnet_sweep --config.dataset=imagenet2012 "
+            "--config.data.image_size=64"
+        ),
     ),
     Figure(
         id="bordelon-b.7",
@@ -333,16 +310,14 @@ FIGURES = [
         draw=ensembles,
         how="the networks of bordelon-5",
     ),
-    _not_here(
+    sweeps.bordelon_figure(
         "B.8",
         "weight decay's dynamics transfer over depth",
-        _SWEEP,
-        "one run of its network: mupax train --config cifar10_cnn",
+        "AdamW in place of SGD; " + sweeps.SMALL_CNN,
     ),
-    _not_here(
+    sweeps.bordelon_figure(
         "M.1",
         "branches of 4 layers: ODE scaling improves with depth, SDE scaling does not",
-        _SWEEP + ", and no packaged config has branches of 4 layers",
-        "in a copy of configs/digits_resmlp.py set c.model.block_depth = 4",
+        "residual MLPs in place of ResNets; " + sweeps.SMALL_MLP,
     ),
 ]

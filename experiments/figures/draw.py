@@ -67,7 +67,7 @@ def table(drawing: Drawing) -> str:
 
 
 def picture(drawing: Drawing, kind: str) -> bytes:
-    """The panels side by side, as PNG or SVG."""
+    """The panels side by side, more than three in two rows, as PNG or SVG."""
     made = style.render(_canvas, drawing, kind=kind, dpi=_PIXELS)
     return small(made) if kind == "png" else made
 
@@ -85,9 +85,12 @@ def _canvas(drawing: Drawing) -> Canvas:
     count = len(panels)
     # Panels of the same lines need one legend, where it hides none of them.
     shared = count > 1 and len({tuple(x.label for x in p.lines) for p in panels}) == 1
-    width = (5.2 if count == 1 else 4.0 * count) + 1.7 * shared
-    canvas = Canvas(figsize=(width, 3.9 if shared else 4.5), layout="constrained")
-    axes = canvas.subplots(1, count, squeeze=False)[0]
+    rows = 1 if count <= 3 else 2
+    columns = -(-count // rows)
+    width = (5.2 if count == 1 else 4.0 * columns) + 1.7 * shared
+    height = (3.9 if shared else 4.5) * rows
+    canvas = Canvas(figsize=(width, height), layout="constrained")
+    axes = canvas.subplots(rows, columns, squeeze=False).flat[:count]
     for ax, panel in zip(axes, panels, strict=True):
         _panel(ax, panel, legend=not shared)
     if shared:

@@ -7,14 +7,16 @@ import rich.table
 
 from ..errors import UserError
 from . import draw
-from .registry import Figure
+from .registry import Drawing, Figure, Request
 
 SCALES = ("laptop", "paper")
 
 HELP = """  list             every figure of the four papers
   ID               draw one, as tp6-9
-  --scale          laptop (the default, at most two minutes on two cores) or paper
-  --workdir        where to write; by default runs/figures/ID"""
+  --scale          laptop (the default, at most ten minutes on two cores) or paper
+  --workdir        where to write; by default runs/figures/ID; a killed figure goes on
+  --data_dir       of TFDS, for figures that train on images
+  --dataset        in place of the paper's, as digits, or text:FILE for transformers"""
 
 
 def figures() -> dict[str, Figure]:
@@ -32,10 +34,10 @@ def run(argv: list[str]) -> None:
       argv: `["figure", ID]` and its flags; or `["figure", "list"]`.
 
     Raises:
-      UserError: an unknown id, scale or flag, a figure that is not drawn here, or a
-        directory that cannot be written.
+      UserError: an unknown id, scale or flag, a figure that is not drawn here, data
+        that is not there, or a directory that cannot be written.
     """
-    name, scale, workdir = parse(argv)
+    name, request = parse(argv)
     if name == "list":
         print_list(rich.console.Console())
         return
@@ -43,24 +45,41 @@ def run(argv: list[str]) -> None:
     if name not in known:
         raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
     figure = known[name]
-    if figure.draw is None:
-        raise UserError(f"{name} is not drawn here: {why_not(figure)}")
-    directory = pathlib.Path(workdir or f"runs/figures/{name}")
-    draw.prepare(directory)
+    check(figure, request)
+    draw.prepare(request.folder)
     try:
-        drawing = figure.draw(scale == "paper")
+        drawing = drawn(figure, request)
     except ModuleNotFoundError as error:
         if error.name is not None:
             raise
         # Ours, with a sentence that names the extra.
         raise UserError(str(error)) from None
-    draw.write(directory, figure, drawing)
+    draw.write(request.folder, figure, drawing)
     print(verdict(figure, drawing.ours, drawing.agrees))
 
 
-def verdict(figure: Figure, ours: str, agrees: bool) -> str:
+def check(figure: Figure, request: Request) -> None:
+    """Refuse what cannot be drawn, before anything is written."""
+    if figure.draw is None and figure.train is None:
+        raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
+    if figure.train is None and (request.data_dir or request.dataset):
+        raise UserError(
+            f"{figure.id} trains on no data; leave --data_dir and --dataset out"
+        )
+
+
+def drawn(figure: Figure, request: Request) -> Drawing:
+    """A figure's panels and verdict; whatever is missing is computed."""
+    if figure.draw:
+        return figure.draw(request.paper)
+    if figure.train:
+        return figure.train(request)
+    raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
+
+
+def verdict(figure: Figure, ours: str, agrees: bool | None) -> str:
     """The paper's claim, our number, agree or not."""
-    word = "agrees" if agrees else "DOES NOT AGREE"
+    word = {True: "agrees", False: "DOES NOT AGREE", None: "CANNOT TELL"}[agrees]
     return f"{figure.id}: {figure.claim} | here: {ours} | {word}"
 
 
@@ -70,8 +89,8 @@ def why_not(figure: Figure) -> str:
     return figure.how + remedy
 
 
-def parse(argv: list[str]) -> tuple[str, str, str | None]:
-    """The id, the scale and the directory of a command line.
+def parse(argv: list[str]) -> tuple[str, Request]:
+    """The id, and what else a command line asks for.
 
     Raises:
       UserError: a flag or scale that is not known, or no id.
@@ -81,21 +100,24 @@ def parse(argv: list[str]) -> tuple[str, str, str | None]:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("id", nargs="?")
     parser.add_argument("--scale", default="laptop")
-    parser.add_argument("--workdir")
+    for name in ("--workdir", "--data_dir", "--dataset"):
+        parser.add_argument(name)
     try:
         found, rest = parser.parse_known_args(argv[1:])
     except (argparse.ArgumentError, SystemExit) as error:
         raise UserError(f"mupax figure: {error}") from None
     if rest:
         raise UserError(
-            f"{rest[0]!r} is not understood; mupax figure takes an id, --scale and "
-            "--workdir"
+            f"{rest[0]!r} is not understood; mupax figure takes an id, --scale, "
+            "--workdir, --data_dir and --dataset"
         )
     if found.id is None:
         raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
     if found.scale not in SCALES:
         raise UserError(f"--scale {found.scale} must be one of: {', '.join(SCALES)}")
-    return found.id, found.scale, found.workdir
+    folder = pathlib.Path(found.workdir or f"runs/figures/{found.id}")
+    paper = found.scale == "paper"
+    return found.id, Request(paper, folder, found.data_dir, found.dataset)
 
 
 def print_list(console: rich.console.Console) -> None:
@@ -106,7 +128,7 @@ def print_list(console: rich.console.Console) -> None:
         table.add_column(head)
     for figure in figures().values():
         here = why_not(figure)
-        if figure.draw:
+        if figure.is_drawn:
             here = f"drawn: {figure.how}" if figure.how else "drawn"
         table.add_row(figure.id, f"{figure.paper}, {figure.number}", figure.claim, here)
     console.print(table)

@@ -1,6 +1,7 @@
 """What a figure is: a claim of a paper, and how it is drawn and checked here."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -47,12 +48,29 @@ class Drawing:
     Attributes:
       panels: side by side.
       ours: the number measured here, in half a sentence.
-      agrees: computed from the same numbers.
+      agrees: computed from the same numbers; None where they cannot tell.
     """
 
     panels: Sequence[Panel]
     ours: str
-    agrees: bool
+    agrees: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What was asked for, as far as a figure of trained networks needs it.
+
+    Attributes:
+      paper: whether the paper's sizes are wanted.
+      folder: the figure's, where its sweeps are kept.
+      data_dir: of TFDS; None for where TFDS looks.
+      dataset: in place of the paper's.
+    """
+
+    paper: bool
+    folder: pathlib.Path = pathlib.Path()
+    data_dir: str | None = None
+    dataset: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +82,11 @@ class Figure:
       paper: its short name.
       number: as printed, or the theorem where the paper has no picture of it.
       claim: what it shows, in one sentence.
-      draw: takes whether the paper's sizes are wanted; None where it is not drawn.
+      draw: takes whether the paper's sizes are wanted.
+      train: in place of `draw` where networks are trained on data; with neither it is
+        not drawn.
       how: what is drawn where it differs from the paper, or why nothing is.
-      command: what would draw it, where `draw` does not.
+      command: what would draw it, where nothing here does.
     """
 
     id: str
@@ -74,8 +94,14 @@ class Figure:
     number: str
     claim: str
     draw: Callable[[bool], Drawing] | None = None
+    train: Callable[[Request], Drawing] | None = None
     how: str = ""
     command: str = ""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is anything that draws it."""
+        return self.draw is not None or self.train is not None
 
 
 def near(value: float, wanted: float, tolerance: float) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..theory import linear_sgd, plane
 from ..theory.relu_mlp import fit_power_law
+from . import sweeps
 from .registry import Drawing, Figure, Line, Panel, near
 
 _REGIONS = ("unstable", "trivial", "unfaithful", "redundant", "diverse")
@@ -241,19 +242,6 @@ def _kappa(title: str, lines: list[Line], x_label: str = "depth") -> Panel:
     return Panel(title, x_label, "κ as seen", [*lines, half], log_x=True)
 
 
-_SWEEP = "a sweep of networks for 50 epochs of CIFAR-10: hours on a GPU"
-_RESMLP = "mupax transfer --config digits_resmlp --config.dataset=cifar10"
-_COPY = "in a copy of configs/digits_resmlp.py set "
-_MEGATRON = "Megatron transformers of 4 billion tokens: a cluster"
-_GPT = "one small run: mupax train --config text_gpt"
-
-
-def _not_here(number: str, claim: str, how: str, command: str) -> Figure:
-    return Figure(
-        f"tp6-{number}", "TP-VI", f"Figure {number}", claim, None, how, command
-    )
-
-
 FIGURES = [
     Figure(
         id="tp6-1",
@@ -263,41 +251,29 @@ FIGURES = [
         draw=regions,
         how="measured at ten points with SGD",
     ),
-    _not_here(
-        "2",
-        "the nonlinearity before the weights transfers, but depth does not help",
-        _SWEEP,
-        _COPY + "c.model.activation_first = True",
+    sweeps.tp6_figure(
+        "2", "the nonlinearity before the weights transfers, but depth does not help"
     ),
-    _not_here(
-        "3",
-        "|x| instead of ReLU improves deep networks",
-        _SWEEP,
-        _COPY + "c.model.nonlinearity = 'abs'",
-    ),
-    _not_here(
+    sweeps.tp6_figure("3", "|x| instead of ReLU improves deep networks"),
+    sweeps.tp6_figure(
         "4",
-        "ReLU branches of two layers do worse than of one",
-        _SWEEP,
-        _COPY + "c.model.block_depth = 2",
+        "ReLU branches of two layers do worse than of one at the same depth",
+        "a = 1",
     ),
-    _not_here(
+    sweeps.tp6_figure(
         "5",
-        "|x| branches of two layers do worse than of one",
-        _SWEEP,
-        _COPY + "c.model.block_depth = 2 and c.model.nonlinearity = 'abs'",
+        "|x| branches of two layers do worse than of one at the same depth",
+        "a = 1",
     ),
-    _not_here(
+    sweeps.tp6_figure(
         "6",
-        "the best hyperparameters of branches of two layers move with depth",
-        _SWEEP,
-        _COPY + "c.model.block_depth = 2",
+        "the best learning rate of branches of two layers moves with depth",
+        "a = 1",
     ),
-    _not_here(
+    sweeps.tp6_figure(
         "7",
         "the slope of the best (η, a) goes from -2 to -1 with depth at block depth 2",
-        _SWEEP,
-        _COPY + "c.model.block_depth = 2, and run each c.model.branch_multiplier",
+        "depths 2 to 32",
     ),
     Figure(
         id="tp6-8",
@@ -315,32 +291,19 @@ FIGURES = [
         draw=depth_convergence,
         how="a linear teacher in place of MNIST",
     ),
-    _not_here("10", "Depth-μP keeps the best learning rate", _SWEEP, _RESMLP),
-    _not_here(
+    sweeps.tp6_figure("10", "Depth-μP keeps the best learning rate, the others do not"),
+    sweeps.tp6_figure(
         "11",
-        "the ODE parametrization's best learning rate moves with depth",
-        _SWEEP,
-        _COPY + "c.sweep.parametrizations.ode = {'name': 'ode'}",
+        "the ODE's best learning rate moves with depth, and Depth-μP trains better",
     ),
-    _not_here(
-        "12",
-        "Depth-μP transfers with LayerNorm too",
-        _SWEEP,
-        _COPY + "c.model.layer_norm = True and c.model.nonlinearity = 'abs'",
+    sweeps.tp6_figure(
+        "12", "Depth-μP transfers with LayerNorm too", "|x|, as the paper"
     ),
-    _not_here(
-        "13",
-        "the best block multiplier a settles as depth grows",
-        _SWEEP,
-        f"for each a: {_RESMLP} --config.model.branch_multiplier=2.0",
-    ),
-    _not_here("14", "transformers do not mind the block multiplier", _MEGATRON, _GPT),
-    _not_here("15", "deeper transformers start worse and end better", _MEGATRON, _GPT),
-    _not_here(
-        "16",
-        "a transformer's best learning rate goes as 1/√L only at the end",
-        _MEGATRON,
-        _GPT,
+    sweeps.tp6_figure("13", "the best block multiplier a settles as depth grows"),
+    sweeps.tp6_figure("14", "transformers do not mind the block multiplier"),
+    sweeps.tp6_figure("15", "deeper transformers start worse and end better"),
+    sweeps.tp6_figure(
+        "16", "a transformer's best learning rate goes as 1/√L only at the end"
     ),
     Figure(
         id="tp6-17",

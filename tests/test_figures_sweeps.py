@@ -1,0 +1,453 @@
+"""Figures that are sweeps: they plan, draw, and judge made populations as they are."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+from sweep_populations import swept
+
+from mupax.experiments import cli, config, figures
+from mupax.experiments.errors import UserError
+from mupax.experiments.figures import claims_bordelon as bordelon
+from mupax.experiments.figures import claims_tp6 as tp6
+from mupax.experiments.figures import curves, job, parts
+from mupax.experiments.sweeps import engine, grids, plan, tradeoff
+from mupax.experiments.sweeps.results import Population
+from mupax.experiments.sweeps.statistics import Sizes
+
+TRAINED = {name: f for name, f in figures.figures().items() if f.train}
+GRIDS = {
+    "learning_rate": "2**[-12:-1:1]",
+    "branch_multiplier": "2**[-2:2]",
+    "richness": "2**[-2:2]",
+    "momentum": "1-2**[-5:-1]",
+    "weight_decay": "2**[-8:0:2]",
+}
+RATE, DEPTHS, BASE = -6.3, (8, 32, 128), Sizes(64, 8)
+
+
+def bowl(places, grid):
+    return sum(0.1 * (grid[name] - place) ** 2 for name, place in places.items())
+
+
+def made(
+    key,
+    depth,
+    *,
+    width=64,
+    level=1.0,
+    early=1.0,
+    drift=0.0,
+    choices=None,
+    shape=None,
+    noise=1e-3,
+    **places,
+):
+    """A population whose loss is least at `places`.
+
+    `early` times the level, and `drift` octaves away, for the first half of the run.
+    """
+    places = {"learning_rate": RATE, **places}
+    shape = shape or functools.partial(bowl, places)
+    axes = {name: list(grids.parse(name, GRIDS[name])) for name in places}
+    values = [[grids.coordinate(n, x) for x in found] for n, found in axes.items()]
+    grid = dict(zip(axes, np.meshgrid(*values, indexing="ij"), strict=True))
+    rng = np.random.default_rng([depth, width, len(key)])
+    seeds = np.exp(rng.normal(0, noise, (3, *grid["learning_rate"].shape)))
+    loss = level * np.exp(shape(grid)) * seeds
+    before = {**grid, "learning_rate": grid["learning_rate"] - drift}
+    first = early * level * np.exp(shape(before)) * seeds
+    both = np.stack([first] * 20 + [loss] * 20, axis=-1)
+    name = f"{key}-w{width}-d{depth}"
+    return Population(name, key, width, depth, choices or {}, axes, loss, both, 1.0)
+
+
+def found(*populations, base=BASE, **changes):
+    return swept(list(populations), base=base, **changes)
+
+
+def depths(key, shift=0.0, gain=0.05, *, sizes=DEPTHS, **options):
+    """Of each doubling the optimum moves by `shift`, the log loss falls by `gain`."""
+    return [
+        made(
+            key,
+            d,
+            level=options.get("level", 1.0) * math.exp(-gain * math.log2(d / sizes[0])),
+            learning_rate=RATE + shift * math.log2(d / sizes[0]),
+            **{k: v for k, v in options.items() if k != "level"},
+        )
+        for d in sizes
+    ]
+
+
+def widths(key, shift=0.0):
+    return [
+        made(key, 8, width=w, learning_rate=RATE + shift * math.log2(w / 64))
+        for w in (32, 128)
+    ]
+
+
+def axis_over_depth(name, shift, start=0.2):
+    places = {d: start + shift * math.log2(d / 8) for d in DEPTHS}
+    return found(*(made("depth_mup", d, **{name: x}) for d, x in places.items()))
+
+
+def norms(mup_batch, depth_batch, depth_none, mup_none):
+    keys = {
+        ("mup", "batch"): mup_batch,
+        ("depth_mup", "batch"): depth_batch,
+        ("depth_mup", "none"): depth_none,
+        ("mup", "none"): mup_none,
+    }
+    return found(
+        *itertools.chain.from_iterable(
+            depths(key, shift, choices={"model.norm": norm})
+            for (key, norm), shift in keys.items()
+        )
+    )
+
+
+def vits(shift=0.0, gain=0.1):
+    return found(
+        *itertools.chain.from_iterable(
+            depths(key, shift, more, choices={"model.layer_norm": norm})
+            for key, more in (("mup", 0.05), ("depth_mup", gain))
+            for norm in (True, False)
+        )
+    )
+
+
+def valleys(*slopes):
+    """Quadratics whose long axes have these slopes, at depths 2, 4, ..."""
+
+    def shape(slope, grid):
+        x, y = grid["learning_rate"] - RATE, grid["branch_multiplier"]
+        across, along = slope * x - y, x + slope * y
+        return (0.3 * across**2 + 0.01 * along**2) / (1 + slope**2)
+
+    return found(
+        *(
+            made(
+                "depth_mup",
+                2 ** (i + 1),
+                shape=functools.partial(shape, slope),
+                branch_multiplier=0.0,
+            )
+            for i, slope in enumerate(slopes)
+        ),
+        base=Sizes(64, 2),
+    )
+
+
+def equal_sizes(best):
+    """Shapes of one budget; the loss is least at depth `best`."""
+    points = [
+        tradeoff.Point(
+            512 // d, d, 1000, np.exp([0.1 * math.log2(d / best) ** 2, 0.01])[:1]
+        )
+        for d in (4, 8, 16, 32)
+    ]
+    given = tradeoff.Tradeoff("depth_mup", {}, points, [1000])
+    return found(*depths("depth_mup"), tradeoff=given)
+
+
+def early_late(early, drift=0.0, key="depth_mup", gain=0.05, shift=0.0):
+    """Early levels at each depth, as a factor."""
+    return [
+        made(
+            key,
+            d,
+            level=math.exp(-gain * i),
+            early=e,
+            drift=drift * math.log2(d / 8),
+            learning_rate=RATE + shift * math.log2(d / 8),
+        )
+        for i, (d, e) in enumerate(zip(DEPTHS, early, strict=True))
+    ]
+
+
+def rates(deep=0.0, half=-0.5, gain=0.05):
+    return (found(*depths("depth_mup", deep, gain), *depths("half_alpha", half)),)
+
+
+def odes(shift=-0.5, level=2.0):
+    return (found(*depths("ode", shift, level=level), *depths("depth_mup")),)
+
+
+def one(shift=0.0, gain=0.05, level=1.0, sizes=DEPTHS):
+    base = Sizes(64, sizes[0])
+    return found(*depths("depth_mup", shift, gain, sizes=sizes, level=level), base=base)
+
+
+def cnns(mup=-0.5, deep=0.0, width=0.0):
+    return (
+        found(
+            *depths("mup", mup),
+            *depths("depth_mup", deep),
+            *widths("depth_mup", width),
+            *widths("mup", width),
+        ),
+    )
+
+
+def standards(mup):
+    return (
+        found(*depths("mup", mup), *widths("mup"), *depths("sp", mup), *widths("sp")),
+    )
+
+
+def branches(ode, sde):
+    return (found(*early_late(ode, key="ode"), *early_late(sde, key="depth_mup")),)
+
+
+TWO = (4, 16, 64)
+BATCH = {"norm": "batch", "label": "batch norm"}
+RISING, FALLING = (1.0, 1.2, 1.4), (1.4, 1.2, 1.0)
+CASES = {
+    "stays, gains, others move": (tp6.rate_over_depth, rates(), True),
+    "Depth-μP moves": (tp6.rate_over_depth, rates(deep=0.5), False),
+    "the others stay": (tp6.rate_over_depth, rates(half=0.0), False),
+    "depth is a loss": (tp6.rate_over_depth, rates(gain=-0.05), False),
+    "depth is no gain": (tp6.rate_over_depth, rates(gain=0.0), None),
+    "ode moves": (tp6.ode_moves, odes(), True),
+    "ode stays": (tp6.ode_moves, odes(shift=0.0), False),
+    "ode is better": (tp6.ode_moves, odes(level=0.5), False),
+    "a settles": (
+        tp6.multiplier_settles,
+        (axis_over_depth("branch_multiplier", 0.0),),
+        True,
+    ),
+    "a moves": (
+        tp6.multiplier_settles,
+        (axis_over_depth("branch_multiplier", 0.4),),
+        False,
+    ),
+    "no gain": (tp6.weights_last, (one(gain=0.0, level=2.0), one()), True),
+    "a gain": (tp6.weights_last, (one(level=2.0), one()), False),
+    "as good": (tp6.weights_last, (one(gain=0.0), one(gain=0.0)), None),
+    "abs is better": (tp6.absolute_gains, (one(), one(level=1.2)), True),
+    "abs is worse": (tp6.absolute_gains, (one(level=1.2), one()), False),
+    "two layers lose": (
+        tp6.two_layers_lose,
+        (one(level=1.2, sizes=TWO), one()),
+        True,
+    ),
+    "two layers win": (
+        tp6.two_layers_lose,
+        (one(level=0.8, sizes=TWO), one()),
+        False,
+    ),
+    "two layers move": (tp6.two_layers_move, (one(0.5), one(-0.5)), True),
+    "two layers stay": (tp6.two_layers_move, (one(0.5), one()), False),
+    "the valley turns": (tp6.valley_turns, (valleys(-2, -1.5, -1),), True),
+    "the valley stays": (tp6.valley_turns, (valleys(-1, -1, -1),), False),
+    "a is free": (
+        tp6.multiplier_is_free,
+        (
+            found(
+                *(
+                    made(
+                        "depth_mup",
+                        d,
+                        branch_multiplier=0.0,
+                        shape=lambda g: 0.1 * (g["learning_rate"] - RATE) ** 2,
+                    )
+                    for d in DEPTHS
+                )
+            ),
+        ),
+        True,
+    ),
+    "a is not free": (
+        tp6.multiplier_is_free,
+        (axis_over_depth("branch_multiplier", 0.0),),
+        False,
+    ),
+    "starts worse": (tp6.deeper_starts_worse, (found(*early_late(RISING)),), True),
+    "starts better": (tp6.deeper_starts_worse, (found(*early_late(FALLING)),), False),
+    "1/√L at the end": (
+        tp6.root_law_at_the_end,
+        (found(*early_late(RISING, drift=0.5)),),
+        True,
+    ),
+    "1/√L at once": (tp6.root_law_at_the_end, (found(*early_late(RISING)),), False),
+    "both sizes": (bordelon.both_sizes, cnns(), True),
+    "μP stays": (bordelon.both_sizes, cnns(mup=0.0), False),
+    "widths move": (bordelon.both_sizes, cnns(width=0.5), False),
+    "μP moves": (bordelon.without_scaling, standards(-0.5), True),
+    "μP does not": (bordelon.without_scaling, standards(0.0), False),
+    "norm alone moves": (
+        functools.partial(bordelon.norm_is_not_enough, **BATCH),
+        (norms(-0.5, 0.0, 0.0, -1.0),),
+        True,
+    ),
+    "norm and 1/√L move": (
+        functools.partial(bordelon.norm_is_not_enough, **BATCH),
+        (norms(-0.5, -0.6, 0.0, -1.0),),
+        False,
+    ),
+    "norm helps": (
+        functools.partial(bordelon.norm_helps, **BATCH),
+        (norms(-0.5, 0.0, 0.0, -1.0),),
+        True,
+    ),
+    "norm hurts": (
+        functools.partial(bordelon.norm_helps, **BATCH),
+        (norms(-1.0, 0.0, 0.0, -0.5),),
+        False,
+    ),
+    "vits stay": (bordelon.transformers, (vits(),), True),
+    "vits move": (bordelon.transformers, (vits(shift=0.5),), False),
+    "vits gain less": (bordelon.transformers, (vits(gain=0.0),), False),
+    "momentum stays": (
+        bordelon.other_axes,
+        (axis_over_depth("momentum", 0.0, 3.2), axis_over_depth("richness", 0.0)),
+        True,
+    ),
+    "momentum moves": (
+        bordelon.other_axes,
+        (axis_over_depth("momentum", 0.4, 2.2), axis_over_depth("richness", 0.0)),
+        False,
+    ),
+    "decay stays": (
+        bordelon.decay_stays,
+        (axis_over_depth("weight_decay", 0.0, -4.2),),
+        True,
+    ),
+    "decay moves": (
+        bordelon.decay_stays,
+        (axis_over_depth("weight_decay", 0.5, -4.2),),
+        False,
+    ),
+    "a middle depth": (bordelon.middle_depth, (equal_sizes(12),), True),
+    "the deepest": (bordelon.middle_depth, (equal_sizes(64),), False),
+    "decided early": (
+        bordelon.decided_early,
+        (found(*early_late(FALLING, drift=0.1)),),
+        True,
+    ),
+    "decided late": (
+        bordelon.decided_early,
+        (found(*early_late(FALLING, drift=0.5)),),
+        False,
+    ),
+    "1/L gains": (bordelon.long_branches, branches(FALLING, RISING), True),
+    "1/√L gains too": (bordelon.long_branches, branches(FALLING, FALLING), False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_claim_is_judged_by_the_numbers(case):
+    check, given, agrees = CASES[case]
+    drawing = check(*given)
+    assert drawing.agrees is agrees, drawing.ours
+    assert "nan" not in drawing.ours
+    assert all(panel.lines for panel in drawing.panels)
+
+
+def test_an_optimum_at_the_end_of_the_grid_is_not_known():
+    beyond = [made("depth_mup", d, learning_rate=-15.0) for d in DEPTHS]
+    moved = curves.move(curves.cells(found(*beyond), "depth_mup"))
+    assert moved.stays is None
+    assert "end of the grid" in str(moved)
+
+
+def test_an_optimum_that_the_seeds_dispute_is_not_known():
+    loose = [made("depth_mup", d, noise=0.6) for d in DEPTHS]
+    assert curves.move(curves.cells(found(*loose), "depth_mup")).stays is None
+
+
+def test_a_size_that_does_not_train_is_said_and_moves():
+    *small, large = depths("depth_mup")
+    lost = dataclasses.replace(large, loss=large.loss * np.nan)
+    cells = curves.cells(found(*small, lost), "depth_mup")
+    moved = curves.move(cells)
+    assert moved.moves
+    assert "nothing trained at depth 128" in str(moved)
+    assert "depth 128: none trained" in [x.label for x in curves.panel("", cells).lines]
+
+
+def test_a_loss_of_nothing_is_the_higher():
+    nothing, some = curves.Least(math.nan, math.nan, 0), curves.Least(1.0, 0.1, 2)
+    assert curves.lower(some, nothing) is True
+    assert curves.lower(nothing, some) is False
+    assert curves.lower(nothing, nothing) is None
+
+
+@pytest.mark.parametrize("paper", [False, True])
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_sweep_of_a_figure_parses_and_plans(name, paper, tmp_path):
+    sweeps = TRAINED[name].train
+    request = figures.Request(paper, tmp_path, dataset="text:some.txt")
+    for part in sweeps.parts:
+        found = part.parsed(request)
+        config.check_sweep(found)
+        assert len(plan.jobs(found, config.points(found))) > 1
+    names = [part.name for part in sweeps.parts]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["tp6-10", "tp6-15", "bordelon-2"])
+def test_data_that_is_not_there_is_one_sentence(name, tmp_path, capsys):
+    flags = ["--workdir", str(tmp_path / "figure"), "--data_dir", str(tmp_path)]
+    if name == "tp6-15":
+        flags += ["--dataset", f"text:{tmp_path}/none.txt"]
+    assert cli.main(["mupax", "figure", name, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mupax: ")
+    assert error.count("\n") == 1
+    assert str(tmp_path) in error
+
+
+def test_a_transformer_asks_for_its_text(tmp_path, capsys):
+    assert cli.main(["mupax", "figure", "tp6-16", "--workdir", str(tmp_path)]) == 2
+    assert "--dataset=text:FILE" in capsys.readouterr().err
+
+
+def test_a_theory_figure_takes_no_data(tmp_path, capsys):
+    words = ["figure", "jelassi-1", "--dataset", "digits", "--workdir", str(tmp_path)]
+    assert cli.main(["mupax", *words]) == 2
+    assert "no data" in capsys.readouterr().err
+
+
+TINY = {
+    "sweep.depths": "(1,2)",
+    "sweep.widths": "(8,)",
+    "base.width": "8",
+    "base.depth": "1",
+    "batch_size": "8",
+    "data.image_size": "8",
+    "sweep.axes.learning_rate": "2**[-9:-5:2]",
+    "sweep.steps": "8",
+    "sweep.average_last": "4",
+    "sweep.only": "('ode','depth_mup')",
+}
+
+
+@pytest.mark.long
+def test_a_figure_trains_draws_judges_and_does_nothing_twice(
+    tmp_path, capsys, monkeypatch
+):
+    tiny = parts.Sweeps((parts.Part("resmlp_sweep", TINY),), tp6.ode_moves)
+    figure = dataclasses.replace(TRAINED["tp6-11"], train=tiny)
+    monkeypatch.setattr(job, "figures", lambda: {"tp6-11": figure})
+    words = ["mupax", "figure", "tp6-11", "--workdir", str(tmp_path)]
+    words += ["--dataset", "digits", "--data_dir", str(tmp_path / "data")]
+    assert cli.main(words) == 0
+    first = capsys.readouterr().out.splitlines()[-1]
+    assert first.startswith("tp6-11: ")
+    assert "agree" in first.lower() or "CANNOT TELL" in first
+    assert (tmp_path / "tp6-11.png").read_bytes().startswith(b"\x89PNG")
+    assert "depth 2" in (tmp_path / "tp6-11.csv").read_text()
+    assert (tmp_path / "sweep" / "report.html").exists()
+    monkeypatch.setattr(engine, "run", None)
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == first
+    # Other sizes are another experiment, which must not mix with this one.
+    other = dataclasses.replace(tiny.parts[0], overrides=TINY | {"batch_size": "4"})
+    request = figures.Request(False, tmp_path, str(tmp_path / "data"), "digits")
+    with pytest.raises(UserError, match="another experiment"):
+        other.train(request)
