@@ -15,7 +15,6 @@ from ..sweeps.results import Cell
 from . import curves
 from .registry import Drawing, Line, Panel
 
-_OCTAVES = "octaves per doubling (stays within ¼)"
 _TITLES = {
     "sp": "SP",
     "mup": "μP",
@@ -36,13 +35,18 @@ def both_sizes(data: SweepData) -> Drawing:
     wide = curves.cells(data, "depth_mup", "width")
     alone, both = (curves.move(cells) for cells in found.values())
     width = curves.move(wide, "width")
-    ours = (
-        f"the optimum moves by {both} over depth with 1/√L, by {alone} with μP alone, "
-        f"and by {width} over width with either {_OCTAVES}"
-    )
+    moves = {
+        "1/√L over depth": both,
+        "μP over depth": alone,
+        "either over width": width,
+    }
     panels = [curves.panel(title, cells) for title, cells in found.items()]
     panels.append(curves.panel("Both over width", wide, "width"))
-    return Drawing(panels, ours, curves.every(both.stays, width.stays, alone.moves))
+    return Drawing(
+        panels,
+        curves.told(moves),
+        curves.every(both.stays, width.stays, alone.moves),
+    )
 
 
 def without_scaling(data: SweepData) -> Drawing:
@@ -54,16 +58,13 @@ def without_scaling(data: SweepData) -> Drawing:
     wide = {key: curves.cells(data, key, "width") for key in ("sp", "mup")}
     depth = curves.move(deep)
     sp, mup = (curves.move(cells, "width") for cells in wide.values())
-    ours = (
-        f"the optimum of both moves by {depth} over depth, and over width by {sp} with "
-        f"SP and by {mup} with μP {_OCTAVES}"
-    )
+    moves = {"both over depth": depth, "SP over width": sp, "μP over width": mup}
     panels = [curves.panel("Both over depth", deep)]
     panels += [
         curves.panel(f"{_TITLES[key]} over width", cells, "width")
         for key, cells in wide.items()
     ]
-    return Drawing(panels, ours, depth.moves)
+    return Drawing(panels, curves.told(moves), depth.moves)
 
 
 def norm_is_not_enough(data: SweepData, norm: str, label: str) -> Drawing:
@@ -73,15 +74,12 @@ def norm_is_not_enough(data: SweepData, norm: str, label: str) -> Drawing:
         f"1/√L, {label}": f"depth_mup, model.norm={norm}",
         "1/√L, no norm": "depth_mup, model.norm=none",
     }
-    panels, (alone, both, bare) = _keyed(data, keys)
-    ours = (
-        f"the optimum moves by {alone} with {label} alone, by {both} with 1/√L too, by "
-        f"{bare} with 1/√L alone {_OCTAVES}"
-    )
+    panels, moves = _keyed(data, keys)
+    alone, both, bare = moves.values()
     agrees = curves.every(
         both.stays, bare.stays, alone.size > max(both.size, bare.size)
     )
-    return Drawing(panels, ours, agrees)
+    return Drawing(panels, curves.told(moves), agrees)
 
 
 def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
@@ -91,21 +89,18 @@ def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
         f"μP, {label}": f"mup, model.norm={norm}",
         f"1/√L, {label}": f"depth_mup, model.norm={norm}",
     }
-    panels, (none, alone, both) = _keyed(data, keys)
-    ours = (
-        f"the optimum moves by {none} without {label}, by {alone} with it, by {both} "
-        f"with 1/√L too {_OCTAVES}"
-    )
+    panels, moves = _keyed(data, keys)
+    none, alone, both = moves.values()
     agrees = curves.every(both.stays, none.size > alone.size > both.size)
-    return Drawing(panels, ours, agrees)
+    return Drawing(panels, curves.told(moves), agrees)
 
 
 def _keyed(
     data: SweepData, keys: dict[str, str]
-) -> tuple[list[Panel], list[curves.Move]]:
+) -> tuple[list[Panel], dict[str, curves.Move]]:
     found = {title: curves.cells(data, key) for title, key in keys.items()}
     panels = [curves.panel(title, cells) for title, cells in found.items()]
-    return panels, [curves.move(cells) for cells in found.values()]
+    return panels, {title: curves.move(cells) for title, cells in found.items()}
 
 
 def transformers(data: SweepData) -> Drawing:
@@ -117,17 +112,15 @@ def transformers(data: SweepData) -> Drawing:
         )
     }
     panels, moves = _keyed(data, keys)
-    told = ", ".join(f"{m} ({n})" for n, m in zip(keys, moves, strict=True))
     gains = {n: _gain(curves.cells(data, key)) for n, key in keys.items()}
     of_depth = ", ".join(f"{gain:.1%} ({n})" for n, gain in gains.items())
-    ours = (
-        f"the optimum moves by {told} {_OCTAVES}; from the shallowest to the deepest "
-        f"the loss falls by {of_depth}"
-    )
+    ours = f"{curves.told(moves)}; depth lowers the loss by {of_depth}"
     better = all(
         gains[f"1/√L{norm}"] > gains[f"μP{norm}"] for norm in ("", ", LayerNorm")
     )
-    return Drawing(panels, ours, curves.every(*(m.stays for m in moves), better))
+    return Drawing(
+        panels, ours, curves.every(*(m.stays for m in moves.values()), better)
+    )
 
 
 def _gain(found: Sequence[Cell]) -> float:
@@ -138,22 +131,21 @@ def _gain(found: Sequence[Cell]) -> float:
 
 def other_axes(momentum: SweepData, richness: SweepData) -> Drawing:
     """The best momentum and richness stay over depth (Figure 4)."""
-    panels, told, kept = [], [], []
+    panels, moves = [], {}
     for name, data in (("momentum", momentum), ("richness", richness)):
         found = curves.cells(data, "depth_mup", name=name)
-        moved = curves.move(found)
+        moves[name] = curves.move(found)
         panels.append(curves.panel(f"{name.capitalize()}, best learning rate", found))
-        told.append(f"{moved} ({name})")
-        kept.append(moved.stays)
-    ours = f"with 1/√L the best value moves by {' and '.join(told)} {_OCTAVES}"
-    return Drawing(panels, ours, curves.every(*kept))
+    return Drawing(
+        panels, curves.told(moves), curves.every(*(m.stays for m in moves.values()))
+    )
 
 
 def decay_stays(data: SweepData) -> Drawing:
     """Training with each weight decay is alike over depths (Figure B.8)."""
     found = curves.cells(data, "depth_mup", name="weight_decay")
     moved = curves.move(found)
-    ours = f"with 1/√L the best weight decay moves by {moved} {_OCTAVES}"
+    ours = curves.told({"weight decay": moved})
     panels = [curves.panel("Each at its best learning rate", found)]
     for cell in (found[0], found[-1]):
         lines = [
@@ -238,12 +230,11 @@ def long_branches(data: SweepData) -> Drawing:
         key: [curves.least(c) for c in curves.at(cells, _SOON)]
         for key, cells in found.items()
     }
-    moves = {key: curves.move(cells) for key, cells in found.items()}
+    named = {_TITLES[key]: curves.move(cells) for key, cells in found.items()}
     told = {key: ", ".join(map(str, losses)) for key, losses in early.items()}
     ours = (
         f"after {_SOON:.0%} of the steps the best loss over depths is {told['ode']} "
-        f"for 1/L and {told['depth_mup']} for 1/√L; the optimum moves by "
-        f"{moves['ode']} and {moves['depth_mup']} {_OCTAVES}"
+        f"for 1/L and {told['depth_mup']} for 1/√L; {curves.told(named)}"
     )
     monotone = {
         key: all(a.loss > b.loss for a, b in itertools.pairwise(losses))

@@ -14,7 +14,6 @@ from ..sweeps.results import Cell
 from . import curves
 from .registry import Drawing, Line, Panel, near
 
-_OCTAVES = "octaves per doubling of depth (stays within ¼)"
 _TITLES = {
     "depth_mup": "Depth-μP",
     "half_alpha": "α = ½, γ = 0",
@@ -30,11 +29,8 @@ def rate_over_depth(data: SweepData) -> Drawing:
     found = {key: curves.cells(data, key) for key in order}
     moves = {key: curves.move(cells) for key, cells in found.items()}
     losses = _least(found["depth_mup"])
-    rest = ", ".join(f"{_TITLES[key]} {moves[key]}" for key in others)
-    ours = (
-        f"the optimum of Depth-μP moves by {moves['depth_mup']} {_OCTAVES}, of "
-        f"{rest}; the loss of Depth-μP goes from {curves.span(losses)}"
-    )
+    named = {_TITLES[key]: moves[key] for key in order}
+    ours = f"{curves.told(named)}; loss of Depth-μP {curves.span(losses)}"
     agrees = curves.every(
         moves["depth_mup"].stays,
         curves.falls(losses),
@@ -50,8 +46,8 @@ def ode_moves(data: SweepData) -> Drawing:
     moved = curves.move(ode)
     ours_ode, ours_deep = curves.least(ode[-1]), curves.least(deep[-1])
     ours = (
-        f"the optimum of the ODE moves by {moved} {_OCTAVES}; at depth "
-        f"{ode[-1].depth} its loss is {ours_ode}, of Depth-μP {ours_deep}"
+        f"{curves.told({'ODE': moved})}; loss at depth {ode[-1].depth} {ours_ode}, of "
+        f"Depth-μP {ours_deep}"
     )
     panels = [
         curves.panel(_TITLES[key], cells)
@@ -67,10 +63,8 @@ def multiplier_settles(data: SweepData) -> Drawing:
     found = curves.cells(data, "depth_mup", name="branch_multiplier")
     whole, last = curves.move(found), curves.move(found[-2:])
     values = ", ".join(f"{curves.value('branch_multiplier', c):.2f}" for c in found)
-    ours = (
-        f"best a is {values} over the depths; between the deepest two it moves by "
-        f"{last} {_OCTAVES}, over all by {whole}"
-    )
+    moves = {"between the deepest two": last, "over all": whole}
+    ours = f"best a {values} over the depths; {curves.told(moves)}"
     panels = [
         curves.panel("Each at its best learning rate", found),
         curves.panel(
@@ -85,9 +79,8 @@ def weights_last(pre: SweepData, post: SweepData) -> Drawing:
     before, after = (curves.cells(data, "depth_mup") for data in (pre, post))
     moved, losses, others = curves.move(before), _least(before), _least(after)
     ours = (
-        f"with the nonlinearity first the optimum moves by {moved} {_OCTAVES} and the "
-        f"loss goes from {curves.span(losses)} with depth; with the weights first from "
-        f"{curves.span(others)}"
+        f"{curves.told({'nonlinearity first': moved})}; its loss over depths "
+        f"{curves.span(losses)}, weights first {curves.span(others)}"
     )
     gains = any(curves.lower(deeper, losses[0]) for deeper in losses[1:])
     agrees = curves.every(moved.stays, not gains, curves.lower(others[-1], losses[-1]))
@@ -148,8 +141,7 @@ def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
         "|x| and LayerNorm": curves.cells(absolute, "depth_mup"),
     }
     moves = {name: curves.move(cells) for name, cells in found.items()}
-    told = ", ".join(f"{moved} with {name}" for name, moved in moves.items())
-    ours = f"at block depth 2 the optimum moves by {told} {_OCTAVES}"
+    ours = curves.told(moves)
     panels = [curves.panel(name, cells) for name, cells in found.items()]
     return Drawing(
         panels, ours, curves.every(*(moved.moves for moved in moves.values()))
@@ -216,9 +208,8 @@ def deeper_starts_worse(data: SweepData) -> Drawing:
     late = [curves.least(cell) for cell in found]
     lines = [curves.learning(c, f"depth {c.depth}", data.steps) for c in found]
     ours = (
-        f"from depth {found[0].depth} to {found[-1].depth} the loss goes from "
-        f"{curves.span(early)} after {_EARLY:.0%} of the steps, from "
-        f"{curves.span(late)} at the end"
+        f"loss at depth {found[0].depth} and {found[-1].depth} {curves.span(early)} "
+        f"after {_EARLY:.0%} of the steps, {curves.span(late)} at the end"
     )
     panels = [
         Panel("Best learning rate of each", "step", "training loss", lines, log_y=True)
@@ -255,8 +246,7 @@ def root_law_at_the_end(data: SweepData) -> Drawing:
     half, end = curves.move(middle), curves.move(found)
     ours = (
         f"with the learning rate over √L the optimum moves by {half} octaves per "
-        f"doubling in the middle (agrees within ¼ of ½) and by {end} at the end "
-        "(within ¼ of 0)"
+        f"doubling in the middle (agrees within ¼ of ½), by {end} at the end (of 0)"
     )
     panels = [
         curves.panel("In the middle", middle),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -252,6 +252,12 @@ class Move:
 def move(found: Sequence[Cell], axis: str = "depth") -> Move:
     """Fit the optima along an axis."""
     return Move(statistics.trend(found, axis), axis)
+
+
+def told(moves: Mapping[str, Move]) -> str:
+    """What several optima move by, in half a sentence."""
+    each = "; ".join(f"{name} {moved}" for name, moved in moves.items())
+    return f"octaves per doubling, 95 % (stays within ¼): {each}"
 
 
 def value(name: str, cell: Cell) -> float:

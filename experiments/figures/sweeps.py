@@ -174,7 +174,17 @@ BORDELON = {
         bordelon.other_axes,
     ),
     "B.1": Sweeps(
-        (_cnn({"sweep.tradeoff": "(20_000, 80_000)"}),), bordelon.middle_depth
+        (
+            Part(
+                "cnn_sweep",
+                sizes.FLAT
+                | _only("depth_mup")
+                | {"sweep.tradeoff": "(44_000, 164_000)"},
+                sizes.FLAT_PAPER
+                | {"sweep.tradeoff": "(4_000_000, 40_000_000, 400_000_000)"},
+            ),
+        ),
+        bordelon.middle_depth,
     ),
     "B.2": Sweeps(
         (Part("cnn_sweep", _only("sp", "mup"), sizes.CNN_PAPER),),
