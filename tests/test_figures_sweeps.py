@@ -144,11 +144,10 @@ def valleys(*slopes):
 
 def equal_sizes(best):
     """Shapes of one budget; the loss is least at depth `best`."""
+    losses = {d: math.exp(0.1 * math.log2(d / best) ** 2) for d in (4, 8, 16, 32)}
+    seeds = np.array([0.999, 1.0, 1.001])
     points = [
-        tradeoff.Point(
-            512 // d, d, 1000, np.exp([0.1 * math.log2(d / best) ** 2, 0.01])[:1]
-        )
-        for d in (4, 8, 16, 32)
+        tradeoff.Point(512 // d, d, 1000, loss * seeds) for d, loss in losses.items()
     ]
     given = tradeoff.Tradeoff("depth_mup", {}, points, [1000])
     return found(*depths("depth_mup"), tradeoff=given)

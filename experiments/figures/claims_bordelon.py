@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..report import SweepData
-from ..sweeps import transfer
+from ..sweeps import tradeoff, transfer
 from ..sweeps.results import Cell
 from . import curves
 from .registry import Drawing, Line, Panel
@@ -171,11 +171,7 @@ def middle_depth(data: SweepData) -> Drawing:
         losses = [p.mean for p in mine if p.mean is not None]
         lines.append(Line(f"depth {depth}", [p.parameters for p in mine], losses))
     found = data.tradeoff.suggestions
-    told = ", ".join(
-        f"{'nothing' if s.depth is None else f'{s.depth:.1f}'} at {s.parameters:,}"
-        f"{' (an end of the depths)' if s.at_edge else ''}"
-        for s in found
-    )
+    told = ", ".join(f"{_depth(s)} at {s.parameters:,}" for s in found)
     panel = Panel(
         "All at the base's best",
         "parameters",
@@ -184,8 +180,25 @@ def middle_depth(data: SweepData) -> Drawing:
         log_x=True,
         log_y=True,
     )
-    agrees = all(s.depth is not None and not s.at_edge for s in found)
-    return Drawing([panel], f"best depth by parameters: {told}", agrees)
+    inside = [_is_inside(s, data.tradeoff.depths) for s in found]
+    ours = f"best depth by parameters, 95 %: {told}"
+    return Drawing([panel], ours, curves.every(*inside))
+
+
+def _depth(found: tradeoff.Suggestion) -> str:
+    if found.depth is None:
+        return "nothing trained"
+    edge = " (an end of the depths)" if found.at_edge else ""
+    low, high = found.interval or (np.nan, np.nan)
+    return f"{found.depth:.1f} [{low:.1f}, {high:.1f}]{edge}"
+
+
+def _is_inside(found: tradeoff.Suggestion, depths: Sequence[int]) -> bool | None:
+    """Whether the best depth is neither the least nor the largest."""
+    if found.depth is None or found.at_edge:
+        return False
+    low, high = found.interval or (0.0, np.inf)
+    return True if min(depths) < low and high < max(depths) else None
 
 
 def decided_early(data: SweepData) -> Drawing:

@@ -101,8 +101,10 @@ class Least:
     freedom: int
 
     def __str__(self) -> str:
-        """Three digits."""
-        return f"{self.loss:.3f}"
+        """With its standard error, as "1.858 ± 0.012"."""
+        if np.isnan(self.loss):
+            return "nothing trained"
+        return f"{self.loss:.3f}" + (f" ± {self.error:.3f}" if self.freedom else "")
 
 
 def least(cell: Cell) -> Least:
@@ -190,7 +192,7 @@ def opposite(known: bool | None) -> bool | None:
 
 
 def span(found: Sequence[Least]) -> str:
-    """First and last, as "1.802 to 1.711"."""
+    """First and last, as "1.858 ± 0.012 to 1.711 ± 0.010"."""
     return f"{found[0]} to {found[-1]}"
 
 

@@ -291,13 +291,18 @@ FIGURES = [
         draw=depth_convergence,
         how="a linear teacher in place of MNIST",
     ),
-    sweeps.tp6_figure("10", "Depth-μP keeps the best learning rate, the others do not"),
+    sweeps.tp6_figure(
+        "10",
+        "Depth-μP keeps the best learning rate and gains by depth; others do not",
+    ),
     sweeps.tp6_figure(
         "11",
         "the ODE's best learning rate moves with depth, and Depth-μP trains better",
     ),
     sweeps.tp6_figure(
-        "12", "Depth-μP transfers with LayerNorm too", "|x|, as the paper"
+        "12",
+        "with LayerNorm too Depth-μP keeps the best learning rate, α = ½, γ = 0 not",
+        "|x|, as the paper",
     ),
     sweeps.tp6_figure("13", "the best block multiplier a settles as depth grows"),
     sweeps.tp6_figure("14", "transformers do not mind the block multiplier"),
