@@ -164,12 +164,11 @@ def middle_depth(data: SweepData) -> Drawing:
     points = data.tradeoff.points
     lines = []
     for depth in data.tradeoff.depths:
-        mine = sorted(
-            (p for p in points if p.depth == depth and p.mean is not None),
-            key=lambda p: p.parameters,
-        )
-        losses = [p.mean for p in mine if p.mean is not None]
-        lines.append(Line(f"depth {depth}", [p.parameters for p in mine], losses))
+        mine = [p for p in points if p.depth == depth and p.mean is not None]
+        mine.sort(key=lambda p: p.parameters)
+        best = [curves.mean(p.loss) for p in mine]
+        where, errors = [p.parameters for p in mine], [b.error for b in best]
+        lines.append(Line(f"depth {depth}", where, [b.loss for b in best], errors))
     found = data.tradeoff.suggestions
     told = ", ".join(f"{_depth(s)} at {s.parameters:,}" for s in found)
     panel = Panel(

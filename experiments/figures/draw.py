@@ -129,6 +129,11 @@ def _panel(ax: Any, panel: Panel, legend: bool) -> None:
 
 def _sizes(axis: Any, sizes: list[float]) -> None:
     """Ticks at the sizes themselves, where they are few; every other if many."""
+    apart: list[float] = []
+    for size in sizes:  # labels of sizes that are almost equal would overlap
+        if not apart or size > 1.2 * apart[-1]:
+            apart.append(size)
+    sizes = apart
     if len(sizes) <= 12:
         axis.set_ticks(sizes[:: 1 + (len(sizes) > 6)])
         axis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
