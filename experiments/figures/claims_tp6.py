@@ -17,7 +17,7 @@ from .registry import Drawing, Line, Panel, near
 _TITLES = {
     "depth_mup": "Depth-μP",
     "half_alpha": "α = ½, γ = 0",
-    "no_depth_scaling": "No depth scaling",
+    "no_depth_scaling": "no depth scaling",
     "ode": "ODE: α = 1, γ = 0",
 }
 
@@ -208,7 +208,7 @@ def deeper_starts_worse(data: SweepData) -> Drawing:
     late = [curves.least(cell) for cell in found]
     lines = [curves.learning(c, f"depth {c.depth}", data.steps) for c in found]
     ours = (
-        f"loss at depth {found[0].depth} and {found[-1].depth} {curves.span(early)} "
+        f"loss of depth {found[0].depth} to {found[-1].depth}: {curves.span(early)} "
         f"after {_EARLY:.0%} of the steps, {curves.span(late)} at the end"
     )
     panels = [

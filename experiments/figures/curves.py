@@ -258,8 +258,8 @@ def move(found: Sequence[Cell], axis: str = "depth") -> Move:
 
 def told(moves: Mapping[str, Move]) -> str:
     """What several optima move by, in half a sentence."""
-    each = "; ".join(f"{name} {moved}" for name, moved in moves.items())
-    return f"octaves per doubling, 95 % (stays within ¼): {each}"
+    each = "; ".join(f"{name}: {moved}" for name, moved in moves.items())
+    return f"shift in octaves per doubling (stays within ¼) of {each}"
 
 
 def value(name: str, cell: Cell) -> float:

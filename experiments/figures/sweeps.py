@@ -165,7 +165,10 @@ BORDELON = {
             bordelon.norm_is_not_enough, norm="batch", label="batch norm"
         ),
     ),
-    "3": Sweeps((Part("vit_sweep", {}, sizes.VIT_PAPER),), bordelon.transformers),
+    "3": Sweeps(
+        (Part("vit_sweep", {"sweep.depths": "(2,4,8)"}, sizes.VIT_PAPER),),
+        bordelon.transformers,
+    ),
     "4": Sweeps(
         (
             _cnn(_AXIS | {"sweep.axes.momentum": "1-2**[-4:-1]"}, "momentum"),
