@@ -2,18 +2,20 @@
 
 import dataclasses
 import functools
+import io
 import itertools
 import math
 
 import numpy as np
 import pytest
+from PIL import Image
 from sweep_populations import swept
 
 from mupax.experiments import cli, config, figures
 from mupax.experiments.errors import UserError
 from mupax.experiments.figures import claims_bordelon as bordelon
 from mupax.experiments.figures import claims_tp6 as tp6
-from mupax.experiments.figures import curves, job, parts
+from mupax.experiments.figures import curves, draw, job, parts
 from mupax.experiments.sweeps import engine, grids, plan, tradeoff
 from mupax.experiments.sweeps.results import Population
 from mupax.experiments.sweeps.statistics import Sizes
@@ -345,6 +347,15 @@ def test_a_claim_is_judged_by_the_numbers(case):
     assert drawing.agrees is agrees, drawing.ours
     assert "nan" not in drawing.ours
     assert all(panel.lines for panel in drawing.panels)
+
+
+def test_more_than_three_panels_make_two_rows():
+    three, four = (
+        Image.open(io.BytesIO(draw.picture(check(*given), "png"))).size
+        for check, given, _ in (CASES["both sizes"], CASES["vits stay"])
+    )
+    assert four[0] < three[0]
+    assert four[1] > 1.5 * three[1]
 
 
 def test_an_optimum_at_the_end_of_the_grid_is_not_known():
