@@ -245,6 +245,11 @@ CASES = {
     "two layers stay": (tp6.two_layers_move, (one(0.5), one()), False),
     "the valley turns": (tp6.valley_turns, (valleys(-2, -1.5, -1),), True),
     "the valley stays": (tp6.valley_turns, (valleys(-1, -1, -1),), False),
+    "there is no valley": (
+        tp6.valley_turns,
+        (axis_over_depth("branch_multiplier", 0.0),),
+        None,
+    ),
     "a is free": (
         tp6.multiplier_is_free,
         (
@@ -398,6 +403,35 @@ def test_every_sweep_of_a_figure_parses_and_plans(name, paper, tmp_path):
         assert len(plan.jobs(found, config.points(found))) > 1
     names = [part.name for part in sweeps.parts]
     assert len(set(names)) == len(names)
+
+
+def pretended(part, request):
+    """What a part's sweep would find, were every loss a bowl."""
+    given = part.parsed(request)
+    populations = []
+    for job_ in plan.jobs(given, config.points(given)):
+        places = dict.fromkeys(job_.grid, 0.0) | {"learning_rate": RATE}
+        values = [[grids.coordinate(n, x) for x in v] for n, v in job_.grid.items()]
+        grid = dict(zip(job_.grid, np.meshgrid(*values, indexing="ij"), strict=True))
+        seeds = np.array([0.999, 1.001]).reshape(2, *[1] * len(values))
+        loss = np.exp(bowl(places, grid)) * seeds
+        both = np.stack([loss] * 40, axis=-1)
+        sizes = job_.parametrization, job_.width, job_.depth
+        axes = {name: list(x) for name, x in job_.grid.items()}
+        populations.append(
+            Population(job_.name, *sizes, job_.chosen, axes, loss, both, 1.0)
+        )
+    at = Sizes(given.base.width, given.base.depth)
+    return found(*populations, base=at, tradeoff=equal_sizes(12).tradeoff)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_figure_draws_what_its_own_sweeps_find(name, tmp_path):
+    request = figures.Request(False, tmp_path, dataset="text:some.txt")
+    sweeps = TRAINED[name].train
+    drawing = sweeps.draw(*(pretended(part, request) for part in sweeps.parts))
+    assert drawing.agrees in (True, False, None)
+    assert all(line.x for line in drawing.panels[0].lines)
 
 
 @pytest.mark.parametrize("name", ["tp6-10", "tp6-15", "bordelon-2"])

@@ -180,8 +180,10 @@ def valley_turns(data: SweepData) -> Drawing:
         f"slope {told[0]} at depth {depths[0]} (agrees within ½ of -2) and {told[-1]} "
         f"at depth {depths[1]} (within ½ of -1)"
     )
-    ends = [np.nan if s is None else s for s in (slopes[0], slopes[-1])]
-    return Drawing(panels, ours, near(ends[0], -2, 0.5) and near(ends[1], -1, 0.5))
+    first, last = slopes[0], slopes[-1]
+    if first is None or last is None:
+        return Drawing(panels, ours, None)
+    return Drawing(panels, ours, near(first, -2, 0.5) and near(last, -1, 0.5))
 
 
 def multiplier_is_free(data: SweepData) -> Drawing:
