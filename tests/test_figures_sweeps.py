@@ -26,7 +26,7 @@ GRIDS = {
     "branch_multiplier": "2**[-2:2]",
     "richness": "2**[-2:2]",
     "momentum": "1-2**[-5:-1]",
-    "weight_decay": "2**[-8:0:2]",
+    "weight_decay": "2**[-4:4:2]",
 }
 RATE, DEPTHS, BASE = -6.3, (8, 32, 128), Sizes(64, 8)
 
@@ -320,12 +320,12 @@ CASES = {
     ),
     "decay stays": (
         bordelon.decay_stays,
-        (axis_over_depth("weight_decay", 0.0, -4.2),),
+        (axis_over_depth("weight_decay", 0.0, -4.0),),
         True,
     ),
     "decay moves": (
         bordelon.decay_stays,
-        (axis_over_depth("weight_decay", 0.5, -4.2),),
+        (axis_over_depth("weight_decay", 0.5, -4.0),),
         False,
     ),
     "a middle depth": (bordelon.middle_depth, (equal_sizes(12),), True),

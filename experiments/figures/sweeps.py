@@ -211,7 +211,7 @@ BORDELON = {
                 | {
                     "sweep.depths": "(3,6,12)",
                     "sweep.axes.learning_rate": "2**[-11:-6:1]",
-                    "sweep.axes.weight_decay": "2**[-8:0:2]",
+                    "sweep.axes.weight_decay": "2**[-4:4:2]",
                 },
                 sizes.FLAT_PAPER,
                 edit=_adamw,
