@@ -301,7 +301,7 @@ FIGURES = [
     ),
     sweeps.tp6_figure(
         "12",
-        "with LayerNorm too Depth-μP keeps the best learning rate, α = ½, γ = 0 not",
+        "Depth-μP does the same with LayerNorm, and α = ½, γ = 0 does not",
         "|x|, as the paper",
     ),
     sweeps.tp6_figure("13", "the best block multiplier a settles as depth grows"),
