@@ -52,7 +52,10 @@ def assert_same(model, other):
         ), path
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "resmlp" else pytest.mark.long) for n in MODELS],
+)
 def test_it_is_the_model_drawn_piece_by_piece_bit_for_bit(name):
     model, options = MODELS[name]
     streams = [nnx.Rngs(3, dropout=4) for _ in range(2)]

@@ -70,13 +70,17 @@ def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
     tx = nnx.Optimizer(
         model, optim.adam(2.0**-6, zoo.scales(model), job.point), wrt=nnx.Param
     )
-    losses = []
-    for rows in datasets.batch_indices(len(held.tokens), 4, 0, job.steps):
+
+    @nnx.jit
+    def step(model, tx, tokens):
         value, grads = nnx.value_and_grad(
-            lambda m, t: NextToken().loss(m, {"tokens": t}, key)
-        )(model, held.tokens[rows])
+            lambda m: NextToken().loss(m, {"tokens": tokens}, key)
+        )(model)
         tx.update(model, grads)
-        losses.append(float(value))
+        return value
+
+    orders = datasets.batch_indices(len(held.tokens), 4, 0, job.steps)
+    losses = [float(step(model, tx, held.tokens[rows])) for rows in orders]
     np.testing.assert_allclose(lane, losses, rtol=2e-5)
 
 

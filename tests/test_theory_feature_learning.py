@@ -102,6 +102,7 @@ def parts(found):
     return found.outputs, found.h, found.phi, found.g
 
 
+@pytest.mark.long
 def test_wide_networks_train_as_the_equations_say_and_not_lazily():
     # 8 outputs and 768 entries of kernels, each within four standard errors; outputs
     # of a lazy network are further away: measured, by 10.

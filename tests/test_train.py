@@ -294,6 +294,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 # --- what is computed
 
 
+@pytest.mark.long
 def test_eight_devices_and_then_one_give_the_losses_of_one(tmp_path, finished):
     workdir = tmp_path / "run"
     assert killed(spawn(workdir, "--kill-at-step", "33", devices=8))

@@ -81,20 +81,13 @@ def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
     ("model", "name", "optimizer"),
     [
         ("resmlp", "depth_mup", "adam"),
-        ("resmlp", "depth_mup", "lion"),
-        ("resmlp", "ode", "sgd"),
         *(
             long(model, "depth_mup", optimizer)
             for model in RESIDUAL
             for optimizer in OPTIMIZERS
-            if (model, optimizer) not in (("resmlp", "adam"), ("resmlp", "lion"))
+            if (model, optimizer) != ("resmlp", "adam")
         ),
-        *(
-            long(model, "ode", optimizer)
-            for model in RESIDUAL
-            for optimizer in ("sgd", "adam")
-            if (model, optimizer) != ("resmlp", "sgd")
-        ),
+        *(long(m, "ode", o) for m in RESIDUAL for o in ("sgd", "adam")),
         *(long(m, "completep(alpha=0.75)", "adam") for m in RESIDUAL),
     ],
 )
