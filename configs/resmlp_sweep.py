@@ -4,7 +4,7 @@
 
 Figures 10 and 11 on CIFAR-10 of 16 x 16 pixels, narrower and shorter. The other figures
 are overrides: --config.model.nonlinearity=abs --config.model.layer_norm=True (12),
---config.sweep.axes.branch_multiplier='2**[-2:2]' (13),
+--config.sweep.axes.branch_multiplier='2**[-5:0]' (13),
 --config.model.activation_first=True (2), --config.model.block_depth=2 (4 to 7).
 docs/evidence.md holds what came out.
 """

@@ -91,11 +91,11 @@ TP6 = {
                 sizes.TWO
                 | _only("depth_mup")
                 | sizes.ABS
-                | sizes.A
                 | {
                     "base.depth": "2",
                     "sweep.depths": "(2,8,32)",
                     "sweep.axes.learning_rate": "2**[-12:-6:1]",
+                    "sweep.axes.branch_multiplier": "2**[-4:1]",
                 },
                 sizes.TWO_PAPER | {"sweep.depths": "(2,32,1024)"},
             ),
@@ -114,8 +114,8 @@ TP6 = {
         (
             _mlp(
                 _only("depth_mup")
-                | sizes.A
-                | {"sweep.axes.learning_rate": "2**[-12:-6:1]"}
+                | {"sweep.axes.branch_multiplier": "2**[-5:0]"}
+                | {"sweep.axes.learning_rate": "2**[-11:-6:1]"}
             ),
         ),
         tp6.multiplier_settles,

@@ -258,17 +258,17 @@ FIGURES = [
     sweeps.tp6_figure(
         "4",
         "ReLU branches of two layers do worse than of one at the same depth",
-        "a = 1",
+        "block multiplier 1",
     ),
     sweeps.tp6_figure(
         "5",
         "|x| branches of two layers do worse than of one at the same depth",
-        "a = 1",
+        "block multiplier 1",
     ),
     sweeps.tp6_figure(
         "6",
         "the best learning rate of branches of two layers moves with depth",
-        "a = 1",
+        "block multiplier 1",
     ),
     sweeps.tp6_figure(
         "7",
