@@ -157,7 +157,7 @@ def _digest(data: Any) -> str:
     for leaf in jax.tree.leaves(data):
         array = np.ascontiguousarray(leaf)
         found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(array)
+        found.update(array.tobytes())
     return found.hexdigest()[:12]
 
 
