@@ -8,7 +8,8 @@ it, in pairs, for the machine's speed drifts. Then the time to trace and compile
 depth 8 and 512, and the rate of arithmetic at width 256 beside that of a product of two
 matrices. With `--torch`, the Python of an environment with torch and mup, three runs
 each with those, one after another, in the same pairs. What was measured is in
-docs/performance.md.
+docs/performance.md. On a CPU `mupax sweep` makes a device of each core; here that is
+JAX_NUM_CPU_DEVICES=2.
 """
 
 import argparse
@@ -152,7 +153,7 @@ def against_plain(data: datasets.ImageData) -> None:
 
 def rate_of_arithmetic(data: datasets.ImageData) -> None:
     """Print the share of the machine's matrix-multiply rate at width 256."""
-    cell = job(32, 256)
+    cell = dataclasses.replace(job(32, 256), steps=30)
     program, points = compiled(cell, data)
     side = 2048
     x = jax.random.normal(jax.random.key(0), (side, side))
