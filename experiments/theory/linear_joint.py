@@ -31,6 +31,7 @@ C and Γ of Tensor Programs VI in another notation, and `dynamics` solves them w
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -112,7 +113,7 @@ def one_step(
         b=(sigma + r_out) * np.exp(sigma) * label,
         change_h=(c * input_norm) ** 2 * _profile(tau, readin),
         change_g=c**2 * input_norm * _profile(sigma, readout),
-        output=learning_rate * np.e * (1 + r + r_out) * input_norm * label,
+        output=learning_rate * math.e * (1 + r + r_out) * input_norm * label,
     )
 
 
