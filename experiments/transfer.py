@@ -53,7 +53,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     settings.pop("data_dir")  # where the data lies does not change what comes out
     directory = workdir.named(config, folder)
     with console.status(f"reading {config.dataset}"):
-        data = datasets.load(config.dataset, config.data_dir)
+        data = _images(config)
     sweeping.check_job(jobs[0], data)
     with workdir.claim(directory, settings):
         started = time.perf_counter()
@@ -226,9 +226,20 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     """How each parameter of a config's target is scaled."""
     configs.check(config)
     point = configs.points(config)[config.target.parametrization]
-    data = datasets.load(config.dataset, config.data_dir)
+    data = _images(config)
     model = nnx.eval_shape(lambda: target_model(config, point, data, nnx.Rngs(0)))
     return optim.explain(zoo.scales(model), point, config.optimizer.name)
+
+
+def _images(config: ConfigDict) -> datasets.ImageData:
+    """The config's dataset, with its options; the target's trainer takes images."""
+    data = sweeping.source(config).read()
+    if not isinstance(data, datasets.ImageData):
+        raise UserError(
+            f"`transfer` trains on images, and {config.dataset} is text; use `mupax "
+            "sweep`, and then `mupax train`"
+        )
+    return data
 
 
 def _check_choices(config: ConfigDict) -> None:

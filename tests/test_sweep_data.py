@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments import sweep
+from mupax.experiments import sweep, transfer
 from mupax.experiments.config import check_sweep, list_configs, parse, points
 from mupax.experiments.errors import UserError
 from mupax.experiments.reporting import featured
@@ -148,3 +148,11 @@ def test_a_report_is_about_a_parametrization_that_was_swept(song):
     some.target = {"parametrization": "sp"}
     some.sweep.only = ()
     assert featured(some) == "sp"
+
+
+def test_transfer_takes_images_at_the_size_that_is_asked_for_and_no_text(song):
+    asked = config("digits")
+    asked.data = {"image_size": 4}
+    assert transfer._images(asked).train_images.shape[1:] == (4, 4, 1)
+    with pytest.raises(UserError, match="is text; use `mupax sweep`"):
+        transfer._images(config(song))
