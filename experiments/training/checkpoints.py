@@ -162,6 +162,7 @@ class Checkpoints:
         return pathlib.Path(self._manager.directory) / str(step)
 
     def _read(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
+        _check_shapes(self.path(step), abstract)
         found = self._manager.restore(
             step,
             args=ocp.args.Composite(
@@ -285,6 +286,7 @@ def read_weights(
         ocp.utils.to_shape_dtype_struct, {weights: params, "rest": rest}
     )
     try:
+        _check_shapes(checkpoint, like)
         with ocp.PyTreeCheckpointer() as reader:
             found = reader.restore(
                 checkpoint.absolute() / "state",
@@ -301,6 +303,24 @@ def read_weights(
             "directory of one step, such as target/checkpoints/600."
         ) from error
     return found[weights], found["rest"]
+
+
+def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
+    """Raises ValueError where a checkpoint lacks an array, or has it in another shape.
+
+    Orbax would find it out in the middle of reading, and leave the other reads to
+    complain of an event loop that is gone.
+    """
+    stored = ocp.PyTreeCheckpointHandler().metadata(checkpoint.absolute() / "state")
+    held = ocp.tree.to_flat_dict(stored.tree, sep=".")
+    for name, leaf in ocp.tree.to_flat_dict(like, sep=".").items():
+        if name not in held:
+            raise ValueError(f"it has no {name}")
+        # A key is stored as the words that it is made of.
+        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        shape = (jax.eval_shape(jax.random.key_data, leaf) if key else leaf).shape
+        if held[name].shape != shape:
+            raise ValueError(f"its {name} has shape {held[name].shape}, here {shape}")
 
 
 def _seal(content: dict[str, Any]) -> int:
