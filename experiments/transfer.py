@@ -10,9 +10,11 @@ import shlex
 import time
 from typing import Any
 
+import jax
 import rich.console
 import rich.progress
 from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mupax import optim, zoo
@@ -142,6 +144,7 @@ def train_target(
         seed=config.target.seed,
         eval_every=config.target.eval_every,
         save_every=config.target.save_every,
+        mesh=_mesh(),
         on_step=lambda step, loss: progress.update(bar, completed=step),
         settings={
             "target": configs.plain(config.target),
@@ -152,6 +155,14 @@ def train_target(
         label_smoothing=config.get("label_smoothing", 0.0),
     )
     return model, result
+
+
+def _mesh() -> Mesh:
+    """All devices; of a CPU one, for the sweep's share its cores and one has all."""
+    devices = jax.devices()
+    return training.make_mesh(
+        devices=devices[:1] if jax.default_backend() == "cpu" else devices
+    )
 
 
 def _extras(config: ConfigDict) -> dict[str, Any]:

@@ -10,7 +10,7 @@ def main() -> int:
     # A run that goes on, or the next of its kind, need not compile again.
     cache = pathlib.Path.home() / ".cache" / "mupax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
-    if sys.argv[1:2] == ["sweep"]:
+    if sys.argv[1:2] and sys.argv[1] in ("sweep", "transfer", "figure"):
         # One device of a CPU leaves cores idle; the lanes of a sweep are shared by all.
         devices = "xla_force_host_platform_device_count"
         if devices not in os.environ.get("XLA_FLAGS", ""):

@@ -5,6 +5,11 @@ import functools
 import io
 import itertools
 import math
+import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -471,15 +476,54 @@ TINY = {
 }
 
 
+def tiny_figure():
+    """Figure 11 of Tensor Programs VI, so small that it trains in seconds."""
+    tiny = parts.Sweeps((parts.Part("resmlp_sweep", TINY),), tp6.ode_moves)
+    return dataclasses.replace(TRAINED["tp6-11"], train=tiny)
+
+
+def tiny_words(folder):
+    words = ["mupax", "figure", "tp6-11", "--workdir", str(folder)]
+    return [*words, "--dataset", "digits", "--data_dir", str(folder / "data")]
+
+
+@pytest.mark.long
+def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):
+    code = (
+        "import pathlib, sys\n"
+        "from test_figures_sweeps import cli, job, tiny_figure, tiny_words\n"
+        "job.figures = lambda: {'tp6-11': tiny_figure()}\n"
+        "sys.exit(cli.main(tiny_words(pathlib.Path(sys.argv[1]))))\n"
+    )
+    here = pathlib.Path(__file__).parent
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+
+    def start(folder):
+        return subprocess.Popen([sys.executable, "-c", code, folder], cwd=here)
+
+    assert start(calm).wait(timeout=240) == 0
+    process = start(killed)
+    while not (stored := list(killed.glob("sweep/cells/*.json"))):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    before = {file: file.stat().st_mtime_ns for file in stored}
+    assert not (killed / "tp6-11.csv").exists()
+    assert start(killed).wait(timeout=240) == 0
+    assert {file: file.stat().st_mtime_ns for file in stored} == before
+    assert len(list(killed.glob("sweep/cells/*.json"))) > len(before)
+    both = [(folder / "tp6-11.csv").read_bytes() for folder in (calm, killed)]
+    assert both[0] == both[1]
+
+
 @pytest.mark.long
 def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     tmp_path, capsys, monkeypatch
 ):
-    tiny = parts.Sweeps((parts.Part("resmlp_sweep", TINY),), tp6.ode_moves)
-    figure = dataclasses.replace(TRAINED["tp6-11"], train=tiny)
+    figure = tiny_figure()
     monkeypatch.setattr(job, "figures", lambda: {"tp6-11": figure})
-    words = ["mupax", "figure", "tp6-11", "--workdir", str(tmp_path)]
-    words += ["--dataset", "digits", "--data_dir", str(tmp_path / "data")]
+    words = tiny_words(tmp_path)
     assert cli.main(words) == 0
     first = capsys.readouterr().out.splitlines()[-1]
     assert first.startswith("tp6-11: ")
@@ -491,7 +535,8 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     assert cli.main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == first
     # Other sizes are another experiment, which must not mix with this one.
-    other = dataclasses.replace(tiny.parts[0], overrides=TINY | {"batch_size": "4"})
+    part = figure.train.parts[0]
+    other = dataclasses.replace(part, overrides=TINY | {"batch_size": "4"})
     request = figures.Request(False, tmp_path, str(tmp_path / "data"), "digits")
     with pytest.raises(UserError, match="another experiment"):
         other.train(request)

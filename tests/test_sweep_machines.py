@@ -64,7 +64,8 @@ def test_a_sweep_that_runs_out_of_memory_goes_on_in_smaller_chunks(in_plenty):
     np.testing.assert_allclose(losses, in_plenty, rtol=1e-5)
 
 
-def test_the_command_shares_a_sweep_among_all_cores(monkeypatch):
+@pytest.mark.parametrize("command_name", ["sweep", "transfer", "figure"])
+def test_the_command_shares_a_sweep_among_all_cores(monkeypatch, command_name):
     from mupax import __main__ as command
     from mupax.experiments import cli
 
@@ -75,6 +76,6 @@ def test_the_command_shares_a_sweep_among_all_cores(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mupax", "train"])
     assert command.main() == 0
     assert "JAX_NUM_CPU_DEVICES" not in os.environ
-    monkeypatch.setattr(sys, "argv", ["mupax", "sweep"])
+    monkeypatch.setattr(sys, "argv", ["mupax", command_name])
     assert command.main() == 0
     assert int(os.environ["JAX_NUM_CPU_DEVICES"]) == len(os.sched_getaffinity(0))
