@@ -28,6 +28,7 @@ def get_config() -> ConfigDict:
     c.model.train_ends = True  # train the input and output layers too
     c.base = ConfigDict({"width": 64, "depth": 8})
     c.optimizer = ConfigDict({"name": "adam"})
+    c.schedule.name = "cosine"  # at a constant rate Adam's late spikes decide the end
 
     # Proxies: depths at the base width, widths at the base depth.
     c.sweep.depths = (4, 8, 16, 32, 64)
