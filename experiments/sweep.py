@@ -23,6 +23,21 @@ from .sweeps import tradeoff as tradeoffs
 from .sweeps.results import Population
 from .sweeps.store import write_durably
 
+# What a sweep may be given more of: every stored run still counts.
+_PLAN = tuple(
+    f"sweep.{name}"
+    for name in (
+        "axes",
+        "choices",
+        "depths",
+        "only",
+        "parametrizations",
+        "seeds",
+        "tradeoff",
+        "widths",
+    )
+)
+
 
 def run(
     config: ConfigDict, folder: str | None, command: list[str], **options: Any
@@ -81,7 +96,7 @@ def swept(
         data = source(config).read()
     check_job(jobs[0], data)
     equal = shapes.pairs(config, jobs[0], data)
-    with workdir.claim(directory, settings):
+    with workdir.claim(directory, settings, free=_PLAN):
         launch = functools.partial(
             run_jobs,
             data=data if executor == "here" else source(config),

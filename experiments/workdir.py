@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -23,7 +23,9 @@ def named(config: ConfigDict, folder: str | None) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
+def claim(
+    workdir: pathlib.Path, settings: dict[str, Any], free: Collection[str] = ()
+) -> Iterator[None]:
     """Make the run directory this experiment's, or go on in it if it is already.
 
     It is held until the context is left, or the process dies.
@@ -31,12 +33,15 @@ def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
     Args:
       workdir: the directory; it need not be there yet.
       settings: JSON-ready settings that decide the results.
+      free: of them, as "sweep.seeds", those that may differ from what is there, and
+        take its place.
 
     Raises:
       UserError: it holds another experiment, or somebody else's files, or cannot be
         written, or another process is at work in it. Nothing in it is touched.
     """
-    _claim(workdir, settings)
+    settings = json.loads(json.dumps(settings))
+    _claim(workdir, settings, free)
     with contextlib.ExitStack() as held:
         try:
             lock = held.enter_context((workdir / _LOCK).open("a"))
@@ -48,6 +53,8 @@ def claim(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise UserError(_unusable(workdir, error)) from None
+        if settings_of(workdir) != settings:
+            write_durably(workdir / _NAME, json.dumps(settings, indent=1))
         yield
 
 
@@ -59,17 +66,22 @@ def settings_of(workdir: pathlib.Path) -> dict[str, Any] | None:
         return None
 
 
-def _claim(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
-    settings = json.loads(json.dumps(settings))
+def _claim(
+    workdir: pathlib.Path, settings: dict[str, Any], free: Collection[str]
+) -> None:
     file = workdir / _NAME
     try:
         if file.exists():
             found = json.loads(file.read_text())
-            if found != settings:
+            differ = [
+                text
+                for text in differences(found, settings)
+                if not any(f"{text} ".startswith((f"{x} ", f"{x}.")) for x in free)
+            ]
+            if differ:
                 raise UserError(
                     f"{workdir} holds another experiment, which differs in "
-                    f"{', '.join(differences(found, settings))}; choose another "
-                    "--workdir, or remove that one"
+                    f"{', '.join(differ)}; choose another --workdir, or remove that one"
                 )
             return
         if workdir.exists() and not (workdir.is_dir() and _is_free(workdir)):

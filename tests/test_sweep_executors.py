@@ -175,6 +175,27 @@ def test_a_killed_job_does_only_the_points_that_are_missing(
     np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
 
 
+def test_more_seeds_train_only_the_new_ones(tmp_path, data, monkeypatch):
+    few, many = sweep_toys.job(seeds=1), sweep_toys.job(seeds=3)
+    whole = engine.run(many, data)
+    store = Store(tmp_path)
+    engine.run(few, data, store)
+    done = []
+    add = Store.add
+    monkeypatch.setattr(
+        Store, "add", lambda self, *a: (done.extend(a[2]), add(self, *a))[1]
+    )
+    found = engine.run(many, data, store)
+    assert {seed for seed, _ in done} == {1, 2}
+    assert len(done) == 2 * len(many.log2_lr)
+    np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
+    # And a chunk that holds fewer lanes than there are new seeds.
+    alone = Store(tmp_path / "alone")
+    engine.run(few, data, alone)
+    found = engine.run(many, data, alone, engine.Limits(lanes=1))
+    np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
+
+
 def test_a_population_larger_than_memory_goes_in_chunks(data, whole, monkeypatch):
     needed = []
     measure = memory.needed

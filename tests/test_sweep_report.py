@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import functools
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -378,10 +379,10 @@ def test_the_command_writes_the_report(tmp_path):
     assert "mupax sweep" in reader.text
 
 
-def test_shapes_of_equal_size_are_trained_at_the_bases_optimum(monkeypatch, tmp_path):
-    done = []
+def pretended(done):
+    """In place of training: bowls, with what was asked for kept in a list."""
 
-    def pretended(jobs, **_):
+    def run_jobs(jobs, **_):
         done.append(jobs)
         return [
             dataclasses.replace(
@@ -394,7 +395,34 @@ def test_shapes_of_equal_size_are_trained_at_the_bases_optimum(monkeypatch, tmp_
             for job in jobs
         ]
 
-    monkeypatch.setattr(sweep, "run_jobs", pretended)
+    return run_jobs
+
+
+def test_a_sweep_is_extended_in_its_directory_and_no_other_is(
+    monkeypatch, tmp_path, capsys
+):
+    done = []
+    monkeypatch.setattr(sweep, "run_jobs", pretended(done))
+    argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={tmp_path / 'run'}"]
+    assert cli.main(argv) == 0
+    more = ["seeds=5", "depths=(2,4,8)", "axes.learning_rate=2**[-9:-3:1]"]
+    assert cli.main([*argv, *(f"--config.sweep.{text}" for text in more)]) == 0
+    assert {job.seeds for job in done[1]} == {5}
+    settings = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert settings["sweep"]["depths"] == [2, 4, 8]
+    capsys.readouterr()
+    for other in ("sweep.steps=7", "batch_size=3", "base.width=16"):
+        assert cli.main([*argv, f"--config.{other}"]) == 2
+        error = capsys.readouterr().err
+        assert "holds another experiment" in error
+        assert "sweep.seeds" not in error
+        assert other.split("=")[0] in error
+    assert len(done) == 2
+
+
+def test_shapes_of_equal_size_are_trained_at_the_bases_optimum(monkeypatch, tmp_path):
+    done = []
+    monkeypatch.setattr(sweep, "run_jobs", pretended(done))
     argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={tmp_path / 'run'}"]
     assert cli.main([*argv, "--config.sweep.tradeoff=(700,(6,3))"]) == 0
     swept_jobs, equal = done

@@ -1,6 +1,7 @@
 """Chunks: as many runs at once as memory allows, trained from one step to another."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,22 +30,41 @@ class Chunks:
 
     Attributes:
       points: how many, at most, a call takes. It may become smaller.
+      seeds: those of which it trains each point.
     """
 
-    def __init__(self, task: "Task", training: "Training", limits: "Limits", most: int):
+    def __init__(
+        self,
+        task: "Task",
+        training: "Training",
+        limits: "Limits",
+        most: int,
+        seeds: Sequence[int] | None = None,
+    ):
+        """Compile.
+
+        Args:
+          task: the trainings.
+          training: their functions.
+          limits: of memory, and how many runs at once.
+          most: points at once, even where more would fit.
+          seeds: those that are trained; all by default.
+        """
         self._task, self._training, self._limits = task, training, limits
         self._devices = jax.local_device_count()
-        self._rows = task.seeds  # seeds at once
-        lanes = limits.lanes or most * task.seeds
-        self.points = min(most, max(1, lanes // task.seeds))
+        self.seeds = list(range(task.seeds)) if seeds is None else list(seeds)
+        self._rows = len(self.seeds)  # seeds at once
+        lanes = limits.lanes or most * self._rows
+        self.points = min(most, max(1, lanes // self._rows))
         self._orders = np.stack(
             [
                 batch_indices(training.count, task.batch_size, s, task.steps)
-                for s in range(task.seeds)
+                for s in self.seeds
             ],
             axis=1,
         )  # (steps, seeds, batch)
-        self._keys = jax.random.split(jax.random.key(0), task.seeds)
+        every = jax.random.split(jax.random.key(0), task.seeds)
+        self._keys = every[np.array(self.seeds)]
         self._compile()
 
     def __call__(
@@ -94,9 +114,9 @@ class Chunks:
         if states is not None:
             states = states + states[-1:] * len(padding)
         losses, after = [], []
-        for at in range(0, self._task.seeds, self._rows):
+        for at in range(0, len(self.seeds), self._rows):
             # The last part is as large as all, and begins earlier.
-            begin = min(at, self._task.seeds - self._rows)
+            begin = min(at, len(self.seeds) - self._rows)
             rows = slice(begin, begin + self._rows)
             state, found = self._train(hyper, rows, first, last, states)
             mine = slice(at - begin, None), slice(len(points))

@@ -420,8 +420,7 @@ class _Runs:
         """
         missing = [at for at in points if not self._has(at, until)]
         if missing and self._chunks is None:
-            most = self._most(len(missing))
-            self._chunks = Chunks(self.task, self._training, self._limits, most)
+            self._chunks = self._compile(missing, until)
         while missing and self._chunks:
             first = self._stands(missing[0])
             now = [at for at in missing if self._stands(at) == first]
@@ -430,15 +429,29 @@ class _Runs:
             found = self._chunks(now, first, until, states, keep=keep)
             if found is None:  # too large after all; it has become smaller
                 continue
-            self._take(now, until, *found)
+            self._take(now, self._chunks.seeds, until, *found)
             missing = [at for at in missing if at not in set(now)]
 
     @property
     def _seeds(self) -> range:
         return range(self.task.seeds)
 
+    def _compile(self, missing: list[Point], until: int) -> Chunks:
+        # Halving may ask for any run again.
+        seeds = [
+            s
+            for s in self._seeds
+            if self._limits.halving
+            or any(not self._stored(s, at, until) for at in missing)
+        ]
+        most = self._most(len(missing))
+        return Chunks(self.task, self._training, self._limits, most, seeds)
+
+    def _stored(self, seed: int, at: Point, until: int) -> bool:
+        return self._known.get((seed, at), (0,))[0] >= until
+
     def _has(self, at: Point, until: int) -> bool:
-        return all(self._known.get((s, at), (0,))[0] >= until for s in self._seeds)
+        return all(self._stored(s, at, until) for s in self._seeds)
 
     def _stands(self, at: Point) -> int:
         return self._held[at].losses.shape[-1] if at in self._held else 0
@@ -456,14 +469,19 @@ class _Runs:
         return min(len(self.points), max(3, math.ceil(len(self.points) / left)))
 
     def _take(
-        self, points: list[Point], until: int, losses: np.ndarray, states: list[Any]
+        self,
+        points: list[Point],
+        seeds: list[int],
+        until: int,
+        losses: np.ndarray,
+        states: list[Any],
     ) -> None:
         """Keep what a chunk gave, on the disk first."""
         before = [self._held.pop(at, None) for at in points]
         if before[0] is not None:
             old = np.stack([held.losses for held in before if held], axis=1)
             losses = np.concatenate([old, losses], axis=-1)
-        fresh = _records(self.task, points, losses, self._training.guess)
+        fresh = _records(self.task, points, seeds, losses, self._training.guess)
         if self._store is not None:
             steps = self._stopped(until)
             self._store.add(self.task.name, self.task.key, fresh, steps)
@@ -483,7 +501,11 @@ class _Held(NamedTuple):
 
 
 def _records(
-    task: Task, points: list[Point], losses: np.ndarray, guess: float | None
+    task: Task,
+    points: list[Point],
+    seeds: list[int],
+    losses: np.ndarray,
+    guess: float | None,
 ) -> dict[Run, list[float | None]]:
     """Final loss and learning curve of each run so far; None for NaN, and to come."""
     losses = losses.astype(np.float64)
@@ -501,7 +523,7 @@ def _records(
     curves = np.stack([span.mean(axis=-1) for span in spans], axis=-1)
     both = np.concatenate([final[..., None], curves], axis=-1)
     return {
-        (seed, at): [None if math.isnan(x) else x for x in both[seed, i].tolist()]
-        for seed in range(task.seeds)
+        (seed, at): [None if math.isnan(x) else x for x in both[row, i].tolist()]
+        for row, seed in enumerate(seeds)
         for i, at in enumerate(points)
     }
