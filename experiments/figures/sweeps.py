@@ -171,8 +171,8 @@ BORDELON = {
     ),
     "4": Sweeps(
         (
-            _cnn(_AXIS | {"sweep.axes.momentum": "1-2**[-4:-1]"}, "momentum"),
-            _cnn(_AXIS | {"sweep.axes.richness": "2**[-2:2]"}, "richness"),
+            _cnn(_AXIS | {"sweep.axes.momentum": "1-2**[-4:0]"}, "momentum"),
+            _cnn(_AXIS | {"sweep.axes.richness": "2**[-4:1]"}, "richness"),
         ),
         bordelon.other_axes,
     ),
