@@ -20,15 +20,15 @@ def get_config() -> ConfigDict:
     c.model = ConfigDict({"name": "resnet18", "branch_multiplier": 1.0})
     c.model.blocks = (1, 1)
     c.model.stem = "cifar"
-    c.base = ConfigDict({"width": 8, "depth": 2})
+    c.base = ConfigDict({"width": 8, "depth": 1})
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
-    c.sweep.depths = (2, 4, 8)
+    c.sweep.depths = (1, 2, 4)  # blocks of each stage, over those of model.blocks
     c.sweep.widths = (8,)
-    c.sweep.axes.learning_rate = "2**[-10:-1:1]"
+    c.sweep.axes.learning_rate = "2**[-8:-2:1]"
     c.sweep.choices = (("model.norm", ("batch", "layer", "none")),)
     c.sweep.seeds = 2
-    c.sweep.steps = 150
-    c.sweep.average_last = 50
+    c.sweep.steps = 100
+    c.sweep.average_last = 25
     c.sweep.parametrizations = ConfigDict(
         {"mup": {"name": "mup"}, "depth_mup": {"name": "depth_mup"}}
     )

@@ -41,9 +41,9 @@ RESNET_PAPER = {
     "batch_size": "64",
     "model.blocks": "(2,2,2,2)",
     "base.width": "64",
-    "base.depth": "8",
+    "base.depth": "1",
     "sweep.widths": "(64,)",
-    "sweep.depths": "(8,16,32,64)",
+    "sweep.depths": "(1,2,4,8)",
     "sweep.steps": "15640",
     "sweep.average_last": "782",
 }

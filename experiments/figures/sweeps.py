@@ -19,8 +19,9 @@ def _only(*keys: str) -> dict[str, str]:
     return {"sweep.only": f"({', '.join(repr(key) for key in keys)},)"}
 
 
-def _norms(*names: str) -> dict[str, str]:
-    return {"sweep.choices": f"(('model.norm', {names!r}),)"}
+def _resnet(*norms: str) -> Part:
+    choices = {"sweep.choices": f"(('model.norm', {norms!r}),)"}
+    return Part("resnet_sweep", choices, sizes.RESNET_PAPER)
 
 
 def _mlp(
@@ -94,8 +95,8 @@ TP6 = {
                 | {
                     "base.depth": "2",
                     "sweep.depths": "(2,8,32)",
-                    "sweep.axes.learning_rate": "2**[-12:-6:1]",
-                    "sweep.axes.branch_multiplier": "2**[-4:1]",
+                    "sweep.axes.learning_rate": "2**[-9:-3:1]",
+                    "sweep.axes.branch_multiplier": "2**[-7:-1]",
                 },
                 sizes.TWO_PAPER | {"sweep.depths": "(2,32,1024)"},
             ),
@@ -160,7 +161,7 @@ BORDELON = {
         bordelon.both_sizes,
     ),
     "2": Sweeps(
-        (Part("resnet_sweep", _norms("batch", "none"), sizes.RESNET_PAPER),),
+        (_resnet("batch", "none"),),
         functools.partial(
             bordelon.norm_is_not_enough, norm="batch", label="batch norm"
         ),
@@ -195,11 +196,11 @@ BORDELON = {
     ),
     "B.3": Sweeps((_cnn({}),), bordelon.decided_early),
     "B.4": Sweeps(
-        (Part("resnet_sweep", _norms("layer", "none"), sizes.RESNET_PAPER),),
+        (_resnet("layer", "none"),),
         functools.partial(bordelon.norm_helps, norm="layer", label="LayerNorm"),
     ),
     "B.5": Sweeps(
-        (Part("resnet_sweep", _norms("batch", "none"), sizes.RESNET_PAPER),),
+        (_resnet("batch", "none"),),
         functools.partial(bordelon.norm_helps, norm="batch", label="batch norm"),
     ),
     "B.8": Sweeps(

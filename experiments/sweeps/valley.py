@@ -8,8 +8,9 @@ import numpy as np
 from . import grids, transfer
 from .results import Population
 
-# What is fitted: where the loss is at most so many times the least, or the best points
-# where those are few; as long as the fit explains most of how the log loss varies.
+# What is fitted: where the loss is at most so many times the least, and in log less
+# than half-way to the median; or the best points where those are few; as long as the
+# fit explains most of how the log loss varies.
 _NEAR = 2.0
 _POINTS = 9
 _EXPLAINED = 0.8
@@ -78,7 +79,8 @@ def _slope(population: Population, names: Sequence[str]) -> float | None:
     values = [[grids.coordinate(n, x) for x in population.axes[n]] for n in names]
     x, y = np.meshgrid(*values, indexing="ij")
     known = np.sort(loss[~np.isnan(loss)])
-    near = loss <= max(_NEAR * known[0], known[min(_POINTS, len(known)) - 1])
+    low = min(_NEAR * known[0], np.sqrt(known[0] * np.median(known)))
+    near = loss <= max(low, known[min(_POINTS, len(known)) - 1])
     if near.sum() < _POINTS or np.ptp(x[near]) == 0 or np.ptp(y[near]) == 0:
         return None
     u, v = x[near] - x[near].mean(), y[near] - y[near].mean()
