@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     c.model.stem = "cifar"
     c.base = ConfigDict({"width": 8, "depth": 1})
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
-    c.sweep.depths = (1, 2, 4)  # blocks of each stage, over those of model.blocks
+    c.sweep.depths = (1, 2, 4)  # how often the blocks of a stage are repeated
     c.sweep.widths = (8,)
     c.sweep.axes.learning_rate = "2**[-8:-2:1]"
     c.sweep.choices = (("model.norm", ("batch", "layer", "none")),)
