@@ -30,11 +30,11 @@ import optax
 from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
 from mupax.experiments import transfer
-from mupax.experiments.sweeps import engine
+from mupax.experiments.sweeps import engine, tasks
 from mupax.experiments.sweeps.chunks import Chunks
 
 
-def job(depth: int, width: int = 64) -> engine.Job:
+def job(depth: int, width: int = 64) -> tasks.Job:
     """The cell of this shape under Depth-μP."""
     config = configs.parse(["benchmark", "--config=digits_resmlp"]).config
     jobs = transfer.plan_jobs(config, configs.points(config))
@@ -43,7 +43,7 @@ def job(depth: int, width: int = 64) -> engine.Job:
 
 
 def compiled(
-    cell: engine.Job, data: datasets.ImageData
+    cell: tasks.Job, data: datasets.ImageData
 ) -> tuple[Chunks, list[tuple[float, ...]]]:
     """A cell's program, traced and compiled, and the points of its grid."""
     points = [(2.0**x,) for x in cell.log2_lr]
@@ -51,7 +51,7 @@ def compiled(
     return program, points
 
 
-def plain(data: datasets.ImageData, cell: engine.Job, *, quick: bool) -> float:
+def plain(data: datasets.ImageData, cell: tasks.Job, *, quick: bool) -> float:
     """Seconds that the same runs take in plain JAX, compilation included.
 
     `quick` compiles at the optimization level of mupax's sweeps.
@@ -109,7 +109,7 @@ def plain(data: datasets.ImageData, cell: engine.Job, *, quick: bool) -> float:
     return time.perf_counter() - start
 
 
-def arithmetic(cell: engine.Job) -> float:
+def arithmetic(cell: tasks.Job) -> float:
     """Floating-point operations of a cell's hidden layers.
 
     Forward and backward: three products of batch x n by n x n a layer.

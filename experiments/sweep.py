@@ -17,7 +17,7 @@ from . import config as configs
 from . import data as datasets
 from . import report, reporting, workdir
 from .errors import UserError
-from .sweeps import engine, executors, grids, shapes, statistics, transfer
+from .sweeps import engine, executors, grids, shapes, statistics, tasks, transfer
 from .sweeps import plan as plans
 from .sweeps import tradeoff as tradeoffs
 from .sweeps.results import Population
@@ -140,10 +140,10 @@ def base_of(config: ConfigDict) -> statistics.Sizes:
 def train_tradeoff(
     config: ConfigDict,
     found: report.SweepData,
-    jobs: list[engine.Job],
+    jobs: list[tasks.Job],
     equal: list[tuple[int, int]],
     data: datasets.Held,
-    launch: Callable[[list[engine.Job]], list[Population]],
+    launch: Callable[[list[tasks.Job]], list[Population]],
 ) -> tradeoffs.Tradeoff | None:
     """Train shapes of equal parameters with what the base likes best.
 
@@ -171,7 +171,7 @@ def train_tradeoff(
 
 
 def run_jobs(
-    jobs: list[engine.Job],
+    jobs: list[tasks.Job],
     data: Any,
     directory: pathlib.Path,
     limits: engine.Limits,
@@ -236,7 +236,7 @@ def progress(console: rich.console.Console) -> rich.progress.Progress:
     )
 
 
-def check_job(job: engine.Job, data: datasets.Held) -> None:
+def check_job(job: tasks.Job, data: datasets.Held) -> None:
     """Say what is wrong with batch and model before anything is written."""
     examples = len(data.examples[0])
     if job.batch_size > examples:

@@ -24,8 +24,8 @@ from . import data as datasets
 from . import report, reporting, training, workdir
 from . import sweep as sweeping
 from .errors import UserError
-from .sweeps import engine, transfer
 from .sweeps import plan as plans
+from .sweeps import tasks, transfer
 from .sweeps.results import Cell, Population
 from .sweeps.store import write_durably
 
@@ -110,7 +110,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
 
 def plan_jobs(
     config: ConfigDict, points: dict[str, optim.Parametrization]
-) -> list[engine.Job]:
+) -> list[tasks.Job]:
     """The cells to run: both axes under every parametrization, the cross once."""
     return plans.jobs(config, points)
 
@@ -178,7 +178,7 @@ def target_model(
     rngs: nnx.Rngs,
 ) -> nnx.Module:
     """The large model, freshly initialized, by the tuned factor if there is one."""
-    model = engine.build_model(
+    model = tasks.build_model(
         configs.plain(config.model),
         data,
         width=config.target.width,
@@ -190,7 +190,7 @@ def target_model(
     )
     if "init_scale" in config.target:
         params, factor = nnx.state(model, nnx.Param), config.target.init_scale
-        nnx.update(model, engine.scaled_init(params, zoo.scales(model), factor))
+        nnx.update(model, tasks.scaled_init(params, zoo.scales(model), factor))
     return model
 
 

@@ -12,7 +12,7 @@ import optax
 
 from mupax import optim
 from mupax.experiments import data as datasets
-from mupax.experiments.sweeps import engine
+from mupax.experiments.sweeps import tasks
 from mupax.experiments.sweeps.store import Store
 
 
@@ -27,9 +27,9 @@ def stripes() -> datasets.ImageData:
     return datasets.ImageData.from_arrays("stripes", train, test, 4)
 
 
-def job(**changes) -> engine.Job:
+def job(**changes) -> tasks.Job:
     """A job of six runs."""
-    small = engine.Job(
+    small = tasks.Job(
         parametrization="depth_mup",
         point=optim.parametrization("depth_mup"),
         width=16,
@@ -48,12 +48,12 @@ def job(**changes) -> engine.Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Deadly(engine.Job):
+class Deadly(tasks.Job):
     """A job that kills its worker the first time, once its first chunk is stored."""
 
     mark: str = ""
 
-    def training(self, data: datasets.ImageData) -> engine.Training:
+    def training(self, data: datasets.ImageData) -> tasks.Training:
         """As a job's."""
         mark = pathlib.Path(self.mark)
         add = Store.add
@@ -69,7 +69,7 @@ class Deadly(engine.Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class Line(engine.Task):
+class Line(tasks.Task):
     """Linear regression with noisy weights: it compiles at once; a key is state."""
 
     rates: tuple[float, ...] = tuple(2.0**x for x in range(-9, 3))
@@ -93,7 +93,7 @@ class Line(engine.Task):
         """All but seeds and grid."""
         return repr(dataclasses.replace(self, rates=(), seeds=0))
 
-    def training(self, data: jax.Array) -> engine.Training:
+    def training(self, data: jax.Array) -> tasks.Training:
         """Of data of shape (examples, width)."""
 
         def init(key, hyper):
@@ -108,7 +108,7 @@ class Line(engine.Task):
         def optimizer(params, rest, fixed, hyper):
             return optax.adam(hyper["learning_rate"])
 
-        return engine.Training(init, loss, optimizer, data, len(data), None)
+        return tasks.Training(init, loss, optimizer, data, len(data), None)
 
 
 def points() -> np.ndarray:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments.sweeps import engine, executors
+from mupax.experiments.sweeps import engine, executors, tasks
 from mupax.experiments.sweeps.programs import programs
 from mupax.optim.paths import map_with_paths
 
@@ -27,8 +27,8 @@ def data() -> datasets.ImageData:
     return datasets.ImageData.from_arrays("stripes", train, test, 4)
 
 
-def job(**changes) -> engine.Job:
-    small = engine.Job(
+def job(**changes) -> tasks.Job:
+    small = tasks.Job(
         parametrization="depth_mup",
         point=optim.parametrization("depth_mup"),
         width=16,
@@ -46,7 +46,7 @@ def job(**changes) -> engine.Job:
     return dataclasses.replace(small, **changes)
 
 
-def one_run(job: engine.Job, data: datasets.ImageData, seed: int, log2_lr: float):
+def one_run(job: tasks.Job, data: datasets.ImageData, seed: int, log2_lr: float):
     """The same training written as a plain loop: no vmap, no scan over steps."""
     key = jax.random.split(jax.random.key(0), job.seeds)[seed]
     model = job.build(data, nnx.Rngs(params=key))
@@ -180,7 +180,7 @@ def swept_at_once(data):
     return np.asarray(losses)[0]
 
 
-def changed(name: str) -> engine.Job:
+def changed(name: str) -> tasks.Job:
     """The job in whose config the value stands as a plain number."""
     small = job(optimizer=(("name", "adamw"),), log2_lr=(-6.0,), steps=12, seeds=1)
     value = SWEPT[name]

@@ -43,7 +43,7 @@ def tuned(config):
 def test_the_best_values_go_to_where_the_target_is_trained_with_them(config, tuned):
     new, _ = tuned
     assert new.target.init_scale == 0.5
-    assert new.schedule.to_dict() == {"name": "constant", "warmup": 15}  # of 30 steps
+    assert new.schedule.to_dict() == {"name": "cosine", "warmup": 15}  # of 30 steps
     assert new.label_smoothing == 0.2
     assert new.optimizer.b1 == 0.8
     assert "init_scale" not in config.target  # the sweep's own is as it was
@@ -96,7 +96,7 @@ def test_the_target_is_trained_with_what_was_tuned(tuned, tmp_path, monkeypatch)
     with rich.progress.Progress(disable=True) as bars:
         transfer.train_target(*tuned, sweep_toys.stripes(), -7.0, tmp_path, bars)
     assert seen["label_smoothing"] == 0.2
-    assert seen["settings"]["schedule"] == {"name": "constant", "warmup": 15}
+    assert seen["settings"]["schedule"] == {"name": "cosine", "warmup": 15}
     assert seen["settings"]["target"]["init_scale"] == 0.5
     assert seen["sizes"][0] == 0.0
     assert seen["sizes"][1] > 0.0

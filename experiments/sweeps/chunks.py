@@ -14,7 +14,8 @@ from . import memory
 from .programs import programs
 
 if TYPE_CHECKING:
-    from .engine import Limits, Task, Training
+    from .engine import Limits
+    from .tasks import Task, Training
 
 Point = tuple[float, ...]
 

@@ -14,6 +14,7 @@ from ..errors import UserError
 from . import engine
 from .results import Population
 from .store import Store
+from .tasks import Task
 
 NAMES = ("here", "local", "dask", "slurm", "submitit_local")
 
@@ -38,9 +39,7 @@ def _read(source: Source) -> datasets.Held:
     return datasets.hold(source.name, source.data_dir, dict(source.options))
 
 
-def run_job(
-    task: engine.Task, source: Any, folder: str, limits: engine.Limits
-) -> Population:
+def run_job(task: Task, source: Any, folder: str, limits: engine.Limits) -> Population:
     """Do one job, unless it is done; this is what is sent to workers."""
     store = Store(pathlib.Path(folder))
     # Another grid, more seeds or all runs in place of the best: not what is there.
@@ -54,12 +53,12 @@ def run_job(
 
 
 def run_all(
-    tasks: Sequence[engine.Task],
+    tasks: Sequence[Task],
     source: Any,
     folder: pathlib.Path,
     limits: engine.Limits,
     executor: Executor | None,
-    on_done: Callable[[engine.Task], None] = lambda task: None,
+    on_done: Callable[[Task], None] = lambda task: None,
 ) -> list[Population]:
     """Do all jobs, the largest first; a job whose worker died is done again.
 

@@ -20,6 +20,7 @@ from mupax.optim.coord_check import _split
 from ..errors import UserError
 from . import engine, executors, grids, statistics, store, transfer
 from .results import Population
+from .tasks import Hyper, Task, Training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Sweep:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Own(engine.Task):
+class _Own(Task):
     """A shape of the user's model."""
 
     width: int
@@ -106,41 +107,41 @@ class _Own(engine.Task):
         made = (self.make_model, self.make_optimizer, self.loss)
         return f"{names}, {numbers}, {self.data}, " + ", ".join(map(_source, made))
 
-    def training(self, data: Any) -> engine.Training:
+    def training(self, data: Any) -> Training:
         """What is compiled."""
         sizes = {"width": self.width, "depth": self.depth}
         wanted = inspect.signature(self.make_model).parameters
 
-        def build(key: jax.Array, hyper: engine.Hyper) -> Any:
+        def build(key: jax.Array, hyper: Hyper) -> Any:
             mine = {k: x for k, x in hyper.items() if k in wanted}
             return self.make_model(key, **sizes, **mine)
 
         # One trace's model may not be used in another: each makes its own structure.
-        def init(key: jax.Array, hyper: engine.Hyper) -> tuple[Any, Any, Any]:
+        def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any, Any]:
             params, rest, _ = _parts(build(key, hyper))
             return params, rest, ()
 
-        def assemble(params: Any, rest: Any, hyper: engine.Hyper) -> Any:
+        def assemble(params: Any, rest: Any, hyper: Hyper) -> Any:
             # Of this one only the structure is used, so nothing else is compiled.
             twin = build(jax.random.key(0), hyper)
             return _parts(twin)[2](params, rest)
 
         def loss(
-            params: Any, rest: Any, fixed: Any, batch: Any, hyper: engine.Hyper
+            params: Any, rest: Any, fixed: Any, batch: Any, hyper: Hyper
         ) -> tuple[jax.Array, tuple[Any, Any]]:
             model = assemble(params, rest, hyper)
             value = self.loss(model, batch)
             return value, (value, _parts(model)[1])
 
         def optimizer(
-            params: Any, rest: Any, fixed: Any, hyper: engine.Hyper
+            params: Any, rest: Any, fixed: Any, hyper: Hyper
         ) -> optax.GradientTransformation:
             used = inspect.signature(self.make_optimizer).parameters
             mine = {k: x for k, x in hyper.items() if k in used}
             return self.make_optimizer(assemble(params, rest, hyper), **sizes, **mine)
 
         count = len(jax.tree.leaves(data)[0])
-        return engine.Training(init, loss, optimizer, data, count, self.guess)
+        return Training(init, loss, optimizer, data, count, self.guess)
 
 
 def _source(function: Callable[..., Any]) -> str:

@@ -12,7 +12,8 @@ from mupax import optim
 from ..config import plain
 from ..errors import UserError
 from . import grids, hyperparameters
-from .engine import Job, Limits
+from .engine import Limits
+from .tasks import Job
 
 
 def axes(config: ConfigDict) -> dict[str, tuple[float, ...]]:

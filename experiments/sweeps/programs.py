@@ -13,7 +13,7 @@ import optax
 from jax.sharding import AxisType, PartitionSpec
 
 if TYPE_CHECKING:
-    from .engine import Hyper, Training
+    from .tasks import Hyper, Training
 
 # With stop_diverged a run is given up where its loss is above so many times that of
 # guessing.

@@ -11,7 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from ..errors import UserError
-from .engine import Job
+from .tasks import Job
 from .tradeoff import EQUAL
 
 
