@@ -116,10 +116,9 @@ def _with_config_path(argv: list[str]) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error).strip("'\"").replace("\\n", " ")
-    text = text.replace("'\n", "' ").replace('\\"', '"')
+    text = str(error).replace("\\n", " ").replace("'\n", "' ").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
-        text = f"the config has no key {text}"
+        text = "the config has no key " + text.strip("'\"")
     return " ".join(text.split())
 
 
