@@ -116,7 +116,7 @@ def _with_config_path(argv: list[str]) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error).replace("\\n", " ").replace("'\n", "' ").replace('\\"', '"')
+    text = str(error).replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         text = "the config has no key " + text.strip("'\"")
     return " ".join(text.split())
