@@ -11,7 +11,10 @@ from mupax.zoo import registry
 
 SIZES = {"width": 8, "depth": 2}
 MODELS = {
-    "resmlp": (zoo.ResMLP, {**SIZES, "zero_init": True, "train_ends": False}),
+    "resmlp": (
+        zoo.ResMLP,
+        {**SIZES, "zero_init": True, "activation_first": True, "train_ends": False},
+    ),
     "vit": (
         zoo.ViT,
         {

@@ -16,6 +16,7 @@ OPTIONS = [
     {"layer_norm": True, "nonlinearity": "gelu"},
     {"nonlinearity": "abs"},
     {"nonlinearity": "identity", "zero_init": True},
+    {"activation_first": True, "zero_init": True, "block_depth": 4},
     {"remat": True},
 ]
 
@@ -46,7 +47,7 @@ def test_every_parameter_gets_a_gradient(options):
     x = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
     # Behind a branch that starts at zero gradients come after the first step.
     if options.get("zero_init"):
-        w = model.blocks.layers[0].kernel
+        w = model.blocks.layers[-1].kernel
         w[...] = 0.1 * jax.random.normal(jax.random.key(2), w.shape)
     grads = nnx.grad(lambda m: (m(x)[:, 0] ** 2).sum())(model)
     for path, grad in nnx.to_flat_state(grads):
@@ -151,6 +152,8 @@ def test_a_hundred_billion_parameters_cost_no_memory():
         ({"base_width": 2.5}, "base_width=2.5"),
         ({"nonlinearity": "rleu"}, "relu"),
         ({"block_depth": 0}, "block_depth=0"),
+        ({"zero_init": True, "nonlinearity": "relu"}, "no branch would ever train"),
+        ({"zero_init": True, "nonlinearity": "abs"}, "activation_first=True"),
         ({"parametrization": "depth_mupp"}, "depth_mup"),
         ({"wdith": 8}, "'width'"),
     ],

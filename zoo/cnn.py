@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from mupax import optim
 
 from .conv import Conv, check_images, pool
-from .layers import Dense, activation, scan, stack
+from .layers import Dense, activation, check_activation, scan, stack
 from .plan import plan
 from .registry import register
 
@@ -109,7 +109,7 @@ class CNN(nnx.Module):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        activation(nonlinearity)
+        check_activation(nonlinearity, first=activation_first, zero_init=zero_init)
         if pooling not in ("average", "max"):
             raise ValueError(f"pooling={pooling!r} must be 'average' or 'max'")
         if len(input_shape) != 3 or min(input_shape[:2]) < 8:

@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "erf": jax.scipy.special.erf,
     "identity": lambda x: x,
 }
+_FLAT_AT_ZERO = ("relu", "abs")  # as JAX differentiates them
 
 
 def activation(name: str) -> Callable[[Array], Array]:
@@ -39,6 +40,26 @@ def activation(name: str) -> Callable[[Array], Array]:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"unknown activation {name!r}; known are {known}")
     return ACTIVATIONS[name]
+
+
+def check_activation(name: str, *, first: bool, zero_init: bool) -> None:
+    """Refuse what is no nonlinearity, and branches that could never leave zero.
+
+    Args:
+      name: of the nonlinearity.
+      first: whether it stands before the weights.
+      zero_init: whether the last weights of a branch start at zero.
+
+    Raises:
+      ValueError: an unknown name, or nothing would reach the weights.
+    """
+    activation(name)
+    if zero_init and not first and name in _FLAT_AT_ZERO:
+        raise ValueError(
+            f"zero_init=True with nonlinearity={name!r} after the weights: its "
+            "derivative at zero is zero, so that no branch would ever train; take "
+            "activation_first=True, or nonlinearity='gelu'"
+        )
 
 
 class Dense(nnx.Module):

@@ -9,7 +9,15 @@ from jaxtyping import Array, Float
 
 from mupax import optim
 
-from .layers import Dense, LayerNorm, activation, mean_subtraction, scan, stack
+from .layers import (
+    Dense,
+    LayerNorm,
+    activation,
+    check_activation,
+    mean_subtraction,
+    scan,
+    stack,
+)
 from .plan import Plan, plan
 from .registry import register
 
@@ -122,7 +130,7 @@ class ResMLP(nnx.Module):
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        activation(nonlinearity)
+        check_activation(nonlinearity, first=activation_first, zero_init=zero_init)
         if block_depth < 1:
             raise ValueError(f"block_depth={block_depth} must be at least 1")
         self.plan = plan(

@@ -47,7 +47,7 @@ def _adamw(config: ConfigDict) -> None:
 
 def _zero_readouts(config: ConfigDict) -> None:
     with config.unlocked():
-        config.model.zero_init = True
+        config.model.update(zero_init=True, activation_first=True)
 
 
 _SHORT = {"sweep.steps": "11000"}
