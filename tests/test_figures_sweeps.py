@@ -531,7 +531,7 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     assert (tmp_path / "tp6-11.png").read_bytes().startswith(b"\x89PNG")
     assert "depth 2" in (tmp_path / "tp6-11.csv").read_text()
     assert (tmp_path / "sweep" / "report.html").exists()
-    monkeypatch.setattr(engine, "run", None)
+    monkeypatch.setattr(engine, "prepared", None)
     assert cli.main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == first
     # Other sizes are another experiment, which must not mix with this one.

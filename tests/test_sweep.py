@@ -1,6 +1,7 @@
 """One program a cell: what its lanes compute, and what survives a kill."""
 
 import dataclasses
+import threading
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
+from mupax.experiments.errors import UserError
 from mupax.experiments.sweeps import engine, executors, tasks
 from mupax.experiments.sweeps.programs import programs
 from mupax.optim.paths import map_with_paths
@@ -118,13 +120,13 @@ def test_parametrizations_agree_at_base_size(data):
 def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
     jobs = [job(depth=2), job(depth=4)]
     done = []
-    run = engine.run
+    prepared = engine.prepared
 
     def counted(job, *arguments):
         done.append(job.name)
-        return run(job, *arguments)
+        return prepared(job, *arguments)
 
-    monkeypatch.setattr(engine, "run", counted)
+    monkeypatch.setattr(engine, "prepared", counted)
     limits = engine.Limits()
     executors.run_all(jobs[:1], data, tmp_path / "cells", limits, None)
     done.clear()
@@ -133,6 +135,33 @@ def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
     assert done == [jobs[1].name]
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a.loss, b.loss)
+
+
+def test_the_next_job_is_prepared_while_one_runs():
+    events = {name: threading.Event() for name in ("second", "third")}
+
+    def maker(name, waits_for=None):
+        def make():
+            if name in events:
+                events[name].set()
+            return lambda: (name, waits_for is None or events[waits_for].wait(60))
+
+        return make
+
+    makers = [maker("first", "second"), maker("second", "third"), maker("third")]
+    found = list(executors.in_turn(makers))
+    assert found == [("first", True), ("second", True), ("third", True)]
+    assert list(executors.in_turn([])) == []
+
+
+def test_a_job_that_cannot_be_prepared_ends_the_sweep_at_its_turn():
+    def broken():
+        raise UserError("too large")
+
+    found = executors.in_turn([lambda: lambda: 1, broken, lambda: lambda: 3])
+    assert next(found) == 1
+    with pytest.raises(UserError, match="too large"):
+        next(found)
 
 
 def test_a_model_with_batch_statistics_is_swept(data):

@@ -7,9 +7,11 @@ and the lanes of a chunk are shared among the devices.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -66,11 +68,31 @@ def run(
     Raises:
       UserError: a single run does not fit into memory.
     """
+    return prepared(task, data, store, limits)()
+
+
+def prepared(
+    task: Task, data: Any, store: Store | None = None, limits: Limits | None = None
+) -> Callable[[], Population]:
+    """As `run`, but for the training: what is missing is found, and compiled for.
+
+    A core that compiles the next task is one that this task's training leaves idle.
+    """
     start = time.perf_counter()
     limits = limits or Limits()
     runs = _Runs(task, data, store, limits)
+    first = task.steps
     if limits.halving:
-        _halve(runs, limits.halving)
+        first = int(halving.spans(first)[halving.rungs(first)[0] - 1])
+    runs.compile(first)
+    return functools.partial(_finished, runs, time.perf_counter() - start)
+
+
+def _finished(runs: "_Runs", seconds: float) -> Population:
+    start = time.perf_counter()
+    task, halved = runs.task, runs.limits.halving
+    if halved:
+        _halve(runs, halved)
     else:
         runs.train(runs.points, task.steps)
     loss, curves, stopped = runs.table()
@@ -83,8 +105,8 @@ def run(
         {name: list(values) for name, values in task.grid.items()},
         loss.reshape(task.seeds, *runs.sizes),
         curves.reshape(task.seeds, *runs.sizes, -1),
-        time.perf_counter() - start,
-        stopped.reshape(task.seeds, *runs.sizes) if limits.halving else None,
+        seconds + time.perf_counter() - start,
+        stopped.reshape(task.seeds, *runs.sizes) if halved else None,
     )
 
 
@@ -115,12 +137,13 @@ class _Runs:
 
     Attributes:
       task: theirs.
+      limits: of memory.
       sizes: of the grid.
       points: all of it.
     """
 
     def __init__(self, task: Task, data: Any, store: Store | None, limits: Limits):
-        self.task, self._store, self._limits = task, store, limits
+        self.task, self.limits, self._store = task, limits, store
         self.sizes = tuple(map(len, task.grid.values()))
         self.points = list(itertools.product(*task.grid.values()))
         self._training = task.training(data)
@@ -170,7 +193,7 @@ class _Runs:
         """
         missing = [at for at in points if not self._has(at, until)]
         if missing and self._chunks is None:
-            self._chunks = self._compile(missing, until)
+            self.compile(until)
         while missing and self._chunks:
             first = self._stands(missing[0])
             now = [at for at in missing if self._stands(at) == first]
@@ -186,16 +209,20 @@ class _Runs:
     def _seeds(self) -> range:
         return range(self.task.seeds)
 
-    def _compile(self, missing: list[Point], until: int) -> Chunks:
+    def compile(self, until: int) -> None:
+        """Compile for what is missing before a step, if anything is."""
+        missing = [at for at in self.points if not self._has(at, until)]
+        if not missing:
+            return
         # Halving may ask for any run again.
         seeds = [
             s
             for s in self._seeds
-            if self._limits.halving
+            if self.limits.halving
             or any(not self._stored(s, at, until) for at in missing)
         ]
         most = self._most(len(missing))
-        return Chunks(self.task, self._training, self._limits, most, seeds)
+        self._chunks = Chunks(self.task, self._training, self.limits, most, seeds)
 
     def _stored(self, seed: int, at: Point, until: int) -> bool:
         return self._known.get((seed, at), (0,))[0] >= until
@@ -211,11 +238,11 @@ class _Runs:
 
     def _most(self, missing: int) -> int:
         """How many points a chunk is for."""
-        if not self._limits.halving:
+        if not self.limits.halving:
             return missing
         # Those that are left at the end, of which a fit needs three: chunks are full,
         # and one program trains all of them.
-        left = self._limits.halving ** len(halving.rungs(self.task.steps))
+        left = self.limits.halving ** len(halving.rungs(self.task.steps))
         return min(len(self.points), max(3, math.ceil(len(self.points) / left)))
 
     def _take(
@@ -238,7 +265,7 @@ class _Runs:
         self._known |= {run: (until, losses) for run, losses in fresh.items()}
         # What does not fit is trained anew if it goes on.
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(states))
-        if size <= self._limits.share * memory.host():
+        if size <= self.limits.share * memory.host():
             for i, (at, state) in enumerate(zip(points, states, strict=False)):
                 self._held[at] = _Held(losses[:, i], state)
 

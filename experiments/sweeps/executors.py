@@ -41,15 +41,42 @@ def _read(source: Source) -> datasets.Held:
 
 def run_job(task: Task, source: Any, folder: str, limits: engine.Limits) -> Population:
     """Do one job, unless it is done; this is what is sent to workers."""
+    return _prepared(task, source, folder, limits)()
+
+
+def _prepared(
+    task: Task, source: Any, folder: str, limits: engine.Limits
+) -> Callable[[], Population]:
     store = Store(pathlib.Path(folder))
     # Another grid, more seeds or all runs in place of the best: not what is there.
     key = f"{task.key}, {task.grid}, {task.seeds}, {limits.halving}"
     found = store.get(task.name, key)
-    if found is None:
-        data = source.read() if isinstance(source, Source) else source
-        found = engine.run(task, data, store, limits)
-        store.put(task.name, key, found)
-    return found
+    if found is not None:
+        return lambda: found
+    data = source.read() if isinstance(source, Source) else source
+    ready = engine.prepared(task, data, store, limits)
+
+    def finish() -> Population:
+        population = ready()
+        store.put(task.name, key, population)
+        return population
+
+    return finish
+
+
+def in_turn(
+    makers: Sequence[Callable[[], Callable[[], Population]]],
+) -> Iterator[Population]:
+    """What each maker's maker gives, in turn; while one runs, the next is prepared."""
+    if not makers:
+        return
+    with concurrent.futures.ThreadPoolExecutor(1) as ahead:
+        coming = ahead.submit(makers[0])
+        for following in (*makers[1:], None):
+            now = coming.result()
+            if following is not None:
+                coming = ahead.submit(following)
+            yield now()
 
 
 def run_all(
@@ -75,9 +102,13 @@ def run_all(
     """
     folder = folder.absolute()
     if executor is None:
+        makers = [
+            functools.partial(_prepared, task, source, str(folder), limits)
+            for task in tasks
+        ]
         found = []
-        for task in tasks:
-            found.append(run_job(task, source, str(folder), limits))
+        for task, population in zip(tasks, in_turn(makers), strict=True):
+            found.append(population)
             on_done(task)
         return found
     # The largest first: what is left at the end is small.

@@ -1,6 +1,7 @@
 """Sweeps of one's own model: four functions in place of a config."""
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import os
@@ -288,7 +289,11 @@ def sweep(
     data = jax.tree.map(jnp.asarray, data)
     limits = limits or engine.Limits()
     if folder is None:
-        populations = [engine.run(task, data, None, limits) for task in tasks]
+        makers = [
+            functools.partial(engine.prepared, task, data, None, limits)
+            for task in tasks
+        ]
+        populations = list(executors.in_turn(makers))
     else:
         place = pathlib.Path(folder)
         populations = executors.run_all(tasks, data, place, limits, executor)
