@@ -36,7 +36,8 @@ from mupax.experiments.sweeps.chunks import Chunks
 
 def job(depth: int, width: int = 64) -> tasks.Job:
     """The cell of this shape under Depth-μP."""
-    config = configs.parse(["benchmark", "--config=digits_resmlp"]).config
+    words = ["--config=digits_resmlp", "--config.schedule.name=constant"]
+    config = configs.parse(["benchmark", *words]).config
     jobs = transfer.plan_jobs(config, configs.points(config))
     cell = next(j for j in jobs if j.parametrization == "depth_mup")
     return dataclasses.replace(cell, depth=depth, width=width)
