@@ -129,7 +129,7 @@ TP6 = {
                 | sizes.A
                 | {
                     "sweep.depths": "(2,4,8)",
-                    "sweep.axes.learning_rate": "2**[-10:-6:1]",
+                    "sweep.axes.learning_rate": "2**[-9:-4:1]",
                 },
                 sizes.GPT_PAPER,
             ),
