@@ -23,7 +23,7 @@ from .sweeps import tradeoff as tradeoffs
 from .sweeps.results import Population
 from .sweeps.store import write_durably
 
-# What a sweep may be given more of: every stored run still counts.
+# What may differ in a run directory: every stored run stays, and counts again.
 _PLAN = tuple(
     f"sweep.{name}"
     for name in (

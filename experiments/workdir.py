@@ -53,8 +53,11 @@ def claim(
             ) from None
         except OSError as error:
             raise UserError(_unusable(workdir, error)) from None
-        if settings_of(workdir) != settings:
-            write_durably(workdir / _NAME, json.dumps(settings, indent=1))
+        try:
+            if settings_of(workdir) != settings:
+                write_durably(workdir / _NAME, json.dumps(settings, indent=1))
+        except OSError as error:
+            raise UserError(_unusable(workdir, error)) from None
         yield
 
 

@@ -13,7 +13,7 @@ from flax import nnx
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweeps import engine, executors, tasks
+from mupax.experiments.sweeps import engine, executors, memory, tasks
 from mupax.experiments.sweeps.programs import programs
 from mupax.optim.paths import map_with_paths
 
@@ -122,9 +122,9 @@ def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
     done = []
     prepared = engine.prepared
 
-    def counted(job, *arguments):
+    def counted(job, *arguments, **options):
         done.append(job.name)
-        return prepared(job, *arguments)
+        return prepared(job, *arguments, **options)
 
     monkeypatch.setattr(engine, "prepared", counted)
     limits = engine.Limits()
@@ -138,30 +138,70 @@ def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
 
 
 def test_the_next_job_is_prepared_while_one_runs():
-    events = {name: threading.Event() for name in ("second", "third")}
+    prepared = [threading.Event() for _ in range(3)]
 
-    def maker(name, waits_for=None):
-        def make():
-            if name in events:
-                events[name].set()
-            return lambda: (name, waits_for is None or events[waits_for].wait(60))
+    def maker(i):
+        def make(*, ahead):
+            prepared[i].set()
+            return lambda waited: (i, ahead, prepared[min(i + 1, 2)].wait(60))
 
         return make
 
-    makers = [maker("first", "second"), maker("second", "third"), maker("third")]
-    found = list(executors.in_turn(makers))
-    assert found == [("first", True), ("second", True), ("third", True)]
+    found = list(executors.in_turn([maker(i) for i in range(3)]))
+    assert found == [(0, False, True), (1, True, True), (2, True, True)]
     assert list(executors.in_turn([])) == []
 
 
-def test_a_job_that_cannot_be_prepared_ends_the_sweep_at_its_turn():
-    def broken():
+def test_jobs_are_prepared_in_turn_where_that_is_asked_for():
+    order = []
+
+    def maker(i):
+        def make(*, ahead):
+            order.append(("make", i, ahead))
+            return lambda waited: order.append(("run", i))
+
+        return make
+
+    list(executors.in_turn([maker(0), maker(1)], ahead=False))
+    assert order == [("make", 0, False), ("run", 0), ("make", 1, False), ("run", 1)]
+
+
+def test_what_cannot_be_prepared_beside_another_is_prepared_in_its_turn():
+    def shy(*, ahead):
+        if ahead:
+            raise UserError("too large")
+        return lambda waited: 2
+
+    def broken(*, ahead):
         raise UserError("too large")
 
-    found = executors.in_turn([lambda: lambda: 1, broken, lambda: lambda: 3])
+    def plain(*, ahead):
+        return lambda waited: 1
+
+    assert list(executors.in_turn([plain, shy, plain])) == [1, 2, 1]
+    found = executors.in_turn([plain, broken, plain])
     assert next(found) == 1
     with pytest.raises(UserError, match="too large"):
         next(found)
+
+
+def test_a_job_that_memory_cramped_beside_another_is_compiled_anew(data, monkeypatch):
+    small = job(depth=2)
+    whole = engine.run(small, data)
+    free = memory.available
+    needed = []
+    measure = memory.needed
+    monkeypatch.setattr(
+        memory, "needed", lambda c: needed.append(measure(c)) or needed[-1]
+    )
+    engine.run(small, data)
+    monkeypatch.setattr(memory, "available", lambda: needed[0])
+    finish = engine.prepared(small, data, ahead=True)  # may take half of it
+    monkeypatch.setattr(memory, "available", free)
+    needed.append(0.0)
+    found = finish(0.0)
+    assert needed[-1] == needed[0]  # the program for all points
+    np.testing.assert_array_equal(found.loss, whole.loss)
 
 
 def test_a_model_with_batch_statistics_is_swept(data):

@@ -1,6 +1,7 @@
 """Successive halving: what stops, what goes on, and that it is the same training."""
 
 import csv
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -35,6 +36,17 @@ def halved(data):
 def whole(data):
     # In chunks of as many points as a halved sweep's: three, of two seeds each.
     return engine.run(JOB, data, None, engine.Limits(lanes=6))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_so_few_steps_that_there_is_nothing_to_halve(data, steps):
+    short = dataclasses.replace(JOB, steps=steps, average_last=1)
+    found = engine.run(short, data, None, HALVED)
+    ended = found.stopped == 0
+    np.testing.assert_array_equal(
+        found.loss[ended],
+        engine.run(short, data, None, engine.Limits(lanes=6)).loss[ended],
+    )
 
 
 def test_a_run_that_was_never_stopped_is_bit_for_bit_what_it_was(halved, whole):

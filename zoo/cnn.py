@@ -74,7 +74,8 @@ class CNN(nnx.Module):
 
     Raises:
       ValueError: a size that is not a positive whole number, a width that is no
-        multiple of 8, an image too small to be pooled three times, or an unknown name.
+        multiple of 8, an image too small to be pooled three times, an unknown
+        name, or zero_init behind a nonlinearity that is flat at zero.
 
     Source: Bordelon et al. 2023 (arXiv:2309.16620), eq. 1 and App. A.1.
 

@@ -94,7 +94,8 @@ class ResMLP(nnx.Module):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, or an unknown name.
+      ValueError: a size that is not a positive whole number, an unknown name, or
+        zero_init behind a nonlinearity that is flat at zero.
 
     Source: Tensor Programs VI, section 6.3 and eq. 1.
 

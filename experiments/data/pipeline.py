@@ -266,7 +266,7 @@ def batches(
     )
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def batch_indices(
     n: int, batch_size: int, seed: int, steps: int
 ) -> Int32[np.ndarray, "steps batch"]:

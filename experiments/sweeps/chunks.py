@@ -32,6 +32,7 @@ class Chunks:
     Attributes:
       points: how many, at most, a call takes. It may become smaller.
       seeds: those of which it trains each point.
+      cramped: whether memory made it take less at once than it was asked for.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Chunks:
         self._rows = len(self.seeds)  # seeds at once
         lanes = limits.lanes or most * self._rows
         self.points = min(most, max(1, lanes // self._rows))
+        self.cramped = False
         self._orders = np.stack(
             [
                 batch_indices(training.count, task.batch_size, s, task.steps)
@@ -189,6 +191,7 @@ class Chunks:
 
     def _reduce(self, ratio: float, needed: float, limit: float) -> None:
         """Become smaller by a ratio; needed is not a number where nobody knows."""
+        self.cramped = True
         if self.points > 1:
             self.points = max(1, math.floor(self.points * ratio))
         elif self._rows > 1:

@@ -68,29 +68,46 @@ def run(
     Raises:
       UserError: a single run does not fit into memory.
     """
-    return prepared(task, data, store, limits)()
+    start = time.perf_counter()
+    finish = prepared(task, data, store, limits)
+    return finish(time.perf_counter() - start)
 
 
 def prepared(
-    task: Task, data: Any, store: Store | None = None, limits: Limits | None = None
-) -> Callable[[], Population]:
+    task: Task,
+    data: Any,
+    store: Store | None = None,
+    limits: Limits | None = None,
+    *,
+    ahead: bool = False,
+) -> Callable[[float], Population]:
     """As `run`, but for the training: what is missing is found, and compiled for.
 
-    A core that compiles the next task is one that this task's training leaves idle.
+    Args:
+      task: the trainings.
+      data: what it trains on.
+      store: where finished runs are; None for nowhere.
+      limits: of memory.
+      ahead: another task still trains, so that memory is less than it will be.
+
+    Returns:
+      What does the rest, given the seconds that were waited for this.
     """
-    start = time.perf_counter()
     limits = limits or Limits()
     runs = _Runs(task, data, store, limits)
     first = task.steps
-    if limits.halving:
-        first = int(halving.spans(first)[halving.rungs(first)[0] - 1])
+    if limits.halving and (rungs := halving.rungs(first)):
+        first = int(halving.spans(first)[rungs[0] - 1])
     runs.compile(first)
-    return functools.partial(_finished, runs, time.perf_counter() - start)
+    again = first if ahead and runs.cramped else None
+    return functools.partial(_finished, runs, again)
 
 
-def _finished(runs: "_Runs", seconds: float) -> Population:
-    start = time.perf_counter()
+def _finished(runs: "_Runs", again: int | None, waited: float) -> Population:
+    start = time.perf_counter() - waited
     task, halved = runs.task, runs.limits.halving
+    if again is not None:
+        runs.compile(again)
     if halved:
         _halve(runs, halved)
     else:
@@ -105,7 +122,7 @@ def _finished(runs: "_Runs", seconds: float) -> Population:
         {name: list(values) for name, values in task.grid.items()},
         loss.reshape(task.seeds, *runs.sizes),
         curves.reshape(task.seeds, *runs.sizes, -1),
-        seconds + time.perf_counter() - start,
+        time.perf_counter() - start,
         stopped.reshape(task.seeds, *runs.sizes) if halved else None,
     )
 
@@ -157,6 +174,11 @@ class _Runs:
             if store is not None:
                 found = store.runs(task.name, task.key, self._stopped(steps))
                 self._known |= {run: (steps, losses) for run, losses in found.items()}
+
+    @property
+    def cramped(self) -> bool:
+        """Whether what is compiled takes fewer runs at once, for want of memory."""
+        return self._chunks is not None and self._chunks.cramped
 
     def of(self, which: np.ndarray) -> list[Point]:
         """Some of the points."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import multiprocessing
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,42 +42,61 @@ def _read(source: Source) -> datasets.Held:
 
 def run_job(task: Task, source: Any, folder: str, limits: engine.Limits) -> Population:
     """Do one job, unless it is done; this is what is sent to workers."""
-    return _prepared(task, source, folder, limits)()
+    return _prepared(task, source, folder, limits)(0.0)
 
 
 def _prepared(
-    task: Task, source: Any, folder: str, limits: engine.Limits
-) -> Callable[[], Population]:
+    task: Task,
+    source: Any,
+    folder: str,
+    limits: engine.Limits,
+    *,
+    ahead: bool = False,
+) -> Callable[[float], Population]:
     store = Store(pathlib.Path(folder))
     # Another grid, more seeds or all runs in place of the best: not what is there.
     key = f"{task.key}, {task.grid}, {task.seeds}, {limits.halving}"
     found = store.get(task.name, key)
     if found is not None:
-        return lambda: found
+        return lambda waited: found
     data = source.read() if isinstance(source, Source) else source
-    ready = engine.prepared(task, data, store, limits)
+    ready = engine.prepared(task, data, store, limits, ahead=ahead)
 
-    def finish() -> Population:
-        population = ready()
+    def finish(waited: float) -> Population:
+        population = ready(waited)
         store.put(task.name, key, population)
         return population
 
     return finish
 
 
-def in_turn(
-    makers: Sequence[Callable[[], Callable[[], Population]]],
-) -> Iterator[Population]:
-    """What each maker's maker gives, in turn; while one runs, the next is prepared."""
-    if not makers:
-        return
-    with concurrent.futures.ThreadPoolExecutor(1) as ahead:
-        coming = ahead.submit(makers[0])
-        for following in (*makers[1:], None):
-            now = coming.result()
-            if following is not None:
-                coming = ahead.submit(following)
-            yield now()
+Maker = Callable[..., Callable[[float], Population]]
+
+
+def in_turn(makers: Sequence[Maker], ahead: bool = True) -> Iterator[Population]:
+    """Each job's result in turn; while one trains, the next is compiled.
+
+    Neither core nor device waits for the other. What does not fit beside the job that
+    trains is prepared again when its turn comes.
+
+    Args:
+      makers: `ahead` to what trains a job, given the seconds that were waited for it.
+      ahead: False for one after the other, all in this thread.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        coming = None
+        for i, maker in enumerate(makers):
+            start = time.perf_counter()
+            try:
+                now = maker(ahead=False) if coming is None else coming.result()
+            except Exception:
+                if coming is None:
+                    raise
+                now = maker(ahead=False)
+            waited = time.perf_counter() - start
+            if ahead and i + 1 < len(makers):
+                coming = pool.submit(makers[i + 1], ahead=True)
+            yield now(waited)
 
 
 def run_all(
@@ -86,6 +106,8 @@ def run_all(
     limits: engine.Limits,
     executor: Executor | None,
     on_done: Callable[[Task], None] = lambda task: None,
+    *,
+    ahead: bool = True,
 ) -> list[Population]:
     """Do all jobs, the largest first; a job whose worker died is done again.
 
@@ -96,6 +118,8 @@ def run_all(
       limits: of each worker.
       executor: None for this process.
       on_done: called as each job ends.
+      ahead: in this process, compile the next job in a thread while one trains. What
+        JAX's context managers set for this thread does not hold in that one.
 
     Raises:
       UserError: a job failed with one, or its worker died three times.
@@ -107,7 +131,7 @@ def run_all(
             for task in tasks
         ]
         found = []
-        for task, population in zip(tasks, in_turn(makers), strict=True):
+        for task, population in zip(tasks, in_turn(makers, ahead), strict=True):
             found.append(population)
             on_done(task)
         return found

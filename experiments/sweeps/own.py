@@ -1,7 +1,6 @@
 """Sweeps of one's own model: four functions in place of a config."""
 
 import dataclasses
-import functools
 import hashlib
 import inspect
 import os
@@ -289,14 +288,13 @@ def sweep(
     data = jax.tree.map(jnp.asarray, data)
     limits = limits or engine.Limits()
     if folder is None:
-        makers = [
-            functools.partial(engine.prepared, task, data, None, limits)
-            for task in tasks
-        ]
-        populations = list(executors.in_turn(makers))
+        populations = [engine.run(task, data, None, limits) for task in tasks]
     else:
         place = pathlib.Path(folder)
-        populations = executors.run_all(tasks, data, place, limits, executor)
+        # The caller's own code is traced in the caller's thread.
+        populations = executors.run_all(
+            tasks, data, place, limits, executor, ahead=False
+        )
     found = Sweep(populations, statistics.verdicts(populations, at), at)
     if folder is not None:
         _report(found, pathlib.Path(folder), tasks[0])
