@@ -238,7 +238,7 @@ FIGURES = [
     sweeps.bordelon_figure(
         "2",
         "batch norm alone transfers less reliably than 1/√L scaling",
-        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 150 steps",
+        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 100 steps",
     ),
     sweeps.bordelon_figure(
         "3",
@@ -284,12 +284,12 @@ FIGURES = [
     sweeps.bordelon_figure(
         "B.4",
         "LayerNorm helps μP to transfer over depth, 1/√L scaling more",
-        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 150 steps",
+        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 100 steps",
     ),
     sweeps.bordelon_figure(
         "B.5",
         "batch norm helps μP to transfer over depth, 1/√L scaling more",
-        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 150 steps",
+        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 100 steps",
     ),
     Figure(
         id="bordelon-b.6",
