@@ -161,6 +161,7 @@ def test_sigterm_saves_and_exits_with_zero_and_the_run_goes_on(
     assert curve(run) == curve(finished)
 
 
+@pytest.mark.long
 def test_eight_devices_then_two_processes_then_one_device_go_on_alike(
     tmp_path, finished, data_dir
 ):
