@@ -7,9 +7,9 @@ batch 64: by mupax, and by the same training written in plain JAX and Optax with
 it, in pairs, for the machine's speed drifts. Then the time to trace and compile at
 depth 8 and 512, and the rate of arithmetic at width 256 beside that of a product of two
 matrices. With `--torch`, the Python of an environment with torch and mup, three runs
-each with those, one after another, in the same pairs; a larger grid by `--seeds`. What was measured is in
-docs/performance.md. On a CPU `mupax sweep` makes a device of each core; here that is
-JAX_NUM_CPU_DEVICES=2.
+each with those, one after another, in the same pairs; a larger grid by `--seeds`. What
+was measured is in docs/performance.md. On a CPU `mupax sweep` makes a device of each
+core; here that is JAX_NUM_CPU_DEVICES=2.
 """
 
 import argparse
