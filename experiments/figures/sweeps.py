@@ -153,7 +153,7 @@ def _cnn(given: dict[str, str], name: str = "sweep") -> Part:
     )
 
 
-_AXIS = {"sweep.axes.learning_rate": "2**[-9:-3:1]", "sweep.depths": "(3,6,12)"}
+_AXIS = {"sweep.axes.learning_rate": "2**[-6:-2:1]", "sweep.depths": "(3,6,12)"}
 
 BORDELON = {
     "1": Sweeps(
