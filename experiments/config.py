@@ -118,7 +118,9 @@ def _with_config_path(argv: list[str]) -> list[str]:
 def _one_line(error: BaseException) -> str:
     text = str(error).replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
-        text = "the config has no key " + text.strip("'\"")
+        while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]  # a KeyError quotes what it is given
+        text = f"the config has no key {text}"
     return " ".join(text.split())
 
 

@@ -128,6 +128,14 @@ def test_an_unknown_flag_is_named(capsys):
     assert "wrokdir" in refused(capsys, "transfer", *TOY, "--wrokdir=x")
 
 
+def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
+    said = refused(capsys, "transfer", *TOY, "--config.sweep.dephts=3")
+    assert "no key 'dephts' Did you mean \"depths\"" in said
+    said = refused(capsys, "transfer", *TOY, "--config.nope=3")
+    assert said.endswith("the config has no key nope\n")
+    assert "'x'" in refused(capsys, "sweep", *TOY, "--halving=x")
+
+
 def test_an_unknown_config_lists_the_packaged_ones(capsys):
     assert "digits_resmlp" in refused(capsys, "transfer", "--config", "digits_resnlp")
 
