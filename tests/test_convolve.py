@@ -11,7 +11,7 @@ from mupax.zoo.convolve import _plain, convolve
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [1, 3, 7])
-@pytest.mark.parametrize("pixels", [(8, 9), (7, 4)])
+@pytest.mark.parametrize("pixels", [(8, 9), (7, 4), (2, 2), (1, 3)])
 def test_gradients_are_those_of_jax(size, stride, pixels):
     with jax.enable_x64():
         keys = jax.random.split(jax.random.key(0), 3)
@@ -21,9 +21,9 @@ def test_gradients_are_those_of_jax(size, stride, pixels):
             jax.vjp(lambda x, kernel, f=f: f(x, kernel, stride), x, kernel)
             for f in (convolve, _plain)
         )
-        np.testing.assert_array_equal(ours, theirs)
         grad = jax.random.normal(keys[2], ours.shape)
-        for a, b in zip(ours_back(grad), theirs_back(grad), strict=True):
+        pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
+        for a, b in pairs:
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
 
 
@@ -42,3 +42,15 @@ def test_in_a_loop_every_convolution_has_the_form_that_is_fast(of):
     text = jax.jit(jax.grad(loss)).lower(*shapes).compile().as_text()
     forms = set(re.findall(r" convolution\(.*dim_labels=([^,\s]+)", text))
     assert (forms == {"b01f_01io->b01f"}) == (of is convolve), forms
+
+
+def test_an_image_smaller_than_the_kernel_is_not_taken_for_it():
+    """XLA would swap them where the kernel has more pixels: ten times slower."""
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((3, 3, 8, 8), (2, 2, 2, 8))]
+    for of, swapped in ((convolve, False), (_plain, True)):
+
+        def loss(kernel: jax.Array, x: jax.Array, of=of) -> jax.Array:
+            return (of(of(x, kernel, 1), kernel, 1) ** 2).sum()
+
+        text = jax.jit(jax.grad(loss)).lower(*shapes).compile().as_text()
+        assert ("rhs_reversal" in text) == swapped, text

@@ -1,6 +1,7 @@
 """One program a cell: what its lanes compute, and what survives a kill."""
 
 import dataclasses
+import functools
 import threading
 
 import jax
@@ -13,7 +14,7 @@ from flax import nnx
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweeps import engine, executors, memory, tasks
+from mupax.experiments.sweeps import chunks, engine, executors, memory, tasks
 from mupax.experiments.sweeps.programs import programs
 from mupax.optim.paths import map_with_paths
 
@@ -79,6 +80,14 @@ def one_run(job: tasks.Job, data: datasets.ImageData, seed: int, log2_lr: float)
     return np.array(losses)
 
 
+@pytest.fixture(params=[True, False], ids=["at once", "in turn"])
+def lanes(request, monkeypatch):
+    """Both of the ways to train them, that of accelerators and that of CPUs."""
+    one = functools.partial(programs, together=request.param)
+    monkeypatch.setattr(chunks, "programs", one)
+
+
+@pytest.mark.usefixtures("lanes")
 def test_a_lane_is_the_training_that_a_plain_loop_does(data):
     cell = engine.run(job(), data).cell()
     for seed, lane in ((0, 1), (1, 2)):
@@ -87,6 +96,7 @@ def test_a_lane_is_the_training_that_a_plain_loop_does(data):
         np.testing.assert_allclose(cell.loss[seed, lane], losses[-5:].mean(), rtol=2e-4)
 
 
+@pytest.mark.usefixtures("lanes")
 def test_a_diverged_run_is_recorded_and_spoils_no_neighbour(data):
     calm = engine.run(job(log2_lr=(-9.0, -7.0)), data).cell()
     wild = engine.run(job(log2_lr=(-9.0, 60.0, -7.0)), data).cell()
@@ -226,8 +236,8 @@ SWEPT = {
 }
 
 
-@pytest.fixture(scope="module")
-def swept_at_once(data):
+@pytest.fixture(scope="module", params=[True, False], ids=["at once", "in turn"])
+def swept_at_once(data, request):
     """All hyperparameters, each at its default and at another value, in one program."""
     plain = {"label_smoothing": 0.0, "warmup": 0.0, "b1": 0.9, "b2": 0.999}
     plain |= {"eps": 1e-8, "weight_decay": 1e-4}
@@ -241,7 +251,7 @@ def swept_at_once(data):
     ).training(data)
     hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
-    begin, advance = programs(training)
+    begin, advance = programs(training, together=request.param)
     orders = datasets.batch_indices(160, 16, 0, 12)[:, None]
     keys = jax.random.split(jax.random.key(0), 1)
     state = begin(keys, hyper)

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .sharding import platform
@@ -52,13 +53,26 @@ def _conv(
     )
 
 
+def _small(
+    x: Array, kernel: Array, padding: list[tuple[int, int]], *strides: tuple[int, int]
+) -> Array:
+    """As `_conv`, for images that may have fewer pixels than the kernel."""
+    if 1 < x.shape[1] * x.shape[2] < kernel.shape[0] ** 2:
+        # XLA would take the image for the kernel, and has no fast code for that. Behind
+        # a barrier it does not see that part of the image is padding.
+        x = jax.lax.optimization_barrier(jnp.pad(x, [(0, 0), *padding, (0, 0)]))
+        padding = [(0, 0)] * 2
+    return _conv(x, kernel, padding, *strides)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _cpu(x: Array, kernel: Array, stride: int) -> Array:
-    return _plain(x, kernel, stride)
+    pad = (kernel.shape[0] - 1) // 2
+    return _small(x, kernel, [(pad, pad)] * 2, (stride, stride))
 
 
 def _forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
-    return _plain(x, kernel, stride), (x, kernel)
+    return _cpu(x, kernel, stride), (x, kernel)
 
 
 def _backward(
@@ -72,12 +86,12 @@ def _backward(
         (n, (steps - 1) * stride)
         for n, steps in zip(x.shape[1:3], grad.shape[1:3], strict=True)
     ]
-    to_x = _conv(
-        grad,
-        kernel[::-1, ::-1].swapaxes(2, 3),
-        [(size - 1 - pad, n - last - 1 + pad) for n, last in ends],
-        lhs_dilation=(stride, stride),
-    )
+    flipped = kernel[::-1, ::-1].swapaxes(2, 3)
+    around = [(size - 1 - pad, n - last - 1 + pad) for n, last in ends]
+    if stride == 1:
+        to_x = _small(grad, flipped, around)
+    else:
+        to_x = _conv(grad, flipped, around, lhs_dilation=(stride, stride))
     # Over the pixels, with the batch in the place of the channels.
     to_kernel = _conv(
         x.transpose(3, 1, 2, 0),

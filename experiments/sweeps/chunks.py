@@ -112,21 +112,25 @@ class Chunks:
         *,
         keep: bool,
     ) -> tuple[np.ndarray, list[Any]]:
-        padding = [points[-1]] * (self._width - len(points))
-        hyper = self._hyper(points + padding)
+        # Dealt out: were each device given neighbours, only one would have those that
+        # diverge, and wait where they are stopped.
+        order = np.arange(self._width).reshape(-1, self._devices).T.ravel()
+        dealt = np.minimum(order, len(points) - 1)
+        back = np.argsort(order)[: len(points)]
+        hyper = self._hyper([points[i] for i in dealt])
         if states is not None:
-            states = states + states[-1:] * len(padding)
+            states = [states[i] for i in dealt]
         losses, after = [], []
         for at in range(0, len(self.seeds), self._rows):
             # The last part is as large as all, and begins earlier.
             begin = min(at, len(self.seeds) - self._rows)
             rows = slice(begin, begin + self._rows)
             state, found = self._train(hyper, rows, first, last, states)
-            mine = slice(at - begin, None), slice(len(points))
-            losses.append(np.asarray(found)[*mine, first:last])
+            mine = slice(at - begin, None)
+            losses.append(np.asarray(found)[mine, back, first:last])
             if keep:
                 host = jax.tree.map(np.asarray, state)
-                after.append(jax.tree.map(lambda x, mine=mine: x[mine], host))
+                after.append(jax.tree.map(lambda x, mine=mine: x[mine, back], host))
         return np.concatenate(losses), _by_point(after, len(points))
 
     def _train(

@@ -1,6 +1,8 @@
 """The programs of a population: one that begins its runs, one that trains them on.
 
-A run is a lane: seeds and grid points are axes of `jax.vmap`. The steps are a loop
+A run is a lane, and seeds and grid points are axes of lanes. Accelerators train all of
+them at once, by `jax.vmap`. A core of a CPU trains one lane after another to its end,
+in the same program: a single run fills it, and stays in its cache. The steps are a loop
 whose ends are arguments, so that one program trains from any step to any other.
 """
 
@@ -35,13 +37,20 @@ class Programs(NamedTuple):
     advance: Any
 
 
-def programs(training: "Training", *, stop_diverged: bool = False) -> Programs:
+def programs(
+    training: "Training", *, stop_diverged: bool = False, together: bool | None = None
+) -> Programs:
     """The programs of a training, on every local device.
 
     Args:
       training: its functions.
-      stop_diverged: do nothing where every run has diverged.
+      stop_diverged: do nothing for a run that has diverged; of runs that are trained
+        at once, where all have.
+      together: whether a device trains its runs at once; None where it is no CPU.
     """
+    if together is None:
+        together = jax.default_backend() != "cpu"
+    population = _together if together else _in_turn
 
     def start(key: jax.Array, hyper: "Hyper") -> Any:
         params, rest, fixed = training.init(key, hyper)
@@ -62,33 +71,62 @@ def programs(training: "Training", *, stop_diverged: bool = False) -> Programs:
         last: jax.Array,
         examples: Any,
     ) -> Any:
-        some = {name: values[0] for name, values in hyper.items()}
-        fixed = jax.vmap(lambda key: training.init(key, some)[2])(keys)
-        steps = jax.vmap(jax.vmap(_step(training), (0, None, 0, None)), (0, 0, None, 0))
+        def train(step: Any, state: Any, fixed: Any, hyper: Any, orders: Any) -> Any:
+            """The state, and the losses, led by steps, of one run or of many."""
 
-        def move(state: Any, t: jax.Array) -> Any:
-            # Every point of a seed sees the same batches.
-            order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
-            batch = jax.tree.map(lambda x: x[order], examples)
-            return steps(state, fixed, hyper, batch)
+            def move(state: Any, t: jax.Array) -> Any:
+                order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
+                batch = jax.tree.map(lambda x: x[order], examples)
+                return step(state, fixed, hyper, batch)
 
-        if stop_diverged:
-            move = _careful(move, training.guess or 0.0)
-        else:
-            move = _carefree(move)
+            if stop_diverged:
+                move = _careful(move, training.guess or 0.0)
+            else:
+                move = _carefree(move)
 
-        def body(t: jax.Array, carry: Any) -> Any:
-            state, losses = carry
-            state, now = move(state, t)
-            return state, losses.at[t].set(now)
+            def body(t: jax.Array, carry: Any) -> Any:
+                state, losses = carry
+                state, now = move(state, t)
+                return state, losses.at[t].set(now)
 
-        points = len(next(iter(hyper.values())))
-        nothing = jnp.full((len(orders), len(keys), points), jnp.nan)
+            nothing = jnp.full((len(orders), *state[1].shape), jnp.nan)
+            return jax.lax.fori_loop(first, last, body, (state, nothing))
+
         state = _like(_kinds(every, keys, hyper), state)
-        state, losses = jax.lax.fori_loop(first, last, body, (state, nothing))
-        return _bare(state), jnp.moveaxis(losses, 0, -1)
+        state, losses = population(training, train, state, keys, hyper, orders)
+        return _bare(state), losses
 
     return Programs(*_shared(begin, advance))
+
+
+def _together(
+    training: "Training", train: Any, state: Any, keys: Any, hyper: Any, orders: Any
+) -> Any:
+    """All runs at once."""
+    some = {name: values[0] for name, values in hyper.items()}
+    fixed = jax.vmap(lambda key: training.init(key, some)[2])(keys)
+    # Every point of a seed sees the same batches.
+    steps = jax.vmap(jax.vmap(_step(training), (0, None, 0, None)), (0, 0, None, 0))
+    state, losses = train(steps, state, fixed, hyper, orders)
+    return state, jnp.moveaxis(losses, 0, -1)
+
+
+def _in_turn(
+    training: "Training", train: Any, state: Any, keys: Any, hyper: Any, orders: Any
+) -> Any:
+    """One run after another, each from its first step to its last."""
+
+    def seed(row: Any) -> Any:
+        state, key, order = row
+
+        def run(row: Any) -> Any:
+            state, hyper = row
+            fixed = training.init(key, hyper)[2]
+            return train(_step(training), state, fixed, hyper, order)
+
+        return jax.lax.map(run, (state, hyper))
+
+    return jax.lax.map(seed, (state, keys, jnp.moveaxis(orders, 1, 0)))
 
 
 def _step(training: "Training") -> Any:
