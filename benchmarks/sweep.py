@@ -7,8 +7,9 @@ batch 64: by mupax, and by the same training written in plain JAX and Optax with
 it, in pairs, for the machine's speed drifts. Then the time to trace and compile at
 depth 8 and 512, and the rate of arithmetic at width 256 beside that of a product of two
 matrices. With `--torch`, the Python of an environment with torch and mup, three runs
-each with those, one after another, in the same pairs; a larger grid by `--seeds`. What
-was measured is in docs/performance.md. On a CPU `mupax sweep` makes a device of each
+each with those, one after another, in the same pairs; there the grid that tunes a base
+model too, with 4 block multipliers and 4 seeds. What was measured is in
+docs/performance.md. On a CPU `mupax sweep` makes a device of each
 core; here that is JAX_NUM_CPU_DEVICES=2.
 """
 
@@ -179,9 +180,10 @@ def rate_of_arithmetic(data: datasets.ImageData) -> None:
     print(f"share, median of 3: {statistics.median(shares):.2f}")
 
 
-def against_torch(python: str, data: datasets.ImageData, seeds: int) -> None:
+def against_torch(python: str, data: datasets.ImageData) -> None:
     """Print how many times as many runs a minute as PyTorch + mup."""
     script = pathlib.Path(__file__).parent / "torch_mup.py"
+    multipliers = ("branch_multiplier", (0.5, 1.0, 2.0, 4.0))
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "data.npz")
         images = np.asarray(
@@ -189,24 +191,30 @@ def against_torch(python: str, data: datasets.ImageData, seeds: int) -> None:
         )
         np.savez(file, images=images, labels=data.train_labels)
         for depth in (8, 64):
-            ratios = []
-            cell = dataclasses.replace(job(depth), seeds=seeds)
-            datasets.batch_indices.cache_clear()
+            small = job(depth)
+            tuned = dataclasses.replace(small, seeds=4, axes=(multipliers,))
+            ratios: dict[int, list[float]] = {small.runs: [], tuned.runs: []}
             for _ in range(3):
-                start = time.perf_counter()
-                engine.run(cell, data)
-                ours = (time.perf_counter() - start) / cell.runs
                 command = [python, str(script), str(file), f"--depth={depth}"]
                 out = subprocess.run(
                     command, capture_output=True, check=True, text=True
                 )
                 theirs = statistics.median(json.loads(out.stdout.splitlines()[-1]))
-                ratios.append(theirs / ours)
-                print(f"depth {depth}: a run {ours:.2f} s, of torch {theirs:.2f} s")
-            print(
-                f"{cell.runs} runs, as many a minute, median of 3: "
-                f"{statistics.median(ratios):.1f} times"
-            )
+                for cell in (small, tuned):
+                    datasets.batch_indices.cache_clear()
+                    start = time.perf_counter()
+                    engine.run(cell, data)
+                    ours = (time.perf_counter() - start) / cell.runs
+                    ratios[cell.runs].append(theirs / ours)
+                    print(
+                        f"depth {depth}, {cell.runs} runs: {ours:.3f} s each, of torch "
+                        f"{theirs:.2f} s"
+                    )
+            for runs, found in ratios.items():
+                print(
+                    f"depth {depth}, {runs} runs, as many a minute, median of 3: "
+                    f"{statistics.median(found):.1f} times"
+                )
 
 
 def main() -> None:
@@ -214,7 +222,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", help="the Python of torch and mup")
     parser.add_argument("--only", choices=("plain", "arithmetic", "torch"))
-    parser.add_argument("--seeds", type=int, default=2, help="beside torch")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = datasets.load("digits", folder)
@@ -224,7 +231,7 @@ def main() -> None:
     if given.only in (None, "arithmetic"):
         rate_of_arithmetic(data)
     if given.torch:
-        against_torch(given.torch, data, given.seeds)
+        against_torch(given.torch, data)
 
 
 if __name__ == "__main__":
