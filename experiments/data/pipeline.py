@@ -284,9 +284,14 @@ def batch_indices(
       seed: as for `batches`.
       steps: number of steps.
     """
-    order = _order(n, seed)
-    indices = [order[i] for i in range(steps * batch_size)]
-    table = np.array(indices, np.int32).reshape(steps, batch_size)
+    count = steps * batch_size
+    if n < _SMALL:
+        epochs = [_epoch(n, seed, epoch) for epoch in range(-(-count // n))]
+        indices = np.concatenate(epochs)[:count].astype(np.int32)
+    else:
+        order = _order(n, seed)
+        indices = np.array([order[i] for i in range(count)], np.int32)
+    table = indices.reshape(steps, batch_size)
     table.setflags(write=False)  # it is handed out again
     return table
 

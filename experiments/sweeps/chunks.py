@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 Point = tuple[float, ...]
 
-# On a CPU the time goes into matrix products, which are called, not compiled: half
-# the compile time for the same speed (benchmarks/sweep.py).
-_COMPILER: dict[str, dict[str, str | bool]] = {
-    "cpu": {"xla_backend_optimization_level": "1"}
-}
+# How far CPUs' compiler goes. The time of training goes into matrix products, which are
+# called, not compiled: half the compile time for the same speed (benchmarks/sweep.py).
+# What begins the runs is done once, and its slowest code takes milliseconds.
+_BEGIN, _ADVANCE = 0, 1
 
 
 class Chunks:
@@ -170,7 +169,6 @@ class Chunks:
 
     def _compile(self) -> None:
         limit = self._limits.share * memory.available()
-        options = _COMPILER.get(jax.default_backend())
         begin, advance = programs(
             self._training, stop_diverged=self._limits.stop_diverged
         )
@@ -186,10 +184,10 @@ class Chunks:
                 np.int32(0),
                 jax.tree.map(jnp.asarray, self._training.examples),
             )
-            self._advance = lowered.compile(options)
+            self._advance = lowered.compile(_options(_ADVANCE))
             needed = memory.needed(self._advance)
             if needed <= limit:
-                self._begin = begin.lower(keys, hyper).compile(options)
+                self._begin = begin.lower(keys, hyper).compile(_options(_BEGIN))
                 return
             self._reduce(limit / needed, needed, limit)
 
@@ -207,6 +205,11 @@ class Chunks:
                 f"{more} the {limit / 2**30:.3g} GiB that it may take; make batch_size "
                 "or the model smaller, or sweep.memory_share larger"
             )
+
+
+def _options(level: int) -> dict[str, str | bool] | None:
+    cpu = jax.default_backend() == "cpu"
+    return {"xla_backend_optimization_level": str(level)} if cpu else None
 
 
 def _by_point(parts: list[Any], points: int) -> list[Any]:

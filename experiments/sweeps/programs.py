@@ -118,10 +118,11 @@ def _in_turn(
 
     def seed(row: Any) -> Any:
         state, key, order = row
+        some = {name: values[0] for name, values in hyper.items()}
+        fixed = training.init(key, some)[2]
 
         def run(row: Any) -> Any:
             state, hyper = row
-            fixed = training.init(key, hyper)[2]
             return train(_step(training), state, fixed, hyper, order)
 
         return jax.lax.map(run, (state, hyper))
