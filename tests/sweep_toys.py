@@ -97,7 +97,8 @@ class Line(tasks.Task):
         """Of data of shape (examples, width)."""
 
         def init(key, hyper):
-            return jax.random.normal(key, (self.width,)), key, ()
+            # Nearly the same, so that the seeds agree on the optimum.
+            return 1.0 + 0.1 * jax.random.normal(key, (self.width,)), key, ()
 
         def loss(params, rest, fixed, batch, hyper):
             rest, key = jax.random.split(rest)
