@@ -249,3 +249,28 @@ def test_a_missing_extra_is_named():
 def test_models_lists_the_zoo(capsys):
     assert mupax("models", "res*") == 0
     assert "resmlp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_a_sweep_has_a_device_of_every_core_and_keeps_what_it_compiled(given, tmp_path):
+    program = (
+        "import sys; from mupax.__main__ import main, _cores; "
+        "sys.argv = ['mupax', 'sweep', '--help']; main(); "
+        "import jax; print(jax.local_device_count(), _cores(), "
+        "jax.config.jax_compilation_cache_dir)"
+    )
+    env = {**os.environ, "HOME": str(tmp_path)}
+    for name in ("JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS"):
+        env.pop(name, None)
+    if given:
+        env["JAX_NUM_CPU_DEVICES"] = given
+    out = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=True,
+        text=True,
+        env=env,
+    )
+    devices, cores, cache = out.stdout.splitlines()[-1].split()
+    assert devices == (given or cores)
+    assert cache == str(tmp_path / ".cache" / "mupax")
