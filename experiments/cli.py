@@ -232,7 +232,8 @@ _OWN = {
   --executor       here (the default), local (processes), dask, slurm
   --workers        jobs at once, where they do not run here; 2 by default
   --scheduler      of Dask, as tcp://host:8786; a cluster of this machine by default
-  --stop_diverged  do no more steps where every run of a chunk has diverged
+  --stop_diverged  do no more steps for a run that has diverged; on accelerators, where
+                   every run of a chunk has
   --halving        as 2: one grid point in two goes on after a quarter of the steps,
                    one in two of these after half; by default all go on""",
     "train": """

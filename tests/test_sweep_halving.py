@@ -34,8 +34,7 @@ def halved(data):
 
 @pytest.fixture(scope="module")
 def whole(data):
-    # In chunks of as many points as a halved sweep's: three, of two seeds each.
-    return engine.run(JOB, data, None, engine.Limits(lanes=6))
+    return engine.run(JOB, data)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -45,7 +44,7 @@ def test_so_few_steps_that_there_is_nothing_to_halve(data, steps):
     ended = found.stopped == 0
     np.testing.assert_array_equal(
         found.loss[ended],
-        engine.run(short, data, None, engine.Limits(lanes=6)).loss[ended],
+        engine.run(short, data).loss[ended],
     )
 
 

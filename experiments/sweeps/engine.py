@@ -1,7 +1,7 @@
 """Populations: many trainings of one shape as one program.
 
-Seeds and grid points are axes of `jax.vmap`, steps a loop on the device, depth a
-scanned axis of the model; the data stays on the device. A run that diverges fills its
+Seeds and grid points are lanes, as `programs` says, steps a loop on the device, depth
+a scanned axis of the model; the data stays on the device. A run that diverges fills its
 own lane with NaN and no other. A population is split into chunks that fit into memory,
 and the lanes of a chunk are shared among the devices.
 """
@@ -34,8 +34,9 @@ class Limits:
 
     Attributes:
       share: of the free memory.
-      lanes: at most so many runs at once; 0 for as many as fit.
-      stop_diverged: no step is done for a chunk whose every run has diverged.
+      lanes: at most so many runs in a chunk; 0 for as many as fit.
+      stop_diverged: no step is done for a run that has diverged; of runs that are
+        trained at once, as on accelerators, where all have.
       halving: after a quarter and after half of the steps one point in so many goes
         on, as `halving` says; 0 for all of them.
     """

@@ -1,6 +1,6 @@
 """What can be swept, and where each hyperparameter enters a training.
 
-A number that enters only arithmetic is an axis of `jax.vmap`: all its values are one
+A number that enters only arithmetic is an axis of lanes: all its values are one
 program. What decides the program itself, as a schedule's name, is a choice: each has
 a program of its own.
 """

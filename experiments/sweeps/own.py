@@ -193,7 +193,8 @@ def sweep(
 ) -> Sweep:
     """Train a model at several sizes over a grid, and say where its optimum goes.
 
-    Each shape is one program, of which the grid and the seeds are vmapped axes.
+    Each shape is one program, of which the grid and the seeds are axes: vmapped on
+    accelerators, while a core of a CPU trains one run after another.
 
     Args:
       make_model: `make_model(key, width=..., depth=..., **hyper)`: the model at
