@@ -19,7 +19,7 @@ from mupax.experiments.sweeps.store import Store
 # A grid whose best points lie in its middle, with one that diverges at its end.
 RATES = (*(2.0**x for x in range(-9, 2)), 2.0**100)
 JOB = sweep_toys.Line(rates=RATES)
-HALVED = engine.Limits(halving=2)
+HALVED = engine.Limits(halving=2, lanes=6)
 
 
 @pytest.fixture(scope="module")

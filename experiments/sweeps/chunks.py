@@ -117,6 +117,7 @@ class Chunks:
         dealt = np.minimum(order, len(points) - 1)
         back = np.argsort(order)[: len(points)]
         hyper = self._hyper([points[i] for i in dealt])
+        until = np.where(order < len(points), last, first).astype(np.int32)
         if states is not None:
             states = [states[i] for i in dealt]
         losses, after = [], []
@@ -124,7 +125,7 @@ class Chunks:
             # The last part is as large as all, and begins earlier.
             begin = min(at, len(self.seeds) - self._rows)
             rows = slice(begin, begin + self._rows)
-            state, found = self._train(hyper, rows, first, last, states)
+            state, found = self._train(hyper, rows, first, until, states)
             mine = slice(at - begin, None)
             losses.append(np.asarray(found)[mine, back, first:last])
             if keep:
@@ -137,7 +138,7 @@ class Chunks:
         hyper: dict[str, np.ndarray],
         rows: slice,
         first: int,
-        last: int,
+        until: np.ndarray,
         states: list[Any] | None,
     ) -> Any:
         keys = self._keys[rows]
@@ -154,7 +155,7 @@ class Chunks:
             hyper,
             self._orders[:, rows],
             np.int32(first),
-            np.int32(last),
+            until,
             self._training.examples,
         )
 
@@ -181,7 +182,7 @@ class Chunks:
                 hyper,
                 self._orders[:, : self._rows],
                 np.int32(0),
-                np.int32(0),
+                np.zeros(self._width, np.int32),
                 jax.tree.map(jnp.asarray, self._training.examples),
             )
             self._advance = lowered.compile(_options(_ADVANCE))

@@ -261,10 +261,10 @@ class _Runs:
 
     def _most(self, missing: int) -> int:
         """How many points a chunk is for."""
-        if not self.limits.halving:
+        if not self.limits.halving or jax.default_backend() == "cpu":
             return missing
         # Those that are left at the end, of which a fit needs three: chunks are full,
-        # and one program trains all of them.
+        # and one program trains all of them. A CPU trains no more than it is given.
         left = self.limits.halving ** len(halving.rungs(self.task.steps))
         return min(len(self.points), max(3, math.ceil(len(self.points) / left)))
 

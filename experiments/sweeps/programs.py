@@ -30,7 +30,8 @@ class Programs(NamedTuple):
       advance: (state, keys, hyper, orders, first, last, examples) to the state after
         the steps from `first` to before `last`, and the losses of all steps, shape
         (seeds, points, steps), NaN where none was done. The orders of examples have
-        shape (steps, seeds, batch). The state's memory is used again.
+        shape (steps, seeds, batch), `last` has that of points, for those that fill a
+        device up are not trained. The state's memory is used again.
     """
 
     begin: Any
@@ -71,7 +72,9 @@ def programs(
         last: jax.Array,
         examples: Any,
     ) -> Any:
-        def train(step: Any, state: Any, fixed: Any, hyper: Any, orders: Any) -> Any:
+        def train(
+            step: Any, state: Any, fixed: Any, hyper: Any, orders: Any, last: Any
+        ) -> Any:
             """The state, and the losses, led by steps, of one run or of many."""
 
             def move(state: Any, t: jax.Array) -> Any:
@@ -93,26 +96,38 @@ def programs(
             return jax.lax.fori_loop(first, last, body, (state, nothing))
 
         state = _like(_kinds(every, keys, hyper), state)
-        state, losses = population(training, train, state, keys, hyper, orders)
+        state, losses = population(training, train, state, keys, hyper, orders, last)
         return _bare(state), losses
 
     return Programs(*_shared(begin, advance))
 
 
 def _together(
-    training: "Training", train: Any, state: Any, keys: Any, hyper: Any, orders: Any
+    training: "Training",
+    train: Any,
+    state: Any,
+    keys: Any,
+    hyper: Any,
+    orders: Any,
+    last: Any,
 ) -> Any:
     """All runs at once."""
     some = {name: values[0] for name, values in hyper.items()}
     fixed = jax.vmap(lambda key: training.init(key, some)[2])(keys)
     # Every point of a seed sees the same batches.
     steps = jax.vmap(jax.vmap(_step(training), (0, None, 0, None)), (0, 0, None, 0))
-    state, losses = train(steps, state, fixed, hyper, orders)
+    state, losses = train(steps, state, fixed, hyper, orders, last.max())
     return state, jnp.moveaxis(losses, 0, -1)
 
 
 def _in_turn(
-    training: "Training", train: Any, state: Any, keys: Any, hyper: Any, orders: Any
+    training: "Training",
+    train: Any,
+    state: Any,
+    keys: Any,
+    hyper: Any,
+    orders: Any,
+    last: Any,
 ) -> Any:
     """One run after another, each from its first step to its last."""
 
@@ -122,10 +137,10 @@ def _in_turn(
         fixed = training.init(key, some)[2]
 
         def run(row: Any) -> Any:
-            state, hyper = row
-            return train(_step(training), state, fixed, hyper, order)
+            state, hyper, last = row
+            return train(_step(training), state, fixed, hyper, order, last)
 
-        return jax.lax.map(run, (state, hyper))
+        return jax.lax.map(run, (state, hyper, last))
 
     return jax.lax.map(seed, (state, keys, jnp.moveaxis(orders, 1, 0)))
 
@@ -195,7 +210,7 @@ def _shared(begin: Any, advance: Any) -> tuple[Any, Any]:
     begin = shared(begin, in_specs=(none, points), out_specs=runs)
     advance = shared(
         advance,
-        in_specs=(runs, none, points, none, none, none, none),
+        in_specs=(runs, none, points, none, none, points, none),
         out_specs=runs,
     )
     return jax.jit(begin), jax.jit(advance, donate_argnums=0)
