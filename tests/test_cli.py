@@ -251,11 +251,16 @@ def test_models_lists_the_zoo(capsys):
     assert "resmlp" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("given", [None, "1"])
-def test_a_sweep_has_a_device_of_every_core_and_keeps_what_it_compiled(given, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [("sweep", None), ("transfer", None), ("figure", None), ("sweep", "1")],
+)
+def test_a_sweep_has_a_device_of_every_core_and_keeps_what_it_compiled(
+    command, given, tmp_path
+):
     program = (
         "import sys; from mupax.__main__ import main, _cores; "
-        "sys.argv = ['mupax', 'sweep', '--help']; main(); "
+        f"sys.argv = ['mupax', '{command}', '--help']; main(); "
         "import jax; print(jax.local_device_count(), _cores(), "
         "jax.config.jax_compilation_cache_dir)"
     )
@@ -264,13 +269,8 @@ def test_a_sweep_has_a_device_of_every_core_and_keeps_what_it_compiled(given, tm
         env.pop(name, None)
     if given:
         env["JAX_NUM_CPU_DEVICES"] = given
-    out = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        env=env,
-    )
+    done = [sys.executable, "-c", program]
+    out = subprocess.run(done, capture_output=True, check=True, text=True, env=env)
     devices, cores, cache = out.stdout.splitlines()[-1].split()
     assert devices == (given or cores)
     assert cache == str(tmp_path / ".cache" / "mupax")

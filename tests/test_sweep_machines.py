@@ -1,7 +1,6 @@
 """The same losses on any number of devices, and in any memory."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -62,20 +61,3 @@ def test_a_sweep_that_runs_out_of_memory_goes_on_in_smaller_chunks(in_plenty):
     assert chunks[:2] == [8, 4]
     assert sum(chunks) > 8
     np.testing.assert_allclose(losses, in_plenty, rtol=1e-5)
-
-
-@pytest.mark.parametrize("command_name", ["sweep", "transfer", "figure"])
-def test_the_command_shares_a_sweep_among_all_cores(monkeypatch, command_name):
-    from mupax import __main__ as command
-    from mupax.experiments import cli
-
-    monkeypatch.setattr(cli, "main", lambda argv: 0)
-    for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):
-        monkeypatch.setenv(name, "")  # restored afterwards
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(sys, "argv", ["mupax", "train"])
-    assert command.main() == 0
-    assert "JAX_NUM_CPU_DEVICES" not in os.environ
-    monkeypatch.setattr(sys, "argv", ["mupax", command_name])
-    assert command.main() == 0
-    assert int(os.environ["JAX_NUM_CPU_DEVICES"]) == len(os.sched_getaffinity(0))
