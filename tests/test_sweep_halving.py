@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 import sweep_toys
@@ -64,6 +65,24 @@ def test_a_stopped_run_keeps_its_curve_up_to_there_and_has_no_loss(halved, whole
         assert np.isnan(halved.loss[at])
         np.testing.assert_array_equal(halved.curves[at][:end], whole.curves[at][:end])
         assert np.isnan(halved.curves[at][end:]).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_in_chunks_of_its_own_size_it_is_the_same(data, halved, monkeypatch, backend):
+    """A CPU takes all points at once; the way of accelerators is tried on it too."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    found = engine.run(JOB, data, None, engine.Limits(halving=2))
+    np.testing.assert_array_equal(found.stopped, halved.stopped)
+    np.testing.assert_allclose(found.loss, halved.loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_diverged_runs_are_given_up_either_way(data, monkeypatch, backend):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    calm = engine.run(JOB, data)
+    stopped = engine.run(JOB, data, None, engine.Limits(stop_diverged=True))
+    np.testing.assert_allclose(stopped.loss, calm.loss, rtol=1e-4)
+    assert np.isnan(stopped.loss[:, -1]).all()
 
 
 def test_a_stopped_run_is_not_a_diverged_one(halved):

@@ -21,7 +21,7 @@ Load = Callable[
 ]
 
 # Grain's shuffle permutes at least so many numbers, and draws until it meets one of
-# the dataset's: 25 microseconds an example of digits. A table is a twentieth of that.
+# the dataset's: 25 microseconds an example of digits. A table takes a sixth of it.
 _SMALL = 2**16
 
 

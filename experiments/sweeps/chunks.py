@@ -21,7 +21,7 @@ Point = tuple[float, ...]
 
 # How far CPUs' compiler goes. The time of training goes into matrix products, which are
 # called, not compiled: half the compile time for the same speed (benchmarks/sweep.py).
-# What begins the runs is done once, and its slowest code takes milliseconds.
+# What begins the runs is done once, in less time than better code takes to compile.
 _BEGIN, _ADVANCE = 0, 1
 
 
