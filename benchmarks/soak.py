@@ -15,9 +15,9 @@ import time
 
 from ml_collections import ConfigDict
 
-from mupax.experiments import train as jobs
-from mupax.experiments.training import train
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run import train
+from mupax.experiments.run import train as jobs
+from mupax.experiments.run.config import defaults
 
 
 def resident() -> float:

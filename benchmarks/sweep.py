@@ -31,8 +31,8 @@ import optax
 from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
 from mupax.experiments import transfer
-from mupax.experiments.sweeps import engine, tasks
-from mupax.experiments.sweeps.chunks import Chunks
+from mupax.experiments.sweep import engine, tasks
+from mupax.experiments.sweep.chunks import Chunks
 
 
 def job(depth: int, width: int = 64) -> tasks.Job:

@@ -23,11 +23,11 @@ import jax
 from ml_collections import ConfigDict
 
 from mupax import zoo
-from mupax.experiments import train as jobs
-from mupax.experiments.training import open_checkpoints, train
-from mupax.experiments.training.config import defaults
-from mupax.experiments.training.evaluate import place_batch
-from mupax.experiments.training.step import init_on_mesh
+from mupax.experiments.run import open_checkpoints, train
+from mupax.experiments.run import train as jobs
+from mupax.experiments.run.config import defaults
+from mupax.experiments.run.evaluate import place_batch
+from mupax.experiments.run.step import init_on_mesh
 
 STEPS = 100
 

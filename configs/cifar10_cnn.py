@@ -7,7 +7,7 @@ Measured on CIFAR-10, JPEG q75, with --config.steps=1500: 64.1 % of the test spl
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

@@ -8,7 +8,7 @@ this network; not trained to the end here, where a step takes seconds on 2 cores
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

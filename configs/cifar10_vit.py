@@ -8,7 +8,7 @@ Measured on CIFAR-10, JPEG q75, with --config.steps=80 --config.schedule.warmup=
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

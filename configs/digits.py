@@ -7,7 +7,7 @@ Measured: 96.9 % of the test split (500 steps).
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

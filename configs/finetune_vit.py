@@ -11,7 +11,7 @@ ViT in timm's format (tests/test_finetune.py), not with downloaded weights.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

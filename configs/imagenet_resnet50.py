@@ -9,7 +9,7 @@ torchvision's first weights; planned and run on noise here, not on ImageNet.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

@@ -9,7 +9,7 @@ Expected: 79 to 80 % of the validation split after 300 epochs, as Steiner et al.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

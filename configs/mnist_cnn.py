@@ -8,7 +8,7 @@ Measured: 98.93 % of the test split, in 50 s on 2 cores. It is shipped:
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

@@ -7,7 +7,7 @@ Measured on tinyshakespeare with --config.steps=1000: test loss 1.634 nats a byt
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

@@ -7,7 +7,7 @@ Compiled and planned here, not trained.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

@@ -9,7 +9,7 @@ trained to the end here, where it takes hours on 2 cores.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.training.config import defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:

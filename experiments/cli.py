@@ -18,7 +18,7 @@ def transfer(argv: list[str]) -> None:
 def sweep(argv: list[str]) -> None:
     """run many hyperparameters at several sizes; a table, and what transfers"""
     from . import config as configs
-    from . import sweep as job
+    from .sweep import job
 
     config, workdir, own = configs.parse(
         argv,
@@ -45,8 +45,8 @@ def sweep(argv: list[str]) -> None:
 def train(argv: list[str]) -> None:
     """train one model, on one device or on thousands; killed, it goes on"""
     from . import config as configs
-    from . import distributed
-    from . import train as job
+    from .run import processes as distributed
+    from .run import train as job
 
     config, workdir, own = configs.parse(argv, {"dry_run": False, **distributed.FLAGS})
     with distributed.joined(own):
@@ -56,8 +56,8 @@ def train(argv: list[str]) -> None:
 def evaluate(argv: list[str]) -> None:
     """score a checkpoint of a training run on the test split"""
     from . import config as configs
-    from . import distributed
-    from . import train as job
+    from .run import processes as distributed
+    from .run import train as job
 
     config, workdir, own = configs.parse(
         argv, {"checkpoint": "latest", **distributed.FLAGS}
@@ -69,7 +69,7 @@ def evaluate(argv: list[str]) -> None:
 def plan(argv: list[str]) -> None:
     """what a training step needs of a TPU slice or GPUs: memory, links, time"""
     from . import config as configs
-    from . import plan as job
+    from .estimate import plan as job
 
     config, _, own = configs.parse(argv, {"topology": "", "batch_sizes": ""})
     job.run(config, own["topology"], own["batch_sizes"])
@@ -78,7 +78,8 @@ def plan(argv: list[str]) -> None:
 def explain(argv: list[str]) -> None:
     """print how each parameter of a config's model is scaled"""
     from . import config as configs
-    from . import train, transfer
+    from . import transfer
+    from .run import train
 
     config, *_ = configs.parse(argv)
     swept = "sweep" in config
@@ -118,7 +119,7 @@ def convert(argv: list[str]) -> None:
 
 def figure(argv: list[str]) -> None:
     """redraw a figure of the papers and check its claim; `figure list` names all"""
-    from . import figures
+    from .papers import figures
 
     figures.run(argv)
 
@@ -200,7 +201,7 @@ def _flags(name: str) -> str:
 
         return HELP
     if name == "figure":
-        from . import figures
+        from .papers import figures
 
         return figures.HELP
     from .config import list_configs

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict, config_dict, config_flags
 from mupax import optim
 
 from .errors import UserError
-from .training.optimizer import check_optimizer
+from .run.optimizer import check_optimizer
 
 
 def list_configs() -> list[str]:
@@ -202,7 +202,7 @@ def sweep_defaults() -> ConfigDict:
       >>> sorted(sweep_defaults().sweep)[:3]
       ['average_last', 'axes', 'choices']
     """
-    from .sweeps import hyperparameters  # it needs this module
+    from .sweep import hyperparameters  # it needs this module
 
     c = ConfigDict()
     c.data_dir = config_dict.placeholder(str)  # None: TFDS_DATA_DIR, or TFDS's own
@@ -221,7 +221,7 @@ def sweep_defaults() -> ConfigDict:
 
 def check_sweep(config: ConfigDict) -> None:
     """Raise a `UserError` for values with which `sweep` could not end well."""
-    from .sweeps import plan, shapes  # they need this module
+    from .sweep import plan, shapes  # they need this module
 
     _has(config, "sweep", "base")
     sweep, base = config.sweep, config.base

@@ -11,12 +11,11 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 
 from . import config as configs
-from . import train, workdir
 from .errors import UserError
-from .sweeps.store import write_durably
-from .training import build_optimizer
-from .training import config as training_configs
-from .training.objective import Classification, Objective
+from .run import build_optimizer, train, workdir
+from .run import config as training_configs
+from .run.objective import Classification, Objective
+from .sweep.store import write_durably
 
 
 def run(

@@ -21,13 +21,17 @@ from mupax import optim, zoo
 
 from . import config as configs
 from . import data as datasets
-from . import report, reporting, training, workdir
-from . import sweep as sweeping
+from . import report
+from . import run as training
 from .errors import UserError
-from .sweeps import plan as plans
-from .sweeps import tasks, transfer
-from .sweeps.results import Cell, Population
-from .sweeps.store import write_durably
+from .report import gather as reporting
+from .run import workdir
+from .sweep import job as sweeping
+from .sweep import optima
+from .sweep import plan as plans
+from .sweep import tasks
+from .sweep.results import Cell, Population
+from .sweep.store import write_durably
 
 AXES = ("depth", "width")
 
@@ -88,8 +92,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
         shown = report.ReportData(
             cells=cells,
             optima={
-                (c.parametrization, c.width, c.depth): transfer.optimum(c)
-                for c in cells
+                (c.parametrization, c.width, c.depth): optima.optimum(c) for c in cells
             },
             summary=summary,
             labels=swept.labels,
@@ -202,7 +205,7 @@ def summarize(
     for axis in AXES:
         fixed = config.base.width if axis == "depth" else config.base.depth
         for key in config.sweep.parametrizations:
-            found = transfer.along(cells, key, axis, fixed)
+            found = optima.along(cells, key, axis, fixed)
             out["optimal_log2_lr"].setdefault(axis, {})[key] = {
                 str(size): None if best is None else round(best.log2_lr, 3)
                 for size, best in zip(found.sizes, found.optima, strict=True)
@@ -302,11 +305,11 @@ def _tuned(
     return config, points
 
 
-def _base_optimum(config: ConfigDict, cells: list[Cell]) -> transfer.Optimum:
+def _base_optimum(config: ConfigDict, cells: list[Cell]) -> optima.Optimum:
     key = config.target.parametrization
-    along = transfer.along(cells, key, "depth", config.base.width)
+    along = optima.along(cells, key, "depth", config.base.width)
     base = along.cells[along.sizes.index(config.base.depth)]
-    best = transfer.optimum(base)
+    best = optima.optimum(base)
     if best is None:
         raise UserError(
             f"every run of the base model diverged under {key!r}; lower "

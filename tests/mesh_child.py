@@ -16,12 +16,12 @@ import jax
 from ml_collections import ConfigDict
 
 from mupax import zoo
-from mupax.experiments import train
-from mupax.experiments.planning.hlo import collectives
-from mupax.experiments.training.config import defaults
-from mupax.experiments.training.evaluate import place_batch
-from mupax.experiments.training.mesh import make_mesh
-from mupax.experiments.training.step import init_on_mesh
+from mupax.experiments.estimate.hlo import collectives
+from mupax.experiments.run import train
+from mupax.experiments.run.config import defaults
+from mupax.experiments.run.evaluate import place_batch
+from mupax.experiments.run.mesh import make_mesh
+from mupax.experiments.run.step import init_on_mesh
 
 DEVICES, BATCH, STEPS = 8, 16, 4
 MESHES = {

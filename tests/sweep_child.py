@@ -20,7 +20,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import sweep_toys
 
-from mupax.experiments.sweeps import engine, memory
+from mupax.experiments.sweep import engine, memory
 
 RATES = tuple(float(x) for x in range(-12, -4))
 

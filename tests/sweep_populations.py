@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from mupax.experiments.report.data import SweepData
-from mupax.experiments.sweeps.results import Population
-from mupax.experiments.sweeps.statistics import Sizes
+from mupax.experiments.sweep.results import Population
+from mupax.experiments.sweep.statistics import Sizes
 
 RATES = [2.0**x for x in range(-13, -1)]
 MULTIPLIERS = [2.0**x for x in range(-2, 3)]

@@ -12,8 +12,8 @@ import optax
 
 from mupax import optim
 from mupax.experiments import data as datasets
-from mupax.experiments.sweeps import tasks
-from mupax.experiments.sweeps.store import Store
+from mupax.experiments.sweep import tasks
+from mupax.experiments.sweep.store import Store
 
 
 def stripes() -> datasets.ImageData:

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from mupax.experiments import cli, workdir
+from mupax.experiments import cli
 from mupax.experiments.errors import UserError
+from mupax.experiments.run import workdir
 
 TOY = [f"--config={pathlib.Path(__file__).with_name('toy_config.py')}"]
 

@@ -7,7 +7,8 @@ import shlex
 import numpy as np
 import pytest
 
-from mupax.experiments import cli, config, figures
+from mupax.experiments import cli, config
+from mupax.experiments.papers import figures
 
 TP6 = [f"tp6-{k}" for k in range(1, 20)]
 BORDELON = [f"bordelon-{k}" for k in (*range(1, 8), "5a")]

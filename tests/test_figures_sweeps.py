@@ -16,14 +16,15 @@ import pytest
 from PIL import Image
 from sweep_populations import swept
 
-from mupax.experiments import cli, config, figures
+from mupax.experiments import cli, config
 from mupax.experiments.errors import UserError
-from mupax.experiments.figures import claims_bordelon as bordelon
-from mupax.experiments.figures import claims_tp6 as tp6
-from mupax.experiments.figures import curves, draw, job, parts
-from mupax.experiments.sweeps import engine, grids, plan, tradeoff
-from mupax.experiments.sweeps.results import Population
-from mupax.experiments.sweeps.statistics import Sizes
+from mupax.experiments.papers import figures
+from mupax.experiments.papers.figures import claims_bordelon as bordelon
+from mupax.experiments.papers.figures import claims_tp6 as tp6
+from mupax.experiments.papers.figures import curves, draw, job, parts
+from mupax.experiments.sweep import engine, grids, plan, tradeoff
+from mupax.experiments.sweep.results import Population
+from mupax.experiments.sweep.statistics import Sizes
 
 TRAINED = {name: f for name, f in figures.figures().items() if f.train}
 GRIDS = {

@@ -10,7 +10,7 @@ from test_convert import convert, flags, golden, write
 
 from mupax import zoo
 from mupax.experiments import cli
-from mupax.experiments.training.records import read
+from mupax.experiments.run.records import read
 
 CONFIG = """
 from mupax.configs import finetune_vit

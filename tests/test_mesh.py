@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from mupax import zoo
 from mupax.experiments.errors import UserError
-from mupax.experiments.training.mesh import check_batch, make_mesh
+from mupax.experiments.run.mesh import check_batch, make_mesh
 
 CHILD = pathlib.Path(__file__).with_name("mesh_child.py")
 SMALL = 4096  # bytes; norms, losses and biases are below, weights and batches above

@@ -13,9 +13,9 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli
-from mupax.experiments.planning.flops import count_flops
-from mupax.experiments.planning.hardware import find_chip
-from mupax.experiments.planning.hlo import collectives
+from mupax.experiments.estimate.flops import count_flops
+from mupax.experiments.estimate.hardware import find_chip
+from mupax.experiments.estimate.hlo import collectives
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
 

@@ -14,14 +14,9 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from mupax.experiments.report import (
-    ReportData,
-    findings,
-    print_table,
-    write_report,
-)
+from mupax.experiments.report import ReportData, findings, print_table, write_report
 from mupax.experiments.report.page import page
-from mupax.experiments.sweeps.results import Cell, Optimum
+from mupax.experiments.sweep.results import Cell, Optimum
 
 LABELS = {
     "sp": "Standard (SP)",

@@ -13,7 +13,7 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments import training
+from mupax.experiments import run as training
 from mupax.zoo import saving
 
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)

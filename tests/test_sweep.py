@@ -14,8 +14,8 @@ from flax import nnx
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweeps import chunks, engine, executors, memory, tasks
-from mupax.experiments.sweeps.programs import programs
+from mupax.experiments.sweep import chunks, engine, executors, memory, tasks
+from mupax.experiments.sweep.programs import programs
 from mupax.optim.paths import map_with_paths
 
 

@@ -8,12 +8,13 @@ from ml_collections import ConfigDict
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments import sweep, transfer
+from mupax.experiments import transfer
 from mupax.experiments.config import check_sweep, list_configs, parse, points
 from mupax.experiments.errors import UserError
-from mupax.experiments.reporting import featured
-from mupax.experiments.sweeps import engine
-from mupax.experiments.training.objective import NextToken
+from mupax.experiments.report.gather import featured
+from mupax.experiments.run.objective import NextToken
+from mupax.experiments.sweep import engine
+from mupax.experiments.sweep import job as sweep
 
 SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(40))
 

@@ -10,8 +10,8 @@ import pytest
 import sweep_toys
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweeps import engine, executors, memory
-from mupax.experiments.sweeps.store import Store
+from mupax.experiments.sweep import engine, executors, memory
+from mupax.experiments.sweep.store import Store
 
 JOBS = [sweep_toys.job(depth=depth) for depth in (2, 4, 8)]
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from mupax.experiments import cli
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweeps import engine, executors, halving, transfer
-from mupax.experiments.sweeps.results import Population, table
-from mupax.experiments.sweeps.store import Store
+from mupax.experiments.sweep import engine, executors, halving
+from mupax.experiments.sweep import optima
+from mupax.experiments.sweep.results import Population, table
+from mupax.experiments.sweep.store import Store
 
 # A grid whose best points lie in its middle, with one that diverges at its end.
 RATES = (*(2.0**x for x in range(-9, 2)), 2.0**100)
@@ -99,7 +100,7 @@ def test_a_stopped_run_is_not_a_diverged_one(halved):
 
 
 def test_the_fitted_optimum_is_that_of_all_runs(halved, whole):
-    assert transfer.optimum(halved.cell()) == transfer.optimum(whole.cell())
+    assert optima.optimum(halved.cell()) == optima.optimum(whole.cell())
 
 
 def steps_done(monkeypatch):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mupax.experiments.sweeps import own
+from mupax.experiments.sweep import api as own
 
 
 def make_model(key, width, depth):

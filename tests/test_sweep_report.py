@@ -17,7 +17,7 @@ from sweep_populations import BASE, population, populations, swept
 from sweep_toys import job, stripes
 from test_report import Reader, made
 
-from mupax.experiments import cli, sweep
+from mupax.experiments import cli
 from mupax.experiments.report import (
     advice,
     curves_figure,
@@ -28,8 +28,9 @@ from mupax.experiments.report import (
 )
 from mupax.experiments.report import page as transfer_page
 from mupax.experiments.report.sweep_page import sweep_page
-from mupax.experiments.sweeps import shapes, valley
-from mupax.experiments.sweeps import tradeoff as tradeoffs
+from mupax.experiments.sweep import job as sweep
+from mupax.experiments.sweep import shapes, valley
+from mupax.experiments.sweep import tradeoff as tradeoffs
 
 FEW = [(64, 8), (64, 16), (64, 32), (32, 8)]
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweeps import grids, statistics, transfer
-from mupax.experiments.sweeps.results import Cell, Population
+from mupax.experiments.sweep import grids, statistics
+from mupax.experiments.sweep import optima
+from mupax.experiments.sweep.results import Cell, Population
 
 RATES = [2.0**x for x in range(-13, -1)]
 
@@ -128,7 +129,7 @@ def test_stopped_runs_tell_when_the_optimum_was_fixed_as_whole_ones_do():
     stopped = np.where(far, 5, 0) * np.ones((2, 1), int)
     part = dataclasses.replace(whole, curves=curves, loss=loss, stopped=stopped)
     assert not part.diverged.any()
-    assert transfer.optimum(part) == transfer.optimum(whole)
+    assert optima.optimum(part) == optima.optimum(whole)
     assert statistics.fixed_after(part) == statistics.fixed_after(whole) == 3 / 20
 
 

@@ -21,9 +21,10 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 from train_child import STEPS, TinyMLP, digest, run, toy_data
 
-from mupax.experiments import data, training
+from mupax.experiments import data
+from mupax.experiments import run as training
 from mupax.experiments.errors import UserError
-from mupax.experiments.training import objective
+from mupax.experiments.run import objective
 
 CHILD = pathlib.Path(__file__).with_name("train_child.py")
 

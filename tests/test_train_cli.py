@@ -19,8 +19,8 @@ from flax import nnx
 from mupax import zoo
 from mupax.experiments import cli
 from mupax.experiments.errors import UserError
-from mupax.experiments.training.config import check, defaults
-from mupax.experiments.training.records import read
+from mupax.experiments.run.config import check, defaults
+from mupax.experiments.run.records import read
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
 
@@ -121,7 +121,7 @@ def test_a_run_leaves_records_checkpoints_events_and_a_model(finished, capsys):
 
 
 def test_utilization_is_logged_where_the_peak_is_known(tmp_path, data_dir, monkeypatch):
-    monkeypatch.setattr("mupax.experiments.train.peak_flops", lambda devices: 1e12)
+    monkeypatch.setattr("mupax.experiments.run.train.peak_flops", lambda devices: 1e12)
     args = [TOY, f"--workdir={tmp_path / 'run'}", f"--config.data_dir={data_dir}"]
     args += ["--config.steps=9", "--config.schedule.warmup=0"]
     assert mupax("train", *args) == 0

@@ -12,10 +12,11 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mupax import zoo
-from mupax.experiments import cli, training, transfer
+from mupax.experiments import cli, transfer
 from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
-from mupax.experiments.sweeps.results import Population
+from mupax.experiments import run as training
+from mupax.experiments.sweep.results import Population
 
 TOY = pathlib.Path(__file__).with_name("toy_config.py")
 TUNED = {"init_scale": 0.5, "warmup": 0.5, "label_smoothing": 0.2, "b1": 0.8}
@@ -92,7 +93,7 @@ def test_the_target_is_trained_with_what_was_tuned(tuned, tmp_path, monkeypatch)
         second, _ = tx.update(ones, state, params)
         seen.update(options, sizes=[float(optax.tree.norm(x)) for x in (first, second)])
 
-    monkeypatch.setattr(transfer.training, "fit", spied)
+    monkeypatch.setattr(transfer.run, "fit", spied)
     with rich.progress.Progress(disable=True) as bars:
         transfer.train_target(*tuned, sweep_toys.stripes(), -7.0, tmp_path, bars)
     assert seen["label_smoothing"] == 0.2

@@ -1,4 +1,4 @@
-"""A small run of `experiments.training`, as a process of its own that can be killed.
+"""A small run of `experiments.run`, as a process of its own that can be killed.
 
     python tests/train_child.py WORKDIR [--kill-at-step N | --kill-in-save N]
 
@@ -21,7 +21,7 @@ import optax
 from flax import nnx
 
 from mupax.experiments.data import ImageData
-from mupax.experiments.training import TrainResult, fit
+from mupax.experiments.run import TrainResult, fit
 
 STEPS = 60
 

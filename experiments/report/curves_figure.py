@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ..sweeps import transfer
+from ..sweep import optima
 from . import names
 from .data import Axis, SweepData, least
 from .findings import listed, loss
@@ -56,7 +56,7 @@ def find(data: SweepData, axis: Axis, key: str) -> Curves:
         early = population.stopped
         if early is not None and lost and early[at].any():
             stopped.append(size)
-        final[size] = None if lost else float(2 ** transfer.log2(every).mean())
+        final[size] = None if lost else float(2 ** optima.log2(every).mean())
     return Curves(key, data.keys[key], axis, best, curves, final, tuple(stopped))
 
 
@@ -160,7 +160,7 @@ def _draw(ax: Any, found: Curves, steps: int, looks: dict[int, Any]) -> None:
         say_nothing(ax)
     for size, curves in found.curves.items():
         x = middles(steps, curves.shape[-1])
-        mean = 2 ** transfer.log2(curves).mean(axis=0)  # NaN from the first seed's end
+        mean = 2 ** optima.log2(curves).mean(axis=0)  # NaN from the first seed's end
         every = max(1, len(x) // 6)
         ax.plot(x, mean, lw=1.7, ms=4.6, mew=0, markevery=every, **looks[size])
         whole = np.flatnonzero(~np.isnan(mean))

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..sweeps import statistics, transfer
-from ..sweeps.results import Cell, Optimum, Population, table
-from ..sweeps.statistics import Sizes
-from ..sweeps.tradeoff import Tradeoff
+from ..sweep import optima
+from ..sweep import statistics
+from ..sweep.results import Cell, Optimum, Population, table
+from ..sweep.statistics import Sizes
+from ..sweep.tradeoff import Tradeoff
 
 Axis = Literal["depth", "width"]
 AXES: tuple[Axis, Axis] = ("depth", "width")
@@ -203,15 +204,14 @@ class SweepData:
         ]
         summary: dict[str, Any] = {"shift_octaves": {}, "regret": {}}
         for axis, fixed in (("depth", self.base.width), ("width", self.base.depth)):
-            along = {key: transfer.along(cells, key, axis, fixed) for key in self.keys}
+            along = {key: optima.along(cells, key, axis, fixed) for key in self.keys}
             known = {key: a for key, a in along.items() if a.cells}
             summary["shift_octaves"][axis] = {k: a.shift for k, a in known.items()}
             summary["regret"][axis] = {k: a.regret for k, a in known.items()}
         return Lines(
             cells=cells,
             optima={
-                (c.parametrization, c.width, c.depth): transfer.optimum(c)
-                for c in cells
+                (c.parametrization, c.width, c.depth): optima.optimum(c) for c in cells
             },
             summary=summary,
             labels=self.keys,
@@ -224,7 +224,7 @@ class SweepData:
 
 def least(population: Population) -> float:
     """Loss at the best point that every seed trained at; infinite where none is."""
-    mean = transfer.log2(population.loss).mean(axis=0)
+    mean = optima.log2(population.loss).mean(axis=0)
     return math.inf if np.isnan(mean).all() else float(2 ** np.nanmin(mean))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..sweeps.results import Cell
+from ..sweep.results import Cell
 from . import names
 from .data import AXES, Axis, Lines, ReportData, finite, size
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from ..sweeps import grids, valley
-from ..sweeps.results import Population
+from ..sweep import grids, valley
+from ..sweep.results import Population
 from . import names
 from .data import Axis, SweepData
 from .style import INK, LANE, MUTED, Page, Sheet, log_ticks

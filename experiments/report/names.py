@@ -2,7 +2,7 @@
 
 import markupsafe
 
-from ..sweeps import grids
+from ..sweep import grids
 
 _NOUNS = {
     "b1": "β1",

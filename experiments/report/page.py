@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..sweeps import grids
+from ..sweep import grids
 from . import findings, names, verdicts
 from .data import AXES, Axis, Lines, ReportData, finite, size
 from .outcome_figures import regret_figure, target_figure

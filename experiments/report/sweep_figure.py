@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..sweeps import grids
-from ..sweeps.results import Cell
+from ..sweep import grids
+from ..sweep.results import Cell
 from . import findings, names
 from .data import Axis, Lines, size
 from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, say_nothing, strokes, wrap

@@ -8,14 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from . import (
-    advice,
-    curves_figure,
-    heatmap_figure,
-    names,
-    tradeoff_figure,
-    verdicts,
-)
+from . import advice, curves_figure, heatmap_figure, names, tradeoff_figure, verdicts
 from .data import Axis, SweepData
 from .page import PAGE, section
 from .style import DPI, PHONE, WIDE, Page, render

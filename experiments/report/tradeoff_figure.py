@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from ..sweeps.tradeoff import Suggestion, Tradeoff
+from ..sweep.tradeoff import Suggestion, Tradeoff
 from .findings import listed, loss
 from .style import INK, MUTED, Page, Sheet, log_ticks, say_nothing, strokes
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..sweeps import grids
-from ..sweeps.results import Population
+from ..sweep import grids
+from ..sweep.results import Population
 from . import findings, names
 from .data import Axis, SweepData
 from .findings import listed

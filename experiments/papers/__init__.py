@@ -1,0 +1,1 @@
+"""The papers: solvers of their limits, and their figures redrawn."""

@@ -1,0 +1,278 @@
+"""From sweeps to the pictures and verdicts of Bordelon et al.
+
+Verdicts are made as in `claims_tp6`.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import UserError
+from ...report import SweepData
+from ...sweep import optima
+from ...sweep import tradeoff
+from ...sweep.results import Cell
+from . import curves
+from .registry import Drawing, Line, Panel
+
+_TITLES = {
+    "sp": "SP",
+    "mup": "μP",
+    "depth_mup": "μP and 1/√L",
+    "ode": "ODE: 1/L",
+}
+
+
+def both_sizes(data: SweepData) -> Drawing:
+    """1/√L keeps the optimum over depth and width, μP over width (Figure 1).
+
+    At the base's depth both are the same: there is one panel of widths.
+    """
+    found = {
+        "μP over depth": curves.cells(data, "mup"),
+        "μP and 1/√L over depth": curves.cells(data, "depth_mup"),
+    }
+    wide = curves.cells(data, "depth_mup", "width")
+    alone, both = (curves.move(cells) for cells in found.values())
+    width = curves.move(wide, "width")
+    moves = {
+        "1/√L over depth": both,
+        "μP over depth": alone,
+        "either over width": width,
+    }
+    panels = [curves.panel(title, cells) for title, cells in found.items()]
+    panels.append(curves.panel("Both over width", wide, "width"))
+    return Drawing(
+        panels,
+        curves.told(moves),
+        curves.every(both.stays, width.stays, alone.moves),
+    )
+
+
+def without_scaling(data: SweepData) -> Drawing:
+    """Neither SP nor μP keeps the optimum over depth (Figure B.2).
+
+    At the base's width both are the same: there is one panel of depths.
+    """
+    deep = curves.cells(data, "mup")
+    wide = {key: curves.cells(data, key, "width") for key in ("sp", "mup")}
+    depth = curves.move(deep)
+    sp, mup = (curves.move(cells, "width") for cells in wide.values())
+    moves = {"both over depth": depth, "SP over width": sp, "μP over width": mup}
+    panels = [curves.panel("Both over depth", deep)]
+    panels += [
+        curves.panel(f"{_TITLES[key]} over width", cells, "width")
+        for key, cells in wide.items()
+    ]
+    return Drawing(panels, curves.told(moves), depth.moves)
+
+
+def norm_is_not_enough(data: SweepData, norm: str, label: str) -> Drawing:
+    """With 1/√L a ResNet's optimum stays, with a norm alone less so (Figure 2)."""
+    keys = {
+        f"μP, {label}": f"mup, model.norm={norm}",
+        f"1/√L, {label}": f"depth_mup, model.norm={norm}",
+        "1/√L, no norm": "depth_mup, model.norm=none",
+    }
+    panels, moves = _keyed(data, keys)
+    alone, both, bare = moves.values()
+    agrees = curves.every(
+        both.stays, bare.stays, alone.size > max(both.size, bare.size)
+    )
+    return Drawing(panels, curves.told(moves), agrees)
+
+
+def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
+    """A norm makes depths more alike, 1/√L more so (Figures B.4 and B.5)."""
+    keys = {
+        "μP, no norm": "mup, model.norm=none",
+        f"μP, {label}": f"mup, model.norm={norm}",
+        f"1/√L, {label}": f"depth_mup, model.norm={norm}",
+    }
+    panels, moves = _keyed(data, keys)
+    none, alone, both = moves.values()
+    agrees = curves.every(both.stays, none.size > alone.size > both.size)
+    return Drawing(panels, curves.told(moves), agrees)
+
+
+def _keyed(
+    data: SweepData, keys: dict[str, str]
+) -> tuple[list[Panel], dict[str, curves.Move]]:
+    found = {title: curves.cells(data, key) for title, key in keys.items()}
+    panels = [curves.panel(title, cells) for title, cells in found.items()]
+    return panels, {title: curves.move(cells) for title, cells in found.items()}
+
+
+def transformers(data: SweepData) -> Drawing:
+    """The optimum of ViTs stays in each case, 1/√L gains by depth (Figure 3)."""
+    keys = {
+        f"{title}{', LayerNorm' if norm else ''}": f"{key}, model.layer_norm={norm}"
+        for norm, (key, title) in itertools.product(
+            (True, False), (("mup", "μP"), ("depth_mup", "1/√L"))
+        )
+    }
+    panels, moves = _keyed(data, keys)
+    gains = {n: _gain(curves.cells(data, key)) for n, key in keys.items()}
+    of_depth = ", ".join(f"{gain:.1%} ({n})" for n, gain in gains.items())
+    ours = f"{curves.told(moves)}; depth lowers the loss by {of_depth}"
+    better = all(
+        gains[f"1/√L{norm}"] > gains[f"μP{norm}"] for norm in ("", ", LayerNorm")
+    )
+    return Drawing(
+        panels, ours, curves.every(*(m.stays for m in moves.values()), better)
+    )
+
+
+def _gain(found: Sequence[Cell]) -> float:
+    """By which share the best loss falls; -inf where the deepest does not train."""
+    first, last = curves.least(found[0]).loss, curves.least(found[-1]).loss
+    return 1 - last / first if np.isfinite(last) else -np.inf
+
+
+def other_axes(momentum: SweepData, richness: SweepData) -> Drawing:
+    """The best momentum and richness stay over depth (Figure 4)."""
+    panels, moves = [], {}
+    for name, data in (("momentum", momentum), ("richness", richness)):
+        found = curves.cells(data, "depth_mup", name=name)
+        moves[name] = curves.move(found)
+        panels.append(curves.panel(f"{name.capitalize()}, best learning rate", found))
+    return Drawing(
+        panels, curves.told(moves), curves.every(*(m.stays for m in moves.values()))
+    )
+
+
+def decay_stays(data: SweepData) -> Drawing:
+    """The loss depends on weight decay in the same way at each depth (Figure B.8).
+
+    In training the best decay may be none at all: what is compared is how far the log
+    loss of each decay lies above the least.
+    """
+    found = curves.cells(data, "depth_mup", name="weight_decay")
+    log_loss = np.stack([np.log(cell.loss).mean(axis=0) for cell in found])
+    log_loss = log_loss[:, ~np.isnan(log_loss).any(axis=0)]
+    above = log_loss - log_loss.min(axis=1, keepdims=True, initial=np.inf)
+    apart = np.abs(above - above[0]).max(initial=0.0)
+    share = float(apart / above[0].max(initial=0.0)) if above.size else np.nan
+    ours = (
+        f"over depths the log loss rises with weight decay differently by {share:.0%} "
+        "of the base's whole rise (agrees below 25%)"
+    )
+    panels = [curves.panel("Each at its best learning rate", found)]
+    for cell in (found[0], found[-1]):
+        lines = [
+            _curve(cell, i, f"λ = {2.0**x:g}", data.steps)
+            for i, x in enumerate(cell.log2_lr)
+        ]
+        title = f"Depth {cell.depth}"
+        panels.append(Panel(title, "step", "training loss", lines, log_y=True))
+    return Drawing(panels, ours, share < 0.25 if above.size else None)
+
+
+def middle_depth(data: SweepData) -> Drawing:
+    """At equal parameters neither the flattest nor the deepest is best (B.1)."""
+    if data.tradeoff is None:
+        raise UserError("the base trained nowhere: nothing to train other shapes with")
+    points = data.tradeoff.points
+    lines = []
+    for depth in data.tradeoff.depths:
+        mine = [p for p in points if p.depth == depth and p.mean is not None]
+        mine.sort(key=lambda p: p.parameters)
+        best = [curves.mean(p.loss) for p in mine]
+        where, errors = [p.parameters for p in mine], [b.error for b in best]
+        lines.append(Line(f"depth {depth}", where, [b.loss for b in best], errors))
+    found = data.tradeoff.suggestions
+    told = ", ".join(f"{_depth(s)} at {s.parameters:,}" for s in found)
+    panel = Panel(
+        "All at the base's best",
+        "parameters",
+        "training loss",
+        lines,
+        log_x=True,
+        log_y=True,
+    )
+    inside = [_is_inside(s, data.tradeoff.depths) for s in found]
+    ours = f"best depth by parameters, 95 %: {told}"
+    return Drawing([panel], ours, curves.every(*inside))
+
+
+def _depth(found: tradeoff.Suggestion) -> str:
+    if found.depth is None:
+        return "nothing trained"
+    edge = " (an end of the depths)" if found.at_edge else ""
+    low, high = found.interval or (np.nan, np.nan)
+    return f"{found.depth:.1f} [{low:.1f}, {high:.1f}]{edge}"
+
+
+def _is_inside(found: tradeoff.Suggestion, depths: Sequence[int]) -> bool | None:
+    """Whether the best depth is neither the least nor the largest."""
+    if found.depth is None or found.at_edge:
+        return False
+    low, high = found.interval or (0.0, np.inf)
+    return True if min(depths) < low and high < max(depths) else None
+
+
+def decided_early(data: SweepData) -> Drawing:
+    """The best learning rate shows after a few epochs of twenty (Figure B.3)."""
+    found = curves.cells(data, "depth_mup")
+    early = curves.at(found, _SOON)
+    gaps = [_apart(*pair) for pair in zip(early, found, strict=True)]
+    ours = (
+        f"after {_SOON:.0%} of the steps the optimum is "
+        f"{', '.join(f'{gap:.2f}' for gap in gaps)} octaves from where it ends, at "
+        f"depths {', '.join(str(c.depth) for c in found)} (agrees within ½)"
+    )
+    cell = found[-1]
+    best = curves.best_point(cell) or 0
+    lines = [
+        _curve(cell, i, f"rate 2^{cell.log2_lr[i]:g}", data.steps)
+        for i in range(max(best - 2, 0), min(best + 3, len(cell.log2_lr)))
+    ]
+    panels = [
+        Panel(f"Depth {cell.depth}", "step", "training loss", lines, log_y=True),
+        curves.panel("After a quarter of the steps", early),
+        curves.panel("At the end", found),
+    ]
+    return Drawing(panels, ours, all(gap <= 0.5 for gap in gaps))
+
+
+_SOON = 0.25
+
+
+def _apart(one: Cell, other: Cell) -> float:
+    """Octaves between two optima; NaN where either trained nowhere."""
+    found = [optima.optimum(cell) for cell in (one, other)]
+    places = [np.nan if o is None else o.log2_lr for o in found]
+    return abs(places[0] - places[1])
+
+
+def long_branches(data: SweepData) -> Drawing:
+    """Branches of 4 layers: only 1/L gains by each doubling, early on (M.1)."""
+    keys = ("depth_mup", "ode")
+    found = {key: curves.cells(data, key) for key in keys}
+    early = {
+        key: [curves.least(c) for c in curves.at(cells, _SOON)]
+        for key, cells in found.items()
+    }
+    named = {_TITLES[key]: curves.move(cells) for key, cells in found.items()}
+    told = {key: ", ".join(map(str, losses)) for key, losses in early.items()}
+    ours = (
+        f"after {_SOON:.0%} of the steps the best loss over depths is {told['ode']} "
+        f"for 1/L and {told['depth_mup']} for 1/√L; {curves.told(named)}"
+    )
+    monotone = {
+        key: all(a.loss > b.loss for a, b in itertools.pairwise(losses))
+        for key, losses in early.items()
+    }
+    agrees = curves.every(monotone["ode"], not monotone["depth_mup"])
+    panels = [curves.panel(_TITLES[key], cells) for key, cells in found.items()]
+    return Drawing(panels, ours, agrees)
+
+
+def _curve(cell: Cell, point: int, label: str, steps: int) -> Line:
+    """The learning curve of a grid point, mean over seeds, as far as it goes."""
+    spans = cell.curves.shape[-1]
+    times = (np.arange(spans) + 0.5) * steps / spans
+    mean = cell.curves[:, point].mean(axis=0)
+    good = ~np.isnan(mean)
+    return Line(label, times[good].tolist(), mean[good].tolist())

@@ -1,0 +1,289 @@
+"""From sweeps to the pictures and verdicts of Tensor Programs VI.
+
+An optimum stays or moves as `curves.Move` says; a loss is lower where
+`curves.lower` says so. What the seeds do not tell, no verdict tells.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...report import SweepData
+from ...sweep import valley
+from ...sweep.results import Cell
+from . import curves
+from .registry import Drawing, Line, Panel, near
+
+_TITLES = {
+    "depth_mup": "Depth-μP",
+    "half_alpha": "α = ½, γ = 0",
+    "no_depth_scaling": "no depth scaling",
+    "ode": "ODE: α = 1, γ = 0",
+}
+
+
+def rate_over_depth(data: SweepData) -> Drawing:
+    """Depth-μP stays and gains, the others move (Figures 10 and 12)."""
+    others = [key for key in _keys(data) if key != "depth_mup"]
+    order = ["depth_mup", *others]
+    found = {key: curves.cells(data, key) for key in order}
+    moves = {key: curves.move(cells) for key, cells in found.items()}
+    losses = _least(found["depth_mup"])
+    named = {_TITLES[key]: moves[key] for key in order}
+    ours = f"{curves.told(named)}; loss of Depth-μP {curves.span(losses)}"
+    agrees = curves.every(
+        moves["depth_mup"].stays,
+        curves.falls(losses),
+        *(moves[key].moves for key in others),
+    )
+    panels = [curves.panel(_TITLES[key], found[key]) for key in order]
+    return Drawing(panels, ours, agrees)
+
+
+def ode_moves(data: SweepData) -> Drawing:
+    """The ODE's optimum moves, and its loss is the larger (Figure 11)."""
+    ode, deep = (curves.cells(data, key) for key in ("ode", "depth_mup"))
+    moved = curves.move(ode)
+    ours_ode, ours_deep = curves.least(ode[-1]), curves.least(deep[-1])
+    ours = (
+        f"{curves.told({'ODE': moved})}; loss at depth {ode[-1].depth} {ours_ode}, of "
+        f"Depth-μP {ours_deep}"
+    )
+    panels = [
+        curves.panel(_TITLES[key], cells)
+        for key, cells in (("ode", ode), ("depth_mup", deep))
+    ]
+    return Drawing(
+        panels, ours, curves.every(moved.moves, curves.lower(ours_deep, ours_ode))
+    )
+
+
+def multiplier_settles(data: SweepData) -> Drawing:
+    """The best block multiplier moves less and less (Figure 13)."""
+    found = curves.cells(data, "depth_mup", name="branch_multiplier")
+    whole, last = curves.move(found), curves.move(found[-2:])
+    values = ", ".join(f"{curves.value('branch_multiplier', c):.2f}" for c in found)
+    moves = {"between the deepest two": last, "over all": whole}
+    ours = f"best a {values} over the depths; {curves.told(moves)}"
+    panels = [
+        curves.panel("Each at its best learning rate", found),
+        curves.panel(
+            "Each at its best block multiplier", curves.cells(data, "depth_mup")
+        ),
+    ]
+    return Drawing(panels, ours, last.stays)
+
+
+def weights_last(pre: SweepData, post: SweepData) -> Drawing:
+    """W φ(x) stays, gains nothing by depth and is worse than φ(W x) (Figure 2)."""
+    before, after = (curves.cells(data, "depth_mup") for data in (pre, post))
+    moved, losses, others = curves.move(before), _least(before), _least(after)
+    ours = (
+        f"{curves.told({'nonlinearity first': moved})}; its loss over depths "
+        f"{curves.span(losses)}, weights first {curves.span(others)}"
+    )
+    gains = any(curves.lower(deeper, losses[0]) for deeper in losses[1:])
+    agrees = curves.every(moved.stays, not gains, curves.lower(others[-1], losses[-1]))
+    panels = [
+        curves.panel("Nonlinearity first", before),
+        _by_depth({"nonlinearity first": before, "weights first": after}),
+    ]
+    return Drawing(panels, ours, agrees)
+
+
+def absolute_gains(absolute: SweepData, relu: SweepData) -> Drawing:
+    """|x| trains better than ReLU, most where it is deep (Figure 3)."""
+    mine, other = (curves.cells(data, "depth_mup") for data in (absolute, relu))
+    best, others = _least(mine), _least(other)
+    ours = (
+        f"at depth {mine[-1].depth} the loss with |x| is {best[-1]}, with ReLU "
+        f"{others[-1]}"
+    )
+    panels = [
+        curves.panel("|x|", mine),
+        curves.panel("ReLU", other),
+        _by_depth({"|x|": mine, "ReLU": other}),
+    ]
+    return Drawing(panels, ours, curves.lower(best[-1], others[-1]))
+
+
+def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
+    """Branches of two layers are worse at the same number of layers (4 and 5)."""
+    deep, flat = (curves.cells(data, "depth_mup") for data in (two, one))
+    losses = {c.depth * 2: curves.least(c) for c in deep}
+    others = {c.depth: curves.least(c) for c in flat}
+    layers = sorted(losses.keys() & others.keys())
+    told = ", ".join(f"{losses[n]} against {others[n]} at {n}" for n in layers)
+    ours = f"loss with branches of two layers and of one: {told} layers"
+    panel = Panel(
+        "Best learning rate of each",
+        "layers",
+        "training loss",
+        [
+            _losses("block depth 2", deep, 2),
+            _losses("block depth 1", flat),
+        ],
+        log_x=True,
+        log_y=True,
+    )
+    panels = [curves.panel("Block depth 2", deep, scale=2), panel]
+    return Drawing(
+        panels,
+        ours,
+        curves.every(*(curves.lower(others[n], losses[n]) for n in layers)),
+    )
+
+
+def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
+    """The best learning rate of branches of two layers moves (Figure 6)."""
+    found = {
+        "ReLU": curves.cells(relu, "depth_mup"),
+        "|x| and LayerNorm": curves.cells(absolute, "depth_mup"),
+    }
+    moves = {name: curves.move(cells) for name, cells in found.items()}
+    ours = curves.told(moves)
+    panels = [curves.panel(name, cells) for name, cells in found.items()]
+    return Drawing(
+        panels, ours, curves.every(*(moved.moves for moved in moves.values()))
+    )
+
+
+def valley_turns(data: SweepData) -> Drawing:
+    """The valley of (η, a) turns from slope -2 to -1 with depth (Figure 7)."""
+    names = ("learning_rate", "branch_multiplier")
+    found = sorted(data.populations, key=lambda p: p.depth)
+    slopes = [valley.slope(p, names) for p in found]
+    floors = []
+    for population in found:
+        loss = valley.surface(population, names)
+        cell = population.cell()
+        trained = ~np.isnan(loss).all(axis=1)
+        best = np.nanargmin(loss[trained], axis=1)
+        heights = np.log2(population.axes["branch_multiplier"])[best]
+        rates = cell.log2_lr[trained].tolist()
+        floors.append(Line(f"depth {population.depth}", rates, heights.tolist()))
+    known = [(p.depth, s) for p, s in zip(found, slopes, strict=True) if s is not None]
+    depths = [found[0].depth, found[-1].depth]
+    levels = [Line(f"{s:g}", depths, [s, s], look="theory") for s in (-2, -1) if depths]
+    turned = Line("measured", [d for d, _ in known], [s for _, s in known])
+    panels = [
+        Panel(
+            "Where the loss is least",
+            "log₂ learning rate",
+            "best log₂ block multiplier a",
+            floors,
+        ),
+        Panel("Slope of the valley", "depth", "slope", [turned, *levels], log_x=True),
+    ]
+    told = ["no valley" if s is None else f"{s:.2f}" for s in slopes]
+    ours = (
+        f"slope {told[0]} at depth {depths[0]} (agrees within ½ of -2) and {told[-1]} "
+        f"at depth {depths[1]} (within ½ of -1)"
+    )
+    first, last = slopes[0], slopes[-1]
+    if first is None or last is None:
+        return Drawing(panels, ours, None)
+    return Drawing(panels, ours, near(first, -2, 0.5) and near(last, -1, 0.5))
+
+
+def multiplier_is_free(data: SweepData) -> Drawing:
+    """A transformer's loss hardly depends on the block multiplier (Figure 14)."""
+    found = curves.cells(data, "depth_mup", name="branch_multiplier")
+    spreads = []
+    for cell in found:
+        loss = np.exp(np.log(cell.loss).mean(axis=0))
+        spreads.append(float(loss.max() / loss.min() - 1))  # NaN where one diverged
+    told = ", ".join(f"{x:.1%}" for x in spreads)
+    ours = (
+        f"over a from {2 ** found[0].log2_lr[0]:g} to {2 ** found[0].log2_lr[-1]:g} "
+        f"the loss differs by {told} at depths "
+        f"{', '.join(str(c.depth) for c in found)} (agrees below 2%)"
+    )
+    panels = [curves.panel("Each at its best learning rate", found)]
+    return Drawing(panels, ours, all(x < 0.02 for x in spreads))
+
+
+def deeper_starts_worse(data: SweepData) -> Drawing:
+    """Deeper transformers start worse and end better (Figure 15)."""
+    found = curves.cells(data, "depth_mup")
+    early = [_standing(cell, _EARLY) for cell in found]
+    late = [curves.least(cell) for cell in found]
+    lines = [curves.learning(c, f"depth {c.depth}", data.steps) for c in found]
+    ours = (
+        f"loss of depth {found[0].depth} to {found[-1].depth}: {curves.span(early)} "
+        f"after {_EARLY:.0%} of the steps, {curves.span(late)} at the end"
+    )
+    panels = [
+        Panel("Best learning rate of each", "step", "training loss", lines, log_y=True)
+    ]
+    return Drawing(
+        panels,
+        ours,
+        curves.every(
+            curves.lower(early[0], early[-1]), curves.lower(late[-1], late[0])
+        ),
+    )
+
+
+_EARLY = 0.2
+
+
+def _standing(cell: Cell, share: float) -> curves.Least:
+    """The loss early on, of the runs that are best at the end."""
+    best = curves.best_point(cell)
+    if best is None:
+        return curves.least(cell)
+    (then,) = curves.at([cell], share)
+    return curves.mean(then.loss[:, best])
+
+
+def root_law_at_the_end(data: SweepData) -> Drawing:
+    """The best rate is constant in the middle, as 1/√L at the end (Figure 16).
+
+    Depth-μP divides by √L itself: what its own optimum moves by is what differs from
+    1/√L, and half an octave less is what the rate of the layers moves by.
+    """
+    found = curves.cells(data, "depth_mup")
+    middle = curves.at(found, 0.5)
+    half, end = curves.move(middle), curves.move(found)
+    ours = (
+        f"with the learning rate over √L the optimum moves by {half} octaves per "
+        f"doubling in the middle (agrees within ¼ of ½), by {end} at the end (of 0)"
+    )
+    panels = [
+        curves.panel("In the middle", middle),
+        curves.panel("At the end", found),
+    ]
+    agrees = curves.every(near(half.trend.slope, 0.5, 0.25), end.stays)
+    return Drawing(panels, ours, agrees)
+
+
+def _keys(data: SweepData) -> list[str]:
+    return list(dict.fromkeys(p.parametrization for p in data.populations))
+
+
+def _least(found: Sequence[Cell]) -> list[curves.Least]:
+    return [curves.least(cell) for cell in found]
+
+
+def _losses(label: str, found: Sequence[Cell], scale: int = 1) -> Line:
+    known = [(c.depth * scale, curves.least(c)) for c in found]
+    known = [(depth, best) for depth, best in known if np.isfinite(best.loss)]
+    return Line(
+        label,
+        [depth for depth, _ in known],
+        [best.loss for _, best in known],
+        [best.error for _, best in known],
+    )
+
+
+def _by_depth(found: dict[str, list[Cell]]) -> Panel:
+    lines = [_losses(name, cells) for name, cells in found.items()]
+    return Panel(
+        "Best learning rate of each",
+        "depth",
+        "training loss",
+        lines,
+        log_x=True,
+        log_y=True,
+    )

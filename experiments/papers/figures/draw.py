@@ -1,0 +1,164 @@
+"""A figure's panels as PNG, SVG and CSV."""
+
+import csv
+import io
+import pathlib
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from PIL import Image
+
+from ...errors import UserError
+from ...report import style
+from .registry import Drawing, Figure, Line, Panel
+
+# A gallery of many pictures: small files; the SVG is there for print.
+_PIXELS = 110
+
+
+def write(directory: pathlib.Path, figure: Figure, drawing: Drawing) -> None:
+    """Write <id>.png, <id>.svg and <id>.csv.
+
+    Raises:
+      UserError: the directory cannot be written.
+    """
+    try:
+        for kind in ("png", "svg"):
+            file = directory / f"{figure.id}.{kind}"
+            file.write_bytes(picture(drawing, kind))
+        (directory / f"{figure.id}.csv").write_text(table(drawing))
+    except OSError as error:
+        raise UserError(unusable(directory, error)) from None
+
+
+def prepare(directory: pathlib.Path) -> None:
+    """Make the directory, before minutes are spent on what would go into it.
+
+    Raises:
+      UserError: it cannot be made or written.
+    """
+    probe = directory / ".writable"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(unusable(directory, error)) from None
+
+
+def unusable(directory: pathlib.Path, error: OSError) -> str:
+    """The sentence for a directory that cannot be written."""
+    return f"{directory} cannot be used ({error.strerror}); choose another --workdir"
+
+
+def table(drawing: Drawing) -> str:
+    """All points that are drawn, as CSV."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(["panel", "line", "x", "y", "standard_error"])
+    for panel in drawing.panels:
+        for line in panel.lines:
+            errors = line.error if line.error is not None else [""] * len(line.x)
+            for x, y, error in zip(line.x, line.y, errors, strict=True):
+                row = (panel.title, line.label, float(x), float(y), error)
+                rows.writerow(row)
+    return out.getvalue()
+
+
+def picture(drawing: Drawing, kind: str) -> bytes:
+    """The panels side by side, more than three in two rows, as PNG or SVG."""
+    made = style.render(_canvas, drawing, kind=kind, dpi=_PIXELS)
+    return small(made) if kind == "png" else made
+
+
+def small(png: bytes) -> bytes:
+    """The same picture in 64 colours, which lines and letters do with."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(64).save(buffer, "png", optimize=True)
+    return buffer.getvalue()
+
+
+def _canvas(drawing: Drawing) -> Canvas:
+    panels = drawing.panels
+    count = len(panels)
+    # Panels of the same lines need one legend, where it hides none of them.
+    shared = count > 1 and len({tuple(x.label for x in p.lines) for p in panels}) == 1
+    rows = 1 if count <= 3 else 2
+    columns = -(-count // rows)
+    width = (5.2 if count == 1 else 4.0 * columns) + 1.7 * shared
+    height = (3.9 if shared else 4.5) * rows
+    canvas = Canvas(figsize=(width, height), layout="constrained")
+    axes = canvas.subplots(rows, columns, squeeze=False).flat[:count]
+    for ax, panel in zip(axes, panels, strict=True):
+        _panel(ax, panel, legend=not shared)
+    if shared:
+        handles, names = axes[0].get_legend_handles_labels()
+        canvas.legend(handles, names, loc="outside right center", **_LEGEND)
+    return canvas
+
+
+_LEGEND: dict[str, Any] = {
+    "fontsize": 8.5,
+    "labelcolor": style.INK,
+    "handlelength": 2.8,
+}
+
+
+def _panel(ax: Any, panel: Panel, legend: bool) -> None:
+    measured = [line for line in panel.lines if line.look != "theory"]
+    looks = iter(style.strokes(len(measured)))
+    for line in panel.lines:
+        _line(ax, line, {} if line.look == "theory" else next(looks))
+    ax.set_title(panel.title, fontsize=10.5, loc="left", color=style.INK)
+    ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.log_x:
+        ax.set_xscale("log")
+        _sizes(ax.xaxis, sorted({float(x) for line in measured for x in line.x}))
+    if panel.log_y:
+        ax.set_yscale("log")
+        low, high = ax.get_ylim()
+        if low > 1e-3 and high < 1e4:
+            style.log_ticks(ax.yaxis, low, high)
+    if legend and len(panel.lines) > 1:
+        # Below: inside it hides a line sooner or later.
+        anchor = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17)}
+        ax.legend(ncols=2, **anchor, **_LEGEND)
+
+
+def _sizes(axis: Any, sizes: list[float]) -> None:
+    """Ticks at the sizes themselves, where they are few; every other if many."""
+    apart: list[float] = []
+    for size in sizes:  # labels of sizes that are almost equal would overlap
+        if not apart or size > 1.2 * apart[-1]:
+            apart.append(size)
+    sizes = apart
+    if len(sizes) <= 12:
+        axis.set_ticks(sizes[:: 1 + (len(sizes) > 6)])
+        axis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _short(size: float) -> str:
+    """Whole numbers in full; of others three digits, lest neighbours overlap."""
+    return f"{size:g}" if size == round(size) else f"{size:.3g}"
+
+
+def _line(ax: Any, line: Line, look: dict[str, Any]) -> None:
+    if line.look == "theory":
+        ax.plot(
+            line.x,
+            line.y,
+            "--",
+            color="black",
+            lw=1.4,
+            label=line.label or None,
+            zorder=3,
+        )
+        return
+    if line.look == "points":
+        look = {**look, "linestyle": "none"}
+    ax.errorbar(
+        line.x, line.y, line.error, label=line.label, lw=1.5, ms=5, elinewidth=1, **look
+    )

@@ -1,0 +1,134 @@
+"""`mupax figure`: list the figures of the papers, draw one."""
+
+import pathlib
+
+import rich.console
+import rich.table
+
+from ...errors import UserError
+from . import draw
+from .registry import Drawing, Figure, Request
+
+SCALES = ("laptop", "paper")
+
+HELP = """  list             every figure of the four papers
+  ID               draw one, as tp6-9
+  --scale          laptop (the default, at most ten minutes on two cores) or paper
+  --workdir        where to write; by default runs/figures/ID; a killed figure goes on
+  --data_dir       of TFDS, for figures that train on images
+  --dataset        in place of the paper's, as digits, or text:FILE for transformers"""
+
+
+def figures() -> dict[str, Figure]:
+    """Every figure of the papers, by id."""
+    from . import bordelon, jelassi, tp6, yaida
+
+    rooms = (tp6, bordelon, jelassi, yaida)
+    return {figure.id: figure for room in rooms for figure in room.FIGURES}
+
+
+def run(argv: list[str]) -> None:
+    """List the figures, or draw one and print claim, number and verdict.
+
+    Args:
+      argv: `["figure", ID]` and its flags; or `["figure", "list"]`.
+
+    Raises:
+      UserError: an unknown id, scale or flag, a figure that is not drawn here, data
+        that is not there, or a directory that cannot be written.
+    """
+    name, request = parse(argv)
+    if name == "list":
+        print_list(rich.console.Console())
+        return
+    known = figures()
+    if name not in known:
+        raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
+    figure = known[name]
+    check(figure, request)
+    draw.prepare(request.folder)
+    try:
+        drawing = drawn(figure, request)
+    except ModuleNotFoundError as error:
+        if error.name is not None:
+            raise
+        # Ours, with a sentence that names the extra.
+        raise UserError(str(error)) from None
+    draw.write(request.folder, figure, drawing)
+    print(verdict(figure, drawing.ours, drawing.agrees))
+
+
+def check(figure: Figure, request: Request) -> None:
+    """Refuse what cannot be drawn, before anything is written."""
+    if figure.draw is None and figure.train is None:
+        raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
+    if figure.train is None and (request.data_dir or request.dataset):
+        raise UserError(
+            f"{figure.id} trains on no data; leave --data_dir and --dataset out"
+        )
+
+
+def drawn(figure: Figure, request: Request) -> Drawing:
+    """A figure's panels and verdict; whatever is missing is computed."""
+    if figure.draw:
+        return figure.draw(request.paper)
+    if figure.train:
+        return figure.train(request)
+    raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
+
+
+def verdict(figure: Figure, ours: str, agrees: bool | None) -> str:
+    """The paper's claim, our number, agree or not."""
+    word = {True: "agrees", False: "DOES NOT AGREE", None: "CANNOT TELL"}[agrees]
+    return f"{figure.id}: {figure.claim} | here: {ours} | {word}"
+
+
+def why_not(figure: Figure) -> str:
+    """Why a figure is not drawn, and what would draw it."""
+    remedy = f"; {figure.command}" if figure.command else ""
+    return figure.how + remedy
+
+
+def parse(argv: list[str]) -> tuple[str, Request]:
+    """The id, and what else a command line asks for.
+
+    Raises:
+      UserError: a flag or scale that is not known, or no id.
+    """
+    import argparse
+
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("id", nargs="?")
+    parser.add_argument("--scale", default="laptop")
+    for name in ("--workdir", "--data_dir", "--dataset"):
+        parser.add_argument(name)
+    try:
+        found, rest = parser.parse_known_args(argv[1:])
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise UserError(f"mupax figure: {error}") from None
+    if rest:
+        raise UserError(
+            f"{rest[0]!r} is not understood; mupax figure takes an id, --scale, "
+            "--workdir, --data_dir and --dataset"
+        )
+    if found.id is None:
+        raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
+    if found.scale not in SCALES:
+        raise UserError(f"--scale {found.scale} must be one of: {', '.join(SCALES)}")
+    folder = pathlib.Path(found.workdir or f"runs/figures/{found.id}")
+    paper = found.scale == "paper"
+    return found.id, Request(paper, folder, found.data_dir, found.dataset)
+
+
+def print_list(console: rich.console.Console) -> None:
+    """Print every figure: drawn here, or why not and what would draw it."""
+    table = rich.table.Table(title="figures of the papers", show_lines=True)
+    table.add_column("id", no_wrap=True)
+    for head in ("figure", "claim", "here"):
+        table.add_column(head)
+    for figure in figures().values():
+        here = why_not(figure)
+        if figure.is_drawn:
+            here = f"drawn: {figure.how}" if figure.how else "drawn"
+        table.add_row(figure.id, f"{figure.paper}, {figure.number}", figure.claim, here)
+    console.print(table)

@@ -1,0 +1,309 @@
+r"""How much a network learns features: the NTK and its differentials at init.
+
+Yaida, "Meta-principled family of hyperparameter scaling strategies". A perceptron of
+L layers and width n (eq. 2.1, 2.2) in the family s (eq. 3.16 to 3.20), s = 0 the
+neural-tangent and s = 1 the maximal-update scaling, with biases by option:
+
+    W^l ~ N(0, C_W / n_{l-1}),  η λ_l = n^s λ_W / n_{l-1}   for l < L,
+    W^L ~ N(0, C_W / n^{1+s}),  η λ_L = λ_W / n,
+    b^l ~ N(0, C_b),            η λ_l = n^s λ_b             for l < L,
+    b^L ~ N(0, C_b / n^s),      η λ_L = λ_b.
+
+With v_j = Λ ∇f_j, and all powers of η in, the differentials are derivatives of f
+along the v (eq. 2.11 to 2.13, 2.15):
+
+    ηH_ij        = ∇f_i · v_j
+    η²dH_ijk     = f_i''[v_j, v_k]
+    η³ddH^I_ijkl = f_i'''[v_j, v_k, v_l]
+    η³ddH^II_ijkl = f_i''[v_k] · Λ f_j''[v_l]
+
+so that nested forward derivatives give them and no tensor of second or third order
+in the parameters is ever formed. Over initializations (eq. 4.3, 4.6, 4.9, 4.10)
+
+    E[z η²dH] / E[ηH]²                  ~ L/n      at any s,
+    n^s E[z²] E[η³ddH] / E[ηH]³         ~ γ = L / n^{1-s}.
+
+The power of E[ηH] in the second is 3: with 2, as footnote 16 reads in our copy, it
+would depend on the unit of the learning rate. The factor E[z²] is that footnote's:
+tanh at criticality has E[z²] ~ 1/L, and labels of order one instead of z would give
+another power of L.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...errors import UserError
+from .memory import refuse_beyond_memory
+
+Activation = Callable[[Array], Array]
+
+
+class Differentials(NamedTuple):
+    """Of one network, or stacked over seeds; P inputs."""
+
+    output: Array  # z, (P,)
+    ntk: Array  # ηH, (P, P)
+    dntk: Array  # η²dH, (P, P, P)
+    ddntk_1: Array  # η³ddH of type I, (P, P, P, P)
+    ddntk_2: Array  # η³ddH of type II, (P, P, P, P)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Averages over initializations, for a single input; `error` of each.
+
+    Attributes:
+      width: n.
+      depth: L.
+      s: the metaparameter.
+      output_variance: E[z²].
+      ntk: E[ηH].
+      ntk_variance: Var[ηH] / E[ηH]².
+      z_dntk: E[z η²dH] / E[ηH]².
+      ddntk_1: n^s E[z²] E[η³ddH^I] / E[ηH]³.
+      ddntk_2: n^s E[z²] E[η³ddH^II] / E[ηH]³.
+      error: the standard error of each of these by name, over seeds.
+    """
+
+    width: int
+    depth: int
+    s: float
+    output_variance: float
+    ntk: float
+    ntk_variance: float
+    z_dntk: float
+    ddntk_1: float
+    ddntk_2: float
+    error: dict[str, float]
+
+    @property
+    def gamma(self) -> float:
+        """The emergent scale L/n^{1-s}."""
+        return emergent_scale(self.width, self.depth, self.s)
+
+
+def emergent_scale(width: int, depth: int, s: float) -> float:
+    """γ = L/n^{1-s}, eq. 1.1: what feature learning is proportional to.
+
+    Examples:
+      >>> emergent_scale(width=256, depth=8, s=0.5)
+      0.5
+    """
+    return float(depth / width ** (1 - s))
+
+
+def differentials(
+    f: Callable[[Any, Array], Array], params: Any, x: Any
+) -> Differentials:
+    """NTK, dNTK and ddNTKs of any function in a gauge of unit learning rates.
+
+    Args:
+      f: `f(params, x)`, a scalar, three times differentiable.
+      params: a pytree of arrays, each in units in which its learning rate is one.
+      x: P inputs, along the first axis.
+
+    Returns:
+      The differentials, as jax arrays.
+
+    Source: Yaida, eq. 2.11, 2.12, 2.13 and 2.15.
+
+    Examples:
+      >>> found = differentials(lambda p, x: p**2 * x, jnp.array(3.0), jnp.array([1.0]))
+      >>> float(found.ntk[0, 0]), float(found.dntk[0, 0, 0])  # (2p)², 2 (2p)²
+      (36.0, 72.0)
+    """
+    flat, rebuild = jax.flatten_util.ravel_pytree(params)
+
+    def value(p: Array, x: Array) -> Array:
+        return f(rebuild(p), x)
+
+    def along(g: Callable[[Array], Array], v: Array) -> Callable[[Array], Array]:
+        return lambda p: jax.jvp(g, (p,), (v,))[1]
+
+    def second(x: Array, v: Array) -> Array:
+        return along(jax.grad(lambda p: value(p, x)), v)(flat)
+
+    def third(x: Array, u: Array, v: Array, w: Array) -> Array:
+        return along(along(along(lambda p: value(p, x), u), v), w)(flat)
+
+    def over(axes: int, at: int) -> list[int | None]:
+        return [0 if i == at else None for i in range(axes)]
+
+    v = jax.vmap(jax.grad(value), (None, 0))(flat, x)
+    hv = jax.vmap(jax.vmap(second, (None, 0)), (0, None))(x, v)  # (P, P, params)
+    every = third
+    for axis in (3, 2, 1, 0):
+        every = jax.vmap(every, over(4, axis))
+    return Differentials(
+        output=jax.vmap(value, (None, 0))(flat, x),
+        ntk=v @ v.T,
+        dntk=jnp.einsum("ijp,kp->ijk", hv, v),
+        ddntk_1=every(x, v, v, v),
+        ddntk_2=jnp.einsum("ikp,jlp->ijkl", hv, hv),
+    )
+
+
+def statistics(
+    width: int,
+    depth: int,
+    s: float = 0.0,
+    *,
+    activation: Activation = jnp.tanh,
+    features: int | None = None,
+    weight_scale: float = 1.0,
+    rate: float = 1.0,
+    bias_scale: float = 0.0,
+    bias_rate: float = 0.0,
+    seeds: int = 64,
+    first_seed: int = 0,
+) -> Statistics:
+    """Measure over random networks what eq. 4.3, 4.6 and 4.9 predict.
+
+    Args:
+      width: n of all hidden layers.
+      depth: L, the number of weight layers; at least 2.
+      s: the metaparameter, in [0, 1].
+      activation: smooth; ReLU has no third derivative (Yaida, footnote 7).
+      features: n_0; by default `width`. The input has all entries one.
+      weight_scale: C_W; 1 is critical for tanh and linear networks.
+      rate: λ_W η_0, of every layer.
+      bias_scale: C_b; 0 is critical for tanh and linear networks.
+      bias_rate: λ_b η_0, of every layer; 0 for a network without biases.
+      seeds: how many networks.
+      first_seed: the number of the first.
+
+    Returns:
+      `Statistics` with standard errors.
+
+    Raises:
+      UserError: depth below 2, width, seeds or a scale that is not positive, biases
+        that do not train, s out of [0, 1], or a network that would not fit in memory
+        (with its bytes).
+
+    Source: Yaida, eq. 3.16 to 3.20 and section IV.
+
+    Examples:
+      >>> found = statistics(16, 2, s=1.0, activation=lambda z: z, seeds=16)
+      >>> bool(abs(found.z_dntk - 2 / 16 / 4) < 4 * found.error["z_dntk"])
+      True
+    """
+    if depth < 2 or width < 1 or seeds < 2 or min(weight_scale, rate) <= 0:
+        raise UserError(
+            f"depth={depth} and seeds={seeds} must be at least 2; width={width}, "
+            f"weight_scale={weight_scale:g} and rate={rate:g} positive"
+        )
+    if min(bias_scale, bias_rate) < 0 or (bias_scale > 0 and bias_rate == 0):
+        raise UserError(
+            f"bias_scale={bias_scale:g} and bias_rate={bias_rate:g} must not be "
+            "negative, and biases must train: give bias_rate too"
+        )
+    if not 0 <= s <= 1:
+        raise UserError(f"s={s:g} must be in [0, 1] (Yaida, section III C)")
+    parameters = width * ((features or width) + width * (depth - 2) + depth)
+    refuse_beyond_memory(
+        16 * parameters * 8,  # the parameters and their derivatives to third order
+        f"the derivatives of a network of width {width} and depth {depth}",
+        "take a smaller width or depth",
+    )
+    with jax.enable_x64(True):
+        # Seed by seed: memory does not grow with their number.
+        found = _sample(
+            jnp.arange(first_seed, first_seed + seeds),
+            (features or width, width, depth),
+            activation,
+            jnp.asarray([s, weight_scale, rate, bias_scale, bias_rate], jnp.float64),
+            bias_rate > 0,
+        )
+        single = [np.asarray(part).reshape(seeds) for part in found]
+    return _summarize(width, depth, s, *single)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "activation", "biased"))
+def _sample(
+    seeds: Array,
+    shape: tuple[int, int, int],
+    activation: Activation,
+    scales: Float[Array, "5"],
+    biased: bool,
+) -> Differentials:
+    features, width, depth = shape
+    s, weight_scale, rate, bias_scale, bias_rate = scales
+    # In units of √(η λ_l) every learning rate is one, and W^l = unit · parameter.
+    first = jnp.sqrt(rate * width**s / features)
+    hidden, last = jnp.sqrt(rate * width**s / width), jnp.sqrt(rate / width)
+    # √(C_W / n_{l-1}) / unit is n^(-s/2) √(C_W / rate) in every layer.
+    std = jnp.sqrt(weight_scale / rate) * width ** (-s / 2)
+    # So it is for biases.
+    shift, last_shift = jnp.sqrt(bias_rate * width**s), jnp.sqrt(bias_rate)
+    bias_std = jnp.sqrt(bias_scale / bias_rate) * width ** (-s / 2)
+
+    def f(params: Any, x: Array) -> Array:
+        (read, blocks, out), biases = params
+        bs, b = biases or (jnp.zeros(depth - 1), 0.0)
+        z = first * read @ x + shift * bs[0]
+        for w, bias in zip(blocks, bs[1:], strict=True):
+            z = hidden * w @ activation(z) + shift * bias
+        return last * out @ activation(z) + last_shift * b
+
+    def network(seed: Array) -> Differentials:
+        keys = jax.random.split(jax.random.key(seed), 5)
+        weights = (
+            std * jax.random.normal(keys[0], (width, features)),
+            std * jax.random.normal(keys[1], (depth - 2, width, width)),
+            std * jax.random.normal(keys[2], (width,)),
+        )
+        biases = (
+            bias_std * jax.random.normal(keys[3], (depth - 1, width)),
+            bias_std * jax.random.normal(keys[4]),
+        )
+        params = weights, biases if biased else ()
+        return differentials(f, params, jnp.ones((1, features)))
+
+    return jax.lax.map(network, seeds)
+
+
+def _summarize(
+    width: int,
+    depth: int,
+    s: float,
+    z: np.ndarray,
+    ntk: np.ndarray,
+    dntk: np.ndarray,
+    dd_1: np.ndarray,
+    dd_2: np.ndarray,
+) -> Statistics:
+    def summary(keep: np.ndarray) -> np.ndarray:
+        h, variance = ntk[keep].mean(), (z[keep] ** 2).mean()
+        scale = width**s * variance / h**3
+        return np.array(
+            [
+                variance,
+                h,
+                ntk[keep].var() / h**2,
+                (z[keep] * dntk[keep]).mean() / h**2,
+                scale * dd_1[keep].mean(),
+                scale * dd_2[keep].mean(),
+            ]
+        )
+
+    count = len(z)
+    value = summary(np.arange(count))
+    # Jackknife: ratios of averages have no plain standard error.
+    left_out = np.stack([summary(np.delete(np.arange(count), i)) for i in range(count)])
+    error = np.sqrt((count - 1) * left_out.var(axis=0))
+    names = [f.name for f in dataclasses.fields(Statistics)][3:-1]
+    return Statistics(
+        width=width,
+        depth=depth,
+        s=s,
+        error=dict(zip(names, error.tolist(), strict=True)),
+        **dict(zip(names, value.tolist(), strict=True)),
+    )

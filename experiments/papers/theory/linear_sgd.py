@@ -1,0 +1,479 @@
+r"""Deep linear residual network under SGD, at infinite width: Γ and C of Lemma 4.3.
+
+Tensor Programs VI, section 4. The network of width n and depth L is
+
+    x^0 = U ξ,   x^l = x^{l-1} + a L^-½ W^l x^{l-1},   f = Vᵀ x^L,
+
+with U and nV of standard Gaussian entries and W^l of variance 1/n, in μP. As the
+width grows, each coordinate of x_t^l and of the gradient δ_t^l becomes a Gaussian
+variable (Program 1), a combination of independent base variables with coefficients
+Γ:
+
+    x_t^l     = x_t^{l-1} + a L^-½ ŵ_t^l + a²/L Σ_{s<t} θ_ts^l δ_s^l,
+    δ_t^{l-1} = δ_t^l     + a L^-½ v̂_t^l + a²/L Σ_{s<t} ψ_ts^l x_s^{l-1},
+
+    θ_ts^l = Γ_{t,s,0,1}(l-1, l) - η_s C_{t,s,0}(l),
+    ψ_ts^l = Γ_{t,s,1,0}(l, l)   - η_s C_{t,s,1}(l),
+
+    C_{t,s,0}(l) = <x_t^{l-1} x_s^{l-1}>,   C_{t,s,1}(l) = <δ_t^l δ_s^l>,
+
+where ŵ_t^l stands for the paper's hat of W_0^l x_t^{l-1} and v̂_t^l for that of
+W_0^lᵀ δ_t^l (Definition 4.1), of covariances C_0 and C_1. That is Lemma 4.3, with
+η = a = 1 in the paper.
+
+**How it is solved.** Γ(l, m) as printed has T² L² entries. But for each time these
+equations are a linear two-point boundary problem in the layer: what comes from a
+source at layer m is, on either side of m, a solution without sources. With P(l) the
+solutions that have x_t^0 = 1 (columns u_t) or δ_t^L = χ-term = 1 (columns v_t),
+
+    Γ(l, m) = P_u(l) R_u(m) for m <= l,    P_v(l) R_v(m) for m > l,
+
+and R(m) is, up to signs, the inverse of P at the source, (P_x(m-1), P_δ(m)). P is
+unit triangular in time, so that a step appends rows to it and to its inverse. Memory
+is O(T² L) and time O(T³ L).
+
+A batch is several vectors with one time. Vectors that no update uses (weight zero)
+are probes. Trained U and V only change the ends:
+
+    x_t^0 = ξ_t U - r Σ_{s<t} η_s (ξ_t·ξ_s) δ_s^0,
+    δ_t^L = χ_t nV - r' Σ_{s<t} η_s (χ_t·χ_s) x_s^L.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...errors import UserError
+from .memory import refuse_beyond_memory
+
+Loss = Callable[[Array, Array], Array]
+
+
+def squared_loss(f: Array, y: Array) -> Array:
+    """½ |f - y|² of one vector."""
+    return jnp.sum((f - y) ** 2) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A network of infinite width, as it trains.
+
+    The N = steps · batch vectors are numbered in order of time.
+
+    Attributes:
+      outputs: f of each vector, with the weights that its step starts with.
+      losses: of each step's batch, before the step.
+      rms: root mean square of the coordinates of x^0, ..., x^L.
+      forward: <x_i^l x_j^l>, at l = 0, ..., L. C_{t,s,0} at (l+1)/L of the paper.
+      backward: <δ_i^l δ_j^l> of the gradients times n, times their χ. C_{t,s,1}.
+      solutions: P_x and P_δ.
+      inverse: R at l = 1, ..., L.
+    """
+
+    outputs: Float[np.ndarray, "steps batch out"]
+    losses: Float[np.ndarray, " steps"]
+    rms: Float[np.ndarray, "steps batch layers"]
+    forward: Float[np.ndarray, "layers N N"]
+    backward: Float[np.ndarray, "layers N N"]
+    solutions: tuple[
+        Float[np.ndarray, "layers N 2*N"], Float[np.ndarray, "layers N 2*N"]
+    ]
+    inverse: Float[np.ndarray, "depth 2*N 2*N"]
+
+    def gamma(
+        self, t: int, s: int, a: int, b: int
+    ) -> Float[np.ndarray, "layers depth"]:
+        """Γ_{t,s,a,b}(l/L, m/L) for l = 0, ..., L and m = 1, ..., L.
+
+        The coefficient of vector t's x^l (a = 0) or δ^l (a = 1) on the source of
+        vector s at layer m: ŵ (b = 0) or v̂ (b = 1), over a L^-½.
+        """
+        count = self.forward.shape[-1]
+        rows = self.solutions[a][:, t]
+        columns = self.inverse[:, :, s + b * count]
+        later = rows[:, :count] @ columns[:, :count].T
+        earlier = rows[:, count:] @ columns[:, count:].T
+        layers, depth = later.shape
+        reached = np.arange(1, depth + 1)[None] <= np.arange(layers)[:, None]
+        return np.where(reached, later, earlier)
+
+
+def train(
+    inputs: Any,
+    targets: Any,
+    depth: int,
+    *,
+    loss: Loss = squared_loss,
+    learning_rate: Any = 1.0,
+    multiplier: float = 1.0,
+    readin: float = 0.0,
+    readout: float = 0.0,
+    weights: Any = None,
+) -> Training:
+    """Train at infinite width and finite depth (Lemma 4.3).
+
+    Args:
+      inputs: ξ, of shape (steps, batch, features): each step's batch.
+      targets: y, of shape (steps, batch, outputs).
+      depth: L.
+      loss: of one vector's output and target; differentiable by JAX.
+      learning_rate: η, a number or one a step, in μP units: independent of the width.
+      multiplier: a, of the branches.
+      readin: the learning rate of U over that of W; 0 freezes it, as in the paper.
+      readout: the learning rate of V over that of W.
+      weights: of the batch in the loss, of shape (batch,); by default 1/batch each.
+        A vector of weight 0 is only watched.
+
+    Returns:
+      A `Training`.
+
+    Raises:
+      UserError: shapes that do not fit, a depth below one, tensors that would not
+        fit in memory (with their bytes), or training that diverges (with the step
+        and the layer time).
+
+    Source: Tensor Programs VI, Program 1 and Lemma 4.3.
+
+    Examples:
+      >>> import numpy as np
+      >>> ones = np.ones((3, 1, 1))  # three steps on one point
+      >>> run = train(ones, ones, depth=16, learning_rate=0.2)
+      >>> [round(float(f), 4) for f in run.outputs[:, 0, 0]]
+      [0.0, 0.4966, 0.7767]
+    """
+    x, y = np.asarray(inputs, np.float64), np.asarray(targets, np.float64)
+    if x.ndim != 3 or y.ndim != 3 or x.shape[:2] != y.shape[:2]:
+        raise UserError(
+            f"inputs {x.shape} and targets {y.shape} must be (steps, batch, features) "
+            "and (steps, batch, outputs)"
+        )
+    steps, batch = x.shape[:2]
+    if depth < 1 or steps < 1 or batch < 1:
+        raise UserError(
+            f"depth={depth}, steps={steps}, batch={batch} must each be at least 1"
+        )
+    count = steps * batch
+    refuse_beyond_memory(
+        memory(steps, batch, depth),
+        f"{steps} steps of {batch} vectors at depth {depth}",
+        "take fewer steps, fewer vectors or a smaller depth",
+    )
+    rates = np.broadcast_to(np.asarray(learning_rate, np.float64), steps)
+    share = np.full(batch, 1 / batch) if weights is None else np.asarray(weights)
+    if share.shape != (batch,):
+        raise UserError(f"weights {share.shape} must be ({batch},), one a vector")
+    flat = x.reshape(count, -1)
+    with jax.enable_x64(True):
+        state, outputs, losses = _train(
+            jnp.asarray(flat @ flat.T),
+            jnp.asarray(y),
+            jnp.asarray(np.outer(rates, share)),
+            jnp.asarray(share),
+            jnp.asarray([multiplier**2 / depth, readin, readout], jnp.float64),
+            depth,
+            loss,
+        )
+        state = jax.device_get(state)
+        outputs, losses = np.asarray(outputs), np.asarray(losses)
+    _check_finite(state.x_cov, state.d_cov, outputs, batch, depth)
+    power = np.diagonal(state.x_cov, axis1=1, axis2=2).T.reshape(steps, batch, -1)
+    # Below zero only by rounding.
+    rms = np.sqrt(np.maximum(power, 0))
+    return Training(
+        outputs, losses, rms, state.x_cov, state.d_cov, (state.px, state.pd), state.r
+    )
+
+
+def memory(steps: int, batch: int, depth: int) -> int:
+    """The bytes that `train` takes: 12 numbers for each layer and pair of vectors."""
+    return 12 * (depth + 1) * (steps * batch) ** 2 * 8
+
+
+class Limit(NamedTuple):
+    """A quantity at infinite depth.
+
+    Attributes:
+      value: extrapolated.
+      error: how far the last two extrapolations lie apart; an estimate, no bound.
+    """
+
+    value: np.ndarray
+    error: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class InfiniteDepth:
+    """A network of infinite width and depth, as it trains (Proposition 4.4).
+
+    Attributes:
+      times: layer times l/L, a grid of [0, 1].
+      outputs: of shape (steps, batch, out).
+      losses: of shape (steps,).
+      rms: of x at the layer times, (steps, batch, times).
+      forward: <x_i x_j> at the layer times, (times, N, N).
+      backward: <δ_i δ_j> at the layer times, (times, N, N).
+    """
+
+    times: np.ndarray
+    outputs: Limit
+    losses: Limit
+    rms: Limit
+    forward: Limit
+    backward: Limit
+
+
+def infinite_depth(
+    inputs: Any, targets: Any, *, depth: int = 32, **settings: Any
+) -> InfiniteDepth:
+    """The limit of infinite depth, by Richardson extrapolation in 1/L.
+
+    Args:
+      inputs: as of `train`.
+      targets: as of `train`.
+      depth: the smallest L; 2L and 4L are solved too. What depends on the layer is
+        given at the L + 1 layer times of this one.
+      settings: other arguments of `train`.
+
+    Returns:
+      The limits, with error estimates.
+
+    Raises:
+      UserError: as of `train`.
+
+    Source: Tensor Programs VI, Proposition 4.4; the errors at finite depth are a
+    series in 1/L, of which two terms are removed.
+
+    Examples:
+      >>> import numpy as np
+      >>> ones = np.ones((2, 1, 1))
+      >>> limit = infinite_depth(ones, ones, learning_rate=0.2)
+      >>> # After one step f = η K y, with K = e (Bordelon et al., eq. 6).
+      >>> bool(abs(limit.outputs.value[1, 0, 0] - 0.2 * np.e) < 1e-5)
+      True
+    """
+    runs = [train(inputs, targets, depth * k, **settings) for k in (1, 2, 4)]
+
+    def limit(name: str, axis: int | None = None) -> Limit:
+        values = [getattr(run, name) for run in runs]
+        if axis is not None:
+            values = [
+                np.take(v, np.arange(depth + 1) * k, axis)
+                for v, k in zip(values, (1, 2, 4), strict=True)
+            ]
+        return richardson(*values)
+
+    return InfiniteDepth(
+        times=np.linspace(0, 1, depth + 1),
+        outputs=limit("outputs"),
+        losses=limit("losses"),
+        rms=limit("rms", 2),
+        forward=limit("forward", 0),
+        backward=limit("backward", 0),
+    )
+
+
+def richardson(at_1: np.ndarray, at_2: np.ndarray, at_4: np.ndarray) -> Limit:
+    """Remove the 1/L and the 1/L² term from values at depths L, 2L and 4L.
+
+    Examples:
+      >>> limit = richardson(*(np.asarray(3 + 1 / L + 2 / L**2) for L in (4, 8, 16)))
+      >>> round(float(limit.value), 12)
+      3.0
+    """
+    first, second = 2 * at_2 - at_1, 2 * at_4 - at_2
+    value = (4 * second - first) / 3
+    return Limit(value, np.abs(value - second))
+
+
+def _check_finite(
+    x_cov: np.ndarray, d_cov: np.ndarray, outputs: np.ndarray, batch: int, depth: int
+) -> None:
+    for name, kernel in (("<x x>", x_cov), ("<δ δ>", d_cov)):
+        bad = ~np.isfinite(np.diagonal(kernel, axis1=1, axis2=2))
+        if bad.any():
+            vector = int(np.argmax(bad.any(axis=0)))
+            layers = np.flatnonzero(bad[:, vector])
+            # Gradients run downwards.
+            layer = int(layers[0] if kernel is x_cov else layers[-1])
+            raise UserError(
+                f"the kernel {name} is not finite at step {vector // batch}, layer "
+                f"time {layer / depth:g}: training diverges; take a smaller learning "
+                "rate"
+            )
+    if not np.isfinite(outputs).all():
+        raise UserError(
+            "the outputs are not finite: training diverges; take a smaller learning "
+            "rate"
+        )
+
+
+class _State(NamedTuple):
+    """By layer; rows of vectors that are yet to come are zero."""
+
+    px: Float[Array, "layers N 2*N"]  # P_x(l)
+    pd: Float[Array, "layers N 2*N"]  # P_δ(l)
+    r: Float[Array, "depth 2*N 2*N"]  # R(l), l = 1, ..., L
+    su: Float[Array, "layers N N"]  # covariance of P_u's amplitudes at l
+    sv: Float[Array, "layers N N"]  # covariance of P_v's amplitudes at l
+    x_cov: Float[Array, "layers N N"]
+    d_cov: Float[Array, "layers N N"]
+    chi: Float[Array, "N out"]
+
+
+@functools.partial(jax.jit, static_argnames=("depth", "loss"))
+def _train(
+    gram: Float[Array, "N N"],
+    targets: Float[Array, "steps batch out"],
+    rates: Float[Array, "steps batch"],
+    share: Float[Array, " batch"],
+    constants: Float[Array, "3"],
+    depth: int,
+    loss: Loss,
+) -> tuple[_State, Float[Array, "steps batch out"], Float[Array, " steps"]]:
+    steps, batch, out = targets.shape
+    count = steps * batch
+    rate = rates.reshape(count)
+    step_of_layers, readin_rate, readout_rate = constants  # a²/L, r, r'
+
+    def step(state: _State, now: tuple[Array, Array]):
+        t, y = now
+        start = t * batch
+        past = (jnp.arange(count) < start)[None]
+        seen = (jnp.arange(count) < start + batch)[None]
+        rows = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start)
+        eye = rows(jnp.eye(2 * count), slice_size=batch)
+        eye_v = jax.lax.dynamic_slice_in_dim(jnp.eye(2 * count), start + count, batch)
+        own_gram = rows(gram, slice_size=batch) * seen
+
+        # Forward: x_t^l for l = 0, ..., L.
+        update = jnp.where(past, rate[None] * own_gram, 0)
+        p0 = eye - readin_rate * update @ state.pd[0]
+
+        def up(carry, layer):
+            p, su = carry
+            px, pd, r, su_all, sv, x_cov, d_cov = layer
+            su_all = _set(su_all, su, start)
+            px = _rows(px, p, start)
+            cov = _covariance(p, px, su_all, sv)
+            gamma = p[:, count:] @ r[count:, count:]  # Γ_{t,s,0,1}(l-1, l)
+            theta = jnp.where(past, gamma - rate[None] * cov, 0)
+            row = eye - _signed(p - eye) @ r
+            r_u = _rows(r[:count], row, start)
+            spread = _sources(row, _set(x_cov, cov, start), d_cov) @ r_u.T
+            new = p + step_of_layers * theta @ pd, su + step_of_layers * spread
+            return new, (p, su, cov, row)
+
+        layers = (
+            state.px[:-1], state.pd[1:], state.r, state.su[:-1], state.sv[:-1],
+            state.x_cov[:-1], state.d_cov[1:],
+        )  # fmt: skip
+        (p, su), (ps, sus, covs, r_rows) = jax.lax.scan(up, (p0, own_gram), layers)
+        px = jax.vmap(lambda m, v: _rows(m, v, start))(state.px, _append(ps, p))
+        su_all = jax.vmap(lambda m, v: _set(m, v, start))(state.su, _append(sus, su))
+        last = _covariance(p, px[-1], su_all[-1], state.sv[-1])
+        x_cov = jax.vmap(lambda m, v: _set(m, v, start))(
+            state.x_cov, _append(covs, last)
+        )
+        r = jax.vmap(lambda m, v: _rows(m, v, start))(state.r, r_rows)
+
+        # f_t = <x_t^L nV_t>; χ is zero for vectors that are yet to come.
+        f = p[:, count:] @ state.chi
+        f -= readout_rate * jnp.where(past, rate[None] * last, 0) @ state.chi
+        losses, chi_t = jax.vmap(jax.value_and_grad(loss))(f, y)
+        chi = _rows(state.chi, chi_t, start)
+
+        # Backward: δ_t^l for l = L, ..., 0.
+        own = chi_t @ chi.T
+        update = jnp.where(past, rate[None] * own, 0)
+        q_top = eye_v - readout_rate * update @ px[-1]
+
+        def down(carry, layer):
+            q, sv = carry
+            px, pd, r, su, sv_all, x_cov, d_cov = layer
+            sv_all = _set(sv_all, sv, start)
+            pd = _rows(pd, q, start)
+            cov = _covariance(q, pd, su, sv_all)
+            gamma = q[:, :count] @ r[:count, :count]  # Γ_{t,s,1,0}(l, l)
+            psi = jnp.where(past, gamma - rate[None] * cov, 0)
+            row = eye_v + _signed(q - eye_v) @ r
+            r_v = _rows(r[count:], row, start)
+            spread = _sources(row, x_cov, _set(d_cov, cov, start)) @ r_v.T
+            new = q + step_of_layers * psi @ px, sv + step_of_layers * spread
+            return new, (q, sv, cov, row)
+
+        layers = (
+            px[:-1], state.pd[1:], r, su_all[1:], state.sv[1:], x_cov[:-1],
+            state.d_cov[1:],
+        )  # fmt: skip
+        (q, sv), (qs, svs, covs, r_rows) = jax.lax.scan(
+            down, (q_top, own), layers, reverse=True
+        )
+        pd = jax.vmap(lambda m, v: _rows(m, v, start))(state.pd, _prepend(q, qs))
+        sv_all = jax.vmap(lambda m, v: _set(m, v, start))(state.sv, _prepend(sv, svs))
+        first = _covariance(q, pd[0], su_all[0], sv_all[0])
+        d_cov = jax.vmap(lambda m, v: _set(m, v, start))(
+            state.d_cov, _prepend(first, covs)
+        )
+        r = jax.vmap(lambda m, v: _rows(m, v, start + count))(r, r_rows)
+        new_state = _State(px, pd, r, su_all, sv_all, x_cov, d_cov, chi)
+        return new_state, (f, losses @ share)
+
+    def zeros(*shape: int) -> Array:
+        return jnp.zeros(shape)
+
+    square = (depth + 1, count, count)
+    start = _State(
+        px=zeros(depth + 1, count, 2 * count),
+        pd=zeros(depth + 1, count, 2 * count),
+        r=zeros(depth, 2 * count, 2 * count),
+        su=zeros(*square),
+        sv=zeros(*square),
+        x_cov=zeros(*square),
+        d_cov=zeros(*square),
+        chi=zeros(count, out),
+    )
+    state, (outputs, losses) = jax.lax.scan(step, start, (jnp.arange(steps), targets))
+    return state, outputs, losses
+
+
+def _rows(matrix: Array, rows: Array, start: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(matrix, rows, start, 0)
+
+
+def _set(matrix: Array, rows: Array, start: Array) -> Array:
+    """Put rows, and their mirror image, into a symmetric matrix."""
+    matrix = jax.lax.dynamic_update_slice_in_dim(matrix, rows.T, start, 1)
+    return jax.lax.dynamic_update_slice_in_dim(matrix, rows, start, 0)
+
+
+def _append(stack: Array, last: Array) -> Array:
+    return jnp.concatenate([stack, last[None]])
+
+
+def _prepend(first: Array, stack: Array) -> Array:
+    return jnp.concatenate([first[None], stack])
+
+
+def _signed(rows: Array) -> Array:
+    """Columns u kept, columns v negated."""
+    count = rows.shape[1] // 2
+    return jnp.concatenate([rows[:, :count], -rows[:, count:]], axis=1)
+
+
+def _covariance(rows: Array, every: Array, su: Array, sv: Array) -> Array:
+    """C of Lemma 4.3: amplitudes below and above a layer are independent."""
+    count = su.shape[0]
+    below = rows[:, :count] @ su @ every[:, :count].T
+    return below + rows[:, count:] @ sv @ every[:, count:].T
+
+
+def _sources(rows: Array, x_cov: Array, d_cov: Array) -> Array:
+    """Rows times the covariance of the sources ŵ and v̂ of a layer."""
+    count = x_cov.shape[0]
+    return jnp.concatenate([rows[:, :count] @ x_cov, rows[:, count:] @ d_cov], axis=1)

@@ -1,0 +1,242 @@
+r"""The first step of a plain ReLU network: how far do its preactivations move?
+
+Jelassi et al., "Depth dependence of μP learning rates in ReLU MLPs". A network of
+widths n_0, ..., n_L with He initialization and a mean-field readout (eq. 1.1, 1.2)
+takes one step of gradient descent on ½(f - y)². To first order in the learning
+rate the change of a preactivation is (eq. 2.5)
+
+    Δz_i^ℓ = Σ_k Σ_j K_ij^ℓ (∂z_k^{L+1} / ∂z_j^ℓ) (y_k - z_k^{L+1}),
+
+with K^ℓ_ij = Σ_{μ≤ℓ} η_μ ∂_μ z_i^ℓ ∂_μ z_j^ℓ. Its mean square is A + B (Lemma 2.1):
+B is driven by the label, A by the output at initialization, which is smaller by
+1/n_L (Lemma 2.2). `mean_squared_change` gives B exactly, for any widths, depth and
+learning rates.
+
+The paper's averages B, B~, C, C~ (eq. 2.11, 2.15, 2.16, 2.22) each hold a sum over
+two neurons. A ReLU keeps one neuron in two and a pair of different neurons in four,
+so the terms with equal and with different neurons need their own coefficients. With
+these eight moments of a layer the recursion closes and is exact:
+
+    a1 = E K_11²      b1 = E K_12²      b2 = E K_11 K_22
+    a2 = E z_1² K_11  b3 = E z_1² K_22  b4 = E z_1 K_12 z_2
+    a3 = E z_1⁴       b5 = E z_1² z_2²
+
+B = (E y²) (a1 + (n_ℓ - 1) b1) / (2 n_ℓ n_L), B~ is of a1 and b2, C of a2 and b3,
+C~ of a2 and b4.
+
+Two slips of the paper cancel in its leading term. Eq. 2.1, 2.2 and 2.11 lack a factor
+½ (σ'² of the last hidden layer); eq. 2.19 takes ¼ for equal neurons too, where ½ is
+right. The first doubles B, the second halves its ℓ³ term. At infinite width, with
+E x_i² = 1,
+
+    B = η² (2ℓ³ + ℓ) / 6,    η* = √3 L^-3/2 (1 + O(L^-2)),
+
+where the print gives η² (ℓ³/3 + ℓ²/2 + ...). A layer whose neurons are all off, of
+probability 2^-n, is not counted: σ'(0) is taken as a fair coin, as in the paper.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...errors import UserError
+
+Scalar = Float[Array, ""]
+
+
+class _Moments(NamedTuple):
+    """The eight moments of a layer, after the average over its weights."""
+
+    a1: Scalar
+    a2: Scalar
+    a3: Scalar
+    b1: Scalar
+    b2: Scalar
+    b3: Scalar
+    b4: Scalar
+    b5: Scalar
+
+
+class _Traces(NamedTuple):
+    """Averages of what the next layer sees: s = σ(z), P = σ'(z) K σ'(z)."""
+
+    pp: Scalar  # tr P²
+    p_p: Scalar  # (tr P)²
+    s_p: Scalar  # |s|² tr P
+    sps: Scalar  # sᵀ P s
+    s_s: Scalar  # |s|⁴
+
+
+def mean_squared_change(
+    widths: Sequence[int],
+    learning_rates: float | Sequence[float] = 1.0,
+    *,
+    input_scale: float = 1.0,
+    label_scale: float = 1.0,
+    readout_variance: float | None = None,
+) -> Float[np.ndarray, " depth"]:
+    """E[(Δz_i^ℓ)²] of every hidden layer after one small step: B of Lemma 2.1.
+
+    Exact in the linear response, at any width. What the output at initialization
+    adds (A of Lemma 2.1) is smaller by 1/n_L and left out: the number is that of a
+    network whose output at initialization is subtracted.
+
+    Args:
+      widths: n_0 (of the input), n_1, ..., n_L: L hidden layers.
+      learning_rates: of W^1, ..., W^L, or one for all.
+      input_scale: |x|²/n_0.
+      label_scale: E|y|², of a label with mean zero, independent of the weights.
+      readout_variance: of the entries of W^{L+1}; by default 1/n_L² (eq. 1.2).
+
+    Returns:
+      For ℓ = 1, ..., L. Multiply by η² for rates η times larger.
+
+    Raises:
+      UserError: fewer than one hidden layer, a width below one, or a number of
+        learning rates that is not L.
+
+    Source: Jelassi et al., Lemmas 2.1 to 2.8, with the corrections that this
+    module's docstring derives.
+
+    Examples:
+      >>> change = mean_squared_change([4, 4, 4], 0.5)
+      >>> [round(float(c), 4) for c in change]
+      [0.125, 1.0625]
+    """
+    n = np.asarray(widths, dtype=np.float64)
+    if n.ndim != 1 or len(n) < 2 or n.min() < 1:
+        raise UserError(
+            f"widths={list(widths)} must be the input's and at least one hidden "
+            "layer's, each at least 1"
+        )
+    depth = len(n) - 1
+    rates = np.asarray(learning_rates, dtype=np.float64)
+    if rates.ndim and rates.shape != (depth,):
+        raise UserError(
+            f"{rates.size} learning rates for {depth} hidden layers; pass one for "
+            "all or one a layer"
+        )
+    if readout_variance is None:
+        readout_variance = 1 / n[-1] ** 2
+    with jax.enable_x64(True):
+        change = _response(jnp.asarray(n), jnp.asarray(np.broadcast_to(rates, depth)))
+    # |x|⁴/n_0² multiplies every moment; c_ℓ of `_response` is for variance 1/n_L².
+    scale = input_scale**2 * label_scale * readout_variance * n[-1] ** 2
+    return np.asarray(change) * scale
+
+
+def maximal_learning_rate(
+    width: int, depth: int, *, threshold: float = 1.0, layer: int | None = None
+) -> float:
+    """η* at which E[(Δz)²] reaches the threshold (eq. 1.4), in the linear response.
+
+    Args:
+      width: n of the input and of all hidden layers.
+      depth: L, the number of hidden layers.
+      threshold: of the mean square; the paper takes 1.
+      layer: ℓ, by default L, where the change is largest.
+
+    Returns:
+      η*, for all layers alike. It falls as depth^-3/2 (Theorem 1.1) while the
+      depth is small against the width.
+
+    Raises:
+      UserError: width or depth below one, or no such layer.
+
+    Examples:
+      >>> shallow, deep = (maximal_learning_rate(10**6, L) for L in (64, 256))
+      >>> round(deep / shallow, 3)  # 4^-3/2 = 0.125
+      0.125
+    """
+    layer = depth if layer is None else layer
+    if depth < 1 or not 1 <= layer <= depth:
+        raise UserError(
+            f"depth={depth}, layer={layer} must be at least 1, with layer <= depth"
+        )
+    change = mean_squared_change([width] * (depth + 1))[layer - 1]
+    return float(np.sqrt(threshold / change))
+
+
+class PowerLaw(NamedTuple):
+    """value = prefactor · size^exponent, fitted on logarithms.
+
+    Attributes:
+      exponent: the least-squares slope.
+      prefactor: exp of the intercept.
+      local: the slopes between neighbouring sizes, which show a bend.
+    """
+
+    exponent: float
+    prefactor: float
+    local: tuple[float, ...]
+
+
+def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
+    """Fit a power law, as of η* in the depth.
+
+    Examples:
+      >>> fit_power_law([1, 4, 16], [1.0, 0.125, 0.015625]).exponent
+      -1.5
+    """
+    x, y = np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float))
+    slope, intercept = np.polyfit(x, y, 1)
+    local = tuple((np.diff(y) / np.diff(x)).tolist())
+    return PowerLaw(round(float(slope), 12), float(np.exp(intercept)), local)
+
+
+@functools.partial(jax.jit)
+def _response(
+    n: Float[Array, " layers"], rates: Float[Array, " depth"]
+) -> Float[Array, " depth"]:
+    # Layer 1 sees the input, |x|² = n_0, and no K below it.
+    nothing = jnp.zeros_like(n[0])
+    first = _through_weights(
+        _Traces(nothing, nothing, nothing, nothing, n[0] ** 2), 2 / n[0], rates[0]
+    )
+
+    def layer(m: _Moments, below_and_rate: tuple[Scalar, Scalar]):
+        below, rate = below_and_rate
+        m = _through_weights(_through_relu(m, below), 2 / below, rate)
+        return m, m
+
+    _, rest = jax.lax.scan(layer, first, (n[1:-1], rates[1:]))
+    every = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
+    # E[∂z/∂z_j ∂z/∂z_j'] over the layers above: δ_jj' σ'(z_j)² / (n_ℓ n_L),
+    # the exact form of eq. 2.12; σ'² is ½ on average.
+    width = n[1:]
+    return (every.a1 + (width - 1) * every.b1) / (2 * width * n[-1])
+
+
+def _through_relu(m: _Moments, n: Scalar) -> _Traces:
+    """Signs of the rows of W are symmetric: σ' is a fair coin for each neuron."""
+
+    def total(equal: Scalar, different: Scalar) -> Scalar:
+        return n * equal / 2 + n * (n - 1) * different / 4
+
+    return _Traces(
+        pp=total(m.a1, m.b1),
+        p_p=total(m.a1, m.b2),
+        s_p=total(m.a2, m.b3),
+        sps=total(m.a2, m.b4),
+        s_s=total(m.a3, m.b5),
+    )
+
+
+def _through_weights(t: _Traces, c: Scalar, rate: Scalar) -> _Moments:
+    """Wick's theorem for z = W s, K = η|s|² + W P Wᵀ, W of variance c."""
+    own = rate**2 * t.s_s + 2 * rate * c * t.s_p  # η²|s|⁴, eq. 2.17, and eq. 2.18
+    return _Moments(
+        a1=own + c**2 * (t.p_p + 2 * t.pp),
+        a2=c * rate * t.s_s + c**2 * (t.s_p + 2 * t.sps),
+        a3=3 * c**2 * t.s_s,
+        b1=c**2 * t.pp,
+        b2=own + c**2 * t.p_p,
+        b3=c * rate * t.s_s + c**2 * t.s_p,
+        b4=c**2 * t.sps,
+        b5=c**2 * t.s_s,
+    )

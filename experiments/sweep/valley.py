@@ -1,0 +1,97 @@
+"""How two hyperparameters trade against each other near the optimum."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import grids
+from . import optima
+from .results import Population
+
+# What is fitted: where the loss is at most so many times the least, and in log less
+# than half-way to the median; or the best points where those are few; as long as the
+# fit explains most of how the log loss varies.
+_NEAR = 2.0
+_POINTS = 9
+_EXPLAINED = 0.8
+
+# Below this ratio of curvatures the valley is round, and has no direction.
+_LONG = 2.0
+
+
+def surface(population: Population, names: Sequence[str]) -> np.ndarray:
+    """Loss over two hyperparameters, every other at its best.
+
+    Args:
+      population: all runs of a shape.
+      names: of two of its axes, (across, up).
+
+    Returns:
+      Geometric mean over seeds, shape (values across, values up); NaN where at every
+      value of the others a seed has no loss.
+
+    Examples:
+      >>> axes = {"learning_rate": [0.25, 0.5], "eps": [1.0], "b1": [0.5, 0.9]}
+      >>> loss = np.array([[[[4.0, 2.0]], [[np.nan, 8.0]]]])
+      >>> found = Population("n", "p", 8, 2, {}, axes, loss, loss[..., None], 0.0)
+      >>> surface(found, ("learning_rate", "eps")).round(3).tolist()
+      [[2.0], [8.0]]
+    """
+    at = [list(population.axes).index(name) for name in names]
+    mean = np.moveaxis(optima.log2(population.loss).mean(axis=0), at, (0, 1))
+    mean = mean.reshape(*mean.shape[:2], -1)
+    least = np.where(np.isnan(mean), np.inf, mean).min(axis=-1)
+    return np.exp2(np.where(np.isinf(least), np.nan, least))
+
+
+def slope(population: Population, names: Sequence[str]) -> float | None:
+    """The direction in which the loss changes least (Tensor Programs VI, Figure 7).
+
+    A quadratic in the coordinates of both is fitted to the log loss around the
+    optimum; the slope is that of the long axis of its level sets. At -1 a double
+    learning rate wants half the multiplier, at -2 a quarter of it.
+
+    Args:
+      population: all runs of a shape.
+      names: of two of its axes, (across, up).
+
+    Returns:
+      Change of `up` for one of `across`, in `grids.coordinate`s; None where the
+      points are too few or too noisy, or the valley is round or no valley, or leans
+      the other way when any one seed is left out.
+    """
+    whole = _slope(population, names)
+    seeds = len(population.loss)
+    if whole is None or seeds < 2:
+        return whole
+    for seed in range(seeds):
+        rest = np.delete(population.loss, seed, axis=0)
+        other = _slope(dataclasses.replace(population, loss=rest), names)
+        if other is None or other * whole < 0:
+            return None
+    return whole
+
+
+def _slope(population: Population, names: Sequence[str]) -> float | None:
+    loss = surface(population, names)
+    if np.isnan(loss).all():
+        return None
+    values = [[grids.coordinate(n, x) for x in population.axes[n]] for n in names]
+    x, y = np.meshgrid(*values, indexing="ij")
+    known = np.sort(loss[~np.isnan(loss)])
+    low = min(_NEAR * known[0], np.sqrt(known[0] * np.median(known)))
+    near = loss <= max(low, known[min(_POINTS, len(known)) - 1])
+    if near.sum() < _POINTS or np.ptp(x[near]) == 0 or np.ptp(y[near]) == 0:
+        return None
+    u, v = x[near] - x[near].mean(), y[near] - y[near].mean()
+    design = np.stack([np.ones_like(u), u, v, u * u / 2, u * v, v * v / 2], axis=1)
+    level = np.log2(loss[near])
+    found, _, rank, _ = np.linalg.lstsq(design, level, rcond=None)
+    if rank < 6 or (level - design @ found).var() > (1 - _EXPLAINED) * level.var():
+        return None
+    curvature, axes = np.linalg.eigh([[found[3], found[4]], [found[4], found[5]]])
+    if curvature[1] <= 0 or curvature[0] * _LONG > curvature[1]:
+        return None
+    across, up = axes[:, 0]
+    return float(up / across) if abs(across) > 1e-3 else None
