@@ -15,8 +15,8 @@ import time
 
 from ml_collections import ConfigDict
 
+from mupax.experiments.run import job as jobs
 from mupax.experiments.run import train
-from mupax.experiments.run import train as jobs
 from mupax.experiments.run.config import defaults
 
 

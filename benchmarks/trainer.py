@@ -23,8 +23,8 @@ import jax
 from ml_collections import ConfigDict
 
 from mupax import zoo
+from mupax.experiments.run import job as jobs
 from mupax.experiments.run import open_checkpoints, train
-from mupax.experiments.run import train as jobs
 from mupax.experiments.run.config import defaults
 from mupax.experiments.run.evaluate import place_batch
 from mupax.experiments.run.step import init_on_mesh

@@ -45,8 +45,8 @@ def sweep(argv: list[str]) -> None:
 def train(argv: list[str]) -> None:
     """train one model, on one device or on thousands; killed, it goes on"""
     from . import config as configs
+    from .run import job
     from .run import processes as distributed
-    from .run import train as job
 
     config, workdir, own = configs.parse(argv, {"dry_run": False, **distributed.FLAGS})
     with distributed.joined(own):
@@ -56,8 +56,8 @@ def train(argv: list[str]) -> None:
 def evaluate(argv: list[str]) -> None:
     """score a checkpoint of a training run on the test split"""
     from . import config as configs
+    from .run import job
     from .run import processes as distributed
-    from .run import train as job
 
     config, workdir, own = configs.parse(
         argv, {"checkpoint": "latest", **distributed.FLAGS}
@@ -79,7 +79,7 @@ def explain(argv: list[str]) -> None:
     """print how each parameter of a config's model is scaled"""
     from . import config as configs
     from . import transfer
-    from .run import train
+    from .run import job as train
 
     config, *_ = configs.parse(argv)
     swept = "sweep" in config

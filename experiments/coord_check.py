@@ -12,8 +12,9 @@ from mupax import optim, zoo
 
 from . import config as configs
 from .errors import UserError
-from .run import build_optimizer, train, workdir
+from .run import build_optimizer, workdir
 from .run import config as training_configs
+from .run import job as train
 from .run.objective import Classification, Objective
 from .sweep.store import write_durably
 

@@ -27,9 +27,8 @@ from .errors import UserError
 from .report import gather as reporting
 from .run import workdir
 from .sweep import job as sweeping
-from .sweep import optima
+from .sweep import optima, tasks
 from .sweep import plan as plans
-from .sweep import tasks
 from .sweep.results import Cell, Population
 from .sweep.store import write_durably
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from mupax.experiments import cli
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import engine, executors, halving
-from mupax.experiments.sweep import optima
+from mupax.experiments.sweep import engine, executors, halving, optima
 from mupax.experiments.sweep.results import Population, table
 from mupax.experiments.sweep.store import Store
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import grids, statistics
-from mupax.experiments.sweep import optima
+from mupax.experiments.sweep import grids, optima, statistics
 from mupax.experiments.sweep.results import Cell, Population
 
 RATES = [2.0**x for x in range(-13, -1)]

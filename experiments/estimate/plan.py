@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from ..config import plain
 from ..errors import UserError
-from ..run import train
+from ..run import job as train
 from ..run.mesh import make_mesh
 from .flops import count_flops
 from .hardware import CHIPS, Chip

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..sweep import optima
-from ..sweep import statistics
+from ..sweep import optima, statistics
 from ..sweep.results import Cell, Optimum, Population, table
 from ..sweep.statistics import Sizes
 from ..sweep.tradeoff import Tradeoff

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 from mupax.optim.coord_check import _split
 
 from ..errors import UserError
-from . import engine, executors, grids, statistics, store
-from . import optima
+from . import engine, executors, grids, optima, statistics, store
 from .results import Population
 from .tasks import Hyper, Task, Training
 

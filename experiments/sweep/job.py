@@ -19,8 +19,7 @@ from .. import report
 from ..errors import UserError
 from ..report import gather as reporting
 from ..run import workdir
-from . import engine, executors, grids, shapes, statistics, tasks
-from . import optima
+from . import engine, executors, grids, optima, shapes, statistics, tasks
 from . import plan as plans
 from . import tradeoff as tradeoffs
 from .results import Population

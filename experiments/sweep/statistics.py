@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from . import grids
-from . import optima
+from . import grids, optima
 from .results import Cell, Population
 
 # What a doubling may move an optimum by, for it to be called the same: five doublings

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import grids
-from . import optima
+from . import grids, optima
 from .results import Population
 
 # What is fitted: where the loss is at most so many times the least, and in log less

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...errors import UserError
 from ...report import SweepData
-from ...sweep import optima
-from ...sweep import tradeoff
+from ...sweep import optima, tradeoff
 from ...sweep.results import Cell
 from . import curves
 from .registry import Drawing, Line, Panel

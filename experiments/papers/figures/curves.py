@@ -8,8 +8,7 @@ import numpy as np
 from scipy import stats
 
 from ...report import SweepData
-from ...sweep import grids, statistics
-from ...sweep import optima
+from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
 from ...sweep.statistics import TOLERANCE, Trend
 from .registry import Line, Panel
