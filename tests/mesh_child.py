@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mupax import zoo
 from mupax.experiments.estimate.hlo import collectives
-from mupax.experiments.run import train
+from mupax.experiments.run import job as train
 from mupax.experiments.run.config import defaults
 from mupax.experiments.run.evaluate import place_batch
 from mupax.experiments.run.mesh import make_mesh
