@@ -93,7 +93,7 @@ def test_the_target_is_trained_with_what_was_tuned(tuned, tmp_path, monkeypatch)
         second, _ = tx.update(ones, state, params)
         seen.update(options, sizes=[float(optax.tree.norm(x)) for x in (first, second)])
 
-    monkeypatch.setattr(transfer.run, "fit", spied)
+    monkeypatch.setattr(transfer.training, "fit", spied)
     with rich.progress.Progress(disable=True) as bars:
         transfer.train_target(*tuned, sweep_toys.stripes(), -7.0, tmp_path, bars)
     assert seen["label_smoothing"] == 0.2
