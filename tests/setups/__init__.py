@@ -1,0 +1,11 @@
+"""Set-ups of real code bases, each with its right multipliers."""
+
+import importlib
+
+MODULES = ("transformers",)
+
+SETUPS = [
+    setup
+    for name in MODULES
+    for setup in importlib.import_module(f".{name}", __name__).SETUPS
+]
