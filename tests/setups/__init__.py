@@ -2,7 +2,7 @@
 
 import importlib
 
-MODULES = ("transformers",)
+MODULES = ("transformers", "attention", "convolutions", "ssm", "rnn", "moe", "lora")
 
 SETUPS = [
     setup

@@ -86,6 +86,8 @@ class Setup:
       remedies: options that answer the question, each added to `options`. Under
         each, everything has to be right.
       either: being right at once is as good as asking.
+      instead: where no option answers the question, the tree that a user has to
+        write; the remedies are then tried on it.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Setup:
     asks: str | None = None
     remedies: tuple[Mapping[str, Any], ...] = ()
     either: bool = False
+    instead: Callable[..., Any] | None = None
 
     def sizes(self, end: int) -> dict[str, int]:
         """Arguments of `tree` for the base (0) or the target (1)."""
@@ -200,10 +203,13 @@ def judge(setup: Setup) -> str | None:
             return "SILENTLY WRONG: " + "; ".join(wrong)
         if setup.asks is not None and not setup.either:
             return f"GUESSED {setup.asks}, which the set-up does not tell"
+    remedied = setup
+    if setup.instead is not None:
+        remedied = dataclasses.replace(setup, tree=setup.instead)
     for remedy in setup.remedies:
         options = {**setup.options, **remedy}
         try:
-            wrong = mistakes(setup, options)
+            wrong = mistakes(remedied, options)
         except ValueError as error:
             return f"REMEDY {remedy} raises: {error}"
         if wrong:
