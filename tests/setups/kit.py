@@ -196,7 +196,8 @@ def judge(setup: Setup) -> str | None:
     except ValueError as error:
         if setup.asks is None:
             return f"RAISED, though the set-up tells: {error}"
-        if not re.search(setup.asks, str(error)):
+        # A message may quote a path as an escaped pattern.
+        if not re.search(setup.asks, str(error).replace("\\", "")):
             return f"MISLEADS, it does not name {setup.asks}: {error}"
     else:
         if wrong:

@@ -175,10 +175,6 @@ SETUPS = [
         "lora_nnx_growing_rank",
         "flax.nnx.LoRALinear, rank n/8",
         lambda n: Lora(n, n // 8, nnx.Rngs(0)),
-        {"readout": r"head/kernel|first/lora/lora_a"},
-        asks="first/lora/lora_a|mid/lora/lora_b",
-        either=True,
-        remedies=({"readout": "head/kernel"},),
         leaves={
             r"first/kernel": I(),
             r"mid/kernel": H(),

@@ -297,13 +297,13 @@ SETUPS = [
     ),
     Setup(
         "experts_list_more",
-        "a list of experts, 4 to 16: a copy has the scale of any other",
+        "a list of experts, 4 to 16: nothing of the base says what the fifth gets; a base"
+        " of 16 experts does",
         experts_list,
-        {"axes": {"^router/w$": ((0,), ())}},
         grow={"e": (4, 16)},
-        either=True,
-        asks="experts",
-        remedies=({"axes": {"^router/w$": ((0,), ()), "^experts/.*": ((0,), (1,))}},),
+        asks="experts/",
+        instead=lambda n, e: experts_list(n, 16),
+        remedies=({"readout": "^(head|router)/w"},),
     ),
     Setup(
         "maxtext_moe",
