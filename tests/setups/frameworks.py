@@ -581,6 +581,9 @@ SETUPS = [
         levanter_gpt2,
         {"depth": (2, 8), "branch": "blocks/stacked", "tied": "token_embeddings"},
         grow=DEEPER,
+        asks="c_attn/bias",
+        either=True,
+        remedies=({"axes": {"c_attn/bias": ((), (2, 3))}},),
     ),
     Setup(
         "haiku_mlp",
@@ -777,7 +780,7 @@ SETUPS = [
         "linen_variables",
         "flax.linen, a dictionary with 'params' in front",
         linen(lambda n: LinenTransformer(n, 4), IDS, params_only=False),
-        leaves={f"params/({p})": leaf for p, leaf in LINEN_TRANSFORMER.items()},
+        leaves=LINEN_TRANSFORMER,
     ),
     Setup(
         "linen_tied",
@@ -873,7 +876,8 @@ SETUPS = [
         lambda n: nnx.state(NnxTransformer(n, 4, nnx.Rngs(0))),
         asks="drop/rngs|key|count",
         either=True,
-        remedies=(),
+        instead=lambda n: nnx.state(NnxTransformer(n, 4, nnx.Rngs(0)), nnx.Param),
+        remedies=({},),
         leaves=NNX_TRANSFORMER | {r"drop/.*": F()},
     ),
     Setup(
@@ -972,7 +976,7 @@ SETUPS = [
     Setup(
         "nnx_param_of_dict",
         "nnx.Param({...})",
-        NnxDict,
+        lambda n: NnxDict(n),
         asks="weights",
         either=True,
         instead=lambda n: {
@@ -1008,9 +1012,9 @@ SETUPS = [
         either=True,
         remedies=({},),
         leaves={
-            r"params/in": I(),
-            r"params/mid": H(),
-            r"params/out": O(),
+            r"in": I(),
+            r"mid": H(),
+            r"out": O(),
             r"step|key": F(),
         },
     ),

@@ -125,13 +125,18 @@ class Setup:
     def right(self, paths) -> dict[str, Leaf]:
         """What every path is."""
         if self.leaves is None:
-            return self.tree(**self.sizes(1))
+            return {_bare(path): x for path, x in self.tree(**self.sizes(1)).items()}
         found = {}
         for path in paths:
             matches = [x for p, x in self.leaves.items() if re.fullmatch(p, path)]
             assert len(matches) == 1, f"the table has {len(matches)} rows for {path}"
             found[path] = matches[0]
         return found
+
+
+def _bare(path: str) -> str:
+    """Without the name of Linen's collection, which both spellings may lack."""
+    return path.removeprefix("params/")
 
 
 def nest(flat: Mapping[str, Leaf], style: str = "nested") -> Any:
@@ -165,7 +170,8 @@ def _lists(node: Any) -> Any:
 
 def mistakes(setup: Setup, options: Mapping[str, Any]) -> list[str]:
     """What is wrong under these options; raises what `infer_scales` raises."""
-    scales = optim.infer_scales(*setup.models(), **options)
+    found = optim.infer_scales(*setup.models(), **options)
+    scales = {_bare(path): scale for path, scale in found.items()}
     right = setup.right(scales)
     wrong = [f"{path}: missing" for path in right if path not in scales]
     wrong += [f"{path}: not in the table" for path in scales if path not in right]
