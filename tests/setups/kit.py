@@ -188,7 +188,7 @@ def mistakes(setup: Setup, options: Mapping[str, Any]) -> list[str]:
         in_branch = bool(inside and re.search(inside, path))
         if scales[path].in_branch != in_branch:
             wrong.append(f"{path}: in_branch is to be {in_branch}")
-        if "depth" in options:
+        if options.get("depth"):
             small, large = options["depth"]
             if scales[path].depth != large / small:
                 wrong.append(f"{path}: depth is to be {large / small}")
@@ -231,7 +231,7 @@ def inconsistencies(setup: Setup) -> list[str]:
     base, target = (setup.tree(**setup.sizes(end)) for end in (0, 1))
     depths = {1.0}
     for options in (setup.options, *setup.remedies):
-        if "depth" in options:
+        if options.get("depth"):
             small, large = options["depth"]
             depths.add(large / small)
     wrong = []

@@ -325,9 +325,9 @@ SETUPS = [
     ),
     Setup(
         "list_wrong_depth",
-        "depth is given as (1, 4), the lists have 2 and 8",
+        "depth is given as (4, 8), the lists have 2 and 8",
         listed,
-        {"depth": (1, 4), "branch": "^blocks/"},
+        {"depth": (4, 8), "branch": "^blocks/"},
         grow=DEEPER,
         asks="blocks",
         remedies=(DEPTH,),
