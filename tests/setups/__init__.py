@@ -2,7 +2,21 @@
 
 import importlib
 
-MODULES = ("transformers", "attention", "convolutions", "ssm", "rnn", "moe", "lora", "unet_vae_vq", "hypernetworks", "torch_layouts", "frameworks", "stacks", "tables")
+MODULES = (
+    "transformers",
+    "attention",
+    "convolutions",
+    "ssm",
+    "rnn",
+    "moe",
+    "lora",
+    "unet_vae_vq",
+    "hypernetworks",
+    "torch_layouts",
+    "frameworks",
+    "stacks",
+    "tables",
+)
 
 SETUPS = [
     setup

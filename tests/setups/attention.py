@@ -228,7 +228,9 @@ KEY_VALUE = {"readout": r"^head/kernel|/(key|value)/kernel"}
 
 SETUPS = [
     Setup("attn_heads_grow", "Flax MultiHeadDotProductAttention", around(heads_grow)),
-    Setup("attn_dim_grows", "Flax MultiHeadDotProductAttention", around(head_dim_grows)),
+    Setup(
+        "attn_dim_grows", "Flax MultiHeadDotProductAttention", around(head_dim_grows)
+    ),
     Setup("attn_both_grow", "Flax MultiHeadDotProductAttention", around(both_grow)),
     Setup("attn_mqa_named", "Flax, one head of keys", around(grouped(1)), KEY_VALUE),
     Setup(
@@ -351,7 +353,9 @@ SETUPS = [
         {"axes": {r"r_[wr]_bias$": ((), (0, 1))}},
     ),
     Setup(
-        "alibi_learnt_slopes", "ALiBi, learnt: (heads,)", plus(slopes=lambda n: V(n // 16))
+        "alibi_learnt_slopes",
+        "ALiBi, learnt: (heads,)",
+        plus(slopes=lambda n: V(n // 16)),
     ),
     Setup(
         "alibi_learnt_slopes_broadcast",
@@ -370,7 +374,9 @@ SETUPS = [
         remedies=({"axes": {"logit_scale": ((), (0,))}},),
     ),
     Setup(
-        "qk_norm_shared", "ViT-22B: a scale of 16 for all heads", plus(q_norm=lambda n: F(16))
+        "qk_norm_shared",
+        "ViT-22B: a scale of 16 for all heads",
+        plus(q_norm=lambda n: F(16)),
     ),
     Setup(
         "qk_norm_per_head",
@@ -393,8 +399,14 @@ SETUPS = [
         either=True,
         remedies=({"axes": {"mem_[kv]$": ((), (0,))}},),
     ),
-    Setup("null_keys", "lucidrains imagen: null_kv (2, 16)", plus(null_kv=lambda n: F(2, 16))),
-    Setup("attention_sinks", "gpt-oss: sinks (heads,)", plus(sinks=lambda n: V(n // 16))),
+    Setup(
+        "null_keys",
+        "lucidrains imagen: null_kv (2, 16)",
+        plus(null_kv=lambda n: F(2, 16)),
+    ),
+    Setup(
+        "attention_sinks", "gpt-oss: sinks (heads,)", plus(sinks=lambda n: V(n // 16))
+    ),
     Setup(
         "shaw_relative_keys",
         "Shaw et al.: (2k + 1, 16), the same for all heads",
@@ -430,9 +442,7 @@ SETUPS = [
         asks="pair_bias",
         remedies=({"readout": "^head/kernel|pair_bias"},),
     ),
-    Setup(
-        "evoformer_pair_fixed", "AlphaFold: c_z stays", evoformer("fixed", "grows")
-    ),
+    Setup("evoformer_pair_fixed", "AlphaFold: c_z stays", evoformer("fixed", "grows")),
     Setup(
         "gat_attention_vector",
         "PyG GAT: att (1, 4, dim) is summed with the features over dim",

@@ -4,7 +4,10 @@ from .kit import F, H, I, O, Setup, V
 
 
 def conv(path, k, a, b, kind=H):
-    return {f"{path}/kernel": kind(k, k, a, b), f"{path}/bias": (V if kind in (H, I) else F)(b)}
+    return {
+        f"{path}/kernel": kind(k, k, a, b),
+        f"{path}/bias": (V if kind in (H, I) else F)(b),
+    }
 
 
 def norm(path, n):
@@ -40,10 +43,15 @@ def resnet(n):
         b = n * 2**stage
         for _ in range(2):
             at = f"ResNetBlock_{i}"
-            tree |= {f"{at}/Conv_0/kernel": H(3, 3, a, b), f"{at}/Conv_1/kernel": H(3, 3, b, b)}
+            tree |= {
+                f"{at}/Conv_0/kernel": H(3, 3, a, b),
+                f"{at}/Conv_1/kernel": H(3, 3, b, b),
+            }
             tree |= norm(f"{at}/BatchNorm_0", b) | norm(f"{at}/BatchNorm_1", b)
             if a != b:
-                tree |= {f"{at}/conv_proj/kernel": H(1, 1, a, b)} | norm(f"{at}/norm_proj", b)
+                tree |= {f"{at}/conv_proj/kernel": H(1, 1, a, b)} | norm(
+                    f"{at}/norm_proj", b
+                )
             a, i = b, i + 1
     return tree | head(a, 1000, "Dense_0")
 
@@ -89,7 +97,9 @@ def convnext_stages(n):
     for s in range(3):
         b = n * 2**s
         if s:
-            tree |= conv(f"downsample_layers_{s}/1", 2, a, b) | norm(f"downsample_layers_{s}/0", a)
+            tree |= conv(f"downsample_layers_{s}/1", 2, a, b) | norm(
+                f"downsample_layers_{s}/0", a
+            )
         tree |= convnext_block(f"stages_{s}/0", b) | convnext_block(f"stages_{s}/1", b)
         a = b
     return tree | head(a)
@@ -150,7 +160,11 @@ def grouped_fixed_size(n):
 
 def fully_convolutional(n):
     """FCN and Pix2Pix discriminators: the readout is a convolution."""
-    return conv("stem", 3, 3, n, I) | conv("body", 3, n, n) | conv("classifier", 1, n, 21, O)
+    return (
+        conv("stem", 3, 3, n, I)
+        | conv("body", 3, n, n)
+        | conv("classifier", 1, n, 21, O)
+    )
 
 
 def denoiser(n):

@@ -153,7 +153,9 @@ def haiku_mlp(n, x):
 
 def haiku_attention(n, x):
     x = hk.Linear(n, name="embed")(x)
-    x = hk.MultiHeadAttention(4, n // 4, w_init_scale=1.0, model_size=n, name="attn")(x, x, x)
+    x = hk.MultiHeadAttention(4, n // 4, w_init_scale=1.0, model_size=n, name="attn")(
+        x, x, x
+    )
     x = hk.LayerNorm(-1, True, True, name="norm")(x)
     return hk.Linear(10, name="head")(x)
 
@@ -185,7 +187,9 @@ def haiku_lm(n, x):
 def haiku_stack(n, x):
     """hk.experimental.layer_stack: a leading axis of layers."""
     x = hk.Linear(n, name="embed")(x)
-    x = hk.experimental.layer_stack(3, name="stack")(lambda y: y + hk.Linear(n, name="w")(y))(x)
+    x = hk.experimental.layer_stack(3, name="stack")(
+        lambda y: y + hk.Linear(n, name="w")(y)
+    )(x)
     return hk.Linear(10, name="head")(x)
 
 
@@ -283,7 +287,9 @@ class LinenTransformer(nn.Module):
         x = nn.Embed(50, self.n, name="embed")(ids)
         x = x + self.param("pos", nn.initializers.zeros, (7, self.n))
         x = x + nn.SelfAttention(self.heads, name="attn")(nn.LayerNorm(name="ln1")(x))
-        x = x + nn.Dense(self.n, name="down")(nn.relu(nn.Dense(4 * self.n, name="up")(x)))
+        x = x + nn.Dense(self.n, name="down")(
+            nn.relu(nn.Dense(4 * self.n, name="up")(x))
+        )
         return nn.Dense(50, name="logits")(x)
 
 
@@ -443,7 +449,11 @@ class NnxDict(nnx.Module):
 
     def __init__(self, n):
         self.weights = nnx.Param(
-            {"in": jnp.zeros((8, n)), "mid": jnp.zeros((n, n)), "out": jnp.zeros((n, 5))}
+            {
+                "in": jnp.zeros((8, n)),
+                "mid": jnp.zeros((n, n)),
+                "out": jnp.zeros((n, 5)),
+            }
         )
 
 
@@ -686,8 +696,14 @@ SETUPS = [
     Setup(
         "eqx_mlp_unbiased",
         "eqx.nn.MLP",
-        lambda n: eqx.nn.MLP(8, 10, n, 2, use_bias=False, use_final_bias=False, key=KEY),
-        leaves={r"layers/0/weight": I(), r"layers/1/weight": H(), r"layers/2/weight": O()},
+        lambda n: eqx.nn.MLP(
+            8, 10, n, 2, use_bias=False, use_final_bias=False, key=KEY
+        ),
+        leaves={
+            r"layers/0/weight": I(),
+            r"layers/1/weight": H(),
+            r"layers/2/weight": O(),
+        },
     ),
     Setup(
         "eqx_scalar",
@@ -728,7 +744,12 @@ SETUPS = [
             r"last/bias": F(),
         },
     ),
-    Setup("eqx_transformer", "eqx.nn.MultiheadAttention", EqxTransformer, leaves=EQX_TRANSFORMER),
+    Setup(
+        "eqx_transformer",
+        "eqx.nn.MultiheadAttention",
+        EqxTransformer,
+        leaves=EQX_TRANSFORMER,
+    ),
     Setup(
         "eqx_transformer_value_bias",
         "eqx.nn.MultiheadAttention with biases",
@@ -970,7 +991,9 @@ SETUPS = [
     Setup(
         "nnx_pure_dict",
         "nnx.to_pure_dict",
-        lambda n: nnx.to_pure_dict(nnx.state(NnxTransformer(n, 4, nnx.Rngs(0)), nnx.Param)),
+        lambda n: nnx.to_pure_dict(
+            nnx.state(NnxTransformer(n, 4, nnx.Rngs(0)), nnx.Param)
+        ),
         leaves=NNX_TRANSFORMER,
     ),
     Setup(

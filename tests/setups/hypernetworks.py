@@ -4,7 +4,10 @@ from .kit import F, H, I, O, Setup, V
 
 
 def dense(path, a, b, kind=H):
-    return {f"{path}/kernel": kind(a, b), f"{path}/bias": (F if kind in (O, F) else V)(b)}
+    return {
+        f"{path}/kernel": kind(a, b),
+        f"{path}/bias": (F if kind in (O, F) else V)(b),
+    }
 
 
 def around(**extra):
@@ -33,13 +36,19 @@ def generates_fixed(n):
 def generates_width(n, flat):
     """W = z @ kernel has a fan-in of its own, n: entries of n^-1/2, updates of 1/n."""
     gen = {"hyper/to_kernel": H(16, n * n) if flat else H(16, n, n)}
-    return {"first/kernel": I(32, n), "codes": F(4, 16)} | gen | {"head/kernel": O(n, 10)}
+    return (
+        {"first/kernel": I(32, n), "codes": F(4, 16)} | gen | {"head/kernel": O(n, 10)}
+    )
 
 
 def film(n, condition="fixed"):
     c = 24 if condition == "fixed" else n
     kind = I if condition == "fixed" else H
-    return dense("first", 32, n, I) | dense("film", c, 2 * n, kind) | dense("head", n, 10, O)
+    return (
+        dense("first", 32, n, I)
+        | dense("film", c, 2 * n, kind)
+        | dense("head", n, 10, O)
+    )
 
 
 def pointnet(n):
@@ -57,7 +66,11 @@ def pointnet(n):
 
 def bilinear_readout(n):
     """y_k = x W_k x' sums over n² terms."""
-    return dense("left", 32, n, I) | dense("right", 32, n, I) | {"bilinear": O(n, n, 10, into=16)}
+    return (
+        dense("left", 32, n, I)
+        | dense("right", 32, n, I)
+        | {"bilinear": O(n, n, 10, into=16)}
+    )
 
 
 def bilinear_torch(n):
@@ -134,7 +147,11 @@ def outer_product_mean(n, inner="grows"):
 def general_readout(n, grows="heads"):
     """DenseGeneral(10, axis=(-2, -1)), unbiased: (heads, dim, 10)."""
     h, d = (n // 16, 16) if grows == "heads" else (4, n // 4)
-    return {"first/kernel": I(32, h, d), "first/bias": V(h, d), "head/kernel": O(h, d, 10)}
+    return {
+        "first/kernel": I(32, h, d),
+        "first/bias": V(h, d),
+        "head/kernel": O(h, d, 10),
+    }
 
 
 SETUPS = [
@@ -171,7 +188,10 @@ SETUPS = [
     Setup("film_fixed_condition", "FiLM", film),
     Setup("film_growing_condition", "FiLM", lambda n: film(n, "grows")),
     Setup(
-        "pointnet", "PointNet's feature transform", pointnet, {"readout": "tnet/out|^cls"}
+        "pointnet",
+        "PointNet's feature transform",
+        pointnet,
+        {"readout": "tnet/out|^cls"},
     ),
     Setup(
         "pointnet_not_named",
@@ -221,13 +241,17 @@ SETUPS = [
     Setup(
         "neural_tensor_slices",
         "a neural tensor network of 4 slices: W (n, n, 4) sums over n²",
-        around(W=lambda n: O(n, n, 4, into=16), V=lambda n: O(2 * n, 4), u=lambda n: F(4)),
+        around(
+            W=lambda n: O(n, n, 4, into=16), V=lambda n: O(2 * n, 4), u=lambda n: F(4)
+        ),
         {"readout": "^head/kernel|^[WV]$", "axes": {"^W$": ((0, 1), (2,))}},
     ),
     Setup(
         "neural_tensor_slices_not_named",
         "a neural tensor network of 4 slices: W (n, n, 4) could be maxout too",
-        around(W=lambda n: O(n, n, 4, into=16), V=lambda n: O(2 * n, 4), u=lambda n: F(4)),
+        around(
+            W=lambda n: O(n, n, 4, into=16), V=lambda n: O(2 * n, 4), u=lambda n: F(4)
+        ),
         asks=r"\b[WV]\b",
         remedies=({"readout": "^head/kernel|^[WV]$", "axes": {"^W$": ((0, 1), (2,))}},),
     ),
@@ -300,9 +324,7 @@ SETUPS = [
         general_readout,
         asks="head/kernel",
         either=True,
-        remedies=(
-            {"readout": "^head/", "axes": {"^head/kernel$": ((0, 1), (2,))}},
-        ),
+        remedies=({"readout": "^head/", "axes": {"^head/kernel$": ((0, 1), (2,))}},),
     ),
     Setup(
         "readout_of_head_dim",

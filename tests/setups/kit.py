@@ -119,7 +119,9 @@ class Setup:
     def models(self) -> tuple[Any, Any]:
         """Base and target as `infer_scales` takes them."""
         if self.leaves is not None:
-            return tuple((lambda end=end: self.tree(**self.sizes(end))) for end in (0, 1))
+            return tuple(
+                (lambda end=end: self.tree(**self.sizes(end))) for end in (0, 1)
+            )
         return tuple(nest(self.tree(**self.sizes(end)), self.style) for end in (0, 1))
 
     def right(self, paths) -> dict[str, Leaf]:

@@ -47,7 +47,12 @@ def dora(n):
 
 def only_adapters(n):
     """The frozen network is kept elsewhere: a tree of adapters alone."""
-    return {"q/lora_a": O(n, 8), "q/lora_b": I(8, n), "v/lora_a": O(n, 8), "v/lora_b": I(8, n)}
+    return {
+        "q/lora_a": O(n, 8),
+        "q/lora_b": I(8, n),
+        "v/lora_a": O(n, 8),
+        "v/lora_b": I(8, n),
+    }
 
 
 def houlsby(n, growing=False):
@@ -226,7 +231,9 @@ SETUPS = [
     ),
     Setup("dora", "DoRA: a magnitude (1, n)", dora, NAMED),
     Setup("lora_only", "adapters alone", only_adapters, {"readout": "lora_a$"}),
-    Setup("houlsby", "Houlsby adapters of 16", houlsby, {"readout": "^head|down/kernel"}),
+    Setup(
+        "houlsby", "Houlsby adapters of 16", houlsby, {"readout": "^head|down/kernel"}
+    ),
     Setup(
         "houlsby_not_named",
         "Houlsby adapters of 16",
@@ -245,7 +252,9 @@ SETUPS = [
         remedies=({"axes": {"^prefix$": ((), (1,))}},),
     ),
     Setup("ia3", "(IA)^3: scales (1, n)", ia3),
-    Setup("vera", "VeRA: vectors beside fixed matrices", vera, {"readout": "^head|vera_A"}),
+    Setup(
+        "vera", "VeRA: vectors beside fixed matrices", vera, {"readout": "^head|vera_A"}
+    ),
     Setup(
         "lora_scanned",
         "LoRA, scanned over layers",

@@ -283,7 +283,11 @@ SETUPS = [
         "mixtral_torch",
         "Hugging Face Mixtral",
         mixtral_list,
-        {"layout": "out_in", "readout": r"lm_head|\.gate\.", "embeddings": "embed_tokens"},
+        {
+            "layout": "out_in",
+            "readout": r"lm_head|\.gate\.",
+            "embeddings": "embed_tokens",
+        },
         style="flat",
     ),
     Setup(
@@ -391,9 +395,7 @@ SETUPS = [
         "google-research/vmoe: (n, experts, slots)",
         soft_moe,
         asks="moe/mu",
-        remedies=(
-            {"readout": "^head/|moe/mu$", "axes": {"moe/mu$": ((0,), (1, 2))}},
-        ),
+        remedies=({"readout": "^head/|moe/mu$", "axes": {"moe/mu$": ((0,), (1, 2))}},),
     ),
     Setup(
         "tied_gpt_with_router",

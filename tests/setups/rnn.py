@@ -220,11 +220,20 @@ HEADS = {"readout": "(rew|cont|actor|critic)/out/kernel"}
 HAIKU_HEAD = {r"linear/w": O(), r"linear/b": F()}
 
 SETUPS = [
-    Setup("lstm_linen", "flax.linen.OptimizedLSTMCell", linen_rnn(nn.OptimizedLSTMCell), leaves=LINEN),
-    Setup("lstm_linen_plain", "flax.linen.LSTMCell", linen_rnn(nn.LSTMCell), leaves=LINEN),
+    Setup(
+        "lstm_linen",
+        "flax.linen.OptimizedLSTMCell",
+        linen_rnn(nn.OptimizedLSTMCell),
+        leaves=LINEN,
+    ),
+    Setup(
+        "lstm_linen_plain", "flax.linen.LSTMCell", linen_rnn(nn.LSTMCell), leaves=LINEN
+    ),
     Setup("gru_linen", "flax.linen.GRUCell", linen_rnn(nn.GRUCell), leaves=LINEN),
     Setup("mgu_linen", "flax.linen.MGUCell", linen_rnn(nn.MGUCell), leaves=LINEN),
-    Setup("simple_linen", "flax.linen.SimpleCell", linen_rnn(nn.SimpleCell), leaves=LINEN),
+    Setup(
+        "simple_linen", "flax.linen.SimpleCell", linen_rnn(nn.SimpleCell), leaves=LINEN
+    ),
     Setup(
         "conv_lstm_linen",
         "flax.linen.ConvLSTMCell: one convolution of the state, one of the input",
@@ -238,7 +247,12 @@ SETUPS = [
         },
     ),
     Setup("lstm_nnx", "flax.nnx.LSTMCell", nnx_rnn(nnx.LSTMCell), leaves=NNX),
-    Setup("lstm_nnx_optimized", "flax.nnx.OptimizedLSTMCell", nnx_rnn(nnx.OptimizedLSTMCell), leaves=NNX),
+    Setup(
+        "lstm_nnx_optimized",
+        "flax.nnx.OptimizedLSTMCell",
+        nnx_rnn(nnx.OptimizedLSTMCell),
+        leaves=NNX,
+    ),
     Setup("gru_nnx", "flax.nnx.GRUCell", nnx_rnn(nnx.GRUCell), leaves=NNX),
     Setup("simple_nnx", "flax.nnx.SimpleCell", nnx_rnn(nnx.SimpleCell), leaves=NNX),
     Setup(
@@ -270,9 +284,18 @@ SETUPS = [
             **HAIKU_HEAD,
         },
     ),
-    Setup("gru_equinox", "eqx.nn.GRUCell", lambda n: EqxRNN(eqx.nn.GRUCell, n), leaves=EQX),
-    Setup("lstm_equinox", "eqx.nn.LSTMCell", lambda n: EqxRNN(eqx.nn.LSTMCell, n), leaves=EQX),
-    Setup("lstm_torch", "torch.nn.LSTM", torch_lstm, {"layout": "out_in"}, style="flat"),
+    Setup(
+        "gru_equinox", "eqx.nn.GRUCell", lambda n: EqxRNN(eqx.nn.GRUCell, n), leaves=EQX
+    ),
+    Setup(
+        "lstm_equinox",
+        "eqx.nn.LSTMCell",
+        lambda n: EqxRNN(eqx.nn.LSTMCell, n),
+        leaves=EQX,
+    ),
+    Setup(
+        "lstm_torch", "torch.nn.LSTM", torch_lstm, {"layout": "out_in"}, style="flat"
+    ),
     Setup(
         "lstm_torch_layout_not_said",
         "torch.nn.LSTM: read as (in, out), first and last layer change places",

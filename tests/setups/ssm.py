@@ -109,7 +109,10 @@ def s5(n, states="grow", bidirectional=False):
             f"{at}/out2/bias": V(n),
         }
         if bidirectional:
-            tree |= {f"{at}/seq/C1": tree[f"{at}/seq/C"], f"{at}/seq/C2": tree[f"{at}/seq/C"]}
+            tree |= {
+                f"{at}/seq/C1": tree[f"{at}/seq/C"],
+                f"{at}/seq/C2": tree[f"{at}/seq/C"],
+            }
             del tree[f"{at}/seq/C"]
     return tree | {"decoder/kernel": O(n, 10), "decoder/bias": F(10)}
 
@@ -342,7 +345,10 @@ def deltanet(n):
     heads = n // 16
     tree = {"embed/embedding": I(1000, n)}
     for name in ("q", "k", "v"):
-        tree |= {f"attn/{name}_proj/kernel": H(n, n), f"attn/{name}_conv/kernel": I(4, 1, n)}
+        tree |= {
+            f"attn/{name}_proj/kernel": H(n, n),
+            f"attn/{name}_conv/kernel": I(4, 1, n),
+        }
     return tree | {
         "attn/b_proj/kernel": H(n, heads),
         "attn/a_proj/kernel": H(n, heads),
@@ -410,7 +416,13 @@ SETUPS = [
         asks="x_proj|embedding",
         remedies=({"tied": "^embedding/", "readout": "x_proj"},),
     ),
-    Setup("mamba_torch_named", "state-spaces/mamba", mamba_torch, MAMBA_TORCH, style="flat"),
+    Setup(
+        "mamba_torch_named",
+        "state-spaces/mamba",
+        mamba_torch,
+        MAMBA_TORCH,
+        style="flat",
+    ),
     Setup(
         "mamba_torch_layout_only",
         "state-spaces/mamba: A_log under torch's layout reads as a kernel of 16 inputs,"
@@ -455,9 +467,7 @@ SETUPS = [
         lambda n: s5(n, bidirectional=True),
         S5_GROW,
     ),
-    Setup(
-        "s5_fixed_states", "lindermanlab/S5", lambda n: s5(n, "fixed"), S5_FIXED
-    ),
+    Setup("s5_fixed_states", "lindermanlab/S5", lambda n: s5(n, "fixed"), S5_FIXED),
     Setup(
         "s5_fixed_states_not_named",
         "lindermanlab/S5",

@@ -14,8 +14,14 @@ def norm(path, n, *stack):
 def block(path, n, *stack):
     return (
         norm(f"{path}/norm", n, *stack)
-        | {f"{path}/up/kernel": H(*stack, n, 4 * n), f"{path}/up/bias": V(*stack, 4 * n)}
-        | {f"{path}/down/kernel": H(*stack, 4 * n, n), f"{path}/down/bias": V(*stack, n)}
+        | {
+            f"{path}/up/kernel": H(*stack, n, 4 * n),
+            f"{path}/up/bias": V(*stack, 4 * n),
+        }
+        | {
+            f"{path}/down/kernel": H(*stack, 4 * n, n),
+            f"{path}/down/bias": V(*stack, n),
+        }
     )
 
 
@@ -99,7 +105,10 @@ def alternating(n, attn, mlp):
     """Two lists, of which one member is used in turn with the other."""
     tree = ends(n)
     for i in range(attn):
-        tree |= {f"attn_blocks/{i}/qkv/kernel": H(n, 3 * n), f"attn_blocks/{i}/out/kernel": H(n, n)}
+        tree |= {
+            f"attn_blocks/{i}/qkv/kernel": H(n, 3 * n),
+            f"attn_blocks/{i}/out/kernel": H(n, n),
+        }
     for i in range(mlp):
         tree |= block(f"mlp_blocks/{i}", n)
     return tree | head(n)
@@ -122,7 +131,9 @@ def members_differ(n, L):  # noqa: N803
 
 def scanned_groups(n, L):  # noqa: N803
     """Gemma-like: a scan over groups of two layers, which stand apart in the tree."""
-    return ends(n) | block("groups/local", n, L) | block("groups/global", n, L) | head(n)
+    return (
+        ends(n) | block("groups/local", n, L) | block("groups/global", n, L) | head(n)
+    )
 
 
 def norms_outside(n, L):  # noqa: N803
@@ -195,6 +206,7 @@ def wrong(name, tree, pattern, asks, right, source, grow=None, depth=(2, 8), **r
         tree,
         {"depth": depth, "branch": pattern},
         grow=grow or DEEPER,
+        inside=right,
         asks=asks,
         remedies=({"branch": right},),
         **rest,
@@ -202,7 +214,13 @@ def wrong(name, tree, pattern, asks, right, source, grow=None, depth=(2, 8), **r
 
 
 SETUPS = [
-    Setup("list_deeper", "a list of residual blocks", listed, DEPTH | {"branch": "^blocks/"}, grow=DEEPER),
+    Setup(
+        "list_deeper",
+        "a list of residual blocks",
+        listed,
+        DEPTH | {"branch": "^blocks/"},
+        grow=DEEPER,
+    ),
     Setup(
         "list_deeper_not_said",
         "a list of residual blocks, of which there are more",
@@ -235,7 +253,13 @@ SETUPS = [
         DEPTH | {"branch": r"^blocks_\d+/"},
         grow=DEEPER,
     ),
-    Setup("stack_deeper", "a stack of blocks", stacked, DEPTH | {"branch": "^blocks/"}, grow=DEEPER),
+    Setup(
+        "stack_deeper",
+        "a stack of blocks",
+        stacked,
+        DEPTH | {"branch": "^blocks/"},
+        grow=DEEPER,
+    ),
     Setup(
         "stack_same",
         "a stack of blocks",

@@ -18,7 +18,11 @@ def with_table(path, base_entries, target_entries=None, classes=7):
 
     def tree(n):
         entries = base_entries if n == 64 else (target_entries or base_entries)
-        return {path: I(entries, n, copies=ratio)} | {"in/kernel": I(5, n)} | body(n, classes)
+        return (
+            {path: I(entries, n, copies=ratio)}
+            | {"in/kernel": I(5, n)}
+            | body(n, classes)
+        )
 
     return tree
 
@@ -53,7 +57,11 @@ def tied_model(n, vocab, ratio=1.0):
 
 
 def text_classifier(name, n, classes=4):
-    return {"embed/embedding": I(500, n), "dense/kernel": H(n, n), f"{name}/kernel": O(n, classes)}
+    return {
+        "embed/embedding": I(500, n),
+        "dense/kernel": H(n, n),
+        f"{name}/kernel": O(n, classes),
+    }
 
 
 def recommender(n):
@@ -97,7 +105,11 @@ def adaptive(n):
 
 def nnlm_char(n):
     """A table of small vectors of fixed size, concatenated: fan-in is fixed."""
-    return {"chars/embedding": F(60, 16), "conv/kernel": I(3, 16, n), "conv/bias": V(n)} | body(n)
+    return {
+        "chars/embedding": F(60, 16),
+        "conv/kernel": I(3, 16, n),
+        "conv/bias": V(n),
+    } | body(n)
 
 
 def learned_prompt(n):
@@ -213,7 +225,12 @@ def one_layer(n):
 
 def growing_inputs(n):
     """Random features of growing number go into a network that grows as well."""
-    return {"a/kernel": H(2 * n, n), "a/bias": V(n), "b/kernel": O(n, 2), "b/bias": F(2)}
+    return {
+        "a/kernel": H(2 * n, n),
+        "a/bias": V(n),
+        "b/kernel": O(n, 2),
+        "b/bias": F(2),
+    }
 
 
 VOCAB = {"vocab": (100, 200)}
@@ -224,7 +241,11 @@ GROWN_VOCAB = {
 
 SETUPS = [
     *[
-        Setup(f"table_{name}", "a table of a fixed number of entries", with_table(path, 50))
+        Setup(
+            f"table_{name}",
+            "a table of a fixed number of entries",
+            with_table(path, 50),
+        )
         for name, path in (
             ("flax", "embed/embedding"),
             ("haiku", "embed/embeddings"),
@@ -406,7 +427,12 @@ SETUPS = [
         asks="v_head",
         remedies=({"readout": "lm_head|v_head"},),
     ),
-    Setup("actor_critic", "flax examples/ppo", actor_critic, {"readout": "^(policy|value)/kernel"}),
+    Setup(
+        "actor_critic",
+        "flax examples/ppo",
+        actor_critic,
+        {"readout": "^(policy|value)/kernel"},
+    ),
     Setup(
         "actor_critic_not_named",
         "flax examples/ppo: two heads",
@@ -461,5 +487,7 @@ SETUPS = [
         remedies=({"readout": "^[bd]/kernel"},),
     ),
     Setup("linear_model", "a readout alone", one_layer),
-    Setup("growing_inputs", "random features that grow with the network", growing_inputs),
+    Setup(
+        "growing_inputs", "random features that grow with the network", growing_inputs
+    ),
 ]

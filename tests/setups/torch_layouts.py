@@ -16,7 +16,9 @@ def norm(path, n):
 
 def mlp(n, bias=True):
     return (
-        linear("fc1", 784, n, I, bias) | linear("fc2", n, n, H, bias) | linear("fc3", n, 10, O, bias)
+        linear("fc1", 784, n, I, bias)
+        | linear("fc2", n, n, H, bias)
+        | linear("fc3", n, 10, O, bias)
     )
 
 
@@ -33,8 +35,12 @@ def nanogpt(n, vocab=1000, tied=False, copies=1):
     for i in range(2):
         at = f"transformer.h.{i}"
         tree |= norm(f"{at}.ln_1", n) | norm(f"{at}.ln_2", n)
-        tree |= linear(f"{at}.attn.c_attn", n, 3 * n) | linear(f"{at}.attn.c_proj", n, n)
-        tree |= linear(f"{at}.mlp.c_fc", n, 4 * n) | linear(f"{at}.mlp.c_proj", 4 * n, n)
+        tree |= linear(f"{at}.attn.c_attn", n, 3 * n) | linear(
+            f"{at}.attn.c_proj", n, n
+        )
+        tree |= linear(f"{at}.mlp.c_fc", n, 4 * n) | linear(
+            f"{at}.mlp.c_proj", 4 * n, n
+        )
     tree |= norm("transformer.ln_f", n)
     return tree | ({} if tied else {"lm_head.weight": O(vocab, n, copies=copies)})
 
@@ -108,10 +114,15 @@ def resnet(n):
     for stage in range(1, 4):
         b = n * 2 ** (stage - 1)
         at = f"layer{stage}.0"
-        tree |= {f"{at}.conv1.weight": H(b, a, 3, 3), f"{at}.conv2.weight": H(b, b, 3, 3)}
+        tree |= {
+            f"{at}.conv1.weight": H(b, a, 3, 3),
+            f"{at}.conv2.weight": H(b, b, 3, 3),
+        }
         tree |= norm(f"{at}.bn1", b) | norm(f"{at}.bn2", b)
         if a != b:
-            tree |= {f"{at}.downsample.0.weight": H(b, a, 1, 1)} | norm(f"{at}.downsample.1", b)
+            tree |= {f"{at}.downsample.0.weight": H(b, a, 1, 1)} | norm(
+                f"{at}.downsample.1", b
+            )
         a = b
     return tree | linear("fc", a, 1000, O)
 
@@ -119,7 +130,11 @@ def resnet(n):
 def convnext(n):
     tree = {"stem.0.weight": I(n, 3, 4, 4), "stem.0.bias": V(n)} | norm("stem.1", n)
     at = "stages.0.blocks.0"
-    tree |= {f"{at}.conv_dw.weight": I(n, 1, 7, 7), f"{at}.conv_dw.bias": V(n), f"{at}.gamma": V(n)}
+    tree |= {
+        f"{at}.conv_dw.weight": I(n, 1, 7, 7),
+        f"{at}.conv_dw.bias": V(n),
+        f"{at}.gamma": V(n),
+    }
     tree |= norm(f"{at}.norm", n) | linear(f"{at}.mlp.fc1", n, 4 * n)
     tree |= linear(f"{at}.mlp.fc2", 4 * n, n)
     return tree | norm("head.norm", n) | linear("head.fc", n, 1000, O)
@@ -151,7 +166,10 @@ def dcgan(n, bias=False):
     return tree
 
 
-DCGAN = {"axes": {r"main\.[036]\.weight$": ((0, 2, 3), (1,))}, "readout": r"main\.6\.weight"}
+DCGAN = {
+    "axes": {r"main\.[036]\.weight$": ((0, 2, 3), (1,))},
+    "readout": r"main\.6\.weight",
+}
 
 
 def deconv_decoder(n):
@@ -168,7 +186,10 @@ def deconv_decoder(n):
     }
 
 
-DECONV = {"axes": {r"dec\.\d\.weight$": ((0, 2, 3), (1,))}, "readout": r"dec\.2\.weight"}
+DECONV = {
+    "axes": {r"dec\.\d\.weight$": ((0, 2, 3), (1,))},
+    "readout": r"dec\.2\.weight",
+}
 
 
 def deconv_ratios(n):
@@ -186,7 +207,10 @@ def deconv_ratios(n):
 
 def mha(n):
     at = "encoder.layers.0"
-    tree = {f"{at}.self_attn.in_proj_weight": H(3 * n, n), f"{at}.self_attn.in_proj_bias": V(3 * n)}
+    tree = {
+        f"{at}.self_attn.in_proj_weight": H(3 * n, n),
+        f"{at}.self_attn.in_proj_bias": V(3 * n),
+    }
     tree |= linear(f"{at}.self_attn.out_proj", n, n)
     tree |= linear(f"{at}.linear1", n, 4 * n) | linear(f"{at}.linear2", 4 * n, n)
     tree |= norm(f"{at}.norm1", n) | norm(f"{at}.norm2", n)
@@ -203,7 +227,9 @@ def bert(n):
     for name in ("query", "key", "value"):
         tree |= linear(f"{at}.attention.self.{name}", n, n)
     tree |= linear(f"{at}.attention.output.dense", n, n)
-    tree |= linear(f"{at}.intermediate.dense", n, 4 * n) | linear(f"{at}.output.dense", 4 * n, n)
+    tree |= linear(f"{at}.intermediate.dense", n, 4 * n) | linear(
+        f"{at}.output.dense", 4 * n, n
+    )
     return tree | linear("bert.pooler.dense", n, n) | linear("classifier", n, 2, O)
 
 
@@ -390,7 +416,12 @@ SETUPS = [
         {"tied": r"^wte", "layout": "in_out"},
         source="Hugging Face GPT-2 in torch: Conv1D kernels (in, out)",
     ),
-    flat("llama_torch", llama, OUT_IN | {"embeddings": "embed_tokens"}, source="Hugging Face Llama"),
+    flat(
+        "llama_torch",
+        llama,
+        OUT_IN | {"embeddings": "embed_tokens"},
+        source="Hugging Face Llama",
+    ),
     flat("llama_torch_plain", llama, source="Hugging Face Llama: the name says it"),
     flat(
         "llama_torch_meta",
@@ -420,7 +451,12 @@ SETUPS = [
         )
         for name in ("tok_emb", "emb", "token_embedding_table", "E", "wte", "lut")
     ],
-    flat("timm_vit_named", timm_vit, OUT_IN | {"embeddings": "cls_token|pos_embed"}, source="timm"),
+    flat(
+        "timm_vit_named",
+        timm_vit,
+        OUT_IN | {"embeddings": "cls_token|pos_embed"},
+        source="timm",
+    ),
     flat(
         "timm_vit",
         timm_vit,
@@ -468,7 +504,12 @@ SETUPS = [
         either=True,
         remedies=(DCGAN,),
     ),
-    flat("deconv_torch_named", deconv_decoder, OUT_IN | DECONV, source="a torch autoencoder"),
+    flat(
+        "deconv_torch_named",
+        deconv_decoder,
+        OUT_IN | DECONV,
+        source="a torch autoencoder",
+    ),
     flat(
         "deconv_torch",
         deconv_decoder,
@@ -530,7 +571,12 @@ SETUPS = [
         either=True,
         remedies=({"embeddings": "query_embed|^cls$", "readout": "class_embed"},),
     ),
-    flat("stylegan2_torch", rosinality, OUT_IN | ROSINALITY, source="rosinality/stylegan2-pytorch"),
+    flat(
+        "stylegan2_torch",
+        rosinality,
+        OUT_IN | ROSINALITY,
+        source="rosinality/stylegan2-pytorch",
+    ),
     flat(
         "stylegan2_torch_not_named",
         rosinality,

@@ -49,7 +49,10 @@ def gpt2_block(path, n):
     """Kernels (in, out), as Flax GPT-2 and nanoGPT ports in JAX keep them."""
     return (
         norm(f"{path}/ln_1", n)
-        | {f"{path}/attn/c_attn/kernel": H(n, 3 * n), f"{path}/attn/c_attn/bias": V(3 * n)}
+        | {
+            f"{path}/attn/c_attn/kernel": H(n, 3 * n),
+            f"{path}/attn/c_attn/bias": V(3 * n),
+        }
         | dense(f"{path}/attn/c_proj", n, n)
         | norm(f"{path}/ln_2", n)
         | dense(f"{path}/mlp/c_fc", n, 4 * n)
@@ -184,7 +187,9 @@ def bert(n, L=2):  # noqa: N803
 def bert_mlm(n):
     """The decoder is the word table, its bias has an entry for every word."""
     tree = {
-        path: leaf for path, leaf in bert(n).items() if not path.startswith("classifier")
+        path: leaf
+        for path, leaf in bert(n).items()
+        if not path.startswith("classifier")
     }
     return (
         tree
@@ -408,12 +413,8 @@ SETUPS = [
         grow=BLOCKS,
     ),
     Setup("llama", "EasyLM llama", llama),
-    Setup(
-        "llama_deeper", "EasyLM llama", llama, DEEP | {"branch": "/h/"}, grow=BLOCKS
-    ),
-    Setup(
-        "nanodo_tied", "nanodo model.py", nanodo, {"tied": r"^embed/"}
-    ),
+    Setup("llama_deeper", "EasyLM llama", llama, DEEP | {"branch": "/h/"}, grow=BLOCKS),
+    Setup("nanodo_tied", "nanodo model.py", nanodo, {"tied": r"^embed/"}),
     Setup(
         "nanodo_tied_deeper",
         "nanodo model.py",
@@ -444,8 +445,10 @@ SETUPS = [
     Setup(
         "vit_more_classes",
         "google-research/vision_transformer; classes are not a width",
-        lambda n, c: vit(n, classes=c)
-        | {"head/kernel": O(n, c, copies=10), "head/bias": F(c, copies=10)},
+        lambda n, c: (
+            vit(n, classes=c)
+            | {"head/kernel": O(n, c, copies=10), "head/bias": F(c, copies=10)}
+        ),
         grow={"c": (10, 100)},
         asks="head/kernel",
         either=True,

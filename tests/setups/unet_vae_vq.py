@@ -4,11 +4,17 @@ from .kit import F, H, I, O, Setup, V
 
 
 def conv(path, k, a, b, kind=H):
-    return {f"{path}/kernel": kind(k, k, a, b), f"{path}/bias": (F if kind is O else V)(b)}
+    return {
+        f"{path}/kernel": kind(k, k, a, b),
+        f"{path}/bias": (F if kind is O else V)(b),
+    }
 
 
 def dense(path, a, b, kind=H):
-    return {f"{path}/kernel": kind(a, b), f"{path}/bias": (F if kind in (O, F) else V)(b)}
+    return {
+        f"{path}/kernel": kind(a, b),
+        f"{path}/bias": (F if kind in (O, F) else V)(b),
+    }
 
 
 def norm(path, n):
@@ -27,7 +33,9 @@ def unet(n, fixed_time=False):
     t = 4 * n
     tree = conv("conv_in", 3, 3, n, I)
     # Sinusoids of n frequencies are a width; 256 of them are not.
-    tree |= dense("time_embedding/linear_1", 256 if fixed_time else n, t, I if fixed_time else H)
+    tree |= dense(
+        "time_embedding/linear_1", 256 if fixed_time else n, t, I if fixed_time else H
+    )
     tree |= dense("time_embedding/linear_2", t, t)
     tree |= res_block("down_blocks_0/resnets_0", n, n, t)
     tree |= conv("down_blocks_0/downsamplers_0/conv", 3, n, n)
@@ -52,7 +60,11 @@ def unet_text(n):
         f"{at}/attn2/to_out_0/kernel": H(n, n),
     }
     # GEGLU: one kernel for values and gates.
-    return tree | dense(f"{at}/ff/net_0/proj", n, 8 * n) | dense(f"{at}/ff/net_2", 4 * n, n)
+    return (
+        tree
+        | dense(f"{at}/ff/net_0/proj", n, 8 * n)
+        | dense(f"{at}/ff/net_2", 4 * n, n)
+    )
 
 
 def unet_classes(n):
@@ -68,9 +80,15 @@ def unet_segmentation(n):
 def vae(n, latents=20, growing=False):
     kind, up = (H, H) if growing else (O, I)
     tree = dense("encoder/fc1", 784, n, I)
-    tree |= {"encoder/fc2_mean/kernel": kind(n, latents), "encoder/fc2_logvar/kernel": kind(n, latents)}
+    tree |= {
+        "encoder/fc2_mean/kernel": kind(n, latents),
+        "encoder/fc2_logvar/kernel": kind(n, latents),
+    }
     bias = V if growing else F
-    tree |= {"encoder/fc2_mean/bias": bias(latents), "encoder/fc2_logvar/bias": bias(latents)}
+    tree |= {
+        "encoder/fc2_mean/bias": bias(latents),
+        "encoder/fc2_logvar/bias": bias(latents),
+    }
     return tree | dense("decoder/fc1", latents, n, up) | dense("decoder/fc2", n, 784, O)
 
 
@@ -85,7 +103,11 @@ def conv_vae(n):
 
 def autoencoder(n):
     tree = dense("encoder/Dense_0", 784, 2 * n, I) | dense("encoder/Dense_1", 2 * n, n)
-    return tree | dense("decoder/Dense_0", n, 2 * n) | dense("decoder/Dense_1", 2 * n, 784, O)
+    return (
+        tree
+        | dense("decoder/Dense_0", n, 2 * n)
+        | dense("decoder/Dense_1", 2 * n, 784, O)
+    )
 
 
 def vqvae(n, dim="grows", rows="entries", entries=512):
@@ -122,14 +144,21 @@ def low_dim_vq(n):
     """ViT-VQGAN: codes of 32, projections in and out."""
     tree = dense("patch", 192, n, I) | dense("enc", n, n) | dense("pre_quant", n, 32, O)
     tree |= {"codebook/embedding": F(8192, 32)}
-    return tree | dense("post_quant", 32, n, I) | dense("dec", n, n) | dense("to_pixel", n, 192, O)
+    return (
+        tree
+        | dense("post_quant", 32, n, I)
+        | dense("dec", n, n)
+        | dense("to_pixel", n, 192, O)
+    )
 
 
 def gan(n):
     tree = dense("generator/Dense_0", 64, 49 * n, I)
     tree |= conv("generator/ConvTranspose_0", 4, n, n)
     tree |= conv("generator/ConvTranspose_1", 4, n, 1, O)
-    tree |= conv("discriminator/Conv_0", 4, 1, n, I) | conv("discriminator/Conv_1", 4, n, n)
+    tree |= conv("discriminator/Conv_0", 4, 1, n, I) | conv(
+        "discriminator/Conv_1", 4, n, n
+    )
     return tree | dense("discriminator/Dense_0", 49 * n, 1, O)
 
 
@@ -141,7 +170,11 @@ def stylegan(n):
         at = f"synthesis/b{i}"
         tree |= dense(f"{at}/affine", 512, n, I)
         tree |= conv(f"{at}/conv", 3, n, n) | {f"{at}/noise_strength": F()}
-    return tree | dense("synthesis/torgb/affine", 512, n, I) | conv("synthesis/torgb/conv", 1, n, 3, O)
+    return (
+        tree
+        | dense("synthesis/torgb/affine", 512, n, I)
+        | conv("synthesis/torgb/conv", 1, n, 3, O)
+    )
 
 
 def conditional_norm(n):
@@ -211,7 +244,11 @@ def realnvp(n):
 
 def glow(n):
     """Glow: actnorm and 1x1 convolutions of 12 channels stay; the networks grow."""
-    tree = {"actnorm/log_scale": F(12), "actnorm/bias": F(12), "inv1x1/kernel": F(1, 1, 12, 12)}
+    tree = {
+        "actnorm/log_scale": F(12),
+        "actnorm/bias": F(12),
+        "inv1x1/kernel": F(1, 1, 12, 12),
+    }
     tree |= conv("nn/conv1", 3, 6, n, I) | conv("nn/conv2", 1, n, n)
     return tree | conv("nn/conv3", 3, n, 12, O)
 
@@ -221,7 +258,14 @@ def named(name, source, tree, pattern, asks=None, **rest):
     options = {"readout": pattern}
     return [
         Setup(name, source, tree, options, **rest),
-        Setup(f"{name}_not_named", source, tree, asks=asks or pattern, remedies=(options,), **rest),
+        Setup(
+            f"{name}_not_named",
+            source,
+            tree,
+            asks=asks or pattern,
+            remedies=(options,),
+            **rest,
+        ),
     ]
 
 
@@ -241,9 +285,21 @@ SETUPS = [
         lambda n: unet(n, True),
         {"readout": "conv_out"},
     ),
-    Setup("unet_text", "Stable Diffusion in Flax", unet_text, {"readout": "^conv_out/kernel$"}),
-    Setup("unet_classes", "a U-Net of classes", unet_classes, {"readout": "^conv_out/"}),
-    Setup("unet_segmentation", "the first U-Net", unet_segmentation, {"readout": "^final/"}),
+    Setup(
+        "unet_text",
+        "Stable Diffusion in Flax",
+        unet_text,
+        {"readout": "^conv_out/kernel$"},
+    ),
+    Setup(
+        "unet_classes", "a U-Net of classes", unet_classes, {"readout": "^conv_out/"}
+    ),
+    Setup(
+        "unet_segmentation",
+        "the first U-Net",
+        unet_segmentation,
+        {"readout": "^final/"},
+    ),
     *named("vae", "flax examples/vae", vae, "fc2"),
     Setup(
         "vae_growing_latents",
@@ -304,7 +360,9 @@ SETUPS = [
     ),
     Setup("residual_vq", "SoundStream", residual_vq, {"readout": "decoder/out"}),
     *named("low_dim_vq", "ViT-VQGAN", low_dim_vq, "pre_quant/kernel|to_pixel/kernel"),
-    *named("gan", "a DCGAN in Flax", gan, "generator/ConvTranspose_1|discriminator/Dense_0"),
+    *named(
+        "gan", "a DCGAN in Flax", gan, "generator/ConvTranspose_1|discriminator/Dense_0"
+    ),
     Setup("stylegan", "StyleGAN2 in Flax", stylegan, {"readout": "torgb/conv"}),
     Setup("biggan", "BigGAN in Flax", conditional_norm, {"readout": "to_rgb"}),
     Setup("dit", "facebookresearch/DiT in Flax", dit),
