@@ -121,7 +121,7 @@ def qkv_heads(n):
 
 
 def mla_fixed(n):
-    """DeepSeek's latent attention with fixed ranks: down like a readout, up an input."""
+    """DeepSeek's latent attention of fixed ranks: down reads out, up is an input."""
     heads = n // 16
     return {
         "attn/wq_a/kernel": O(n, 24),

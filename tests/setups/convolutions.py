@@ -84,7 +84,7 @@ def convnext_block(path, n):
     )
 
 
-def convnext(n, L=2):  # noqa: N803
+def convnext(n, L=2):
     tree = conv("stem", 4, 3, n, I)
     for i in range(L):
         tree |= convnext_block(f"blocks_{i}", n)

@@ -14,8 +14,8 @@ KEY = jax.random.key(0)
 # --- MaxText: layers on axis 1, stages in front of a pipeline ---
 
 
-def maxtext(n, L, stages=None):  # noqa: N803
-    """`param_scan_axis: 1`; with a pipeline, (stages, layers of a stage, ...) in front."""
+def maxtext(n, L, stages=None):
+    """`param_scan_axis: 1`; of a pipeline, (stages, layers of a stage, ...) in front."""
     heads = n // 16
     at = "params/decoder/layers"
 
@@ -62,7 +62,7 @@ PIPELINE = {
 }
 
 
-def t5x_scanned(n, L):  # noqa: N803
+def t5x_scanned(n, L):
     """t5x scalable_t5: 2-D kernels scanned on axis 1, norms (n, L)."""
     at = "decoder/decoder"
     return {
@@ -86,7 +86,7 @@ T5X_SCANNED = {
 }
 
 
-def levanter_llama(n, L):  # noqa: N803
+def levanter_llama(n, L):
     """levanter: haliax arrays (layers, out axes, in axes), `out_first=True`."""
     groups = n // 32
     at = "transformer/layers/stacked"
@@ -117,7 +117,7 @@ LEVANTER = {
 }
 
 
-def levanter_gpt2(n, L):  # noqa: N803
+def levanter_gpt2(n, L):
     """levanter's GPT-2, tied: (layers, in, out) with `out_first=False`."""
     at = "transformer/blocks/stacked"
     heads = n // 16
@@ -246,7 +246,7 @@ class EqxStack(eqx.Module):
     blocks: eqx.nn.Linear
     head: eqx.nn.Linear
 
-    def __init__(self, n, L):  # noqa: N803
+    def __init__(self, n, L):
         self.embed = eqx.nn.Linear(8, n, key=KEY)
         self.blocks = eqx.filter_vmap(lambda key: eqx.nn.Linear(n, n, key=key))(
             jax.random.split(KEY, L)
@@ -425,7 +425,7 @@ class NnxBlock(nnx.Module):
 class NnxStack(nnx.Module):
     """Blocks made by nnx.vmap: a leading axis of layers."""
 
-    def __init__(self, n, L, rngs):  # noqa: N803
+    def __init__(self, n, L, rngs):
         self.first = nnx.Linear(8, n, rngs=rngs)
 
         @nnx.split_rngs(splits=L)
@@ -438,7 +438,7 @@ class NnxStack(nnx.Module):
 
 
 class NnxList(nnx.Module):
-    def __init__(self, n, L, rngs):  # noqa: N803
+    def __init__(self, n, L, rngs):
         self.first = nnx.Linear(8, n, rngs=rngs)
         self.blocks = nnx.List([NnxBlock(n, rngs) for _ in range(L)])
         self.head = nnx.Linear(n, 5, rngs=rngs)

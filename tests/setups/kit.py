@@ -6,11 +6,11 @@ Nothing here looks at how `infer_scales` decides.
 
 Each leaf is written with its shape and with what it *is*:
 
-    I  sums over a fixed number of terms, its outputs grow   (1, m_out, 1)
-    H  sums over a width, its outputs grow                   (1/m_in, m_out/m_in, m_in^-1/2)
-    O  sums over a width, its outputs do not grow            (1/m_in, 1/m_in, 1/m_in)
-    V  sums over nothing, has an entry for every unit        (1, m_out, 1)
-    F  nothing of it grows                                   (1, 1, 1)
+    I  sums over a fixed number, its outputs grow    (1, m_out, 1)
+    H  sums over a width, its outputs grow           (1/m_in, m_out/m_in, m_in^-1/2)
+    O  sums over a width, its outputs do not grow    (1/m_in, 1/m_in, 1/m_in)
+    V  sums over nothing, has an entry of each unit  (1, m_out, 1)
+    F  nothing of it grows                           (1, 1, 1)
 
 The triple is (Adam's learning rate, SGD's learning rate, initial size), each a ratio
 to the base under `mup`: Tensor Programs V, Tables 3 and 8.
@@ -170,6 +170,13 @@ def _lists(node: Any) -> Any:
 # --- judging ---
 
 
+def got(scale: Any) -> tuple[float, float, float]:
+    """(Adam's learning rate, SGD's learning rate, initial size) under `mup`."""
+    point = optim.parametrization("mup")
+    adam, sgd = (rules.multipliers(scale, point, name) for name in ("adam", "sgd"))
+    return adam.learning_rate, sgd.learning_rate, adam.init_std
+
+
 def mistakes(setup: Setup, options: Mapping[str, Any]) -> list[str]:
     """What is wrong under these options; raises what `infer_scales` raises."""
     found = optim.infer_scales(*setup.models(), **options)
@@ -178,22 +185,17 @@ def mistakes(setup: Setup, options: Mapping[str, Any]) -> list[str]:
     wrong = [f"{path}: missing" for path in right if path not in scales]
     wrong += [f"{path}: not in the table" for path in scales if path not in right]
     inside = setup.inside or options.get("branch")
-    point = optim.parametrization("mup")
+    small, large = options.get("depth") or (1, 1)
     for path in sorted(set(right) & set(scales)):
-        got = tuple(
-            rules.multipliers(scales[path], point, family).learning_rate
-            for family in ("adam", "sgd")
-        ) + (rules.multipliers(scales[path], point).init_std,)
-        want = right[path].triple(setup.m)
-        if not all(math.isclose(x, y) for x, y in zip(got, want, strict=True)):
-            wrong.append(f"{path}: got {got}, right is {want}")
+        scale = scales[path]
+        triple, want = got(scale), right[path].triple(setup.m)
+        if not all(math.isclose(x, y) for x, y in zip(triple, want, strict=True)):
+            wrong.append(f"{path}: got {triple}, right is {want}")
         in_branch = bool(inside and re.search(inside, path))
-        if scales[path].in_branch != in_branch:
+        if scale.in_branch != in_branch:
             wrong.append(f"{path}: in_branch is to be {in_branch}")
-        if options.get("depth"):
-            small, large = options["depth"]
-            if scales[path].depth != large / small:
-                wrong.append(f"{path}: depth is to be {large / small}")
+        if scale.depth != large / small:
+            wrong.append(f"{path}: depth is to be {large / small}")
     return wrong
 
 

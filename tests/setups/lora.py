@@ -116,7 +116,7 @@ def vera(n):
     }
 
 
-def stacked(n, L):  # noqa: N803
+def stacked(n, L):
     return {
         "embed/kernel": I(32, n),
         "layers/kernel": H(L, n, n),

@@ -75,7 +75,7 @@ def experts_list(n, e):
     return tree | {"head/w": O(n, 10)}
 
 
-def maxtext_moe(n, L, e=8):  # noqa: N803
+def maxtext_moe(n, L, e=8):
     """MaxText scans over axis 1 of what is not an expert: gate (n, L, experts)."""
     at = "decoder/layers/MoeBlock_0"
     return {
@@ -100,7 +100,7 @@ MAXTEXT_MOE = {
 }
 
 
-def scanned(n, L, e=8):  # noqa: N803
+def scanned(n, L, e=8):
     """Layers first, then experts: (L, experts, n, f)."""
     return {
         "embed/embedding": I(1000, n),
@@ -301,8 +301,7 @@ SETUPS = [
     ),
     Setup(
         "experts_list_more",
-        "a list of experts, 4 to 16: nothing of the base says what the fifth gets; a base"
-        " of 16 experts does",
+        "a list of experts, 4 to 16: the base has no fifth; a base of 16 has",
         experts_list,
         grow={"e": (4, 16)},
         asks="experts/",

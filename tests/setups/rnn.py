@@ -145,7 +145,7 @@ def plain_gru(n):
     return tree | {"out/w": O(n, 2), "out/b": F(2), "h0": V(n)}
 
 
-def plain_gru_stack(n, L):  # noqa: N803
+def plain_gru_stack(n, L):
     """Recurrent layers stacked on axis 0 and scanned, without residuals."""
     return {
         "embed": I(8, n),

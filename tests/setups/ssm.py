@@ -3,7 +3,7 @@
 from .kit import F, H, I, O, Setup, V
 
 
-def mamba(n, L=2, rank=8):  # noqa: N803
+def mamba(n, L=2, rank=8):
     """mamba_ssm in Flax's layout: inner width 2n, 16 states, a step of fixed rank."""
     d = 2 * n
     tree = {"embedding/embedding": I(1000, n)}
@@ -203,7 +203,7 @@ LRU_FIXED = {
 }
 
 
-def rwkv4(n, L=2):  # noqa: N803
+def rwkv4(n, L=2):
     """BlinkDL/RWKV-LM v4 in Flax's layout: decays for each channel."""
     tree = {"emb/embedding": I(1000, n), "ln0/scale": V(n), "ln0/bias": V(n)}
     for i in range(L):
@@ -225,7 +225,7 @@ def rwkv4(n, L=2):  # noqa: N803
     return tree | {"ln_out/scale": V(n), "head/kernel": O(n, 1000)}
 
 
-def rwkv5(n, L=2):  # noqa: N803
+def rwkv5(n, L=2):
     """v5: time_decay and time_faaaa (heads, 16)."""
     tree = rwkv4(n, L)
     for i in range(L):
@@ -238,7 +238,7 @@ def rwkv5(n, L=2):  # noqa: N803
 RWKV5 = {"axes": {"time_(decay|faaaa)$": ((), (0, 1))}}
 
 
-def rwkv5_stacked(n, L):  # noqa: N803
+def rwkv5_stacked(n, L):
     """The same, stacked over the layers."""
     tree = {"emb/embedding": I(1000, n)}
     tree |= {

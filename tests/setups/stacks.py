@@ -33,28 +33,28 @@ def head(n):
     return {"head/kernel": O(n, 10), "head/bias": F(10)}
 
 
-def listed(n, L, path="blocks/{}"):  # noqa: N803
+def listed(n, L, path="blocks/{}"):
     tree = ends(n)
     for i in range(L):
         tree |= block(path.format(i), n)
     return tree | head(n)
 
 
-def stacked(n, L, path="blocks"):  # noqa: N803
+def stacked(n, L, path="blocks"):
     return ends(n) | block(path, n, L) | head(n)
 
 
-def bare_stack(n, L):  # noqa: N803
+def bare_stack(n, L):
     """A plain tree of arrays, as README's example has it."""
     return {"embed": I(8, n), "blocks": H(L, n, n), "bias": V(L, n), "head": O(n, 3)}
 
 
-def square_stack(n, L):  # noqa: N803
+def square_stack(n, L):
     """(4, 64, 64) to (16, 128, 128): L and n may both look like widths."""
     return {"embed": I(8, n), "w": H(L, n, n), "head": O(n, 3)}
 
 
-def stack_as_wide(n, L):  # noqa: N803
+def stack_as_wide(n, L):
     """As many layers as the stack's matrices are wide, in the base."""
     return {"embed": I(8, n), "w": H(L, n, n), "b": V(L, n), "head": O(n, 3)}
 
@@ -72,7 +72,7 @@ def shared_fixed_axis(n):
     return tree | head(n)
 
 
-def encoder_decoder(n, L):  # noqa: N803
+def encoder_decoder(n, L):
     tree = ends(n)
     for side in ("encoder", "decoder"):
         for i in range(L):
@@ -81,7 +81,7 @@ def encoder_decoder(n, L):  # noqa: N803
     return tree | head(n)
 
 
-def one_side_grows(n, L):  # noqa: N803
+def one_side_grows(n, L):
     """The encoder gets deeper, the decoder keeps two blocks."""
     tree = ends(n)
     for i in range(L):
@@ -114,7 +114,7 @@ def alternating(n, attn, mlp):
     return tree | head(n)
 
 
-def members_differ(n, L):  # noqa: N803
+def members_differ(n, L):
     """A list whose members widen by different ratios: 4 and 2."""
     k = 32 if n == 64 else 64
     tree = {"embed/kernel": I(32, n)}
@@ -129,14 +129,14 @@ def members_differ(n, L):  # noqa: N803
     return tree | {"head/kernel": O(n, 10)}
 
 
-def scanned_groups(n, L):  # noqa: N803
+def scanned_groups(n, L):
     """Gemma-like: a scan over groups of two layers, which stand apart in the tree."""
     return (
         ends(n) | block("groups/local", n, L) | block("groups/global", n, L) | head(n)
     )
 
 
-def norms_outside(n, L):  # noqa: N803
+def norms_outside(n, L):
     """The norms of the branches are kept in another subtree, stacked too."""
     return (
         {"embed/kernel": I(8, n)}
@@ -146,7 +146,7 @@ def norms_outside(n, L):  # noqa: N803
     )
 
 
-def layers_named(n, L):  # noqa: N803
+def layers_named(n, L):
     """`layer_0`, and a `layer_norm` that a careless pattern matches as well."""
     tree = {"embed_layer/kernel": I(8, n)}
     for i in range(L):
@@ -154,7 +154,7 @@ def layers_named(n, L):  # noqa: N803
     return tree | {"final_layer_norm/scale": V(n), "head/kernel": O(n, 10)}
 
 
-def gpt_stack(n, L):  # noqa: N803
+def gpt_stack(n, L):
     heads = n // 16
     at = "transformer/blocks"
     return {
@@ -170,7 +170,7 @@ def gpt_stack(n, L):  # noqa: N803
     }
 
 
-def conv_stack(n, L):  # noqa: N803
+def conv_stack(n, L):
     return (
         {"stem/kernel": I(3, 3, 3, n), "stem/bias": V(n)}
         | {"blocks/conv/kernel": H(L, 3, 3, n, n), "blocks/conv/bias": V(L, n)}
@@ -179,7 +179,7 @@ def conv_stack(n, L):  # noqa: N803
     )
 
 
-def torch_stack(n, L):  # noqa: N803
+def torch_stack(n, L):
     """torch.func.stack_module_state: (L, out, in)."""
     return {
         "embed.weight": I(n, 8),
@@ -193,7 +193,7 @@ def torch_stack(n, L):  # noqa: N803
     }
 
 
-def deeper_only(n, L):  # noqa: N803
+def deeper_only(n, L):
     """No width grows, so nothing but depth can differ."""
     return {path: F(*leaf.shape) for path, leaf in listed(n, L).items()}
 
@@ -269,7 +269,7 @@ SETUPS = [
     ),
     Setup(
         "stack_deeper_not_said",
-        "a stack of blocks in a plain tree: an axis of layers grows by the widths' ratio",
+        "a stack of blocks in a plain tree: layers grow by the widths' ratio",
         stacked,
         grow=DEEPER,
         asks="blocks/",

@@ -280,7 +280,7 @@ SETUPS = [
     *[
         Setup(
             f"positions_grow_{name}",
-            "positions (32, 64) to (128, 256): both ratios are 4, entries are no fan-in",
+            "positions (32, 64) to (128, 256): entries are no fan-in",
             positions(path, lead),
             asks=path,
             either=True,

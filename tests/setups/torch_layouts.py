@@ -492,7 +492,7 @@ SETUPS = [
         "dcgan_torch_readout_named",
         dcgan,
         OUT_IN | {"readout": r"^main\.6"},
-        source="pytorch/examples dcgan: under torch's layout main.6 reads as a first layer",
+        source="pytorch/examples dcgan: main.6 reads as a first layer",
         asks=r"main\.[06]",
         remedies=(DCGAN,),
     ),

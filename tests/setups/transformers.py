@@ -60,7 +60,7 @@ def gpt2_block(path, n):
     )
 
 
-def gpt2(n, L=2, head=True):  # noqa: N803
+def gpt2(n, L=2, head=True):
     tree = {"wte/embedding": I(VOCAB, n), "wpe/embedding": I(128, n)}
     tree |= layers(L, gpt2_block, "h/{}", n) | norm("ln_f", n)
     return tree | ({"lm_head/kernel": O(n, VOCAB)} if head else {})
@@ -80,7 +80,7 @@ def llama_block(path, n):
     }
 
 
-def llama(n, L=2):  # noqa: N803
+def llama(n, L=2):
     return (
         {"transformer/wte/embedding": I(VOCAB, n)}
         | layers(L, llama_block, "transformer/h/{}", n)
@@ -100,7 +100,7 @@ def nanodo_block(path, n):
     }
 
 
-def nanodo(n, L=2):  # noqa: N803
+def nanodo(n, L=2):
     """Tied: the logits are `embed.attend(x)`, so there is no other readout."""
     return (
         {"embed/embedding": I(VOCAB, n), "pos_embed/embedding": I(64, n)}
@@ -109,7 +109,7 @@ def nanodo(n, L=2):  # noqa: N803
     )
 
 
-def vit(n, L=2, classes=10, head="head"):  # noqa: N803
+def vit(n, L=2, classes=10, head="head"):
     return (
         {
             "embedding/kernel": I(16, 16, 3, n),
@@ -123,7 +123,7 @@ def vit(n, L=2, classes=10, head="head"):  # noqa: N803
     )
 
 
-def stacked_vit(n, L):  # noqa: N803
+def stacked_vit(n, L):
     """big_vision with `scan=True`: one tree, a leading axis of layers."""
     heads = n // 16
     at = "Transformer/encoderblock"
@@ -155,7 +155,7 @@ def stacked_vit(n, L):  # noqa: N803
     )
 
 
-def bert(n, L=2):  # noqa: N803
+def bert(n, L=2):
     """Hugging Face's FlaxBert for classification."""
 
     def block(path, n):
@@ -199,7 +199,7 @@ def bert_mlm(n):
     )
 
 
-def t5x(n, L=2, tied=False):  # noqa: N803
+def t5x(n, L=2, tied=False):
     """T5X's minimal T5: 2-D kernels, heads of 16, rel_embedding (heads, buckets)."""
 
     def attn(path, n):
@@ -252,7 +252,7 @@ def t5x(n, L=2, tied=False):  # noqa: N803
 REL = {r"rel_embedding$": ((), (0, 1))}
 
 
-def detr(n, L=2):  # noqa: N803
+def detr(n, L=2):
     return (
         {
             "backbone_proj/kernel": I(1, 1, 128, n),
@@ -282,7 +282,7 @@ def perceiver(n):
     )
 
 
-def mixer(n, L=2):  # noqa: N803
+def mixer(n, L=2):
     """Tokens (49) and their hidden width stay; channels grow."""
 
     def block(path, n):
@@ -322,7 +322,7 @@ def mixer_tokens(n):
     return tree
 
 
-def retnet(n, L=2):  # noqa: N803
+def retnet(n, L=2):
     def block(path, n):
         return (
             {
@@ -344,7 +344,7 @@ def retnet(n, L=2):  # noqa: N803
     )
 
 
-def decision_transformer(n, L=2):  # noqa: N803
+def decision_transformer(n, L=2):
     """States, actions and returns go in; three heads come out."""
     return (
         {

@@ -184,7 +184,7 @@ def conditional_norm(n):
     return tree | conv("conv0", 3, n, n) | norm("bn1", n) | conv("to_rgb", 3, n, 3, O)
 
 
-def dit(n, L=2):  # noqa: N803
+def dit(n, L=2):
     tree = {
         "x_embedder/proj/kernel": I(2, 2, 4, n),
         "x_embedder/proj/bias": V(n),
