@@ -15,7 +15,7 @@ KEY = jax.random.key(0)
 
 
 def maxtext(n, L, stages=None):
-    """`param_scan_axis: 1`; of a pipeline, (stages, layers of a stage, ...) in front."""
+    """`param_scan_axis: 1`; of a pipeline, (stages, layers, ...) in front."""
     heads = n // 16
     at = "params/decoder/layers"
 
