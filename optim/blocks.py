@@ -3,15 +3,14 @@
 import dataclasses
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
+from . import names
 from .leaves import Leaf
+from .lists import Pairing
 from .patterns import Pattern
 
 Depth = tuple[int, int]
-
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,20 +20,55 @@ class Blocks:
     Attributes:
       ratio: depth ratio M.
       inside: paths of the parameters inside residual branches.
-      stacked: paths of the parameters whose first axis counts blocks.
+      stacked: paths of the parameters of which an axis counts blocks.
+      listed: paths of the parameters in lists of blocks.
     """
 
     ratio: float = 1.0
     inside: frozenset[str] = frozenset()
     stacked: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What `find_blocks` is asked, and of which models.
+
+    Attributes:
+      small: parameters of the base.
+      large: parameters of the target.
+      pairing: which parameter of the base is like which of the target.
+      depth: number of blocks of each.
+      layers_axis: the axes that count blocks where they are stacked.
+      copies: axes that count copies, of the parameters whose axes the user gave.
+    """
+
+    small: Mapping[str, Leaf]
+    large: Mapping[str, Leaf]
+    pairing: Pairing
+    depth: Depth
+    layers_axis: tuple[int, ...]
+    copies: Mapping[str, tuple[int, ...]]
+
+    def layers(self, path: str) -> Depth | None:
+        """How many blocks a parameter stacks, in base and target, if it may."""
+        twin = self.pairing.twin(path)
+        axes = self.copies.get(path, self.layers_axis)
+        if twin is None or not axes:
+            return None
+        small, large = self.small[twin].shape, self.large[path].shape
+        if len(small) != len(large) or max(axes) >= len(large):
+            return None
+        if path in self.copies:
+            # Of layers and experts, whose axes are both copies, one counts layers.
+            for axis in axes:
+                if (small[axis], large[axis]) == tuple(self.depth):
+                    return self.depth
+        return math.prod(small[a] for a in axes), math.prod(large[a] for a in axes)
 
 
 def find_blocks(
-    small: Mapping[str, Leaf],
-    large: Mapping[str, Leaf],
-    depth: Depth | None,
-    branch: str | None,
-    fractional: bool,
+    ask: Question, branch: str | None, stream: str | None, *, told: bool
 ) -> Blocks:
     """The blocks of a base and a target, either listed or stacked.
 
@@ -42,22 +76,60 @@ def find_blocks(
     (`blocks/7/kernel`), else a leading axis of the parameters in branches.
 
     Args:
-      small: parameters of the base.
-      large: parameters of the target.
-      depth: number of blocks of each, or None if the same and not stacked.
+      ask: the models and their depths.
       branch: regular expression of the paths in residual branches; None if the
         model has none.
-      fractional: accept a target that is shallower than the base.
+      stream: regular expression of those that stand outside nevertheless.
+      told: whether `depth` was given.
 
     Raises:
-      ValueError: `branch` matches nothing; `depth` is not that of the models.
+      ValueError: `branch` matches nothing, a parameter outside the blocks, or not
+        all of the blocks; `depth` is not that of the models.
     """
-    pattern = Pattern("branch", branch)
-    inside = frozenset(path for path in large if pattern.matches(path))
-    pattern.check(large)
-    if depth is None:
+    within, without = Pattern("branch", branch), Pattern("stream", stream)
+    matched = [path for path in ask.large if within.matches(path)]
+    outside = frozenset(path for path in ask.large if without.matches(path))
+    within.check(ask.large)
+    without.check(ask.large)
+    inside = frozenset(matched) - outside
+    if not told:
         return Blocks(1.0, inside)
-    if len(depth) != 2 or not all(d > 0 and math.isfinite(d) for d in depth):
+    ratio = ask.depth[1] / ask.depth[0]
+    if branch is None:
+        return _without_branches(ask, ratio)
+    if ask.depth[0] == ask.depth[1] and ask.large.keys() == ask.small.keys():
+        return _of_equal_depth(ask, ratio, inside, outside)
+    if ask.large.keys() == ask.small.keys():
+        heads = frozenset[str]()
+    else:
+        heads = _growing_lists(ask, inside)
+    listed = frozenset(p for p in ask.large if ask.pairing.block_of(p, heads))
+    stacked = frozenset[str]()
+    if not inside <= listed:
+        stacked = frozenset(
+            p for p in ask.large if p not in listed and _counts_layers(ask, p)
+        )
+        if not inside <= stacked | listed and _stages(ask, inside - listed):
+            stacked |= inside - listed
+    _check_members(ask, inside, listed, stacked, heads)
+    _check_forgotten_in_lists(ask, inside, outside, listed, heads)
+    _check_forgotten_in_stacks(ask, inside, outside, stacked)
+    return Blocks(ratio, inside, stacked, listed)
+
+
+def check_depth(depth: object, fractional: bool) -> None:
+    """Raise a `ValueError` unless `depth` is (base depth, target depth)."""
+    if isinstance(depth, int | float) and not isinstance(depth, bool):
+        raise ValueError(
+            f"depth={depth!r} must be (base depth, target depth): pass "
+            f"depth=({depth}, {depth}) if both models have that many blocks"
+        )
+    if not (
+        isinstance(depth, tuple | list)
+        and len(depth) == 2
+        and all(isinstance(d, int | float) and d > 0 for d in depth)
+        and all(math.isfinite(d) for d in depth)
+    ):
         raise ValueError(
             f"depth={depth!r} must be (base depth, target depth), both positive"
         )
@@ -66,128 +138,244 @@ def find_blocks(
             f"depth={depth!r} shrinks; the base comes first. If the target is meant "
             "to be shallower, pass fractional=True"
         )
-    ratio = depth[1] / depth[0]
-    if large.keys() != small.keys():
-        counted = inside if branch is not None else large.keys() - small.keys()
-        _check_lists(small, large, counted, depth)
-        stacked = frozenset[str]()
-    elif branch is None:
-        stacked = _stack_without_branches(small, large, depth)
-    else:
-        stacked = _stack_in_branches(small, large, inside, depth)
-    return Blocks(ratio, inside, stacked)
 
 
-def namesake(path: str, leaves: Mapping[str, Leaf]) -> str | None:
-    """The parameter of another depth that stands where this one does.
-
-    Block 37 of the target has none in a base of 8 blocks: it takes a block that is
-    there, by another number in the path. The last number comes first, so that block
-    5 of stage 3 is like another block of stage 3.
-
-    Examples:
-      >>> paths = (f"stage_{s}/block_{b}/w" for s in (0, 1) for b in (0, 1))
-      >>> base = dict.fromkeys(paths, Leaf((4, 4)))
-      >>> namesake("stage_1/block_5/w", base)
-      'stage_1/block_1/w'
-    """
-    if path in leaves:
-        return path
-    for number in reversed(list(_NUMBER.finditer(path))):
-        twins = _numbered(path, number, leaves)
-        if twins:
-            return twins[int(number.group()) % len(twins)]
-    return None
+def _growing_lists(ask: Question, inside: Collection[str]) -> frozenset[str]:
+    """Names of the lists of blocks, with open numbers; checks that depth is theirs."""
+    growing = frozenset(ask.pairing.growing().values())
+    heads = {ask.pairing.block_of(p, growing) for p in inside}
+    chosen = frozenset(head[0] for head in heads if head)
+    if not chosen and growing:
+        path = sorted(inside)[0]
+        raise ValueError(_not_a_member(path, growing, ask.depth))
+    _check_count(ask, inside, chosen)
+    return chosen
 
 
-def _numbered(
-    path: str, number: re.Match[str], leaves: Mapping[str, Leaf]
-) -> list[str]:
-    """The paths that differ from this one in that number alone."""
-    head, tail = path[: number.start()], path[number.end() :]
-    like = re.compile(re.escape(head) + r"\d+" + re.escape(tail))
-    # Haiku's first block goes without a number.
-    first = head.removesuffix("_") + tail
-    return [p for p in leaves if like.fullmatch(p) or p == first]
-
-
-def _check_lists(
-    small: Mapping[str, Leaf],
-    large: Mapping[str, Leaf],
-    paths: Iterable[str],
-    depth: Depth,
+def _check_count(
+    ask: Question, inside: Collection[str], heads: Collection[str]
 ) -> None:
-    """Raise where all lists of blocks agree on another ratio than that of depth.
-
-    Stages of different lengths do not agree, and only their sum is the depth.
-    """
-    before, after = _counts(small), _counts(large)
-    found = {}
-    for path in paths:
-        lists = ((before[key], after[key]) for key in _lists(path))
-        found[next((pair for pair in lists if pair[0] != pair[1]), (0, 0))] = path
-    if len(found) == 1:
-        ((few, many), path), *_ = found.items()
-        if many * depth[0] != few * depth[1]:
+    """Raise where the lists of blocks do not grow as `depth` says."""
+    twins = {ask.pairing.twin(p) for p in inside}
+    totals = []
+    for head in sorted(heads):
+        after = {ask.pairing.block_of(p, [head]) for p in inside} - {None}
+        before = _blocks_of_base(ask, head, twins)
+        totals.append((len(before), len(after)))
+    totals = [pair for pair in totals if pair != (0, 0)]
+    sums = (sum(few for few, _ in totals), sum(many for _, many in totals))
+    depth = tuple(ask.depth)
+    if depth != sums and depth not in totals:
+        few, many = totals[0] if len(set(totals)) == 1 else sums
+        raise ValueError(
+            f"depth={ask.depth!r}, but of the blocks {_shown(heads)} the base has "
+            f"{few} and the target {many}; pass depth=({few}, {many})"
+        )
+    for (few, many), head in zip(totals, sorted(heads), strict=False):
+        if few * depth[1] != many * depth[0]:
             raise ValueError(
-                f"depth={depth!r}, but of blocks as that of {path!r} the base has "
-                f"{few} and the target {many}; pass depth=({few}, {many})"
+                f"the list {head!r} grows from {few} to {many} blocks, and depth="
+                f"{ask.depth!r} is another ratio: a model has one depth ratio; let all "
+                "lists of blocks grow by the same ratio"
             )
 
 
-def _counts(paths: Iterable[str]) -> Counter[str]:
-    """How many paths there are of each pattern, one number left open."""
-    return Counter(key for path in paths for key in _lists(path))
-
-
-def _lists(path: str) -> list[str]:
-    """The path with each of its numbers left open, the last one first."""
-    numbers = reversed(list(_NUMBER.finditer(path)))
-    return [f"{path[: n.start()]}#{path[n.end() :]}" for n in numbers]
-
-
-def _stack_in_branches(
-    small: Mapping[str, Leaf],
-    large: Mapping[str, Leaf],
-    inside: frozenset[str],
-    depth: Depth,
-) -> frozenset[str]:
-    leading = {p: (small[p].shape[:1], large[p].shape[:1]) for p in inside}
-    if depth[0] == depth[1]:
-        # A list of blocks and a stack have the same paths here.
-        is_stack = all(pair == ((depth[0],),) * 2 for pair in leading.values())
-        return inside if is_stack else frozenset()
-    for path, (before, after) in leading.items():
-        if not before or after[0] * depth[0] != before[0] * depth[1]:
-            raise ValueError(
-                f"depth={depth!r}, but {path!r}, of shape {small[path].shape} in the "
-                f"base and {large[path].shape} in the target, is neither in a list of "
-                "blocks nor does its first axis count them; let branch=r'...' match "
-                "the parameters of the blocks only, and depth be their number"
-            )
-    return inside
-
-
-def _stack_without_branches(
-    small: Mapping[str, Leaf], large: Mapping[str, Leaf], depth: Depth
-) -> frozenset[str]:
-    stacked = frozenset(
-        p for p in large if (*small[p].shape[:1], *large[p].shape[:1]) == tuple(depth)
+def _blocks_of_base(
+    ask: Question, head: str, twins: Collection[str | None]
+) -> set[tuple[str, str]]:
+    """The blocks of the base in a list, of which a parameter is in branches."""
+    kinds = {names.open_numbers(t) for t in twins if t is not None}
+    found = (
+        ask.pairing.block_of(p, [head])
+        for p in ask.small
+        if names.open_numbers(p) in kinds
     )
-    if depth[0] == depth[1]:
-        return frozenset()
-    for path in stacked:
-        if (
-            tuple(depth)
-            in list(zip(small[path].shape, large[path].shape, strict=False))[1:]
-        ):
-            raise ValueError(
-                f"depth={depth!r} is also how the width of {path!r} grows, so that "
-                "the two cannot be told apart; choose a base of another width"
-            )
+    return {block for block in found if block}
+
+
+def _counts_layers(ask: Question, path: str) -> bool:
+    """Whether the layers' axis of a parameter grows as depth does."""
+    return ask.depth[0] != ask.depth[1] and ask.layers(path) == tuple(ask.depth)
+
+
+def _check_members(
+    ask: Question,
+    inside: Collection[str],
+    listed: Collection[str],
+    stacked: Collection[str],
+    heads: Collection[str],
+) -> None:
+    """Raise where `branch` matches a parameter that is in no block."""
+    strays = sorted(p for p in inside if p not in listed and p not in stacked)
+    if strays and heads:
+        raise ValueError(_not_a_member(strays[0], heads, ask.depth))
+    if strays:
+        raise ValueError(_not_a_stack(ask, strays[0], inside))
+    for path in sorted(p for p in inside if p in stacked and p not in ask.copies):
+        _check_distinct(ask, path)
+
+
+def _check_distinct(ask: Question, path: str) -> None:
+    """Raise where the width of a stacked parameter grows as the depth does."""
+    twin = ask.pairing.twin(path)
+    assert twin is not None
+    pairs = list(zip(ask.small[twin].shape, ask.large[path].shape, strict=True))
+    others = [p for a, p in enumerate(pairs) if a not in ask.layers_axis]
+    if tuple(ask.depth) in others or (len(pairs) == 1 and ask.large[path].told):
+        raise ValueError(
+            f"depth={ask.depth!r} is also how the width of {path!r} grows, so that "
+            "the two cannot be told apart; choose a base of another width"
+        )
+
+
+def _stages(ask: Question, inside: Collection[str]) -> bool:
+    """Whether the parameters are stacked stage by stage, of the depth in all."""
+    prefix = len(_common_prefix([names.parts(p) for p in inside]))
+    stages: dict[str, set[Depth | None]] = {}
+    for path in inside:
+        component = names.parts(path)[prefix : prefix + 1]
+        stages.setdefault("".join(component), set()).add(ask.layers(path))
+    counts = [next(iter(found)) for found in stages.values() if len(found) == 1]
+    if len(stages) < 2 or len(counts) != len(stages) or None in counts:
+        return False
+    pairs = [pair for pair in counts if pair is not None]
+    total = (sum(few for few, _ in pairs), sum(many for _, many in pairs))
+    return total == tuple(ask.depth)
+
+
+def _common_prefix(paths: list[list[str]]) -> list[str]:
+    first, last = min(paths), max(paths)
+    same = 0
+    while same < min(len(first), len(last)) and first[same] == last[same]:
+        same += 1
+    return first[:same]
+
+
+def _not_a_stack(ask: Question, path: str, inside: Collection[str]) -> str:
+    twin = ask.pairing.twin(path) or path
+    small, large = ask.small[twin].shape, ask.large[path].shape
+    shapes = f"of shape {small} in the base and {large} in the target"
+    remedy = (
+        "let branch=r'...' match the parameters of the blocks only, and depth be "
+        "their number"
+    )
+    counts = {ask.layers(p) for p in inside}
+    if len(counts) == 1 and None not in counts:
+        (few, many) = next(c for c in counts if c)
+        if few * ask.depth[1] == many * ask.depth[0] and few != many:
+            remedy = f"pass depth=({few}, {many}) if its first axis counts the blocks"
+    for axes in ((0,), (1,), (0, 1), (2,)):
+        other = dataclasses.replace(ask, layers_axis=axes)
+        counted = {other.layers(p) for p in inside if p not in ask.copies}
+        if axes != ask.layers_axis and counted == {tuple(ask.depth)}:
+            shown = axes[0] if len(axes) == 1 else axes
+            remedy = f"pass layers_axis={shown}, which counts the blocks"
+    return (
+        f"depth={ask.depth!r}, but {path!r}, {shapes}, is neither in a list of blocks "
+        f"of that depth nor does its axis {', '.join(map(str, ask.layers_axis))} count "
+        f"them (a block that is applied repeatedly with the same weights is none); "
+        f"{remedy}"
+    )
+
+
+def _shown(heads: Collection[str]) -> str:
+    return ", ".join(repr(head + "#") for head in sorted(heads))
+
+
+def _not_a_member(path: str, heads: Collection[str], depth: Depth) -> str:
+    starts = [re.escape(head).replace(r"\#", r"\d+") for head in sorted(heads)]
+    lists = _shown(heads)
+    start = starts[0] if len(starts) == 1 else f"({'|'.join(starts)})"
+    return (
+        f"branch matches {path!r}, which is not in a list of blocks that grows with "
+        f"depth={depth!r}; the lists that grow are {lists}. Match the blocks only: "
+        f"branch=r'^{start}\\d+'"
+    )
+
+
+def _check_forgotten_in_lists(
+    ask: Question,
+    inside: Collection[str],
+    outside: Collection[str],
+    listed: Collection[str],
+    heads: Collection[str],
+) -> None:
+    """Raise where `branch` leaves out parameters of the blocks."""
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for path in inside:
+        opened = names.open_numbers(path)
+        shapes.setdefault(opened, set()).add(ask.large[path].shape)
+    for path in sorted(set(listed) - set(inside) - set(outside)):
+        same = shapes.get(names.open_numbers(path))
+        forgotten = same is None or ask.large[path].shape in same
+        if forgotten and not names.on_skip(path):
+            raise ValueError(_forgotten(path, f"which is in the list {_shown(heads)}"))
+
+
+def _check_forgotten_in_stacks(
+    ask: Question,
+    inside: Collection[str],
+    outside: Collection[str],
+    stacked: Collection[str],
+) -> None:
+    for path in sorted(set(stacked) - set(inside) - set(outside)):
+        few, many = ask.depth
+        raise ValueError(
+            _forgotten(path, f"whose layers grow from {few} to {many} as depth does")
+            + "; if that is its width, choose a base of another width or depth"
+        )
+
+
+def _forgotten(path: str, why: str) -> str:
+    quoted = names.pattern(path)
+    if any(c.isdigit() for c in path):
+        quoted = "^" + re.escape(names.open_numbers(path)).replace(r"\#", r"\d+") + "$"
+    return (
+        f"branch leaves out {path!r}, {why}: if it is inside the residual branch, as "
+        f"the norm before a layer is, let branch match it too, such as "
+        f"branch=r'(...)|{quoted}'; if it is on the residual stream, as a norm after "
+        f"the sum or a projection of the shortcut is, pass stream=r'{quoted}'"
+    )
+
+
+def _of_equal_depth(
+    ask: Question,
+    ratio: float,
+    inside: frozenset[str],
+    outside: frozenset[str],
+) -> Blocks:
+    """Lists and stacks have the same paths here; the number of blocks tells."""
+    lists = ask.pairing.lists_of(ask.depth[1])
+    listed = frozenset(p for p in inside if ask.pairing.block_of(p, lists))
+    if listed == inside:
+        return Blocks(ratio, inside, frozenset(), listed)
+    stacked = frozenset(
+        p for p in inside | outside if ask.layers(p) == tuple(ask.depth)
+    )
+    if inside <= stacked:
+        return Blocks(ratio, inside, stacked)
+    stray = sorted(inside - stacked - listed)
+    if stacked or listed or not all(any(map(str.isdigit, p)) for p in inside):
+        path = (stray or sorted(inside))[0]
+        raise ValueError(_not_a_stack(ask, path, inside))
+    return Blocks(ratio, inside)
+
+
+def _without_branches(ask: Question, ratio: float) -> Blocks:
+    """The layers of a network without residual branches."""
+    if ask.large.keys() != ask.small.keys():
+        grown = ask.pairing.growing()
+        paths = [p for p in ask.large if ask.pairing.block_of(p, set(grown.values()))]
+        _check_count(ask, paths, frozenset(grown.values()))
+        return Blocks(ratio, listed=frozenset(paths))
+    stacked = frozenset(p for p in ask.large if ask.layers(p) == tuple(ask.depth))
+    if ask.depth[0] == ask.depth[1]:
+        return Blocks(ratio)
+    for path in sorted(stacked):
+        _check_distinct(ask, path)
     if not stacked:
         raise ValueError(
-            f"depth={depth!r}, but base and target have the same layers, and no "
+            f"depth={ask.depth!r}, but base and target have the same layers, and no "
             "parameter's first axis counts them"
         )
-    return stacked
+    return Blocks(ratio, stacked=stacked)

@@ -1,5 +1,6 @@
 """One spelling of a parameter's path, whatever library made the tree."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,23 @@ def path_string(path: tuple[Any, ...]) -> str:
     if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
         path = path[:-1] or path
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def bias_of(path: str) -> str:
+    """Where the bias of a kernel stands, by the names that libraries give.
+
+    Examples:
+      >>> bias_of("first/kernel"), bias_of("layers/0/w1"), bias_of("0/0"), bias_of("a")
+      ('first/bias', 'layers/0/b1', '0/1', '')
+    """
+    cut = max(path.rfind("/"), path.rfind(".")) + 1
+    head, name = path[:cut], path[cut:]
+    for kernel, bias in (("kernel", "bias"), ("weight", "bias"), ("w", "b")):
+        if re.match(kernel + r"(?![a-z])", name, re.IGNORECASE):
+            start = bias if name[0].islower() else bias.capitalize()
+            return head + start + name[len(kernel) :]
+    # Pairs (kernel, bias) in a tuple or list.
+    return head + "1" if head and name == "0" else ""
 
 
 def flatten(
