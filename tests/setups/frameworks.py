@@ -476,6 +476,7 @@ NNX_CONV = {
     r"head/bias": F(),
 }
 IMAGES = jnp.zeros((2, 8, 8, 3))
+OUTSIDE = nnx.Rngs(0)
 IDS = jnp.zeros((2, 7), jnp.int32)
 DEEPER = {"L": (2, 8)}
 SAME = {"L": (2, 2)}
@@ -591,9 +592,16 @@ SETUPS = [
         levanter_gpt2,
         {"depth": (2, 8), "branch": "blocks/stacked", "tied": "token_embeddings"},
         grow=DEEPER,
-        asks="c_attn/bias",
+        asks="c_attn/(weight|bias)",
         either=True,
-        remedies=({"axes": {"c_attn/bias": ((), (2, 3))}},),
+        remedies=(
+            {
+                "axes": {
+                    "c_attn/weight": ((1,), (2, 3, 4)),
+                    "c_attn/bias": ((), (1, 2, 3)),
+                }
+            },
+        ),
     ),
     Setup(
         "haiku_mlp",
@@ -987,6 +995,15 @@ SETUPS = [
         asks="blocks/",
         remedies=({"depth": (2, 8), "branch": r"^blocks/\d+/"},),
         leaves=NNX_STACK,
+    ),
+    Setup(
+        "nnx_rngs_outside",
+        "Rngs that are made outside of the function",
+        lambda n: NnxTransformer(n, 4, OUTSIDE),
+        asks="inside",
+        instead=lambda n: NnxTransformer(n, 4, nnx.Rngs(0)),
+        remedies=({},),
+        leaves=NNX_TRANSFORMER,
     ),
     Setup(
         "nnx_pure_dict",

@@ -343,6 +343,9 @@ SETUPS = [
         "square_gamma",
         "GDN (compression): gamma (n, n) mixes channels, its name says scale",
         around(gdn__gamma=lambda n: H(n, n), gdn__beta=lambda n: V(n)),
+        asks="gdn/gamma",
+        either=True,
+        remedies=({"axes": {"gdn/gamma$": ((0,), (1,))}},),
     ),
     Setup(
         "gamma_of_images",

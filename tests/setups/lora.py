@@ -267,5 +267,8 @@ SETUPS = [
         "google-deepmind/gemma LoRA einsum",
         heads,
         {"readout": "^head|lora/a$"},
+        asks="q/lora/b",
+        either=True,
+        remedies=({"axes": {"q/lora/b$": ((0,), (1, 2))}},),
     ),
 ]

@@ -46,11 +46,12 @@ def switch_more_biases(n, e):
 MORE = {"e": (8, 32)}
 ROUTER = {"readout": "logits_dense|router_weights"}
 # Named by axes, whose rest counts copies: a router that gains experts is a readout.
-MORE_AXES = {
+EXPERTS = {
     r"expert/w[io]/kernel$": ((1,), (2,)),
     r"router_weights/w/kernel$": ((0,), ()),
 }
-MORE_BIASES = MORE_AXES | {r"expert/w[io]/bias$": ((), (1,))}
+MORE_AXES = ROUTER | {"axes": EXPERTS}
+MORE_BIASES = ROUTER | {"axes": EXPERTS | {r"expert/w[io]/bias$": ((), (1,))}}
 
 
 def mixtral_list(n, e=4):
@@ -226,7 +227,7 @@ SETUPS = [
         "switch_more_experts",
         "google/flaxformer, 8 to 32 experts",
         switch_more,
-        {"axes": MORE_AXES},
+        MORE_AXES,
         grow=MORE,
     ),
     Setup(
@@ -235,13 +236,14 @@ SETUPS = [
         switch_more,
         grow=MORE,
         asks="expert/w[io]/kernel|router_weights",
-        remedies=({"axes": MORE_AXES},),
+        remedies=(MORE_AXES,),
     ),
     Setup(
         "switch_more_experts_one_of_the_pair",
         "google/flaxformer, 8 to 32 experts, the second kernel forgotten",
         switch_more,
-        {
+        ROUTER
+        | {
             "axes": {
                 r"expert/wi/kernel$": ((1,), (2,)),
                 r"router_weights/w/kernel$": ((0,), ()),
@@ -250,7 +252,7 @@ SETUPS = [
         grow=MORE,
         asks="expert/wo/kernel",
         either=True,
-        remedies=({"axes": MORE_AXES},),
+        remedies=(MORE_AXES,),
     ),
     Setup(
         "switch_more_experts_router_forgotten",
@@ -260,24 +262,24 @@ SETUPS = [
         grow=MORE,
         asks="router_weights/w/kernel",
         either=True,
-        remedies=({"axes": MORE_AXES},),
+        remedies=(MORE_AXES,),
     ),
     Setup(
         "switch_more_experts_biases",
         "google/flaxformer, 8 to 32 experts with biases",
         switch_more_biases,
-        {"axes": MORE_BIASES},
+        MORE_BIASES,
         grow=MORE,
     ),
     Setup(
         "switch_more_experts_biases_forgotten",
         "google/flaxformer: biases (experts, f) read as kernels",
         switch_more_biases,
-        {"axes": MORE_AXES},
+        MORE_AXES,
         grow=MORE,
         asks="expert/w[io]/bias",
         either=True,
-        remedies=({"axes": MORE_BIASES},),
+        remedies=(MORE_BIASES,),
     ),
     Setup(
         "mixtral_torch",

@@ -161,6 +161,9 @@ def s4(n):
     return tree | {"decoder/kernel": O(n, 10), "decoder/bias": F(10)}
 
 
+S4 = {"axes": {r"seq/(B|P|Lambda_\w+)$": ((0,), (1,))}}
+
+
 def s4_complex(n):
     """C as (64, n, 2), real and imaginary parts last: sums over 64 states."""
     return s4(n) | {f"layers_{i}/seq/C": I(64, n, 2) for i in range(2)}
@@ -451,7 +454,7 @@ SETUPS = [
         "Mamba-2: parts of in_proj's outputs grow, and parts do not",
         mamba2_fused,
         asks="in_proj/kernel",
-        remedies=({"fractional": True},),
+        remedies=({"fractional": True, "axes": {"in_proj/kernel$": ((0,), (1,))}},),
     ),
     Setup("s5_named", "lindermanlab/S5", s5, S5_GROW),
     Setup(
@@ -498,14 +501,23 @@ SETUPS = [
         either=True,
         remedies=({"axes": {"log_step$": ((), (0, 1))}},),
     ),
-    Setup("s4_annotated", "srush/annotated-s4", s4),
+    Setup("s4_annotated", "srush/annotated-s4", s4, S4),
+    Setup(
+        "s4_annotated_not_named",
+        "srush/annotated-s4: B (64, n) sums over 64; the LRU's B sums over n",
+        s4,
+        asks="seq/",
+        either=True,
+        remedies=(S4,),
+    ),
     Setup(
         "s4_annotated_complex",
         "srush/annotated-s4: C (64, n, 2)",
         s4_complex,
+        S4,
         asks="seq/C",
         either=True,
-        remedies=({"axes": {"seq/C$": ((0,), (1, 2))}},),
+        remedies=({"axes": S4["axes"] | {"seq/C$": ((0,), (1, 2))}},),
     ),
     Setup(
         "s4d_torch",
@@ -513,6 +525,9 @@ SETUPS = [
         s4d_torch,
         {"layout": "out_in"},
         style="flat",
+        asks=r"layers\.0\.kernel\.",
+        either=True,
+        remedies=({"axes": {r"kernel\.(C|log_A_real|A_imag)$": ((), (0,))}},),
     ),
     Setup("lru_growing", "LRU in Flax: both axes grow alike", lru),
     Setup("lru_fixed_states", "LRU in Flax", lambda n: lru(n, "fixed"), LRU_FIXED),

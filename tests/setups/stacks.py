@@ -329,13 +329,18 @@ SETUPS = [
         stack_as_wide,
         {"depth": (64, 256), "branch": "^[wb]$"},
         grow={"L": (64, 256)},
+        asks=r"'[wb]'",
+        either=True,
+        instead=lambda n, L: stack_as_wide(2 * n, L),
+        remedies=({},),
     ),
     Setup(
         "stack_as_wide_not_said",
         "64 layers of width 64 in the base, both grow alike",
         stack_as_wide,
         grow={"L": (64, 256)},
-        asks=r"\b[wb]\b",
+        asks=r"'[wb]'",
+        instead=lambda n, L: stack_as_wide(2 * n, L),
         remedies=({"depth": (64, 256), "branch": "^[wb]$"},),
     ),
     Setup(
@@ -508,7 +513,7 @@ SETUPS = [
         "pyramid_alike",
         "two stages that grow alike",
         pyramid,
-        DEPTH | {"branch": r"^stage\d/"},
+        {"depth": (4, 16), "branch": r"^stage\d/"},
         grow={"a": (2, 8), "b": (2, 8)},
     ),
     Setup(
@@ -518,8 +523,8 @@ SETUPS = [
         DEPTH | {"branch": r"^stage1/"},
         grow={"a": (2, 8), "b": (2, 4)},
         asks="stage2/blocks",
-        instead=lambda n, a, b: pyramid(n, a, a),
-        remedies=({"branch": r"^stage\d/"},),
+        # One stream adds up all of them: 4 blocks to 12.
+        remedies=({"depth": (4, 12), "branch": r"^stage\d/"},),
     ),
     Setup(
         "pyramid_resnet",

@@ -479,10 +479,15 @@ SETUPS = [
     flat(
         "timm_swin",
         timm_swin,
-        source="timm: (169, heads) is looked up",
-        asks="relative_position_bias_table",
+        source="timm: (169, heads) is looked up; patches of 4n are joined from four",
+        asks=r"relative_position_bias_table|reduction\.weight",
         either=True,
-        remedies=({"embeddings": "relative_position_bias_table"},),
+        remedies=(
+            {
+                "embeddings": "relative_position_bias_table",
+                "axes": {r"reduction\.weight$": ((1,), (0,))},
+            },
+        ),
     ),
     flat("resnet_torch", resnet, source="torchvision"),
     flat("convnext_torch", convnext, source="timm"),
@@ -493,7 +498,7 @@ SETUPS = [
         dcgan,
         OUT_IN | {"readout": r"^main\.6"},
         source="pytorch/examples dcgan: main.6 reads as a first layer",
-        asks=r"main\.[06]",
+        asks=r"main\.[036]",
         remedies=(DCGAN,),
     ),
     flat(
@@ -533,7 +538,14 @@ SETUPS = [
         OUT_IN | {"embeddings": r"_embeddings\.weight"},
         source="Hugging Face BERT",
     ),
-    flat("bert_torch", bert, source="Hugging Face BERT: names say embeddings"),
+    flat(
+        "bert_torch",
+        bert,
+        source="Hugging Face BERT: names say embeddings",
+        asks="position_embeddings",
+        either=True,
+        remedies=({"embeddings": r"_embeddings\.weight"},),
+    ),
     flat(
         "t5_torch_named",
         t5,
@@ -560,7 +572,8 @@ SETUPS = [
     flat(
         "detr_torch_named",
         tokens_and_queries,
-        OUT_IN | {"embeddings": "query_embed|^cls$"},
+        OUT_IN
+        | {"embeddings": "query_embed|^cls$", "readout": "class_embed", "tied": None},
         source="facebookresearch/detr",
     ),
     flat(
@@ -569,7 +582,9 @@ SETUPS = [
         source="facebookresearch/detr: class_embed is a head, query_embed a table",
         asks="class_embed|query_embed|cls",
         either=True,
-        remedies=({"embeddings": "query_embed|^cls$", "readout": "class_embed"},),
+        remedies=(
+            {"embeddings": "query_embed|^cls$", "readout": "class_embed", "tied": None},
+        ),
     ),
     flat(
         "stylegan2_torch",

@@ -292,7 +292,13 @@ SETUPS = [
         {"readout": "^conv_out/kernel$"},
     ),
     Setup(
-        "unet_classes", "a U-Net of classes", unet_classes, {"readout": "^conv_out/"}
+        "unet_classes",
+        "a U-Net of classes: a table of labels, which is not tied",
+        unet_classes,
+        {"readout": "^conv_out/"},
+        asks="class_embedding",
+        either=True,
+        remedies=({"tied": None},),
     ),
     Setup(
         "unet_segmentation",
@@ -318,7 +324,7 @@ SETUPS = [
         "vqvae_codebook_named",
         "VQ-VAE: (512, n)",
         vqvae,
-        {"readout": "decoder/conv_out", "embeddings": "codebook"},
+        {"readout": "decoder/conv_out", "embeddings": "codebook", "tied": None},
     ),
     Setup(
         "vqvae_haiku_codebook",
@@ -356,7 +362,10 @@ SETUPS = [
         grow={"k": (512, 2048)},
         asks="quantizer/codebook",
         either=True,
-        remedies=({"embeddings": "codebook"}, {"axes": {"codebook$": ((), (1,))}}),
+        remedies=(
+            {"embeddings": "codebook", "tied": None},
+            {"axes": {"codebook$": ((), (1,))}},
+        ),
     ),
     Setup("residual_vq", "SoundStream", residual_vq, {"readout": "decoder/out"}),
     *named("low_dim_vq", "ViT-VQGAN", low_dim_vq, "pre_quant/kernel|to_pixel/kernel"),
@@ -365,12 +374,24 @@ SETUPS = [
     ),
     Setup("stylegan", "StyleGAN2 in Flax", stylegan, {"readout": "torgb/conv"}),
     Setup("biggan", "BigGAN in Flax", conditional_norm, {"readout": "to_rgb"}),
-    Setup("dit", "facebookresearch/DiT in Flax", dit),
+    Setup(
+        "dit",
+        "facebookresearch/DiT in Flax: a table of labels, which is not tied",
+        dit,
+        asks="final_layer/linear|y_embedder",
+        either=True,
+        remedies=({"readout": "^final_layer/linear", "tied": None},),
+    ),
     Setup(
         "dit_deeper",
         "facebookresearch/DiT in Flax",
         dit,
-        {"depth": (2, 8), "branch": r"^blocks_\d+/"},
+        {
+            "depth": (2, 8),
+            "branch": r"^blocks_\d+/",
+            "readout": "^final_layer/linear",
+            "tied": None,
+        },
         grow={"L": (2, 8)},
     ),
     *named(
@@ -386,7 +407,7 @@ SETUPS = [
         lambda n: nerf(n, "joined"),
         {"readout": "^(sigma|rgb)/kernel"},
         asks="Dense_2/kernel",
-        remedies=({"fractional": True},),
+        remedies=({"fractional": True, "axes": {"^Dense_2/kernel$": ((0,), (1,))}},),
     ),
     Setup("siren", "SIREN in plain JAX", siren),
     Setup("score_net", "score-based models: Fourier features of time", score_net),
