@@ -16,6 +16,7 @@ MODULES = (
     "frameworks",
     "stacks",
     "tables",
+    "siblings",
 )
 
 SETUPS = [
