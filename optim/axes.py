@@ -32,6 +32,7 @@ class Kernel:
       declared: those of the copies of which the user or the depth says so; they may
         grow.
       fits: whether a kernel nearby has outputs of its shape, as those of heads.
+      streams: growing sizes of the vectors of the model: widths, not heads.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Kernel:
     copies: tuple[int, ...] = ()
     declared: tuple[int, ...] = ()
     fits: bool = False
+    streams: frozenset[Pair] = frozenset()
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -176,16 +178,21 @@ def _told_by_bias(kernel: Kernel) -> Axes | None:
         return None
     if layout == "out_in":
         return _told_by_torch_bias(kernel)
-    for at in range(1, len(axes)):
-        if bias == kernel.sizes(axes[at:]):
-            return axes[:at], axes[at:]
+    cuts = range(1, len(axes))
+    fits = [(axes[:at], axes[at:]) for at in cuts if bias == kernel.sizes(axes[at:])]
     # Copies, as the experts of (experts, d, f) with a bias (experts, f).
-    for at in range(2, len(axes)):
-        if bias == kernel.sizes((axes[0], *axes[at:])):
-            return axes[1:at], axes[at:]
+    fits += [
+        (axes[1:at], axes[at:])
+        for at in cuts[1:]
+        if bias == kernel.sizes((axes[0], *axes[at:]))
+    ]
     if len(axes) > 2 and bias == kernel.sizes(axes[-2:-1]):
         # Transposed convolutions of Haiku: (height, width, out, in).
-        return (*axes[:-2], axes[-1]), axes[-2:-1]
+        fits.append(((*axes[:-2], axes[-1]), axes[-2:-1]))
+    if len({(kernel.ratio(ins), kernel.ratio(outs)) for ins, outs in fits}) > 1:
+        raise ValueError(_ambiguous(kernel))
+    if fits:
+        return fits[0]
     if bias == kernel.sizes(axes[:1]):
         raise ValueError(_other_layout(kernel, "out_in"))
     return None
@@ -232,10 +239,13 @@ def _inputs_first(kernel: Kernel) -> Axes:
             raise ValueError(_ambiguous(kernel, _TRANSPOSED))
         return axes[:-1], axes[-1:]
     if len(grow) == 1:
+        if names.low_rank_out(kernel.path) and grow != [axes[0]]:
+            return axes[:1], axes[1:]
         if grow == [axes[-2]] and (len(axes) > 3 or names.convolution(kernel.path)):
             return axes[:-1], axes[-1:]  # the readout of a convolution
         raise ValueError(_ambiguous(kernel))
-    if grow == list(axes[-2:]) and not names.reads(kernel.path):
+    three = names.fused(kernel.path) and kernel.base[axes[0]] in (2, 3)
+    if grow == list(axes[-2:]) and (three or not names.reads(kernel.path)):
         return _matrix(kernel)
     cut = _between_heads(kernel, grow)
     return axes[:cut], axes[cut:]
@@ -272,7 +282,7 @@ def _between_heads(kernel: Kernel, grow: list[int]) -> int:
         fused = few % small == 0 and few // small <= 3 and names.fused(kernel.path)
         if (few, many) == (small, large) or (fused and cut == 1):
             exact.append(cut)
-        elif small % few == 0 and large % many == 0:
+        elif _likely(kernel, stream, heads):
             likely.append(cut)
     named = {1: names.reads(kernel.path), last: names.writes(kernel.path)}
     if len(exact) == 1:
@@ -281,6 +291,21 @@ def _between_heads(kernel: Kernel, grow: list[int]) -> int:
     if len(agreed) == 1 and not names.experts(kernel.path):
         return agreed[0]
     raise ValueError(_ambiguous(kernel))
+
+
+def _likely(kernel: Kernel, stream: tuple[int, ...], heads: tuple[int, ...]) -> bool:
+    """Whether sizes allow the cut: grouped heads, or ranks of latent attention."""
+    (small, large), (few, many) = kernel.product(stream), kernel.product(heads)
+    if small % few == 0 and large % many == 0:
+        return True
+    reads = stream[0] == kernel.axes[0]
+    return reads and few % small == 0 and _apart(kernel, stream, heads)
+
+
+def _apart(kernel: Kernel, stream: tuple[int, ...], heads: tuple[int, ...]) -> bool:
+    """Whether vectors have the size of the stream, and none has that of heads."""
+    grow = {kernel.pair(a) for a in heads if kernel.grows(a)}
+    return kernel.pair(stream[0]) in kernel.streams and not grow & kernel.streams
 
 
 _TRANSPOSED = "a transposed convolution may have its inputs and outputs swapped; "

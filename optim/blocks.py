@@ -102,7 +102,7 @@ def find_blocks(
     if ask.large.keys() == ask.small.keys():
         heads = frozenset[str]()
     else:
-        heads = _growing_lists(ask, inside)
+        heads = _growing_lists(ask, within, inside, outside)
     listed = frozenset(p for p in ask.large if ask.pairing.block_of(p, heads))
     stacked = frozenset[str]()
     if not inside <= listed:
@@ -111,6 +111,7 @@ def find_blocks(
         )
         if not inside <= stacked | listed and _stages(ask, inside - listed):
             stacked |= inside - listed
+        stacked -= _as_wide_as_deep(ask, inside, stacked - inside - outside)
     _check_members(ask, inside, listed, stacked, heads)
     _check_forgotten_in_lists(ask, inside, outside, listed, heads)
     _check_forgotten_in_stacks(ask, inside, outside, stacked)
@@ -140,57 +141,81 @@ def check_depth(depth: object, fractional: bool) -> None:
         )
 
 
-def _growing_lists(ask: Question, inside: Collection[str]) -> frozenset[str]:
+def _growing_lists(
+    ask: Question, within: Pattern, inside: Collection[str], outside: Collection[str]
+) -> frozenset[str]:
     """Names of the lists of blocks, with open numbers; checks that depth is theirs."""
-    growing = frozenset(ask.pairing.growing().values())
-    heads = {ask.pairing.block_of(p, growing) for p in inside}
-    chosen = frozenset(head[0] for head in heads if head)
+    growing = ask.pairing.growing()
+    every = frozenset(growing.values())
+    found = {ask.pairing.block_of(p, every) for p in inside}
+    chosen = frozenset(names.open_numbers(head) for head, _ in found - {None})
     if not chosen and growing:
-        path = sorted(inside)[0]
-        raise ValueError(_not_a_member(path, growing, ask.depth))
-    _check_count(ask, inside, chosen)
+        raise ValueError(_not_a_member(min(inside), every, ask.depth))
+    covered = {head for head, _ in found - {None}}
+    for path in sorted(set(ask.large) - set(inside) - set(outside)):
+        block = ask.pairing.block_of(path, every)
+        if block and block[0] in growing and block[0] not in covered:
+            raise ValueError(_left_out(ask, path, block[0], chosen))
+    base = [p for p in ask.small if within.matches(p) and p not in outside]
+    _check_count(ask, base, inside, chosen)
     return chosen
 
 
+def _left_out(ask: Question, path: str, head: str, chosen: Collection[str]) -> str:
+    name = [names.open_numbers(head)]
+    few, many = (
+        _counts(ask, [p for p in paths if p.startswith(head)], name).get(head, 0)
+        for paths in (ask.small, ask.large)
+    )
+    return (
+        f"branch matches the list {_shown(chosen)} and not {head + '#'!r} (with "
+        f"{path!r}), which grows from {few} to {many}: let branch match all blocks, "
+        f"and all lists grow by one ratio; or pass stream=r'^{re.escape(head)}' if the "
+        "parameters of this list are in no residual branch"
+    )
+
+
 def _check_count(
-    ask: Question, inside: Collection[str], heads: Collection[str]
+    ask: Question,
+    base: Collection[str],
+    target: Collection[str],
+    lists: Collection[str],
 ) -> None:
     """Raise where the lists of blocks do not grow as `depth` says."""
-    twins = {ask.pairing.twin(p) for p in inside}
-    totals = []
-    for head in sorted(heads):
-        after = {ask.pairing.block_of(p, [head]) for p in inside} - {None}
-        before = _blocks_of_base(ask, head, twins)
-        totals.append((len(before), len(after)))
-    totals = [pair for pair in totals if pair != (0, 0)]
-    sums = (sum(few for few, _ in totals), sum(many for _, many in totals))
+    before, after = (_counts(ask, paths, lists) for paths in (base, target))
+    pairs = {head: (before.get(head, 0), many) for head, many in after.items()}
+    if not pairs:
+        return
+    totals = {}
+    for name in lists:
+        same = [p for head, p in pairs.items() if names.open_numbers(head) == name]
+        total = (sum(few for few, _ in same), sum(many for _, many in same))
+        totals[name] = same[0] if len(set(same)) == 1 and same else total
+    every = (sum(few for few, _ in pairs.values()), sum(n for _, n in pairs.values()))
     depth = tuple(ask.depth)
-    if depth != sums and depth not in totals:
-        few, many = totals[0] if len(set(totals)) == 1 else sums
-        raise ValueError(
-            f"depth={ask.depth!r}, but of the blocks {_shown(heads)} the base has "
-            f"{few} and the target {many}; pass depth=({few}, {many})"
-        )
-    for (few, many), head in zip(totals, sorted(heads), strict=False):
-        if few * depth[1] != many * depth[0]:
-            raise ValueError(
-                f"the list {head!r} grows from {few} to {many} blocks, and depth="
-                f"{ask.depth!r} is another ratio: a model has one depth ratio; let all "
-                "lists of blocks grow by the same ratio"
-            )
-
-
-def _blocks_of_base(
-    ask: Question, head: str, twins: Collection[str | None]
-) -> set[tuple[str, str]]:
-    """The blocks of the base in a list, of which a parameter is in branches."""
-    kinds = {names.open_numbers(t) for t in twins if t is not None}
-    found = (
-        ask.pairing.block_of(p, [head])
-        for p in ask.small
-        if names.open_numbers(p) in kinds
+    ratios = {few * depth[1] == many * depth[0] for few, many in totals.values()}
+    if ratios == {True} and (depth == every or depth in totals.values()):
+        return
+    grown = ", ".join(
+        f"of {head + '#'!r} the base has {few} and the target {many}"
+        for head, (few, many) in sorted(pairs.items())
     )
-    return {block for block in found if block}
+    right = next(iter(totals.values())) if len(set(totals.values())) == 1 else every
+    remedy = f"pass depth={right}"
+    if any(few * right[1] != many * right[0] for few, many in totals.values()):
+        remedy = "let all lists of blocks grow by one ratio"
+    raise ValueError(f"depth={ask.depth!r}, but {grown}; {remedy}")
+
+
+def _counts(
+    ask: Question, paths: Collection[str], lists: Collection[str]
+) -> dict[str, int]:
+    """Number of blocks of each list, of which a parameter is among the paths."""
+    blocks = {ask.pairing.block_of(p, lists) for p in paths} - {None}
+    found: dict[str, int] = {}
+    for head, _ in blocks:
+        found[head] = found.get(head, 0) + 1
+    return found
 
 
 def _counts_layers(ask: Question, path: str) -> bool:
@@ -211,17 +236,19 @@ def _check_members(
         raise ValueError(_not_a_member(strays[0], heads, ask.depth))
     if strays:
         raise ValueError(_not_a_stack(ask, strays[0], inside))
-    for path in sorted(p for p in inside if p in stacked and p not in ask.copies):
-        _check_distinct(ask, path)
+    within = sorted(p for p in inside if p in stacked and p not in ask.copies)
+    stacks = any(len(ask.large[p].shape) > 2 for p in within)
+    for path in within:
+        _check_distinct(ask, path, stacks=stacks)
 
 
-def _check_distinct(ask: Question, path: str) -> None:
+def _check_distinct(ask: Question, path: str, *, stacks: bool) -> None:
     """Raise where the width of a stacked parameter grows as the depth does."""
-    twin = ask.pairing.twin(path)
-    assert twin is not None
-    pairs = list(zip(ask.small[twin].shape, ask.large[path].shape, strict=True))
+    pairs = _sizes(ask, path)
     others = [p for a, p in enumerate(pairs) if a not in ask.layers_axis]
-    if tuple(ask.depth) in others or (len(pairs) == 1 and ask.large[path].told):
+    # A stacked kernel has three axes; (n, n) may be one kernel, and (n,) one bias.
+    one = len(pairs) == 1 and names.is_vector(path)
+    if one or (tuple(ask.depth) in others and not stacks):
         raise ValueError(
             f"depth={ask.depth!r} is also how the width of {path!r} grows, so that "
             "the two cannot be told apart; choose a base of another width"
@@ -318,12 +345,32 @@ def _check_forgotten_in_stacks(
     outside: Collection[str],
     stacked: Collection[str],
 ) -> None:
+    few, many = ask.depth
     for path in sorted(set(stacked) - set(inside) - set(outside)):
-        few, many = ask.depth
         raise ValueError(
             _forgotten(path, f"whose layers grow from {few} to {many} as depth does")
             + "; if that is its width, choose a base of another width or depth"
         )
+
+
+def _as_wide_as_deep(
+    ask: Question, inside: Collection[str], paths: Collection[str]
+) -> frozenset[str]:
+    """Parameters outside of branches whose width is that of the blocks.
+
+    Where width grows as depth does, their one axis of that size is explained.
+    """
+    depth = tuple(ask.depth)
+    if not any(_sizes(ask, p).count(depth) > 1 for p in inside):
+        return frozenset()
+    return frozenset(p for p in paths if _sizes(ask, p).count(depth) == 1)
+
+
+def _sizes(ask: Question, path: str) -> list[tuple[int, int]]:
+    """The sizes of the axes of a parameter, in base and target."""
+    twin = ask.pairing.twin(path)
+    small = ask.small[twin].shape if twin else ()
+    return list(zip(small, ask.large[path].shape, strict=False))
 
 
 def _forgotten(path: str, why: str) -> str:
@@ -364,15 +411,15 @@ def _of_equal_depth(
 def _without_branches(ask: Question, ratio: float) -> Blocks:
     """The layers of a network without residual branches."""
     if ask.large.keys() != ask.small.keys():
-        grown = ask.pairing.growing()
-        paths = [p for p in ask.large if ask.pairing.block_of(p, set(grown.values()))]
-        _check_count(ask, paths, frozenset(grown.values()))
+        lists = frozenset(ask.pairing.growing().values())
+        paths = [p for p in ask.large if ask.pairing.block_of(p, lists)]
+        _check_count(ask, ask.small, paths, lists)
         return Blocks(ratio, listed=frozenset(paths))
     stacked = frozenset(p for p in ask.large if ask.layers(p) == tuple(ask.depth))
     if ask.depth[0] == ask.depth[1]:
         return Blocks(ratio)
     for path in sorted(stacked):
-        _check_distinct(ask, path)
+        _check_distinct(ask, path, stacks=False)
     if not stacked:
         raise ValueError(
             f"depth={ask.depth!r}, but base and target have the same layers, and no "

@@ -114,17 +114,18 @@ def infer_scales(
     stack = (layers_axis,) if isinstance(layers_axis, int) else tuple(layers_axis)
 
     kernels = _kernels(models, given, blocks, stack, layout)
-    widths = Widths(kernels)
-    found, splits = {}, {}
+    splits = {
+        path: given.split(path, models.large[path].shape) or split_axes(kernel)
+        for path, kernel in kernels.items()
+    }
+    widths = Widths(kernels, splits)
+    found = {}
     for path, kernel in kernels.items():
-        leaf = models.large[path]
-        split = given.split(path, leaf.shape)
-        if split is None:
-            split = split_axes(kernel)
-            widths.check(kernel, split)
+        leaf, split = models.large[path], splits[path]
+        if split.origin != "axes given":
+            widths.check(kernel, split, fractional=fractional)
             _check_copies(kernel, split, leaf)
         _check_growth(kernel, split, leaf, fractional)
-        splits[path] = split
         found[path] = param_scale(
             path,
             kernel.base,
@@ -138,7 +139,7 @@ def infer_scales(
         )
     given.check(models.large)
     _check_all_used(models.small, models.large, blocks)
-    reading = Reading(found, splits, kernels, blocks, layout)
+    reading = Reading(found, splits, kernels, blocks, layout, widths)
     return Scales(_with_readouts(reading, given, delta is not None))
 
 
@@ -252,7 +253,14 @@ def _kernels(
             copies=tuple(sorted(declared + added)),
             declared=declared,
         )
+    streams = frozenset(
+        kernel.pair(axis)
+        for kernel in found.values()
+        for axis in kernel.axes
+        if len(kernel.axes) == 1 and kernel.grows(axis)
+    )
     for path, kernel in found.items():
+        found[path] = kernel = dataclasses.replace(kernel, streams=streams)
         bias = found.get(bias_of(path))
         if bias is not None and bias is not kernel:
             shapes = bias.sizes(tuple(a for a in bias.axes if a not in kernel.copies))

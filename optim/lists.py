@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from .leaves import Leaf
 from .names import open_numbers
@@ -85,18 +85,22 @@ class Pairing:
             counts[name] = counts.get(name, 0) + len(blocks)
         return {name for name, count in counts.items() if count == length}
 
-    def block_of(self, path: str, heads: Iterable[str]) -> tuple[str, str] | None:
-        """The outermost of these lists that holds the path: its name, and which block.
+    def block_of(self, path: str, lists: Collection[str]) -> tuple[str, str] | None:
+        """The outermost of these lists that holds the path, and the block.
 
         Args:
           path: a parameter of the target or the base.
-          heads: names of lists, with open numbers.
+          lists: names of lists with open numbers, such as `"stage_#/blocks/"`.
+
+        Returns:
+          The name of the list (`"stage_1/blocks/"`) and its block
+          (`"stage_1/blocks/3"`), or None.
         """
         path = _renamed(path, self._first)
         for number in _NUMBER.finditer(path):
             head = path[: number.start()]
-            if open_numbers(head) in heads:
-                return open_numbers(head), path[: number.end()]
+            if open_numbers(head) in lists:
+                return head, path[: number.end()]
         return None
 
     def _map(self, large: str, small: str) -> dict[str, str]:

@@ -4,13 +4,14 @@ import re
 
 # Names of the array itself: the layer's name is the component before it.
 _ARRAYS = {"kernel", "weight", "weights", "w", "embedding", "embeddings", "table"}
-# Only kernels of Flax and Haiku have these names.
-_KERNELS = {"kernel", "w"}
+# Names that kernels have, and torch's tables.
+_KERNELS = {"kernel", "w", "weight", "weights"}
 
 _VECTOR = re.compile(r"(b|(.*_)?(bias|offset|scale|beta|gamma|gain))\d*", re.IGNORECASE)
 _READS = re.compile(
     r"(query|key|value|qkv|kv|q|k|v)(_proj(ection)?|_linear|_dense)?|"
-    r"(w|to_|c_|proj_|linear_)(q|k|v|qkv|kv)|in_proj_qkv"
+    r"(w|to_|c_|proj_|linear_)(q|k|v|qkv|kv)|in_proj_qkv|"
+    r"w?(q|k|v|kv)_(a|b|up|down)(_proj)?"
 )
 _FUSED = re.compile(r".*(qkv|kv|fused).*")
 _WRITES = re.compile(
@@ -35,13 +36,16 @@ _TABLE_WORDS = (
 )
 _TABLE = re.compile(rf"(^|[/._])(\w*_)?({_TABLE_WORDS})(_\w*)?\d*([/._]|$)", re.I)
 _LOOKED_UP = re.compile(
-    r"(\w*_)?(tok|token|tokens|word|words|vocab|vocabulary|wte|item|items)"
-    r"(_?(embed|embeds|embedding|embeddings|emb|embedder|embedders|table|lookup))?",
+    r"(\w*_)?(tok|token|tokens|word|words|vocab|vocabulary|wte|item|items|wpe)"
+    r"(_?(embed|embeds|embedding|embeddings|emb|embedder|embedders|table|lookup))?|"
+    r"(\w*_)?(pos|position|positions|positional|type|segment)_?"
+    r"(embed|embeds|embedding|embeddings|emb)|embed_(tokens|positions)|\w+_embeddings",
     re.IGNORECASE,
 )
 # Tables that no logits are read off.
 _PLACES = re.compile(
-    r"(^|[/._])\w*(pos|position|wpe|patch|type|segment|time|register|cls|prompt|latent)"
+    r"(^|[/._])\w*(pos|position|wpe|patch|type|segment|time|register|cls|prompt|latent|"
+    r"query|queries|class|classes|label|labels|y_embed|codebook|quantizer|slots|memory)"
     r"\w*([/._]|$)",
     re.IGNORECASE,
 )
@@ -51,13 +55,13 @@ _READOUT = re.compile(
     r"(\w*_)?(head|readout|unembed|unembedding|unembedder|logits?|classifier|clf)"
     r"|(\w*_)?(fc|dense|linear|proj|projection|layer|embed)_?(out|output|final|last)|"
     r"(out|output|final|last)(_(\w*))?|fc|predictions?|decoder|score|probe|w_?out|"
-    r"to_logits|unembed\w*",
+    r"to_logits|unembed\w*|w_?h?[oy]|\w*2(tag|out|vocab|logits?|class(es)?)",
     re.IGNORECASE,
 )
 _SURE_READOUT = re.compile(
     r"(lm_|mlm_|cls_|classification_|output_|prediction_|final_)?head|readout|"
     r"unembed|unembedding|unembedder|logits?|logits_dense|to_logits|classifier|"
-    r"embed_out|lm_logits",
+    r"embed_out|lm_logits|output|out|final|fc_out|\w*2(tag|vocab|logits?|class(es)?)",
     re.IGNORECASE,
 )
 # Parameters inside a model that have a fixed fan-out too.
@@ -68,7 +72,8 @@ _INNER = re.compile(
 )
 _SKIPS = re.compile(r"skip|shortcut|downsample|identity|residual_proj", re.IGNORECASE)
 _STATE_SPACE = re.compile(
-    r"(?i)lambda\w*|a_log|log_a\w*|log_step|log_dt|dt_bias|log_lambda\w*|a_re|a_im"
+    r"(?i)lambda\w*|a_log|log_a\w*|log_step|log_dt|dt_bias|log_lambda\w*|a_re|a_im|"
+    r"a_imag|nu_log|theta_log"
 )
 
 
@@ -79,12 +84,13 @@ def parts(path: str) -> list[str]:
 
 def array(path: str) -> str:
     """The name of the array itself."""
-    return (parts(path) or [""])[-1]
+    names = [p for p in parts(path) if p != "array"]  # levanter's NamedArray
+    return (names or [""])[-1]
 
 
 def layer(path: str) -> str:
     """The name of the layer: the last one that is not an array's or a number."""
-    names = [p for p in parts(path) if not p.isdigit()]
+    names = [p for p in parts(path) if not p.isdigit() and p != "array"]
     while len(names) > 1 and names[-1] in _ARRAYS:
         names.pop()
     return names[-1] if names else ""
@@ -144,7 +150,8 @@ def embedding_array(path: str) -> bool:
 
 def table(path: str) -> bool:
     """Whether a name says that the array is a table of entries."""
-    return not is_kernel(path) and _TABLE.search(path) is not None
+    sure = array(path) in {"kernel", "w"}
+    return not sure and _TABLE.search(f"{layer(path)}/{array(path)}") is not None
 
 
 def looked_up(path: str) -> bool:
@@ -177,6 +184,12 @@ def on_skip(path: str) -> bool:
     return _SKIPS.search(path) is not None
 
 
+def low_rank_out(path: str) -> bool:
+    """Whether a name says that the array is the second of a low-rank pair."""
+    name = parts(path)[-2:]
+    return name[-1:] == ["lora_b"] or name in (["lora", "b"], ["lora", "B"])
+
+
 def state_space(path: str) -> bool:
     """Whether the array has a name of state-space models."""
     return _STATE_SPACE.fullmatch(array(path)) is not None
@@ -185,6 +198,11 @@ def state_space(path: str) -> bool:
 def open_numbers(path: str) -> str:
     """The path with its numbers left open, the same for all blocks of a list."""
     return re.sub(r"\d+", "#", path)
+
+
+def open_lists(path: str) -> str:
+    """The path with numbers of blocks left open, and those of `w1`, `fc2` as are."""
+    return re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])", "#", path)
 
 
 def pattern(*paths: str) -> str:

@@ -35,6 +35,9 @@ def bias_of(path: str) -> str:
       >>> bias_of("first/kernel"), bias_of("layers/0/w1"), bias_of("0/0"), bias_of("a")
       ('first/bias', 'layers/0/b1', '0/1', '')
     """
+    if path.endswith("/array"):  # a NamedArray of Haliax
+        bias = bias_of(path.removesuffix("/array"))
+        return bias and bias + "/array"
     cut = max(path.rfind("/"), path.rfind(".")) + 1
     head, name = path[:cut], path[cut:]
     for kernel, bias in (("kernel", "bias"), ("weight", "bias"), ("w", "b")):

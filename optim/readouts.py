@@ -9,6 +9,7 @@ from .axes import Kernel, Split
 from .blocks import Blocks
 from .patterns import UNSET, Pattern
 from .scales import ParamScale, Role
+from .widths import Widths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Reading:
       kernels: their shapes.
       blocks: which stand in blocks.
       layout: as the user gave it.
+      widths: which sizes parameters share.
     """
 
     found: Mapping[str, ParamScale]
@@ -28,6 +30,7 @@ class Reading:
     kernels: Mapping[str, Kernel]
     blocks: Blocks
     layout: str
+    widths: Widths
 
     def outputs(self) -> list[ParamScale]:
         """Parameters whose fan-in alone grows, and whose axes the user did not give."""
@@ -87,7 +90,7 @@ def choose_readouts(reading: Reading, tied: Any, readout: Any) -> dict[str, str]
         if not named:
             raise ValueError(_none_of(reading, readout, outputs))
     rest = [s for s in outputs if s not in named]
-    if readout is UNSET and tied in (UNSET, None) and len(rest) == 1 and not given:
+    if readout is UNSET and tied in (UNSET, None) and len(rest) == 1:
         _check_lone(reading, rest[0], asked=tied is UNSET)
         return {rest[0].path: "readout"}
     if rest:
@@ -247,22 +250,36 @@ def _no_readout(reading: Reading) -> str:
     found = reading.found
     tables = reading.tables() or [s for s in found.values() if s.role is Role.INPUT]
     name = names.pattern(tables[0].path) if tables else "^embedding$"
-    hints = ""
-    for path, scale in found.items():
-        if not names.readout(path) or path in {t.path for t in reading.tables()}:
-            continue
-        if scale.role is Role.INPUT and reading.layout != "out_in":
-            hints += (
-                f"; {path!r} has a readout's name, and grows along its outputs: if "
-                "kernels are (out, in) as torch's, pass layout='out_in'"
-            )
-        elif scale.role is Role.VECTOR and len(scale.shape) == 1:
-            hints += (
-                f"; if the vector {path!r} is summed over, pass "
-                f"readout=r'{names.pattern(path)}'"
-            )
+    hints = "".join(_hint(reading, scale) for scale in found.values())
     return (
         "no parameter is a readout (fan-in grows, fan-out does not); if it is tied to "
         f"an embedding, pass tied=r'{name}' and multiply the logits by 1/m; if the "
         f"model has none, pass readout=None{hints}"
     )
+
+
+def _hint(reading: Reading, scale: ParamScale) -> str:
+    """What may be wrong with a parameter that could be the missing readout."""
+    path, kernel, split = scale.path, *_known(reading, scale)
+    named = names.readout(path) and not split.table
+    if scale.role is Role.INPUT and named and reading.layout != "out_in":
+        return (
+            f"; {path!r} has a readout's name, and grows along its outputs: if kernels "
+            "are (out, in) as torch's, pass layout='out_in'"
+        )
+    if scale.role is Role.VECTOR and named and len(scale.shape) == 1:
+        pattern = names.pattern(path)
+        return f"; if the vector {path!r} is summed over, pass readout=r'{pattern}'"
+    alone = reading.widths.alone(kernel, split)
+    if scale.role is Role.HIDDEN and alone:
+        before, after = kernel.pair(alone[0])
+        return (
+            f"; {path!r} grows from {before} to {after} along its outputs, a size that "
+            "no other parameter has: if it counts classes or tokens, build the base "
+            "with as many as the target"
+        )
+    return ""
+
+
+def _known(reading: Reading, scale: ParamScale) -> tuple[Kernel, Split]:
+    return reading.kernels[scale.path], reading.splits[scale.path]

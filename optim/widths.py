@@ -18,27 +18,28 @@ _STATE_SPACE = {"A", "B", "C", "D", "B_re", "B_im", "C_re", "C_im"}
 class Widths:
     """Which parameters have an axis of which size, in the base and a wider model."""
 
-    def __init__(self, kernels: Mapping[str, Kernel]):
+    def __init__(self, kernels: Mapping[str, Kernel], splits: Mapping[str, Split]):
         self._owners: dict[Pair, set[str]] = {}
-        self._state_spaces: set[str] = set()
-        self._copies = {
-            kernel.pair(axis)
-            for kernel in kernels.values()
-            for axis in filter(kernel.grows, kernel.declared)
-        }
+        self._copies: set[Pair] = set()
+        self._decays: dict[str, list[tuple[int, ...]]] = {}
         for path, kernel in kernels.items():
+            split = splits[path]
             if names.state_space(path):
-                self._state_spaces.add(path.rpartition("/")[0])
-            name = names.open_numbers(path)
-            for axis in filter(kernel.grows, kernel.axes):
-                self._owners.setdefault(kernel.pair(axis), set()).add(name)
+                self._decays.setdefault(_holder(path), []).append(kernel.base)
+            used = (*split.in_axes, *split.out_axes)
+            for axis in filter(kernel.grows, range(len(kernel.base))):
+                if axis not in used:
+                    self._copies.add(kernel.pair(axis))
+                elif not (split.table and axis in split.in_axes):
+                    owners = self._owners.setdefault(kernel.pair(axis), set())
+                    owners.add(names.open_lists(path))
         self._ratios = {
             large / small for (small, large), at in self._owners.items() if len(at) > 1
         }
 
     def shared(self, pair: Pair, path: str) -> bool:
         """Whether a parameter other than this one and its bias has such an axis."""
-        own = {names.open_numbers(path), names.open_numbers(bias_of(path))}
+        own = {names.open_lists(path), names.open_lists(bias_of(path))}
         return bool(self._owners.get(pair, set()) - own)
 
     def usual(self, pair: Pair) -> bool:
@@ -59,57 +60,92 @@ class Widths:
             used = (*split.in_axes, *outs)
         return frozenset(a for a in used if kernel.grows(a))
 
-    def check(self, kernel: Kernel, split: Split) -> None:
+    def check(self, kernel: Kernel, split: Split, *, fractional: bool = False) -> None:
         """Raise where a growing axis of a kernel may be no width.
+
+        Args:
+          kernel: the parameter.
+          split: its axes.
+          fractional: whether ratios that are not whole numbers are usual.
 
         Raises:
           ValueError: the message names the parameter, the axis, and what to write.
         """
-        grow = [a for a in (*split.in_axes, *split.out_axes) if kernel.grows(a)]
-        if split.table or not split.in_axes or not grow:
+        ins = [a for a in split.in_axes if kernel.grows(a) and not split.table]
+        outs = [a for a in split.out_axes if kernel.grows(a)]
+        if not split.in_axes or not (ins or outs):
             return
-        self._check_state_space(kernel, split, grow)
-        both = any(a in split.in_axes for a in grow) and any(
-            a in split.out_axes for a in grow
-        )
-        if not both:
+        self._check_state_space(kernel, split, ins + outs)
+        self._check_copies(kernel, outs)
+        alone = [a for a in ins + outs if not self.shared(kernel.pair(a), kernel.path)]
+        if len(ins + outs) > 2:
             return
-        if not split.proven and (
-            names.table(kernel.path) or names.is_vector(kernel.path)
-        ):
-            alone = [a for a in grow if not self.shared(kernel.pair(a), kernel.path)]
-            raise ValueError(ambiguous_matrix(kernel, (alone or grow)[0]))
-        if len(grow) > 2:
-            return
-        for axis in grow:
-            pair = kernel.pair(axis)
-            if pair in self._copies and axis in split.out_axes:
-                if kernel.readout:
-                    return
-                raise ValueError(_as_copies(kernel, axis))
-            if self.shared(pair, kernel.path):
-                continue
-            sure = split.proven or names.is_kernel(kernel.path)
-            reads_out = axis in split.out_axes and names.readout(kernel.path)
-            if not sure or reads_out or not self.usual(pair):
+        for axis in alone:
+            if not fractional and not self.usual(kernel.pair(axis)):
                 raise ValueError(ambiguous_matrix(kernel, axis))
+        if not ins or not outs:
+            return
+        self._check_names(kernel, split, ins, outs)
+        for axis in alone:
+            sure = split.proven or names.is_kernel(kernel.path)
+            if not sure or (axis in outs and _reads_out(kernel.path)):
+                raise ValueError(ambiguous_matrix(kernel, axis))
+
+    def alone(self, kernel: Kernel, split: Split) -> list[int]:
+        """Growing fan-out axes of sizes that no other parameter has."""
+        outs = [a for a in split.out_axes if kernel.grows(a)]
+        return [a for a in outs if not self.shared(kernel.pair(a), kernel.path)]
+
+    def _check_names(
+        self, kernel: Kernel, split: Split, ins: list[int], outs: list[int]
+    ) -> None:
+        """Raise where a matrix has the name of a table or of a vector."""
+        path = kernel.path
+        if split.proven:
+            return
+        alone = [a for a in ins + outs if not self.shared(kernel.pair(a), path)]
+        square = kernel.pair(ins[0]) == kernel.pair(outs[0]) and not alone
+        gain = names.is_vector(path) and not square
+        if gain or (names.table(path) and (alone or split.origin != "")):
+            raise ValueError(ambiguous_matrix(kernel, (alone or ins)[0]))
+
+    def _check_copies(self, kernel: Kernel, outs: list[int]) -> None:
+        """Raise where outputs grow as experts do, and are not said to be a router's."""
+        for axis in outs:
+            counted = kernel.pair(axis) in self._copies and not kernel.readout
+            if counted and not self.shared(kernel.pair(axis), kernel.path):
+                raise ValueError(_as_copies(kernel, axis))
 
     def _check_state_space(self, kernel: Kernel, split: Split, grow: list[int]) -> None:
         """`B @ u` and `u @ B` differ where only the state or the input grows."""
-        inside = kernel.path.rpartition("/")[0] in self._state_spaces
-        if split.proven or not inside or names.array(kernel.path) not in _STATE_SPACE:
+        decays = self._decays.get(_holder(kernel.path), [])
+        if split.proven or not decays or names.array(kernel.path) not in _STATE_SPACE:
             return
+        rank = max(map(len, decays))
+        if rank > 1 and any(kernel.base[: len(d)] == d for d in decays if len(d) > 1):
+            return  # an entry for each channel and state, as the decays have
         ins, outs = kernel.ratio(split.in_axes), kernel.ratio(split.out_axes)
         if not math.isclose(ins, outs):
             raise ValueError(ambiguous_matrix(kernel, grow[0]))
+
+
+def _reads_out(path: str) -> bool:
+    """Whether a name says readout, outside of numbered layers."""
+    listed = names.open_lists(path) != path
+    return names.readout(path) and (names.sure_readout(path) or not listed)
+
+
+def _holder(path: str) -> str:
+    """The module that holds a parameter."""
+    return path[: max(path.rfind("/"), path.rfind("."), 0)]
 
 
 def _as_copies(kernel: Kernel, axis: int) -> str:
     before, after = kernel.pair(axis)
     path = names.pattern(kernel.path)
     return (
-        f"axis {axis} of {kernel.path!r} grows from {before} to {after}, as the copies "
-        f"of copies=... do: if it has an output for each copy, as a router has, pass "
+        f"axis {axis} of {kernel.path!r} grows from {before} to {after}, as copies "
+        "(experts) do: if it has an output for each copy, as a router has, pass "
         f"readout=r'{path}'; if that is its width, "
         f"axes={{r'{path}': ({kernel.axes[:-1]}, {kernel.axes[-1:]})}}"
     )
