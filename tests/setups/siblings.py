@@ -530,6 +530,60 @@ SETUPS = [
         r"'p'",
         {"embeddings": "^p$"},
     ),
+    # An axis that is said to count copies is no width, so that it vouches for none.
+    asked(
+        "experts_named_their_biases_not",
+        "experts 8 to 32: both kernels are named, biases (experts, f) are not",
+        lambda n: (
+            body(n)
+            | {
+                "moe/wi": H(n // 8, n, 2 * n, copies=4),
+                "moe/wo": H(n // 8, 2 * n, n, copies=4),
+                "moe/bi": V(n // 8, 2 * n, copies=4),
+            }
+        ),
+        "moe/bi",
+        {"axes": {"moe/w[io]$": ((1,), (2,)), "moe/bi$": ((), (1,))}},
+        {"axes": {"moe/w[io]$": ((1,), (2,))}},
+    ),
+    asked(
+        "grown_head_named_table_not",
+        "a vocabulary of 5 and 20: the head is named, the table is not",
+        lambda n: {
+            "in/kernel": I(6, n),
+            "w": I(5 if n == 64 else 20, n, copies=4),
+            "mid/kernel": H(n, n),
+            "last/kernel": O(n, 5 if n == 64 else 20, copies=4),
+        },
+        "'w'",
+        {"embeddings": "^w$", "tied": None},
+        {"readout": "^last/kernel$", "axes": {"^last/kernel$": ((0,), ())}},
+    ),
+    asked(
+        "grown_table_of_a_backbone",
+        "a table of 6 and 18 entries in a backbone without a readout",
+        lambda n: {
+            "in/kernel": I(101, n),
+            "w": I(6 if n == 64 else 18, n, copies=3),
+            "mid/kernel": H(n, 2 * n),
+            "mid/bias": V(2 * n),
+        },
+        "'w'",
+        {"embeddings": "^w$"},
+        {"readout": None, "tied": None},
+    ),
+    asked(
+        "classes_grow_from_width",
+        "64 classes and 256, as wide as the network: the head looks hidden",
+        lambda n: {
+            "in/kernel": I(8, n),
+            "mid/kernel": H(n, n),
+            "mid/bias": V(n),
+            "classifier/kernel": O(n, n, copies=4),
+        },
+        "classifier/kernel",
+        {"axes": {"^classifier/kernel$": ((0,), ())}},
+    ),
     asked(
         "output_table_transposed",
         "a head that is kept as an embedding (n, vocabulary)",
