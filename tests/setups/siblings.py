@@ -180,6 +180,18 @@ def frozen_encoder(n):
     }
 
 
+def two_mixtures(n):
+    """Two layers of 8 to 32 experts, whose biases have the same sizes."""
+    tree, e = body(n), n // 8
+    for i in range(2):
+        tree |= {
+            f"moe_{i}/wi": H(e, n, 2 * n, copies=4),
+            f"moe_{i}/wo": H(e, 2 * n, n, copies=4),
+            f"moe_{i}/bi": V(e, 2 * n, copies=4),
+        }
+    return tree
+
+
 # --- attention, once more ---
 
 
@@ -551,12 +563,12 @@ SETUPS = [
         "a vocabulary of 5 and 20: the head is named, the table is not",
         lambda n: {
             "in/kernel": I(6, n),
-            "w": I(5 if n == 64 else 20, n, copies=4),
+            "tok": I(5 if n == 64 else 20, n, copies=4),
             "mid/kernel": H(n, n),
             "last/kernel": O(n, 5 if n == 64 else 20, copies=4),
         },
-        "'w'",
-        {"embeddings": "^w$", "tied": None},
+        "'tok'",
+        {"embeddings": "^tok$", "tied": None},
         {"readout": "^last/kernel$", "axes": {"^last/kernel$": ((0,), ())}},
     ),
     asked(
@@ -564,12 +576,12 @@ SETUPS = [
         "a table of 6 and 18 entries in a backbone without a readout",
         lambda n: {
             "in/kernel": I(101, n),
-            "w": I(6 if n == 64 else 18, n, copies=3),
+            "codes": I(6 if n == 64 else 18, n, copies=3),
             "mid/kernel": H(n, 2 * n),
             "mid/bias": V(2 * n),
         },
-        "'w'",
-        {"embeddings": "^w$"},
+        "'codes'",
+        {"embeddings": "^codes$"},
         {"readout": None, "tied": None},
     ),
     asked(
