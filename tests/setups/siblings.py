@@ -546,17 +546,10 @@ SETUPS = [
     asked(
         "experts_named_their_biases_not",
         "experts 8 to 32: both kernels are named, biases (experts, f) are not",
-        lambda n: (
-            body(n)
-            | {
-                "moe/wi": H(n // 8, n, 2 * n, copies=4),
-                "moe/wo": H(n // 8, 2 * n, n, copies=4),
-                "moe/bi": V(n // 8, 2 * n, copies=4),
-            }
-        ),
-        "moe/bi",
-        {"axes": {"moe/w[io]$": ((1,), (2,)), "moe/bi$": ((), (1,))}},
-        {"axes": {"moe/w[io]$": ((1,), (2,))}},
+        two_mixtures,
+        r"moe_\d/bi",
+        {"axes": {r"moe_\d/w[io]$": ((1,), (2,)), r"moe_\d/bi$": ((), (1,))}},
+        {"axes": {r"moe_\d/w[io]$": ((1,), (2,))}},
     ),
     asked(
         "grown_head_named_table_not",
