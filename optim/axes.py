@@ -114,10 +114,7 @@ def split_axes(kernel: Kernel) -> Split:
         return _of_layer(kernel, kernel.told)
     if kernel.embedding or _is_embedding_array(kernel):
         if len(axes) < 2:
-            raise ValueError(
-                f"{kernel.path!r} of shape {kernel.base} is to be a table, which has "
-                "the axes (entries, features); take it out of embeddings=/tied="
-            )
+            return Split((), axes, note)  # a norm or bias beside the table
         return Split(axes[:-1], axes[-1:], "embedding", proven=True, table=True)
     if _is_vector(kernel):
         return Split((), axes, note)
@@ -148,9 +145,9 @@ def _is_embedding_array(kernel: Kernel) -> bool:
     axes = kernel.axes
     if len(axes) != 2 or kernel.bias is not None:
         return False
-    if kernel.layout == "in_out":
-        return names.embedding_array(kernel.path)
     grow = [a for a in axes if kernel.grows(a)]
+    if kernel.layout == "in_out":
+        return names.embedding_array(kernel.path) and grow != [axes[0]]
     return grow == [axes[1]] and names.looked_up(kernel.path)
 
 
@@ -343,8 +340,14 @@ def ambiguous_matrix(kernel: Kernel, axis: int) -> str:
         f"axes={{r'{path}': ({ins}, {outs})}}; if a table of (entries, features), "
         f"embeddings=r'{path}'; if it sums over nothing, as a gain or decay of each "
         f"channel, axes={{r'{path}': ((), {kernel.axes})}}; if that axis counts "
-        "tokens, classes or positions, build the base with as many as the target"
+        "tokens, classes or positions, build the base with as many as the target, or "
+        f"leave the axis out: axes={{r'{path}': ({_less(ins, axis)}, "
+        f"{_less(outs, axis)})}}"
     )
+
+
+def _less(axes: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return tuple(a for a in axes if a != axis)
 
 
 def _other_layout(kernel: Kernel, layout: str) -> str:

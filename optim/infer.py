@@ -10,7 +10,7 @@ from .blocks import Blocks, Question, check_depth, find_blocks
 from .given import Given
 from .leaves import Leaf, leaves
 from .lists import Pairing
-from .paths import bias_of
+from .paths import biases_of
 from .patterns import UNSET, Pattern
 from .readouts import Reading, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
@@ -261,7 +261,7 @@ def _kernels(
     )
     for path, kernel in found.items():
         found[path] = kernel = dataclasses.replace(kernel, streams=streams)
-        bias = found.get(bias_of(path))
+        bias = next((found[b] for b in biases_of(path) if b in found), None)
         if bias is not None and bias is not kernel:
             shapes = bias.sizes(tuple(a for a in bias.axes if a not in kernel.copies))
             found[path] = dataclasses.replace(kernel, bias=shapes)

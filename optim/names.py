@@ -24,7 +24,11 @@ _TRANSPOSED = re.compile(
     r"([/._]|$)",
     re.IGNORECASE,
 )
-_COPIES = re.compile(r"experts?|moe|stack(ed)?|layers|blocks", re.IGNORECASE)
+_COPIES = re.compile(
+    r"(^|[/._])(\w*_)?(experts?|moe|stacked|stack|scan\w*)([/._]|$)|"
+    r"(^|/)(layers|blocks)(/(?!\d)|$)",
+    re.IGNORECASE,
+)
 _EXPERTS = re.compile(r"(^|[/._])(\w*_)?(experts?|moe)([/._]|$)", re.IGNORECASE)
 
 # A table of entries: a row is looked up, or is added at its position.
@@ -69,6 +73,9 @@ _INNER = re.compile(
     r"(^|[/._])\w*(router|routing|gate|gating|switch|key|value|query|k_proj|v_proj|"
     r"q_proj|critic|aux|reward|halt|mask|attn|attention|[qkv])([/._]|$)",
     re.IGNORECASE,
+)
+_DOT_PRODUCT = re.compile(
+    r"att(n|ention)?_(src|dst|l|r|i|j|vec|edge|key|query)|a_(l|r)"
 )
 _SKIPS = re.compile(r"skip|shortcut|downsample|identity|residual_proj", re.IGNORECASE)
 _STATE_SPACE = re.compile(
@@ -134,8 +141,10 @@ def transposed(path: str) -> bool:
 
 
 def copies(path: str) -> bool:
-    """Whether a name says that the first axis counts experts or layers."""
-    return _COPIES.search(path) is not None
+    """Whether a name says that the first axis counts experts or layers, no window."""
+    if convolution(path):
+        return False
+    return _COPIES.search(path) is not None or not is_kernel(path)
 
 
 def experts(path: str) -> bool:
@@ -177,6 +186,31 @@ def sure_readout(path: str) -> bool:
 def inner(path: str) -> bool:
     """Whether a name says router, gate, key, value: no readout of a whole model."""
     return _INNER.search(path) is not None
+
+
+def is_bias(path: str) -> bool:
+    """Whether the array is a bias by name."""
+    return re.fullmatch(r"(.*_)?bias\d*", array(path)) is not None
+
+
+def positions(path: str) -> bool:
+    """Whether a name says that the table is one of positions."""
+    return re.search(r"(^|[/._])(\w*_)?pos(ition\w*|_\w*)?([/._]|$)", path) is not None
+
+
+def dot_product(path: str) -> bool:
+    """Whether the array is one of graph attention, a vector for each head."""
+    return _DOT_PRODUCT.fullmatch(array(path)) is not None
+
+
+def reads_vector(path: str) -> bool:
+    """Whether a vector has the name of the weights of one output."""
+    if any(re.search(r"(?i)norm|\bln|rms|scale|gain", part) for part in parts(path)):
+        return False
+    if is_vector(path):
+        return False
+    head = re.fullmatch(r"(?i)(\w*_)?(head|score|scorer|critic)", layer(path))
+    return array(path) == "kernel" or sure_readout(path) or head is not None
 
 
 def on_skip(path: str) -> bool:

@@ -28,24 +28,25 @@ def path_string(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def bias_of(path: str) -> str:
-    """Where the bias of a kernel stands, by the names that libraries give.
+def biases_of(path: str) -> tuple[str, ...]:
+    """Where the bias of a kernel may stand, by the names that libraries give.
 
     Examples:
-      >>> bias_of("first/kernel"), bias_of("layers/0/w1"), bias_of("0/0"), bias_of("a")
-      ('first/bias', 'layers/0/b1', '0/1', '')
+      >>> biases_of("first/kernel"), biases_of("layers/0/w1"), biases_of("0/0")
+      (('first/bias',), ('layers/0/b1',), ('0/1',))
+      >>> biases_of("W1"), biases_of("a")
+      (('b1', 'B1'), ())
     """
     if path.endswith("/array"):  # a NamedArray of Haliax
-        bias = bias_of(path.removesuffix("/array"))
-        return bias and bias + "/array"
+        return tuple(b + "/array" for b in biases_of(path.removesuffix("/array")))
     cut = max(path.rfind("/"), path.rfind(".")) + 1
     head, name = path[:cut], path[cut:]
     for kernel, bias in (("kernel", "bias"), ("weight", "bias"), ("w", "b")):
         if re.match(kernel + r"(?![a-z])", name, re.IGNORECASE):
-            start = bias if name[0].islower() else bias.capitalize()
-            return head + start + name[len(kernel) :]
+            spelled = (bias,) if name[0].islower() else (bias, bias.capitalize())
+            return tuple(head + b + name[len(kernel) :] for b in spelled)
     # Pairs (kernel, bias) in a tuple or list.
-    return head + "1" if head and name == "0" else ""
+    return (head + "1",) if head and name == "0" else ()
 
 
 def flatten(

@@ -86,6 +86,13 @@ def choose_readouts(reading: Reading, tied: Any, readout: Any) -> dict[str, str]
         named: list[ParamScale] = []
     else:
         chosen = Pattern("readout", readout)
+        if len(reading.found) > 1 and all(map(chosen.matches, reading.found)):
+            raise ValueError(
+                f"readout={readout!r} matches every parameter; match the readouts "
+                f"only, such as readout=r'{names.pattern(*(s.path for s in outputs))}'"
+                if outputs
+                else f"readout={readout!r} matches every parameter"
+            )
         named = [s for s in (*outputs, *given) if chosen.matches(s.path)]
         if not named:
             raise ValueError(_none_of(reading, readout, outputs))
@@ -133,7 +140,7 @@ def _tied(reading: Reading, tied: Any) -> list[ParamScale]:
 def _check_lone(reading: Reading, head: ParamScale, *, asked: bool) -> None:
     """Raise unless the only candidate is surely the readout of the whole model."""
     path = head.path
-    if len(head.in_axes) > 1 and not reading.splits[path].origin == "layer":
+    if len(head.in_axes) > 1:
         raise ValueError(
             f"the readout {path!r} of shape {head.shape} sums over several axes "
             f"{head.in_axes}, as a convolution does; if it is the readout, pass "
@@ -276,7 +283,8 @@ def _hint(reading: Reading, scale: ParamScale) -> str:
         return (
             f"; {path!r} grows from {before} to {after} along its outputs, a size that "
             "no other parameter has: if it counts classes or tokens, build the base "
-            "with as many as the target"
+            "with as many as the target, or leave the axis out: axes="
+            f"{{r'{names.pattern(path)}': ({scale.in_axes}, ())}}"
         )
     return ""
 

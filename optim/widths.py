@@ -10,7 +10,9 @@ from collections.abc import Mapping
 
 from . import names
 from .axes import Kernel, Pair, Split, ambiguous_matrix
-from .paths import bias_of
+from .paths import biases_of
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # in the base and a wider model
 
 _STATE_SPACE = {"A", "B", "C", "D", "B_re", "B_im", "C_re", "C_im"}
 
@@ -19,7 +21,7 @@ class Widths:
     """Which parameters have an axis of which size, in the base and a wider model."""
 
     def __init__(self, kernels: Mapping[str, Kernel], splits: Mapping[str, Split]):
-        self._owners: dict[Pair, set[str]] = {}
+        self._owners: dict[Pair, set[tuple[str, Shapes]]] = {}
         self._copies: set[Pair] = set()
         self._decays: dict[str, list[tuple[int, ...]]] = {}
         for path, kernel in kernels.items():
@@ -32,15 +34,27 @@ class Widths:
                     self._copies.add(kernel.pair(axis))
                 elif not (split.table and axis in split.in_axes):
                     owners = self._owners.setdefault(kernel.pair(axis), set())
-                    owners.add(names.open_lists(path))
+                    owners.add((names.open_lists(path), (kernel.base, kernel.wide)))
         self._ratios = {
-            large / small for (small, large), at in self._owners.items() if len(at) > 1
+            large / small
+            for (small, large), owners in self._owners.items()
+            if len({name for name, _ in owners}) > 1
         }
 
-    def shared(self, pair: Pair, path: str) -> bool:
-        """Whether a parameter other than this one and its bias has such an axis."""
-        own = {names.open_lists(path), names.open_lists(bias_of(path))}
-        return bool(self._owners.get(pair, set()) - own)
+    def shared(self, pair: Pair, kernel: Kernel, *, alike: bool = True) -> bool:
+        """Whether a parameter other than this one and its bias has such an axis.
+
+        Args:
+          pair: the sizes of the axis.
+          kernel: the parameter that has it.
+          alike: whether parameters of its very shape count, as two tables of
+            positions have.
+        """
+        own = {names.open_lists(p) for p in (kernel.path, *biases_of(kernel.path))}
+        return any(
+            name not in own and (alike or shapes != (kernel.base, kernel.wide))
+            for name, shapes in self._owners.get(pair, ())
+        )
 
     def usual(self, pair: Pair) -> bool:
         """Whether widths that parameters share grow by this ratio."""
@@ -71,49 +85,72 @@ class Widths:
         Raises:
           ValueError: the message names the parameter, the axis, and what to write.
         """
-        ins = [a for a in split.in_axes if kernel.grows(a) and not split.table]
+        ins = [a for a in split.in_axes if kernel.grows(a)]
         outs = [a for a in split.out_axes if kernel.grows(a)]
-        if not split.in_axes or not (ins or outs):
-            return
-        self._check_state_space(kernel, split, ins + outs)
-        self._check_copies(kernel, outs)
-        alone = [a for a in ins + outs if not self.shared(kernel.pair(a), kernel.path)]
-        if len(ins + outs) > 2:
-            return
-        for axis in alone:
-            if not fractional and not self.usual(kernel.pair(axis)):
-                raise ValueError(ambiguous_matrix(kernel, axis))
-        if not ins or not outs:
-            return
-        self._check_names(kernel, split, ins, outs)
-        for axis in alone:
-            sure = split.proven or names.is_kernel(kernel.path)
-            if not sure or (axis in outs and _reads_out(kernel.path)):
-                raise ValueError(ambiguous_matrix(kernel, axis))
+        if split.table:
+            self._check_table(kernel, ins, outs)
+        elif not split.in_axes:
+            _check_vector(kernel, outs)
+        else:
+            self._check_kernel(kernel, split, ins, outs, fractional)
 
     def alone(self, kernel: Kernel, split: Split) -> list[int]:
         """Growing fan-out axes of sizes that no other parameter has."""
         outs = [a for a in split.out_axes if kernel.grows(a)]
-        return [a for a in outs if not self.shared(kernel.pair(a), kernel.path)]
+        return [a for a in outs if not self.shared(kernel.pair(a), kernel)]
 
-    def _check_names(
-        self, kernel: Kernel, split: Split, ins: list[int], outs: list[int]
+    def _check_table(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
+        """Raise where entries and features are the other way round, or a kernel."""
+        widths = [a for a in ins if self.shared(kernel.pair(a), kernel)]
+        features = [a for a in outs if self.shared(kernel.pair(a), kernel)]
+        if kernel.told is None and ins and (not outs or (widths and not features)):
+            raise ValueError(ambiguous_matrix(kernel, (widths or ins)[0]))
+
+    def _check_kernel(
+        self,
+        kernel: Kernel,
+        split: Split,
+        ins: list[int],
+        outs: list[int],
+        fractional: bool,
     ) -> None:
-        """Raise where a matrix has the name of a table or of a vector."""
-        path = kernel.path
+        if not ins and not outs:
+            return
+        self._check_state_space(kernel, split, ins + outs)
+        self._check_copies(kernel, outs)
+        if not split.proven and names.dot_product(kernel.path):
+            raise ValueError(ambiguous_matrix(kernel, (ins + outs)[0]))
+        if len(ins + outs) > 2:
+            return
+        alone = [a for a in ins + outs if not self.shared(kernel.pair(a), kernel)]
+        for axis in alone:
+            if not fractional and not self.usual(kernel.pair(axis)):
+                raise ValueError(ambiguous_matrix(kernel, axis))
+        if ins and outs:
+            self._check_matrix(kernel, split, ins[0], outs[0])
+
+    def _check_matrix(self, kernel: Kernel, split: Split, into: int, out: int) -> None:
+        """Raise where a matrix may be a table, a gain, or a readout that grew."""
+        path, pairs = kernel.path, {a: kernel.pair(a) for a in (into, out)}
+        sure = split.proven or names.is_kernel(path)
+        alone = [a for a, p in pairs.items() if not self.shared(p, kernel, alike=sure)]
+        if out in alone and _reads_out(path):
+            raise ValueError(ambiguous_matrix(kernel, out))
         if split.proven:
             return
-        alone = [a for a in ins + outs if not self.shared(kernel.pair(a), path)]
-        square = kernel.pair(ins[0]) == kernel.pair(outs[0]) and not alone
+        padded = len(kernel.axes) > 2 and not sure and kernel.base[kernel.axes[0]] == 1
+        square = pairs[into] == pairs[out] and not alone and not names.is_bias(path)
         gain = names.is_vector(path) and not square
-        if gain or (names.table(path) and (alone or split.origin != "")):
-            raise ValueError(ambiguous_matrix(kernel, (alone or ins)[0]))
+        if gain or padded or (alone and not sure) or (alone and names.table(path)):
+            raise ValueError(ambiguous_matrix(kernel, (alone or [into])[0]))
+        if names.table(path) and names.positions(path):
+            raise ValueError(ambiguous_matrix(kernel, into))
 
     def _check_copies(self, kernel: Kernel, outs: list[int]) -> None:
         """Raise where outputs grow as experts do, and are not said to be a router's."""
         for axis in outs:
             counted = kernel.pair(axis) in self._copies and not kernel.readout
-            if counted and not self.shared(kernel.pair(axis), kernel.path):
+            if counted and not self.shared(kernel.pair(axis), kernel):
                 raise ValueError(_as_copies(kernel, axis))
 
     def _check_state_space(self, kernel: Kernel, split: Split, grow: list[int]) -> None:
@@ -127,6 +164,22 @@ class Widths:
         ins, outs = kernel.ratio(split.in_axes), kernel.ratio(split.out_axes)
         if not math.isclose(ins, outs):
             raise ValueError(ambiguous_matrix(kernel, grow[0]))
+
+
+def _check_vector(kernel: Kernel, grow: list[int]) -> None:
+    """Raise where a vector has the name of a readout of one output."""
+    if len(kernel.axes) == 1 and grow and names.reads_vector(kernel.path):
+        raise ValueError(_maybe_read_out(kernel))
+
+
+def _maybe_read_out(kernel: Kernel) -> str:
+    path = names.pattern(kernel.path)
+    return (
+        f"the vector {kernel.path!r} grows from {kernel.base} to {kernel.wide}: if the "
+        f"model sums over it, as over the weights of one output, pass readout=r'{path}'"
+        f"; if it has a gain or bias of each channel, axes={{r'{path}': ((), "
+        f"{kernel.axes})}}"
+    )
 
 
 def _reads_out(path: str) -> bool:

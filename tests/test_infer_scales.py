@@ -36,6 +36,7 @@ def one(base, target, path="w", **options):
     def tree(shape, width):
         norms = {f"norm_{i}": {"scale": (n,)} for i, n in enumerate(shape)}
         head = (3, width) if torch else (width, 3)
+        norms["norm"] = {"scale": (width,)}
         return shapes({path: shape, **norms, "head": head})
 
     return optim.infer_scales(tree(base, 8), tree(target, 16), **options)[path]
