@@ -153,9 +153,9 @@ def haiku_mlp(n, x):
 
 def haiku_attention(n, x):
     x = hk.Linear(n, name="embed")(x)
-    x = hk.MultiHeadAttention(4, n // 4, w_init_scale=1.0, model_size=n, name="attn")(
-        x, x, x
-    )
+    x = hk.MultiHeadAttention(
+        4, n // 4, w_init=hk.initializers.Constant(0.0), model_size=n, name="attn"
+    )(x, x, x)
     x = hk.LayerNorm(-1, True, True, name="norm")(x)
     return hk.Linear(10, name="head")(x)
 
@@ -164,7 +164,7 @@ def haiku_resnet(n, x):
     net = hk.nets.ResNet(
         (1, 1, 1, 1),
         10,
-        bottleneck=True,
+        bottleneck=False,
         channels_per_group=(n, 2 * n, 4 * n, 8 * n),
         initial_conv_config={"output_channels": n},
     )
@@ -286,7 +286,9 @@ class LinenTransformer(nn.Module):
     def __call__(self, ids):
         x = nn.Embed(50, self.n, name="embed")(ids)
         x = x + self.param("pos", nn.initializers.zeros, (7, self.n))
-        x = x + nn.SelfAttention(self.heads, name="attn")(nn.LayerNorm(name="ln1")(x))
+        x = x + nn.MultiHeadDotProductAttention(self.heads, name="attn")(
+            nn.LayerNorm(name="ln1")(x)
+        )
         x = x + nn.Dense(self.n, name="down")(
             nn.relu(nn.Dense(4 * self.n, name="up")(x))
         )
@@ -795,13 +797,13 @@ SETUPS = [
     ),
     Setup(
         "linen_transformer_heads",
-        "flax.linen.SelfAttention",
+        "flax.linen.MultiHeadDotProductAttention",
         linen(lambda n: LinenTransformer(n, n // 16), IDS),
         leaves=LINEN_TRANSFORMER,
     ),
     Setup(
         "linen_transformer_dim",
-        "flax.linen.SelfAttention, 4 heads",
+        "flax.linen.MultiHeadDotProductAttention, 4 heads",
         linen(lambda n: LinenTransformer(n, 4), IDS),
         leaves=LINEN_TRANSFORMER,
     ),

@@ -119,10 +119,18 @@ class Setup:
     def models(self) -> tuple[Any, Any]:
         """Base and target as `infer_scales` takes them."""
         if self.leaves is not None:
-            return tuple(
-                (lambda end=end: self.tree(**self.sizes(end))) for end in (0, 1)
-            )
+            return self._build(0), self._build(1)
         return tuple(nest(self.tree(**self.sizes(end)), self.style) for end in (0, 1))
+
+    def _build(self, end: int) -> Callable[[], Any]:
+        """A function that makes the base (0) or the target (1)."""
+
+        def build() -> Any:
+            # Haiku and Linen add biases of one axis, which the tests forbid elsewhere.
+            with jax.numpy_rank_promotion("allow"):
+                return self.tree(**self.sizes(end))
+
+        return build
 
     def right(self, paths) -> dict[str, Leaf]:
         """What every path is."""
