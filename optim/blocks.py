@@ -102,7 +102,7 @@ def find_blocks(
     if ask.large.keys() == ask.small.keys():
         heads = frozenset[str]()
     else:
-        heads = _growing_lists(ask, within, inside, outside)
+        heads = _growing_lists(ask, inside, outside)
     listed = frozenset(p for p in ask.large if ask.pairing.block_of(p, heads))
     stacked = frozenset[str]()
     if not inside <= listed:
@@ -115,6 +115,8 @@ def find_blocks(
     _check_members(ask, inside, listed, stacked, heads)
     _check_forgotten_in_lists(ask, inside, outside, listed, heads)
     _check_forgotten_in_stacks(ask, inside, outside, stacked)
+    base = [p for p in ask.small if within.matches(p) and not without.matches(p)]
+    _check_count(ask, base, inside, heads)
     return Blocks(ratio, inside, stacked, listed)
 
 
@@ -142,9 +144,9 @@ def check_depth(depth: object, fractional: bool) -> None:
 
 
 def _growing_lists(
-    ask: Question, within: Pattern, inside: Collection[str], outside: Collection[str]
+    ask: Question, inside: Collection[str], outside: Collection[str]
 ) -> frozenset[str]:
-    """Names of the lists of blocks, with open numbers; checks that depth is theirs."""
+    """Names of the lists of blocks, with open numbers."""
     growing = ask.pairing.growing()
     every = frozenset(growing.values())
     found = {ask.pairing.block_of(p, every) for p in inside}
@@ -156,8 +158,6 @@ def _growing_lists(
         block = ask.pairing.block_of(path, every)
         if block and block[0] in growing and block[0] not in covered:
             raise ValueError(_left_out(ask, path, block[0], chosen))
-    base = [p for p in ask.small if within.matches(p) and p not in outside]
-    _check_count(ask, base, inside, chosen)
     return chosen
 
 

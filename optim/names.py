@@ -77,6 +77,7 @@ _INNER = re.compile(
 _DOT_PRODUCT = re.compile(
     r"att(n|ention)?_(src|dst|l|r|i|j|vec|edge|key|query)|a_(l|r)"
 )
+_LOGITS = re.compile(r"(lm_|mlm_|cls_)?head|readout|unembed\w*|logits?|classifier")
 _SKIPS = re.compile(r"skip|shortcut|downsample|identity|residual_proj", re.IGNORECASE)
 _STATE_SPACE = re.compile(
     r"(?i)lambda\w*|a_log|log_a\w*|log_step|log_dt|dt_bias|log_lambda\w*|a_re|a_im|"
@@ -181,6 +182,11 @@ def readout(path: str) -> bool:
 def sure_readout(path: str) -> bool:
     """Whether the layer has a name that only a model's main readout has."""
     return _SURE_READOUT.fullmatch(layer(path)) is not None
+
+
+def logits(path: str) -> bool:
+    """Whether the layer has a name that no first layer has."""
+    return _LOGITS.fullmatch(layer(path).lower()) is not None
 
 
 def inner(path: str) -> bool:

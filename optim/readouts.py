@@ -76,6 +76,7 @@ def choose_readouts(reading: Reading, tied: Any, readout: Any) -> dict[str, str]
         candidates and what to write.
     """
     tables = _tied(reading, tied)
+    _check_layout(reading)
     outputs = reading.outputs()
     given = [
         s
@@ -135,6 +136,26 @@ def _tied(reading: Reading, tied: Any) -> list[ParamScale]:
                 "not an embedding (entries, features)"
             )
     return tables
+
+
+def _check_layout(reading: Reading) -> None:
+    """Raise where a parameter with a readout's name reads as a first layer."""
+    for path, scale in reading.found.items():
+        kernel, split = _known(reading, scale)
+        if (
+            scale.role is Role.INPUT
+            and names.logits(path)
+            and not (split.proven or names.array(path) == "kernel")
+        ):
+            other = "in_out" if kernel.layout == "out_in" else "out_in"
+            quoted, axes = names.pattern(path), (scale.out_axes, scale.in_axes)
+            raise ValueError(
+                f"{path!r} has a readout's name, and grows along its outputs alone, "
+                f"{scale.base_shape} -> {scale.shape}, as kernels of layout="
+                f"{kernel.layout!r} are read: pass layout={other!r}, or, if this one "
+                f"alone is the other way round, axes={{r'{quoted}': {axes}}}; if it is "
+                f"a table of (entries, features), embeddings=r'{quoted}'"
+            )
 
 
 def _check_lone(reading: Reading, head: ParamScale, *, asked: bool) -> None:
@@ -230,6 +251,11 @@ def _several(
         if tables
         else ""
     )
+    layout = (
+        " If kernels are (out, in) as torch's, pass layout='out_in' instead."
+        if reading.layout == "auto" and not any(names.is_kernel(p) for p in every_path)
+        else ""
+    )
     missed = f"readout={readout!r} leaves out parameters" if named else "parameters"
     count = "one" if len(groups) == 1 else str(len(groups))
     return (
@@ -239,7 +265,7 @@ def _several(
         "readout=; "
         f"if all do, pass readout=r'{names.pattern(*every_path)}'. Those that sum over "
         "nothing (a gain or decay of each channel) belong to axes=; tables of "
-        f"(entries, features) to embeddings=.{tied}"
+        f"(entries, features) to embeddings=.{layout}{tied}"
     )
 
 
@@ -278,11 +304,11 @@ def _hint(reading: Reading, scale: ParamScale) -> str:
         pattern = names.pattern(path)
         return f"; if the vector {path!r} is summed over, pass readout=r'{pattern}'"
     alone = reading.widths.alone(kernel, split)
-    if scale.role is Role.HIDDEN and alone:
-        before, after = kernel.pair(alone[0])
+    if scale.role is Role.HIDDEN and (alone or named):
+        before, after = kernel.pair((alone or scale.out_axes)[0])
         return (
-            f"; {path!r} grows from {before} to {after} along its outputs, a size that "
-            "no other parameter has: if it counts classes or tokens, build the base "
+            f"; {path!r} grows from {before} to {after} along its outputs: if it "
+            "counts classes or tokens, build the base "
             "with as many as the target, or leave the axis out: axes="
             f"{{r'{names.pattern(path)}': ({scale.in_axes}, ())}}"
         )

@@ -94,6 +94,16 @@ class Widths:
         else:
             self._check_kernel(kernel, split, ins, outs, fractional)
 
+    def _multiple(self, pair: Pair) -> bool:
+        """Whether sizes are multiples of a width, as 3n of a fused qkv, or parts."""
+        small, large = pair
+        widths = [p for p, owners in self._owners.items() if len(owners) > 1]
+        return not widths or any(
+            (small % few == 0 and large % many == 0)
+            or (few % small == 0 and many % large == 0)
+            for few, many in widths
+        )
+
     def alone(self, kernel: Kernel, split: Split) -> list[int]:
         """Growing fan-out axes of sizes that no other parameter has."""
         outs = [a for a in split.out_axes if kernel.grows(a)]
@@ -117,14 +127,17 @@ class Widths:
         if not ins and not outs:
             return
         self._check_state_space(kernel, split, ins + outs)
-        self._check_copies(kernel, outs)
+        self._check_copies(kernel, ins, outs)
         if not split.proven and names.dot_product(kernel.path):
             raise ValueError(ambiguous_matrix(kernel, (ins + outs)[0]))
         if len(ins + outs) > 2:
             return
         alone = [a for a in ins + outs if not self.shared(kernel.pair(a), kernel)]
         for axis in alone:
-            if not fractional and not self.usual(kernel.pair(axis)):
+            pair = kernel.pair(axis)
+            if not fractional and not (
+                self.usual(pair) and (split.proven or self._multiple(pair))
+            ):
                 raise ValueError(ambiguous_matrix(kernel, axis))
         if ins and outs:
             self._check_matrix(kernel, split, ins[0], outs[0])
@@ -146,12 +159,13 @@ class Widths:
         if names.table(path) and names.positions(path):
             raise ValueError(ambiguous_matrix(kernel, into))
 
-    def _check_copies(self, kernel: Kernel, outs: list[int]) -> None:
-        """Raise where outputs grow as experts do, and are not said to be a router's."""
-        for axis in outs:
+    def _check_copies(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
+        """Raise where an axis grows as experts do, and is not said to be a router's."""
+        for axis in ins + outs:
             counted = kernel.pair(axis) in self._copies and not kernel.readout
             if counted and not self.shared(kernel.pair(axis), kernel):
-                raise ValueError(_as_copies(kernel, axis))
+                message = _as_copies if axis in outs else ambiguous_matrix
+                raise ValueError(message(kernel, axis))
 
     def _check_state_space(self, kernel: Kernel, split: Split, grow: list[int]) -> None:
         """`B @ u` and `u @ B` differ where only the state or the input grows."""
