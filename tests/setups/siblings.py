@@ -181,13 +181,13 @@ def frozen_encoder(n):
 
 
 def two_mixtures(n):
-    """Two layers of 5 to 15 experts, whose biases have the same sizes."""
+    """Two layers of 5 to 15 experts, each with biases."""
     tree, e = body(n), 5 if n == 64 else 15
-    for side in ("encoder", "decoder"):
+    for side, f in (("encoder", n), ("decoder", 4 * n)):
         tree |= {
-            f"{side}/wi": H(e, n, 2 * n, copies=3),
-            f"{side}/wo": H(e, 2 * n, n, copies=3),
-            f"{side}/bi": V(e, 2 * n, copies=3),
+            f"{side}/wi": H(e, n, f, copies=3),
+            f"{side}/wo": H(e, f, n, copies=3),
+            f"{side}/bi": V(e, f, copies=3),
         }
     return tree
 
