@@ -7,6 +7,8 @@ _ARRAYS = {"kernel", "weight", "weights", "w", "embedding", "embeddings", "table
 # Names that kernels have, and torch's tables.
 _KERNELS = {"kernel", "w", "weight", "weights"}
 
+_WEIGHT = re.compile(r"(?!wte|wpe)w(_[a-z]{1,3}|[a-z]{1,2})?(_?\d+)?")
+
 _VECTOR = re.compile(r"(b|(.*_)?(bias|offset|scale|beta|gamma|gain))\d*", re.IGNORECASE)
 _READS = re.compile(
     r"(query|key|value|qkv|kv|q|k|v)(_proj(ection)?|_linear|_dense)?|"
@@ -77,6 +79,11 @@ _INNER = re.compile(
 _DOT_PRODUCT = re.compile(
     r"att(n|ention)?_(src|dst|l|r|i|j|vec|edge|key|query)|a_(l|r)"
 )
+_DECAY = re.compile(
+    r"(\w*_)?(decays?|states?|bonus|faaaa|maa|lambda)(_?\d+)?|(a_)?log(_\w*|\d*)|"
+    r"time_\w*",
+    re.IGNORECASE,
+)
 _LOGITS = re.compile(r"(lm_|mlm_|cls_)?head|readout|unembed\w*|logits?|classifier")
 _SKIPS = re.compile(r"skip|shortcut|downsample|identity|residual_proj", re.IGNORECASE)
 _STATE_SPACE = re.compile(
@@ -114,6 +121,11 @@ def is_vector(path: str) -> bool:
 def is_kernel(path: str) -> bool:
     """Whether the array has a name that only kernels have."""
     return array(path) in _KERNELS
+
+
+def kernel_like(path: str) -> bool:
+    """Whether the array has a name of kernels, as `w_h` of a recurrent layer."""
+    return is_kernel(path) or _WEIGHT.fullmatch(array(path).lower()) is not None
 
 
 def reads(path: str) -> bool:
@@ -199,9 +211,9 @@ def is_bias(path: str) -> bool:
     return re.fullmatch(r"(.*_)?bias\d*", array(path)) is not None
 
 
-def positions(path: str) -> bool:
-    """Whether a name says that the table is one of positions."""
-    return re.search(r"(^|[/._])(\w*_)?pos(ition\w*|_\w*)?([/._]|$)", path) is not None
+def decays(path: str) -> bool:
+    """Whether the array is one of decays, steps or states of each channel."""
+    return state_space(path) or _DECAY.fullmatch(array(path)) is not None
 
 
 def dot_product(path: str) -> bool:

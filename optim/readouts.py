@@ -50,6 +50,12 @@ class Reading:
             and (self.splits[p].table or names.looked_up(p))
         ]
 
+    def reads_backwards(self, path: str) -> bool:
+        """Whether a readout by name is, by shape, a first layer."""
+        split = self.splits[path]
+        first = self.found[path].role is Role.INPUT and not split.table
+        return first and not split.proven and names.readout(path)
+
     def in_blocks(self, path: str) -> bool:
         """Whether a parameter stands in a block."""
         blocks = self.blocks
@@ -167,9 +173,13 @@ def _check_lone(reading: Reading, head: ParamScale, *, asked: bool) -> None:
             f"{head.in_axes}, as a convolution does; if it is the readout, pass "
             f"readout=r'{names.pattern(path)}'"
         )
-    sure = reading.splits[path].proven or names.is_kernel(path)
+    # Arrays named `weight` are torch's, whose layout the user has to give.
+    kernel = names.array(path) in ("kernel", "w") or reading.layout != "auto"
+    sure = reading.splits[path].proven or (kernel and names.is_kernel(path))
     named = names.readout(path)
     inner = names.inner(path) and not names.sure_readout(path)
+    if not sure and any(map(reading.reads_backwards, reading.found)):
+        raise ValueError(_several(reading, [head], [], UNSET))
     if reading.in_blocks(path) or not (named or (sure and not inner)):
         raise ValueError(_several(reading, [head], [], UNSET))
     if asked and not names.sure_readout(path):

@@ -5,6 +5,7 @@ that some axis elsewhere has too. An axis that only one parameter has may count 
 positions or classes, and a matrix of two such sizes may be no kernel at all.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -17,11 +18,26 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # in the base and a wider mode
 _STATE_SPACE = {"A", "B", "C", "D", "B_re", "B_im", "C_re", "C_im"}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Owner:
+    """A parameter that has an axis of some size.
+
+    Attributes:
+      name: its path, with numbers of blocks left open.
+      shapes: its shapes, so that two tables of one shape do not vouch for each other.
+      made: whether the axis indexes outputs or channels, which other layers read.
+    """
+
+    name: str
+    shapes: Shapes
+    made: bool
+
+
 class Widths:
     """Which parameters have an axis of which size, in the base and a wider model."""
 
     def __init__(self, kernels: Mapping[str, Kernel], splits: Mapping[str, Split]):
-        self._owners: dict[Pair, set[tuple[str, Shapes]]] = {}
+        self._owners: dict[Pair, set[_Owner]] = {}
         self._copies: set[Pair] = set()
         self._decays: dict[str, list[tuple[int, ...]]] = {}
         for path, kernel in kernels.items():
@@ -33,28 +49,38 @@ class Widths:
                 if axis not in used:
                     self._copies.add(kernel.pair(axis))
                 elif not (split.table and axis in split.in_axes):
-                    owners = self._owners.setdefault(kernel.pair(axis), set())
-                    owners.add((names.open_lists(path), (kernel.base, kernel.wide)))
+                    owner = _Owner(
+                        names.open_lists(path),
+                        (kernel.base, kernel.wide),
+                        axis in split.out_axes,
+                    )
+                    self._owners.setdefault(kernel.pair(axis), set()).add(owner)
         self._ratios = {
             large / small
             for (small, large), owners in self._owners.items()
-            if len({name for name, _ in owners}) > 1
+            if len({owner.name for owner in owners}) > 1
         }
 
-    def shared(self, pair: Pair, kernel: Kernel, *, alike: bool = True) -> bool:
-        """Whether a parameter other than this one and its bias has such an axis.
+    def shared(self, pair: Pair, kernel: Kernel) -> bool:
+        """Whether a parameter other than this one and its bias has such an axis."""
+        return bool(self._others(pair, kernel))
+
+    def made(self, pair: Pair, kernel: Kernel, *, inputs: bool) -> bool:
+        """Whether a parameter of another shape makes outputs of this size.
 
         Args:
           pair: the sizes of the axis.
-          kernel: the parameter that has it.
-          alike: whether parameters of its very shape count, as two tables of
-            positions have.
+          kernel: a parameter that has it, which may be no kernel.
+          inputs: whether the axis is its fan-in; else other inputs count too.
         """
-        own = {names.open_lists(p) for p in (kernel.path, *biases_of(kernel.path))}
         return any(
-            name not in own and (alike or shapes != (kernel.base, kernel.wide))
-            for name, shapes in self._owners.get(pair, ())
+            owner.shapes != (kernel.base, kernel.wide) and (owner.made or not inputs)
+            for owner in self._others(pair, kernel)
         )
+
+    def _others(self, pair: Pair, kernel: Kernel) -> list[_Owner]:
+        own = {names.open_lists(p) for p in (kernel.path, *biases_of(kernel.path))}
+        return [o for o in self._owners.get(pair, ()) if o.name not in own]
 
     def usual(self, pair: Pair) -> bool:
         """Whether widths that parameters share grow by this ratio."""
@@ -145,19 +171,24 @@ class Widths:
     def _check_matrix(self, kernel: Kernel, split: Split, into: int, out: int) -> None:
         """Raise where a matrix may be a table, a gain, or a readout that grew."""
         path, pairs = kernel.path, {a: kernel.pair(a) for a in (into, out)}
-        sure = split.proven or names.is_kernel(path)
-        alone = [a for a, p in pairs.items() if not self.shared(p, kernel, alike=sure)]
+        sure = split.proven or names.kernel_like(path)
+        if sure:
+            alone = [a for a, p in pairs.items() if not self.shared(p, kernel)]
+        else:
+            alone = [
+                a
+                for a, p in pairs.items()
+                if not self.made(p, kernel, inputs=a == into)
+            ]
         if out in alone and _reads_out(path):
             raise ValueError(ambiguous_matrix(kernel, out))
         if split.proven:
             return
         padded = len(kernel.axes) > 2 and not sure and kernel.base[kernel.axes[0]] == 1
         square = pairs[into] == pairs[out] and not alone and not names.is_bias(path)
-        gain = names.is_vector(path) and not square
-        if gain or padded or (alone and not sure) or (alone and names.table(path)):
+        gain = (names.is_vector(path) and not square) or names.decays(path)
+        if gain or padded or (alone and not sure) or names.table(path):
             raise ValueError(ambiguous_matrix(kernel, (alone or [into])[0]))
-        if names.table(path) and names.positions(path):
-            raise ValueError(ambiguous_matrix(kernel, into))
 
     def _check_copies(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
         """Raise where an axis grows as experts do, and is not said to be a router's."""
