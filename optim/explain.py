@@ -135,7 +135,7 @@ def explain(
       path  role    base  target  init  fwd  lr    eps   wd  family  found
       ----------------------------------------------------------------------------
       in    input   8x4   8x16    1     1    1     0.25  1   adam    shape, in_out
-      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    shape, in_out
+      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    readout
       <BLANKLINE>
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
