@@ -150,10 +150,10 @@ def _growing_lists(
     growing = ask.pairing.growing()
     every = frozenset(growing.values())
     found = {ask.pairing.block_of(p, every) for p in inside}
-    chosen = frozenset(names.open_numbers(head) for head, _ in found - {None})
+    covered = {block[0] for block in found if block}
+    chosen = frozenset(map(names.open_numbers, covered))
     if not chosen and growing:
         raise ValueError(_not_a_member(min(inside), every, ask.depth))
-    covered = {head for head, _ in found - {None}}
     for path in sorted(set(ask.large) - set(inside) - set(outside)):
         block = ask.pairing.block_of(path, every)
         if block and block[0] in growing and block[0] not in covered:
@@ -211,9 +211,9 @@ def _counts(
     ask: Question, paths: Collection[str], lists: Collection[str]
 ) -> dict[str, int]:
     """Number of blocks of each list, of which a parameter is among the paths."""
-    blocks = {ask.pairing.block_of(p, lists) for p in paths} - {None}
+    blocks = {ask.pairing.block_of(p, lists) for p in paths}
     found: dict[str, int] = {}
-    for head, _ in blocks:
+    for head, _ in filter(None, blocks):
         found[head] = found.get(head, 0) + 1
     return found
 
@@ -360,7 +360,7 @@ def _as_wide_as_deep(
 
     Where width grows as depth does, their one axis of that size is explained.
     """
-    depth = tuple(ask.depth)
+    depth = (ask.depth[0], ask.depth[1])
     if not any(_sizes(ask, p).count(depth) > 1 for p in inside):
         return frozenset()
     return frozenset(p for p in paths if _sizes(ask, p).count(depth) == 1)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
 from .paths import flatten
 
 
@@ -215,6 +217,12 @@ class Scales(Mapping[str, ParamScale]):
                     "optimizer the parameters alone, as eqx.filter(model, "
                     "eqx.is_inexact_array) does"
                 )
+            elif path not in self and not _is_float(leaf):
+                raise ValueError(
+                    f"{path!r} has dtype {leaf.dtype}, so it is not trained and has no "
+                    "scale; give the optimizer the floating-point parameters alone, or "
+                    f"optax.masked(tx, mask), with a mask that is False for {path!r}"
+                )
             else:
                 found[path] = tuple(leaf.shape)
         for path, shape in found.items():
@@ -243,6 +251,11 @@ class Scales(Mapping[str, ParamScale]):
                 f"{_some(list(self))}: make them from the very parameters that the "
                 "optimizer gets (of Linen variables, give it the 'params' collection)"
             )
+
+
+def _is_float(leaf: Any) -> bool:
+    # Integers are step counters, and keys seed dropout; neither is a parameter.
+    return jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jnp.inexact)
 
 
 def _is_masked(leaf: Any) -> bool:
