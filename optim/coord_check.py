@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .activations import Activation, collect, is_nnx, tags
+from .activations import Activation, collect, is_nnx, tagged
 
 Optimizer: TypeAlias = (
     optax.GradientTransformation | Callable[..., optax.GradientTransformation]
@@ -311,9 +311,8 @@ def _experiment(
             return _named(activations(model, batch), size.get("depth"))
 
         def objective(params: Any) -> jax.Array:
-            model = assemble(params)
-            with tags(model):  # where `sow` stores nothing
-                return loss(model, batch)
+            # On modules that tag, `sow` stores nothing.
+            return loss(tagged(assemble(params)), batch)
 
         def step(carry: Any, _: None) -> tuple[Any, Changes]:
             params, state = carry
