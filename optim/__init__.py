@@ -5,7 +5,8 @@ optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your ow
 `optax.chain`). `explain` shows the whole setup before a step is run.
 """
 
-from .coord_check import CoordCheck, coord_check
+from .coord_check import coord_check
+from .coord_verdict import CoordCheck, Verdict
 from .explain import Explanation, explain
 from .infer import infer_scales
 from .init import apply_multipliers, rescale_init
@@ -36,6 +37,7 @@ __all__ = [
     "Role",
     "Scales",
     "Traced",
+    "Verdict",
     "adafactor",
     "adam",
     "adamw",
