@@ -36,7 +36,7 @@ def coord_check(
     seeds: int | Sequence[int] = 4,
     activations: Callable[[Any, Any], Any] | None = None,
     layers: str | None = None,
-    tolerance: float = 0.1,
+    tolerance: float = 0.15,
 ) -> CoordCheck:
     """Train a few steps at several sizes, and fit how the changes grow with size.
 

@@ -39,7 +39,8 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
         return
     if axis == "width":
         yield from _initial_sizes(check, facts)
-        yield from _tied(facts)
+        if wrong:
+            yield from _tied(facts)
     rising = [layer for layer in wrong if slopes[layer] > 0]
     falling = [layer for layer in doubtful if _is_half(slopes[layer], -1)]
     if rising:

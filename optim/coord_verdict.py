@@ -85,7 +85,7 @@ class CoordCheck:
 
     sizes: Mapping[str, tuple[int, ...]]
     changes: Mapping[str, Mapping[str, np.ndarray]]
-    tolerance: float = 0.1
+    tolerance: float = 0.15
     facts: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
     own_loss: bool = False
 
