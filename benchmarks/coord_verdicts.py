@@ -1,6 +1,6 @@
 """How often does the coordinate check say ok, unclear and wrong, and rightly so?
 
-    python -m benchmarks.coord_verdicts [--seeds 4] [--checks 6] [--only GLOB]
+    python -m benchmarks.coord_verdicts [--seeds 4] [--checks 4] [--only GLOB]
 
 runs `optim.coord_check` as a user would, with its default tolerance, steps and layers,
 on models of the zoo at small sizes: base, 2 and 4 times it. Right set-ups should not
@@ -25,7 +25,7 @@ from flax import nnx
 from mupax import optim, zoo
 
 CLASSES = 8
-RATES = {"sgd": 0.1, "adam": 0.003, "muon": 0.01}
+RATES = {"sgd": 0.02, "adam": 0.002}
 WIDTHS, DEPTHS = (32, 64, 128), (4, 8, 16)
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"input_shape": (4, 4, 1), "out_features": CLASSES},
@@ -199,7 +199,7 @@ def run(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--checks", type=int, default=6)
+    parser.add_argument("--checks", type=int, default=4)
     parser.add_argument("--only", default="*", help="set-ups whose name matches")
     parser.add_argument("--print", action="store_true", help="print the first check")
     parser.add_argument("--cross-entropy", action="store_true")

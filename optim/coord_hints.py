@@ -37,6 +37,7 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
     if any(math.isnan(slopes[layer]) for layer in wrong):
         yield "some activations are not finite: lower the learning rate"
         return
+    yield from _large_steps(check, axis, doubtful)
     if axis == "width":
         yield from _initial_sizes(check, facts)
         if wrong:
@@ -52,7 +53,7 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
 
 
 def _is_half(slope: float, sign: int) -> bool:
-    return abs(slope - sign * 0.5) < _NEAR
+    return abs(slope - sign * 0.5) < _NEAR - 0.05
 
 
 def _quote(layers: list[str]) -> str:
@@ -149,6 +150,22 @@ def _tied(facts: Facts) -> Iterator[str]:
             "embeddings), multiply them by 1/m, with m the width ratio, and pass "
             "tied=... to infer_scales"
         )
+
+
+def _large_steps(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
+    """Changes as large as what they change, at the smallest size already."""
+    smallest = int(np.argmin(check.sizes[axis]))
+    initial = check.facts.get(axis, Facts()).initial
+    for layer in layers:
+        start = float(initial[layer][smallest]) if layer in initial else 0.0
+        change = float(np.median(check.changes[axis][layer][smallest], -1).max())
+        if 0 < start < change:
+            yield (
+                f"{layer!r} changes by {change / start:.1f} times its initial size in "
+                f"the smallest model: the laws are those of small steps; lower the "
+                "learning rate"
+            )
+            return
 
 
 def _fading(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:

@@ -55,7 +55,8 @@ class CoordCheck:
     - ok: the interval reaches into ±`tolerance`, and excludes exponents of ¼ and
       more. Exponents are multiples of ½, so this leaves zero.
     - wrong: the interval, made wide enough for all layers together, lies beyond ±¼,
-      and so does the slope between the two largest sizes; or the layer diverged.
+      and so does the slope between the two largest sizes (beyond ±½ if slopes fade
+      from small to large sizes); or the layer diverged.
     - unclear: all else. More seeds narrow the interval, and larger sizes remove what
       is only of small models.
 
@@ -340,9 +341,13 @@ class Fit(NamedTuple):
 
 
 def _is_beyond(step: Step, edge: float, chance: float) -> bool:
-    sure = abs(step.slope) - step.half_width(chance) > edge
-    # What fades with size is not an exponent.
-    return sure and step.tail * math.copysign(1, step.slope) > edge
+    if not abs(step.slope) - step.half_width(chance) > edge:
+        return False
+    # What fades with size is not an exponent: corrections of small models do.
+    head, tail = (
+        local * math.copysign(1, step.slope) for local in (step.head, step.tail)
+    )
+    return tail > (0.5 if tail < 0.8 * head else edge)
 
 
 def _fit_layers(
