@@ -316,7 +316,7 @@ def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> A
             f"{call} fails: {error}; random numbers are given to Flax as "
             "rngs=nnx.Rngs(key), not as a number"
         ) from error
-    if not jax.tree.leaves(model):
+    if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(model)):
         raise ValueError(
             f"{call} returns a {type(model).__name__} without arrays; return an NNX or "
             "Equinox module, or what module.init(key, inputs) of Linen returns"

@@ -20,7 +20,8 @@ def hints(check: CoordCheck) -> list[str]:
       check: its slopes and facts.
 
     Returns:
-      Sentences, the most specific first; none where all layers are ok.
+      Sentences, the most specific first. Where all layers are ok there is none, except
+      of parameters whose initial size grows otherwise than the rules assume.
     """
     found = [hint for axis in check.changes for hint in _of_axis(check, axis)]
     return list(dict.fromkeys(found))
@@ -31,17 +32,18 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
     slopes = check.slopes[axis]
     wrong = [layer for layer, v in verdicts.items() if v is Verdict.WRONG]
     doubtful = [layer for layer, v in verdicts.items() if v is not Verdict.OK]
+    facts = check.facts.get(axis, Facts())
+    if axis == "width":
+        # Whatever the slopes are: Adam's updates do not see how a weight started.
+        yield from _initial_sizes(check, facts)
     if not doubtful:
         return
-    facts = check.facts.get(axis, Facts())
     if any(math.isnan(slopes[layer]) for layer in wrong):
         yield "some activations are not finite: lower the learning rate"
         return
     yield from _large_steps(check, axis, doubtful)
-    if axis == "width":
-        yield from _initial_sizes(check, facts)
-        if wrong:
-            yield from _tied(facts)
+    if axis == "width" and wrong:
+        yield from _tied(facts)
     rising = [layer for layer in wrong if slopes[layer] > 0]
     falling = [layer for layer in doubtful if _is_half(slopes[layer], -1)]
     if rising:

@@ -388,7 +388,7 @@ def small_check(**settings):
 
 
 def test_the_verdict_names_layers_slopes_and_failures():
-    check = small_check()
+    check = small_check(seeds=24)
     text = str(check)
     assert "log |Δ activation| against log width (32, 128)" in text
     line = next(x for x in text.splitlines() if x.strip().startswith("readout"))
@@ -534,7 +534,8 @@ def test_steps_before_anything_moves_are_left_out():
     change = np.ones((2, 3, 4)) + 0.001 * np.arange(4)
     change[:, 0] = 0
     check = optim.CoordCheck({"width": (8, 16)}, {"width": {"hidden": change}})
-    assert (check.verdict, check.slopes["width"]["hidden"]) == ("ok", 0)
+    assert check.verdict == "ok"
+    assert check.slopes["width"]["hidden"] == pytest.approx(0)
 
 
 def test_a_layer_that_starts_at_zero_is_not_judged_where_it_falls():
@@ -618,12 +619,11 @@ def check_embedded(base, **options):
 
 def test_an_embedding_that_shrinks_is_named_and_the_remedy_works():
     wrong = check_embedded(base=None)
-    assert not wrong.passed
     assert any(
         "the embedding 'embed/embedding' starts smaller" in h for h in wrong.hints
     )
     right = check_embedded(lambda: Embedded(16, nnx.Rngs(0)))
-    assert right.passed, str(right)
+    assert (right.passed, right.hints) == (True, []), str(right)
 
 
 # --- the loss, and the user's functions ---
