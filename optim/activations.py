@@ -148,7 +148,7 @@ def _tagging(cls: type, name: str) -> type | None:
 
 def _subclass(cls: type, name: str) -> type | None:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = call.__get__(self)
+        bound: Any = call.__get__(self)  # type: ignore[union-attr]
         return _tag(name or "output", bound(*args, **kwargs))
 
     def sow(self: Any, kind: Any, label: str, value: Any, *_: Any, **__: Any) -> bool:

@@ -35,7 +35,7 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
     facts = check.facts.get(axis, Facts())
     if axis == "width":
         # Whatever the slopes are: Adam's updates do not see how a weight started.
-        yield from _initial_sizes(check, facts)
+        yield from _initial_sizes(check, facts, kernels=bool(wrong))
     if not doubtful:
         return
     if any(math.isnan(slopes[layer]) for layer in wrong):
@@ -113,7 +113,11 @@ def _growth(shapes: tuple[tuple[int, ...], ...]) -> list[int]:
     return [i for i in range(len(first)) if len({s[i] for s in shapes}) > 1]
 
 
-def _initial_sizes(check: CoordCheck, facts: Facts) -> Iterator[str]:
+def _initial_sizes(check: CoordCheck, facts: Facts, kernels: bool) -> Iterator[str]:
+    """Embeddings that shrink; and, of `kernels`, those that stay alike.
+
+    The latter are right where the model multiplies its weights, as in mean field.
+    """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
     x -= x.mean()
     for path, (shapes, rms) in facts.parameters.items():
@@ -129,7 +133,7 @@ def _initial_sizes(check: CoordCheck, facts: Facts) -> Iterator[str]:
                 "embedding_init=initializers.normal(1.0), or call rescale_init(..., "
                 "base=...)"
             )
-        elif len(growing) == 2 and slope > -0.5 + _NEAR:
+        elif kernels and len(growing) == 2 and slope > -0.5 + _NEAR:
             yield (
                 f"{path!r} starts at nearly the same size in wider models (as "
                 f"width^{slope:+.2f}, where width^-0.50 is right); call rescale_init("

@@ -370,7 +370,7 @@ def _check_measured(
     large: Mapping[str, _Size],
     init: str | None,
 ) -> None:
-    done = []
+    done: dict[str, bool] = {}  # by path, whether the size is the wanted one already
     for path, leaf in leaves.items():
         b, t = small[path], large[path]
         if (b.rms == 0) != (t.rms == 0):
@@ -390,10 +390,9 @@ def _check_measured(
                 "count"
             )
         if leaf.changes:
-            near = abs(off - math.log(leaf.rule)) <= _noise(b, t)
-            done.append(path if near else None)
-    if done and all(done):
-        raise ValueError(_already(done[0]))
+            done[path] = abs(off - math.log(leaf.rule)) <= _noise(b, t)
+    if done and all(done.values()):
+        raise ValueError(_already(next(iter(done))))
 
 
 # --- sizes, assumed ---

@@ -201,7 +201,7 @@ def maximal_learning_rate(
 def exact_mean_squared_change(
     width: int,
     depth: int,
-    learning_rates: Sequence[float],
+    learning_rates: Sequence[float] | np.ndarray,
     *,
     layer: int | None = None,
     networks: int = 64,
