@@ -92,7 +92,7 @@ def coord_check(argv: list[str]) -> None:
     from . import coord_check as job
 
     config, workdir, own = configs.parse(
-        argv, {"widths": "", "depths": "", "seeds": 4, "rate": "", "tolerance": "0.1"}
+        argv, {"widths": "", "depths": "", "seeds": 4, "rate": "", "tolerance": "0.15"}
     )
     try:
         rate = float(own["rate"]) if own["rate"] else None
@@ -228,7 +228,7 @@ _OWN = {
   --depths         likewise
   --rate           the learning rate; the config's own by default
   --seeds          how many initializations; 4 by default
-  --tolerance      how far from zero a slope may be; 0.1 by default""",
+  --tolerance      how far from zero a slope may surely be; 0.15 by default""",
     "sweep": """
   --executor       here (the default), local (processes), dask, slurm
   --workers        jobs at once, where they do not run here; 2 by default

@@ -5,9 +5,11 @@ optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your ow
 `optax.chain`). `explain` shows the whole setup before a step is run.
 """
 
-from .coord_check import CoordCheck, coord_check
+from .coord_check import coord_check
+from .coord_verdict import CoordCheck, Verdict
 from .explain import Explanation, explain
 from .infer import infer_scales
+from .init import apply_multipliers, rescale_init
 from .optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
 from .parametrizations import (
     Parametrization,
@@ -20,9 +22,7 @@ from .scales import ParamScale, Role, Scales, param_scale
 from .shapes import shape_for
 from .traced import Traced
 from .transforms import (
-    apply_multipliers,
     normalize_gradients,
-    rescale_init,
     scale_by_parametrization,
 )
 
@@ -37,6 +37,7 @@ __all__ = [
     "Role",
     "Scales",
     "Traced",
+    "Verdict",
     "adafactor",
     "adam",
     "adamw",
