@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Key
 
 from mupax import optim
 
-from .layers import Dense, LayerNorm, activation, scan, stack
+from .layers import Dense, LayerNorm, activation, scan, stack, writable_state
 from .plan import Axis, Plan
 from .sharding import platform
 
@@ -314,7 +314,8 @@ class Transformer(nnx.Module):
         noise = None
         own = self.rngs if rngs is None else rngs
         if own is not None and self.rngs is not None and not self.deterministic:
-            first, rest = jax.random.split(own.dropout())
+            with writable_state():
+                first, rest = jax.random.split(own.dropout())
             x = dropout(x, self.options.dropout, first)
             last = self.options.drop_path
             rates = jnp.linspace(0.0, last, self.depth) if last else None
