@@ -2,8 +2,6 @@
 
 import pathlib
 import pickle
-import sys
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -152,26 +150,6 @@ def test_a_pickle_is_never_opened(tmp_path):
         with pytest.raises(ValueError, match=r"safetensors|cannot be read"):
             zoo.load_pretrained("vit", tmp_path / name, **VIT)
     assert not (tmp_path / "exploded").exists()
-
-
-def test_the_hub_is_asked_by_id(tmp_path, monkeypatch):
-    path = file_of("vit_token", tmp_path)
-    hub = types.ModuleType("huggingface_hub")
-    hub.hf_hub_download = lambda repository, name: {
-        ("timm/tiny", "model.safetensors"): str(path)
-    }[repository, name]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    assert zoo.load_pretrained("vit", "timm/tiny", **VIT).plan["embed"].size == 24
-
-    def offline(repository: str, name: str) -> str:
-        raise OSError("no route to the hub")
-
-    hub.hf_hub_download = offline
-    with pytest.raises(ValueError, match="offline, give the path of a file"):
-        zoo.load_pretrained("vit", "timm/tiny", **VIT)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"mupax\[hub\]"):
-        zoo.load_pretrained("vit", "timm/tiny", **VIT)
 
 
 def test_a_kind_that_has_no_names_elsewhere_is_refused(tmp_path):

@@ -245,11 +245,28 @@ class ViT(Transformer):
         table = times(weight(self.position, self.position.dtype), self.multiplier)
         if grid == self.grid:
             return table
-        n = table.shape[-1]
-        first = table.shape[0] - self.grid[0] * self.grid[1]
-        patches = table[first:].reshape(*self.grid, n)
-        patches = jax.image.resize(patches, (*grid, n), "cubic").reshape(-1, n)
-        return jnp.concatenate([table[:first], patches])
+        return resize_positions(table, self.grid, grid)
+
+
+def resize_positions(
+    table: Float[Array, "positions n"],
+    before: tuple[int, int],
+    after: tuple[int, int],
+) -> Float[Array, "positions2 n"]:
+    """A table of positions interpolated from one grid of patches to another.
+
+    Args:
+      table: the position of the class token, if it has one, and those of the patches.
+      before: (rows, columns) of the table's patches.
+      after: (rows, columns) of the result's.
+
+    Source: Dosovitskiy et al. 2020 (arXiv:2010.11929), section 3.2; cubic, as timm.
+    """
+    n = table.shape[-1]
+    first = table.shape[0] - before[0] * before[1]
+    patches = table[first:].reshape(*before, n)
+    patches = jax.image.resize(patches, (*after, n), "cubic").reshape(-1, n)
+    return jnp.concatenate([table[:first], patches])
 
 
 SIZES = {
