@@ -87,7 +87,8 @@ def load_pretrained(
             # A directory on disk: the package is installed unzipped.
             folder = importlib.resources.files(__package__) / _SHIPPED / name
             return saving.load(pathlib.Path(str(folder)), **overrides)
-        if not (hub.is_id(name) or pathlib.Path(name).exists()):
+        is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
+        if not (is_path or hub.is_id(name)):
             raise ValueError(
                 f"no weights of {name!r} come with the package, only of "
                 f"{', '.join(list_pretrained())}; give a source"
