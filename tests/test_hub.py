@@ -161,6 +161,7 @@ def test_a_config_that_is_not_understood_is_named(content, said, hub, tmp_path):
 def test_options_come_from_the_config(hub, tmp_path):
     found = identify({**VIT_CONFIG, "global_pool": "avg"}, "x")
     assert found.options["pool"] == "mean"
+    assert found.options["class_token"]
     sizes = {"n_embd": 24, "n_layer": 2, "n_head": 3, "vocab_size": 50}
     gpt = {"model_type": "gpt2", **sizes, "n_positions": 16}
     hub.put("someone/gpt", config=config(**gpt), model=as_bytes(golden("gpt2")[0]))

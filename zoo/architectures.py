@@ -150,7 +150,8 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     pooling = get("global_pool")
     usual = "token" if is_vit else "avg"
     if is_vit and pooling == "avg":
-        options["pool"] = "mean"
+        # timm keeps the class token, which the patches attend to.
+        options |= {"pool": "mean", "class_token": True}
     elif pooling not in (None, "", usual):
         raise ValueError(
             f"{where} holds a {name!r} with global_pool={pooling!r}; this zoo reads "

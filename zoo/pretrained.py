@@ -32,7 +32,7 @@ def list_pretrained() -> list[str]:
 
 
 def load_pretrained(
-    name: str,
+    name: str | os.PathLike[str],
     source: str | os.PathLike[str] | None = None,
     *,
     revision: str | None = None,
@@ -81,16 +81,16 @@ def load_pretrained(
       >>> model(jnp.zeros((1, 8, 8, 1))).shape
       (1, 10)
     """
-    known: str | None = name
+    known: str | None = str(name)
     if source is None:
         if name in list_pretrained():
             # A directory on disk: the package is installed unzipped.
-            folder = importlib.resources.files(__package__) / _SHIPPED / name
+            folder = importlib.resources.files(__package__) / _SHIPPED / str(name)
             return saving.load(pathlib.Path(str(folder)), **overrides)
         is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
         if not (is_path or hub.is_id(name)):
             raise ValueError(
-                f"no weights of {name!r} come with the package, only of "
+                f"no weights of {str(name)!r} come with the package, only of "
                 f"{', '.join(list_pretrained())}; give a source"
             )
         source, known = name, None
@@ -181,7 +181,9 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
         return _Files(weights, config)
     if path.is_dir():
         path = path / hub.WEIGHTS
-    if not path.exists() and not hub.is_file_name(path):
+    if not path.exists() and hub.is_file_name(path):
+        raise ValueError(f"there is no file {str(path)!r}")
+    if not path.exists():
         raise ValueError(
             f"there is no directory {str(path)!r}; give one that zoo.save wrote, a "
             ".safetensors or .npz file, or the id of a repository on the hub"
