@@ -16,7 +16,7 @@ def write(directory: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
       files: below it.
     """
     sums = {
-        path.relative_to(directory).as_posix(): _sha256(path) for path in sorted(files)
+        path.relative_to(directory).as_posix(): sha256(path) for path in sorted(files)
     }
     (directory / NAME).write_text(json.dumps(sums, indent=1) + "\n")
 
@@ -36,13 +36,14 @@ def verify(directory: pathlib.Path) -> None:
         raise ValueError(f"{NAME} cannot be read ({error})") from None
     for name, digest in pairs:
         try:
-            found = _sha256(directory / name)
+            found = sha256(directory / name)
         except (OSError, ValueError) as error:
             raise ValueError(f"{name!r} cannot be read ({error})") from None
         if found != digest:
             raise ValueError(f"{name!r} is not as it was written")
 
 
-def _sha256(path: pathlib.Path) -> str:
+def sha256(path: pathlib.Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

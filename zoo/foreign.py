@@ -54,8 +54,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
+    # np.load leaves a file open that it cannot read.
+    with path.open("rb") as opened:
+        return dict(np.load(opened, allow_pickle=False))
 
 
 def _guarded(

@@ -7,6 +7,8 @@ import pathlib
 import re
 from typing import Any
 
+from .checksums import sha256
+
 # A name that ends so is a file, whether it is there or not. Anything else with a dot,
 # e.g. the tag of timm/resnet50.a1_in1k, may be a repository.
 FILE_SUFFIXES = (
@@ -117,7 +119,7 @@ def download(
             f"{source!r} is no path here, and the hub does not give its {filename} "
             f"({reason}); offline, give the path of a file"
         ) from None
-    _verify(pathlib.Path(found), source, filename)
+    verify(pathlib.Path(found), source, filename)
     return pathlib.Path(found)
 
 
@@ -145,7 +147,7 @@ def _was_missing(repository: str, filename: str, options: HubOptions) -> bool:
     return known is huggingface_hub._CACHED_NO_EXIST
 
 
-def _verify(path: pathlib.Path, source: str, filename: str) -> None:
+def verify(path: pathlib.Path, source: str, filename: str) -> None:
     """Compare a cached file with the hash by which the hub names it.
 
     The cache keeps a file under its ETag, which is the SHA-256 of a file in large
@@ -159,15 +161,13 @@ def _verify(path: pathlib.Path, source: str, filename: str) -> None:
         return
     expected = pathlib.Path(os.readlink(path)).name
     if re.fullmatch(r"[0-9a-f]{64}", expected):
-        digest = hashlib.sha256()
+        found = sha256(path)
     elif re.fullmatch(r"[0-9a-f]{40}", expected):
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+        content = path.read_bytes()
+        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     else:
         return
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != expected:
+    if found != expected:
         blob = path.parent / os.readlink(path)
         raise ValueError(
             f"the cached {filename} of {source!r} is damaged: its hash is not the "
