@@ -73,7 +73,7 @@ def run(argv: list[str]) -> None:
     except (ValueError, TypeError, OSError) as error:
         raise UserError(" ".join(str(error).split())) from None
     name, _ = recipe(model)
-    print(f"{given.source} -> {out}: {name}, {count:,} numbers")
+    print(f"{given.source} -> {out}: {name}, {count:,} values")
     if loaded.assumed:
         print(loaded.assumed)
     if left:
@@ -147,7 +147,7 @@ def _name(source: str) -> str:
 
 
 def _write_file(out: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> int:
-    """Write a file whole or not at all; how many numbers it holds."""
+    """Write a file whole or not at all; how many values it holds."""
     if out.suffix == ".npz":
         for key, array in arrays.items():
             if array.dtype.kind != "f":

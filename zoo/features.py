@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Patterns of keys that the zoo's models have not, and what networks with them have.
+# Patterns of keys that the zoo's models do not have, and what networks with them have.
 _FEATURES = (
     (r"\.ls[12]\.gamma$|\.gamma_[12]$|layer_scale", "LayerScale"),
     (r"reg_token|register_tokens", "register tokens"),
@@ -48,7 +48,7 @@ _MISSING = (
 
 
 def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, str]:
-    """Features that a file's network has and the zoo's models have not.
+    """Features that a file's network has and the zoo's models do not.
 
     Args:
       arrays: by key; anything with a shape.
@@ -114,12 +114,14 @@ def explain_mismatch(
     if missing and unexpected:
         return (
             f"the file lacks {missing[0]!r}, which a {name} of this size has, and "
-            f"holds {unexpected[0]!r}, which it has not; {hint}"
+            f"holds {unexpected[0]!r}, which it does not have; {hint}"
         )
     if missing:
         return f"the file lacks {missing[0]!r}, which a {name} of this size has; {hint}"
     if unexpected:
-        return f"the file holds {unexpected[0]!r}, which this {name} has not; {hint}"
+        return (
+            f"the file holds {unexpected[0]!r}, which this {name} does not have; {hint}"
+        )
     return None
 
 

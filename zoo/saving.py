@@ -211,7 +211,7 @@ def _check_fit(
     for path in variables.keys() - arrays.keys() - kept:
         raise ValueError(f"the weights lack {path!r}, which the model has")
     for path in arrays.keys() - variables.keys():
-        raise ValueError(f"the weights hold {path!r}, which the model has not")
+        raise ValueError(f"the weights hold {path!r}, which the model does not have")
     filled = [path for path in variables if path not in kept]
     for path in filled:
         if tuple(arrays[path].shape) != tuple(variables[path].shape):
@@ -272,7 +272,7 @@ def _card(model: nnx.Module, name: str, options: dict[str, Any], notes: str) -> 
     rows = "\n".join(f"| {k} | {v} |" for k, v in sorted(_plain(shown).items()))
     return f"""# {name}
 
-A model of mupax, {count:,} numbers, under {point.name} ({point.citation}).
+A model of mupax with {count:,} values, under {point.name} ({point.citation}).
 
 ```python
 from mupax import zoo
@@ -291,7 +291,9 @@ model = zoo.load_pretrained({name!r}, "path/to/this/directory")
 def _plan(model: nnx.Module) -> Plan:
     found = getattr(model, "plan", None)
     if not isinstance(found, Plan):
-        raise ValueError(f"{type(model).__name__} is no model of the zoo")
+        raise ValueError(
+            f"{type(model).__name__} is not a model of the zoo; make it with zoo.create"
+        )
     return found
 
 
