@@ -33,7 +33,7 @@ class HubOptions:
 
     revision: str | None = None
     token: str | bool | None = None
-    cache_dir: str | os.PathLike[str] | None = None
+    cache_dir: str | pathlib.Path | None = None
     local_files_only: bool = False
 
 

@@ -37,7 +37,7 @@ def load_pretrained(
     *,
     revision: str | None = None,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | pathlib.Path | None = None,
     local_files_only: bool = False,
     **overrides: Any,
 ) -> nnx.Module:
