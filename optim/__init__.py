@@ -5,6 +5,7 @@ optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your ow
 `optax.chain`). `explain` shows the whole setup before a step is run.
 """
 
+from .chain_check import ChainCheck, check_chain
 from .coord_check import CoordCheck, coord_check
 from .explain import Explanation, explain
 from .infer import infer_scales
@@ -27,6 +28,7 @@ from .transforms import (
 )
 
 __all__ = [
+    "ChainCheck",
     "CoordCheck",
     "Explanation",
     "Family",
@@ -41,6 +43,7 @@ __all__ = [
     "adam",
     "adamw",
     "apply_multipliers",
+    "check_chain",
     "coord_check",
     "explain",
     "infer_scales",

@@ -30,7 +30,7 @@ Mask = Any | Callable[[optax.Params], Any] | None
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     momentum: float | None = None,
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
@@ -40,7 +40,8 @@ def sgd(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
 
     Raises:
@@ -75,7 +76,7 @@ def sgd(
 def adam(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -89,7 +90,8 @@ def adam(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`; eps and eps_root
         are those of the base model.
 
@@ -121,7 +123,7 @@ def adam(
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -137,7 +139,8 @@ def adamw(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov: as in
         `optax.adamw`, those of the base model. The decay is added after the scaling,
         which leaves it alone.
@@ -174,7 +177,7 @@ def adamw(
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.99,
     mu_dtype: Any | None = None,
@@ -186,7 +189,8 @@ def lion(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, mu_dtype, weight_decay, mask: as in `optax.lion`.
 
     Raises:
@@ -218,7 +222,7 @@ def lion(
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-6,
@@ -236,7 +240,8 @@ def lamb(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, eps, eps_root, weight_decay, mask: as in `optax.lamb`.
 
     Raises:
@@ -280,7 +285,7 @@ def lamb(
 def adafactor(
     learning_rate: optax.ScalarOrSchedule | None,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     min_dim_size_to_factor: int = 128,
     decay_rate: float = 0.8,
     decay_offset: int = 0,
@@ -301,7 +306,8 @@ def adafactor(
     Args:
       learning_rate: that of the base model, or None as in Optax.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       min_dim_size_to_factor, decay_rate, decay_offset, multiply_by_parameter_scale,
         clipping_threshold, momentum, dtype_momentum, weight_decay_rate, eps,
         factored, weight_decay_mask: as in `optax.adafactor`. There the decay is a
@@ -354,7 +360,7 @@ def adafactor(
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
     ns_steps: int = 5,
     beta: float = 0.95,
@@ -382,7 +388,8 @@ def muon(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       ns_coeffs, ns_steps, beta, eps, weight_decay, weight_decay_mask, mu_dtype,
         nesterov, adaptive, preconditioning, adam_b1, adam_b2, adam_eps_root,
         adam_weight_decay, adam_learning_rate, consistent_rms: as in

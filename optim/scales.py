@@ -4,9 +4,13 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from .paths import flatten
+from .probing import mode
+
+if TYPE_CHECKING:
+    from .parametrizations import Parametrization
 
 
 class Role(enum.StrEnum):
@@ -153,7 +157,11 @@ class Scales(Mapping[str, ParamScale]):
 
     Made by `infer_scales` (any JAX model) or `mupax.zoo.scales` (zoo models).
     Depth belongs to the model: `depth` is its ratio M, and `branches` tells
-    whether any parameter stands inside a residual branch.
+    whether any parameter is inside a residual branch.
+
+    Attributes:
+      parametrization: the rules that the model was built with, or None if unknown.
+        Zoo models know theirs. Optimizers use it by default, and refuse another.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
 
@@ -163,8 +171,36 @@ class Scales(Mapping[str, ParamScale]):
       (Scales(w: input), 4.0)
     """
 
-    def __init__(self, scales: Mapping[str, ParamScale]):
+    def __init__(
+        self,
+        scales: Mapping[str, ParamScale],
+        parametrization: "Parametrization | None" = None,
+    ):
         self._scales = dict(scales)
+        self.parametrization = parametrization
+
+    def for_parametrization(self, name: Union[str, "Parametrization"]) -> "Scales":
+        """These scales, of a model that is built with this parametrization.
+
+        Args:
+          name: a name, or what `optim.parametrization` returns.
+
+        Returns:
+          A copy. Optimizers made from it use this parametrization by default, and
+          raise if they are given another.
+
+        Raises:
+          ValueError: an unknown name.
+
+        Examples:
+          >>> one = {"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))}
+          >>> Scales(one).for_parametrization("mup").parametrization.name
+          'mup'
+        """
+        # Parametrizations are tables by Role, which is defined in this module.
+        from .parametrizations import parametrization
+
+        return Scales(self, parametrization(name))
 
     def __getitem__(self, path: str) -> ParamScale:
         return self._scales[path]
@@ -219,7 +255,7 @@ class Scales(Mapping[str, ParamScale]):
                 found[path] = tuple(leaf.shape)
         for path, shape in found.items():
             self.check_path(path)
-            if shape != self[path].shape:
+            if shape != self[path].shape and mode() is None:
                 raise ValueError(
                     f"parameter {path!r} has shape {shape}, but its scale was made "
                     f"for shape {self[path].shape}; make the scales again with this "

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import optax
 
-from .chains import MARK, check_chain
 from .parametrizations import Parametrization, parametrization
-from .paths import flatten, map_with_paths
+from .paths import map_with_paths
+from .probing import Mode, mode, record
 from .rules import Family, check_depth, family_of, multipliers
 from .scales import ParamScale, Scales
 
@@ -17,7 +17,7 @@ ParametrizationLike = str | Parametrization
 
 def scale_by_parametrization(
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     family: str = "adam",
 ) -> optax.GradientTransformation:
     """Multiply each parameter's update by its learning-rate multiplier.
@@ -27,7 +27,8 @@ def scale_by_parametrization(
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       family: what sets the size of the incoming update: "sgd", "adam", "spectral" or
         "relative", or the name of an optimizer of that family, as "lion".
 
@@ -65,12 +66,11 @@ def scale_by_parametrization(
         scales,
         lambda s: multipliers(s, point, family).learning_rate,
         family_of(family),
-        check_order=True,
     )
 
 
 def normalize_gradients(
-    scales: Scales, parametrization: ParametrizationLike = "depth_mup"
+    scales: Scales, parametrization: ParametrizationLike | None = None
 ) -> optax.GradientTransformation:
     """Divide each gradient by its size relative to the base model's.
 
@@ -80,7 +80,8 @@ def normalize_gradients(
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
 
     Returns:
       A stateless `optax.GradientTransformation`.
@@ -106,19 +107,16 @@ def scale_leaves(
     scales: Scales,
     factor: Callable[[ParamScale], float],
     family: Family | None = None,
-    check_order: bool = False,
 ) -> optax.GradientTransformation:
     """Multiply each leaf by a factor of its scale, found once, here.
 
-    With a `family` it counts as the scaling of its chain, of which there is one;
-    `check_order` is for chains that are not of our making.
+    With a `family` it is the scaling of learning rates, which a probe can turn off.
     """
     factors = {path: factor(scale) for path, scale in scales.items()}
+    kind, this = "normalizing" if family is None else "scaling", object()
 
     def init(params: optax.Params) -> optax.EmptyState:
-        paths = scales.check_params(params)
-        if family is not None:
-            check_chain(paths, family, check_order)
+        scales.check_params(params)
         return optax.EmptyState()
 
     def update(
@@ -127,21 +125,23 @@ def scale_leaves(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params
-        if family is not None:
-            check_chain((p for p, _ in flatten(updates)), family, check_order)
+        record(kind, this, updates)
+        if family is not None and mode() is Mode.UNSCALED:
+            return updates, state
         return multiply_leaves(updates, factors, scales), state
 
-    if family is not None:
-        setattr(init, MARK, family)
-        setattr(update, MARK, family)
     return optax.GradientTransformation(init, update)
 
 
 def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> Any:
     """Each leaf times the factor of its path; a leaf without one is an error."""
 
+    at_base = mode() is Mode.BASE
+
     def multiply(path: str, leaf: jax.Array) -> jax.Array:
         scales.check_path(path)
+        if at_base:
+            return leaf
         # A Python float is weakly typed: bf16 stays bf16. By one it stays exact.
         return leaf if factors[path] == 1.0 else leaf * factors[path]
 
@@ -179,7 +179,7 @@ def rescale_init(
       Array(0.5, dtype=float32)
     """
     point = resolve(scales, parametrization)
-    standard = resolve(scales, "sp")
+    standard = _named("sp")
     scales.check_params(params)
     factors = {
         path: multipliers(s, point).init_std / multipliers(s, standard).init_std
@@ -189,7 +189,7 @@ def rescale_init(
 
 
 def apply_multipliers(
-    params: Any, scales: Scales, parametrization: ParametrizationLike
+    params: Any, scales: Scales, parametrization: ParametrizationLike | None = None
 ) -> Any:
     """The effective weights: each stored weight times its forward multiplier.
 
@@ -213,13 +213,38 @@ def apply_multipliers(
     return multiply_leaves(params, factors, scales)
 
 
-def resolve(scales: Scales, name: ParametrizationLike) -> Parametrization:
-    """The parametrization of this name, checked against what the scales hold."""
+def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrization:
+    """The parametrization to use, checked against what the scales hold.
+
+    Args:
+      scales: of the model.
+      given: a parametrization, or None for that of the scales. Scales that know none
+        get "depth_mup".
+
+    Raises:
+      ValueError: not scales; an unknown name; another parametrization than the model
+        was built with; a rule of depth that cannot act on these scales.
+    """
     if not isinstance(scales, Scales):
         raise ValueError(
-            f"scales is a {type(scales).__name__}; make it with infer_scales(base, "
-            "target) or zoo.scales(model)"
+            f"scales is {scales!r} of type {type(scales).__name__}; make it with "
+            "infer_scales(base, target) or zoo.scales(model), and pass it after the "
+            "learning rate: optim.adamw(learning_rate, scales)"
         )
-    point = parametrization(name)
+    own = scales.parametrization
+    if given is None:
+        point = own or _named("depth_mup")
+    else:
+        point = _named(given)
+    if own is not None and not own.same_rules(point):
+        raise ValueError(
+            f"the model was built with {own.label}, and is given the multipliers of "
+            f"{point.label}; leave parametrization out to use the model's own, or "
+            f"build the model with {point.label}"
+        )
     check_depth(scales, point)
     return point
+
+
+# The functions here have an argument of this name.
+_named = parametrization
