@@ -5,7 +5,8 @@ optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your ow
 `optax.chain`). `explain` shows the whole setup before a step is run.
 """
 
-from .chain_check import ChainCheck, check_chain
+from .chain_check import ChainCheck, Checked, check_chain
+from .chains import ChainWarning, chain
 from .coord_check import CoordCheck, coord_check
 from .explain import Explanation, explain
 from .infer import infer_scales
@@ -29,6 +30,8 @@ from .transforms import (
 
 __all__ = [
     "ChainCheck",
+    "ChainWarning",
+    "Checked",
     "CoordCheck",
     "Explanation",
     "Family",
@@ -43,6 +46,7 @@ __all__ = [
     "adam",
     "adamw",
     "apply_multipliers",
+    "chain",
     "check_chain",
     "coord_check",
     "explain",

@@ -461,8 +461,8 @@ class _Inspector:
             return ""
         return (
             f"the scaling of {path!r} multiplies large updates by {factors[0]:.4g} and "
-            f"small ones by {factors[1]:.4g}: a transform after it clips or normalizes; "
-            "put clipping before the transform that makes the update"
+            f"small ones by {factors[1]:.4g}: a transform after it clips or "
+            "normalizes; put clipping before the transform that makes the update"
         )
 
     def _normalization(self, path: str) -> tuple[str, str]:
@@ -490,8 +490,8 @@ class _Inspector:
             )
         if _near(got, 1 / gradient):
             return "", (
-                f"the gradient of {path!r} is multiplied by {got / gradient:.4g} before "
-                f"eps is added, and should be by {1 / gradient:.4g}: {_ONE_NORMALIZING}"
+                f"the gradient of {path!r} is multiplied by {got / gradient:.4g} "
+                f"before eps is added, and should be by {1 / gradient:.4g}: {_ONE_NORMALIZING}"
             )
         return "", ""
 

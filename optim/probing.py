@@ -35,6 +35,21 @@ class Mode(enum.Enum):
     BASE = "none"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Acting:
+    """A transform of this package, each one different from all others.
+
+    Attributes:
+      kind: "scaling" for learning rates, "normalizing" for gradients.
+      scales: those it was made from.
+      point: its parametrization.
+    """
+
+    kind: str
+    scales: Any
+    point: Any
+
+
 class Recorder:
     """The mode of one run, and which transforms acted on which parameters.
 
@@ -45,7 +60,7 @@ class Recorder:
     def __init__(self, which: Mode):
         self.which = which
         # A loop may trace its body more than once: each transform counts once.
-        self.acted: dict[tuple[str, str], set[object]] = {}
+        self.acted: dict[tuple[str, str], set[Acting]] = {}
 
     def count(self, kind: str, path: str) -> int:
         """How many transforms of this kind acted on a parameter."""
@@ -62,11 +77,39 @@ def mode() -> Mode | None:
     return _recorder.value.which if _recorder.value else None
 
 
-def record(kind: str, transform: object, tree: Any) -> None:
+def record(transform: Acting, tree: Any) -> None:
     """Note that a transform acts on the parameters of this tree."""
     if _recorder.value is not None:
+        acted = _recorder.value.acted
         for path, _ in flatten(tree):
-            _recorder.value.acted.setdefault((kind, path), set()).add(transform)
+            acted.setdefault((transform.kind, path), set()).add(transform)
+
+
+def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
+    """A scaling that acts inside of `tx`, and a path that two of them act on, or "".
+
+    Nothing is computed or compiled: `tx` is only traced.
+    """
+    recorder = Recorder(Mode.TARGET)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+
+    def step(grads: Any) -> Any:
+        return tx.update(grads, tx.init(grads), grads, **_extra(tx, grads))[0]
+
+    with _recorder(recorder):
+        jax.eval_shape(step, shapes)
+    scalings = [found for (k, _), found in recorder.acted.items() if k == "scaling"]
+    first = next((next(iter(found)) for found in scalings), None)
+    twice = (p for (k, p), f in recorder.acted.items() if k == "scaling" and len(f) > 1)
+    return first, next(twice, "")
+
+
+def _extra(tx: Any, grads: Any) -> dict[str, Any]:
+    """Extra arguments that some transforms of Optax ask for."""
+    if not isinstance(tx, optax.GradientTransformationExtraArgs):
+        return {}
+    one = jnp.float32(1)
+    return {"value": one, "grad": grads, "value_fn": lambda *_, **__: one}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,10 +249,7 @@ class Probe:
         return array
 
     def _first_update(self, grads: Any, params: Any) -> Any:
-        more: dict[str, Any] = {}
-        if isinstance(self.tx, optax.GradientTransformationExtraArgs):
-            one = jnp.float32(1)
-            more = {"value": one, "grad": grads, "value_fn": lambda *_, **__: one}
+        more = _extra(self.tx, grads)
 
         def waits(carry: Any) -> Any:
             updates, _, step = carry
@@ -226,7 +266,7 @@ class Probe:
 
 
 def _fast() -> dict[str, Any]:
-    """Compiler options: a probe is small, and compiling it takes longer than running."""
+    """Compiler options: compiling a probe takes longer than running it."""
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}
 

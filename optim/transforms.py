@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import optax
 
+from .links import SCALING, Kind, Link, mark
 from .parametrizations import Parametrization, parametrization
 from .paths import map_with_paths
-from .probing import Mode, mode, record
-from .rules import Family, check_depth, family_of, multipliers
+from .probing import Acting, Mode, mode, record
+from .rules import check_depth, family_of, multipliers
 from .scales import ParamScale, Scales
 
 ParametrizationLike = str | Parametrization
@@ -62,11 +63,10 @@ def scale_by_parametrization(
       {'in': -0.1, 'mid': -0.025, 'out': -0.025}
     """
     point = resolve(scales, parametrization)
-    return scale_leaves(
-        scales,
-        lambda s: multipliers(s, point, family).learning_rate,
-        family_of(family),
+    tx = scale_leaves(
+        scales, point, lambda s: multipliers(s, point, family).learning_rate, "scaling"
     )
+    return mark(tx, Link(SCALING, Kind.SCALING, family_of(family)))
 
 
 def normalize_gradients(
@@ -100,20 +100,25 @@ def normalize_gradients(
     Source: Tensor Programs VI, Definition 6.1.
     """
     point = resolve(scales, parametrization)
-    return scale_leaves(scales, lambda s: 1 / multipliers(s, point).gradient)
+    tx = scale_leaves(
+        scales, point, lambda s: 1 / multipliers(s, point).gradient, "normalizing"
+    )
+    return mark(tx, Link("normalize_gradients", Kind.NORMALIZING))
 
 
 def scale_leaves(
     scales: Scales,
+    point: Parametrization,
     factor: Callable[[ParamScale], float],
-    family: Family | None = None,
+    kind: str,
 ) -> optax.GradientTransformation:
     """Multiply each leaf by a factor of its scale, found once, here.
 
-    With a `family` it is the scaling of learning rates, which a probe can turn off.
+    `kind` is "scaling" for learning rates, which a probe can turn off, or
+    "normalizing" for gradients.
     """
     factors = {path: factor(scale) for path, scale in scales.items()}
-    kind, this = "normalizing" if family is None else "scaling", object()
+    this = Acting(kind, scales, point)
 
     def init(params: optax.Params) -> optax.EmptyState:
         scales.check_params(params)
@@ -125,8 +130,8 @@ def scale_leaves(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params
-        record(kind, this, updates)
-        if family is not None and mode() is Mode.UNSCALED:
+        record(this, updates)
+        if kind == "scaling" and mode() is Mode.UNSCALED:
             return updates, state
         return multiply_leaves(updates, factors, scales), state
 
@@ -232,10 +237,7 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
             "learning rate: optim.adamw(learning_rate, scales)"
         )
     own = scales.parametrization
-    if given is None:
-        point = own or _named("depth_mup")
-    else:
-        point = _named(given)
+    point = _named(given or own or "depth_mup")
     if own is not None and not own.same_rules(point):
         raise ValueError(
             f"the model was built with {own.label}, and is given the multipliers of "
