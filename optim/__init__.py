@@ -26,6 +26,7 @@ from .transforms import (
     normalize_gradients,
     rescale_init,
     scale_by_parametrization,
+    scale_schedule,
 )
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
+    "scale_schedule",
     "sgd",
     "shape_for",
 ]

@@ -65,6 +65,13 @@ class Checked:
     hint: str = ""
 
     @property
+    def off(self) -> float | None:
+        """By which factor the update is too large; None where its size is right."""
+        if not self.factor or not self.expected or _near(self.factor, self.expected):
+            return None
+        return self.factor / self.expected
+
+    @property
     def verdict(self) -> str:
         """One word for a table."""
         if self.problem:
@@ -491,7 +498,8 @@ class _Inspector:
         if _near(got, 1 / gradient):
             return "", (
                 f"the gradient of {path!r} is multiplied by {got / gradient:.4g} "
-                f"before eps is added, and should be by {1 / gradient:.4g}: {_ONE_NORMALIZING}"
+                f"before eps is added, and should be by {1 / gradient:.4g}: "
+                f"{_ONE_NORMALIZING}"
             )
         return "", ""
 

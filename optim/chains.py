@@ -184,8 +184,8 @@ def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
         if maker.family is not None and family is not maker.family:
             raise ValueError(
                 f"the updates come from {maker.name}, whose family is "
-                f"{maker.family.value!r}, and are scaled for family={str(family)!r}; pass "
-                f"family={maker.family.value!r}"
+                f"{maker.family.value!r}, and are scaled for "
+                f"family={str(family)!r}; pass family={maker.family.value!r}"
             )
         normalized = any(link.kind is Kind.NORMALIZING for link in before)
         eps = [link.name for link in makers if link.has_eps]
@@ -199,8 +199,8 @@ def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
             )
     elif before and family is not Family.SGD and links[at].name == SCALING:
         raise ValueError(
-            f"{named[at]} is made for family={str(family)!r}, but nothing before it gives "
-            "updates that size: they are proportional to the gradient; pass "
+            f"{named[at]} is made for family={str(family)!r}, but nothing before it "
+            "gives updates that size: they are proportional to the gradient; pass "
             "family='sgd', or put the optimizer's scale_by_... transform before it"
         )
 
@@ -252,8 +252,8 @@ def _check_running(tx: Any, params: Any) -> None:
         return  # traced hyperparameters, or extra arguments that are not known here
     if not found.passed:
         raise ValueError("\n".join(found.problems))
-    for hint in found.hints:
-        warnings.warn(hint, ChainWarning, stacklevel=6)
+    if found.hints:
+        warnings.warn("\n".join(found.hints), ChainWarning, stacklevel=6)
 
 
 def _state_types(state: Any) -> set[str]:

@@ -115,8 +115,8 @@ class Explanation:
         row = self.check.rows.get(path) if self.check else None
         if row is None:
             return "not given"
-        if row.problem and row.factor is not None and row.expected:
-            return f"WRONG, x{row.factor / row.expected:.4g}"
+        if row.off is not None:
+            return f"WRONG, {row.off:.4g}x"
         return row.verdict
 
 

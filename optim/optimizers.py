@@ -280,11 +280,7 @@ def lamb(
             lambda s: 1 / multipliers(s, point, "adam").learning_rate,
         ),
         optax.scale_by_trust_ratio(),
-        scale_leaves(
-            scales,
-            lambda s: multipliers(s, point, "lamb").learning_rate,
-            Family.RELATIVE,
-        ),
+        _scale(scales, point, "lamb"),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -337,7 +333,9 @@ def adafactor(
       >>> round(float(updates["mid"][0, 0]), 4)
       -0.05
     """
-    _check(learning_rate=learning_rate, decay_rate=decay_rate, eps=eps)
+    if learning_rate is not None:  # Adafactor has a rate of its own
+        _check(learning_rate=learning_rate)
+    _check(decay_rate=decay_rate, eps=eps)
     _check(clipping_threshold=clipping_threshold, momentum=momentum)
     _check(weight_decay_rate=weight_decay_rate)
     family = "adafactor" if multiply_by_parameter_scale else "adam"

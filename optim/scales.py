@@ -230,7 +230,9 @@ class Scales(Mapping[str, ParamScale]):
 
         Args:
           params: a pytree of arrays, possibly with parts masked out by
-            `optax.masked` or `optax.partition`.
+            `optax.masked` or `optax.partition`. An `nnx.State`, or a tree with None
+            for what is left out, may hold some of the parameters: it is how NNX
+            (`wrt=nnx.All(nnx.Param, ...)`) and Equinox (`eqx.filter`) freeze others.
 
         Returns:
           The paths that are not masked out.
@@ -261,13 +263,17 @@ class Scales(Mapping[str, ParamScale]):
                     f"for shape {self[path].shape}; make the scales again with this "
                     "model as the target"
                 )
+        if found and _is_filtered_state(params):
+            return frozenset(found)
+        masked += _left_out(params)
         for path in self:
             hidden = any(m in ("", path) or path.startswith(m + "/") for m in masked)
             if path not in found and not hidden:
                 raise ValueError(
                     f"the scales hold {path!r}, which the parameters lack; make the "
-                    "scales again from the parameters that the optimizer gets "
-                    "(trained ones only, whole tree)"
+                    "scales again from the parameters that the optimizer gets. To "
+                    "freeze a part, give the whole tree and wrap the optimizer in "
+                    "optax.masked or optax.partition, or leave None in its place"
                 )
         return frozenset(found)
 
@@ -284,6 +290,18 @@ class Scales(Mapping[str, ParamScale]):
 def _is_masked(leaf: Any) -> bool:
     # By name: optax keeps MaskedNode where importing it is not promised.
     return type(leaf).__name__ == "MaskedNode"
+
+
+def _is_filtered_state(params: Any) -> bool:
+    # By name: the optimizer side knows no Flax class. NNX leaves parameters out of a
+    # state whole, by a filter that has been given for that.
+    return any(t.__name__ == "State" for t in type(params).__mro__)
+
+
+def _left_out(params: Any) -> list[str]:
+    """Paths at which None stands for what was filtered out."""
+    found = flatten(params, is_leaf=lambda x: x is None)
+    return [path for path, leaf in found if leaf is None]
 
 
 def _is_placeholder(params: Any) -> bool:

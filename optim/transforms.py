@@ -193,6 +193,39 @@ def rescale_init(
     return multiply_leaves(params, factors, scales)
 
 
+def scale_schedule(
+    learning_rate: Any, schedule: optax.Schedule
+) -> Callable[[Any], Any]:
+    """A schedule whose peak is 1, times a learning rate that may be traced.
+
+    Some of Optax's schedules, e.g. `optax.warmup_cosine_decay_schedule`, branch on the
+    value of their peak, and fail with `TracerBoolConversionError` where it is a traced
+    value, as in a sweep under `jax.vmap`.
+
+    Args:
+      learning_rate: the peak; a number or a traced value.
+      schedule: a schedule that was made for a peak of 1. All of its other values are
+        then relative to the peak.
+
+    Returns:
+      A schedule: learning_rate times schedule(step).
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from mupax import optim
+      >>> unit = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100)
+      >>> jax.vmap(lambda rate: optim.scale_schedule(rate, unit)(10))(
+      ...     jnp.array([0.5, 2.0]))
+      Array([0.5, 2. ], dtype=float32)
+    """
+    if not callable(schedule):
+        raise ValueError(
+            f"schedule={schedule!r} must be a function of the step; the learning rate "
+            "comes first: optim.scale_schedule(1e-3, schedule)"
+        )
+    return lambda step: learning_rate * schedule(step)
+
+
 def apply_multipliers(
     params: Any, scales: Scales, parametrization: ParametrizationLike | None = None
 ) -> Any:
