@@ -18,7 +18,16 @@ import jax
 import numpy as np
 
 from .paths import flatten
-from .probing import Condition, Leaf, Mode, Probe, nested, probe_shapes, rms
+from .probing import (
+    Condition,
+    Leaf,
+    Mode,
+    Probe,
+    TracedError,
+    nested,
+    probe_shapes,
+    rms,
+)
 from .rules import Multipliers, multipliers
 from .scales import Scales
 from .traced import Traced
@@ -212,7 +221,7 @@ def inspect_chain(
     }
     try:
         rows = _Inspector(Probe(tx, tree, leaves), rules).rows()
-    except jax.errors.JAXTypeError as error:
+    except (TracedError, jax.errors.JAXTypeError) as error:
         raise Unchecked(
             "a hyperparameter of tx is a traced value; check the optimizer outside of "
             "jit and vmap, with numbers"

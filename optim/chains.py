@@ -108,8 +108,8 @@ def check_links(links: tuple[Link, ...]) -> None:
         return [i for i, link in enumerate(links) if link.kind in kinds]
 
     scalings, makers = places(Kind.SCALING), places(Kind.MAKER)
-    _check_normalizing(links, named)
     if not scalings:
+        _check_normalizing(links, named)
         return
     if len(scalings) > 1:
         one, two = scalings[:2]
@@ -139,8 +139,9 @@ def check_links(links: tuple[Link, ...]) -> None:
                 "parameters and between sizes; put it first in the chain, where it "
                 "clips gradients"
             )
+    _check_normalizing(links, named)
     _check_family(links, named, at)
-    _check_rules(links, at)
+    _check_rules(links)
 
 
 def _check_normalizing(links: tuple[Link, ...], named: list[str]) -> None:
@@ -205,7 +206,7 @@ def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
         )
 
 
-def _check_rules(links: tuple[Link, ...], at: int) -> None:
+def _check_rules(links: tuple[Link, ...]) -> None:
     for link in links:
         if link.kind is Kind.CURVATURE:
             raise ValueError(_NO_RULE.format(link.name))

@@ -167,6 +167,10 @@ _GRADIENT = (1.0, -0.5, 0.75, -1.25)
 _WEIGHT = (-0.8, 0.6, 1.2, 0.9, -1.1)
 
 
+class TracedError(TypeError):
+    """Raised where a hyperparameter is a traced value of an outer jit or vmap."""
+
+
 class Condition(NamedTuple):
     """Sizes of the base's gradients and weights in one run of a probe."""
 
@@ -200,7 +204,7 @@ class Probe:
         The base's shapes and sizes are used if no multipliers act, else the target's.
 
         Raises:
-          jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
+          TracedError, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
         """
         at_base = which is Mode.BASE
 
@@ -221,9 +225,14 @@ class Probe:
         recorder = Recorder(which)
         with _recorder(recorder), jax.ensure_compile_time_eval():
             sizes = jnp.asarray(conditions, jnp.float32)
-            updates = jax.jit(lambda c: jax.lax.map(at, c), compiler_options=_fast())(
-                sizes
-            )
+            try:
+                run = jax.jit(lambda c: jax.lax.map(at, c), compiler_options=_fast())
+                updates = run(sizes)
+            except ValueError as error:
+                # Only what depends on values of an outer trace is nested in it.
+                if "nested jit" in str(error):
+                    raise TracedError from error
+                raise
             found = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
         runs = {
             condition: {path: updates[i] for path, updates in found.items()}

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from mupax import optim
 
@@ -290,6 +291,76 @@ def test_an_update_of_other_parameters():
     state = tx.init(params())
     with refuses("'extra'", "has no scale"):
         tx.update({**params(), "extra": jnp.ones(3)}, state)
+
+
+class Net(nnx.Module):
+    def __init__(self, width):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(5, width, rngs=rngs)
+        self.head = nnx.Linear(width, 3, rngs=rngs)
+
+
+def test_parameters_frozen_by_a_filter_of_nnx_are_left_out():
+    model = Net(16)
+    scales = optim.infer_scales(lambda: Net(4), model)
+    head = nnx.All(nnx.Param, nnx.PathContains("head"))
+    for tx in (optim.adamw(0.1, scales, "mup"), optim.sgd(0.1, scales, "mup")):
+        optimizer = nnx.Optimizer(model, tx, wrt=head)
+        optimizer.update(model, nnx.state(model, head))
+    with refuses("'head/kernel'", "shape (32, 3)", "(16, 3)"):
+        nnx.Optimizer(Net(32), tx, wrt=head)
+    with refuses("'other/bias'", "has no scale"):
+        tx.init(nnx.State({"other": {"bias": jnp.ones(3)}}))
+
+
+def test_parameters_left_out_by_none_are_left_out():
+    tx = optim.adam(0.1, SCALES, "mup")
+    frozen = {**params(), "hidden": None}
+    updates, _ = tx.update(frozen, tx.init(frozen), frozen)
+    assert updates["hidden"] is None
+
+
+def test_a_missing_parameter_says_how_to_freeze():
+    with refuses("'hidden'", "which the parameters lack", "optax.masked", "None"):
+        optim.adam(0.1, SCALES, "mup").init(
+            {"embed": 0 * params()["embed"]} | {"head": params()["head"]}
+        )
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [
+        m
+        for m in (
+            optim.sgd,
+            optim.adam,
+            optim.adamw,
+            optim.lion,
+            optim.muon,
+            optim.adafactor,
+            optim.lamb,
+        )
+    ],
+)
+def test_swapped_arguments(maker):
+    with refuses(
+        "swapped", "the learning rate comes first", "optim.adamw(1e-3, scales)"
+    ):
+        maker(SCALES, 1e-3)
+    with refuses("learning_rate='fast'", "a number or a schedule"):
+        maker("fast", SCALES)
+    with refuses("scales is 'mup'", "after the learning rate"):
+        maker(1e-3, "mup", SCALES)
+
+
+def test_a_learning_rate_of_none():
+    with refuses("learning_rate=None", "a number or a schedule"):
+        optim.adam(None, SCALES)
+
+
+def test_the_depth_ratio_is_one_number():
+    with pytest.raises(TypeError):
+        optim.parametrization("depth_mup").branch_multiplier(32, 4)
 
 
 def test_whole_equinox_modules_are_to_be_filtered():
