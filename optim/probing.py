@@ -223,17 +223,14 @@ class Probe:
             return self._first_update(grads, params)
 
         recorder = Recorder(which)
-        with _recorder(recorder), jax.ensure_compile_time_eval():
-            sizes = jnp.asarray(conditions, jnp.float32)
-            try:
-                run = jax.jit(lambda c: jax.lax.map(at, c), compiler_options=_fast())
-                updates = run(sizes)
-            except ValueError as error:
-                # Only what depends on values of an outer trace is nested in it.
-                if "nested jit" in str(error):
-                    raise TracedError from error
-                raise
-            found = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
+        sizes = np.asarray(conditions, np.float32)
+        # Compiled ahead of time it runs as it is, also inside of an outer jit.
+        with _recorder(recorder):
+            traced = jax.jit(lambda c: jax.lax.map(at, c)).trace(sizes)
+        if any(isinstance(c, jax.core.Tracer) for c in traced.jaxpr.consts):
+            raise TracedError
+        updates = traced.lower().compile(compiler_options=_fast())(sizes)
+        found = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
         runs = {
             condition: {path: updates[i] for path, updates in found.items()}
             for i, condition in enumerate(conditions)

@@ -265,7 +265,7 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
     """
     if not isinstance(scales, Scales):
         raise ValueError(
-            f"scales is {scales!r} of type {type(scales).__name__}; make it with "
+            f"scales is a {type(scales).__name__}; make it with "
             "infer_scales(base, target) or zoo.scales(model), and pass it after the "
             "learning rate: optim.adamw(learning_rate, scales)"
         )

@@ -327,32 +327,6 @@ def test_a_missing_parameter_says_how_to_freeze():
         )
 
 
-@pytest.mark.parametrize(
-    "maker",
-    [
-        m
-        for m in (
-            optim.sgd,
-            optim.adam,
-            optim.adamw,
-            optim.lion,
-            optim.muon,
-            optim.adafactor,
-            optim.lamb,
-        )
-    ],
-)
-def test_swapped_arguments(maker):
-    with refuses(
-        "swapped", "the learning rate comes first", "optim.adamw(1e-3, scales)"
-    ):
-        maker(SCALES, 1e-3)
-    with refuses("learning_rate='fast'", "a number or a schedule"):
-        maker("fast", SCALES)
-    with refuses("scales is 'mup'", "after the learning rate"):
-        maker(1e-3, "mup", SCALES)
-
-
 def test_a_learning_rate_of_none():
     with refuses("learning_rate=None", "a number or a schedule"):
         optim.adam(None, SCALES)
@@ -457,3 +431,15 @@ def test_an_update_with_decay_and_without_parameters():
     tx = optim.lamb(0.1, SCALES, "mup", weight_decay=0.1)
     with refuses("weight decay needs params"):
         jax.eval_shape(lambda p: tx.update(p, tx.init(p)), params())
+
+
+@pytest.mark.parametrize("maker", ALIASES)
+def test_swapped_arguments(maker):
+    with refuses(
+        "swapped", "the learning rate comes first", "optim.adamw(1e-3, scales)"
+    ):
+        maker(SCALES, 1e-3)
+    with refuses("learning_rate='fast'", "a number or a schedule"):
+        maker("fast", SCALES)
+    with refuses("scales is a str", "after the learning rate"):
+        maker(1e-3, "mup", SCALES)

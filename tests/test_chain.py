@@ -607,7 +607,7 @@ FAMILIES = {
 }
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(models(), st.sampled_from(sorted(FAMILIES)))
 def test_every_right_chain_passes(scales, name):
     make, family = FAMILIES[name]
@@ -618,7 +618,7 @@ def test_every_right_chain_passes(scales, name):
     assert all(row.verdict == "ok" for row in found.rows.values())
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(models(), st.sampled_from(["sgd", "adam", "adamw", "lion", "lamb", "adafactor"]))
 def test_every_optimizer_passes(scales, name):
     options = {"weight_decay": 0.1} if name in ("adamw", "lion", "lamb") else {}
@@ -631,7 +631,7 @@ def test_every_optimizer_passes(scales, name):
 MISTAKES = ("missing", "twice", "before", "decay", "family", "one leaf")
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(models(), st.sampled_from(["sgd", "adam", "lion"]), st.sampled_from(MISTAKES))
 def test_every_injected_mistake_is_found_or_changes_nothing(scales, name, mistake):
     make, family = FAMILIES[name]

@@ -373,7 +373,10 @@ def test_explain_knows_muons_options(options):
     plain = jit(lambda p: theirs.update(grads, theirs.init(p), p)[0])(params)
     rows = optim.explain(SCALES, "mup", "muon", **options).rows
     rate = rows["conv"].learning_rate
-    np.testing.assert_allclose(got["conv"], plain["conv"] * rate, rtol=1e-4, atol=1e-6)
+    size = float(jnp.abs(got["conv"]).max())
+    np.testing.assert_allclose(
+        got["conv"] / size, plain["conv"] * rate / size, rtol=1e-4, atol=1e-5
+    )
     assert optim.check_chain(ours, SCALES, "mup").passed
 
 
@@ -412,13 +415,13 @@ def test_experts_and_fused_projections_are_orthogonalized_one_by_one(name):
 
 def test_scales_that_know_their_parametrization_are_the_default():
     known = SCALES.for_parametrization("completep")
+    params = tree(32, 8)
     for name, (maker, _) in NAMESAKES.items():
-        by_default = jax.make_jaxpr(lambda p, tx=maker(0.1, known): step(tx, p))
-        by_name = jax.make_jaxpr(
-            lambda p, tx=maker(0.1, SCALES, "completep"): step(tx, p)
-        )
-        params = tree(32, 8)
-        assert str(by_default(params)) == str(by_name(params)), name
+        traced = [
+            str(jax.make_jaxpr(functools.partial(step, tx))(params))
+            for tx in (maker(0.1, known), maker(0.1, SCALES, "completep"))
+        ]
+        assert traced[0] == traced[1], name
     assert optim.explain(known).parametrization.name == "completep(alpha=1)"
     assert optim.explain(SCALES).parametrization.name == "depth_mup"
 
@@ -473,7 +476,7 @@ def test_zoo_models_know_theirs():
         )
     )
     optim.adamw(1e-3, zoo.scales(model))
-    with pytest.raises(ValueError, match="completep.*depth_mup"):
+    with pytest.raises(ValueError, match=r"completep.*depth_mup"):
         optim.adamw(1e-3, zoo.scales(model), "depth_mup")
 
 
