@@ -5,6 +5,8 @@ optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your ow
 `optax.chain`). `explain` shows the whole setup before a step is run.
 """
 
+from .chain_check import ChainCheck, Checked, check_chain
+from .chains import ChainWarning, chain
 from .coord_check import coord_check
 from .coord_verdict import CoordCheck, Verdict
 from .explain import Explanation, explain
@@ -24,9 +26,13 @@ from .traced import Traced
 from .transforms import (
     normalize_gradients,
     scale_by_parametrization,
+    scale_schedule,
 )
 
 __all__ = [
+    "ChainCheck",
+    "ChainWarning",
+    "Checked",
     "CoordCheck",
     "Explanation",
     "Family",
@@ -42,6 +48,8 @@ __all__ = [
     "adam",
     "adamw",
     "apply_multipliers",
+    "chain",
+    "check_chain",
     "coord_check",
     "explain",
     "infer_scales",
@@ -55,6 +63,7 @@ __all__ = [
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
+    "scale_schedule",
     "sgd",
     "shape_for",
 ]

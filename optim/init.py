@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .activations import is_nnx
+from .parametrizations import parametrization as named
 from .paths import flatten, map_with_paths, trainable
 from .rules import multipliers
 from .scales import ParamScale, Role, Scales
@@ -29,7 +30,7 @@ _SAME = 0.1
 def rescale_init(
     params: Any,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     *,
     base: Any = None,
     init: str | None = None,
@@ -48,7 +49,8 @@ def rescale_init(
         are not floating-point arrays are returned as they are.
       scales: their scales, from `infer_scales`. Models of `mupax.zoo` need no
         rescaling.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; that of the
+        scales by default, "depth_mup" if they know none.
       base: the model of the base size, with values: its parameters, an NNX or
         Equinox module, or a function of no arguments that builds one (recommended;
         the base is small).
@@ -89,12 +91,12 @@ def rescale_init(
       (1.0, 0.25)
     """
     _check_arguments(params, init)
-    point = resolve(scales, parametrization)
     _check_made_elsewhere(scales)
+    point = resolve(scales, parametrization)
     given = _arrays(params)
     scales.check_params(given)
     # SP is the standard initialization; without powers of width it is a constant one.
-    standard = resolve(scales, "sp")
+    standard = named("sp")
     leaves = {
         path: _Leaf(
             scale,
@@ -115,7 +117,7 @@ def rescale_init(
 
 
 def apply_multipliers(
-    params: Any, scales: Scales, parametrization: ParametrizationLike
+    params: Any, scales: Scales, parametrization: ParametrizationLike | None = None
 ) -> Any:
     """The effective weights: each stored weight times its forward multiplier.
 
