@@ -182,7 +182,7 @@ def _check_arguments(params: Any, init: str | None) -> None:
 
 
 def _check_made_elsewhere(scales: Scales) -> None:
-    for path, scale in scales.items():
+    for path, scale in scales.items() if isinstance(scales, Scales) else ():
         if scale.origin == "axis names":
             raise ValueError(
                 f"parameter {path!r} belongs to a model of mupax.zoo, which is created "
