@@ -81,9 +81,7 @@ def nobody_is_left():
 def curve(run: pathlib.Path) -> list[dict[str, float]]:
     """What a run's records say that does not depend on the clock."""
     keys = ("step", "loss", "learning_rate", "test_loss", "test_accuracy")
-    # An evaluation is written down when its checkpoint is, or when the run stops.
-    lines = sorted(read(run), key=lambda line: (line["step"], "test_loss" in line))
-    return [{key: line[key] for key in keys if key in line} for line in lines]
+    return [{key: line[key] for key in keys if key in line} for line in read(run)]
 
 
 def wait_for_step(run: pathlib.Path, step: int, child: subprocess.Popen) -> None:
@@ -121,7 +119,7 @@ def test_a_run_leaves_records_checkpoints_events_and_a_model(finished, capsys):
 
 
 def test_utilization_is_logged_where_the_peak_is_known(tmp_path, data_dir, monkeypatch):
-    monkeypatch.setattr("mupax.experiments.run.train.peak_flops", lambda devices: 1e12)
+    monkeypatch.setattr("mupax.experiments.run.job.peak_flops", lambda devices: 1e12)
     args = [TOY, f"--workdir={tmp_path / 'run'}", f"--config.data_dir={data_dir}"]
     args += ["--config.steps=9", "--config.schedule.warmup=0"]
     assert mupax("train", *args) == 0

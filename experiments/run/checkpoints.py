@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Array, UInt32
 
 from ..errors import UserError
+from . import processes
 
 _UNREADABLE = "unreadable"
 
@@ -111,7 +112,9 @@ class Checkpoints:
         # A full disk raises whatever Orbax, TensorStore or the system make of it.
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
-            good = self.latest()
+            good = None
+            with contextlib.suppress(OSError):  # the directory may be gone
+                good = self.latest()
             kept = "there is none yet" if good is None else f"that of step {good} stays"
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
@@ -227,7 +230,9 @@ def open_checkpoints(
     try:
         yield checkpoints
         checkpoints.wait()
-    except BaseException:
+    except BaseException as error:
+        # Closing may wait for the other processes, and they for this one.
+        processes.announce(error)
         # What failed in the background would be raised again, in place of this.
         with contextlib.suppress(Exception):
             manager.close()
