@@ -125,11 +125,13 @@ def seal(record: dict[str, Any]) -> dict[str, Any]:
     return {SEAL: _checksum(plain), **plain}
 
 
-def unseal(record: Any) -> dict[str, Any]:
+def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
     """A record without its seal, once that was found to fit.
 
-    A record without a seal is taken as it is: an earlier version wrote none, and
-    people write such files by hand.
+    Args:
+      record: from JSON.
+      required: refuse a record without a seal. By default it is taken as it is: an
+        earlier version wrote none, and people write such files by hand.
 
     Raises:
       Damaged: it is no record, or not the one that was sealed.
@@ -137,13 +139,19 @@ def unseal(record: Any) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise Damaged("it is not a JSON object")
     plain = dict(record)
+    if required and SEAL not in plain:
+        raise Damaged("it has no checksum")
     if SEAL in plain and plain.pop(SEAL) != _checksum(plain):
         raise Damaged("its checksum does not fit what it holds")
     return plain
 
 
-def parse_sealed(text: str | bytes) -> dict[str, Any]:
+def parse_sealed(text: str | bytes, *, required: bool = False) -> dict[str, Any]:
     """The record that a text holds, without its seal.
+
+    Args:
+      text: JSON.
+      required: as in `unseal`.
 
     Raises:
       Damaged: it is not JSON, or not what was sealed.
@@ -153,7 +161,7 @@ def parse_sealed(text: str | bytes) -> dict[str, Any]:
     # Noise may be no UTF-8, or nested deeper than the parser goes.
     except (ValueError, RecursionError) as error:
         raise Damaged(f"it is not JSON: {error}") from None
-    return unseal(record)
+    return unseal(record, required=required)
 
 
 def write_sealed(path: pathlib.Path, record: dict[str, Any]) -> None:
@@ -161,8 +169,12 @@ def write_sealed(path: pathlib.Path, record: dict[str, Any]) -> None:
     write_durably(path, json.dumps(seal(record), indent=1) + "\n")
 
 
-def read_sealed(path: pathlib.Path) -> dict[str, Any]:
+def read_sealed(path: pathlib.Path, *, required: bool = False) -> dict[str, Any]:
     """The record that `write_sealed` wrote, without its seal.
+
+    Args:
+      path: the file.
+      required: as in `unseal`.
 
     Raises:
       Damaged: it was altered or cut short.
@@ -170,7 +182,7 @@ def read_sealed(path: pathlib.Path) -> dict[str, Any]:
     """
     if not path.is_file() and path.exists():
         raise Damaged("it is not a regular file")
-    return parse_sealed(path.read_bytes())
+    return parse_sealed(path.read_bytes(), required=required)
 
 
 def _checksum(plain: dict[str, Any]) -> int:

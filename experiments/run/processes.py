@@ -1,8 +1,10 @@
 """One of several processes: join the others, agree with them, end with them."""
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -69,10 +71,11 @@ def joined(
         return
     _check(coordinator, processes, process, timeout)
     _initialize(coordinator, processes, process, timeout)
+    _explain_abort(f"another process is gone, as JAX says above; {_AGAIN}")
     global _watch
     watch = _watch = _Watch(timeout)
     try:
-        _agree(settings | {"processes": jax.process_count()}, timeout)
+        _agree(settings | {"--processes": processes}, timeout)
         yield
     except (Disagreement, Stopped):
         watch.stop()
@@ -113,6 +116,10 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
         "--process, or give a longer --timeout"
     )
     # JAX aborts the process with a stack trace, a little later.
+    _explain_abort(
+        "the process on which --coordinator listens refuses this one, as JAX says "
+        "above; give all of them the same --processes, and each its own --process"
+    )
     timer = threading.Timer(timeout, _end, [sentence])
     timer.daemon = True
     timer.start()
@@ -313,6 +320,32 @@ def _end(sentence: str, status: int = 2) -> None:
     print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(status)
+
+
+_abort: Any = None  # held here, for C does not
+
+
+def _explain_abort(sentence: str) -> None:
+    """Say a sentence where JAX's runtime aborts the process, which it does in C++.
+
+    Args:
+      sentence: takes the place of the last one.
+    """
+    if os.name != "posix":
+        return
+    global _abort
+    text = f"mupax: {sentence}\n".encode()
+
+    def explain(_: int) -> None:
+        os.write(2, text)
+        os._exit(2)
+
+    # Python's own handlers run between two bytecodes, and there is no next one.
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
+    install = ctypes.CDLL(None).signal
+    install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), None
+    install(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
+    _abort = handler
 
 
 def _first_line(error: BaseException) -> str:

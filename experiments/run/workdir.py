@@ -49,7 +49,7 @@ def claim(
             held.enter_context(io.locked(workdir / _LOCK, wait=False))
             # Again, for another process may have been quicker.
             found = _compared(workdir, settings, free)
-            if found.settings != settings or found.damaged:
+            if found.settings != settings or not found.whole:
                 for name in (_NAME, _COPY):
                     io.write_sealed(workdir / name, settings)
         yield
@@ -82,37 +82,44 @@ def settings_of(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 
 class _Stored(NamedTuple):
-    """The settings in a run directory, and what is wrong with the files of them."""
+    """The settings in a run directory, and whether both files of them are whole."""
 
     settings: dict[str, Any] | None
-    damaged: dict[str, str]
+    whole: bool
 
 
 def _stored(workdir: pathlib.Path) -> _Stored:
-    damaged = {}
-    for name in (_NAME, _COPY):
-        try:
-            found = io.read_sealed(workdir / name)
-        except (FileNotFoundError, NotADirectoryError):
-            damaged[name] = "it is missing"
-        except io.Damaged as error:
-            damaged[name] = str(error)
-        except OSError as error:
-            damaged[name] = error.strerror or str(error)
-        else:
-            if name == _COPY:
-                reason = damaged[_NAME]
-                logging.warning(
-                    "%s/%s is damaged (%s); its copy is used.", workdir, _NAME, reason
-                )
-            return _Stored(found, damaged)
-    if all(reason == "it is missing" for reason in damaged.values()):
-        return _Stored(None, {})
-    name, reason = next((n, r) for n, r in damaged.items() if r != "it is missing")
+    first, why = _read(workdir / _NAME)
+    copy, _ = _read(workdir / _COPY)
+    if first is not None:
+        return _Stored(first, copy is not None)
+    if copy is not None:
+        logging.warning(
+            "%s/%s is damaged (%s); its copy is used.", workdir, _NAME, why or "missing"
+        )
+        return _Stored(copy, False)
+    # An earlier version wrote one file, without a checksum.
+    if not (workdir / _COPY).exists():
+        first, why = _read(workdir / _NAME, required=False)
+        if first is not None or why is None:
+            return _Stored(first, False)
     raise UserError(
-        f"{workdir / name} is damaged ({reason}), so that the settings of this run are "
-        "not known; choose another --workdir, or remove this one to start again"
+        f"{workdir / _NAME} is damaged ({why or 'missing'}), so that the settings of "
+        "this run are not known; choose another --workdir, or remove this one to start "
+        "again"
     )
+
+
+def _read(
+    path: pathlib.Path, *, required: bool = True
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Settings; or None and what is wrong with the file, None where it is missing."""
+    try:
+        return io.read_sealed(path, required=required), None
+    except (FileNotFoundError, NotADirectoryError):
+        return None, None
+    except (io.Damaged, OSError) as error:
+        return None, str(getattr(error, "strerror", None) or error)
 
 
 def _compared(
