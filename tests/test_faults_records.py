@@ -178,8 +178,9 @@ def check_settings(folder: pathlib.Path, seed: int) -> None:
         with workdir.claim(folder, SETTINGS):
             pass
     except UserError as error:
+        said = str(error)
         assert len(names) == 2  # one good file of two is enough
-        assert "choose another --workdir" in str(error)
+        assert "choose another --workdir" in said
     else:
         assert io.read_sealed(folder / "experiment.json") == SETTINGS
 

@@ -64,7 +64,7 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
         file that does not load.
     """
     from absl import flags
-    from ml_collections import config_flags
+    from ml_collections import ConfigDict, config_flags
 
     _check_words(argv)
     argv = _with_config_path(argv)
@@ -73,6 +73,8 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
     _define(own, values)
     before = sys.argv
+    # Names of a config that was loaded before would fill the gaps of this one.
+    sys.modules.pop("config_config", None)
     # ml_collections finds the overrides of config keys in sys.argv.
     sys.argv = argv
     try:
@@ -88,9 +90,14 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     finally:
         sys.argv = before
     _no_more(rest)
-    if loaded is None:
+    if loaded is None and not any(word.startswith("--config=") for word in argv):
         raise UserError(
             f"--config is missing; packaged configs are: {', '.join(list_configs())}"
+        )
+    if not isinstance(loaded, ConfigDict):
+        raise UserError(
+            "the config does not load: get_config() must return a ConfigDict, and "
+            f"returns {type(loaded).__name__}"
         )
     if workdir.value == "":
         raise UserError("--workdir is empty; give a directory, or leave it out")
@@ -177,11 +184,16 @@ def _with_config_path(argv: list[str]) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error).replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
+    text = str(error)
+    if "Error whilst parsing config file" in text:
+        text = text.strip().splitlines()[-1]  # below a traceback
+    text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
             text = text[1:-1]  # a KeyError quotes what it is given
         text = f"the config has no key {text}"
+        if "no attribute 'get_config'" in text:
+            text = "the config does not load: it has no function get_config()"
     return " ".join(text.split()) or type(error).__name__
 
 

@@ -29,6 +29,7 @@ from .records import Records, Sink
 from .step import Program, State, init_on_mesh
 from .stopping import Stopper
 
+_SHARED_WITHIN = 10  # seconds for a network file system to show a new directory
 _AVERAGED = 50  # steps that the reported training loss is the mean of
 
 
@@ -376,8 +377,7 @@ def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
 
 def _check_shared(workdir: pathlib.Path) -> None:
     """Raise unless this process sees the directory that process 0 has claimed."""
-    # A network file system may show it late.
-    until = time.monotonic() + 10
+    until = time.monotonic() + _SHARED_WITHIN
     while workdirs.settings_of(workdir) is None:
         if time.monotonic() > until:
             raise UserError(
