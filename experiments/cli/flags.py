@@ -80,6 +80,8 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     try:
         rest = values(argv)
         loaded = config.value
+        # Where the file could not be read, this raises the error.
+        getattr(loaded, "seed", None)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_one_line(error)) from None
     except SystemExit:
