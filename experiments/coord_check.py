@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 
 from . import config as configs
+from . import io
 from .errors import UserError
 from .run import build_optimizer, workdir
 from .run import config as training_configs
 from .run import job as train
 from .run.objective import Classification, Objective
-from .sweep.store import write_durably
 
 
 def run(
@@ -73,6 +73,9 @@ def run(
         chosen = configs.plain(config.optimizer)
         return build_optimizer(chosen, config.learning_rate, zoo.scales(model), point)
 
+    # Before minutes are spent on what would go there.
+    directory = workdir.named(config, folder)
+    io.check_writable(directory)
     batch = next(iter(dataset.train(min(config.batch_size, 64), config.seed)))
     try:
         found = optim.coord_check(
@@ -87,9 +90,8 @@ def run(
         )
     except (TypeError, ValueError) as error:
         raise UserError(f"the model cannot be checked: {error}") from None
-    directory = workdir.named(config, folder)
     directory.mkdir(parents=True, exist_ok=True)
-    write_durably(directory / "coord_check.txt", f"{found}\n")
+    io.write_durably(directory / "coord_check.txt", f"{found}\n")
     print(found)
     for path in found.plot(directory / "coord_check.png"):
         print(pathlib.Path(path))

@@ -64,6 +64,34 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     sync_folder(path.parent)
 
 
+def check_writable(folder: pathlib.Path) -> None:
+    """Raise if files could not be written below a directory; nothing is written.
+
+    Args:
+      folder: need not exist: then its nearest parent that does is looked at.
+
+    Raises:
+      OSError: as writing would.
+    """
+    folder = folder.absolute()
+    while True:
+        try:
+            mode = os.stat(folder).st_mode
+            break
+        except FileNotFoundError:
+            folder = folder.parent
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        number = errno.EROFS if _read_only(folder) else errno.EACCES
+        raise OSError(number, os.strerror(number), str(folder))
+
+
+def _read_only(folder: pathlib.Path) -> bool:
+    flag = getattr(os, "ST_RDONLY", 0)
+    return bool(flag and os.statvfs(folder).f_flag & flag)
+
+
 def sync_folder(folder: pathlib.Path) -> None:
     """Return when the names in a directory are on the disk, where a system can tell."""
     if os.name != "posix":

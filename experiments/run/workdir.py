@@ -56,17 +56,23 @@ def claim(
 
 
 def check(
-    workdir: pathlib.Path, settings: dict[str, Any], free: Collection[str] = ()
+    workdir: pathlib.Path, settings: dict[str, Any] | None, free: Collection[str] = ()
 ) -> None:
-    """Raise what `claim` would raise, before work that it would waste.
+    """Raise what `claim` would raise, before work that would be lost.
 
     Nothing is written. Another process may still take the directory afterwards.
+
+    Args:
+      workdir: the directory; it need not exist yet.
+      settings: as in `claim`; None where they are not known yet.
+      free: as in `claim`.
 
     Raises:
       UserError: as `claim`.
     """
     with _usable(workdir):
         _compared(workdir, json.loads(json.dumps(settings)), free)
+        io.check_writable(workdir)
         if (workdir / _LOCK).exists():
             with io.locked(workdir / _LOCK, wait=False):
                 pass
@@ -123,7 +129,7 @@ def _read(
 
 
 def _compared(
-    workdir: pathlib.Path, settings: dict[str, Any], free: Collection[str]
+    workdir: pathlib.Path, settings: dict[str, Any] | None, free: Collection[str]
 ) -> _Stored:
     """What is stored, once it is known to be of this experiment, or nothing."""
     if workdir.exists() and not workdir.is_dir():
@@ -135,6 +141,8 @@ def _compared(
                 f"{workdir} holds files that are not a mupax run's; choose another "
                 "--workdir, or an empty one"
             )
+        return found
+    if settings is None:
         return found
     differ = [
         f"{d.key} ({short(d.found)}, here {short(d.wanted)})"
