@@ -202,8 +202,11 @@ def test_eight_devices_then_two_processes_then_one_device_go_on_alike(
 
 
 @pytest.mark.long
-def test_killed_at_20_random_moments_it_ends_with_the_same_weights(tmp_path, data_dir):
+def test_stopped_at_24_random_moments_it_ends_with_the_same_weights_and_log(
+    tmp_path, data_dir
+):
     rng = random.Random(0)
+    signals = [signal.SIGKILL, signal.SIGINT, signal.SIGTERM] * 8
 
     def args(run: str) -> list[str]:
         return [
@@ -213,14 +216,15 @@ def test_killed_at_20_random_moments_it_ends_with_the_same_weights(tmp_path, dat
 
     assert mupax(*args("whole")) == 0
     killed, done = tmp_path / "killed", 0
-    for _ in range(20):
+    for how in signals:
         child = spawn(*args("killed"))
         wait_for_step(killed, done + rng.randint(3, 60), child)
         # Anywhere in a step, an evaluation (every 20) or a save (every 7).
         time.sleep(rng.uniform(0, 0.2))
         assert child.poll() is None
-        child.kill()
-        child.communicate()
+        child.send_signal(how)
+        _, err = child.communicate()
+        assert "Traceback" not in err, err
         done = read(killed)[-1]["step"]
     assert mupax(*args("killed")) == 0
     assert curve(killed) == curve(tmp_path / "whole")
