@@ -105,8 +105,7 @@ class _Waiting:
     """What a step computed, which is looked at one step later."""
 
     step: int
-    loss: Array
-    norms: Array
+    out: tuple[Array, Array]  # loss, norms
     sums: Float[Array, " 3"] | None  # of an evaluation after the step
 
 
@@ -263,7 +262,7 @@ class _Run:
             if step % plan.eval_every == 0 or last:
                 test = test or tester(self.program, self.dataset, self._at_once)
                 sums = test(state)
-            waiting = _Waiting(step, *out, sums)
+            waiting = _Waiting(step, out, sums)
             stop = self.stopper.now(step) and not last
             if step % plan.save_every == 0 or last or stop:
                 # Saving waits for this step in any case: the state is copied.
@@ -283,7 +282,7 @@ class _Run:
     def _record(self, waiting: "_Waiting") -> float | None:
         """Look at a step's loss, and write the lines that are due; its test loss."""
         step = waiting.step
-        loss, norms = jax.device_get((waiting.loss, waiting.norms))
+        loss, norms = jax.device_get(waiting.out)
         value = float(loss)
         if not math.isfinite(value):
             self._diverged(step, value)
