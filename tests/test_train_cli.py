@@ -51,10 +51,19 @@ def refused(capsys, *args: object) -> str:
     return err
 
 
+# A shell may have started the tests with Ctrl-C ignored, which children inherit.
+MUPAX = (
+    "import signal, sys\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from mupax.__main__ import main\n"
+    "sys.exit(main())\n"
+)
+
+
 def spawn(*args: object, devices: int = 1) -> subprocess.Popen:
     xla = f"--xla_force_host_platform_device_count={devices}"
     child = subprocess.Popen(
-        [sys.executable, "-m", "mupax", *map(str, args)],
+        [sys.executable, "-c", MUPAX, *map(str, args)],
         env=os.environ | {"XLA_FLAGS": xla},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
