@@ -4,11 +4,15 @@
     path, kind = mutate_one(folder, rng)
 
 Every kind changes the file; `mutated` draws again where chance would leave it alone.
+The long tests take their seeds from MUPAX_SEED on, 1000 by default.
 """
 
+import os
 import pathlib
 import random
+import shutil
 from collections.abc import Callable
+from typing import Any
 
 Mutation = Callable[[bytes, random.Random], bytes | None]
 
@@ -133,3 +137,35 @@ def mutate_one(folder: pathlib.Path, rng: random.Random) -> tuple[pathlib.Path, 
     """Damage one of the files below a folder; which, and the kind of damage."""
     path = rng.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
     return path, mutate(path, rng)
+
+
+FIRST = int(os.environ.get("MUPAX_SEED", "1000"))  # seed of the long tests
+
+
+def many(
+    check: Callable[..., str], folder: pathlib.Path, seeds: range, *args: Any
+) -> dict[str, int]:
+    """Run a check under many seeds, each in a folder of its own.
+
+    Args:
+      check: takes a new folder, a seed and `args`; returns how it ended.
+      folder: where the folders are made.
+      seeds: of the checks.
+      *args: for the check.
+
+    Returns:
+      How often it ended in which way; also printed.
+    """
+    counts: dict[str, int] = {}
+    for seed in seeds:
+        place = folder / str(seed)
+        place.mkdir()
+        try:
+            end = check(place, seed, *args)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        counts[end] = counts.get(end, 0) + 1
+        shutil.rmtree(place)
+    print(counts)
+    return counts

@@ -211,33 +211,19 @@ def warned(caplog):
     return lambda: [r.getMessage() for r in caplog.records]
 
 
-def many(check, folder: pathlib.Path, seeds: range, *args) -> dict[str, int]:
-    """A check under many seeds; how often it ended in which way."""
-    counts: dict[str, int] = {}
-    for seed in seeds:
-        place = folder / str(seed)
-        place.mkdir()
-        try:
-            end = check(place, seed, *args)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        counts[end] = counts.get(end, 0) + 1
-        shutil.rmtree(place)
-    print(counts)
-    return counts
-
-
-FIRST = int(os.environ.get("MUPAX_SEED", "1000"))  # of the long tests
-
-
 def test_mutated_runs(tmp_path, whole, warned):
-    many(check_run, tmp_path, range(3), whole, warned)
+    mutations.many(check_run, tmp_path, range(3), whole, warned)
 
 
 @pytest.mark.long
 def test_100_mutated_runs(tmp_path, whole, warned):
-    many(check_run, tmp_path, range(FIRST, FIRST + 100), whole, warned)
+    mutations.many(
+        check_run,
+        tmp_path,
+        range(mutations.FIRST, mutations.FIRST + 100),
+        whole,
+        warned,
+    )
 
 
 # ----- Checkpoints alone, which most of a run's files belong to.
@@ -279,12 +265,14 @@ def check_checkpoint(folder: pathlib.Path, seed: int, saved: pathlib.Path) -> st
 
 
 def test_mutated_checkpoints(tmp_path, saved):
-    many(check_checkpoint, tmp_path, range(12), saved)
+    mutations.many(check_checkpoint, tmp_path, range(12), saved)
 
 
 @pytest.mark.long
 def test_150_mutated_checkpoints(tmp_path, saved):
-    counts = many(check_checkpoint, tmp_path, range(FIRST, FIRST + 150), saved)
+    counts = mutations.many(
+        check_checkpoint, tmp_path, range(mutations.FIRST, mutations.FIRST + 150), saved
+    )
     assert counts["recovered"] > 10
 
 
@@ -292,7 +280,7 @@ def test_150_mutated_checkpoints(tmp_path, saved):
 
 
 def test_mutated_summaries(tmp_path):
-    for seed in range(FIRST, FIRST + 100):
+    for seed in range(mutations.FIRST, mutations.FIRST + 100):
         path = tmp_path / "summary.json"
         summary = {"transfer": {"log2_learning_rate": -8.5, "base_width": 16}}
         io.write_sealed(path, summary)
