@@ -59,6 +59,13 @@ def main(argv: list[str]) -> int:
         return 1
     except OSError as error:
         return _refuse(_of_system(error))
+    except Exception as error:
+        if not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+            raise
+        return _refuse(
+            f"out of memory ({str(error)[:200] or 'of the machine'}); make the model, "
+            "the batch or the number of seeds smaller, or use more devices"
+        )
 
 
 def _run(name: str, argv: list[str]) -> int:
