@@ -31,6 +31,7 @@ import optax
 from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
 from mupax.experiments import transfer
+from mupax.experiments.cli import flags
 from mupax.experiments.sweep import engine, tasks
 from mupax.experiments.sweep.chunks import Chunks
 
@@ -38,7 +39,7 @@ from mupax.experiments.sweep.chunks import Chunks
 def job(depth: int, width: int = 64) -> tasks.Job:
     """The cell of this shape under Depth-μP."""
     words = ["--config=digits_resmlp", "--config.schedule.name=constant"]
-    config = configs.parse(["benchmark", *words]).config
+    config = flags.parse(["benchmark", *words]).config
     jobs = transfer.plan_jobs(config, configs.points(config))
     cell = next(j for j in jobs if j.parametrization == "depth_mup")
     return dataclasses.replace(cell, depth=depth, width=width)

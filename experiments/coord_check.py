@@ -1,5 +1,6 @@
 """The job of `mupax coord-check`: do activations move alike at every size?"""
 
+import math
 import pathlib
 from typing import Any
 
@@ -11,12 +12,15 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 
 from . import config as configs
+from . import io
 from .errors import UserError
 from .run import build_optimizer, workdir
 from .run import config as training_configs
 from .run import job as train
 from .run.objective import Classification, Objective
-from .sweep.store import write_durably
+from .sweep import memory
+
+_MOST_SEEDS = 1000
 
 
 def run(
@@ -44,6 +48,10 @@ def run(
     Raises:
       UserError: bad input, said in one sentence.
     """
+    if not 0 < tolerance < math.inf:
+        raise UserError(f"--tolerance={tolerance} must be a positive number")
+    if not 1 <= seeds <= _MOST_SEEDS:
+        raise UserError(f"--seeds={seeds} must lie in 1 to {_MOST_SEEDS}")
     config = config.copy_and_resolve_references()
     with config.unlocked():
         if learning_rate is not None:
@@ -73,27 +81,54 @@ def run(
         chosen = configs.plain(config.optimizer)
         return build_optimizer(chosen, config.learning_rate, zoo.scales(model), point)
 
+    # Before minutes are spent on what would go there.
+    directory = workdir.named(config, folder)
+    io.check_writable(directory)
     batch = next(iter(dataset.train(min(config.batch_size, 64), config.seed)))
+    wanted = {
+        "widths": _sizes("widths", widths, base["width"]),
+        "depths": _sizes("depths", depths, base["depth"]),
+    }
     try:
+        _check_memory(build, **wanted)
         found = optim.coord_check(
             build,
             optimizer,
             _outputs(objective),
             {key: np.asarray(value) for key, value in batch.items()},
-            widths=_sizes("widths", widths, base["width"]),
-            depths=_sizes("depths", depths, base["depth"]),
+            **wanted,
             seeds=seeds,
             tolerance=tolerance,
         )
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise UserError(f"the model cannot be checked: {error}") from None
-    directory = workdir.named(config, folder)
     directory.mkdir(parents=True, exist_ok=True)
-    write_durably(directory / "coord_check.txt", f"{found}\n")
+    io.write_durably(directory / "coord_check.txt", f"{found}\n")
     print(found)
     for path in found.plot(directory / "coord_check.png"):
         print(pathlib.Path(path))
     return found
+
+
+def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:
+    """Refuse sizes whose parameters, gradients and Adam's moments do not fit.
+
+    Raises:
+      UserError: naming the sizes.
+    """
+    here = memory.available()
+    for width, depth in ((max(widths), min(depths)), (min(widths), max(depths))):
+        model = nnx.eval_shape(
+            lambda w=width, d=depth: build(jax.random.key(0), width=w, depth=d)
+        )
+        leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+        needed = 4 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        if needed > here:
+            raise UserError(
+                f"width {width} at depth {depth} needs at least {needed / 2**30:,.1f} "
+                f"GiB, and {here / 2**30:,.1f} GiB are free; give smaller --widths or "
+                "--depths"
+            )
 
 
 def _outputs(objective: Objective) -> Any:

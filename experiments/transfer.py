@@ -4,7 +4,6 @@ Sweep learning rates on small models, find where each parametrization's optimum
 goes, train the target at the base model's optimum, write the report.
 """
 
-import json
 import pathlib
 import shlex
 import time
@@ -21,7 +20,7 @@ from mupax import optim, zoo
 
 from . import config as configs
 from . import data as datasets
-from . import report
+from . import io, report
 from . import run as training
 from .errors import UserError
 from .report import gather as reporting
@@ -30,7 +29,6 @@ from .sweep import job as sweeping
 from .sweep import optima, tasks
 from .sweep import plan as plans
 from .sweep.results import Cell, Population
-from .sweep.store import write_durably
 
 AXES = ("depth", "width")
 
@@ -57,6 +55,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     settings = configs.plain(config)
     settings.pop("data_dir")  # where the data lies does not change what comes out
     directory = workdir.named(config, folder)
+    workdir.check(directory, settings)
     with console.status(f"reading {config.dataset}"):
         data = _images(config)
     sweeping.check_job(jobs[0], data)
@@ -86,7 +85,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
         }
         summary["runs"] = sum(job.runs for job in jobs)
         summary["verdicts"] = swept.verdicts
-        write_durably(directory / "summary.json", json.dumps(summary, indent=1))
+        io.write_sealed(directory / "summary.json", summary)
 
         shown = report.ReportData(
             cells=cells,

@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments import transfer
-from mupax.experiments.config import check_sweep, list_configs, parse, points
+from mupax.experiments.cli.flags import list_configs, parse
+from mupax.experiments.config import check_sweep, points
 from mupax.experiments.errors import UserError
 from mupax.experiments.report.gather import featured
 from mupax.experiments.run.objective import NextToken

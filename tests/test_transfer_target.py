@@ -16,6 +16,7 @@ from mupax.experiments import cli, transfer
 from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
 from mupax.experiments import run as training
+from mupax.experiments.cli import flags
 from mupax.experiments.sweep.results import Population
 
 TOY = pathlib.Path(__file__).with_name("toy_config.py")
@@ -24,7 +25,7 @@ TUNED = {"init_scale": 0.5, "warmup": 0.5, "label_smoothing": 0.2, "b1": 0.8}
 
 @pytest.fixture(scope="module")
 def config() -> ConfigDict:
-    return configs.parse(["transfer", f"--config={TOY}"]).config
+    return flags.parse(["transfer", f"--config={TOY}"]).config
 
 
 def found(config: ConfigDict) -> Population:

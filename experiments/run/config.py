@@ -1,7 +1,6 @@
 """The config of a training run: every key, its default, and what is checked of it."""
 
 import importlib.util
-import json
 import pathlib
 from typing import Any
 
@@ -10,6 +9,7 @@ from ml_collections.config_dict import placeholder
 
 from mupax import optim, zoo
 
+from .. import io
 from ..config import plain
 from ..errors import UserError
 from .optimizer import check_optimizer, schedule
@@ -194,7 +194,7 @@ _TUNED = {
 def _transferred(config: ConfigDict, path: pathlib.Path) -> ConfigDict:
     """With base sizes, parametrization and hyperparameters as a sweep found them."""
     try:
-        summary = json.loads(path.read_text())
+        summary = io.read_sealed(path)
         found = summary["transfer"]
         changes = {
             "learning_rate": 2.0 ** float(found["log2_learning_rate"]),

@@ -94,6 +94,7 @@ def swept(
         settings.pop(key, None)
     settings["sweep"].pop("memory_share", None)
     directory = workdir.named(config, folder)
+    workdir.check(directory, settings, free=_PLAN)
     with console.status(f"reading {config.dataset}"):
         data = source(config).read()
     check_job(jobs[0], data)
