@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-import resource
 from typing import Any
 
 import jax
@@ -45,6 +44,10 @@ def host() -> float:
 
 def _limited() -> float:
     """Bytes of address space that the system lets this process take yet."""
+    try:
+        import resource  # of POSIX systems only
+    except ModuleNotFoundError:
+        return math.inf
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     pages = pathlib.Path("/proc/self/statm")
     if most == resource.RLIM_INFINITY or not pages.exists():
