@@ -495,7 +495,7 @@ def _prepared(
     with intact.reading(builder.data_dir):
         height, width, channels = train.shape
         label = builder.info.features[keys[1]]
-        intact.compare_classes(builder.data_dir, train, label, label.num_classes)
+        intact.compare_classes(builder.data_dir, train, keys[1], label.num_classes)
     return _Found(
         name=name,
         classes=label.num_classes,

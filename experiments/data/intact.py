@@ -42,9 +42,9 @@ def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
     except (UserError, NotImplementedError):
         raise
     except Exception as error:
-        raise UserError(
-            f"{_culprit(Path(folder))} is damaged ({_short(error)}); {_remedy(folder)}"
-        ) from error
+        path = _culprit(Path(folder))
+        said = f"is damaged ({short(error)})" if path.exists() else "is missing"
+        raise UserError(f"{path} {said}; {_remedy(folder)}") from error
 
 
 def check_files(files: Sequence[Any]) -> None:
@@ -77,8 +77,9 @@ def _check_shard(path: Path, count: int, shards: int) -> None:
     except Exception as error:
         raise UserError(broken(path, error)) from error
     finally:
-        if reader is not None:
-            reader.close()
+        with contextlib.suppress(RuntimeError):  # it raises the error again
+            if reader is not None:
+                reader.close()
     if found != count:
         raise UserError(
             f"{path} holds {found} records, and {path.parent / METADATA[0]} says "
@@ -88,7 +89,7 @@ def _check_shard(path: Path, count: int, shards: int) -> None:
 
 def broken(path: Path, error: Exception) -> str:
     """What to say of a file of records that cannot be read."""
-    return f"{path} is damaged ({_short(error)}); {_remedy(path.parent)}"
+    return f"{path} is damaged ({short(error)}); {_remedy(path.parent)}"
 
 
 def check_labels(
@@ -124,23 +125,31 @@ def check_all_seen(
 
 
 def compare_classes(
-    folder: str | os.PathLike[str], source: Any, feature: Any, classes: int
+    folder: str | os.PathLike[str], source: Any, key: str, classes: int
 ) -> None:
     """Compare the number of classes with the labels of up to 1,024 records.
 
-    A class without an example may be meant, so that more classes than labels are only
-    warned of. Nothing is read where the names of the classes confirm their number.
+    Nothing is read where the names of the classes tell their number. Where they have
+    no names, a class without an example may be meant, so that more classes than labels
+    are only warned of.
 
     Args:
       folder: of the dataset's version.
       source: its records.
-      feature: TFDS's ClassLabel.
+      key: the feature that holds the label.
       classes: as features.json says.
 
     Raises:
-      UserError: there are fewer classes than labels.
+      UserError: there are fewer classes than labels, or not as many as names.
     """
-    if any(Path(folder).glob("*.labels.txt")):  # TFDS has compared their number
+    file = Path(folder) / f"{key}.labels.txt"
+    if file.is_file():
+        names = [line for line in file.read_text().splitlines() if line.strip()]
+        if len(names) != classes:
+            raise UserError(
+                f"{Path(folder) / METADATA[1]} says {classes} classes, and {file} has "
+                f"{len(names)} names: one of them is damaged; {_remedy(folder)}"
+            )
         return
     count = min(_SAMPLED, len(source))
     _, labels = source.read(np.arange(count) * len(source) // count)
@@ -194,23 +203,23 @@ def incomplete(name: str, places: Sequence[Path]) -> str | None:
     return None
 
 
-def _culprit(folder: Path) -> str:
+def _culprit(folder: Path) -> Path:
     """The file that is damaged, as well as can be told."""
     for name in METADATA:
         try:
             found = json.loads((folder / name).read_bytes())
         except (OSError, ValueError, RecursionError):
-            return str(folder / name)
+            return folder / name
         if not isinstance(found, dict):
-            return str(folder / name)
+            return folder / name
     try:
         tfds.features.FeatureConnector.from_config(os.fspath(folder))
     except Exception:  # whatever TFDS raises
-        return str(folder / METADATA[1])
-    return str(folder / METADATA[0])
+        return folder / METADATA[1]
+    return folder / METADATA[0]
 
 
-def _short(error: BaseException) -> str:
+def short(error: BaseException) -> str:
     """The first line of an error's message, and its type."""
     lines = str(error).strip().splitlines()
     return (

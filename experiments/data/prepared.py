@@ -56,8 +56,8 @@ def _find(name: str, place: Path) -> tfds.core.DatasetBuilder | None:
         folder = _version(name, place)
         if folder is None:
             raise UserError(
-                f"{name!r} cannot be read from {os.fspath(place)!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{name!r} cannot be read from {os.fspath(place)!r} "
+                f"({intact.short(error)})."
             ) from error
         with intact.reading(folder):
             raise

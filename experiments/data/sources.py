@@ -75,14 +75,14 @@ class Records:
         self.folder = os.fspath(builder.data_dir)
         self.shape = builder.info.features[self._image].shape
         self._classes = builder.info.features[self._label].num_classes
-        # We decode with Pillow ourselves: TFDS would do the same, with a warning.
-        self._records: Any = builder.as_data_source(
-            split, decoders={self._image: tfds.decode.SkipDecoding()}
-        )
         files = builder.info.splits[split].file_instructions
         self._files = [os.fspath(file.filename) for file in files]
         self._ends = np.cumsum([file.take for file in files])
         intact.check_files(files)
+        # We decode with Pillow ourselves: TFDS would do the same, with a warning.
+        self._records: Any = builder.as_data_source(
+            split, decoders={self._image: tfds.decode.SkipDecoding()}
+        )
 
     def __len__(self) -> int:
         return len(self._records)

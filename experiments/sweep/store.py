@@ -260,8 +260,8 @@ def _readable(path: pathlib.Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be read: {error}; remove it") from None
     except OSError as error:
         raise UserError(
-            f"{error.filename or path} cannot be read: {error.strerror or error}; make "
-            "it readable, or remove it to train its runs again"
+            f"{path} cannot be read: {_cause(error)}; make it readable, or remove it, "
+            "and its runs are trained again"
         ) from None
 
 
@@ -271,6 +271,13 @@ def _writable(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{error.filename or path} cannot be written: {error.strerror or error}; "
-            "what was finished before is kept, and the same call resumes from it"
+            f"{path} cannot be written: {_cause(error)}; what was finished before is "
+            "kept, and the same call resumes from it"
         ) from None
+
+
+def _cause(error: OSError) -> str:
+    """What the system says, with the file that it says it of."""
+    return f"{error.strerror or error}" + (
+        f" ({error.filename})" if error.filename else ""
+    )
