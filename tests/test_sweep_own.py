@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -348,6 +349,30 @@ def test_giving_up_diverged_runs_is_part_of_the_key(tmp_path, trained):
     assert trained
 
 
+def test_on_accelerators_the_vmapped_program_is_compared(unedited, monkeypatch):
+    """The way of accelerators, on a CPU: a rule for batches is part of it."""
+
+    @jax.custom_batching.custom_vmap
+    def same(x):
+        return x
+
+    @same.def_vmap
+    def rule(axis_size, in_batched, x):
+        return rule.factor * x, in_batched[0]
+
+    def batched(model, batch):
+        return loss(model, batch) + 0 * same(jax.lax.stop_gradient(model["w"])).sum()
+
+    rule.factor = 1.0
+    here = key(loss=batched)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert key(**functions(session())) != unedited
+    ours = key(loss=batched)
+    assert ours != here
+    rule.factor = 2.0
+    assert key(loss=batched) != ours
+
+
 # --- Keeping, progress, sizes and costs.
 
 
@@ -612,6 +637,34 @@ def test_functions_that_cannot_be_sent_are_refused_before_anything_runs(tmp_path
     ):
         sweep(tmp_path, loss=lambda m, b: loss(m, b), executor=pool)
     assert not (tmp_path / "w2-d1.json").exists()
+
+
+def test_processes_find_what_one_process_finds_and_keep_it(tmp_path, trained):
+    spawn = multiprocessing.get_context("spawn")
+    sizes = [(2, 1), (4, 2)]
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        found = sweep(tmp_path, sizes=sizes, executor=pool)
+    again = sweep(tmp_path, sizes=sizes)  # in this process: the same keys
+    assert trained == []
+    for one, other in zip(found.populations, again.populations, strict=True):
+        np.testing.assert_array_equal(one.loss, other.loss)
+
+
+@pytest.mark.parametrize("folder", ["a\0b", "file/below"])
+def test_a_folder_that_cannot_be_made_is_named_before_training(
+    folder, tmp_path, trained, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made"):
+        sweep(folder)
+    assert trained == []
+
+
+def test_a_report_that_cannot_be_written_loses_no_run(tmp_path, caplog):
+    (tmp_path / "results.csv").mkdir()
+    assert np.isfinite(sweep(tmp_path).populations[0].loss).all()
+    assert "the report cannot be written" in caplog.text
 
 
 def test_batch_statistics_and_dropout_are_part_of_a_users_model(tmp_path):

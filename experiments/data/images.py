@@ -196,7 +196,7 @@ def _decode(
         keys = np.arange(start, min(start + _CHUNK, len(source)))
         files, labels[keys] = source.read(keys)
         for key, file in zip(keys, files, strict=True):
-            with sources.opened(file, key, f"{builder.name}, {split},") as image:
+            with sources.opened(file, int(key), f"{builder.name}, {split},") as image:
                 pixels = np.asarray(image)
             pixels = pixels[..., None] if pixels.ndim == 2 else pixels
             intact.check_picture(builder.data_dir, pixels.shape, shape)

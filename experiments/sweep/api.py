@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import rich.console
 import rich.progress
+from absl import logging
 from jaxtyping import Array, Float
 
 from ..errors import UserError
@@ -192,6 +193,7 @@ def sweep(
             f"batch_size={batch_size} is more than the {examples} examples of data; "
             "make it smaller"
         )
+    place = _folder(folder)
     limits = limits or engine.Limits()
     common = OwnTask(
         *at,
@@ -209,7 +211,7 @@ def sweep(
         stop_diverged=limits.stop_diverged,
     )
     shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
-    shapes |= {tuple(at), *((int(w), int(d)) for w, d in sizes)}
+    shapes |= {(at.width, at.depth), *((int(w), int(d)) for w, d in sizes)}
     tasks = [
         dataclasses.replace(common, width=width, depth=depth)
         for width, depth in sorted(shapes)
@@ -220,16 +222,19 @@ def sweep(
         populations = executors.run_all(
             tasks,
             data,
-            None if folder is None else pathlib.Path(folder),
-            _kept_often(limits, seeds, folder),
+            place,
+            _kept_often(limits, seeds, place),
             executor,
             on_done,
             ahead=False,  # the caller's code is traced in the caller's thread
             on_runs=on_runs,
         )
     found = Sweep(populations, _verdicts(populations, at, sizes), at)
-    if folder is not None:
-        _report(found, pathlib.Path(folder), tasks[0])
+    if place is not None:
+        try:
+            _report(found, place, tasks[0])
+        except OSError as error:  # the runs are there, and are returned
+            logging.warning("%s: the report cannot be written: %s", place, error)
     return found
 
 
@@ -327,6 +332,20 @@ def _axes(
     return axes
 
 
+def _folder(folder: str | os.PathLike[str] | None) -> pathlib.Path | None:
+    """The folder, made before anything is trained."""
+    if folder is None:
+        return None
+    try:
+        place = pathlib.Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        raise UserError(
+            f"folder={os.fspath(folder)!r} cannot be made: {error}; choose another"
+        ) from None
+    return place
+
+
 def _settings(settings: Any) -> str | None:
     if settings is None:
         return None
@@ -351,9 +370,9 @@ def _check_executor(executor: Any, task: OwnTask) -> None:
         ) from None
 
 
-def _kept_often(limits: engine.Limits, seeds: int, folder: Any) -> engine.Limits:
+def _kept_often(limits: engine.Limits, seeds: int, place: Any) -> engine.Limits:
     """A CPU trains one run after another: then each grid point is kept at once."""
-    if limits.lanes or folder is None or jax.default_backend() != "cpu":
+    if limits.lanes or place is None or jax.default_backend() != "cpu":
         return limits
     return dataclasses.replace(limits, lanes=seeds * jax.local_device_count())
 
