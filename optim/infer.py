@@ -123,7 +123,9 @@ def infer_scales(
     found = {}
     for path, kernel in kernels.items():
         leaf, split = models.large[path], splits[path]
-        if split.origin != "axes given":
+        if split.origin == "axes given":
+            widths.check_given(kernel, split)
+        else:
             widths.check(kernel, split, fractional=fractional)
             _check_copies(kernel, split, leaf)
         _check_growth(kernel, split, leaf, fractional)
