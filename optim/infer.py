@@ -6,12 +6,13 @@ from typing import Any
 
 from . import names
 from .axes import Axes, Kernel, Split, split_axes
-from .blocks import Blocks, Question, check_depth, find_blocks
+from .blocks import Blocks, check_depth, find_blocks
 from .given import Given
 from .leaves import Leaf, leaves
 from .lists import Pairing
 from .paths import biases_of
 from .patterns import UNSET, Pattern
+from .question import Question
 from .readouts import Reading, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
 from .widths import Widths
@@ -122,7 +123,9 @@ def infer_scales(
     found = {}
     for path, kernel in kernels.items():
         leaf, split = models.large[path], splits[path]
-        if split.origin != "axes given":
+        if split.origin == "axes given":
+            widths.check_given(kernel, split)
+        else:
             widths.check(kernel, split, fractional=fractional)
             _check_copies(kernel, split, leaf)
         _check_growth(kernel, split, leaf, fractional)

@@ -135,11 +135,32 @@ class Widths:
         outs = [a for a in split.out_axes if kernel.grows(a)]
         return [a for a in outs if not self.shared(kernel.pair(a), kernel)]
 
+    def check_given(self, kernel: Kernel, split: Split) -> None:
+        """Raise where axes that the user gave leave out a width at the end.
+
+        A pattern for dense kernels may match a convolution, (height, width, in, out),
+        whose inputs and outputs would count as copies.
+        """
+        used = (*split.in_axes, *split.out_axes)
+        for axis in filter(kernel.grows, range(len(kernel.base))):
+            if not split.in_axes or not split.out_axes or axis <= max(used):
+                continue
+            if self.shared(kernel.pair(axis), kernel):
+                raise ValueError(
+                    f"axes={{...: {(split.in_axes, split.out_axes)}}} matches "
+                    f"{kernel.path!r} of shape {kernel.base}, and leaves out its axis "
+                    f"{axis}, which grows as widths do, {kernel.pair(axis)}; let the "
+                    "pattern match kernels of one shape only, or give this one axes of "
+                    f"its own: axes={{r'{names.pattern(kernel.path)}': ...}}"
+                )
+
     def _check_table(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
         """Raise where entries and features are the other way round, or a kernel."""
         widths = [a for a in ins if self.shared(kernel.pair(a), kernel)]
         features = [a for a in outs if self.shared(kernel.pair(a), kernel)]
-        if kernel.told is None and ins and (not outs or (widths and not features)):
+        read = names.array(kernel.path) in ("kernel", "w") or kernel.bias is not None
+        swapped = not outs or (bool(widths) and not features)
+        if kernel.told is None and ins and (swapped or read):
             raise ValueError(ambiguous_matrix(kernel, (widths or ins)[0]))
 
     def _check_kernel(
