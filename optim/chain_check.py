@@ -97,7 +97,7 @@ class ChainCheck:
       problems: what is wrong, one sentence for each kind of mistake.
       hints: what may be wrong.
 
-    Source: docs/rules.md, "A chain of your own".
+    Source: docs/chains.md.
 
     Examples:
       >>> ChainCheck({"w": Checked(0.25, 0.25)}).passed

@@ -1,5 +1,7 @@
 """Chains that would train, only worse, are refused; all others are not."""
 
+import doctest
+import pathlib
 import re
 import warnings
 
@@ -543,6 +545,11 @@ def test_explain_shows_what_the_optimizer_does():
     row = next(line for line in str(bad).split("\n") if line.startswith("head"))
     assert row.endswith("WRONG, 4x")
     assert "no scaling acts on it" in str(bad)
+
+
+def test_the_page_about_chains_runs():
+    page = pathlib.Path(__file__).parents[1] / "docs" / "chains.md"
+    assert doctest.testfile(str(page), module_relative=False) == (0, 7)
 
 
 # --- properties ---
