@@ -1,6 +1,7 @@
 """Chains that would train, only worse, are refused; all others are not."""
 
 import doctest
+import inspect
 import pathlib
 import re
 import warnings
@@ -438,8 +439,8 @@ def test_every_transform_of_optax_is_decided_on():
     made = set()
     inner = optax.sgd(0.1)
     for module in (optax, contrib):
-        for name, factory in vars(module).items():
-            if name.startswith("_") or not callable(factory):
+        for factory in vars(module).values():
+            if not inspect.isfunction(factory):
                 continue
             for arguments in ((), (0.1,), (inner,), (inner, 0.1), (inner, {"a": True})):
                 try:
@@ -549,7 +550,7 @@ def test_explain_shows_what_the_optimizer_does():
 
 def test_the_page_about_chains_runs():
     page = pathlib.Path(__file__).parents[1] / "docs" / "chains.md"
-    assert doctest.testfile(str(page), module_relative=False) == (0, 7)
+    assert doctest.testfile(str(page), module_relative=False) == (0, 6)
 
 
 # --- properties ---
@@ -638,7 +639,7 @@ def test_every_optimizer_passes(scales, name):
 MISTAKES = ("missing", "twice", "before", "decay", "family", "one leaf")
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(models(), st.sampled_from(["sgd", "adam", "lion"]), st.sampled_from(MISTAKES))
 def test_every_injected_mistake_is_found_or_changes_nothing(scales, name, mistake):
     make, family = FAMILIES[name]
