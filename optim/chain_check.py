@@ -342,7 +342,7 @@ class _Inspector:
                 return factor
             seen.append(factor / common)
         good = [f for f in seen if _near(f, self._expected(path))]
-        return (good or seen or [None])[0]
+        return next(iter(good or seen), None)
 
     def _clean_degree(self, path: str, gradient: float) -> int | None:
         """1 where the update is proportional to the gradient, 0 where independent."""

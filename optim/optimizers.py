@@ -551,7 +551,7 @@ def _shape_factor(
 
 
 def _scale(
-    scales: Scales, parametrization: ParametrizationLike, optimizer: str
+    scales: Scales, parametrization: ParametrizationLike | None, optimizer: str
 ) -> optax.GradientTransformation:
     """`scale_by_parametrization` where the order of the chain is ours."""
     point = resolve(scales, parametrization)

@@ -568,7 +568,6 @@ def models(draw):
         shapes[f"norm{i}"] = (1,)
         shapes[f"block{i}"] = (1, 1)
     depth = draw(st.integers(1, 2))
-    more = draw(st.integers(0, 3))
 
     def build(n, blocks):
         def sized(name, shape):
@@ -582,7 +581,6 @@ def models(draw):
             for name, shape in shapes.items()
         }
 
-    del more
     if wider == 1 and deeper == 1:
         wider = 2
     scales = optim.infer_scales(
