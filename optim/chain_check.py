@@ -147,6 +147,8 @@ def check_chain(
     What it cannot see: an order that does not change the size of an update, such as
     elementwise clipping between `normalize_gradients` and Adam. `optim.chain` sees
     that. It runs the first step only, so it does not see what changes in later ones.
+    Multipliers that are written by hand count as a learning rate for each layer, which
+    is the same at base and target; a chain that has nothing else is refused.
 
     Args:
       tx: an `optax.GradientTransformation`, or anything with its `init` and `update`,
