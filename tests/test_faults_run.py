@@ -211,10 +211,16 @@ def warned(caplog):
     return lambda: [r.getMessage() for r in caplog.records]
 
 
+# After a read that failed, TensorStore reports to an event loop that Orbax has closed.
+late = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@late
 def test_mutated_runs(tmp_path, whole, warned):
     mutations.many(check_run, tmp_path, range(3), whole, warned)
 
 
+@late
 @pytest.mark.long
 def test_100_mutated_runs(tmp_path, whole, warned):
     mutations.many(
@@ -264,10 +270,12 @@ def check_checkpoint(folder: pathlib.Path, seed: int, saved: pathlib.Path) -> st
     return "right" if found.step == 2 else "recovered"
 
 
+@late
 def test_mutated_checkpoints(tmp_path, saved):
     mutations.many(check_checkpoint, tmp_path, range(12), saved)
 
 
+@late
 @pytest.mark.long
 def test_150_mutated_checkpoints(tmp_path, saved):
     counts = mutations.many(

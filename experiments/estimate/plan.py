@@ -316,7 +316,8 @@ def _cpu_devices(count: int) -> list[jax.Device]:
 def _whole(text: str, name: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 12 or int(text) < 1:
         raise UserError(
-            f"{name[:40]}: {text[:40]!r} must be a whole number, at least 1 and below 10^12"
+            f"{name[:40]}: {text[:40]!r} must be a whole number, at least 1 and below "
+            "10^12"
         )
     return int(text)
 

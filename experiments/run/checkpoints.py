@@ -226,7 +226,7 @@ def open_checkpoints(
         best_mode="min",
         cleanup_tmp_directories=True,
     )
-    _replace_damaged_scores(folder.absolute())
+    _mend(folder.absolute())
     manager = ocp.CheckpointManager(folder.absolute(), options=options)
     checkpoints = Checkpoints(manager)
     try:
@@ -260,8 +260,10 @@ def _score(metrics: Any) -> float:
         return math.inf
 
 
-def _replace_damaged_scores(folder: pathlib.Path) -> None:
-    """Make scores that are not JSON readable: Orbax reads all of them as it starts.
+def _mend(folder: pathlib.Path) -> None:
+    """Replace or remove small damaged files, which Orbax reads as it starts.
+
+    They hold scores and times, and none of the arrays: the checkpoints stay.
 
     Raises:
       OSError: the directory cannot be written.
@@ -278,6 +280,19 @@ def _replace_damaged_scores(folder: pathlib.Path) -> None:
                 error,
             )
             io.write_durably(path, json.dumps(io.seal({"score": math.inf})))
+    for path in folder.glob("*/_CHECKPOINT_METADATA"):
+        try:
+            _check_times(io.read_sealed(path))
+        except io.Damaged as error:
+            absl_logging.warning("%s is damaged (%s) and is removed.", path, error)
+            path.unlink()
+
+
+def _check_times(metadata: dict[str, Any]) -> None:
+    for key in ("init_timestamp_nsecs", "commit_timestamp_nsecs"):
+        time = metadata.get(key)
+        if time is not None and not (isinstance(time, int) and 0 <= time < 2**62):
+            raise io.Damaged(f"{key} is {str(time)[:30]}")
 
 
 def load_weights(
