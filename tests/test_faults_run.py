@@ -16,11 +16,12 @@ import mutations
 import numpy as np
 import pytest
 import train_child
+from flax import nnx
 
 from mupax.experiments import cli, io
 from mupax.experiments.errors import Stopped, UserError
 from mupax.experiments.run import records
-from mupax.experiments.run.checkpoints import open_checkpoints
+from mupax.experiments.run.checkpoints import load_weights, open_checkpoints
 from mupax.experiments.run.stopping import Stopper
 
 STEPS = 20
@@ -250,6 +251,33 @@ def saved(tmp_path_factory):
             checkpoints.save(step, state_of(step), {"examples": {"next": step}})
             checkpoints.wait()
     return folder
+
+
+def check_weights(folder: pathlib.Path, seed: int, whole) -> str:
+    """Damage the last checkpoint; its weights are those of the run, or refused."""
+    rng = random.Random(seed)
+    copy = shutil.copytree(whole[0] / "checkpoints" / "20", folder / "20")
+    path, kind = mutations.mutate_one(copy, rng)
+    model = train_child.TinyMLP(nnx.Rngs(1))
+    try:
+        load_weights(model, copy)
+    except UserError:
+        return "refused"
+    assert train_child.digest(model) == whole[2], (path, kind)
+    return "right"
+
+
+@late
+def test_mutated_weights(tmp_path, whole):
+    mutations.many(check_weights, tmp_path, range(8), whole)
+
+
+@late
+@pytest.mark.long
+def test_100_mutated_weights(tmp_path, whole):
+    seeds = range(mutations.FIRST, mutations.FIRST + 100)
+    counts = mutations.many(check_weights, tmp_path, seeds, whole)
+    assert counts["refused"] > 10
 
 
 def check_checkpoint(folder: pathlib.Path, seed: int, saved: pathlib.Path) -> str:

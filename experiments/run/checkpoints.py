@@ -68,7 +68,8 @@ class Checkpoints:
         """
         # Orbax finds a file that is cut short, but not a flipped bit in an array.
         sums = jax.device_get(_checksums(state)).tolist()
-        sealed = {"progress": progress, "checksums": sums}
+        named = _named(jax.tree.unflatten(jax.tree.structure(state), sums))
+        sealed = {"progress": progress, "checksums": sums, "named": named}
         with self._writing():
             self._manager.save(
                 step,
@@ -342,6 +343,7 @@ def read_weights(
                     partial_restore=True,
                 ),
             )
+        _check_sums(checkpoint, found)
     except Exception as error:  # see Checkpoints.restore
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -349,6 +351,26 @@ def read_weights(
             "directory of one step, such as target/checkpoints/600."
         ) from error
     return found[weights], found["rest"]
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """The leaves of a state, or of a part of one, by names such as "params.kernel"."""
+    return ocp.tree.to_flat_dict(tree, sep=".")
+
+
+def _check_sums(checkpoint: pathlib.Path, found: Any) -> None:
+    """Raises ValueError where arrays that were read are not those that were saved."""
+    sealed = json.loads((checkpoint / "progress" / "metadata").read_bytes())
+    if sealed.pop("seal") != _seal(sealed):
+        raise ValueError("its history was altered")
+    if "named" not in sealed:  # by an earlier version
+        return
+    sums = jax.device_get(_checksums(found)).tolist()
+    for name, value in _named(
+        jax.tree.unflatten(jax.tree.structure(found), sums)
+    ).items():
+        if sealed["named"].get(name) != value:
+            raise ValueError(f"its {name} was altered")
 
 
 def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
