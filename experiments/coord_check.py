@@ -85,18 +85,17 @@ def run(
     directory = workdir.named(config, folder)
     io.check_writable(directory)
     batch = next(iter(dataset.train(min(config.batch_size, 64), config.seed)))
-    wanted = {
-        "widths": _sizes("widths", widths, base["width"]),
-        "depths": _sizes("depths", depths, base["depth"]),
-    }
+    wide = _sizes("widths", widths, base["width"])
+    deep = _sizes("depths", depths, base["depth"])
     try:
-        _check_memory(build, **wanted)
+        _check_memory(build, wide, deep)
         found = optim.coord_check(
             build,
             optimizer,
             _loss(objective),
             {key: np.asarray(value) for key, value in batch.items()},
-            **wanted,
+            widths=wide,
+            depths=deep,
             seeds=seeds,
             tolerance=tolerance,
         )
