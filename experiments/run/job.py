@@ -207,11 +207,11 @@ def run(
     """
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first)
-    directory = workdir.named(config, folder)
-    if first and not dry_run:
-        workdir.check(directory, None)
+    if folder and first and not dry_run:  # before data is read
+        workdir.check(pathlib.Path(folder), None)
     job = build(config, stand_in=dry_run)
     check_job(job)
+    directory = workdir.named(job.config, folder)
     console.print(describe(job), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None
