@@ -246,7 +246,7 @@ def open_checkpoints(
 def _is_news(record: logging.LogRecord) -> bool:
     # A failed write reaches the caller, who says so in a sentence; Orbax prints the
     # traceback of each of its threads, too.
-    told = ("_SignalingThread", "background save thread")
+    told = ("_SignalingThread", "background save thread", "Save Finalize thread")
     return not any(text in str(record.msg) for text in told)
 
 
