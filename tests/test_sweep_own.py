@@ -614,6 +614,8 @@ MISTAKES = {
     "sizes that are no pairs": ({"sizes": [2, 4]}, r"must be pairs \(width, depth\)"),
     "a width that is no integer": ({"sizes": [(2.5, 1)]}, "integers of at least 1"),
     "no seeds": ({"seeds": 0}, "seeds must be an integer of at least 1; got 0"),
+    "steps beyond memory": ({"steps": 10**13}, r"would take .* GiB of memory"),
+    "seeds beyond memory": ({"seeds": 10**11}, r"would take .* GiB of memory"),
     "fractional steps": ({"steps": 1e4}, "steps must be an integer"),
     "a batch too large": ({"batch_size": 64}, "more than the 16 examples of data"),
     "data of two lengths": ({"data": (DATA, DATA[:3])}, "same leading axis"),

@@ -21,6 +21,7 @@ import rich.progress
 from absl import logging
 from jaxtyping import Array, Float
 
+from ..data.memory import check as check_memory
 from ..errors import UserError
 from . import engine, executors, fingerprint, grids, optima, statistics, store
 from .engine import Limits as Limits
@@ -193,6 +194,14 @@ def sweep(
             f"batch_size={batch_size} is more than the {examples} examples of data; "
             "make it smaller"
         )
+    axes = _axes(grid, make_model, make_optimizer)
+    points = seeds * math.prod(map(len, axes.values()))
+    # The order of examples of each seed; and a learning curve of each run, with text.
+    check_memory(
+        16.0 * seeds * steps * batch_size + 4096.0 * points,
+        f"{points} runs of {steps} steps of {batch_size}",
+        "make steps, seeds, batch_size or the grid smaller",
+    )
     place = _folder(folder)
     limits = limits or engine.Limits()
     common = OwnTask(
@@ -201,7 +210,7 @@ def sweep(
         steps,
         batch_size,
         average_last,
-        tuple(_axes(grid, make_model, make_optimizer).items()),
+        tuple(axes.items()),
         make_model,
         make_optimizer,
         loss,
