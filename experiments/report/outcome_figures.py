@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from . import findings
-from .data import AXES, ReportData, finite
+from .data import AXES, Lines, SweepData, Trained, finite
 from .style import INK, MUTED, Page, Sheet, log_ticks, ramp, say_nothing
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
@@ -17,7 +17,7 @@ _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": 
 _LIGHT, _DARK = ramp(2)
 
 
-def regret_figure(data: ReportData, page: Page) -> Figure:
+def regret_figure(data: Lines, page: Page) -> Figure:
     """A line from the own best loss to the loss at the small model's rate."""
     keys = data.parametrizations
     axes = [a for a in AXES if len(data.sizes(a)) > 1]
@@ -112,7 +112,7 @@ def _draw_regret(ax: Any, row: int, f: findings.Finding, page: Page) -> None:
     ax.plot(own, row, mfc=color, zorder=3, **_OWN)
 
 
-def target_figure(data: ReportData, page: Page) -> Figure:
+def target_figure(data: SweepData, page: Page) -> Figure:
     """The target's losses, and beside them its test accuracy."""
     columns = 2 if page.columns > 1 else 1
     left, right, gap = 0.72, 0.55, 0.95
@@ -126,15 +126,16 @@ def target_figure(data: ReportData, page: Page) -> Figure:
     for (x, y), name in zip(boxes, ("Loss", "Test accuracy"), strict=True):
         sheet.text(x, y, name, size=page.size + 0.5, weight="bold")
     losses, accuracy = (sheet.axes(x, y + head, width, main) for x, y in boxes)
-    _draw_losses(losses, data)
-    _draw_accuracy(accuracy, data)
+    if data.trained is not None:
+        _draw_losses(losses, data.trained)
+        _draw_accuracy(accuracy, data.trained)
     return sheet.figure
 
 
-def _draw_losses(ax: Any, data: ReportData) -> None:
+def _draw_losses(ax: Any, data: Trained) -> None:
     # Non-finite losses make gaps in the line: that is what they are.
-    train = np.array(data.target_curve, dtype=float).reshape(-1, 2)
-    tests = np.array([e[:2] for e in data.target_evals], dtype=float).reshape(-1, 2)
+    train = np.array(data.curve, dtype=float).reshape(-1, 2)
+    tests = np.array([e[:2] for e in data.evals], dtype=float).reshape(-1, 2)
     ax.set_xlabel("step")
     if not _drawable(train) and not _drawable(tests):
         ax.set(xticks=[], yticks=[])
@@ -147,8 +148,8 @@ def _draw_losses(ax: Any, data: ReportData) -> None:
     ax.legend(loc="upper right", ncols=2)
 
 
-def _draw_accuracy(ax: Any, data: ReportData) -> None:
-    evals = [(e[0], finite(e[2])) for e in data.target_evals]
+def _draw_accuracy(ax: Any, data: Trained) -> None:
+    evals = [(e[0], finite(e[2])) for e in data.evals]
     known = [(s, a) for s, a in evals if a is not None]
     ax.set_xlabel("step")
     if not known:

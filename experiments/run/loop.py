@@ -25,8 +25,9 @@ from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
 from .mesh import batch_share, check_batch, put
 from .objective import Batch
+from .program import Program, parts
 from .records import Records, Sink
-from .step import Program, State, init_on_mesh
+from .step import State
 from .stopping import Stopper
 
 _AVERAGED = 50  # steps that the reported training loss is the mean of
@@ -150,7 +151,7 @@ def train(
     with _claimed(workdir, wanted), Stopper() as stopper:
         # ----- State, made on the mesh or copied to it.
         if create is not None:
-            state = init_on_mesh(program, create)
+            state = program.init_on_mesh(create)
         else:
             state = _start(program, model)
 
@@ -230,7 +231,7 @@ class _Run:
         scores: list[tuple[int, Float[Array, " 3"]]] = []
         for step in range(done + 1, plan.steps + 1):
             with self._traced(step):
-                state, out = step_fn(state, next(self.feed))
+                state, out = step_fn(state, next(self.feed), self.program.hyper)
             # Fetched one step late, so that the device always has the next to do.
             if waiting:
                 self._record(*waiting)
@@ -263,7 +264,7 @@ class _Run:
             self._diverged(step, value)
         self.progress.losses.append(value)
         line = {}
-        if step % self.program.recipe.log_every == 0:
+        if step % self.program.log_every == 0:
             line = self._line(step, norms)
             self.records.add({"step": step, **line})
         if self.on_step:
@@ -362,7 +363,7 @@ def check(plan: Plan, program: Program, dataset: Dataset) -> None:
         ("eval_every", plan.eval_every),
         ("save_every", plan.save_every),
         ("keep_last", plan.keep_last),
-        ("log_every", recipe.log_every),
+        ("log_every", program.log_every),
         ("accumulate", recipe.accumulate),
     ):
         if value < 1:
@@ -377,8 +378,7 @@ def check(plan: Plan, program: Program, dataset: Dataset) -> None:
 
 def _start(program: Program, model: nnx.Module) -> State:
     """The state of a model whose weights are there, copied to the mesh."""
-    model.train()
-    params, rest = nnx.state(model, nnx.Param, ...)
+    params, rest = parts(model)
     params = put(params, program.shardings["params"])
     rest = put(rest, program.shardings["rest"])
     start = jax.jit(program.start, out_shardings=program.shardings)

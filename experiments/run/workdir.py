@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ..errors import UserError
-from ..sweep.store import write_durably
+from ..io import write_durably
 
 _NAME = "experiment.json"
 _LOCK = ".lock"

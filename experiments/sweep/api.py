@@ -18,9 +18,11 @@ from jaxtyping import Array, Float
 from mupax.optim.coord_check import _split
 
 from ..errors import UserError
-from . import engine, executors, grids, optima, statistics, store
+from ..io import write_durably
+from ..run.step import Hyper, Recipe
+from . import engine, executors, grids, optima, statistics, verdict
 from .results import Population
-from .tasks import Hyper, Task, Training
+from .tasks import Task, Training, own_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Sweep:
 
     Attributes:
       populations: all runs, one population a shape.
-      verdicts: as `statistics.verdicts` gives them.
+      verdicts: as `verdict.verdicts` gives them.
       base: the sizes where the axes cross.
     """
 
@@ -62,7 +64,7 @@ class Sweep:
                     + ("none" if x is None else f"{grids.value(name, x):.3g}")
                     for size, x in zip(told["sizes"], told["optimum"], strict=True)
                 )
-                lines.append(f"{name} over {axis}: {told['verdict']}  (best at {at})")
+                lines.append(f"{name} over {axis}: {told['words']}  (best at {at})")
         return "\n".join(lines)
 
 
@@ -117,31 +119,27 @@ class _Own(Task):
             return self.make_model(key, **sizes, **mine)
 
         # One trace's model may not be used in another: each makes its own structure.
-        def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any, Any]:
-            params, rest, _ = _parts(build(key, hyper))
-            return params, rest, ()
+        def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
+            return _parts(build(key, hyper))[:2]
 
         def assemble(params: Any, rest: Any, hyper: Hyper) -> Any:
             # Of this one only the structure is used, so nothing else is compiled.
             twin = build(jax.random.key(0), hyper)
             return _parts(twin)[2](params, rest)
 
-        def loss(
-            params: Any, rest: Any, fixed: Any, batch: Any, hyper: Hyper
-        ) -> tuple[jax.Array, tuple[Any, Any]]:
+        def loss(params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any) -> Any:
             model = assemble(params, rest, hyper)
             value = self.loss(model, batch)
             return value, (value, _parts(model)[1])
 
         def optimizer(
-            params: Any, rest: Any, fixed: Any, hyper: Hyper
+            hyper: Hyper, params: Any, rest: Any
         ) -> optax.GradientTransformation:
             used = inspect.signature(self.make_optimizer).parameters
             mine = {k: x for k, x in hyper.items() if k in used}
             return self.make_optimizer(assemble(params, rest, hyper), **sizes, **mine)
 
-        count = len(jax.tree.leaves(data)[0])
-        return Training(init, loss, optimizer, data, count, self.guess)
+        return own_training(Recipe(loss, optimizer), init, data, self, self.guess)
 
 
 def _source(function: Callable[..., Any]) -> str:
@@ -296,7 +294,7 @@ def sweep(
         populations = executors.run_all(
             tasks, data, place, limits, executor, ahead=False
         )
-    found = Sweep(populations, statistics.verdicts(populations, at), at)
+    found = Sweep(populations, verdict.verdicts(populations, at), at)
     if folder is not None:
         _report(found, pathlib.Path(folder), tasks[0])
     return found
@@ -304,10 +302,7 @@ def sweep(
 
 def _report(found: Sweep, folder: pathlib.Path, task: _Own) -> None:
     """Write results.csv and report.html beside the finished runs."""
-    from .. import report
-    from ..report import (
-        gather as reporting,  # drawing is slow to import, and not always wanted
-    )
+    from .. import report  # drawing is slow to import, and not always wanted
 
     data = report.SweepData(
         populations=found.populations,
@@ -323,10 +318,10 @@ def _report(found: Sweep, folder: pathlib.Path, task: _Own) -> None:
                 "average_last": task.average_last,
                 **task.grid,
             },
-            "machine": reporting.machine(),
+            "machine": report.machine(),
         },
         subject=getattr(task.make_model, "__name__", "a model of one's own"),
         command="",
     )
-    store.write_durably(folder / "results.csv", data.table)
-    report.write_sweep_report(data, folder)
+    write_durably(folder / "results.csv", data.table)
+    report.write_report(data, folder)
