@@ -10,7 +10,10 @@ loop, so that XLA fuses sums in another order.
 import itertools
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
@@ -18,6 +21,7 @@ from mupax import zoo
 from mupax.experiments.run import job as training
 from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.evaluate import place_batch
+from mupax.experiments.run.optimizer import make_schedule
 from mupax.experiments.sweep import engine, space
 
 STEPS, BATCH, RATE, SEED = 20, 16, 0.01, 1
@@ -150,3 +154,26 @@ def test_every_family_optimizer_and_option(tmp_path, model, optimizer, schedule,
         if means_something(model, {key: value})
     }
     assert_same(config(tmp_path, model, optimizer, SCHEDULES[schedule] | changes))
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear"])
+def test_the_schedule_is_that_of_optax(name, warmup):
+    steps, peak, final = 40, 0.3, 0.1
+    after = {
+        "constant": optax.constant_schedule(peak),
+        "cosine": optax.cosine_decay_schedule(peak, steps - warmup, final),
+        "linear": optax.linear_schedule(peak, final * peak, steps - warmup),
+    }[name]
+    rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
+    wanted = optax.join_schedules([rise, after], [warmup]) if warmup else after
+    found = make_schedule(name, peak, steps, warmup=warmup, final=final)
+    traced = jax.jit(
+        lambda step, peak, warmup: make_schedule(
+            name, peak, steps, warmup=warmup, final=final
+        )(step)
+    )
+    for step in range(steps + 2):
+        assert float(found(step)) == pytest.approx(float(wanted(step)), rel=1e-5)
+        lane = traced(step, jnp.float32(peak), jnp.float32(warmup))
+        assert float(lane) == pytest.approx(float(wanted(step)), rel=1e-5)

@@ -22,10 +22,10 @@ def regret_figure(data: Lines, page: Page) -> Figure:
     keys = data.parametrizations
     axes = [a for a in AXES if len(data.sizes(a)) > 1]
     columns = max(1, min(page.columns, len(axes)))
-    names = 1.75 if page.columns > 1 else 0.2
+    names = 1.75
     left, right, gap = names, 0.25, 0.3
     width = (page.width - left - right - gap * (columns - 1)) / columns
-    row = 0.5 if page.columns > 1 else 0.62
+    row = 0.5
     head, main, foot = 0.34, row * max(len(keys), 1) + 0.1, 0.62
 
     sheet = Sheet(page, findings.regret_title(data))
@@ -48,7 +48,7 @@ def regret_figure(data: Lines, page: Page) -> Figure:
         ax.set(xscale="log", xlim=limits, ylim=(len(keys) - 0.3, -0.7))
         for r, f in enumerate(found[axis]):
             _draw_regret(ax, r, f, page)
-        beside = page.columns > 1 and i % columns == 0
+        beside = i % columns == 0
         ax.set_yticks(range(len(keys)), [data.label(k) for k in keys] if beside else [])
         ax.tick_params(axis="y", length=0, labelsize=page.size, labelcolor=INK)
         if any(f.own is not None for f in found[axis]):
@@ -75,8 +75,6 @@ def _limits(found: list[findings.Finding]) -> tuple[float, float]:
 def _draw_regret(ax: Any, row: int, f: findings.Finding, page: Page) -> None:
     color = _DARK
     label: dict[str, Any] = {"va": "center", "size": page.size}
-    if page.columns == 1:
-        ax.text(0.0, row - 0.33, f.label, transform=ax.get_yaxis_transform(), **label)
     own, given = f.own, f.transferred
     across = ax.get_yaxis_transform()
     if own is None or own <= 0:
@@ -114,10 +112,10 @@ def _draw_regret(ax: Any, row: int, f: findings.Finding, page: Page) -> None:
 
 def target_figure(data: SweepData, page: Page) -> Figure:
     """The target's losses, and beside them its test accuracy."""
-    columns = 2 if page.columns > 1 else 1
+    columns = 2
     left, right, gap = 0.72, 0.55, 0.95
     width = (page.width - left - right - gap * (columns - 1)) / columns
-    head, main, foot = 0.36, 2.7 if columns > 1 else 2.1, 0.62
+    head, main, foot = 0.36, 2.7, 0.62
     sheet = Sheet(page, findings.target(data).rstrip("."))
     first, step = sheet.top, head + main + foot
     sheet.open(first + step * (2 // columns))

@@ -9,6 +9,7 @@ from ..errors import UserError
 Check = Callable[[str, Any], Any]
 
 MOST = 2**31 - 1  # what a C integer holds
+LARGEST = 10_000_000  # width or depth of a model
 _LONGEST = 1000  # characters of a name; file systems allow fewer
 
 

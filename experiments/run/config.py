@@ -309,7 +309,7 @@ def _check_together(config: RunConfig) -> None:
         )
     for key in ("width", "depth"):
         if (size := config.model.options.get(key)) is not None:
-            whole(1, 10_000_000)(f"model.{key}", size)
+            whole(1, checks.LARGEST)(f"model.{key}", size)
     if config.profile:
         for step in config.profile:
             whole()("profile", step)

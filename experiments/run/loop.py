@@ -23,7 +23,7 @@ from ..errors import Stopped, UserError
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
-from .mesh import batch_share, check_batch, put
+from .mesh import batch_share, check_batch, put, replicated
 from .objective import Batch
 from .program import Program, parts
 from .records import Records, Sink
@@ -226,12 +226,13 @@ class _Run:
         """Train from a step to the end."""
         plan = self.plan
         step_fn = self.program.jit_step()
+        hyper = put(self.program.hyper, replicated(self.program.mesh))
         test = None
         waiting: tuple[int, tuple[Array, Array]] | None = None
         scores: list[tuple[int, Float[Array, " 3"]]] = []
         for step in range(done + 1, plan.steps + 1):
             with self._traced(step):
-                state, out = step_fn(state, next(self.feed), self.program.hyper)
+                state, out = step_fn(state, next(self.feed), hyper)
             # Fetched one step late, so that the device always has the next to do.
             if waiting:
                 self._record(*waiting)

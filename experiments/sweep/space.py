@@ -12,7 +12,18 @@ from mupax import optim
 from mupax.zoo.registry import default_options
 
 from ..errors import UserError
-from ..run.checks import Check, number, optional, options, several, shown, text, whole
+from ..run.checks import (
+    LARGEST,
+    MOST,
+    Check,
+    number,
+    optional,
+    options,
+    several,
+    shown,
+    text,
+    whole,
+)
 from ..run.config import (
     SECTIONS,
     Named,
@@ -166,6 +177,13 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
             f"sweep.axes and sweep.seeds make {runs} runs of each size; at most "
             f"{_MOST_RUNS} are allowed"
         )
+    examples = base.steps * base.batch_size * found.seeds
+    if examples > MOST:
+        raise UserError(
+            f"the sweep's runs take {examples} examples (steps, batch_size and "
+            f"sweep.seeds); it holds the order of all of them, {MOST} at most: make "
+            "sweep.steps smaller"
+        )
     return found
 
 
@@ -212,7 +230,7 @@ def _sizes(name: str, section: Mapping[str, Any], base: int) -> tuple[int, ...]:
                 f"sweep.{name} holds {shown(size)}; it must be a whole number, at "
                 "least 1"
             )
-        whole()(f"sweep.{name}", size)
+        whole(1, LARGEST)(f"sweep.{name}", size)
     if len(set(found)) < len(found):
         raise UserError(f"sweep.{name} is {shown(found)}; it has a size twice")
     if found and base not in found:

@@ -132,7 +132,7 @@ def verdicts(
                 if not along.cells:
                     continue
                 trends[axis] = trend(along.cells, axis)
-                found[axis] = _told(trends[axis], name, axis, along.regret)
+                found[axis] = told(trends[axis], name, axis, along.regret)
                 found[axis]["fixed_after"] = [
                     _number(fixed_after(cell)) for cell in along.cells
                 ]
@@ -142,8 +142,18 @@ def verdicts(
     return out
 
 
-def _told(found: Trend, name: str, axis: str, regret: float | None) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def told(
+    found: Trend, name: str, axis: str, regret: float | None = None
+) -> dict[str, Any]:
+    """A trend, its verdict and the verdict's words, as JSON-ready data.
+
+    Args:
+      found: the trend.
+      name: of the hyperparameter.
+      axis: "depth" or "width".
+      regret: of the smallest model's optimum at the largest.
+    """
+    out: dict[str, Any] = {
         "sizes": list(found.sizes),
         "optimum": [None if o is None else round(o, 3) for o in found.optima],
         "at_edge": list(found.at_edge),
@@ -153,7 +163,7 @@ def _told(found: Trend, name: str, axis: str, regret: float | None) -> dict[str,
         "regret": _number(regret),
         "verdict": judge(found),
     }
-    return told | {"words": words(name, axis, told)}
+    return out | {"words": words(name, axis, out)}
 
 
 def _number(value: float | None) -> float | None:
