@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
+from mupax.experiments.cli import flags
 from mupax.experiments.sweep import engine, space, tasks
 from mupax.experiments.sweep.chunks import Chunks
 
@@ -37,7 +37,7 @@ from mupax.experiments.sweep.chunks import Chunks
 def job(depth: int, width: int = 64) -> tasks.Job:
     """The cell of this shape under Depth-μP."""
     words = ["--config=digits_resmlp", "--config.schedule.name=constant"]
-    jobs = space.jobs(space.parse_sweep(configs.parse(["sweep", *words]).config))
+    jobs = space.jobs(space.parse_sweep(flags.parse(["sweep", *words]).config))
     cell = next(j for j in jobs if j.parametrization == "depth_mup")
     return cell.sized(width, depth)
 

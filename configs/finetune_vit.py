@@ -5,8 +5,10 @@
 
 `model.safetensors` is timm's, or give the id of a repository on the Hugging Face hub
 as `--source`. The weights stay as they are but for a new head of ten classes; learning
-rates follow the parametrization relative to the model's own size. Tested with a small
-ViT in timm's format (tests/test_finetune.py), not with downloaded weights.
+rates follow the parametrization relative to the model's own size. With another image
+size, e.g. `--config.data.image_size=128`, positions are interpolated; 16 must divide
+it. Tested with a small ViT in timm's format (tests/test_finetune.py), not with
+downloaded weights.
 """
 
 from ml_collections import ConfigDict

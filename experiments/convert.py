@@ -13,19 +13,22 @@ from absl import flags
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo import foreign, saving
-from mupax.zoo.pretrained import read_foreign
+from mupax.zoo import foreign, hub, saving
+from mupax.zoo.pretrained import Loaded, read_source
 from mupax.zoo.registry import recipe
 
 from .errors import UserError
 
 HELP = """\
   --source         a directory that zoo.save wrote, a .safetensors or .npz file, or the
-                   id of a repository on the Hugging Face hub
+                   id of a repository on the Hugging Face hub. HF_TOKEN, HF_HUB_CACHE
+                   and HF_HUB_OFFLINE=1 work as for the hub's own tools
+  --revision       a branch, tag or commit of that repository
   --out            where to write, which must not be there yet: a name that ends in
                    .safetensors or .npz is a file for other libraries, any other a
                    directory for zoo.load_pretrained
-  --model          a name of `mupax models`; a directory of ours knows its own
+  --model          a name of `mupax models`; a directory of ours and a repository on
+                   the hub know their own
   --layout         whose names a file gets: timm, torchvision, big_vision or augreg for
                    a ViT, timm or torchvision for a ResNet, transformers for a GPT
   --option KEY=V   an option of the model other than its default; may be repeated.
@@ -33,6 +36,7 @@ HELP = """\
   --seed           of a new readout
 
   mupax convert --model resnet50 --source weights.safetensors --out runs/resnet50
+  mupax convert --source timm/resnet50.a1_in1k --out runs/resnet50
   mupax convert --source runs/resnet50 --out resnet50.safetensors --layout timm"""
 _FILES = (".safetensors", ".npz")
 
@@ -59,7 +63,8 @@ def run(argv: list[str]) -> None:
         )
     options = _options(given.option)
     try:
-        model, left = _read(given.model, given.source, given.seed, options)
+        loaded = _read(given, options)
+        model, left = loaded.model, loaded.unused
         if to_file:
             count = _write_file(out, foreign.export(model, given.layout))
         else:
@@ -68,7 +73,9 @@ def run(argv: list[str]) -> None:
     except (ValueError, TypeError, OSError) as error:
         raise UserError(" ".join(str(error).split())) from None
     name, _ = recipe(model)
-    print(f"{given.source} -> {out}: {name}, {count:,} numbers")
+    print(f"{given.source} -> {out}: {name}, {count:,} values")
+    if loaded.assumed:
+        print(loaded.assumed)
     if left:
         shown = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         print(f"left unused on purpose, {len(left)} keys: {shown}")
@@ -81,7 +88,7 @@ def run(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> Any:
     values = flags.FlagValues()
-    for name in ("source", "out", "model", "layout"):
+    for name in ("source", "out", "model", "layout", "revision"):
         flags.DEFINE_string(name, None, "", flag_values=values)
     flags.DEFINE_multi_string("option", [], "", flag_values=values)
     flags.DEFINE_integer("seed", 0, "", flag_values=values)
@@ -120,26 +127,17 @@ def _options(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _read(
-    name: str | None, source: str, seed: int, options: Mapping[str, Any]
-) -> tuple[nnx.Module, list[str]]:
-    """A model, and the keys of its source that were left unused."""
-    if name is not None and name not in zoo.list_models():
-        # The registry names the nearest.
-        zoo.create(name)
-    rngs = nnx.Rngs(seed)
-    if foreign.is_foreign(source):
-        if name is None:
-            raise UserError(
-                f"--model is missing: {source} holds weights, and not what they are "
-                "of; give a name of `mupax models`"
-            )
-        return read_foreign(name, source, rngs=rngs, **options)
-    folder = pathlib.Path(source)
-    if not folder.exists():
-        raise UserError(f"there is no --source={source}")
-    name = saving.read_config(folder)["model"] if name is None else name
-    return zoo.load_pretrained(name, folder, rngs=rngs, **options), []
+def _read(given: Any, options: Mapping[str, Any]) -> Loaded:
+    """The model that the flags name, and what was left or assumed."""
+    is_file = hub.is_file_name(given.source)
+    if given.model is None and is_file and pathlib.Path(given.source).exists():
+        raise UserError(
+            f"--model is missing: {given.source} holds weights, and does not say what "
+            "they are of; give a name of `mupax models`"
+        )
+    source_options = hub.HubOptions(revision=given.revision)
+    rngs = nnx.Rngs(given.seed)
+    return read_source(given.model, given.source, source_options, rngs=rngs, **options)
 
 
 def _name(source: str) -> str:
@@ -149,7 +147,7 @@ def _name(source: str) -> str:
 
 
 def _write_file(out: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> int:
-    """Write a file whole or not at all; how many numbers it holds."""
+    """Write a file whole or not at all; how many values it holds."""
     if out.suffix == ".npz":
         for key, array in arrays.items():
             if array.dtype.kind != "f":

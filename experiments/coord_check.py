@@ -1,6 +1,7 @@
 """The job of `mupax coord-check`: do activations move alike at every size?"""
 
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -11,8 +12,8 @@ from ml_collections import ConfigDict
 
 from mupax import optim, zoo
 
+from . import io, memory
 from .errors import UserError
-from .io import write_durably
 from .run import workdir
 from .run.build import (
     create_model,
@@ -24,6 +25,8 @@ from .run.build import (
 from .run.config import Named, parse
 from .run.objective import Classification, Objective
 
+_MOST_SEEDS = 1000
+
 
 def run(
     config: ConfigDict,
@@ -33,7 +36,7 @@ def run(
     depths: str = "",
     learning_rate: float | None = None,
     seeds: int = 4,
-    tolerance: float = 0.1,
+    tolerance: float = 0.15,
 ) -> optim.CoordCheck:
     """Check a training config's model, optimizer and data; print and draw it.
 
@@ -45,11 +48,15 @@ def run(
       depths: likewise.
       learning_rate: the config's own by default.
       seeds: how many initializations.
-      tolerance: how far from zero a slope may be.
+      tolerance: how far from zero a slope may surely be.
 
     Raises:
       UserError: bad input, said in one sentence.
     """
+    if not 0 < tolerance < math.inf:
+        raise UserError(f"--tolerance={tolerance} must be a positive number")
+    if not 1 <= seeds <= _MOST_SEEDS:
+        raise UserError(f"--seeds={seeds} must lie in 1 to {_MOST_SEEDS}")
     given = config.copy_and_resolve_references()
     with given.unlocked():
         if learning_rate is not None:
@@ -80,46 +87,64 @@ def run(
             dataclasses.replace(run, schedule=constant), zoo.scales(model)
         )
 
+    # Before minutes are spent on what would go there.
+    directory = workdir.named(run, folder)
+    io.check_writable(directory)
     batch = next(iter(dataset.train(min(run.batch_size, 64), run.seed)))
+    wide = _sizes("widths", widths, base["width"])
+    deep = _sizes("depths", depths, base["depth"])
     try:
+        _check_memory(build, wide, deep)
         found = optim.coord_check(
             build,
             optimizer,
-            _loss(objective),
+            _outputs(objective),
             {key: np.asarray(value) for key, value in batch.items()},
-            widths=_sizes("widths", widths, base["width"]),
-            depths=_sizes("depths", depths, base["depth"]),
+            widths=wide,
+            depths=deep,
             seeds=seeds,
             tolerance=tolerance,
         )
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise UserError(f"the model cannot be checked: {error}") from None
-    directory = workdir.named(config, folder)
     directory.mkdir(parents=True, exist_ok=True)
-    write_durably(directory / "coord_check.txt", f"{found}\n")
+    io.write_durably(directory / "coord_check.txt", f"{found}\n")
     print(found)
     for path in found.plot(directory / "coord_check.png"):
         print(pathlib.Path(path))
     return found
 
 
-def _loss(objective: Objective) -> Any:
-    """A loss that is linear in the logits.
+def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:
+    """Refuse sizes whose parameters, gradients and Adam's moments do not fit.
 
-    Its gradient does not see how large they start, which is m^-½ under μP and would
-    bend the slopes of small models.
+    Raises:
+      UserError: naming the sizes.
     """
+    here = memory.available()
+    for width, depth in ((max(widths), min(depths)), (min(widths), max(depths))):
+        model = nnx.eval_shape(
+            lambda w=width, d=depth: build(jax.random.key(0), width=w, depth=d)
+        )
+        leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+        needed = 4 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        if needed > here:
+            raise UserError(
+                f"width {width} at depth {depth} needs at least {needed / 2**30:,.1f} "
+                f"GiB, and {here / 2**30:,.1f} GiB are free; give smaller --widths or "
+                "--depths"
+            )
 
-    def loss(model: nnx.Module, batch: Any) -> jax.Array:
+
+def _outputs(objective: Objective) -> Any:
+    """The logits; the check takes a loss that is linear in them."""
+
+    def outputs(model: nnx.Module, batch: Any) -> jax.Array:
         if isinstance(objective, Classification):
-            logits, labels = model(objective.normalize(batch["image"])), batch["label"]
-        else:
-            tokens = batch["tokens"]
-            logits, labels = model(tokens[:, :-1]), tokens[:, 1:]
-        right = jax.nn.one_hot(labels, logits.shape[-1])
-        return (logits * (1 / logits.shape[-1] - right)).sum(-1).mean()
+            return model(objective.normalize(batch["image"]))
+        return model(batch["tokens"][:, :-1])
 
-    return loss
+    return outputs
 
 
 def _sizes(name: str, given: str, base: int) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ base's best, train the target as `mupax train` does, and write the report.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 import time
@@ -17,9 +16,8 @@ from ml_collections import ConfigDict
 
 from mupax import optim
 
-from . import report
+from . import io, report
 from .errors import UserError
-from .io import write_durably
 from .run import job as training
 from .run import workdir
 from .run.build import build
@@ -53,12 +51,13 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     parsed = parse(config)
     jobs = space.jobs(parsed)
     directory = workdir.named(parsed.base, folder)
+    settings = parsed.settings() | {"target": _target(parsed).settings()}
+    sweeping.refuse_old(directory)
+    workdir.check(directory, settings)
     sweeping.open_data(jobs[0], console)
     target = prepare(_target(parsed))  # it is checked before any work
     training.check_job(target)
     training.check_memory(target)
-    settings = parsed.settings() | {"target": _target(parsed).settings()}
-    sweeping.refuse_old(directory)
     with workdir.claim(directory, settings):
         started = time.perf_counter()
         populations = sweeping.run_jobs(jobs, directory, parsed.limits, console)
@@ -82,7 +81,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
         }
         summary["runs"] = sum(job.runs for job in jobs)
         summary["verdicts"] = swept.verdicts
-        write_durably(directory / "summary.json", json.dumps(summary, indent=1))
+        io.write_sealed(directory / "summary.json", summary)
         found = dataclasses.replace(
             swept, trained=_shown(tuned_target, trained, directory)
         )

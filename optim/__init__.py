@@ -5,9 +5,13 @@ optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your ow
 `optax.chain`). `explain` shows the whole setup before a step is run.
 """
 
-from .coord_check import CoordCheck, coord_check
+from .chain_check import ChainCheck, Checked, check_chain
+from .chains import ChainWarning, chain
+from .coord_check import coord_check
+from .coord_verdict import CoordCheck, Verdict
 from .explain import Explanation, explain
 from .infer import infer_scales
+from .init import apply_multipliers, rescale_init
 from .optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
 from .parametrizations import (
     Parametrization,
@@ -20,13 +24,15 @@ from .scales import ParamScale, Role, Scales, param_scale
 from .shapes import shape_for
 from .traced import Traced
 from .transforms import (
-    apply_multipliers,
     normalize_gradients,
-    rescale_init,
     scale_by_parametrization,
+    scale_schedule,
 )
 
 __all__ = [
+    "ChainCheck",
+    "ChainWarning",
+    "Checked",
     "CoordCheck",
     "Explanation",
     "Family",
@@ -37,10 +43,13 @@ __all__ = [
     "Role",
     "Scales",
     "Traced",
+    "Verdict",
     "adafactor",
     "adam",
     "adamw",
     "apply_multipliers",
+    "chain",
+    "check_chain",
     "coord_check",
     "explain",
     "infer_scales",
@@ -54,6 +63,7 @@ __all__ = [
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
+    "scale_schedule",
     "sgd",
     "shape_for",
 ]

@@ -1,12 +1,35 @@
 """Activations of a model that was not written to return them.
 
-While a forward pass is traced, the outputs of submodules are tagged by name (and
-NNX's `sow`, likewise). The tags stay in the traced program, inside scanned layers
-too, and evaluating that program collects what they name.
+While a forward pass is traced, the outputs of submodules are tagged by name (and so
+is what NNX modules `sow`). The tags stay in the traced program, also inside the body
+of a `jax.lax.scan`, and evaluating that program collects the tagged values.
+
+How the calls of submodules are seen:
+
+- Linen: by `flax.linen.intercept_methods`, which acts in the current thread only.
+  (`capture_intermediates` would not do: it has to be an argument of `apply`, and
+  `apply` is called inside the user's loss.)
+- NNX: `nnx.capture(model, ..., method_outputs=...)` is not used, for two reasons that
+  hold in flax 0.12.8. It replaces the methods of the classes, for every thread of the
+  process. And it stores what it captures on the module objects, so that it loses the
+  outputs of blocks that are merged inside a `jax.lax.scan` (`nnx.split` outside,
+  `nnx.merge` inside), as in stacked blocks. Instead, each module of a private copy of
+  the model becomes an instance of a subclass of its own class, whose `__call__` tags
+  the output. The graph definition of that copy records the subclass, so that
+  `nnx.merge` inside a scan makes tagging modules too. No class is changed.
+
+Not seen: calls of methods other than `__call__`, modules that the loss does not reach
+through the model that it is given, modules that are created during the forward pass,
+the bodies of `jax.lax.while_loop` and `jax.lax.cond`, and classes whose subclasses
+need arguments. Values in there can be sown next to them, or be returned by the
+`activations` function of `coord_check`.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -48,19 +71,17 @@ def collect(function: Callable[[Any], Any], model: Any) -> dict[str, Activation]
       For each submodule that was called, and each value that was sown, its output of
       floating point. Layers of a `jax.lax.scan` are stacked along the first axis.
     """
-    leaves, treedef = jax.tree.flatten(model)
-    arrays = [x for x in leaves if isinstance(x, jax.Array)]
+    parts, assemble = _take_apart(model)
+    arrays, treedef = jax.tree.flatten(parts)
 
     def run(arrays: list[jax.Array]) -> None:
-        given = iter(arrays)
-        filled = [next(given) if isinstance(x, jax.Array) else x for x in leaves]
-        fresh = jax.tree.unflatten(treedef, filled)
-        with tags(fresh), _linen_tags():
+        fresh = tagged(assemble(jax.tree.unflatten(treedef, arrays)))
+        with _linen_tags():
             function(fresh)
 
     program = jax.make_jaxpr(run)(arrays)
     found: dict[str, Activation] = {}
-    _evaluate(program.jaxpr, program.consts, jax.tree.leaves(arrays), found)
+    _evaluate(program.jaxpr, program.consts, arrays, found)
     return found
 
 
@@ -72,6 +93,85 @@ def is_nnx(model: Any) -> bool:
     )
 
 
+def _take_apart(model: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The arrays of a model, and a function that makes a copy around them."""
+    if is_nnx(model):
+        from flax import nnx
+
+        graph, state = nnx.split(model)
+        return state, lambda state: nnx.merge(graph, state, copy=True)
+    leaves, treedef = jax.tree.flatten(model)
+    arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
+
+    def assemble(arrays: list[Any]) -> Any:
+        both = zip(arrays, leaves, strict=True)
+        return jax.tree.unflatten(treedef, [x if a is None else a for a, x in both])
+
+    return arrays, assemble
+
+
+def tagged(model: Any) -> Any:
+    """Make the modules of an NNX model tag what they return and sow.
+
+    Args:
+      model: an NNX module that nobody else uses: its modules change their class. Any
+        other model is returned as it is.
+
+    Returns:
+      The model. Its modules are instances of subclasses of their own classes.
+    """
+    if not is_nnx(model):
+        return model
+    from flax import nnx
+
+    for path, module in list(nnx.iter_modules(model)):
+        subclass = _tagging(type(module), "/".join(map(str, path)))
+        if subclass is not None:
+            object.__setattr__(module, "__class__", subclass)
+    return model
+
+
+# Flax registers every subclass for good, so that each is made once.
+_subclasses: "weakref.WeakKeyDictionary[type, dict[str, type | None]]"
+_subclasses = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _tagging(cls: type, name: str) -> type | None:
+    """A subclass that tags the outputs under this name; None if there can be none."""
+    with _lock:
+        known = _subclasses.setdefault(cls, {})
+        if name not in known:
+            known[name] = _subclass(cls, name)
+        return known[name]
+
+
+def _subclass(cls: type, name: str) -> type | None:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound: Any = call.__get__(self)  # type: ignore[union-attr]
+        return _tag(name or "output", bound(*args, **kwargs))
+
+    def sow(self: Any, kind: Any, label: str, value: Any, *_: Any, **__: Any) -> bool:
+        # The tagged value goes nowhere; the program keeps the tag.
+        _tag(f"{name}/{label}" if name else label, value)
+        return True
+
+    same = {k: getattr(cls, k) for k in ("__module__", "__qualname__", "__doc__")}
+    members: dict[str, Any] = {**same, "sow": sow}
+    call = next(
+        (vars(c)["__call__"] for c in cls.__mro__ if "__call__" in vars(c)), None
+    )
+    if call is not None:
+        members["__call__"] = __call__
+    options = {"pytree": getattr(cls, "_pytree__is_pytree", True)}
+    try:
+        return types.new_class(
+            cls.__name__, (cls,), options, lambda n: n.update(members)
+        )
+    except TypeError:
+        return None  # its subclasses need arguments, or must not be
+
+
 def _tag(name: str, output: Any) -> Any:
     leaves, treedef = jax.tree.flatten(output)
     for i, leaf in enumerate(leaves):
@@ -81,76 +181,14 @@ def _tag(name: str, output: Any) -> Any:
     return jax.tree.unflatten(treedef, leaves)
 
 
-@contextlib.contextmanager
-def tags(model: Any) -> Iterator[None]:
-    """Tag what NNX submodules return and sow, as long as the context lasts."""
-    if not is_nnx(model):
-        yield
-        return
-    from flax import nnx
-
-    names: dict[int, str] = {}
-    kept = []  # a module that is gone could lend its id to another
-    homes: dict[type, str] = {}
-
-    def register(root: Any, prefix: str) -> None:
-        for path, module in nnx.iter_modules(root):
-            name = "/".join([*filter(None, [prefix]), *map(str, path)])
-            names.setdefault(id(module), name)
-            homes.setdefault(type(module), name)
-            kept.append(module)
-
-    def name_of(module: Any) -> str:
-        if id(module) not in names:
-            # Merged anew inside a scan. Stacked, it stood where its type is known.
-            register(module, homes.get(type(module), type(module).__name__))
-        return names[id(module)] or "output"
-
-    def calling(call: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            name = name_of(self)
-            return _tag(name, call(self, *args, **kwargs))
-
-        return __call__
-
-    def sow(self: Any, kind: Any, name: str, value: Any, *_: Any, **__: Any) -> bool:
-        # The tagged value goes nowhere; the program keeps the tag.
-        _tag(f"{name_of(self)}/{name}".removeprefix("output/"), value)
-        return True
-
-    register(model, "")
-    classes = {type(module) for module in kept}
-    with contextlib.ExitStack() as stack:
-        for cls in classes:
-            stack.enter_context(_attribute(cls, "sow", sow))
-            if "__call__" in dir(cls):
-                stack.enter_context(_attribute(cls, "__call__", calling(cls.__call__)))
-        yield
-
-
-@contextlib.contextmanager
-def _attribute(cls: type, name: str, value: Any) -> Iterator[None]:
-    own = cls.__dict__.get(name)
-    setattr(cls, name, value)
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, own)
-
-
-@contextlib.contextmanager
-def _linen_tags() -> Iterator[None]:
+def _linen_tags() -> AbstractContextManager[None]:
     """Tag what Linen submodules return, as long as the context lasts."""
     import sys
 
     # A model of Linen is there only if its user imported Linen.
     linen = sys.modules.get("flax.linen")
     if linen is None:
-        yield
-        return
+        return nullcontext()
 
     def tag(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         output = call(*args, **kwargs)
@@ -158,8 +196,7 @@ def _linen_tags() -> Iterator[None]:
             return output
         return _tag("/".join(context.module.path) or "output", output)
 
-    with linen.intercept_methods(tag):
-        yield
+    return linen.intercept_methods(tag)
 
 
 def _evaluate(

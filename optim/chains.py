@@ -1,282 +1,269 @@
-"""What stands beside a scaling in an `optax.chain`: mistakes that train anyway.
+"""`optim.chain`: `optax.chain` that refuses a wrong order, family or number of links.
 
-A chain calls its links one after another, so that a link can see, on the call stack,
-the chains it stands in. That is the one place from which the wrong order, the wrong
-family or a scaling applied twice can be told. It is looked at in `init`, as early as
-can be, and when `update` is traced: half of Optax's transforms share one `init`.
+Each link says what it is. The transforms of this package are marked where they are
+made; Optax's are known by the name of the function that makes them. A link that hides
+others, e.g. `optax.adamw` or `optax.masked`, is run on known gradients instead, when
+the chain is initialized (`check_chain`).
 """
 
-import dataclasses
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from types import FrameType, FunctionType, MethodType
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import jax
+import optax
+
+from .chain_check import Unchecked, inspect_chain
+from .links import SCALING, STATES, Kind, Link, describe, mark
+from .probing import acting
 from .rules import Family
 
-MARK = "mupax_family"  # set on the functions of every scaling
 
-Link = Callable[..., Any]
+class ChainWarning(UserWarning):
+    """Warns of a chain that trains, and whose optimum may move with size.
 
-_ADAM = (
-    "scale_by_acprop scale_by_adam scale_by_adamax scale_by_adan scale_by_ademamix "
-    "scale_by_adopt scale_by_amsgrad scale_by_belief scale_by_factored_rms "
-    "scale_by_lion scale_by_radam scale_by_rms scale_by_rprop scale_by_rss "
-    "scale_by_sign scale_by_simplified_ademamix scale_by_sm3 scale_by_stddev "
-    "scale_by_yogi"
-)
-_MAKERS = {
-    **dict.fromkeys(_ADAM.split(), Family.ADAM),
-    "scale_by_muon": Family.SPECTRAL,
-    "scale_by_trust_ratio": Family.RELATIVE,
-    "scale_by_param_block_norm": Family.RELATIVE,
-    "scale_by_param_block_rms": Family.RELATIVE,
-}
-_PLAIN = (
-    "adaptive_grad_clip add_noise apply_every centralize clip clip_by_block_rms "
-    "clip_by_global_norm ema identity per_example_global_norm_clip scale "
-    "scale_by_learning_rate scale_by_schedule scale_leaves trace zero_nans"
-)
-_WRAPPERS = "chain named_chain with_extra_args_support inject_hyperparams"
-# What leaves an update proportional to the gradient.
-_LINEAR = frozenset(f"{_PLAIN} {_WRAPPERS}".split())
-_RATES = ("scale", "scale_by_learning_rate", "scale_by_schedule")
-_DECAY = "add_decayed_weights"
-# Inside inject_hyperparams there is only the name of what will be made.
-_ALIASES = {
-    "adam": ("scale_by_adam",),
-    "adamw": ("scale_by_adam", _DECAY),
-    "lamb": ("scale_by_adam", _DECAY, "scale_by_trust_ratio"),
-    "lion": ("scale_by_lion", _DECAY),
-    "muon": ("scale_by_muon", _DECAY),
-    "nadam": ("scale_by_adam",),
-    "nadamw": ("scale_by_adam", _DECAY),
-    "rmsprop": ("scale_by_rms",),
-    "sgd": ("identity",),
-}
+    Examples:
+      >>> import warnings
+      >>> warnings.simplefilter("error", ChainWarning)  # to make it an error
+      >>> warnings.simplefilter("default", ChainWarning)
+    """
 
 
-@dataclasses.dataclass
-class _Level:
-    """A chain that is running, which of its links runs, and what has been scaled."""
-
-    links: tuple[Link, ...]
-    running: int
-    scaled: dict[int, frozenset[str]] = dataclasses.field(default_factory=dict)
-
-
-class _Running(threading.local):
-    levels: tuple[_Level, ...] = ()
-
-
-_running = _Running()
-
-
-def check_chain(paths: Iterable[str], family: Family, check_order: bool) -> None:
-    """Raise where the chain that runs the caller would misuse its scaling.
+def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
+    """`optax.chain` that refuses links in an order that trains anyway, only worse.
 
     Args:
-      paths: of the parameters that the caller scales, those masked out left out.
-      family: the family that the scaling was made for.
-      check_order: whether the chain right around it is a user's, not one of our
-        optimizers; chains further out always are.
+      *transforms: as in `optax.chain`.
+
+    Returns:
+      What `optax.chain` returns, with the same state. If a link holds other
+      transforms (`optax.adamw`, `optax.masked`, `optax.partition`, ...) or is not one
+      of Optax's, `init` runs the chain on known gradients once, as `check_chain` does.
+      That takes about a second. It is skipped where hyperparameters are traced values.
 
     Raises:
-      ValueError: a scaling is applied twice, stands before the optimizer that would
-        undo it, was made for another family, or would scale the weight decay.
+      ValueError: updates that are scaled twice, or before the transform that gives
+        them their size, or for another family; weight decay or clipping on the wrong
+        side of the scaling; gradients that are normalized twice, late, or for SGD; an
+        optimizer for which there is no rule. `init` raises what `check_chain` does.
+
+    Warns:
+      ChainWarning: an eps that the gradients are not normalized for; an optimizer
+        that finds its own step size.
+
+    Source: the order of docs/rules.md, "A chain of your own".
+
+    Examples:
+      >>> import jax.numpy as jnp, optax
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scaling = optim.scale_by_parametrization(scales, "mup", family="adam")
+      >>> tx = optim.chain(
+      ...     optax.clip_by_global_norm(1.0), optim.normalize_gradients(scales, "mup"),
+      ...     optax.scale_by_adam(), scaling, optax.add_decayed_weights(0.1),
+      ...     optax.scale_by_learning_rate(0.1))
+      >>> optim.chain(scaling, optax.scale_by_lion())
+      Traceback (most recent call last):
+      ...
+      ValueError: scale_by_parametrization (link 0) is before scale_by_lion (link 1), \
+which undoes it; put it after scale_by_lion, and before weight decay and learning rate
     """
-    levels = tuple(_levels(sys._getframe(1)))
-    mine = frozenset(paths)
-    for level in levels:
-        _check_once(level, mine)
-    _running.levels = levels
-    theirs = levels if check_order else levels[1:]
-    before = [link for level in theirs for link in level.links[: level.running]]
-    after = [link for level in theirs for link in level.links[level.running + 1 :]]
-    _check_neighbours(before, after, family, check_order)
+    if not transforms:
+        raise ValueError("optim.chain needs at least one transform")
+    links = [describe(tx) for tx in transforms]
+    pairs = zip(transforms, links, strict=True)
+    plain = optax.chain(*(link.plain or tx for tx, link in pairs))
+    flat = tuple(_flat(links))
+    check_links(flat)
+    whole = Link("chain", Kind.LINEAR, inner=flat, plain=plain)
+    if not any(link.kind is Kind.HIDDEN for link in flat):
+        return mark(optax.GradientTransformationExtraArgs(*plain), whole)
+    checked: set[Any] = set()
+
+    def init(params: optax.Params) -> optax.OptState:
+        structure = jax.tree.structure(params)
+        if structure not in checked:
+            _check_running(plain, params)
+            checked.add(structure)
+        return plain.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
+        return plain.update(updates, state, params, **more)
+
+    return mark(optax.GradientTransformationExtraArgs(init, update), whole)
 
 
-def _levels(frame: FrameType | None) -> Iterator[_Level]:
-    """The chains around a frame, innermost first."""
-    callees: list[FrameType] = []
-    while frame is not None:
-        links = _links(frame)
-        if links:
-            where = [
-                i
-                for i, link in enumerate(links)
-                if any(_runs(link, callee) for callee in callees[-2:])
-            ]
-            if where:
-                known = (k for k in _running.levels if _same(k.links, links))
-                level = next(known, _Level(links, where[0]))
-                # Links run in order: what lies ahead was left by an earlier run.
-                level.running = where[0]
-                level.scaled = {i: p for i, p in level.scaled.items() if i < where[0]}
-                if len(where) > 1:
-                    raise ValueError(_TWICE)
-                yield level
-        callees.append(frame)
-        frame = frame.f_back
+def _flat(links: Any) -> Iterator[Link]:
+    for link in links:
+        yield from link.inner or (link,)
 
 
-def _links(frame: FrameType) -> tuple[Link, ...]:
-    """The links of the chain that this frame runs, none if it runs no chain."""
-    code, local = frame.f_code, frame.f_locals
-    if "optax" not in code.co_filename:
-        return ()
-    field = {"init_fn": "init", "update_fn": "update"}.get(code.co_name)
-    if field is None:
-        return ()
-    if isinstance(local.get("transforms"), list):  # optax.named_chain
-        return tuple(getattr(tx, field) for _, tx in local["transforms"])
-    return tuple(local.get(field + "_fns", ()))
+def check_links(links: tuple[Link, ...]) -> None:
+    """Raise where links are in a wrong order; see `chain`."""
+    named = [f"{link.name} (link {i})" for i, link in enumerate(links)]
+
+    def places(*kinds: Kind) -> list[int]:
+        return [i for i, link in enumerate(links) if link.kind in kinds]
+
+    scalings, makers = places(Kind.SCALING), places(Kind.MAKER)
+    if not scalings:
+        _check_normalizing(links, named)
+        return
+    if len(scalings) > 1:
+        one, two = scalings[:2]
+        raise ValueError(
+            f"{named[one]} and {named[two]} both scale the updates, which are then "
+            "scaled twice; optimizers of mupax.optim scale already: drop "
+            "scale_by_parametrization, or chain it with Optax's own scale_by_... "
+            "transforms"
+        )
+    at = scalings[0]
+    for later in makers:
+        if later > at:
+            raise ValueError(
+                f"{named[at]} is before {named[later]}, which undoes it; put it after "
+                f"{links[later].name}, and before weight decay and learning rate"
+            )
+    for i in places(Kind.DECAY):
+        if i < at:
+            raise ValueError(
+                f"{named[at]} is after {named[i]} and would scale the weight decay; "
+                "put the decay after it, and before the learning rate"
+            )
+    for i in places(Kind.CLIP):
+        if i > at:
+            raise ValueError(
+                f"{named[i]} is after {named[at]} and changes the ratios between "
+                "parameters and between sizes; put it first in the chain, where it "
+                "clips gradients"
+            )
+    _check_normalizing(links, named)
+    _check_family(links, named, at)
+    _check_rules(links)
 
 
-def _runs(link: Link, frame: FrameType) -> bool:
-    """Whether this frame is a call of this very function, closure and all."""
-    function = link.__func__ if isinstance(link, MethodType) else link
-    if not isinstance(function, FunctionType):
-        return False
-    code = function.__code__
-    if code is not frame.f_code:
-        return False
-    if isinstance(link, MethodType):
-        return frame.f_locals.get(code.co_varnames[0]) is link.__self__
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    return all(
-        frame.f_locals.get(name) is cell.cell_contents
-        for name, cell in cells
-        if _is_full(cell)
-    )
+def _check_normalizing(links: tuple[Link, ...], named: list[str]) -> None:
+    places = [i for i, link in enumerate(links) if link.kind is Kind.NORMALIZING]
+    own = [i for i, link in enumerate(links) if link.normalizes]
+    if len(places) > 1 or (places and own):
+        one, two = (places + own)[:2]
+        raise ValueError(
+            f"{named[one]} and {named[two]} both normalize the gradients, which are "
+            "then normalized twice; use one normalize_gradients, and none with an "
+            "optimizer of mupax.optim, which has its own"
+        )
+    for i in places:
+        for j, link in enumerate(links):
+            if link.kind is Kind.SCALING and link.family is Family.SGD:
+                raise ValueError(
+                    f"{named[i]} changes the size of SGD's updates; drop it: it is "
+                    "for optimizers with an eps, and SGD's rates count the raw gradient"
+                )
+            if j < i and link.kind in (Kind.MAKER, Kind.SCALING):
+                raise ValueError(
+                    f"{named[i]} is after {named[j]}, and acts on updates instead of "
+                    f"gradients; put it before {link.name}"
+                )
+            if j > i and link.kind is Kind.CLIP:
+                raise ValueError(
+                    f"{named[j]} is after {named[i]}, and clips gradients whose sizes "
+                    f"are changed; put {link.name} before normalize_gradients"
+                )
 
 
-def _same(links: tuple[Link, ...], others: tuple[Link, ...]) -> bool:
-    return len(links) == len(others) and all(map(_is, links, others))
+def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
+    family, before = links[at].family, links[:at]
+    if any(link.kind in (Kind.HIDDEN, Kind.OWN_STEP) for link in links):
+        return  # told when the chain runs
+    makers = [link for link in before if link.kind is Kind.MAKER]
+    if makers:
+        # What is relative to the weight takes any update and gives it its own size.
+        relative = [m for m in makers if m.family is Family.RELATIVE]
+        maker = (relative or makers)[-1]
+        if maker.family is not None and family is not maker.family:
+            raise ValueError(
+                f"the updates come from {maker.name}, whose family is "
+                f"{maker.family.value!r}, and are scaled for "
+                f"family={str(family)!r}; pass family={maker.family.value!r}"
+            )
+        normalized = any(link.kind is Kind.NORMALIZING for link in before)
+        eps = [link.name for link in makers if link.has_eps]
+        if eps and not normalized:
+            warnings.warn(
+                f"the eps of {eps[0]} is compared with gradients whose size changes "
+                "with width and depth; put optim.normalize_gradients(scales) before "
+                f"{eps[0]}",
+                ChainWarning,
+                stacklevel=5,
+            )
+    elif before and family is not Family.SGD and links[at].name == SCALING:
+        raise ValueError(
+            f"{named[at]} is made for family={str(family)!r}, but nothing before it "
+            "gives updates that size: they are proportional to the gradient; pass "
+            "family='sgd', or put the optimizer's scale_by_... transform before it"
+        )
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one is other
+def _check_rules(links: tuple[Link, ...]) -> None:
+    for link in links:
+        if link.kind is Kind.CURVATURE:
+            raise ValueError(_NO_RULE.format(link.name))
+        if link.kind is Kind.OWN_STEP:
+            warnings.warn(_OWN_STEP.format(link.name), ChainWarning, stacklevel=5)
 
 
-_TWICE = (
-    "the updates are scaled by a parametrization twice in one optax.chain; mupax's "
-    "optimizers scale already: drop scale_by_parametrization, or chain it with "
-    "optax's own scale_by_... transforms"
+_NO_RULE = (
+    "{} uses curvature, a line search or a second gradient, and there is no rule for "
+    "how its step follows width and depth; use an optimizer of mupax.optim"
+)
+_OWN_STEP = (
+    "{} finds its own step size from all parameters together, and there is no rule for "
+    "how that follows width and depth; its optimum may move more with scaled updates "
+    "than without: tune it again at the target, or use an optimizer of mupax.optim"
 )
 
 
-def _check_once(level: _Level, mine: frozenset[str]) -> None:
-    for paths in level.scaled.values():
-        both = sorted(paths & mine)
-        if both:
-            raise ValueError(f"{_TWICE} (seen at {both[0]!r})")
-    # Of one link, branches of a partition scale different parameters.
-    level.scaled[level.running] = level.scaled.get(level.running, frozenset()) | mine
-
-
-def _check_neighbours(
-    before: list[Link], after: list[Link], family: Family, check_linear: bool
-) -> None:
-    # A link that holds a scaling of its own (for other parameters) is complete.
-    before = [link for link in before if not _scales(link)]
-    after = [link for link in after if not _scales(link)]
-    names = [name for link in before for name, _ in _names(link)]
-    makers = [n for link in before for n, masked in _names(link) if not masked]
-    makers = [n for n in makers if n in _MAKERS]
-    rest = [(n, masked) for link in after for n, masked in _names(link)]
-    later = next((n for n, masked in rest if n in _MAKERS and not masked), None)
-    if later is not None:
-        raise ValueError(
-            f"scale_by_parametrization stands before {later}, which undoes it; put it "
-            f"after {later} and before the weight decay and the learning rate"
-        )
-    if _DECAY in names:
-        raise ValueError(
-            "scale_by_parametrization stands after add_decayed_weights (as inside "
-            "optax.adamw) and would scale the weight decay; add the decay after it "
-            "and before the learning rate, or use the optimizer of that name in "
-            "mupax.optim"
-        )
-    if makers:
-        expected = _family_of_all(makers)
-        maker = next(n for n in reversed(makers) if _MAKERS[n] is expected)
-        # Trust ratios and the like have no init by which to know them.
-        hidden = family is Family.RELATIVE and any(map(_is_nameless, before))
-        if family is not expected and not hidden:
-            raise ValueError(
-                f"the updates come from {maker}, whose family is {expected.value!r}, "
-                f"and are scaled with family={family.value!r}; pass "
-                f"family={expected.value!r}"
-            )
-    elif (
-        check_linear
-        and family is not Family.SGD
-        and any(n in _RATES for n in [*names, *(n for n, _ in rest)])
-        and _LINEAR.issuperset(names)
-    ):
-        raise ValueError(
-            f"the updates are scaled with family={family.value!r}, but nothing before "
-            "gives them that size: they are proportional to the gradient; pass "
-            "family='sgd', or put the optimizer's scale_by_... transform first"
-        )
-
-
-def _family_of_all(makers: list[str]) -> Family:
-    families = [_MAKERS[n] for n in makers]
-    # What is relative to the weight takes any update and gives it its own size.
-    return Family.RELATIVE if Family.RELATIVE in families else families[-1]
-
-
-def _is_nameless(link: Link) -> bool:
-    return any(f.__qualname__ == "init_empty_state" for f, _ in _inside(link))
-
-
-def _scales(link: Link) -> bool:
-    return any(hasattr(f, MARK) or _is_our_alias(f) for f, _ in _inside(link))
-
-
-def _is_our_alias(function: FunctionType) -> bool:
-    ours = function.__module__.startswith(__package__ or "mupax.optim")
-    return ours and function.__name__ in _ALIASES
-
-
-def _names(link: Link) -> Iterator[tuple[str, bool]]:
-    """Makers of the transforms that a link holds, and whether under a mask."""
-    for function, masked in _inside(link):
-        name, _, inner = function.__qualname__.partition(".")
-        if inner.rpartition(".")[2] in ("init_fn", "update_fn", "init", "update"):
-            yield name, masked
-        elif name in _ALIASES or name in _MAKERS or name == _DECAY:
-            for part in _ALIASES.get(name, (name,)):
-                yield part, masked
-
-
-def _inside(
-    thing: Any, masked: bool = False, depth: int = 16
-) -> Iterator[tuple[FunctionType, bool]]:
-    """A function, and all functions that its closure can reach."""
-    if depth == 0:
-        return
-    inner: Iterable[Any] = ()
-    if isinstance(thing, FunctionType):
-        yield thing, masked
-        masked |= thing.__qualname__.startswith(("masked.", "partition."))
-        inner = [c.cell_contents for c in thing.__closure__ or () if _is_full(c)]
-    elif isinstance(thing, MethodType):
-        inner = vars(thing.__self__).values()
-    elif isinstance(thing, tuple | list):
-        inner = thing
-    elif isinstance(thing, dict):
-        inner = thing.values()
-    for part in inner:
-        yield from _inside(part, masked, depth - 1)
-
-
-def _is_full(cell: Any) -> bool:
+def _check_running(tx: Any, params: Any) -> None:
+    """Run a chain whose links are hidden, and raise for what is wrong."""
+    leaves = jax.tree.leaves(params)
+    if not leaves or not all(hasattr(x, "shape") for x in leaves):
+        return  # a placeholder of optax.tree.map_params
     try:
-        _ = cell.cell_contents
-    except ValueError:
+        scaling, twice = acting(tx, params)
+    except TypeError:
+        return  # an extra argument of update that is not known here
+    if scaling is None:
+        return
+    if twice:
+        raise ValueError(
+            f"the updates of {twice!r} are scaled twice; optimizers of mupax.optim "
+            "scale already: drop scale_by_parametrization, or chain it with Optax's "
+            "own scale_by_... transforms"
+        )
+    for name in _state_types(jax.eval_shape(tx.init, params)):
+        if STATES.get(name) is Kind.CURVATURE:
+            raise ValueError(_NO_RULE.format(name))
+        if STATES.get(name) is Kind.OWN_STEP:
+            warnings.warn(_OWN_STEP.format(name), ChainWarning, stacklevel=6)
+    try:
+        found = inspect_chain(tx, scaling.scales, scaling.point, params=params)
+    except Unchecked:
+        return  # traced hyperparameters, or extra arguments that are not known here
+    if not found.passed:
+        raise ValueError("\n".join(found.problems))
+    if found.hints:
+        warnings.warn("\n".join(found.hints), ChainWarning, stacklevel=6)
+
+
+def _state_types(state: Any) -> set[str]:
+    """Names of the types of all states that a state holds."""
+    found: set[str] = set()
+
+    def visit(part: Any) -> bool:
+        found.add(type(part).__name__)
         return False
-    return True
+
+    jax.tree.leaves(state, is_leaf=visit)
+    return found

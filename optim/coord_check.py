@@ -1,178 +1,34 @@
 """Coordinate check: do activations move alike at every width and every depth?"""
 
 import dataclasses
+import inspect
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .activations import Activation, collect, is_nnx, tags
+from .activations import Activation, collect, is_nnx, tagged
+from .coord_verdict import CoordCheck, Facts
+from .paths import flatten
 
 Optimizer: TypeAlias = (
     optax.GradientTransformation | Callable[..., optax.GradientTransformation]
 )
-Changes = dict[str, jax.Array]
 
 # Where along a stack of layers it is looked: quarters, and the last layer.
 _POSITIONS = (0.25, 0.5, 0.75, 1.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class CoordCheck:
-    """What `coord_check` returns: a verdict when printed.
-
-    Attributes:
-      sizes: for each axis ("width", "depth") the sizes that were trained.
-      changes: by axis and layer, the root mean square of the activation's change
-        since initialization, of shape (sizes, steps, seeds).
-      tolerance: how far from zero a slope may be.
-
-    Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
-
-    Examples:
-      >>> import numpy as np
-      >>> sizes = {"width": (64, 128, 256)}
-      >>> change = np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)  # sizes, steps, seeds
-      >>> check = CoordCheck(sizes, {"width": {"readout": change}})
-      >>> round(check.slopes["width"]["readout"], 6), check.failed
-      (1.0, [('width', 'readout')])
-    """
-
-    sizes: Mapping[str, tuple[int, ...]]
-    changes: Mapping[str, Mapping[str, np.ndarray]]
-    tolerance: float = 0.05
-
-    @property
-    def slopes(self) -> dict[str, dict[str, float]]:
-        """By axis and layer, the slope of log |Δ activation| against log size.
-
-        Of the steps, the one whose slope is farthest from zero.
-        """
-        return {
-            axis: {
-                layer: steps[int(np.argmax(np.abs(steps)))]
-                for layer, steps in layers.items()
-            }
-            for axis, layers in self.by_step.items()
-        }
-
-    @property
-    def by_step(self) -> dict[str, dict[str, list[float]]]:
-        """The slopes after each step."""
-        return {
-            axis: {
-                layer: _slopes(self.sizes[axis], change).mean(axis=-1).tolist()
-                for layer, change in layers.items()
-            }
-            for axis, layers in self.changes.items()
-        }
-
-    @property
-    def errors(self) -> dict[str, dict[str, float]]:
-        """Standard errors of the slopes over seeds, of the step with the largest."""
-        return {
-            axis: {
-                layer: float(_standard_error(_slopes(self.sizes[axis], change)).max())
-                for layer, change in layers.items()
-            }
-            for axis, layers in self.changes.items()
-        }
-
-    @property
-    def failed(self) -> list[tuple[str, str]]:
-        """The (axis, layer) whose slope is out of tolerance, or not a number."""
-        return [
-            (axis, layer)
-            for axis, layers in self.slopes.items()
-            for layer, slope in layers.items()
-            if not abs(slope) <= self.tolerance
-        ]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every layer moves alike at every size."""
-        return not self.failed
-
-    def __str__(self) -> str:
-        failed = set(self.failed)
-        lines = []
-        for axis, layers in self.slopes.items():
-            sizes = ", ".join(map(str, self.sizes[axis]))
-            lines.append(f"log |Δ activation| against log {axis} ({sizes})")
-            long = max(map(len, layers))
-            lines += [
-                f"  {layer:<{long}}  {slope:+.3f} ± {self.errors[axis][layer]:.3f}"
-                + ("  FAILED" if (axis, layer) in failed else "")
-                for layer, slope in layers.items()
-            ]
-        count = sum(map(len, self.changes.values()))
-        verdict = (
-            f"passed: {count} slopes within ±{self.tolerance:g} of zero"
-            if self.passed
-            else f"failed: {len(failed)} of {count} slopes are not within "
-            f"±{self.tolerance:g} of zero"
-        )
-        return "\n".join([*lines, verdict])
-
-    def plot(self, path: str | os.PathLike[str]) -> list[str]:
-        """Draw |Δ activation| against size, one picture for each axis.
-
-        Args:
-          path: of the picture. With two axes the name of each is put before the
-            suffix, as `check-width.png`.
-
-        Returns:
-          The paths that were written.
-
-        Raises:
-          ModuleNotFoundError: matplotlib is not installed.
-        """
-        try:
-            from matplotlib import figure
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                "plotting needs matplotlib: pip install 'mupax[train]'"
-            ) from None
-        stem, suffix = os.path.splitext(os.fspath(path))
-        written = []
-        for axis, layers in self.changes.items():
-            steps = next(iter(layers.values())).shape[1]
-            # Figure alone, not pyplot: no global state, no display.
-            canvas = figure.Figure(figsize=(3.2 * steps + 2.4, 3.6))
-            panels = canvas.subplots(1, steps, sharex=True, sharey=True, squeeze=False)
-            for step, panel in enumerate(panels[0]):
-                for layer, change in layers.items():
-                    slope = self.by_step[axis][layer][step]
-                    mean = np.exp(_log(change[:, step]).mean(axis=-1))
-                    label = f"{layer}  {slope:+.2f}"
-                    panel.plot(self.sizes[axis], mean, marker="o", label=label)
-                panel.set(xscale="log", yscale="log", xlabel=axis)
-                panel.set_xticks(self.sizes[axis], map(str, self.sizes[axis]))
-                panel.minorticks_off()
-                panel.set_title(f"step {step + 1}")
-                if step == steps - 1:
-                    panel.legend(
-                        title="layer  slope", fontsize="x-small", loc="center left",
-                        bbox_to_anchor=(1, 0.5),
-                    )  # fmt: skip
-            panels[0][0].set_ylabel("rms change of the activation")
-            name = f"{stem}-{axis}{suffix}" if len(self.changes) > 1 else f"{path}"
-            canvas.savefig(name, bbox_inches="tight", dpi=120)
-            written.append(name)
-        return written
-
-
 def coord_check(
     build: Callable[..., Any],
     optimizer: Optimizer,
-    loss: Callable[[Any, Any], jax.Array],
-    batch: Any,
+    loss: Callable[[Any, Any], Any] | None = None,
+    batch: Any = None,
     *,
     widths: Sequence[int] | None = None,
     depths: Sequence[int] | None = None,
@@ -180,7 +36,7 @@ def coord_check(
     seeds: int | Sequence[int] = 4,
     activations: Callable[[Any, Any], Any] | None = None,
     layers: str | None = None,
-    tolerance: float = 0.05,
+    tolerance: float = 0.15,
 ) -> CoordCheck:
     """Train a few steps at several sizes, and fit how the changes grow with size.
 
@@ -194,7 +50,11 @@ def coord_check(
         variables, an Equinox module, any pytree.
       optimizer: an `optax.GradientTransformation`, or `optimizer(model, width=...)`
         that makes one for a model of a size.
-      loss: `loss(model, batch)`, a scalar.
+      loss: `loss(model, batch)`. Best it returns the model's outputs (logits): the
+        check then minimizes a loss that is linear in them, with fixed random
+        coefficients, whose gradient does not depend on how large the outputs start.
+        If it returns a scalar, that is the loss. None calls `model(batch)`, or
+        `model(batch[0])` if the batch is a tuple.
       batch: what is trained on, the same at each step.
       widths: the widths to sweep, at the first of `depths`.
       depths: the depths to sweep, at the first of `widths`.
@@ -205,14 +65,16 @@ def coord_check(
         submodules of NNX and Linen that `loss` calls, and what NNX modules sow,
         inside `jax.lax.scan` too. A first axis as long as the depth counts layers.
       layers: regular expression, searched in the names of layers, to keep only some.
-      tolerance: how far from zero a slope may be.
+      tolerance: how far from zero a slope may surely be.
 
     Returns:
-      A `CoordCheck`: print it, or read `.slopes`, `.passed` and `.failed`.
+      A `CoordCheck`: print it, or read `.verdict`, `.slopes`, `.hints`, `.passed`.
 
     Raises:
       ValueError: nothing is swept, fewer than two sizes or none of them positive,
-        steps or seeds below one, or no activations are found.
+        steps or seeds below one, callbacks that do not accept the sizes or return
+        something else, a `build` that ignores its key or its size, or no activations
+        are found.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1 (width); Tensor
     Programs VI, Definition 7.2 (depth).
@@ -227,16 +89,15 @@ def coord_check(
       ...         self.readout = nnx.Linear(width, 1, rngs=rngs)
       ...     def __call__(self, x):
       ...         return self.readout(jnp.tanh(self.first(x)))
-      >>> x, y = jnp.eye(8), jnp.ones((8, 1))
       >>> check = optim.coord_check(
       ...     lambda key, width: MLP(width, nnx.Rngs(key)),
       ...     optax.adam(1e-2),  # the standard parametrization
-      ...     lambda model, batch: jnp.mean((model(batch[0]) - batch[1]) ** 2),
-      ...     (x, y),
+      ...     lambda model, batch: model(batch),
+      ...     jnp.eye(8),
       ...     widths=(64, 256, 1024),
       ... )
-      >>> check.passed, ("width", "readout") in check.failed
-      (False, True)
+      >>> check.verdict.value, ("width", "readout") in check.failed
+      ('wrong', True)
     """
     sweeps = _sweeps(widths, depths)
     if steps < 1:
@@ -244,20 +105,29 @@ def coord_check(
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise ValueError(f"seeds={seeds} must be at least one")
+    if batch is None:
+        raise ValueError(
+            "batch is missing; pass the inputs, as loss(model, batch) gets"
+        )
     keys = jnp.stack([jax.random.key(i) for i in numbers])
     wanted = None if layers is None else re.compile(layers)
 
     sizes: dict[str, tuple[int, ...]] = {}
     changes: dict[str, dict[str, np.ndarray]] = {}
+    facts: dict[str, Facts] = {}
+    own_loss = False
     for axis, settings in sweeps.items():
+        runs = [_Run(build, optimizer, loss, activations, s, steps) for s in settings]
         found = []
-        for size in settings:
-            run = _experiment(build, optimizer, loss, activations, size, steps)
+        for run in runs:
             program = jax.jit(jax.vmap(run, (0, None)), compiler_options=_quick())
             found.append(jax.device_get(program(keys, batch)))
+            own_loss |= run.traced.own_loss
+        _check_built(axis, settings, runs, found, len(set(numbers)))
         sizes[axis] = tuple(s[axis] for s in settings)
-        changes[axis] = _compare(found, axis, wanted)
-    return CoordCheck(sizes, changes, tolerance)
+        changes[axis] = _compare([f.changes for f in found], axis, wanted)
+        facts[axis] = _facts(runs, found, changes[axis])
+    return CoordCheck(sizes, changes, tolerance, facts, own_loss)
 
 
 def _quick() -> dict[str, int]:
@@ -283,39 +153,59 @@ def _sweeps(
     return {a: [{**first, a: size} for size in sizes] for a, sizes in swept.items()}
 
 
-def _experiment(
-    build: Callable[..., Any],
-    optimizer: Optimizer,
-    loss: Callable[[Any, Any], jax.Array],
-    activations: Callable[[Any, Any], Any] | None,
-    size: dict[str, int],
-    steps: int,
-) -> Callable[[jax.Array, Any], Changes]:
-    """Train a model of one size; by layer, its change after each step.
+class _Seen(NamedTuple):
+    """What a run returns for each seed.
 
-    What it returns gives (steps,), or (steps, layers) where layers are stacked.
+    Attributes:
+      changes: by layer, the rms change after each step: (steps,), or (steps, layers)
+        where layers are stacked.
+      initial: by layer, the rms of its initial values.
+      parameters: by path, the rms of its initial entries.
     """
 
-    def run(key: jax.Array, batch: Any) -> Changes:
-        model = build(key, **size)
+    changes: dict[str, Any]
+    initial: dict[str, Any]
+    parameters: dict[str, Any]
+
+
+@dataclasses.dataclass
+class _Traced:
+    """What is known once a run has been traced."""
+
+    shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    outputs: Any = None
+    own_loss: bool = False
+
+
+@dataclasses.dataclass
+class _Run:
+    """Train a model of one size, and look at its activations after each step."""
+
+    build: Callable[..., Any]
+    optimizer: Optimizer
+    loss: Callable[[Any, Any], Any] | None
+    activations: Callable[[Any, Any], Any] | None
+    size: dict[str, int]
+    steps: int
+    traced: _Traced = dataclasses.field(default_factory=_Traced)
+
+    def __call__(self, key: jax.Array, batch: Any) -> _Seen:
+        model = _built(self.build, key, self.size)
         params, assemble = _split(model)
-        if isinstance(optimizer, optax.GradientTransformation):
-            tx = optimizer
-        else:
-            tx = optimizer(model, **size)
+        tx = _transformation(self.optimizer, model, self.size)
 
         def look(params: Any) -> dict[str, Activation]:
             model = assemble(params)
-            if activations is None:
-                return collect(lambda m: loss(m, batch), model)
-            return _named(activations(model, batch), size.get("depth"))
+            if self.activations is None:
+                return collect(lambda m: self.objective(m, batch), model)
+            found = self.activations(model, batch)
+            return _named(found, self.size.get("depth"))
 
         def objective(params: Any) -> jax.Array:
-            model = assemble(params)
-            with tags(model):  # where `sow` stores nothing
-                return loss(model, batch)
+            # On modules that tag, `sow` stores nothing.
+            return self.objective(tagged(assemble(params)), batch)
 
-        def step(carry: Any, _: None) -> tuple[Any, Changes]:
+        def step(carry: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
             params, state = carry
             grads = jax.grad(objective)(params)
             updates, state = tx.update(grads, state, params)
@@ -329,9 +219,188 @@ def _experiment(
                 "no activations were found: loss calls no submodule of NNX or Linen; "
                 "pass activations=function, which returns them from (model, batch)"
             )
-        return jax.lax.scan(step, (params, tx.init(params)), length=steps)[1]
+        leaves = dict(flatten(params))
+        self.traced.shapes = {path: tuple(x.shape) for path, x in leaves.items()}
+        begin = (params, tx.init(params))
+        return _Seen(
+            jax.lax.scan(step, begin, length=self.steps)[1],
+            {name: _root(a.value) for name, a in start.items()},
+            {path: _root(x) for path, x in leaves.items()},
+        )
 
-    return run
+    def objective(self, model: Any, batch: Any) -> jax.Array:
+        """The scalar that is minimized."""
+        loss = _forward if self.loss is None else self.loss
+        outputs = loss(model, batch)
+        if getattr(outputs, "shape", None) == ():
+            self.traced.own_loss = True
+            return outputs
+        self.traced.outputs = jax.tree.map(jnp.shape, outputs)
+        return _linear(outputs)
+
+
+def _root(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x.astype(jnp.float32)))))
+
+
+def _forward(model: Any, batch: Any) -> Any:
+    if isinstance(batch, Mapping) or isinstance(model, Mapping) or not callable(model):
+        raise ValueError(
+            "without loss, coord_check calls model(batch), or model(batch[0]) for a "
+            f"tuple; the model is a {type(model).__name__} and the batch a "
+            f"{type(batch).__name__}: pass loss=function, which returns the model's "
+            "outputs from (model, batch)"
+        )
+    return model(batch[0] if isinstance(batch, tuple | list) else batch)
+
+
+def _linear(outputs: Any) -> jax.Array:
+    """A loss linear in the outputs; its gradient has norm one for each example.
+
+    The coefficients of each example add up to zero over the last axis, like the
+    gradient of cross-entropy.
+    """
+    leaves = [
+        x for x in jax.tree.leaves(outputs) if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    if not leaves:
+        raise ValueError(
+            "loss returns no floating-point array; return a scalar or logits"
+        )
+    total = jnp.zeros(())
+    for number, leaf in enumerate(leaves):
+        drawn = jax.random.normal(jax.random.key(number), leaf.shape)
+        if leaf.shape[-1] > 1:
+            drawn -= drawn.mean(-1, keepdims=True)
+        drawn /= jnp.linalg.norm(drawn, axis=-1, keepdims=True)
+        examples = leaf.size / leaf.shape[-1]
+        total += (drawn * leaf.astype(jnp.float32)).sum() / examples
+    return total
+
+
+# --- the user's functions ---
+
+
+def _accepts(function: Any, args: tuple[Any, ...], size: dict[str, int]) -> bool:
+    try:
+        inspect.signature(function).bind(*args, **size)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
+
+
+def _arguments(size: dict[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in size.items())
+
+
+def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> Any:
+    call = f"build(key, {_arguments(size)})"
+    if not callable(build):
+        raise ValueError(
+            f"build is a {type(build).__name__}; pass a function that {call} can call"
+        )
+    if not _accepts(build, (key,), size):
+        names = ", ".join(size)
+        raise ValueError(
+            f"coord_check calls {call}, which build does not accept; write it as "
+            f"def build(key, {names})"
+        )
+    try:
+        model = build(key, **size)
+    except AttributeError as error:
+        if "'int' object" not in str(error):
+            raise
+        raise ValueError(
+            f"{call} fails: {error}; random numbers are given to Flax as "
+            "rngs=nnx.Rngs(key), not as a number"
+        ) from error
+    if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(model)):
+        raise ValueError(
+            f"{call} returns a {type(model).__name__} without arrays; return an NNX or "
+            "Equinox module, or what module.init(key, inputs) of Linen returns"
+        )
+    return model
+
+
+def _transformation(
+    optimizer: Optimizer, model: Any, size: dict[str, int]
+) -> optax.GradientTransformation:
+    if isinstance(optimizer, optax.GradientTransformation):
+        return optimizer
+    call = f"optimizer(model, {_arguments(size)})"
+    if not callable(optimizer):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__}; pass an optax transformation, "
+            f"or a function that {call} can call"
+        )
+    if not _accepts(optimizer, (model,), size):
+        raise ValueError(
+            f"coord_check calls {call}, which optimizer does not accept; write it as "
+            f"def optimizer(model, {', '.join(size)})"
+        )
+    made = optimizer(model, **size)
+    if not isinstance(made, optax.GradientTransformation):
+        raise ValueError(
+            f"{call} returns a {type(made).__name__}, not an "
+            "optax.GradientTransformation"
+        )
+    return made
+
+
+def _check_built(
+    axis: str,
+    settings: list[dict[str, int]],
+    runs: list[_Run],
+    found: list[_Seen],
+    seeds: int,
+) -> None:
+    """Raise where `build` ignores its size or its key."""
+    sizes = [setting[axis] for setting in settings]
+    shapes = [run.traced.shapes for run in runs]
+    if axis == "width" and all(s == shapes[0] for s in shapes):
+        raise ValueError(
+            f"build makes parameters of the same shapes at widths {tuple(sizes)}; "
+            "does it use its width?"
+        )
+    outputs = [run.traced.outputs for run in runs]
+    for other in outputs[1:]:
+        if other != outputs[0]:
+            raise ValueError(
+                f"loss returns outputs whose shape changes with {axis}: {outputs[0]} "
+                f"and {other}; return the logits, or a scalar"
+            )
+    if seeds > 1 and all(
+        np.all(value == value[0]) for f in found for value in f.parameters.values()
+    ):
+        raise ValueError(
+            f"build makes the same parameters from {seeds} different keys; use the "
+            "key, as in nnx.Rngs(key), or pass seeds=1"
+        )
+
+
+def _facts(
+    runs: list[_Run], found: list[_Seen], changes: Mapping[str, np.ndarray]
+) -> Facts:
+    initial = {}
+    for name in changes:
+        layer = re.escape(re.sub(r"@[\d.]+$", "", name)).replace(r"\*", r"\d+")
+        values = [
+            [v.mean() for k, v in f.initial.items() if re.fullmatch(layer, k)]
+            for f in found
+        ]
+        if all(values):
+            initial[name] = np.array([np.mean(v) for v in values])
+    paths = [p for p in found[0].parameters if all(p in f.parameters for f in found)]
+    parameters = {
+        path: (
+            tuple(run.traced.shapes[path] for run in runs),
+            np.array([np.sqrt((f.parameters[path] ** 2).mean()) for f in found]),
+        )
+        for path in paths
+    }
+    return Facts(initial, parameters)
 
 
 def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -454,24 +523,3 @@ def _patterns(name: str) -> list[tuple[str, int]]:
         (f"{name[: m.start()]}*{name[m.end() :]}", int(m.group()))
         for m in re.finditer(r"\d+", name)
     ]
-
-
-def _slopes(sizes: Sequence[int], change: np.ndarray) -> np.ndarray:
-    """Least-squares slopes over sizes: (sizes, steps, seeds) to (steps, seeds)."""
-    x = np.log(np.asarray(sizes, dtype=float))
-    x -= x.mean()
-    # Where nothing moved the logarithm is infinite, and the slope not a number.
-    with np.errstate(invalid="ignore"):
-        return np.tensordot(x, _log(change), 1) / (x**2).sum()
-
-
-def _log(change: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(change.astype(float))
-
-
-def _standard_error(slopes: np.ndarray) -> np.ndarray:
-    count = slopes.shape[-1]
-    if count == 1:
-        return np.full(slopes.shape[:-1], np.nan)
-    return slopes.std(axis=-1, ddof=1) / math.sqrt(count)

@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
-from .optimizers import is_hidden_matrix, shape_factor
-from .parametrizations import Parametrization, parametrization
-from .rules import check_depth, family_of, multipliers
+from .chain_check import ChainCheck, inspect_chain
+from .optimizers import is_hidden_matrix, muon_learning_rate
+from .parametrizations import Parametrization
+from .rules import family_of, multipliers
 from .scales import ParamScale, Scales
+from .transforms import resolve
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
 _WITH_EPS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop", "lamb")
@@ -63,10 +66,11 @@ class Explanation:
     optimizer: str
     depth: float
     rows: Mapping[str, Row]
+    check: ChainCheck | None = None
 
     def __str__(self) -> str:
         point = self.parametrization
-        head = list(_HEAD)
+        head = [*_HEAD, *(["tx"] if self.check else [])]
         table = [head]
         for path, row in self.rows.items():
             table.append(
@@ -82,6 +86,7 @@ class Explanation:
                     ),
                     row.family,
                     row.origin,
+                    *([self._verdict(path)] if self.check else []),
                 ]
             )
         widths = [max(len(r[i]) for r in table) for i in range(len(head))]
@@ -101,20 +106,41 @@ class Explanation:
         notes.append(f"init, fwd, lr, eps: {point.citation}")
         if point.scaled and self.optimizer != "adafactor":
             notes.append("wd: such that lr·wd is the same at every size")
+        if self.check is not None:
+            notes.append(f"tx: {self.check}")
         return "\n".join([notes[0], "", *lines, "", *notes[1:]])
+
+    def _verdict(self, path: str) -> str:
+        """What the optimizer itself was seen to do, in a word or two."""
+        row = self.check.rows.get(path) if self.check else None
+        if row is None:
+            return "not given"
+        if row.off is not None:
+            return f"WRONG, {row.off:.4g}x"
+        return row.verdict
 
 
 def explain(
     scales: Scales,
-    parametrization: str | Parametrization = "depth_mup",
+    parametrization: str | Parametrization | None = None,
     optimizer: str = "adam",
+    *,
+    tx: Any = None,
+    params: Any = None,
+    consistent_rms: float | None = None,
+    adaptive: bool = False,
 ) -> Explanation:
     """Every parameter's role, initialization, multipliers and settings.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
-      optimizer: its name, as "adamw", or its family.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
+      optimizer: its name, e.g. "adamw", or its family.
+      tx: the optimizer itself, to be run on known gradients as `check_chain` does.
+        The table gets a column with what was found, and the notes say what is wrong.
+      params: as in `check_chain`.
+      consistent_rms, adaptive: options of `optim.muon`, for optimizer="muon".
 
     Returns:
       An `Explanation`: print it, or read `.rows[path]`.
@@ -135,7 +161,7 @@ def explain(
       path  role    base  target  init  fwd  lr    eps   wd  family  found
       ----------------------------------------------------------------------------
       in    input   8x4   8x16    1     1    1     0.25  1   adam    shape, in_out
-      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    shape, in_out
+      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    readout
       <BLANKLINE>
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
@@ -143,24 +169,28 @@ Table 3
 
     Source: docs/rules.md derives every number.
     """
-    point = _named(parametrization)
-    check_depth(scales, point)
-    rows = {path: _row(scale, point, optimizer) for path, scale in scales.items()}
-    return Explanation(point, optimizer, scales.depth, rows)
+    point = resolve(scales, parametrization)
+    options = {"consistent_rms": consistent_rms, "adaptive": adaptive}
+    rows = {
+        path: _row(scale, point, optimizer, options) for path, scale in scales.items()
+    }
+    check = None if tx is None else inspect_chain(tx, scales, point, params=params)
+    return Explanation(point, optimizer, scales.depth, rows, check)
 
 
-# `explain` has an argument of this name.
-_named = parametrization
-
-
-def _row(scale: ParamScale, point: Parametrization, optimizer: str) -> Row:
+def _row(
+    scale: ParamScale,
+    point: Parametrization,
+    optimizer: str,
+    muon_options: Mapping[str, Any],
+) -> Row:
     family = family_of(optimizer)
     if optimizer == "muon" and not is_hidden_matrix(scale):
         family = family_of("adamw")
     rule = multipliers(scale, point, family)
     learning_rate = rule.learning_rate
-    if optimizer == "muon" and is_hidden_matrix(scale) and point.scaled:
-        learning_rate *= shape_factor(scale, consistent_rms=False)
+    if optimizer == "muon":
+        learning_rate = muon_learning_rate(scale, point, **muon_options)
     has_eps = optimizer in _WITH_EPS or (optimizer == "muon" and family == "adam")
     eps = rule.eps if has_eps else 1.0
     decay = 1 / learning_rate

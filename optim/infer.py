@@ -1,17 +1,21 @@
 """`infer_scales`: roles and ratios of any JAX model, from two abstract shapes."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from .axes import Axes, Kernel, check_axes, split_axes
-from .blocks import Blocks, find_blocks, namesake
+from . import names
+from .axes import Axes, Kernel, Split, split_axes
+from .blocks import Blocks, check_depth, find_blocks
+from .given import Given
 from .leaves import Leaf, leaves
-from .patterns import Pattern
+from .lists import Pairing
+from .paths import biases_of
+from .patterns import UNSET, Pattern
+from .question import Question
+from .readouts import Reading, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
-
-_UNSET: Any = object()
+from .widths import Widths
 
 Leaves = Mapping[str, Leaf]
 
@@ -21,16 +25,22 @@ def infer_scales(
     target: Any,
     *,
     depth: tuple[int, int] | None = None,
-    branch: str | None = _UNSET,
+    branch: str | None = UNSET,
+    stream: str | None = None,
+    layers_axis: int | tuple[int, ...] = 0,
     layout: str = "auto",
     axes: Mapping[str, Axes] | None = None,
+    copies: str | None = None,
     embeddings: str | None = None,
-    tied: str | None = None,
-    readout: str | None = _UNSET,
+    tied: str | None = UNSET,
+    readout: str | None = UNSET,
     fractional: bool = False,
     delta: Any = None,
 ) -> Scales:
     """Roles and ratios of every parameter, by comparing two models' shapes.
+
+    Where shapes admit two readings, the function asks instead of guessing: the
+    `ValueError` lists the parameters and what to write for each.
 
     Args:
       base: the model that was tuned, or that one would tune: an NNX or Equinox
@@ -39,22 +49,30 @@ def infer_scales(
         function is only traced (`jax.eval_shape`), so the size costs no memory.
       target: the model to train, likewise; wider, deeper or both.
       depth: (base depth, target depth), the number of residual blocks. The blocks
-        may be a list (`blocks/3/...`) or a stacked leading axis; where they are
-        stacked, give it also when the two are equal.
+        may be a list (`blocks/3/...`) or a stacked axis; where they are stacked, give
+        it also when the two are equal.
       branch: regular expression, searched in paths, of the parameters inside
         residual branches. None says that the model has none.
+      stream: regular expression of parameters of the blocks that stand on the
+        residual stream and not inside a branch, as norms after the sum do.
+      layers_axis: the axis that counts blocks where they are stacked; two axes where
+        they are stacked as (stages, layers of a stage).
       layout: "in_out" for kernels (..., in, out), "out_in" for (out, in, ...).
         "auto" takes "out_in" for layers of Equinox and "in_out" for all else.
       axes: for paths that match a regular expression, the (fan-in axes, fan-out
-        axes), where shapes do not tell. An axis in neither, as that of experts or
-        layers, counts copies.
+        axes), where shapes do not tell. An axis in neither counts copies. ((), (0, 1))
+        is for a parameter that sums over nothing.
+      copies: regular expression of parameters whose first axis (after that of the
+        layers) counts copies, as that of experts does. It may grow.
       embeddings: regular expression of tables of shape (entries, features), needed
-        under "out_in" where the name does not say it.
+        where neither layer nor name says it. The number of entries is no width.
       tied: regular expression of the embeddings that also serve as readout. They
         are scaled as embeddings, and the model multiplies its logits by 1/m, with
-        m the width ratio.
-      readout: regular expression that the readouts match, to accept one that is a
-        convolution. None says that the model has no readout.
+        m the width ratio. None says that no embedding does.
+      readout: regular expression of all parameters that sum over a growing axis and
+        have outputs that do not grow: heads, routers, keys of multi-query attention.
+        Needed if there are several, or a convolution, or one that may be something
+        else. None says that the model has no readout.
       fractional: accept ratios that are not whole numbers (or their inverse in
         depth).
       delta: a third model, of which every width is another than the base's; its
@@ -66,9 +84,10 @@ def infer_scales(
 
     Raises:
       ValueError: base and target agree in every shape, or differ in kind; a
-        dimension shrinks or does not divide; `branch`, `axes`, `embeddings`, `tied`
-        or `readout` match nothing; depth without branches; shapes that do not tell
-        the role; a readout that is missing, tied or a convolution without being
+        dimension shrinks or does not divide; a pattern matches nothing; depth without
+        branches; a branch that matches other parameters than those of the blocks, or
+        not all of them; shapes that do not tell the role; several parameters that may
+        be readouts; a readout that is missing, tied or a convolution without being
         declared. The message names the path and what to write instead.
 
     Source: the roles are those of Tensor Programs V, Table 8; depth is that of
@@ -87,69 +106,115 @@ def infer_scales(
     """
     if layout not in ("auto", "in_out", "out_in"):
         raise ValueError(f"layout={layout!r} must be 'auto', 'in_out' or 'out_in'")
+    if depth is not None:
+        check_depth(depth, fractional)
     _check_depth_and_branch(depth, branch)
-    small, large = leaves(base, "base"), leaves(target, "target")
-    wide = large if delta is None else leaves(delta, "delta")
-    lines = None if branch is _UNSET else branch
-    blocks = find_blocks(small, large, depth, lines, fractional)
-    tables = Pattern("embeddings", embeddings)
-    given = [(Pattern("axes", key), split) for key, split in (axes or {}).items()]
+    given = Given(axes, copies, embeddings, tied, readout)
+    models = _read_models(base, target, delta)
+    blocks = _blocks(models, given, depth, branch, stream, layers_axis)
+    stack = (layers_axis,) if isinstance(layers_axis, int) else tuple(layers_axis)
 
-    found: dict[str, ParamScale] = {}
-    for path, leaf in large.items():
-        listed = depth is not None and (lines is None or path in blocks.inside)
-        twin = _twin(path, leaf, small, "base", listed)
-        other = _twin(path, leaf, wide, "delta", True)
-        kernel = _kernel(
-            path,
-            (small[twin], wide[other]),
-            (small.get(_bias_of(twin)), wide.get(_bias_of(other))),
-            stacked=path in blocks.stacked,
-            layout=layout,
-            embedding=tables.matches(path),
-        )
-        _check_growth(kernel, leaf, path in blocks.stacked, fractional)
-        told = [split for pattern, split in given if pattern.matches(path)]
-        if told:
-            split, origin = check_axes(path, leaf.shape, told[0]), "axes given"
+    kernels = _kernels(models, given, blocks, stack, layout)
+    splits = {
+        path: given.split(path, models.large[path].shape) or split_axes(kernel)
+        for path, kernel in kernels.items()
+    }
+    widths = Widths(kernels, splits)
+    found = {}
+    for path, kernel in kernels.items():
+        leaf, split = models.large[path], splits[path]
+        if split.origin == "axes given":
+            widths.check_given(kernel, split)
         else:
-            split, origin = split_axes(kernel)
+            widths.check(kernel, split, fractional=fractional)
+            _check_copies(kernel, split, leaf)
+        _check_growth(kernel, split, leaf, fractional)
         found[path] = param_scale(
             path,
             kernel.base,
             leaf.shape,
-            *split,
-            grows=frozenset(filter(kernel.grows, kernel.axes)),
+            split.in_axes,
+            split.out_axes,
+            grows=widths.growing(kernel, split),
             depth=blocks.ratio,
             in_branch=path in blocks.inside,
-            origin=origin,
+            origin=split.origin,
         )
-    for pattern in (tables, *(pattern for pattern, _ in given)):
-        pattern.check(large)
-    _check_all_used(small, large, blocks)
-    if any(s.role is not Role.FIXED for s in found.values()):
-        last = _last_width(found, tied, readout)
-    elif blocks.ratio == 1 or delta is not None:
-        raise ValueError(
-            f"base and {'target' if delta is None else 'delta'} agree in every width; "
-            "build the base with a smaller width, or a smaller depth and depth=(base "
-            "depth, target depth). For a model that is its own base, pass as delta="
-            "... a model of another width"
-        )
-    else:
-        last = 1.0
-    return Scales(
-        {p: dataclasses.replace(s, width_last=last) for p, s in found.items()}
+    given.check(models.large)
+    _check_all_used(models.small, models.large, blocks)
+    reading = Reading(found, splits, kernels, blocks, layout, widths)
+    return Scales(_with_readouts(reading, given, delta is not None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The parameters of base, target and delta, and which is like which."""
+
+    small: Leaves
+    large: Leaves
+    wide: Leaves
+    to_small: Pairing
+    to_wide: Pairing
+
+    def twin(self, path: str) -> str:
+        """The parameter of the base that this one is measured against."""
+        return _twin(path, self.large[path], self.to_small, self.small, "base")
+
+    def other(self, path: str) -> str:
+        """The parameter of the delta that tells which of its axes grow."""
+        return _twin(path, self.large[path], self.to_wide, self.wide, "delta")
+
+
+def _read_models(base: Any, target: Any, delta: Any) -> Models:
+    small, large = leaves(base, "base"), leaves(target, "target")
+    wide = large if delta is None else leaves(delta, "delta")
+    return Models(small, large, wide, Pairing(large, small), Pairing(large, wide))
+
+
+def _blocks(
+    models: Models,
+    given: Given,
+    depth: tuple[int, int] | None,
+    branch: str | None,
+    stream: str | None,
+    layers_axis: int | tuple[int, ...],
+) -> Blocks:
+    stack = (layers_axis,) if isinstance(layers_axis, int) else tuple(layers_axis)
+    copies = {}
+    for path, leaf in models.large.items():
+        split = given.split(path, leaf.shape)
+        if split is not None:
+            used = (*split.in_axes, *split.out_axes)
+            copies[path] = tuple(a for a in range(len(leaf.shape)) if a not in used)
+    if depth is None:
+        for path in models.large:
+            if path not in models.small:
+                models_lack(path, "base")
+    ask = Question(
+        models.small, models.large, models.to_small, depth or (1, 1), stack, copies
+    )
+    lines = None if branch is UNSET else branch
+    return find_blocks(ask, lines, stream, told=depth is not None)
+
+
+def models_lack(path: str, which: str) -> None:
+    """Raise because the base or delta has no parameter like one of the target's."""
+    raise ValueError(
+        f"the target has {path!r}, the {which} has not; build both by the same "
+        "code, and where the target has more blocks pass depth=(base depth, target "
+        "depth) and a branch=r'...' that matches them"
     )
 
 
 def _check_depth_and_branch(depth: tuple[int, int] | None, branch: str | None) -> None:
-    if depth is None and branch is not _UNSET and branch is not None:
+    if branch is not UNSET:
+        Pattern("branch", branch)
+    if depth is None and branch is not UNSET and branch is not None:
         raise ValueError(
             f"branch={branch!r} needs depth=(base depth, target depth), the number of "
             "residual blocks of each"
         )
-    if depth is not None and branch is _UNSET:
+    if depth is not None and branch is UNSET:
         raise ValueError(
             f"depth={depth!r} is given without branches; pass branch=r'...' that "
             "matches the parameters inside residual branches (or branch=None for a "
@@ -157,15 +222,11 @@ def _check_depth_and_branch(depth: tuple[int, int] | None, branch: str | None) -
         )
 
 
-def _twin(path: str, leaf: Leaf, small: Leaves, which: str, listed: bool) -> str:
-    """The parameter of the base (or delta) that this one is measured against."""
-    twin = namesake(path, small) if listed else path
-    if twin is None or twin not in small:
-        raise ValueError(
-            f"the target has {path!r}, the {which} has not; build both by the same "
-            "code, and where the target has more blocks pass depth=(base depth, target "
-            "depth) and a branch=r'...' that matches them"
-        )
+def _twin(path: str, leaf: Leaf, pairing: Pairing, small: Leaves, which: str) -> str:
+    twin = pairing.twin(path)
+    if twin is None:
+        models_lack(path, which)
+        raise AssertionError
     if len(small[twin].shape) != len(leaf.shape):
         raise ValueError(
             f"{path!r} has {len(leaf.shape)} axes in the target and "
@@ -174,68 +235,105 @@ def _twin(path: str, leaf: Leaf, small: Leaves, which: str, listed: bool) -> str
     return twin
 
 
-def _kernel(
-    path: str,
-    leaf: tuple[Leaf, Leaf],
-    bias: tuple[Leaf | None, Leaf | None],
-    *,
-    stacked: bool,
-    layout: str,
-    embedding: bool,
-) -> Kernel:
-    """What tells the axes of a parameter; each pair is of base and delta."""
-    base, wide = leaf
-    copies = max(int(stacked), len(base.shape) - (base.rank or len(base.shape)))
-    small, large = bias
-    return Kernel(
-        path,
-        base.shape,
-        wide.shape,
-        (small.shape[copies:], large.shape[copies:]) if small and large else None,
-        layout=base.layout if layout == "auto" else layout,
-        embedding=base.embedding or embedding,
-        batch=copies,
+def _kernels(
+    models: Models, given: Given, blocks: Blocks, stack: tuple[int, ...], layout: str
+) -> dict[str, Kernel]:
+    """What tells the axes of each parameter."""
+    found = {}
+    for path in models.large:
+        base = models.small[models.twin(path)]
+        wide = models.wide[models.other(path)]
+        grow = [a for a, n in enumerate(base.shape) if n != wide.shape[a]]
+        declared, added = _copies(path, base, given, path in blocks.stacked, stack)
+        found[path] = Kernel(
+            path,
+            base.shape,
+            wide.shape,
+            layout=base.layout if layout == "auto" else layout,
+            told=base.told,
+            embedding=given.is_table(path, alike=grow == [len(base.shape) - 1]),
+            readout=given.is_readout(path),
+            copies=tuple(sorted(declared + added)),
+            declared=declared,
+        )
+    streams = frozenset(
+        kernel.pair(axis)
+        for kernel in found.values()
+        for axis in kernel.axes
+        if len(kernel.axes) == 1 and kernel.grows(axis)
     )
+    for path, kernel in found.items():
+        found[path] = kernel = dataclasses.replace(kernel, streams=streams)
+        bias = next((found[b] for b in biases_of(path) if b in found), None)
+        if bias is not None and bias is not kernel:
+            shapes = bias.sizes(tuple(a for a in bias.axes if a not in kernel.copies))
+            found[path] = dataclasses.replace(kernel, bias=shapes)
+            if len(bias.axes) > 1:
+                found[bias.path] = dataclasses.replace(
+                    bias, fits=shapes in _outputs(kernel)
+                )
+    return found
 
 
-def _bias_of(path: str) -> str:
-    """Where the bias of a kernel stands, by the names that libraries give."""
-    head, slash, name = path.rpartition("/")
-    for kernel, bias in (("kernel", "bias"), ("weight", "bias"), ("w", "b")):
-        if re.match(kernel + r"(?![a-z])", name):
-            return head + slash + name.replace(kernel, bias, 1)
-    return ""
+def _copies(
+    path: str, base: Leaf, given: Given, stacked: bool, stack: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Axes that count layers and experts as declared; and those that its layer adds."""
+    rank = len(base.shape)
+    declared = [a for a in stack if a < rank] if stacked else []
+    if given.counts_copies(path):
+        declared += [a for a in range(rank) if a not in declared][:1]
+    rest = [a for a in range(rank) if a not in declared]
+    more = len(rest) - (len(rest) if base.told is None else base.told.rank)
+    return tuple(declared), tuple(rest[: max(0, more)])
 
 
-def _check_growth(kernel: Kernel, leaf: Leaf, stacked: bool, fractional: bool) -> None:
-    path = kernel.path
-    for axis in range(int(stacked), len(leaf.shape)):
+def _outputs(kernel: Kernel) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The shapes that the outputs of a kernel may have."""
+    axes = kernel.axes
+    return [kernel.sizes(axes[at:]) for at in range(1, len(axes))]
+
+
+def _check_copies(kernel: Kernel, split: Split, leaf: Leaf) -> None:
+    """Raise where an axis that counts copies grows, and nobody has said so."""
+    used = (*split.in_axes, *split.out_axes, *kernel.declared)
+    for axis in range(len(leaf.shape)):
         small, large = kernel.base[axis], leaf.shape[axis]
-        if small == large:
+        if axis not in used and (small != large or kernel.grows(axis)):
+            quoted = names.pattern(kernel.path)
+            raise ValueError(
+                f"axis {axis} of {kernel.path!r} grows from {small} to {large}, and "
+                "counts copies of its layer; if it counts blocks, pass depth=(base "
+                "depth, target depth) and a branch=r'...' that matches it; if experts, "
+                f"copies=r'{quoted}'"
+            )
+
+
+def _check_growth(kernel: Kernel, split: Split, leaf: Leaf, fractional: bool) -> None:
+    """Raise where a width shrinks, does not divide, or is not that of delta."""
+    path = kernel.path
+    entries = split.in_axes if split.table else ()
+    for axis in (*split.in_axes, *split.out_axes):
+        small, large = kernel.base[axis], leaf.shape[axis]
+        if small == large or axis in entries:
             continue
         grows = f"axis {axis} of {path!r} grows from {small} to {large}"
-        if axis < kernel.batch:
-            raise ValueError(
-                f"{grows}, and counts copies of its layer; pass depth=(base depth, "
-                "target depth) and a branch=r'...' that matches it"
-            )
         if not kernel.grows(axis):
             raise ValueError(
                 f"{grows}, and not in delta; build the delta with every width another "
                 "than the base's"
             )
-        if fractional:
-            continue
-        if large < small:
+        if large < small and not fractional:
             raise ValueError(
                 f"axis {axis} of {path!r} shrinks from {small} in the base to {large} "
                 "in the target; the base comes first: swap the two, or pass "
                 "fractional=True if the target is meant to be smaller"
             )
-        if large % small:
+        if large % small and not fractional:
             raise ValueError(
                 f"{grows}, and {small} does not divide {large}; choose widths that "
-                "divide, or pass fractional=True"
+                "divide, or pass fractional=True; if the axis counts tokens, classes "
+                "or positions, build the base with as many as the target"
             )
 
 
@@ -248,53 +346,23 @@ def _check_all_used(small: Leaves, large: Leaves, blocks: Blocks) -> None:
             )
 
 
-def _last_width(
-    found: dict[str, ParamScale], tied: str | None, readout: str | None
-) -> float:
-    """Ratio of the width that the readout sums over; checks the readouts."""
-    table = Pattern("tied", tied)
-    tables = [s for p, s in found.items() if table.matches(p)]
-    table.check(found)
-    for scale in tables:
-        if scale.role is not Role.INPUT:
+def _with_readouts(
+    reading: Reading, given: Given, has_delta: bool
+) -> dict[str, ParamScale]:
+    """The scales with their readouts marked and the last width filled in."""
+    found = dict(reading.found)
+    if all(s.role is Role.FIXED for s in found.values()):
+        if reading.blocks.ratio == 1 or has_delta:
             raise ValueError(
-                f"tied={tied!r} matches {scale.path!r}, which is {scale.role.value}, "
-                "not an embedding (entries, features)"
+                f"base and {'delta' if has_delta else 'target'} agree in every width; "
+                "build the base with a smaller width, or a smaller depth and "
+                "depth=(base depth, target depth). For a model that is its own base, "
+                "pass as delta=... a model of another width"
             )
-    outputs = [s for s in found.values() if s.role is Role.OUTPUT]
-    chosen = Pattern("readout", None if readout is _UNSET else readout)
-    heads = [s for s in outputs if chosen.matches(s.path)]
-    if readout is None or tied is not None:
-        heads = outputs
-    elif readout is not _UNSET:
-        if not heads:
-            shown = ", ".join(repr(s.path) for s in outputs) or "none"
-            raise ValueError(
-                f"readout={readout!r} matches no parameter whose fan-in alone grows; "
-                f"those are: {shown}"
-            )
-    else:
-        heads = outputs
-        if not heads:
-            raise ValueError(_no_readout(found))
-        for head in heads:
-            if len(head.in_axes) > 1:
-                raise ValueError(
-                    f"the readout {head.path!r} of shape {head.shape} sums over "
-                    f"several axes {head.in_axes}, as a convolution does; if it is "
-                    f"the readout, pass readout=r'{re.escape(head.path)}'"
-                )
-    sources = [s.width_in for s in heads] or [s.width_out for s in tables]
-    if not sources:
-        sources = [max(s.width_out for s in found.values())]
-    return max(sources)
-
-
-def _no_readout(found: dict[str, ParamScale]) -> str:
-    tables = [s.path for s in found.values() if s.role is Role.INPUT]
-    name = re.escape(tables[0]) if tables else "embedding"
-    return (
-        "no parameter is a readout (fan-in grows, fan-out does not); if it is tied to "
-        f"an embedding, pass tied=r'{name}' and multiply the logits by 1/m; if the "
-        "model has none, pass readout=None"
-    )
+        return found
+    chosen = choose_readouts(reading, given.tied, given.readout)
+    last = last_width(reading, given.tied, chosen)
+    for path, scale in found.items():
+        origin = chosen.get(path, scale.origin)
+        found[path] = dataclasses.replace(scale, width_last=last, origin=origin)
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .layers import Told, in_equinox, told_by_layer
 from .paths import path_string, trainable
 
 
@@ -18,15 +19,13 @@ class Leaf:
     Attributes:
       shape: its shape.
       layout: "in_out" or "out_in".
-      embedding: whether it belongs to an embedding layer.
-      rank: number of axes that its layer gives it; more are stacked copies. None
-        where no layer tells.
+      told: its axes, where its layer is one of Flax NNX or Equinox; axes that the
+        shape has more are stacked copies.
     """
 
     shape: tuple[int, ...]
     layout: str = "in_out"
-    embedding: bool = False
-    rank: int | None = None
+    told: Told | None = None
 
 
 def leaves(model: Any, which: str) -> dict[str, Leaf]:
@@ -38,7 +37,8 @@ def leaves(model: Any, which: str) -> dict[str, Leaf]:
       which: what to call it in errors: "base" or "target".
 
     Raises:
-      ValueError: there are none.
+      ValueError: there are none; the model is not one, or a function that cannot
+        build one without arguments; a variable of Flax holds a tree.
 
     Examples:
       >>> leaves(lambda: {"w": jnp.zeros((10**6, 10**6))}, "base")["w"].shape
@@ -46,9 +46,9 @@ def leaves(model: Any, which: str) -> dict[str, Leaf]:
     """
     found: dict[str, Leaf] = {}
     if _is_function(model):
-        # Read inside the trace: shared variables are still the same object there.
-        jax.eval_shape(lambda: found.update(_read(model())))
+        _trace(model, which, found)
     else:
+        _check_kind(model, which)
         found = _read(model)
     if not found:
         raise ValueError(
@@ -56,6 +56,29 @@ def leaves(model: Any, which: str) -> dict[str, Leaf]:
             "parameters, or a function that builds one"
         )
     return found
+
+
+def _trace(model: Any, which: str, found: dict[str, Leaf]) -> None:
+    """Read inside the trace: shared variables are still the same object there."""
+    try:
+        jax.eval_shape(lambda: found.update(_read(model())))
+    except Exception as error:
+        if type(error).__name__ != "TraceContextError":
+            raise
+        raise ValueError(
+            f"the function that builds the {which} changes an object from outside "
+            "(most often an nnx.Rngs); create Rngs inside the function: lambda: "
+            "MyModel(64, rngs=nnx.Rngs(0))"
+        ) from error
+
+
+def _check_kind(model: Any, which: str) -> None:
+    if isinstance(model, bool | int | float | str):
+        raise ValueError(
+            f"the {which} is {model!r}, a {type(model).__name__} and not a model; pass "
+            f"a function that builds the model: infer_scales(lambda: MyModel(...), "
+            "lambda: MyModel(...))"
+        )
 
 
 def _read(model: Any) -> dict[str, Leaf]:
@@ -69,18 +92,31 @@ def _read(model: Any) -> dict[str, Leaf]:
             if not _has_base(leaf, "Param") or id(leaf) in seen:
                 continue
             seen.add(id(leaf))
-            leaf = next(iter(jax.tree.leaves(leaf)), None)
+            leaf = _content(path_string(path), leaf)
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             continue
         owner = _owner(model, path)
+        name = getattr(path[-1], "name", "") if path else ""
         found[path_string(path)] = Leaf(
             tuple(leaf.shape),
-            "out_in" if type(owner).__module__.startswith("equinox.nn") else "in_out",
-            _has_base(owner, "Embedding") or _has_base(owner, "Embed"),
-            _rank(owner, path),
+            "out_in" if in_equinox(owner) else "in_out",
+            told_by_layer(owner, name),
         )
     return found
+
+
+def _content(path: str, variable: Any) -> Any:
+    """The array of a variable of Flax."""
+    arrays = jax.tree_util.tree_flatten_with_path(variable)[0]
+    if len(arrays) > 1 or any(len(keys) > 1 for keys, _ in arrays):
+        names = ", ".join(path_string(keys[1:]) for keys, _ in arrays)
+        raise ValueError(
+            f"the nnx.Param {path!r} holds a tree ({names}), whose paths differ "
+            "between an optimizer's init and its update; give each array an nnx.Param "
+            "of its own: nnx.data({name: nnx.Param(array), ...})"
+        )
+    return arrays[0][1] if arrays else None
 
 
 def _is_function(model: Any) -> bool:
@@ -93,7 +129,10 @@ def _is_function(model: Any) -> bool:
 
 
 def _is_variable(node: Any) -> bool:
-    return _has_base(node, "Variable") and type(node).__module__.startswith("flax.nnx")
+    return any(
+        c.__name__ == "Variable" and c.__module__.startswith("flax.nnx")
+        for c in type(node).__mro__
+    )
 
 
 def _has_base(thing: Any, name: str) -> bool:
@@ -114,15 +153,3 @@ def _owner(model: Any, path: tuple[Any, ...]) -> Any:
         else:
             return None
     return node
-
-
-def _rank(owner: Any, path: tuple[Any, ...]) -> int | None:
-    """Number of axes that a layer of Flax NNX or Equinox gives its kernel."""
-    name = getattr(path[-1], "name", None) if path else None
-    if name not in ("kernel", "weight", "embedding"):
-        return None
-    if _has_base(owner, "Conv") or _has_base(owner, "ConvTranspose"):
-        size = getattr(owner, "kernel_size", None)
-        return len(size) + 2 if isinstance(size, tuple | list) else None
-    plain = ("Linear", "Embed", "Embedding")
-    return 2 if any(_has_base(owner, kind) for kind in plain) else None

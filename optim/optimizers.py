@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from .links import Kind, Link, describe, mark
+from .parametrizations import Parametrization
 from .paths import map_with_paths
-from .rules import Family, family_of, multipliers
+from .rules import family_of, multipliers
 from .scales import ParamScale, Role, Scales
 from .transforms import (
     ParametrizationLike,
@@ -30,7 +32,7 @@ Mask = Any | Callable[[optax.Params], Any] | None
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     momentum: float | None = None,
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
@@ -40,7 +42,8 @@ def sgd(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
 
     Raises:
@@ -65,7 +68,8 @@ def sgd(
         if momentum is None
         else optax.trace(momentum, nesterov, accumulator_dtype)
     )
-    return optax.chain(
+    return _ours(
+        "sgd",
         trace,
         _scale(scales, parametrization, "sgd"),
         optax.scale_by_learning_rate(learning_rate),
@@ -75,7 +79,7 @@ def sgd(
 def adam(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -89,7 +93,8 @@ def adam(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`; eps and eps_root
         are those of the base model.
 
@@ -110,7 +115,8 @@ def adam(
       (-0.1, -0.025)
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
-    return optax.chain(
+    return _ours(
+        "adam",
         normalize_gradients(scales, parametrization),
         optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         _scale(scales, parametrization, "adam"),
@@ -121,7 +127,7 @@ def adam(
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -137,7 +143,8 @@ def adamw(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov: as in
         `optax.adamw`, those of the base model. The decay is added after the scaling,
         which leaves it alone.
@@ -162,7 +169,8 @@ def adamw(
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
     _check(weight_decay=weight_decay)
-    return optax.chain(
+    return _ours(
+        "adamw",
         normalize_gradients(scales, parametrization),
         optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         _scale(scales, parametrization, "adam"),
@@ -174,7 +182,7 @@ def adamw(
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.99,
     mu_dtype: Any | None = None,
@@ -186,7 +194,8 @@ def lion(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, mu_dtype, weight_decay, mask: as in `optax.lion`.
 
     Raises:
@@ -207,7 +216,8 @@ def lion(
       (-0.1, -0.025)
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, weight_decay=weight_decay)
-    return optax.chain(
+    return _ours(
+        "lion",
         optax.scale_by_lion(b1, b2, mu_dtype),
         _scale(scales, parametrization, "lion"),
         optax.add_decayed_weights(weight_decay, mask),
@@ -218,7 +228,7 @@ def lion(
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-6,
@@ -236,7 +246,8 @@ def lamb(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       b1, b2, eps, eps_root, weight_decay, mask: as in `optax.lamb`.
 
     Raises:
@@ -259,7 +270,8 @@ def lamb(
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
     _check(weight_decay=weight_decay)
     point = resolve(scales, parametrization)
-    return optax.chain(
+    return _ours(
+        "lamb",
         normalize_gradients(scales, point),
         optax.scale_by_adam(b1, b2, eps, eps_root),
         _decay(
@@ -268,11 +280,7 @@ def lamb(
             lambda s: 1 / multipliers(s, point, "adam").learning_rate,
         ),
         optax.scale_by_trust_ratio(),
-        scale_leaves(
-            scales,
-            lambda s: multipliers(s, point, "lamb").learning_rate,
-            Family.RELATIVE,
-        ),
+        _scale(scales, point, "lamb"),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -280,7 +288,7 @@ def lamb(
 def adafactor(
     learning_rate: optax.ScalarOrSchedule | None,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     min_dim_size_to_factor: int = 128,
     decay_rate: float = 0.8,
     decay_offset: int = 0,
@@ -301,7 +309,8 @@ def adafactor(
     Args:
       learning_rate: that of the base model, or None as in Optax.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       min_dim_size_to_factor, decay_rate, decay_offset, multiply_by_parameter_scale,
         clipping_threshold, momentum, dtype_momentum, weight_decay_rate, eps,
         factored, weight_decay_mask: as in `optax.adafactor`. There the decay is a
@@ -324,7 +333,9 @@ def adafactor(
       >>> round(float(updates["mid"][0, 0]), 4)
       -0.05
     """
-    _check(learning_rate=learning_rate, decay_rate=decay_rate, eps=eps)
+    if learning_rate is not None:  # Adafactor has a rate of its own
+        _check(learning_rate=learning_rate)
+    _check(decay_rate=decay_rate, eps=eps)
     _check(clipping_threshold=clipping_threshold, momentum=momentum)
     _check(weight_decay_rate=weight_decay_rate)
     family = "adafactor" if multiply_by_parameter_scale else "adam"
@@ -348,13 +359,13 @@ def adafactor(
         )
     if weight_decay_rate is not None:
         links.append(optax.add_decayed_weights(weight_decay_rate, weight_decay_mask))
-    return optax.chain(*links, optax.scale(-1))
+    return _ours("adafactor", *links, optax.scale(-1))
 
 
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
     ns_steps: int = 5,
     beta: float = 0.95,
@@ -382,7 +393,8 @@ def muon(
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       ns_coeffs, ns_steps, beta, eps, weight_decay, weight_decay_mask, mu_dtype,
         nesterov, adaptive, preconditioning, adam_b1, adam_b2, adam_eps_root,
         adam_weight_decay, adam_learning_rate, consistent_rms: as in
@@ -434,15 +446,14 @@ def muon(
         )
 
     def factor(scale: ParamScale) -> float:
-        if scale.path not in matrices:
-            return multipliers(scale, point, "adamw").learning_rate
-        shape = shape_factor(scale, consistent_rms is not None)
-        rule = multipliers(scale, point, "muon").learning_rate
-        return rule * shape if point.scaled else rule
+        return muon_learning_rate(
+            scale, point, consistent_rms=consistent_rms, adaptive=adaptive
+        )
 
     if adam_learning_rate is None:
         adam_learning_rate = learning_rate
-    return optax.chain(
+    return _ours(
+        "muon",
         normalize_gradients(scales, point),
         # Updates alone: decay and learning rate come after the scaling.
         contrib.muon(
@@ -461,7 +472,7 @@ def muon(
             muon_weight_dimension_numbers=dimension_numbers,
             consistent_rms=consistent_rms,
         ),
-        scale_leaves(scales, factor, Family.SPECTRAL),
+        scale_leaves(scales, point, factor, "scaling"),
         optax.partition(
             {
                 "muon": optax.chain(
@@ -481,7 +492,8 @@ def muon(
 def is_hidden_matrix(scale: ParamScale) -> bool:
     """Whether Muon takes this parameter: a matrix between hidden layers.
 
-    Where only depth grows, no width tells, and a matrix in a branch is hidden.
+    Where only depth grows, the width does not tell, and a matrix in a branch is
+    hidden.
     """
     matrix = bool(scale.in_axes) and bool(scale.out_axes)
     return scale.role is Role.HIDDEN or (
@@ -489,33 +501,75 @@ def is_hidden_matrix(scale: ParamScale) -> bool:
     )
 
 
-def shape_factor(scale: ParamScale, consistent_rms: bool) -> float:
-    """Optax's shape factor at the base over that at the target.
+def muon_learning_rate(
+    scale: ParamScale,
+    point: Parametrization,
+    *,
+    consistent_rms: float | None = None,
+    adaptive: bool = False,
+) -> float:
+    """The multiplier of one parameter's learning rate under `muon`.
 
-    `optax.contrib.scale_by_shape` multiplies by it; the spectral rule has it in its
-    own powers of width, and takes it out again.
+    Args:
+      scale: its role and ratios.
+      point: the parametrization.
+      consistent_rms: as in `optax.contrib.muon`; None for its other shape factor.
+      adaptive: as in `optax.contrib.muon`: the update is multiplied by the gradient's
+        dual norm, summed over copies. It is (n_in n_out)^½ for each copy, where
+        gradients are normalized and of rank one.
+
+    Returns:
+      The spectral multiplier for hidden matrices, AdamW's for all others. Optax
+      multiplies by a shape factor; the rule has its own powers of width, so that the
+      base's shape factor stays and the target's is taken out.
     """
+    if not is_hidden_matrix(scale):
+        return multipliers(scale, point, "adamw").learning_rate
+    rule = multipliers(scale, point, "muon").learning_rate
+    if not point.scaled:
+        return rule
+    small, large = (
+        _shape_factor(scale, shape, consistent_rms is not None)
+        for shape in (scale.base_shape, scale.shape)
+    )
+    if adaptive:
+        copies = set(range(len(scale.shape))) - {*scale.in_axes, *scale.out_axes}
+        rule /= (scale.width_in * scale.width_out) ** 0.5
+        rule /= math.prod(scale.shape[a] / scale.base_shape[a] for a in copies)
+    return rule * small / large
 
-    def factor(shape: tuple[int, ...]) -> float:
-        fan_in = math.prod(shape[a] for a in scale.in_axes)
-        fan_out = math.prod(shape[a] for a in scale.out_axes)
-        if consistent_rms:
-            return math.sqrt(max(fan_in, fan_out))
-        return math.sqrt(max(1.0, fan_out / fan_in))
 
-    return factor(scale.base_shape) / factor(scale.shape)
+def _shape_factor(
+    scale: ParamScale, shape: tuple[int, ...], consistent_rms: bool
+) -> float:
+    """What `optax.contrib.scale_by_shape` multiplies by, without consistent_rms."""
+    fan_in = math.prod(shape[a] for a in scale.in_axes)
+    fan_out = math.prod(shape[a] for a in scale.out_axes)
+    if consistent_rms:
+        return math.sqrt(max(fan_in, fan_out))
+    return math.sqrt(max(1.0, fan_out / fan_in))
 
 
 def _scale(
-    scales: Scales, parametrization: ParametrizationLike, optimizer: str
+    scales: Scales, parametrization: ParametrizationLike | None, optimizer: str
 ) -> optax.GradientTransformation:
     """`scale_by_parametrization` where the order of the chain is ours."""
     point = resolve(scales, parametrization)
     return scale_leaves(
         scales,
+        point,
         lambda s: multipliers(s, point, optimizer).learning_rate,
-        family_of(optimizer),
+        "scaling",
     )
+
+
+def _ours(
+    name: str, *links: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """The chain of one of our optimizers, known as such to `optim.chain`."""
+    normalizes = any(describe(tx).kind is Kind.NORMALIZING for tx in links)
+    link = Link(f"optim.{name}", Kind.SCALING, family_of(name), normalizes)
+    return mark(optax.chain(*links), link)
 
 
 def _decay(
@@ -540,8 +594,24 @@ def _decay(
 
 def _check(**hyperparameters: Any) -> None:
     for name, value in hyperparameters.items():
+        if isinstance(value, Scales):
+            raise ValueError(
+                f"{name} is the scales: the arguments are swapped; the learning rate "
+                "comes first, e.g. optim.adamw(1e-3, scales)"
+            )
         # Traced values and schedules are not known here.
         if value is None or callable(value) or isinstance(value, jax.core.Tracer):
+            if name == "learning_rate" and value is None:
+                raise ValueError(
+                    "learning_rate=None; pass a number or a schedule, that of the base"
+                )
             continue
-        if not math.isfinite(value):
+        try:
+            finite = math.isfinite(value)
+        except TypeError:
+            raise ValueError(
+                f"{name}={value!r} must be a number"
+                + (" or a schedule" * (name == "learning_rate"))
+            ) from None
+        if not finite:
             raise ValueError(f"{name}={value} must be finite")

@@ -144,12 +144,53 @@ class Parametrization:
         gauge = {Role(role): Powers(*powers) for role, powers in data["gauge"].items()}
         return cls(**{**data, "rows": rows, "gauge": gauge})
 
-    def branch_multiplier(self, depth_ratio: float, a: float = 1.0) -> float:
+    def same_rules(self, other: "Parametrization") -> bool:
+        """Whether both give the same multipliers; names and citations may differ.
+
+        A `Traced` value is not known here, and counts as equal to any other.
+
+        Examples:
+          >>> parametrization("ode").same_rules(parametrization("completep"))
+          True
+          >>> parametrization("mup").same_rules(parametrization("depth_mup"))
+          False
+        """
+        mine, theirs = vars(self), vars(other)
+        return all(
+            isinstance(mine[name], Traced)
+            or isinstance(theirs[name], Traced)
+            or mine[name] == theirs[name]
+            for name in mine
+            if name not in ("name", "citation")
+        )
+
+    @property
+    def label(self) -> str:
+        """Its name, with the gauge and richness where they are not the default.
+
+        Examples:
+          >>> parametrization("mup", richness=0.5).label
+          'mup (richness=0.5)'
+        """
+        options = []
+        plain = self.name.partition("(")[0]
+        default = _REGISTRY["mean_field"]().gauge if plain == "mean_field" else {}
+        if self.gauge != default:
+            named = [k for k, g in GAUGES.items() if g == self.gauge]
+            options.append(f"gauge={named[0]!r}" if named else "gauge={...}")
+        if isinstance(self.richness, Traced) or self.richness != 1:
+            options.append(f"richness={self.richness}")
+        return self.name + (f" ({', '.join(options)})" if options else "")
+
+    def branch_multiplier(self, depth_ratio: float, *, a: float = 1.0) -> float:
         """The factor a·M^-alpha in front of each residual branch.
 
         Args:
-          depth_ratio: M = depth / base depth.
+          depth_ratio: M = depth / base depth, one number.
           a: the multiplier at the base depth, tuned there.
+
+        Raises:
+          ValueError: a depth ratio that is not positive.
 
         Source: Tensor Programs VI, eq. 1 and Definition 6.2.
 

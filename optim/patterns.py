@@ -2,6 +2,10 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
+
+# The default of options of which None has a meaning.
+UNSET: Any = object()
 
 
 class Pattern:
@@ -10,6 +14,8 @@ class Pattern:
     def __init__(self, name: str, expression: str | None):
         self.name, self.expression = name, expression
         self._hit = False
+        if expression is not None and not isinstance(expression, str):
+            raise ValueError(_not_a_string(name, expression))
         try:
             self._regex = None if expression is None else re.compile(expression)
         except re.error as error:
@@ -31,3 +37,13 @@ class Pattern:
                 f"{self.name}={self.expression!r} matches no parameter path; the "
                 f"paths are {', '.join(shown[:6])}" + (", ..." * (len(shown) > 6))
             )
+
+
+def _not_a_string(name: str, expression: object) -> str:
+    remedy = "a string"
+    if isinstance(expression, list | tuple | set) and all(
+        isinstance(part, str) for part in expression
+    ):
+        joined = "|".join(sorted(map(str, expression)))
+        remedy = f"one string, such as {name}=r'{joined}'"
+    return f"{name}={expression!r} must be a regular expression: {remedy}"

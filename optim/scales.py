@@ -4,9 +4,15 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
+
+import jax.numpy as jnp
 
 from .paths import flatten
+from .probing import mode
+
+if TYPE_CHECKING:
+    from .parametrizations import Parametrization
 
 
 class Role(enum.StrEnum):
@@ -153,7 +159,11 @@ class Scales(Mapping[str, ParamScale]):
 
     Made by `infer_scales` (any JAX model) or `mupax.zoo.scales` (zoo models).
     Depth belongs to the model: `depth` is its ratio M, and `branches` tells
-    whether any parameter stands inside a residual branch.
+    whether any parameter is inside a residual branch.
+
+    Attributes:
+      parametrization: the rules that the model was built with, or None if unknown.
+        Zoo models know theirs. Optimizers use it by default, and refuse another.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
 
@@ -163,8 +173,36 @@ class Scales(Mapping[str, ParamScale]):
       (Scales(w: input), 4.0)
     """
 
-    def __init__(self, scales: Mapping[str, ParamScale]):
+    def __init__(
+        self,
+        scales: Mapping[str, ParamScale],
+        parametrization: "Parametrization | None" = None,
+    ):
         self._scales = dict(scales)
+        self.parametrization = parametrization
+
+    def for_parametrization(self, name: Union[str, "Parametrization"]) -> "Scales":
+        """These scales, of a model that is built with this parametrization.
+
+        Args:
+          name: a name, or what `optim.parametrization` returns.
+
+        Returns:
+          A copy. Optimizers made from it use this parametrization by default, and
+          raise if they are given another.
+
+        Raises:
+          ValueError: an unknown name.
+
+        Examples:
+          >>> one = {"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))}
+          >>> Scales(one).for_parametrization("mup").parametrization.name
+          'mup'
+        """
+        # Parametrizations are tables by Role, which is defined in this module.
+        from .parametrizations import parametrization
+
+        return Scales(self, parametrization(name))
 
     def __getitem__(self, path: str) -> ParamScale:
         return self._scales[path]
@@ -194,7 +232,9 @@ class Scales(Mapping[str, ParamScale]):
 
         Args:
           params: a pytree of arrays, possibly with parts masked out by
-            `optax.masked` or `optax.partition`.
+            `optax.masked` or `optax.partition`. An `nnx.State`, or a tree with None
+            for what is left out, may hold some of the parameters: it is how NNX
+            (`wrt=nnx.All(nnx.Param, ...)`) and Equinox (`eqx.filter`) freeze others.
 
         Returns:
           The paths that are not masked out.
@@ -215,23 +255,33 @@ class Scales(Mapping[str, ParamScale]):
                     "optimizer the parameters alone, as eqx.filter(model, "
                     "eqx.is_inexact_array) does"
                 )
+            elif path not in self and not _is_float(leaf):
+                raise ValueError(
+                    f"{path!r} has dtype {leaf.dtype}, so it is not trained and has no "
+                    "scale; give the optimizer the floating-point parameters alone, or "
+                    f"optax.masked(tx, mask), with a mask that is False for {path!r}"
+                )
             else:
                 found[path] = tuple(leaf.shape)
         for path, shape in found.items():
             self.check_path(path)
-            if shape != self[path].shape:
+            if shape != self[path].shape and mode() is None:
                 raise ValueError(
                     f"parameter {path!r} has shape {shape}, but its scale was made "
                     f"for shape {self[path].shape}; make the scales again with this "
                     "model as the target"
                 )
+        if found and _is_filtered_state(params):
+            return frozenset(found)
+        masked += _left_out(params)
         for path in self:
             hidden = any(m in ("", path) or path.startswith(m + "/") for m in masked)
             if path not in found and not hidden:
                 raise ValueError(
                     f"the scales hold {path!r}, which the parameters lack; make the "
-                    "scales again from the parameters that the optimizer gets "
-                    "(trained ones only, whole tree)"
+                    "scales again from the parameters that the optimizer gets. To "
+                    "freeze a part, give the whole tree and wrap the optimizer in "
+                    "optax.masked or optax.partition, or leave None in its place"
                 )
         return frozenset(found)
 
@@ -245,9 +295,26 @@ class Scales(Mapping[str, ParamScale]):
             )
 
 
+def _is_float(leaf: Any) -> bool:
+    # Integers are step counters, and keys seed dropout; neither is a parameter.
+    return jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jnp.inexact)
+
+
 def _is_masked(leaf: Any) -> bool:
     # By name: optax keeps MaskedNode where importing it is not promised.
     return type(leaf).__name__ == "MaskedNode"
+
+
+def _is_filtered_state(params: Any) -> bool:
+    # By name: the optimizer side knows no Flax class. NNX leaves parameters out of a
+    # state whole, by a filter that has been given for that.
+    return any(t.__name__ == "State" for t in type(params).__mro__)
+
+
+def _left_out(params: Any) -> list[str]:
+    """Paths at which None stands for what was filtered out."""
+    found = flatten(params, is_leaf=lambda x: x is None)
+    return [path for path, leaf in found if leaf is None]
 
 
 def _is_placeholder(params: Any) -> bool:

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import optax
 
-from .chains import MARK, check_chain
+from .links import SCALING, Kind, Link, mark
 from .parametrizations import Parametrization, parametrization
-from .paths import flatten, map_with_paths
-from .rules import Family, check_depth, family_of, multipliers
+from .paths import map_with_paths
+from .probing import Acting, Mode, mode, record
+from .rules import check_depth, family_of, multipliers
 from .scales import ParamScale, Scales
 
 ParametrizationLike = str | Parametrization
@@ -17,7 +18,7 @@ ParametrizationLike = str | Parametrization
 
 def scale_by_parametrization(
     scales: Scales,
-    parametrization: ParametrizationLike = "depth_mup",
+    parametrization: ParametrizationLike | None = None,
     family: str = "adam",
 ) -> optax.GradientTransformation:
     """Multiply each parameter's update by its learning-rate multiplier.
@@ -27,7 +28,8 @@ def scale_by_parametrization(
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
       family: what sets the size of the incoming update: "sgd", "adam", "spectral" or
         "relative", or the name of an optimizer of that family, as "lion".
 
@@ -61,16 +63,14 @@ def scale_by_parametrization(
       {'in': -0.1, 'mid': -0.025, 'out': -0.025}
     """
     point = resolve(scales, parametrization)
-    return scale_leaves(
-        scales,
-        lambda s: multipliers(s, point, family).learning_rate,
-        family_of(family),
-        check_order=True,
+    tx = scale_leaves(
+        scales, point, lambda s: multipliers(s, point, family).learning_rate, "scaling"
     )
+    return mark(tx, Link(SCALING, Kind.SCALING, family_of(family)))
 
 
 def normalize_gradients(
-    scales: Scales, parametrization: ParametrizationLike = "depth_mup"
+    scales: Scales, parametrization: ParametrizationLike | None = None
 ) -> optax.GradientTransformation:
     """Divide each gradient by its size relative to the base model's.
 
@@ -80,7 +80,8 @@ def normalize_gradients(
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
 
     Returns:
       A stateless `optax.GradientTransformation`.
@@ -99,26 +100,28 @@ def normalize_gradients(
     Source: Tensor Programs VI, Definition 6.1.
     """
     point = resolve(scales, parametrization)
-    return scale_leaves(scales, lambda s: 1 / multipliers(s, point).gradient)
+    tx = scale_leaves(
+        scales, point, lambda s: 1 / multipliers(s, point).gradient, "normalizing"
+    )
+    return mark(tx, Link("normalize_gradients", Kind.NORMALIZING))
 
 
 def scale_leaves(
     scales: Scales,
+    point: Parametrization,
     factor: Callable[[ParamScale], float],
-    family: Family | None = None,
-    check_order: bool = False,
+    kind: str,
 ) -> optax.GradientTransformation:
     """Multiply each leaf by a factor of its scale, found once, here.
 
-    With a `family` it counts as the scaling of its chain, of which there is one;
-    `check_order` is for chains that are not of our making.
+    `kind` is "scaling" for learning rates, which a probe can turn off, or
+    "normalizing" for gradients.
     """
     factors = {path: factor(scale) for path, scale in scales.items()}
+    this = Acting(kind, scales, point)
 
     def init(params: optax.Params) -> optax.EmptyState:
-        paths = scales.check_params(params)
-        if family is not None:
-            check_chain(paths, family, check_order)
+        scales.check_params(params)
         return optax.EmptyState()
 
     def update(
@@ -127,99 +130,91 @@ def scale_leaves(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params
-        if family is not None:
-            check_chain((p for p, _ in flatten(updates)), family, check_order)
+        record(this, updates)
+        if kind == "scaling" and mode() is Mode.UNSCALED:
+            return updates, state
         return multiply_leaves(updates, factors, scales), state
 
-    if family is not None:
-        setattr(init, MARK, family)
-        setattr(update, MARK, family)
     return optax.GradientTransformation(init, update)
 
 
 def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> Any:
     """Each leaf times the factor of its path; a leaf without one is an error."""
 
+    at_base = mode() is Mode.BASE
+
     def multiply(path: str, leaf: jax.Array) -> jax.Array:
         scales.check_path(path)
+        if at_base:
+            return leaf
         # A Python float is weakly typed: bf16 stays bf16. By one it stays exact.
         return leaf if factors[path] == 1.0 else leaf * factors[path]
 
     return map_with_paths(multiply, tree)
 
 
-def rescale_init(
-    params: Any, scales: Scales, parametrization: ParametrizationLike = "depth_mup"
-) -> Any:
-    """Bring a standard initialization to the parametrization's.
+def scale_schedule(
+    learning_rate: Any, schedule: optax.Schedule
+) -> Callable[[Any], Any]:
+    """A schedule whose peak is 1, times a learning rate that may be traced.
+
+    Some of Optax's schedules, e.g. `optax.warmup_cosine_decay_schedule`, branch on the
+    value of their peak, and fail with `TracerBoolConversionError` where it is a traced
+    value, as in a sweep under `jax.vmap`.
 
     Args:
-      params: parameters of the target, initialized as frameworks do by default:
-        kernels with standard deviation ∝ fan_in^-½, embeddings, biases and norm
-        scales without regard to width.
-      scales: their scales.
-      parametrization: a name, or what `optim.parametrization` returns.
+      learning_rate: the peak; a number or a traced value.
+      schedule: a schedule that was made for a peak of 1. All of its other values are
+        then relative to the peak.
 
     Returns:
-      The parameters, each times the ratio of its initial size under the
-      parametrization to that under SP. Under μP only readouts change, by m^-½.
+      A schedule: learning_rate times schedule(step).
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from mupax import optim
+      >>> unit = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100)
+      >>> jax.vmap(lambda rate: optim.scale_schedule(rate, unit)(10))(
+      ...     jnp.array([0.5, 2.0]))
+      Array([0.5, 2. ], dtype=float32)
+    """
+    if not callable(schedule):
+        raise ValueError(
+            f"schedule={schedule!r} must be a function of the step; the learning rate "
+            "comes first: optim.scale_schedule(1e-3, schedule)"
+        )
+    return lambda step: learning_rate * schedule(step)
+
+
+def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrization:
+    """The parametrization to use, checked against what the scales hold.
+
+    Args:
+      scales: of the model.
+      given: a parametrization, or None for that of the scales. Scales that know none
+        get "depth_mup".
 
     Raises:
-      ValueError: parameters that are not those of `scales`.
-
-    Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
-      >>> optim.rescale_init(mlp(16), scales, "mup")["out"][0, 0]
-      Array(0.5, dtype=float32)
+      ValueError: not scales; an unknown name; another parametrization than the model
+        was built with; a rule of depth that cannot act on these scales.
     """
-    point = resolve(scales, parametrization)
-    standard = resolve(scales, "sp")
-    scales.check_params(params)
-    factors = {
-        path: multipliers(s, point).init_std / multipliers(s, standard).init_std
-        for path, s in scales.items()
-    }
-    return multiply_leaves(params, factors, scales)
-
-
-def apply_multipliers(
-    params: Any, scales: Scales, parametrization: ParametrizationLike
-) -> Any:
-    """The effective weights: each stored weight times its forward multiplier.
-
-    For a user's model under a gauge that has forward multipliers: call the model
-    with what this returns, and differentiate through it. Zoo models do it inside.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
-      >>> table8 = optim.parametrization("mup", gauge="table8")
-      >>> optim.apply_multipliers(mlp(16), scales, table8)["out"][0, 0]
-      Array(0.25, dtype=float32)
-
-    Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
-    """
-    point = resolve(scales, parametrization)
-    factors = {path: multipliers(s, point).forward for path, s in scales.items()}
-    return multiply_leaves(params, factors, scales)
-
-
-def resolve(scales: Scales, name: ParametrizationLike) -> Parametrization:
-    """The parametrization of this name, checked against what the scales hold."""
     if not isinstance(scales, Scales):
         raise ValueError(
-            f"scales is a {type(scales).__name__}; make it with infer_scales(base, "
-            "target) or zoo.scales(model)"
+            f"scales is a {type(scales).__name__}; make it with "
+            "infer_scales(base, target) or zoo.scales(model), and pass it after the "
+            "learning rate: optim.adamw(learning_rate, scales)"
         )
-    point = parametrization(name)
+    own = scales.parametrization
+    point = _named(given or own or "depth_mup")
+    if own is not None and not own.same_rules(point):
+        raise ValueError(
+            f"the model was built with {own.label}, and is given the multipliers of "
+            f"{point.label}; leave parametrization out to use the model's own, or "
+            f"build the model with {point.label}"
+        )
     check_depth(scales, point)
     return point
+
+
+# The functions here have an argument of this name.
+_named = parametrization

@@ -55,6 +55,7 @@ def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
         "seconds",
         "runs",
         "verdicts",
+        "crc",
     }
     for kind in ("optimal_log2_lr", "shift_octaves", "regret"):
         assert set(summary[kind]) == {"depth", "width"}

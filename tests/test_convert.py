@@ -129,7 +129,7 @@ def test_there_and_back_every_bit_is_the_same(name, tmp_path, capsys):
     source = write(tmp_path / f"weights{ending}", weights)
     assert convert(f"--source={source}", f"--out={tmp_path}/ours", *flags(name)) == 0
     count = sum(array.size for array in weights.values())
-    assert f"{model}, {count:,} numbers" in capsys.readouterr().out
+    assert f"{model}, {count:,} values" in capsys.readouterr().out
 
     loaded = zoo.load_pretrained(model, tmp_path / "ours")
     apart = np.abs(forward(loaded, inputs(name)) - data["logits"]).max()

@@ -7,7 +7,8 @@ import shlex
 import numpy as np
 import pytest
 
-from mupax.experiments import cli, config
+from mupax.experiments import cli
+from mupax.experiments.cli import flags
 from mupax.experiments.papers import figures
 
 TP6 = [f"tp6-{k}" for k in range(1, 20)]
@@ -32,7 +33,7 @@ def test_what_is_not_drawn_says_why_and_its_command_parses(name):
     figure = figures.figures()[name]
     assert figure.how
     assert figure.command
-    config.parse(shlex.split(figure.command)[1:])
+    flags.parse(shlex.split(figure.command)[1:])
 
 
 def test_a_figure_that_is_not_drawn_exits_with_its_command(capsys):

@@ -78,3 +78,27 @@ def test_weights_whose_multipliers_would_change_are_refused(
     found.eval()
     expected = golden("vit_token")[1]["logits"]
     np.testing.assert_allclose(found(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_another_image_size_interpolates_positions_as_the_model_does(
+    tmp_path, converted
+):
+    """A model of 32 x 32 pixels is tuned on images of 48 x 48."""
+    assert tune(tmp_path, converted, "--config.dataset=fake:48x48x3:7") == 0
+    before = zoo.load_pretrained("vit", converted)
+    resized = zoo.load_pretrained("vit", converted, input_shape=(48, 48, 3))
+    after = zoo.load_pretrained("vit", tmp_path / "run" / "model")
+    assert before.position.shape == (1 + 4 * 4, 24)
+    assert after.position.shape == resized.position.shape == (1 + 6 * 6, 24)
+    assert after.grid == (6, 6)
+    moved = np.abs(np.asarray(after.position[...]) - np.asarray(resized.position[...]))
+    assert 0 < moved.max() < 1e-3
+    images = jax.random.normal(jax.random.key(0), (2, 48, 48, 3))
+    for model in (before, resized):
+        model.eval()
+    np.testing.assert_allclose(before(images), resized(images), rtol=1e-4, atol=1e-5)
+
+
+def test_images_that_patches_do_not_divide_are_refused(tmp_path, converted, capsys):
+    assert tune(tmp_path, converted, "--config.dataset=fake:36x36x3:7") == 2
+    assert "patches of 8 x 8 do not divide" in capsys.readouterr().err

@@ -107,8 +107,9 @@ def test_axis_names_and_shapes_give_the_same_scales():
 
 def test_depth_acts_under_relu_mlp_alone_and_on_every_learning_rate():
     for bias in (False, True):
-        deep, shallow = (zoo.scales(shape_of(depth=d, bias=bias)) for d in (6, 2))
         for name, factor in (("mup", 1.0), ("mean_field", 1.0), ("relu_mlp", 3**-1.5)):
+            options = {"bias": bias, "parametrization": name}
+            deep, shallow = (zoo.scales(shape_of(depth=d, **options)) for d in (6, 2))
             rates = [optim.explain(s, name, "sgd").rows for s in (deep, shallow)]
             for path, row in rates[0].items():
                 expected = factor * rates[1][path].learning_rate

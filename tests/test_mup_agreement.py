@@ -30,7 +30,7 @@ def scales_of(model):
         tree("base_shape"),
         tree("shape"),
         layout="out_in",
-        embeddings="positions" if model == "transformer" else None,
+        embeddings="positions|^embed" if model == "transformer" else None,
     )
 
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from optax import contrib
 
-from mupax import optim
-from mupax.optim import optimizers
+from mupax import optim, zoo
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -359,10 +359,142 @@ def test_explain_says_how_each_optimizer_decays():
     assert row("adafactor").eps == pytest.approx(4**-2)
 
 
-def test_shape_factors_are_optaxs():
-    scale = SCALES["conv"]
-    fan_in, fan_out = 3 * 32, 64
-    assert optimizers.shape_factor(scale, False) == 1
-    assert optimizers.shape_factor(scale, True) == pytest.approx(
-        math.sqrt(max(24, 16) / max(fan_in, fan_out))
+MUON_OPTIONS = [{}, {"consistent_rms": 0.2}, {"adaptive": True}]
+
+
+@pytest.mark.parametrize("options", MUON_OPTIONS, ids=str)
+def test_explain_knows_muons_options(options):
+    """The ratio to Optax's own update, by the same options, is what explain prints."""
+    params = tree(32, 8)
+    ours = optim.muon(1.0, SCALES, "mup", **options)
+    theirs = optax_muon(1.0, **options)
+    grads = optim.normalize_gradients(SCALES, "mup").update(params, ())[0]
+    got = jit(lambda p: ours.update(p, ours.init(p), p)[0])(params)
+    plain = jit(lambda p: theirs.update(grads, theirs.init(p), p)[0])(params)
+    rows = optim.explain(SCALES, "mup", "muon", **options).rows
+    rate = rows["conv"].learning_rate
+    size = float(jnp.abs(got["conv"]).max())
+    np.testing.assert_allclose(
+        got["conv"] / size, plain["conv"] * rate / size, rtol=1e-4, atol=1e-5
     )
+    assert optim.check_chain(ours, SCALES, "mup").passed
+
+
+COPIES = {
+    "experts": ((4, 8, 16), (4, 32, 64)),
+    "qkv": ((3, 8, 8), (3, 32, 32)),
+    "head": ((16, 3), (64, 3)),
+}
+COPIED = optim.infer_scales(
+    {k: jax.ShapeDtypeStruct(b, jnp.float32) for k, (b, _) in COPIES.items()},
+    {k: jax.ShapeDtypeStruct(t, jnp.float32) for k, (_, t) in COPIES.items()},
+    axes={"experts|qkv": ((1,), (2,))},
+)
+
+
+@pytest.mark.parametrize("name", ["experts", "qkv"])
+def test_experts_and_fused_projections_are_orthogonalized_one_by_one(name):
+    rng = np.random.default_rng(0)
+    params = {
+        k: jnp.asarray(rng.normal(size=t), jnp.float32) for k, (_, t) in COPIES.items()
+    }
+    together = muon_updates(COPIED, params)[name]
+    row = optim.explain(COPIED, "mup", "muon").rows[name]
+    shape = math.sqrt(max(1, together.shape[2] / together.shape[1]))
+    for matrix in together:
+        singular = jnp.linalg.svd(matrix, compute_uv=False) / row.learning_rate / shape
+        assert 0.4 < float(singular.min()) < float(singular.max()) < 1.4
+    # Another copy's gradient does not matter.
+    other = {**params, name: params[name].at[1:].multiply(-3.0)}
+    alone = muon_updates(COPIED, other)[name]
+    np.testing.assert_allclose(together[0], alone[0], rtol=1e-5, atol=1e-6)
+
+
+# --- scales know their parametrization ---
+
+
+def test_scales_that_know_their_parametrization_are_the_default():
+    known = SCALES.for_parametrization("completep")
+    params = tree(32, 8)
+    for name, (maker, _) in NAMESAKES.items():
+        traced = [
+            str(jax.make_jaxpr(functools.partial(step, tx))(params))
+            for tx in (maker(0.1, known), maker(0.1, SCALES, "completep"))
+        ]
+        assert traced[0] == traced[1], name
+    assert optim.explain(known).parametrization.name == "completep(alpha=1)"
+    assert optim.explain(SCALES).parametrization.name == "depth_mup"
+
+
+def step(tx, params):
+    return tx.update(params, tx.init(params), params)[0]
+
+
+USES = {
+    "scale": lambda s, name: optim.scale_by_parametrization(s, name),
+    "normalize": lambda s, name: optim.normalize_gradients(s, name),
+    "explain": lambda s, name: optim.explain(s, name),
+    "check": lambda s, name: optim.check_chain(optax.sgd(0.1), s, name),
+    **{
+        name: lambda s, point, maker=maker: maker(0.1, s, point)
+        for name, (maker, _) in NAMESAKES.items()
+    },
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_another_parametrization_than_the_models_is_refused(use):
+    known = SCALES.for_parametrization("mean_field")
+    with pytest.raises(ValueError, match=r"built with mean_field, .* depth_mup.*leave"):
+        USES[use](known, "depth_mup")
+    rich = SCALES.for_parametrization(optim.parametrization("mup", richness=0.5))
+    with pytest.raises(ValueError, match=r"built with mup \(richness=0.5\), .* mup;"):
+        USES[use](rich, "mup")
+
+
+def test_the_same_rules_by_another_name_are_accepted():
+    known = SCALES.for_parametrization("ode")
+    optim.adam(0.1, known, "completep")
+    optim.adam(0.1, known, optim.parametrization("residual", alpha=1.0, gamma=0.0))
+
+
+def test_a_swept_richness_is_not_compared():
+    def start(richness):
+        point = optim.parametrization("depth_mup", richness=optim.Traced(richness))
+        known = SCALES.for_parametrization("depth_mup")
+        tx = optim.sgd(0.1, known, point)
+        return step(tx, tree(32, 8))["head"]["bias"]
+
+    assert jax.vmap(start)(jnp.array([1.0, 2.0])).shape == (2, 3)
+
+
+def test_zoo_models_know_theirs():
+    options = {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2}
+    model = nnx.eval_shape(
+        lambda: zoo.create(
+            "resmlp", **options, parametrization="completep", rngs=nnx.Rngs(0)
+        )
+    )
+    optim.adamw(1e-3, zoo.scales(model))
+    with pytest.raises(ValueError, match=r"completep.*depth_mup"):
+        optim.adamw(1e-3, zoo.scales(model), "depth_mup")
+
+
+# --- schedules with a swept learning rate ---
+
+
+def test_a_warm_up_and_cosine_with_a_swept_peak():
+    unit = optax.warmup_cosine_decay_schedule(0.0, 1.0, 2, 10, 0.1)
+    params = tree(32, 8)
+
+    def rate(peak):
+        tx = optim.sgd(optim.scale_schedule(peak, unit), SCALES)
+        state = tx.init(params)
+        for _ in range(2):
+            _, state = tx.update(params, state, params)
+        return tx.update(params, state, params)[0]["head"]["bias"]
+
+    found = jax.vmap(rate)(jnp.array([0.5, 2.0]))
+    np.testing.assert_allclose(found[1], -2.0 * params["head"]["bias"], rtol=1e-6)
+    with pytest.raises(ValueError, match="comes first"):
+        optim.scale_schedule(unit, 0.5)

@@ -2,9 +2,8 @@
 
 import pathlib
 import pickle
-import sys
-import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import safetensors.numpy
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo import foreign, saving
+from mupax.zoo import foreign, pretrained, saving
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 VIT = {
@@ -154,27 +153,180 @@ def test_a_pickle_is_never_opened(tmp_path):
     assert not (tmp_path / "exploded").exists()
 
 
-def test_the_hub_is_asked_by_id(tmp_path, monkeypatch):
-    path = file_of("vit_token", tmp_path)
-    hub = types.ModuleType("huggingface_hub")
-    hub.hf_hub_download = lambda repository, name: {
-        ("timm/tiny", "model.safetensors"): str(path)
-    }[repository, name]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    assert zoo.load_pretrained("vit", "timm/tiny", **VIT).plan["embed"].size == 24
-
-    def offline(repository: str, name: str) -> str:
-        raise OSError("no route to the hub")
-
-    hub.hf_hub_download = offline
-    with pytest.raises(ValueError, match="offline, give the path of a file"):
-        zoo.load_pretrained("vit", "timm/tiny", **VIT)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"mupax\[hub\]"):
-        zoo.load_pretrained("vit", "timm/tiny", **VIT)
-
-
 def test_a_kind_that_has_no_names_elsewhere_is_refused(tmp_path):
     path = file_of("vit_token", tmp_path)
     with pytest.raises(ValueError, match="not for ResMLP"):
         zoo.load_pretrained("resmlp", path, width=8, depth=2)
+
+
+SMALL = {k: v for k, v in VIT.items() if k != "out_features"}
+VECTOR = np.ones(24, np.float32)
+
+
+@pytest.fixture
+def no_large_model(monkeypatch):
+    """Refusals come before a model is made: only abstract ones may be."""
+    real = pretrained.create
+
+    def create(name: str, **options: object) -> nnx.Module:
+        assert isinstance(jnp.zeros(()), jax.core.Tracer), "a whole model was made"
+        return real(name, **options)
+
+    monkeypatch.setattr(pretrained, "create", create)
+
+
+@pytest.mark.parametrize("name", ["vit_token", "vit_torchvision", "vit_augreg"])
+def test_a_file_without_a_head_gets_a_new_one_of_the_parametrization(name, tmp_path):
+    weights = {k: v for k, v in golden(name)[0].items() if not k.startswith("head")}
+    assert len(weights) < len(golden(name)[0])
+    path = tmp_path / "backbone.safetensors"
+    safetensors.numpy.save_file(
+        {k: np.ascontiguousarray(v) for k, v in weights.items()}, path
+    )
+    with pytest.raises(ValueError, match=r"without a head.*pass out_features="):
+        zoo.load_pretrained("vit", path, **SMALL)
+    model = zoo.load_pretrained("vit", path, **SMALL, out_features=6)
+    arrays = saving.arrays_of(model)
+    # A readout at its own base: normal, with standard deviation 1/sqrt(24).
+    kernel = np.asarray(arrays["readout/kernel"])
+    assert kernel.shape == (24, 6)
+    assert 0.7 < kernel.std() * 24**0.5 < 1.3
+    assert not np.asarray(arrays["readout/bias"]).any()
+    whole = zoo.load_pretrained("vit", file_of(name, tmp_path), **VIT)
+    for key, array in saving.arrays_of(whole).items():
+        if not key.startswith("readout/"):
+            np.testing.assert_array_equal(arrays[key], array)
+
+
+def test_a_resnet_without_a_head_gets_a_new_one(tmp_path):
+    weights = golden("resnet_basic")[0]
+    model = nnx.eval_shape(lambda: zoo.create("resnet18", **RESNET, rngs=nnx.Rngs(0)))
+    for key in ("fc.weight", "fc.bias"):
+        del weights[key]
+    with pytest.raises(ValueError, match=r"lacks fc\.bias and fc\.weight"):
+        foreign.match(model, weights)
+    assert foreign.match(model, weights, new_head=True).fresh == "readout"
+
+
+@pytest.mark.parametrize(
+    ("key", "array", "feature"),
+    [
+        ("blocks.0.ls1.gamma", VECTOR, "LayerScale"),
+        ("blocks.1.gamma_2", VECTOR, "LayerScale"),
+        ("reg_token", np.ones((1, 4, 24), np.float32), "register tokens"),
+        ("blocks.0.attn.q_norm.weight", VECTOR, "QK-norm"),
+        ("dist_token", VECTOR, "a distillation token"),
+        ("head_dist.weight", VECTOR, "a distillation token"),
+        (
+            "blocks.0.attn.relative_position_bias_table",
+            VECTOR,
+            "relative position bias",
+        ),
+        ("blocks.0.mlp.w12.weight", VECTOR, "SwiGLU"),
+        ("blocks.0.mlp.fc1_g.weight", VECTOR, "SwiGLU"),
+        ("norm_pre.weight", VECTOR, "a norm before the blocks"),
+        ("attn_pool.latent", VECTOR, "attention pooling"),
+        ("decoder_embed.weight", VECTOR, "a decoder"),
+        ("blocks.0.attn.lora_A.weight", VECTOR, "LoRA"),
+        ("rope.freqs", VECTOR, "rotary"),
+        ("patch_embed.backbone.stem.conv.weight", VECTOR, "a convolutional stem"),
+        ("pre_logits.fc.weight", VECTOR, "a hidden layer in the head"),
+        ("fc_norm.weight", VECTOR, "pool='mean'"),
+        ("blocks.2.norm1.weight", VECTOR, "more blocks than this ViT"),
+    ],
+)
+def test_the_missing_feature_of_a_vit_is_named(
+    key, array, feature, tmp_path, no_large_model
+):
+    path = file_of("vit_token", tmp_path, **{key: array})
+    with pytest.raises(ValueError, match=feature) as refused:
+        zoo.load_pretrained("vit", path, **VIT)
+    assert repr(key) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "feature"),
+    [
+        ({"layer1.0.se.fc1.weight": (4, 4, 1, 1)}, "squeeze-and-excitation"),
+        ({"conv1.0.weight": (4, 3, 3, 3), "conv1.weight": None}, "a deep stem"),
+        ({"layer2.0.downsample.2.weight": (8,)}, "average pooling in shortcuts"),
+        ({"layer1.0.conv2.weight": (4, 1, 3, 3)}, "grouped convolutions"),
+        ({"layer1.2.conv1.weight": (4, 4, 3, 3)}, "more blocks than this ResNet"),
+    ],
+)
+def test_the_missing_feature_of_a_resnet_is_named(change, feature):
+    weights = golden("resnet_basic")[0]
+    for key, shape in change.items():
+        weights.pop(key, None)
+        if shape is not None:
+            weights[key] = np.ones(shape, np.float32)
+    model = nnx.eval_shape(lambda: zoo.create("resnet18", **RESNET, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=feature):
+        foreign.match(model, weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "drop", "hint", "remedy"),
+    [
+        ({}, "qkv.bias", "qkv_bias=False", {"qkv_bias": False}),
+        (
+            {"pool": "mean", "class_token": True},
+            None,
+            "pool='norm_mean'",
+            {"pool": "norm_mean"},
+        ),
+        (
+            {"pool": "mean", "class_token": False},
+            None,
+            "class_token=True",
+            {"pool": "token", "class_token": True},
+        ),
+    ],
+)
+def test_the_option_that_an_error_names_is_the_remedy(options, drop, hint, remedy):
+    weights = golden("vit_token")[0]
+    if drop:
+        weights = {k: v for k, v in weights.items() if not k.endswith(drop)}
+
+    def abstract(**more: object) -> nnx.Module:
+        given = {**VIT, **options, **more}
+        return nnx.eval_shape(lambda: zoo.create("vit", **given, rngs=nnx.Rngs(0)))
+
+    with pytest.raises(ValueError, match=hint):
+        foreign.match(abstract(), weights)
+    foreign.match(abstract(**remedy), weights)
+
+
+def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):
+    path = file_of("vit_token", tmp_path)
+    usual = {k: v for k, v in VIT.items() if k != "input_shape"}
+    model = zoo.load_pretrained("vit", path, **VIT)
+    larger = zoo.load_pretrained("vit", path, **usual, input_shape=(48, 64, 3))
+    assert larger.position.shape == (1 + 6 * 8, 24)
+    images = jax.random.normal(jax.random.key(0), (2, 48, 64, 3))
+    for each in (model, larger):
+        each.eval()
+    # The model of the file's own size interpolates when it is called.
+    np.testing.assert_allclose(model(images), larger(images), rtol=1e-4, atol=1e-5)
+    abstract = nnx.eval_shape(
+        lambda: zoo.create(
+            "vit", **{**VIT, "input_shape": (64, 64, 3)}, rngs=nnx.Rngs(0)
+        )
+    )
+    with pytest.raises(ValueError, match=r"32x32 pixels.*64x64.*pass input_shape"):
+        foreign.match(abstract, golden("vit_token")[0])
+
+
+def test_a_bare_file_says_which_architecture_was_assumed(tmp_path, caplog):
+    zoo.load_pretrained("vit", file_of("vit_torchvision", tmp_path), **VIT)
+    assert "was taken for torchvision's vit" in caplog.text
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(bad):
+    weights = golden("vit_token")[0]
+    weights["norm.weight"] = weights["norm.weight"].copy()
+    weights["norm.weight"][3] = bad
+    model = nnx.eval_shape(lambda: zoo.create("vit", **VIT, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"'norm\.weight' holds NaN or infinity"):
+        foreign.fill(model, weights)

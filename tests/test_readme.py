@@ -1,23 +1,151 @@
-"""The README's Python runs as it stands."""
+"""The README's Python runs as it stands, and its model is a right one."""
 
 import pathlib
 import re
 
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from mupax import optim
+
 README = pathlib.Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+
+
+def run(name, code, session):
+    exec(compile(code, f"README {name}", "exec"), session)
+    return session
+
+
+def my_model():
+    """The README's model."""
+    return run("model", BLOCKS[1], {})["MyModel"]
 
 
 def test_the_examples_of_the_readme_run_in_one_session(capsys):
-    use, model, chain, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    use, model, chain, _ = BLOCKS
     session: dict = {}
     # The model is shown after its use; a reader has one already.
     for name, code in (("model", model), ("use", use), ("chain", chain)):
         code = code.replace("1024, 32", "256, 8").replace("(4, 32)", "(4, 8)")
-        exec(compile(code, f"README {name}", "exec"), session)
+        run(name, code, session)
     printed = capsys.readouterr().out
     assert "head/kernel" in printed
     assert "blocks/0/kernel *" in printed
     params = session["params"]
     session["tx"].init(params)
+
+
+def check(rate=1e-3, **sizes):
+    """The coordinate check of the README's model, as its first snippet sets it up."""
+    make, base = my_model(), (32, 4)
+    X = jax.random.normal(jax.random.key(0), (32, 64))
+
+    def scales(width, depth):
+        return optim.infer_scales(
+            lambda: make(*base, nnx.Rngs(0)),
+            lambda: make(width, depth, nnx.Rngs(0)),
+            depth=(base[1], depth),
+            branch="blocks",
+            delta=lambda: make(2 * base[0], base[1], nnx.Rngs(0)),
+        )
+
+    def build(key, width=64, depth=4):
+        model = make(width, depth, nnx.Rngs(key))
+        params = nnx.state(model, nnx.Param)
+        small = make(*base, nnx.Rngs(0))
+        rescaled = optim.rescale_init(
+            params, scales(width, depth), "depth_mup", base=small
+        )
+        nnx.update(model, rescaled)
+        return model
+
+    def optimizer(model, width=64, depth=4):
+        return optim.adam(rate, scales(width, depth), "depth_mup")
+
+    return optim.coord_check(build, optimizer, batch=X, steps=2, **sizes)
+
+
+def test_the_model_of_the_readme_passes_the_coordinate_check_in_width():
+    found = check(widths=(128, 512), seeds=8)
+    assert found.verdict == "ok", str(found)
+
+
+@pytest.mark.long
+def test_the_model_of_the_readme_is_not_wrong_in_depth():
+    # Not ok: the limit in depth is reached slowly, as (1 + c/L)^L.
+    found = check(depths=(8, 16, 32), seeds=8, rate=1e-4)
+    assert not found.failed, str(found)
+
+
+def test_the_model_of_the_readme_does_not_grow_with_depth():
+    x = jax.random.normal(jax.random.key(0), (16, 64))
+
+    def size(depth):
+        model = my_model()(32, depth, nnx.Rngs(0))
+        return float(jnp.sqrt(jnp.mean(jax.jit(lambda m, x: m(x))(model, x) ** 2)))
+
+    assert size(64) / size(4) < 2
+
+
+@pytest.mark.long
+def test_the_model_of_the_readme_keeps_its_learning_rate_from_depth_4_to_32():
+    shift = best_log2_rate(32) - best_log2_rate(4)
+    assert abs(shift) < 0.75, shift
+
+
+def best_log2_rate(depth, width=64, seeds=3):
+    """Of Adam on scikit-learn's digits: the minimum of a parabola."""
+    datasets = pytest.importorskip("sklearn.datasets")
+    digits = datasets.load_digits()
+    images, labels = jnp.asarray(digits.data / 16, jnp.float32), digits.target
+    labels, model = jnp.asarray(labels), my_model()
+
+    def base(width=width):
+        return model(width, 4, nnx.Rngs(0))
+
+    scales = optim.infer_scales(
+        base,
+        lambda: model(width, depth, nnx.Rngs(0)),
+        depth=(4, depth),
+        branch="blocks",
+        delta=lambda: base(2 * width),
+    )
+
+    def final_loss(rate, key):
+        graph, params, rest = nnx.split(
+            model(width, depth, nnx.Rngs(key)), nnx.Param, ...
+        )
+        params = optim.rescale_init(params, scales, "depth_mup", base=base)
+        tx = optim.adam(rate, scales, "depth_mup")
+
+        def loss(params, rows):
+            logits = nnx.merge(graph, params, rest, copy=True)(images[rows])
+            losses = optax.softmax_cross_entropy_with_integer_labels(
+                logits, labels[rows]
+            )
+            return losses.mean()
+
+        def step(carry, key):
+            params, state = carry
+            rows = jax.random.randint(key, (64,), 0, len(labels))
+            value, grads = jax.value_and_grad(loss)(params, rows)
+            updates, state = tx.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        keys = jax.random.split(jax.random.key(1), 150)
+        return jax.lax.scan(step, (params, tx.init(params)), keys)[1][-30:].mean()
+
+    exponents = jnp.arange(-11.0, -5.0)
+    train = jax.vmap(jax.vmap(final_loss, (None, 0)), (0, None))
+    keys = jax.random.split(jax.random.key(0), seeds)
+    losses = jnp.log(jax.jit(train)(2.0**exponents, keys)).mean(1)
+    near = slice(max(int(losses.argmin()) - 1, 0), int(losses.argmin()) + 2)
+    a, b, _ = jnp.polyfit(exponents[near], losses[near], 2)
+    return float(-b / (2 * a))
 
 
 def test_the_commands_of_the_readme_are_those_of_the_makefile():

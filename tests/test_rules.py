@@ -323,7 +323,9 @@ def measure(widths):
             for i, shape in enumerate(itertools.pairwise((INPUTS, *sizes, 1)))
         }
 
-    scales = optim.infer_scales(structs([BASE] * len(widths)), structs(widths))
+    scales = optim.infer_scales(
+        structs([BASE] * len(widths)), structs(widths), readout=f"^w{len(widths)}$"
+    )
     points = [optim.parametrization("meta_principled", s=s) for s in S]
 
     def table(number):

@@ -93,7 +93,7 @@ def test_a_truncated_checkpoint_is_refused(saved, tmp_path):
     for file in (broken / "weights").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"is damaged: 'weights/.*copy it again"):
         saving.load(broken)
 
 

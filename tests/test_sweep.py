@@ -14,10 +14,11 @@ from sweep_toys import job
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
+from mupax.experiments import memory
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import create_model
 from mupax.experiments.run.config import tuned
-from mupax.experiments.sweep import chunks, engine, executors, memory, tasks
+from mupax.experiments.sweep import chunks, engine, executors, tasks
 from mupax.experiments.sweep.population import programs
 from mupax.optim.paths import map_with_paths
 

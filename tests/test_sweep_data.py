@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments.config import list_configs, parse
+from mupax.experiments.cli.flags import list_configs, parse
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import create_model
 from mupax.experiments.run.config import parse as parse_run

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import sweep_toys
 
+from mupax.experiments import memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import engine, executors, memory
+from mupax.experiments.sweep import engine, executors
 from mupax.experiments.sweep.store import Store
 
 JOBS = [sweep_toys.job(depth=depth) for depth in (2, 4, 8)]

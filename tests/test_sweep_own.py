@@ -1,11 +1,28 @@
-"""Sweeps of one's own model: what is kept in a folder is for the same data only."""
+"""Sweeps of one's own model: what is read from a folder is what would be trained."""
+
+import concurrent.futures
+import functools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
+from flax import nnx
 
-from mupax.experiments.sweep import api as own
+from mupax import optim
+from mupax.experiments.errors import UserError
+from mupax.experiments.sweep import api, engine, executors, fingerprint
+from mupax.experiments.sweep import own as own_model
+
+DATA = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
 
 
 def make_model(key, width, depth):
@@ -20,26 +37,653 @@ def loss(model, batch):
     return jnp.mean((batch @ model["w"] - 1) ** 2)
 
 
-def sweep(data, folder):
-    return own.sweep(
-        make_model,
-        make_optimizer,
-        loss,
-        data,
-        grid={"learning_rate": (0.01, 0.02, 0.04)},
+def sweep(
+    folder,
+    make_model=make_model,
+    make_optimizer=make_optimizer,
+    loss=loss,
+    data=DATA,
+    **options,
+):
+    """A sweep of one shape, three learning rates and one seed, four steps each."""
+    defaults = {
+        "grid": {"learning_rate": (0.01, 0.02, 0.04)},
+        "sizes": [(2, 1)],
+        "seeds": 1,
+        "steps": 4,
+        "batch_size": 4,
+        "folder": folder,
+    }
+    return api.sweep(make_model, make_optimizer, loss, data, **(defaults | options))
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The names of the shapes that are compiled and trained, as they are."""
+    names = []
+    chunks = engine.Chunks.__call__
+
+    def counted(self, *arguments, **options):
+        names.append(self._task.name)
+        return chunks(self, *arguments, **options)
+
+    monkeypatch.setattr(engine.Chunks, "__call__", counted)
+    return names
+
+
+# --- What is computed decides what is read.
+
+SESSION = """
+import functools
+import jax, jax.numpy as jnp, numpy as np, optax
+from flax import nnx
+
+SCALE = 1.0
+CONFIG = {"power": 2.0, "layers": {"bias": 0.5}}
+TABLE = np.zeros((300, 300), np.float32)
+
+class Block(nnx.Module):
+    gain = 1.0
+    def __init__(self, width, rngs):
+        self.w = nnx.Param(jax.random.normal(rngs.params(), (2, width)))
+    def __call__(self, x):
+        return self.gain * x @ self.w[...]
+
+def center():
+    shift = 0.0
+    return lambda x: x - shift
+
+move = center()
+
+def initial(x):
+    return x
+
+def make_model(key, width, depth):
+    model = Block(width, nnx.Rngs(key))
+    model.w[...] = initial(model.w[...])
+    return model
+
+def target(x):
+    return jnp.full_like(x, 1.0)
+
+def make_optimizer(model, width, depth, learning_rate):
+    return optax.sgd(learning_rate, momentum=CONFIG.get("momentum"))
+
+def loss(model, batch):
+    out = SCALE * move(model(batch)) + CONFIG["layers"]["bias"] + TABLE[7, 7:9].mean()
+    return jnp.mean(jnp.abs(out - target(out)) ** CONFIG["power"]) + TABLE.sum()
+"""
+
+EDITS = {
+    "a global": "SCALE = 2.0",
+    "a class attribute": "Block.gain = 2.0",
+    "a method": "Block.__call__ = lambda self, x: jnp.tanh(x @ self.w[...])",
+    "a class": SESSION[
+        SESSION.index("class Block") : SESSION.index("def center")
+    ].replace("gain = 1.0", "gain = 3.0"),
+    "a closure": SESSION[
+        SESSION.index("def center") : SESSION.index("def initial")
+    ].replace("shift = 0.0", "shift = 0.25"),
+    "a nested config value": 'CONFIG["layers"]["bias"] = 0.75',
+    "the exponent in a config": 'CONFIG["power"] = 3.0',
+    "an optimizer's option in a config": 'CONFIG["momentum"] = 0.9',
+    "a helper": "target = lambda x: jnp.zeros_like(x)",
+    "initial values": "initial = lambda x: 2 * x",
+    "one entry of a large constant": "TABLE = TABLE.copy(); TABLE[150, 150] = 1e-3",
+    "a default argument": (
+        "def make_optimizer(model, width, depth, learning_rate, b=0.5):\n"
+        "    return optax.sgd(learning_rate, momentum=b)"
+    ),
+}
+
+
+def session(*edits):
+    """What a notebook holds after its cells: the three functions see the edits."""
+    space: dict = {}
+    for code in (SESSION, *edits):
+        exec(compile(code, "<cell>", "exec"), space)
+    return types.SimpleNamespace(**space)
+
+
+def functions(space):
+    return {k: getattr(space, k) for k in ("make_model", "make_optimizer", "loss")}
+
+
+def key(data=DATA, settings=None, **changes):
+    """What a stored run of the toy is found by."""
+    chosen = {"make_model": make_model, "make_optimizer": make_optimizer, "loss": loss}
+    axes = (("learning_rate", (0.1, 0.2)),)
+    task = own_model.OwnTask(
+        *(2, 1, 1, 4, 4, 1, axes),
+        **(chosen | changes),
+        guess=None,
+        data=fingerprint.of_arrays(data),
+        settings=settings,
+    )
+    return task.bound(jax.tree.map(jnp.asarray, data)).key
+
+
+@pytest.fixture(scope="module")
+def unedited():
+    return key(**functions(session()))
+
+
+def test_the_same_code_typed_again_gives_the_same_key(unedited):
+    assert key(**functions(session())) == unedited
+    assert key(**functions(session("SCALE = 2.0", "SCALE = 1.0"))) == unedited
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edit_gives_another_key(what, unedited):
+    assert key(**functions(session(EDITS[what]))) != unedited
+
+
+def test_comments_and_names_that_change_nothing_give_the_same_key(unedited):
+    renamed = SESSION.replace("shift", "offset").replace("def loss", "# why\ndef loss")
+    assert key(**functions(session(renamed))) == unedited
+
+
+def test_after_an_edit_the_sweep_is_that_of_the_edited_model(tmp_path, caplog):
+    first = sweep(tmp_path, **functions(session()))
+    edited = functions(session(EDITS["a class attribute"]))
+    found = sweep(tmp_path, **edited)
+    wanted = sweep(None, **edited)
+    loss, before = (s.populations[0].loss for s in (found, first))
+    np.testing.assert_array_equal(loss, wanted.populations[0].loss)
+    assert not np.allclose(loss, before)
+    assert "of another program, other data or other settings" in caplog.text
+
+
+def test_an_unchanged_rerun_trains_nothing(tmp_path, trained):
+    first = sweep(tmp_path, **functions(session()))
+    assert trained
+    trained.clear()
+    again = sweep(tmp_path, **functions(session()))
+    assert trained == []
+    np.testing.assert_array_equal(again.populations[0].loss, first.populations[0].loss)
+
+
+def test_two_versions_take_turns_in_one_folder(tmp_path, trained):
+    old, new = functions(session()), functions(session(EDITS["a global"]))
+    both = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
+    trained.clear()
+    again = [sweep(tmp_path, **made).populations[0].loss for made in (old, new)]
+    assert trained == []
+    np.testing.assert_array_equal(again, both)
+
+
+def partial(momentum):
+    def made(model, width, depth, learning_rate, momentum):
+        return optax.sgd(learning_rate, momentum=momentum)
+
+    return functools.partial(made, momentum=momentum)
+
+
+def test_a_partial_is_known_by_what_it_computes():
+    assert key(make_optimizer=partial(0.5)) == key(make_optimizer=partial(0.5))
+    assert key(make_optimizer=partial(0.5)) != key(make_optimizer=partial(0.9))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [DATA + 1e-7, DATA[::-1], DATA[:15], DATA.astype(np.float16), (DATA,)],
+    ids=["values", "order", "fewer", "type", "the same in a tuple"],
+)
+def test_other_data_gives_another_key(other):
+    if isinstance(other, tuple):  # the same arrays: the same numbers
+        assert key(other, loss=lambda m, b: loss(m, b[0])) == key()
+        return
+    assert key(other) != key()
+
+
+def test_jax_and_numpy_arrays_are_the_same_data():
+    assert key(jnp.asarray(DATA)) == key(DATA)
+
+
+def test_a_seed_in_the_users_code_gives_another_key():
+    def seeded(seed):
+        def made(key, width, depth):
+            return make_model(jax.random.fold_in(key, seed), width, depth)
+
+        return made
+
+    assert key(make_model=seeded(1)) != key(make_model=seeded(2))
+    assert key(make_model=seeded(1)) == key(make_model=seeded(1))
+
+
+def test_precision_and_random_bits_are_part_of_the_program():
+    plain = key()
+    with jax.default_matmul_precision("float32"):
+        assert key() != plain
+    with jax.default_prng_impl("rbg"):
+        assert key() != plain
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_sweep_own as t
+print(t.key(**t.functions(t.session())))
+print(t.key(make_optimizer=t.partial(0.5)))
+"""
+
+
+def test_another_process_finds_the_same_key(unedited):
+    """No memory address and no order of a set is in it."""
+    tests = os.path.dirname(__file__)
+    environment = os.environ | {"PYTHONHASHSEED": "7", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD.format(tests=tests)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = [unedited, key(make_optimizer=partial(0.5))]
+    assert done.stdout.split("\n")[:2] == wanted
+
+
+def called_back(factor):
+    def outside(model, batch):
+        scaled = jax.pure_callback(
+            lambda x: np.asarray(x) * factor,
+            jax.ShapeDtypeStruct((), np.float32),
+            jax.lax.stop_gradient(loss(model, batch)),
+        )
+        return loss(model, batch) * (1 + 0 * scaled)
+
+    return outside
+
+
+def test_a_callback_into_python_is_trained_again_and_said(caplog):
+    assert key(loss=called_back(1.0)) != key(loss=called_back(1.0))
+    assert "is trained again in every call" in caplog.text
+
+
+def test_printing_while_debugging_changes_no_key():
+    def printed(model, batch):
+        value = loss(model, batch)
+        jax.debug.print("loss {}", value)
+        return value
+
+    assert key(loss=printed) == key(loss=printed)
+
+
+def test_settings_stand_for_the_code():
+    one, other = {"version": 1}, {"version": 2}
+    same = key(settings=json.dumps(one), loss=called_back(1.0))
+    assert same == key(settings=json.dumps(one), loss=called_back(2.0))
+    assert same != key(settings=json.dumps(other), loss=called_back(1.0))
+    assert same != key(DATA + 1, settings=json.dumps(one))
+
+
+def test_settings_that_are_not_plain_data_are_refused(tmp_path):
+    with pytest.raises(UserError, match="settings must be JSON-ready"):
+        sweep(tmp_path, settings={"model": make_model})
+
+
+def test_data_that_was_donated_is_refused_and_data_is_not_donated(tmp_path):
+    data = jnp.asarray(DATA)
+    sweep(tmp_path, data=data)
+    assert float(data.sum()) == pytest.approx(float(DATA.sum()), rel=1e-5)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(data)
+    with pytest.raises(UserError, match="donated to a jitted function; pass a copy"):
+        sweep(tmp_path, data=data)
+
+
+def test_losses_that_donate_inside_are_known_by_what_they_compute():
+    """A jitted step of the user may donate its buffers."""
+
+    def donating(factor):
+        inner = jax.jit(lambda x: factor * x, donate_argnums=0)
+        return lambda model, batch: inner(loss(model, batch))
+
+    assert key(loss=donating(2.0)) == key(loss=donating(2.0))
+    assert key(loss=donating(2.0)) != key(loss=donating(3.0))
+
+
+def test_giving_up_diverged_runs_is_part_of_the_key(tmp_path, trained):
+    sweep(tmp_path)
+    trained.clear()
+    sweep(tmp_path, limits=api.Limits(stop_diverged=True))
+    assert trained
+
+
+def test_on_accelerators_the_vmapped_program_is_compared(unedited, monkeypatch):
+    """The way of accelerators, on a CPU: a rule for batches is part of it."""
+
+    @jax.custom_batching.custom_vmap
+    def same(x):
+        return x
+
+    @same.def_vmap
+    def rule(axis_size, in_batched, x):
+        return rule.factor * x, in_batched[0]
+
+    def batched(model, batch):
+        return loss(model, batch) + 0 * same(jax.lax.stop_gradient(model["w"])).sum()
+
+    rule.factor = 1.0
+    here = key(loss=batched)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert key(**functions(session())) != unedited
+    ours = key(loss=batched)
+    assert ours != here
+    rule.factor = 2.0
+    assert key(loss=batched) != ours
+
+
+# --- Keeping, progress, sizes and costs.
+
+
+def test_more_values_and_seeds_train_only_what_is_new(tmp_path, monkeypatch):
+    sweep(tmp_path)
+    added = []
+    add = executors.Store.add
+    monkeypatch.setattr(
+        executors.Store, "add", lambda self, *a: (added.extend(a[2]), add(self, *a))[1]
+    )
+    sweep(tmp_path, grid={"learning_rate": (0.01, 0.02, 0.04, 0.08)})
+    assert [at for _, at in added] == [(0.08,)]
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_sweep_own as t
+from mupax.experiments.sweep.store import Store
+add = Store.add
+def last(self, *arguments):
+    add(self, *arguments)
+    last.left -= 1
+    if not last.left:
+        os.kill(os.getpid(), signal.SIGKILL)
+last.left = 2
+Store.add = last
+t.sweep({folder!r}, sizes=[(2, 1), (4, 2)])
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX's signal")
+def test_a_population_that_was_killed_half_way_keeps_its_finished_points(
+    tmp_path, monkeypatch
+):
+    code = KILLED.format(tests=os.path.dirname(__file__), folder=str(tmp_path))
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    child = subprocess.run([sys.executable, "-c", code], env=environment)
+    assert child.returncode == -signal.SIGKILL
+    added = []
+    add = executors.Store.add
+    monkeypatch.setattr(
+        executors.Store, "add", lambda self, *a: (added.append(a), add(self, *a))[1]
+    )
+    found = sweep(tmp_path, sizes=[(2, 1), (4, 2)])
+    done = [(name, at) for name, _, runs in (a[:3] for a in added) for _, at in runs]
+    rates = [(x,) for x in (0.01, 0.02, 0.04)]
+    assert done == [("w2-d1", rates[2]), *(("w4-d2", at) for at in rates)]
+    for kept, fresh in zip(
+        found.populations, sweep(None, sizes=[(2, 1), (4, 2)]).populations, strict=True
+    ):
+        np.testing.assert_array_equal(kept.loss, fresh.loss)
+
+
+def test_progress_is_shown_where_it_is_wanted_and_quiet_elsewhere(capsys):
+    sweep(None)
+    assert capsys.readouterr() == ("", "")
+    sweep(None, progress=True)
+    shown = capsys.readouterr()
+    assert (shown.out, "100%" in shown.err) == ("", True)
+
+
+def test_width_and_depth_are_swept_jointly():
+    moved = sweep(None, widths=(1, 2), depths=(1, 2), sizes=[(2, 2)], seeds=2)
+    shapes = [(p.width, p.depth) for p in moved.populations]
+    assert shapes == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    told = moved.verdicts["learning_rate"]["own"]["joint"]
+    assert told["sizes"] == [[1, 1], [2, 2]]
+    assert "over width and depth" in str(moved)
+
+
+def test_sizes_alone_are_enough():
+    found = sweep(None, sizes=[(2, 1), (4, 2)])
+    assert tuple(found.base) == (2, 1)
+    told = found.verdicts["learning_rate"]["own"]["joint"]
+    assert told["sizes"] == [[2, 1], [4, 2]]
+
+
+def small_and_large():
+    """Cells whose best rates are 2^-6 and 2^-5, with losses of 1 and 2 there."""
+    rates = np.arange(-8.0, -2.0)
+
+    def cell(width, best, least):
+        losses = least * np.exp2(0.1 * (rates - best) ** 2)
+        seeds = np.stack([0.99 * losses, 1.01 * losses])
+        nothing = np.empty((2, 6, 0))
+        return api.Cell("own", width, 1, rates, seeds, nothing, 0.0)
+
+    return cell(1, -6.0, 1.0), cell(4, -5.0, 2.0)
+
+
+def test_the_cost_is_what_the_small_models_best_loses_at_the_largest():
+    told = api.cost(*small_and_large())
+    assert told["loss"] == pytest.approx(2 * (2**0.1 - 1), rel=1e-6)
+    assert told["share"] == pytest.approx(2**0.1 - 1, rel=1e-6)
+    assert told["noise"] == pytest.approx(0.02, rel=1e-6)
+
+
+def test_a_cost_that_is_not_known_is_not_a_number():
+    small, large = small_and_large()
+    large.loss[:, :4] = np.nan
+    assert api.cost(small, large)["loss"] is None
+    assert "diverges" in api._cost_text(api.cost(small, large))
+
+
+def test_a_base_that_diverged_everywhere_has_no_best():
+    found = sweep(None, grid={"learning_rate": (1e30, 1e36)}, steps=20)
+    with pytest.raises(UserError, match=r"every run of the base, .* diverged"):
+        _ = found.best
+
+
+def test_a_hyperparameter_may_be_named_warmup():
+    """In steps here, which is no share."""
+
+    def warmed(model, width, depth, warmup):
+        return optax.sgd(lambda step: 0.1 * jnp.minimum(1.0, (step + 1) / warmup))
+
+    found = sweep(None, make_optimizer=warmed, grid={"warmup": (1, 2, 4)})
+    assert found.populations[0].axes == {"warmup": [1.0, 2.0, 4.0]}
+    assert np.isfinite(found.populations[0].loss).all()
+    assert set(found.best) == {"warmup"}
+
+
+def test_a_report_is_written_for_all_sizes_and_any_name(tmp_path):
+    def warmed(model, width, depth, learning_rate, warmup):
+        return optax.sgd(learning_rate / warmup)
+
+    sweep(
+        tmp_path,
+        make_optimizer=warmed,
+        grid={"learning_rate": (0.01, 0.02, 0.04), "warmup": (1, 20, 40)},
         widths=(2, 4),
-        depths=(1,),
-        seeds=1,
-        steps=4,
-        batch_size=4,
-        folder=folder,
-    ).populations[0]
+        depths=(1, 2),
+        sizes=[(4, 2)],
+    )
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "results.csv").read_text().count("\n") == 1 + 4 * 9
 
 
-def test_other_data_in_the_same_folder_is_trained_on(tmp_path):
-    ones = np.ones((8, 2), np.float32)
-    first = sweep(ones, tmp_path)
-    assert sweep(ones, tmp_path).seconds == first.seconds  # only read
-    other = sweep(2 * ones, tmp_path)
-    assert not np.allclose(other.loss, first.loss)
-    np.testing.assert_array_equal(other.loss, sweep(2 * ones, None).loss)
+# --- What fails in the user's functions is said with its name.
+
+
+def cosine(model, width, depth, learning_rate):
+    return optax.sgd(
+        optax.warmup_cosine_decay_schedule(0.0, learning_rate, 1, 4),
+    )
+
+
+def test_a_schedule_that_compares_its_rate_names_the_remedy_and_the_remedy_works():
+    with pytest.raises(UserError) as caught:
+        sweep(None, make_optimizer=cosine)
+    said = str(caught.value)
+    assert said.startswith("make_optimizer (cosine, line ")
+    assert "at width=2, depth=1 and traced learning_rate" in said
+    remedy = said.split("with schedule = ")[1].split(", the learning rate is ")
+    schedule, rate = remedy[0], remedy[1].removesuffix(".")
+
+    def remedied(model, width, depth, learning_rate):
+        names = {"optax": optax, "warmup_steps": 1, "decay_steps": 4}
+        names |= {"learning_rate": learning_rate}
+        names["schedule"] = eval(schedule, names)
+        return optax.sgd(eval(rate, names))
+
+    found = sweep(None, make_optimizer=remedied)
+    assert np.isfinite(found.populations[0].loss).all()
+
+
+def test_the_remedy_is_the_same_training_as_the_schedule():
+    def tuned(rate):
+        return lambda model, width, depth, unused: cosine(model, 1, 1, rate)
+
+    def remedied(model, width, depth, learning_rate):
+        schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 1, 4)
+        return optax.sgd(lambda step: learning_rate * schedule(step))
+
+    found = sweep(None, make_optimizer=remedied).populations[0].loss[0, 1]
+    alone = sweep(None, make_optimizer=tuned(0.02), grid={"unused": (1.0,)})
+    assert found == pytest.approx(float(alone.populations[0].loss[0, 0]), rel=1e-5)
+
+
+def test_a_swept_rate_works_with_an_optimizer_of_mupax(tmp_path):
+    def scaled(model, width, depth, learning_rate):
+        build = functools.partial(make_model, jax.random.key(0))
+        scales = optim.infer_scales(
+            lambda: build(2, 1),
+            lambda: build(width, depth),
+            delta=lambda: build(3, 1),
+            readout=None,
+        )
+        return optim.adam(learning_rate, scales, "mup")
+
+    found = sweep(None, make_optimizer=scaled, widths=(2, 4), depths=(1,), sizes=())
+    assert np.isfinite(found.populations[1].loss).all()
+
+
+def broken_model(key, width, depth):
+    raise KeyError("heads")
+
+
+def branching_model(key, width, depth, gain):
+    return make_model(key, width, depth) if gain > 1 else {}
+
+
+MISTAKES = {
+    "a model that raises": (
+        {"make_model": broken_model},
+        r"make_model \(broken_model, line \d+ of .*\) failed at width=2, depth=1: "
+        r"KeyError: 'heads'",
+    ),
+    "a model that branches": (
+        {"make_model": branching_model, "grid": {"gain": (1, 2)}},
+        r"make_model .* and traced gain: Tracer.* call sweep once for each",
+    ),
+    "a model without parameters": (
+        {"make_model": lambda key, width, depth: {}},
+        "make_model .* returned a model without parameters",
+    ),
+    "a loss for each example": (
+        {"loss": lambda m, b: (b @ m["w"]).sum(-1)},
+        r"loss .* returned float32\[4\] at width=2, depth=1; return one",
+    ),
+    "a loss of wrong shapes": (
+        {"loss": lambda m, b: jnp.mean(b @ b @ m["w"])},
+        r"loss \(<lambda>, .* failed at width=2, depth=1: TypeError: dot_general",
+    ),
+    "an optimizer that is none": (
+        {"make_optimizer": lambda m, width, depth, learning_rate: None},
+        "make_optimizer .* returned NoneType; return an optax.GradientTransf",
+    ),
+    "an optimizer that lacks an argument": (
+        {"make_optimizer": lambda m, learning_rate: optax.sgd(learning_rate)},
+        "make_optimizer .* failed .*unexpected keyword argument 'width'",
+    ),
+    "a grid of sizes": ({"grid": {"width": (1, 2)}}, "mupax passes itself"),
+    "a name that is not taken": ({"grid": {"lr": (1, 2)}}, "neither make_model nor"),
+    "an empty grid": ({"grid": {}}, "the grid is empty"),
+    "a rate of zero": ({"grid": {"learning_rate": (0, 1)}}, "leave the value out"),
+    "no sizes": ({"sizes": ()}, "give widths and depths, or sizes"),
+    "sizes that are no pairs": ({"sizes": [2, 4]}, r"must be pairs \(width, depth\)"),
+    "a width that is no integer": ({"sizes": [(2.5, 1)]}, "integers of at least 1"),
+    "no seeds": ({"seeds": 0}, "seeds must be an integer of at least 1; got 0"),
+    "fractional steps": ({"steps": 1e4}, "steps must be an integer"),
+    "a batch too large": ({"batch_size": 64}, "more than the 16 examples of data"),
+    "data of two lengths": ({"data": (DATA, DATA[:3])}, "same leading axis"),
+    "no data": ({"data": ()}, "same leading axis"),
+    "more last steps than steps": ({"average_last": 9}, "more than the 4 steps"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_sentence_that_names_what_to_change(mistake):
+    options, said = MISTAKES[mistake]
+    with pytest.raises(UserError, match=said) as caught:
+        sweep(None, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_functions_that_cannot_be_sent_are_refused_before_anything_runs(tmp_path):
+    with (
+        concurrent.futures.ProcessPoolExecutor(1) as pool,
+        pytest.raises(UserError, match="define them at the top level of a module"),
+    ):
+        sweep(tmp_path, loss=lambda m, b: loss(m, b), executor=pool)
+    assert not (tmp_path / "w2-d1.json").exists()
+
+
+def test_processes_find_what_one_process_finds_and_keep_it(tmp_path, trained):
+    spawn = multiprocessing.get_context("spawn")
+    sizes = [(2, 1), (4, 2)]
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        found = sweep(tmp_path, sizes=sizes, executor=pool)
+    again = sweep(tmp_path, sizes=sizes)  # in this process: the same keys
+    assert trained == []
+    for one, other in zip(found.populations, again.populations, strict=True):
+        np.testing.assert_array_equal(one.loss, other.loss)
+
+
+@pytest.mark.parametrize("folder", ["a\0b", "file/below"])
+def test_a_folder_that_cannot_be_made_is_named_before_training(
+    folder, tmp_path, trained, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made"):
+        sweep(folder)
+    assert trained == []
+
+
+def test_a_report_that_cannot_be_written_loses_no_run(tmp_path, caplog):
+    (tmp_path / "results.csv").mkdir()
+    assert np.isfinite(sweep(tmp_path).populations[0].loss).all()
+    assert "the report cannot be written" in caplog.text
+
+
+def test_batch_statistics_and_dropout_are_part_of_a_users_model(tmp_path):
+    class Net(nnx.Module):
+        def __init__(self, width, rngs):
+            self.inner = nnx.Linear(2, width, rngs=rngs)
+            self.norm = nnx.BatchNorm(width, rngs=rngs)
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(self.norm(self.inner(x))).sum(-1)
+
+    def net(key, width, depth):
+        return Net(width, nnx.Rngs(key))
+
+    def fit(model, batch):
+        return jnp.mean((model(batch) - 1) ** 2)
+
+    first = sweep(tmp_path, make_model=net, loss=fit)
+    again = sweep(tmp_path, make_model=net, loss=fit)
+    assert again.populations[0].seconds == first.populations[0].seconds
+    assert np.isfinite(first.populations[0].loss).all()

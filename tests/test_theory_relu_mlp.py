@@ -96,6 +96,40 @@ def test_width_does_not_move_the_maximal_learning_rate():
     assert max(rates) / min(rates) < 1.05
 
 
+def test_a_small_step_of_real_networks_has_the_linear_response():
+    width, depth = 128, 6
+    rate = relu_mlp.maximal_learning_rate(width, depth, threshold=1e-4)
+    parts = [
+        relu_mlp.exact_mean_squared_change(width, depth, [rate], networks=64, seed=s)
+        for s in range(8)
+    ]
+    error = np.std(parts, ddof=1) / np.sqrt(len(parts))
+    assert error < 0.1e-4
+    assert np.mean(parts) == pytest.approx(1e-4, abs=3 * error)
+
+
+def test_at_a_threshold_of_one_the_linear_response_is_below_the_real_step():
+    ratios = []
+    for depth in (4, 32):
+        linear = relu_mlp.maximal_learning_rate(128, depth)
+        exact = relu_mlp.maximal_learning_rate(128, depth, exact=True)
+        ratios.append(exact / linear)
+    assert 1.1 < ratios[0] < ratios[1]
+    assert ratios[1] > 1.5
+
+
+def test_the_real_learning_rate_is_where_the_real_change_reaches_the_threshold():
+    settings = {"networks": 16, "seed": 3, "layer": 3}
+    rate = relu_mlp.maximal_learning_rate(64, 5, threshold=0.5, exact=True, **settings)
+    change = relu_mlp.exact_mean_squared_change(64, 5, [rate], **settings)
+    assert change[0] == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_threshold_that_is_never_crossed_is_named():
+    with pytest.raises(UserError, match="threshold=1e\\+30 is not crossed"):
+        relu_mlp.maximal_learning_rate(8, 2, threshold=1e30, exact=True)
+
+
 def test_the_change_is_quadratic_in_the_rate_and_scales_with_input_and_label():
     once = relu_mlp.mean_squared_change(WIDTHS, 0.3)
     np.testing.assert_allclose(relu_mlp.mean_squared_change(WIDTHS, 0.6), 4 * once)

@@ -11,9 +11,9 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli, transfer
-from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
 from mupax.experiments import run as training
+from mupax.experiments.cli import flags
 from mupax.experiments.run.build import build, create_model, open_dataset
 from mupax.experiments.run.config import RunConfig, found_by_transfer, parse, tuned
 from mupax.experiments.run.records import read
@@ -33,7 +33,7 @@ TUNED = {
 
 @pytest.fixture(scope="module")
 def config() -> SweepConfig:
-    return transfer.parse(configs.parse(["transfer", f"--config={TOY}"]).config)
+    return transfer.parse(flags.parse(["transfer", f"--config={TOY}"]).config)
 
 
 def found(config: SweepConfig) -> Population:

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Key
 
 from mupax import optim
 
-from .layers import Dense, LayerNorm, activation, scan, stack
+from .family import Family, ResidualOptions
+from .layers import Dense, LayerNorm, activation, scan, stack, writable_state
 from .plan import Axis, Plan
 from .sharding import platform
 
@@ -275,15 +276,54 @@ class TransformerBlock(nnx.Module):
         return x + self.branch * drop_path(h, rate, keys[4])
 
 
-class Transformer(nnx.Module):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerOptions(ResidualOptions):
+    """Options of every transformer; `ViT` and `GPT` describe them."""
+
+    heads: int | None = None
+    head_dim: int | None = None
+    mlp_ratio: float = 4.0
+    layer_norm: bool = True
+    norm_eps: float = 1e-6
+    nonlinearity: str = "gelu"
+    zero_queries: bool = True
+    zero_readout: bool = False
+    zero_init: bool = False
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    attention: Implementation = "auto"
+
+    def head_axes(self) -> dict[str, Axis]:
+        """The axes "heads" and "head_dim"; see `head_axes`."""
+        return head_axes(self.width, self.base_width, self.heads, self.head_dim)
+
+    def block(
+        self, *, qkv_bias: bool, bias: bool = True, causal: bool = False
+    ) -> BlockOptions:
+        """The options of a block."""
+        return BlockOptions(
+            causal=causal,
+            layer_norm=self.layer_norm,
+            norm_eps=self.norm_eps,
+            nonlinearity=self.nonlinearity,
+            qkv_bias=qkv_bias,
+            bias=bias,
+            zero_queries=self.zero_queries,
+            zero_init=self.zero_init,
+            dropout=self.dropout,
+            drop_path=self.drop_path,
+            remat=self.remat,
+            attention=self.attention,
+        )
+
+
+class Transformer(Family):
     """What ViT and GPT share: a stack of blocks, its last norm, and its noise.
 
     `train()` switches dropout and drop path on, as they are at first, `eval()` off.
     Each call draws new noise from the model's own `rngs`, whose count is part of its
     state; a loop that does not carry that state passes `rngs` to each call.
     """
-
-    plan: Plan
 
     def build_blocks(self, options: BlockOptions, depth: int, rngs: nnx.Rngs) -> None:
         """Make the blocks and the last norm."""
@@ -314,7 +354,8 @@ class Transformer(nnx.Module):
         noise = None
         own = self.rngs if rngs is None else rngs
         if own is not None and self.rngs is not None and not self.deterministic:
-            first, rest = jax.random.split(own.dropout())
+            with writable_state():
+                first, rest = jax.random.split(own.dropout())
             x = dropout(x, self.options.dropout, first)
             last = self.options.drop_path
             rates = jnp.linspace(0.0, last, self.depth) if last else None

@@ -3,17 +3,13 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from mupax import optim
-
 from .conv import Conv, check_images, pool
+from .family import Family, ResidualOptions
 from .layers import Dense, activation, check_activation, scan, stack
-from .plan import plan
 from .registry import register
 
 STAGES = 4  # three poolings, after each of which the channels double
@@ -41,8 +37,22 @@ class Block(nnx.Module):
         return x + self.branch * h
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CNNOptions(ResidualOptions):
+    """Options of `CNN`, which describes them."""
+
+    input_shape: tuple[int, ...] = (32, 32, 3)
+    out_features: int = 10
+    nonlinearity: str = "relu"
+    activation_first: bool = True
+    pooling: str = "average"
+    global_pool: bool = False
+    count_pooling: bool = False
+    zero_init: bool = False
+
+
 @register("cnn")
-class CNN(nnx.Module):
+class CNN(Family, options=CNNOptions):
     """h^{l+1} = h^l + a M^-α · W^l * φ(h^l), h^1 = W^0 * x, f = w φ(h^L).
 
     All convolutions are 3x3 at stride 1. At three places, after blocks floor(L/4),
@@ -88,31 +98,15 @@ class CNN(nnx.Module):
       (5, 10)
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        base_width: int | None = None,
-        base_depth: int | None = None,
-        parametrization: str | optim.Parametrization = "depth_mup",
-        branch_multiplier: float = 1.0,
-        input_shape: tuple[int, ...] = (32, 32, 3),
-        out_features: int = 10,
-        nonlinearity: str = "relu",
-        activation_first: bool = True,
-        pooling: str = "average",
-        global_pool: bool = False,
-        count_pooling: bool = False,
-        zero_init: bool = False,
-        remat: bool = False,
-        dtype: Any = jnp.float32,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        check_activation(nonlinearity, first=activation_first, zero_init=zero_init)
-        if pooling not in ("average", "max"):
-            raise ValueError(f"pooling={pooling!r} must be 'average' or 'max'")
+    def build(self, options: CNNOptions, rngs: nnx.Rngs) -> None:
+        check_activation(
+            options.nonlinearity,
+            first=options.activation_first,
+            zero_init=options.zero_init,
+        )
+        if options.pooling not in ("average", "max"):
+            raise ValueError(f"pooling={options.pooling!r} must be 'average' or 'max'")
+        input_shape = options.input_shape
         if len(input_shape) != 3 or min(input_shape[:2]) < 8:
             raise ValueError(
                 f"input_shape={input_shape} must be (height, width, channels) with at "
@@ -120,15 +114,7 @@ class CNN(nnx.Module):
             )
         pixels = (input_shape[0] // 8) * (input_shape[1] // 8)
         multiples = {f"stage{i}": 2.0 ** (i - STAGES) for i in range(1, STAGES + 1)}
-        self.plan = plan(
-            width=width,
-            depth=depth,
-            base_width=base_width,
-            base_depth=base_depth,
-            parametrization=parametrization,
-            branch_multiplier=branch_multiplier,
-            dtype=dtype,
-            param_dtype=param_dtype,
+        self.plan = options.plan(
             growing={
                 **multiples,
                 **{f"mid{name[-1]}": size for name, size in multiples.items()},
@@ -137,20 +123,20 @@ class CNN(nnx.Module):
                 "kernel3": 3,
                 "channels": input_shape[2],
                 "pixels": pixels,
-                "classes": out_features,
+                "classes": options.out_features,
             },
         )
-        base_depth = depth if base_depth is None else base_depth
-        if count_pooling:
+        depth, base_depth = options.depth, options.tuned_depth
+        if options.count_pooling:
             poolings = STAGES - 1
             ratio = (depth + poolings) / (base_depth + poolings)
             self.plan = dataclasses.replace(self.plan, depth=ratio)
         self.input_shape = tuple(input_shape)
-        self.nonlinearity = nonlinearity
-        self.activation_first = activation_first
-        self.pooling = pooling
-        self.global_pool = global_pool
-        self.remat = remat
+        self.nonlinearity = options.nonlinearity
+        self.activation_first = options.activation_first
+        self.pooling = options.pooling
+        self.global_pool = options.global_pool
+        self.remat = options.remat
 
         def block(stage: int, rngs: nnx.Rngs) -> Block:
             conv = Conv(
@@ -158,14 +144,14 @@ class CNN(nnx.Module):
                 3,
                 (f"stage{stage}", f"mid{stage}"),
                 in_branch=True,
-                init="zeros" if zero_init else "fan_in",
+                init="zeros" if options.zero_init else "fan_in",
                 rngs=rngs,
             )
             return Block(
                 conv,
                 branch=self.plan.branch,
-                nonlinearity=nonlinearity,
-                activation_first=activation_first,
+                nonlinearity=options.nonlinearity,
+                activation_first=options.activation_first,
             )
 
         self.readin = Conv(self.plan, 3, ("channels", "stage1"), rngs=rngs)
@@ -184,7 +170,7 @@ class CNN(nnx.Module):
             )
         self.stages = nnx.List(stages)
         self.doubling = nnx.List(doubling)
-        summed = ("stage4",) if global_pool else ("pixels", "stage4")
+        summed = ("stage4",) if options.global_pool else ("pixels", "stage4")
         self.readout = Dense(
             self.plan, (*summed, "classes"), inputs=len(summed), rngs=rngs
         )

@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .convolve import convolve
-from .layers import LayerNorm, times
+from .layers import LayerNorm, times, writable_state
 from .plan import Plan
 from .sharding import weight
 
@@ -128,7 +128,8 @@ class BatchNorm(nnx.Module):
             (self.var, var * (count / (count - 1))),
         ):
             new = jax.lax.stop_gradient(new).astype(jnp.float32)
-            running[...] = (1 - MOMENTUM) * running[...] + MOMENTUM * new
+            with writable_state():
+                running[...] = (1 - MOMENTUM) * running[...] + MOMENTUM * new
         return mean, var
 
 

@@ -1,58 +1,43 @@
 """Weights of other libraries: read from their files, never unpickled."""
 
+import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from . import saving
+from .features import explain_mismatch, features
 from .folding import factors
 from .gpt import GPT, gpt_names
 from .resnet import ResNet, resnet_names
 from .sources import Leaf, Source
-from .vit import LAYOUTS, ViT, vit_names
+from .vit import LAYOUTS, ViT, resize_positions, vit_names
 
 # Buffers that files carry beside the weights, and that nothing here needs.
 _BUFFERS = re.compile(r"num_batches_tracked$|\.attn\.(masked_)?bias$")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def is_foreign(source: str | os.PathLike[str]) -> bool:
-    """Whether a source is a file, or looks like a name on the hub."""
-    path = pathlib.Path(source)
-    return path.is_file() or (
-        not path.exists()
-        and (path.suffix != "" or _HUB_ID.fullmatch(str(source)) is not None)
-    )
-
-
-def read(source: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a file, by their keys.
 
     Args:
-      source: a .safetensors or .npz file, or the id of a repository on the Hugging
-        Face hub that holds a model.safetensors.
+      path: a .safetensors or .npz file.
 
     Raises:
-      ValueError: a file that is not there, truncated, or a pickle; a hub that
-        cannot be reached; the sentence says what to do.
+      ValueError: a file that is not there, damaged, or a pickle; the sentence says
+        what to do.
     """
-    path = pathlib.Path(source)
-    if not path.exists() and _HUB_ID.fullmatch(str(source)) and not path.suffix:
-        path = _download(str(source))
+    path = pathlib.Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}")
     if path.suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
-        except Exception as error:
-            raise ValueError(f"{str(path)!r} cannot be read: {error}") from None
+        return _guarded(_read_npz, path)
     if path.suffix != ".safetensors":
         raise ValueError(
             f"{str(path)!r} is neither .safetensors nor .npz; pickled state dicts can "
@@ -65,30 +50,30 @@ def read(source: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         raise ValueError(
             "reading .safetensors needs safetensors: pip install 'mupax[hub]'"
         ) from None
-    try:
-        return safetensors.numpy.load_file(path)
-    except Exception as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from None
+    return _guarded(safetensors.numpy.load_file, path)
 
 
-def _download(repository: str) -> pathlib.Path:
+def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+    # np.load leaves a file open that it cannot read.
+    with path.open("rb") as opened:
+        return dict(np.load(opened, allow_pickle=False))
+
+
+def _guarded(
+    reader: Callable[[pathlib.Path], dict[str, np.ndarray]], path: pathlib.Path
+) -> dict[str, np.ndarray]:
     try:
-        import huggingface_hub
-    except ModuleNotFoundError:
+        arrays = reader(path)
+    except Exception as error:  # a damaged file can raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
-            f"{repository!r} is no path here, and reading from the hub needs "
-            "huggingface_hub: pip install 'mupax[hub]'"
+            f"{str(path)!r} cannot be read ({reason}); it may be damaged, so download "
+            "or write it again"
         ) from None
-    try:
-        return pathlib.Path(
-            huggingface_hub.hf_hub_download(repository, "model.safetensors")
-        )
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"{repository!r} is no path here, and the hub does not give its "
-            f"model.safetensors ({reason}); offline, give the path of a file"
-        ) from None
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{str(path)!r} holds no array under {key!r}")
+    return arrays
 
 
 def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
@@ -104,7 +89,7 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
         return gpt_names(model, prefix="" if bare else "transformer.")
     if isinstance(model, ViT):
         prefix = "params/" if any(k.startswith("params/") for k in keys) else ""
-        return vit_names(model, _vit_layout(keys), prefix=prefix)
+        return vit_names(model, vit_layout(keys), prefix=prefix)
     raise ValueError(
         f"weights of other libraries are read for resnet, vit and gpt, not for "
         f"{type(model).__name__}; give a directory that zoo.save wrote"
@@ -121,11 +106,114 @@ def _resnet(model: ResNet) -> dict[Leaf, Source]:
     return table
 
 
-def _vit_layout(keys: Mapping[str, Any]) -> str:
+def vit_layout(keys: Mapping[str, Any]) -> str:
+    """Whose names the keys of a ViT's file are; one of `vit.LAYOUTS`."""
     flat = {key.removeprefix("params/") for key in keys}
     if any(key.startswith("Transformer/") for key in flat):
         return "augreg" if any("posembed_input" in k for k in flat) else "big_vision"
     return "torchvision" if any(k.startswith("encoder.") for k in flat) else "timm"
+
+
+class Match(NamedTuple):
+    """How the keys of a file fill a model.
+
+    Attributes:
+      table: for each leaf that is filled, the key that fills it.
+      unused: keys that are left on purpose: buffers, and an old head.
+      fresh: the module that keeps its initial values; None for none.
+      resized: whether positions are interpolated to another grid of patches.
+    """
+
+    table: dict[Leaf, Source]
+    unused: list[str]
+    fresh: str | None
+    resized: bool
+
+
+def match(
+    model: nnx.Module,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    new_head: bool = False,
+    resize: bool = False,
+) -> Match:
+    """Check that a file fits a model, which may be abstract, by keys and shapes.
+
+    Args:
+      model: or its abstract twin from `nnx.eval_shape`.
+      arrays: of the file, by key.
+      new_head: whether the readout may start anew, where its shape is another or the
+        file has none.
+      resize: whether the positions of a ViT may be interpolated.
+
+    Raises:
+      ValueError: a key that is missing, unknown, of another shape, or not of
+        floating-point numbers. The message names the feature or the option.
+    """
+    kind = type(model).__name__
+    table = layout(model, arrays)
+    heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
+    headless = bool(heads) and not any(s.key in arrays for s in heads)
+    # A new number of classes that is the old one is no new head.
+    fresh = new_head and (
+        headless
+        or any(s.key in arrays and arrays[s.key].shape != s.shape for s in heads)
+    )
+    rest = {k: s for k, s in table.items() if not k[0].startswith("readout/")}
+    body = rest if fresh or headless else table
+    needed = {source.key for source in body.values()}
+    left = sorted(arrays.keys() - needed)
+    head = {source.key for source in heads}
+    unexpected = [
+        key
+        for key in left
+        if not (
+            _BUFFERS.search(key)
+            or (fresh and key in head)
+            or _is_embedding_again(model, key, arrays, table)
+        )
+    ]
+    wrong = explain_mismatch(kind, arrays, unexpected, needed - arrays.keys(), needed)
+    if wrong:
+        raise ValueError(wrong)
+    if headless and not fresh:
+        names = " and ".join(sorted(head))
+        raise ValueError(
+            f"the file holds a network without a head (it lacks {names}); pass "
+            "out_features=... for a new one"
+        )
+    resized = False
+    for (path, _), source in body.items():
+        found = arrays[source.key]
+        if not jnp.issubdtype(found.dtype, jnp.floating):
+            raise ValueError(
+                f"{source.key!r} holds {found.dtype}, not floating-point numbers, as "
+                "quantized weights do; write them out in full where they were made"
+            )
+        if tuple(found.shape) == source.shape:
+            continue
+        if path == "position" and isinstance(model, ViT):
+            grid = _file_grid(model, found.shape)
+            if resize and grid is not None:
+                resized = True
+                continue
+            size = "x".join(str(n * model.patch_size) for n in grid or ())
+            if grid is not None:
+                raise ValueError(
+                    f"{source.key!r} has the positions of images of {size} pixels, and "
+                    f"the model those of {_pixels(model)}; pass input_shape=(height, "
+                    "width, channels), to which they are interpolated"
+                )
+        grouped = features(arrays, ())
+        raise ValueError(
+            f"{source.key!r} has shape {tuple(found.shape)}, and must have "
+            f"{source.shape}"
+            + "".join(
+                f"; the file has {what}, which this zoo does not have"
+                for what in grouped
+            )
+        )
+    return Match(body, left, "readout" if fresh else None, resized)
 
 
 def fill(
@@ -133,6 +221,7 @@ def fill(
     arrays: Mapping[str, np.ndarray],
     *,
     new_head: bool = False,
+    resize: bool = False,
 ) -> list[str]:
     """Fill a model from the arrays of another library's file.
 
@@ -143,60 +232,57 @@ def fill(
       model: changed only if all fits: every variable is filled once, and every key
         is used, or deliberately left.
       arrays: by key.
-      new_head: whether a readout of another shape starts anew.
+      new_head: as in `match`.
+      resize: as in `match`.
 
     Returns:
       The keys that were left unused on purpose: buffers, and an old head.
 
     Raises:
-      ValueError: a key that is missing, unknown, of another shape, or not of
-        floating-point numbers; a model with a multiplier of zero.
+      ValueError: as `match`; an array with NaN or infinity; a model with a multiplier
+        of zero.
     """
-    table = layout(model, arrays)
-    heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
-    head = {source.key for source in heads}
-    # A new number of classes that is the old one is no new head.
-    new_head = new_head and any(
-        s.key in arrays and arrays[s.key].shape != s.shape for s in heads
-    )
-    if new_head:
-        table = {k: s for k, s in table.items() if not k[0].startswith("readout/")}
-    needed = {source.key for source in table.values()}
-    for key in sorted(needed - arrays.keys()):
-        raise ValueError(
-            f"the file lacks {key!r}, which a {type(model).__name__} of this size has"
-        )
-    for key in sorted(needed):
-        if not jnp.issubdtype(arrays[key].dtype, jnp.floating):
+    found = match(model, arrays, new_head=new_head, resize=resize)
+    for key in sorted({source.key for source in found.table.values()}):
+        if not np.isfinite(arrays[key]).all():
             raise ValueError(
-                f"{key!r} holds {arrays[key].dtype}, not floating-point numbers, as "
-                "quantized weights do; write them out in full where they were made"
-            )
-    left = sorted(arrays.keys() - needed)
-    for key in left:
-        if not (
-            _BUFFERS.search(key)
-            or (new_head and key in head)
-            or _is_embedding_again(model, key, arrays, table)
-        ):
-            raise ValueError(
-                f"the file holds {key!r}, which this {type(model).__name__} has not; "
-                "check its size and options"
+                f"{key!r} holds NaN or infinity; the file may be damaged, so download "
+                "or write it again"
             )
     layers: dict[str, dict[int | None, np.ndarray]] = {}
-    for (path, layer), source in table.items():
-        layers.setdefault(path, {})[layer] = source.read(np.asarray(arrays[source.key]))
+    for (path, layer), source in found.table.items():
+        array = np.asarray(arrays[source.key])
+        if path == "position" and found.resized and isinstance(model, ViT):
+            grid = _file_grid(model, array.shape)
+            assert grid is not None
+            table = resize_positions(jnp.asarray(array[0]), grid, model.grid)
+            array = np.asarray(table)[None]
+        layers.setdefault(path, {})[layer] = source.read(array)
     whole = {
-        path: found[None]
-        if None in found
-        else np.stack([found[i] for i in range(len(found))])
-        for path, found in layers.items()
+        path: parts[None]
+        if None in parts
+        else np.stack([parts[i] for i in range(len(parts))])
+        for path, parts in layers.items()
     }
     for path, factor in factors(model).items():
         if path in whole:
             whole[path] = whole[path] / factor
-    saving.fill(model, whole, fresh="readout" if new_head else None)
-    return left
+    saving.fill(model, whole, fresh=found.fresh)
+    return found.unused
+
+
+def _file_grid(model: ViT, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The square grid of patches of a position table (1, positions, width)."""
+    positions, width = model.position.shape
+    first = positions - model.grid[0] * model.grid[1]
+    if len(shape) != 3 or shape[0] != 1 or shape[2] != width:
+        return None
+    side = math.isqrt(max(shape[1] - first, 0))
+    return (side, side) if side and side * side == shape[1] - first else None
+
+
+def _pixels(model: ViT) -> str:
+    return "x".join(str(n * model.patch_size) for n in model.grid)
 
 
 def _is_embedding_again(

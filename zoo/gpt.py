@@ -1,6 +1,6 @@
 """The decoder: a language model over tokens, each of which sees those before it."""
 
-from typing import Any
+import dataclasses
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,16 +8,26 @@ from jaxtyping import Array, Float, Int
 
 from mupax import optim
 
-from .attention import BlockOptions, Implementation, Transformer, head_axes
+from .attention import Transformer, TransformerOptions
 from .layers import Dense, single, times
-from .plan import Plan, plan
+from .plan import Plan
 from .registry import register
 from .sharding import weight
 from .sources import TORCH_LEAVES, Layout, Leaf, Source, sources
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPTOptions(TransformerOptions):
+    """Options of `GPT`, which describes them."""
+
+    vocab_size: int = 256
+    context: int = 256
+    tied: bool = True
+    bias: bool = True
+
+
 @register("gpt")
-class GPT(Transformer):
+class GPT(Transformer, options=GPTOptions):
     """Token and position embeddings, causal pre-LN blocks, a readout.
 
     Args:
@@ -69,53 +79,16 @@ class GPT(Transformer):
       (5, 12, 100)
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        base_width: int | None = None,
-        base_depth: int | None = None,
-        parametrization: str | optim.Parametrization = "depth_mup",
-        branch_multiplier: float = 1.0,
-        vocab_size: int = 256,
-        context: int = 256,
-        tied: bool = True,
-        heads: int | None = None,
-        head_dim: int | None = None,
-        mlp_ratio: float = 4.0,
-        layer_norm: bool = True,
-        norm_eps: float = 1e-6,
-        nonlinearity: str = "gelu",
-        bias: bool = True,
-        zero_queries: bool = True,
-        zero_readout: bool = False,
-        zero_init: bool = False,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        remat: bool = False,
-        attention: Implementation = "auto",
-        dtype: Any = jnp.float32,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        if tied and zero_readout:
+    def build(self, options: GPTOptions, rngs: nnx.Rngs) -> None:
+        if options.tied and options.zero_readout:
             raise ValueError(
                 "zero_readout=True needs tied=False: a tied readout is the embedding, "
                 "which must not start at zero"
             )
-        self.plan = plan(
-            width=width,
-            depth=depth,
-            base_width=base_width,
-            base_depth=base_depth,
-            parametrization=parametrization,
-            branch_multiplier=branch_multiplier,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            growing={"mlp": mlp_ratio},
-            fixed={"vocab": vocab_size, "positions": context},
-            axes=head_axes(width, base_width, heads, head_dim),
+        self.plan = options.plan(
+            growing={"mlp": options.mlp_ratio},
+            fixed={"vocab": options.vocab_size, "positions": options.context},
+            axes=options.head_axes(),
         )
         # As large as the other weights of the base: 1/√N.
         gain = self.plan["embed"].base ** -0.5
@@ -126,31 +99,18 @@ class GPT(Transformer):
             rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
         )
         self.build_blocks(
-            BlockOptions(
-                causal=True,
-                layer_norm=layer_norm,
-                norm_eps=norm_eps,
-                nonlinearity=nonlinearity,
-                qkv_bias=bias,
-                bias=bias,
-                zero_queries=zero_queries,
-                zero_init=zero_init,
-                dropout=dropout,
-                drop_path=drop_path,
-                remat=remat,
-                attention=attention,
-            ),
-            depth,
+            options.block(causal=True, qkv_bias=options.bias, bias=options.bias),
+            options.depth,
             rngs,
         )
         self.tied_multiplier = tied_multiplier(self.plan)
         self.readout = (
             None
-            if tied
+            if options.tied
             else Dense(
                 self.plan,
                 ("embed", "vocab"),
-                init="zeros" if zero_readout else "fan_in",
+                init="zeros" if options.zero_readout else "fan_in",
                 rngs=rngs,
             )
         )

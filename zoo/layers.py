@@ -1,9 +1,11 @@
 """Layers that carry their multipliers, and blocks stacked along a scanned axis."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import flax.errors
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -220,7 +222,8 @@ def call(
         return shard_batch(block(shard_batch(x), *inputs))
     graph, *variables = nnx.split(block, _WEIGHTS, ...)
     x, state = _pure(graph, remat)(x, (*variables, inputs))
-    nnx.update(block, state)
+    with writable_state():
+        nnx.update(block, state)
     return x
 
 
@@ -233,8 +236,9 @@ def scan(
 ) -> Float[Array, "*batch n"]:
     """Apply stacked blocks one after another, traced and compiled once.
 
-    What the blocks change of themselves, as batch statistics, is put back into
-    `blocks`.
+    Variables that the blocks change, e.g. batch statistics, are written back into
+    `blocks`. Without changes, as in `eval()`, `blocks` is only read, so that a caller
+    may close over it in `jax.jit`, `jax.grad` or `jax.vmap`.
 
     Args:
       blocks: from `stack`; each maps x, and its part of `inputs`, to the next x.
@@ -247,8 +251,31 @@ def scan(
     graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
     run = _pure(graph, remat, lean, scanned=True)
     x, state = jax.lax.scan(run, x, (*variables, inputs))
-    nnx.update(blocks, state)
+    with writable_state():
+        nnx.update(blocks, state)
     return x
+
+
+@contextlib.contextmanager
+def writable_state() -> Iterator[None]:
+    """Explain Flax's trace error where a model writes to its own variables.
+
+    A model in training updates batch statistics and random counters. Flax forbids
+    this for a model that a JAX transform closes over.
+
+    Raises:
+      ValueError: the variables belong to another trace; the message says what to do.
+    """
+    try:
+        yield
+    except flax.errors.TraceContextError as error:
+        raise ValueError(
+            "this model is in training mode, where a call updates its batch "
+            "statistics or random state, and it was made outside of the JAX transform "
+            "that calls it. Call model.eval() first; or pass the model as an argument "
+            "to nnx.jit, nnx.value_and_grad or nnx.vmap; or rebuild it inside the "
+            "transform with nnx.merge(..., copy=True) and return its state"
+        ) from error
 
 
 # Weights only go into a scan: what comes out of it is stored once more.
@@ -258,9 +285,9 @@ _WEIGHTS = nnx.Any(nnx.Param, Frozen)
 def _pure(
     graph: nnx.GraphDef, remat: bool, lean: bool = False, scanned: bool = False
 ) -> Callable[[Array, Any], tuple[Array, nnx.State]]:
-    """A block as a function that returns those of its variables that may change.
+    """A block as a function of x and (weights, other variables, inputs).
 
-    It takes x and (weights, other variables, inputs).
+    It returns the next x and the variables that the block changed.
     """
 
     def run(x: Array, layer: Any) -> tuple[Array, nnx.State]:
@@ -269,7 +296,7 @@ def _pure(
         # trace of a checkpoint may not change.
         block = nnx.merge(graph, weights, state, copy=True)
         x = shard_batch(block(shard_batch(x), *inputs))
-        return x, nnx.state(block, nnx.Not(_WEIGHTS))
+        return x, _changed(state, nnx.state(block, nnx.Not(_WEIGHTS)))
 
     # A loop keeps XLA from computing once what is there to be computed twice.
     checkpoint = functools.partial(jax.checkpoint, prevent_cse=not scanned)
@@ -281,6 +308,21 @@ def _pure(
     if is_gathering():
         return checkpoint(run, policy=saves_no_gathered_weight)
     return run
+
+
+def _changed(before: nnx.State, after: nnx.State) -> nnx.State:
+    """The variables of a block to which a call assigned a value.
+
+    Assignment replaces the array object, so that identity tells even while tracing.
+    """
+    old = {path: variable.get_raw_value() for path, variable in _flat(before)}
+    return nnx.from_flat_state(
+        [(path, v) for path, v in _flat(after) if v.get_raw_value() is not old[path]]
+    )
+
+
+def _flat(state: nnx.State) -> list[tuple[Any, nnx.Variable]]:
+    return list(nnx.to_flat_state(state))
 
 
 def _saves_products(primitive: Any, *arguments: Any, **options: Any) -> bool:

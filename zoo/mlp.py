@@ -1,16 +1,16 @@
 """The plain MLP, without residual branches: Jelassi et al. 2023; deep linear too."""
 
+import dataclasses
 import math
-from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from mupax import optim
 
+from .family import Family, Options
 from .layers import Dense, activation, scan, stack
-from .plan import Plan, plan
+from .plan import Plan
 from .registry import register
 
 # Gains at which activations of mean square one stay so: E φ(gain·z)² = 1 for a normal
@@ -40,8 +40,20 @@ class Layer(nnx.Module):
         return self.linear(activation(self.nonlinearity)(z))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MLPOptions(Options):
+    """Options of `MLP`, which describes them."""
+
+    parametrization: str | optim.Parametrization = "relu_mlp"
+    input_shape: tuple[int, ...] = (8, 8, 1)
+    out_features: int = 10
+    nonlinearity: str = "relu"
+    gain: float | None = None
+    bias: bool = False
+
+
 @register("mlp")
-class MLP(nnx.Module):
+class MLP(Family, options=MLPOptions):
     """f(x) = V φ(z^L), z^{l+1} = W^{l+1} φ(z^l), z^1 = W^1 x.
 
     There are L hidden layers and L + 1 weight matrices, as in Jelassi et al.; W^2 to
@@ -88,41 +100,22 @@ class MLP(nnx.Module):
       ((5, 10), (3, 32, 32))
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        base_width: int | None = None,
-        base_depth: int | None = None,
-        parametrization: str | optim.Parametrization = "relu_mlp",
-        input_shape: tuple[int, ...] = (8, 8, 1),
-        out_features: int = 10,
-        nonlinearity: str = "relu",
-        gain: float | None = None,
-        bias: bool = False,
-        remat: bool = False,
-        dtype: Any = jnp.float32,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        activation(nonlinearity)
-        gain = GAINS[nonlinearity] if gain is None else gain
+    def build(self, options: MLPOptions, rngs: nnx.Rngs) -> None:
+        activation(options.nonlinearity)
+        gain = options.gain
+        gain = GAINS[options.nonlinearity] if gain is None else gain
         if not 0 < gain < math.inf:
             raise ValueError(f"gain={gain} must be positive and finite")
-        self.plan = plan(
-            width=width,
-            depth=depth,
-            base_width=base_width,
-            base_depth=base_depth,
-            parametrization=parametrization,
-            dtype=dtype,
-            param_dtype=param_dtype,
+        self.plan = options.plan(
             growing={"mlp": 1.0},
-            fixed={"inputs": math.prod(input_shape), "classes": out_features},
+            fixed={
+                "inputs": math.prod(options.input_shape),
+                "classes": options.out_features,
+            },
         )
-        self.nonlinearity = nonlinearity
-        self.remat = remat
+        self.nonlinearity = options.nonlinearity
+        self.remat = options.remat
+        bias = options.bias
         self.readin = Dense(
             self.plan, ("inputs", "embed"), bias=bias, gain=gain, rngs=rngs
         )
@@ -130,17 +123,17 @@ class MLP(nnx.Module):
             stack(
                 lambda rngs: Layer(
                     self.plan,
-                    nonlinearity=nonlinearity,
+                    nonlinearity=options.nonlinearity,
                     gain=gain,
                     bias=bias,
                     rngs=rngs,
                 ),
-                depth - 1,
+                options.depth - 1,
                 rngs,
                 # W^1, a layer too, is apart.
-                base_depth=(depth if base_depth is None else base_depth) - 1,
+                base_depth=options.tuned_depth - 1,
             )
-            if depth > 1
+            if options.depth > 1
             else None
         )
         self.readout = Dense(self.plan, ("embed", "classes"), bias=bias, rngs=rngs)

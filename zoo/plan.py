@@ -57,7 +57,7 @@ class Plan:
     def branch(self) -> float:
         """The factor a·M^-alpha in front of each residual branch."""
         return self.parametrization.branch_multiplier(
-            self.depth, self.branch_multiplier
+            self.depth, a=self.branch_multiplier
         )
 
     @property
@@ -272,7 +272,7 @@ def scales(model: nnx.Module) -> optim.Scales:
             name,
             layers,
         )
-    return optim.Scales(found)
+    return optim.Scales(found, plan.parametrization)
 
 
 def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:

@@ -1,16 +1,22 @@
 """`load_pretrained`: models with weights, ours or other libraries'."""
 
 import importlib.resources
+import json
+import logging
 import os
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 from flax import nnx
 
-from . import foreign, saving
-from .registry import create
+from . import foreign, hub, saving
+from .architectures import Architecture, identify
+from .registry import create, options_of
 
 _SHIPPED = "checkpoints"
+logger = logging.getLogger(__name__)
 
 
 def list_pretrained() -> list[str]:
@@ -26,20 +32,35 @@ def list_pretrained() -> list[str]:
 
 
 def load_pretrained(
-    name: str, source: str | os.PathLike[str] | None = None, **overrides: Any
+    name: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | pathlib.Path | None = None,
+    local_files_only: bool = False,
+    **overrides: Any,
 ) -> nnx.Module:
     """A model with trained weights.
 
     Args:
-      name: of a model that comes with the package, or of the kind of model that
-        `source` holds.
+      name: of a model that comes with the package, or of the model that `source`
+        holds. A source alone is enough where it says what it holds: a directory of
+        ours, or the id of a repository.
       source: a directory that `zoo.save` wrote; a .safetensors file with the names
         of timm, torchvision or transformers; a .npz file of big_vision; the id of
-        such a repository on the Hugging Face hub. None for what comes with the
-        package, which needs no network.
+        such a repository on the Hugging Face hub, e.g. "timm/resnet50.a1_in1k", with
+        "@revision" behind it if need be; a directory with the files of such a
+        repository. None for what comes with the package, which needs no network.
+      revision: a branch, tag or commit of a repository; None for its main branch.
+      token: for private or gated repositories; None for the one that `hf auth login`
+        stored or HF_TOKEN holds.
+      cache_dir: where downloads are kept; None for the hub's own cache.
+      local_files_only: read repositories from the cache, without a network.
       **overrides: options other than the saved ones, or other than the defaults
         where the source holds weights alone. With another `out_features` the
-        readout starts anew, from `rngs`.
+        readout starts anew, from `rngs`; so it does where the source has none. With
+        another `input_shape` a ViT's positions are interpolated.
 
     Returns:
       The model. It is its own base unless `base_width` or `base_depth` say otherwise:
@@ -49,6 +70,10 @@ def load_pretrained(
       ValueError: an unknown name, or a source that holds another model, cannot be
         read, or does not fit; nothing is filled in part.
 
+    A repository's `config.json` tells its architecture, and one that the zoo does not
+    have is refused. A file of weights does not; the architecture that was assumed is
+    logged as a warning of the logger "mupax.zoo.pretrained".
+
     Examples:
       >>> import jax.numpy as jnp
       >>> from mupax import zoo
@@ -56,47 +81,166 @@ def load_pretrained(
       >>> model(jnp.zeros((1, 8, 8, 1))).shape
       (1, 10)
     """
+    known: str | None = str(name)
     if source is None:
-        if name not in list_pretrained():
+        if name in list_pretrained():
+            # A directory on disk: the package is installed unzipped.
+            folder = importlib.resources.files(__package__) / _SHIPPED / str(name)
+            return saving.load(pathlib.Path(str(folder)), **overrides)
+        is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
+        if not (is_path or hub.is_id(name)):
             raise ValueError(
-                f"no weights of {name!r} come with the package, only of "
+                f"no weights of {str(name)!r} come with the package, only of "
                 f"{', '.join(list_pretrained())}; give a source"
             )
-        # A directory on disk: the package is installed unzipped.
-        folder = importlib.resources.files(__package__) / _SHIPPED / name
-        return saving.load(pathlib.Path(str(folder)), **overrides)
-    if foreign.is_foreign(source):
-        return read_foreign(name, source, **overrides)[0]
-    source = pathlib.Path(source)
-    if not source.is_dir():
-        raise ValueError(
-            f"there is no directory {str(source)!r}; give one that zoo.save wrote, a "
-            ".safetensors or .npz file, or the id of a repository on the hub"
-        )
-    held = saving.read_config(source)["model"]
-    if held != name:
-        raise ValueError(f"{str(source)!r} holds a {held!r}, not a {name!r}")
-    return saving.load(source, **overrides)
+        source, known = name, None
+    options = hub.HubOptions(revision, token, cache_dir, local_files_only)
+    loaded = read_source(known, source, options, **overrides)
+    if loaded.assumed:
+        logger.warning(loaded.assumed)
+    return loaded.model
 
 
-def read_foreign(
-    name: str, source: str | os.PathLike[str], **overrides: Any
-) -> tuple[nnx.Module, list[str]]:
-    """A model with the weights of another library's file.
+class Loaded(NamedTuple):
+    """What `read_source` read.
+
+    Attributes:
+      model: with its weights.
+      unused: keys of a foreign file that were left on purpose.
+      assumed: what was assumed of a file that does not name its architecture; ""
+        where nothing was.
+    """
+
+    model: nnx.Module
+    unused: list[str]
+    assumed: str
+
+
+class _Files(NamedTuple):
+    """The weights of another library, and the config beside them if there is one."""
+
+    weights: pathlib.Path
+    config: pathlib.Path | None
+
+
+def read_source(
+    name: str | None,
+    source: str | os.PathLike[str],
+    hub_options: hub.HubOptions | None = None,
+    **overrides: Any,
+) -> Loaded:
+    """A model from any source; see `load_pretrained`.
 
     Args:
-      name: of the kind of model.
-      source: a file, or the id of a repository on the hub.
-      **overrides: as in `load_pretrained`.
-
-    Returns:
-      (model, the keys of the file that were left unused on purpose).
+      name: of the model; None to take it from the source.
+      source: a directory, a file, or the id of a repository.
+      hub_options: for a repository.
+      **overrides: options of the model, and `rngs`.
 
     Raises:
       ValueError: as `load_pretrained`.
     """
+    if name is not None:
+        options_of(name)
+    path = pathlib.Path(source)
+    if path.is_dir() and _is_ours(path):
+        return Loaded(saving.load(path, expected=name, **overrides), [], "")
+    files = _find(source, hub_options or hub.HubOptions())
+    described = None
+    if files.config is not None:
+        described = identify(_read_json(files.config), str(source))
+    name, options = _resolve(name, described, source)
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
-    # What cannot be read is said before a large model is made.
-    arrays = foreign.read(source)
-    model = create(name, **overrides, rngs=rngs)
-    return model, foreign.fill(model, arrays, new_head="out_features" in overrides)
+    options = {**options, **overrides}
+    arrays = foreign.read(files.weights)
+    may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
+    # What does not fit is said before a large model is made.
+    abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+    foreign.match(abstract, arrays, **may)
+    model = create(name, **options, rngs=rngs)
+    unused = foreign.fill(model, arrays, **may)
+    assumed = "" if described else _assumption(name, source, arrays)
+    return Loaded(model, unused, assumed)
+
+
+def _is_ours(directory: pathlib.Path) -> bool:
+    """Whether a directory is one of `zoo.save`, rather than a repository's files."""
+    return not (directory / hub.WEIGHTS).is_file()
+
+
+def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
+    """The files of a source that is not a directory of ours."""
+    path = pathlib.Path(source)
+    if hub.is_id(source):
+        config = hub.download(str(source), hub.CONFIG, options, optional=True)
+        if config is not None:
+            # An architecture that is refused need not be downloaded.
+            identify(_read_json(config), str(source))
+        weights = hub.download(str(source), hub.WEIGHTS, options)
+        assert weights is not None
+        return _Files(weights, config)
+    if path.is_dir():
+        path = path / hub.WEIGHTS
+    if not path.exists() and hub.is_file_name(path):
+        raise ValueError(f"there is no file {str(path)!r}")
+    if not path.exists():
+        raise ValueError(
+            f"there is no directory {str(path)!r}; give one that zoo.save wrote, a "
+            ".safetensors or .npz file, or the id of a repository on the hub"
+        )
+    beside = path.parent / hub.CONFIG
+    # A file that was renamed may lie beside the config of another.
+    is_whole = path.name == hub.WEIGHTS and beside.is_file()
+    return _Files(path, beside if is_whole else None)
+
+
+def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{str(path)!r} cannot be read ({error}); it may be damaged, so download "
+            "it again"
+        ) from None
+    return config
+
+
+def _resolve(
+    name: str | None,
+    described: Architecture | None,
+    source: str | os.PathLike[str],
+) -> tuple[str, dict[str, Any]]:
+    """The model to create, and options that the source's config sets."""
+    if described is None:
+        if name is None:
+            raise ValueError(
+                f"{str(source)!r} does not say what its weights are of; give the name "
+                "of a model too, one of zoo.list_models()"
+            )
+        return name, {}
+    if name is None or name == described.model:
+        return described.model, described.options
+    kind, defaults = options_of(described.model)
+    if name in ("vit", "gpt") and options_of(name)[0] is kind:
+        return name, {**defaults, **described.options}
+    raise ValueError(f"{str(source)!r} holds a {described.model!r}, not a {name!r}")
+
+
+def _assumption(
+    name: str, source: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
+) -> str:
+    if name.startswith("resnet"):
+        library = "timm's or torchvision's"
+    elif name.startswith("gpt"):
+        library = "transformers'"
+    else:
+        library = {"timm": "timm's", "torchvision": "torchvision's"}.get(
+            foreign.vit_layout(arrays), "big_vision's"
+        )
+    also = ", not for resnetblur or resnetaa" if name.startswith("resnet") else ""
+    return (
+        f"{str(source)!r} does not name its architecture; it was taken for {library} "
+        f"{name}{also}"
+    )

@@ -4,6 +4,7 @@ import difflib
 import fnmatch
 import functools
 import inspect
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -43,7 +44,7 @@ def create(name: str, **overrides: Any) -> nnx.Module:
       An `nnx.Module` that maps a batch of inputs to logits.
 
     Raises:
-      ValueError: an unknown model or option; the message names the nearest.
+      ValueError: an unknown model or option; the message names a similar one.
 
     Examples:
       >>> from flax import nnx
@@ -57,17 +58,11 @@ def create(name: str, **overrides: Any) -> nnx.Module:
       ...
       ValueError: unknown model 'resmpl'; the nearest is 'resmlp'
     """
-    if name not in _MODELS:
-        raise ValueError(
-            f"unknown model {name!r}; the nearest is {_near(name, _MODELS)}"
-        )
-    model, defaults = _MODELS[name]
+    model, defaults = options_of(name)
     options = list(inspect.signature(model.__init__).parameters)[1:]
     for key in overrides:
         if key not in options:
-            raise ValueError(
-                f"{name} has no option {key!r}; the nearest is {_near(key, options)}"
-            )
+            raise ValueError(f"{name} has no option {key!r}{_near(key, options)}")
     for key in ("width", "depth", "rngs"):
         if key not in overrides and key not in defaults:
             raise ValueError(f"{name} needs {key}=...")
@@ -158,5 +153,21 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_MODELS, pattern))
 
 
+def options_of(name: str) -> tuple[type[nnx.Module], dict[str, Any]]:
+    """The class of a registered model, and the defaults of its name.
+
+    Raises:
+      ValueError: an unknown model.
+    """
+    if name not in _MODELS:
+        raise ValueError(f"unknown model {name!r}{_near(name, _MODELS)}")
+    return _MODELS[name]
+
+
 def _near(name: str, known: Any) -> str:
-    return repr(difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0])
+    """The rest of a message about an unknown name: similar ones, or all if few are."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    if close:
+        return f"; the nearest is {close[0]!r}"
+    families = sorted({re.split(r"[_\d]", key)[0] for key in known})
+    return f"; known are {', '.join(families if known is _MODELS else known)}"

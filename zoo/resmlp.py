@@ -1,14 +1,12 @@
 """The residual MLP of Tensor Programs VI, sections 6 to 10."""
 
+import dataclasses
 import math
-from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from mupax import optim
-
+from .family import Family, ResidualOptions
 from .layers import (
     Dense,
     LayerNorm,
@@ -18,7 +16,7 @@ from .layers import (
     scan,
     stack,
 )
-from .plan import Plan, plan
+from .plan import Plan
 from .registry import register
 
 
@@ -68,8 +66,23 @@ class Block(nnx.Module):
         return x + self.branch * h
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResMLPOptions(ResidualOptions):
+    """Options of `ResMLP`, which describes them."""
+
+    input_shape: tuple[int, ...] = (8, 8, 1)
+    out_features: int = 10
+    block_depth: int = 1
+    nonlinearity: str = "relu"
+    activation_first: bool = False
+    subtract_mean: bool = True
+    layer_norm: bool = False
+    zero_init: bool = False
+    train_ends: bool = True
+
+
 @register("resmlp")
-class ResMLP(nnx.Module):
+class ResMLP(Family, options=ResMLPOptions):
     """f(ξ) = V x^L, x^l = x^{l-1} + a M^-α · MS(φ(W^l x^{l-1})), x^0 = U ξ.
 
     Args:
@@ -108,65 +121,39 @@ class ResMLP(nnx.Module):
       (5, 10)
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        base_width: int | None = None,
-        base_depth: int | None = None,
-        parametrization: str | optim.Parametrization = "depth_mup",
-        branch_multiplier: float = 1.0,
-        input_shape: tuple[int, ...] = (8, 8, 1),
-        out_features: int = 10,
-        block_depth: int = 1,
-        nonlinearity: str = "relu",
-        activation_first: bool = False,
-        subtract_mean: bool = True,
-        layer_norm: bool = False,
-        zero_init: bool = False,
-        train_ends: bool = True,
-        remat: bool = False,
-        dtype: Any = jnp.float32,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        check_activation(nonlinearity, first=activation_first, zero_init=zero_init)
-        if block_depth < 1:
-            raise ValueError(f"block_depth={block_depth} must be at least 1")
-        self.plan = plan(
-            width=width,
-            depth=depth,
-            base_width=base_width,
-            base_depth=base_depth,
-            parametrization=parametrization,
-            branch_multiplier=branch_multiplier,
-            dtype=dtype,
-            param_dtype=param_dtype,
+    def build(self, options: ResMLPOptions, rngs: nnx.Rngs) -> None:
+        check_activation(
+            options.nonlinearity,
+            first=options.activation_first,
+            zero_init=options.zero_init,
+        )
+        if options.block_depth < 1:
+            raise ValueError(f"block_depth={options.block_depth} must be at least 1")
+        self.plan = options.plan(
             growing={"mlp": 1.0},
-            fixed={"inputs": math.prod(input_shape), "classes": out_features},
+            fixed={
+                "inputs": math.prod(options.input_shape),
+                "classes": options.out_features,
+            },
         )
-        self.remat = remat
-        self.readin = Dense(
-            self.plan, ("inputs", "embed"), trained=train_ends, rngs=rngs
-        )
+        self.remat = options.remat
+        ends = options.train_ends
+        self.readin = Dense(self.plan, ("inputs", "embed"), trained=ends, rngs=rngs)
         self.blocks = stack(
             lambda rngs: Block(
                 self.plan,
-                block_depth=block_depth,
-                nonlinearity=nonlinearity,
-                activation_first=activation_first,
-                subtract_mean=subtract_mean,
-                layer_norm=layer_norm,
-                zero_init=zero_init,
+                block_depth=options.block_depth,
+                nonlinearity=options.nonlinearity,
+                activation_first=options.activation_first,
+                subtract_mean=options.subtract_mean,
+                layer_norm=options.layer_norm,
+                zero_init=options.zero_init,
                 rngs=rngs,
             ),
-            depth,
+            options.depth,
             rngs,
         )
-        self.readout = Dense(
-            self.plan, ("embed", "classes"), trained=train_ends, rngs=rngs
-        )
+        self.readout = Dense(self.plan, ("embed", "classes"), trained=ends, rngs=rngs)
 
     def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))

@@ -1,18 +1,17 @@
 """ResNet-18 to ResNet-152, scaled in width and in depth."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from mupax import optim
-
 from .conv import NORMS, Conv, check_images, make_norm, stem_pool
+from .family import Family, ResidualOptions
 from .layers import Dense, call, scan, stack
-from .plan import Plan, plan
+from .plan import Plan
 from .registry import register
 
 # Sizes of a branch's kernels, and channels of the stream over those inside a branch.
@@ -115,12 +114,25 @@ class Stage(nnx.Module):
         return scan(self.rest, x, remat=self.remat)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResNetOptions(ResidualOptions):
+    """Options of `ResNet`, which describes them."""
+
+    input_shape: tuple[int, ...] = (224, 224, 3)
+    out_features: int = 1000
+    block: str = "basic"
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    stem: str = "imagenet"
+    norm: str = "batch"
+    zero_init: bool = False
+
+
 @register("resnet18", block="basic", blocks=(2, 2, 2, 2), width=64, depth=1)
 @register("resnet34", block="basic", blocks=(3, 4, 6, 3), width=64, depth=1)
 @register("resnet50", block="bottleneck", blocks=(3, 4, 6, 3), width=64, depth=1)
 @register("resnet101", block="bottleneck", blocks=(3, 4, 23, 3), width=64, depth=1)
 @register("resnet152", block="bottleneck", blocks=(3, 8, 36, 3), width=64, depth=1)
-class ResNet(nnx.Module):
+class ResNet(Family, options=ResNetOptions):
     """A stem, stages of residual blocks, the mean over pixels, and a readout.
 
     Stage i = 0, 1, ... has width · 2^i channels, four times as many between
@@ -173,52 +185,25 @@ class ResNet(nnx.Module):
       ('layers', 'kernel3', 'kernel3', 'stage2', 'mid2')
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        base_width: int | None = None,
-        base_depth: int | None = None,
-        parametrization: str | optim.Parametrization = "depth_mup",
-        branch_multiplier: float = 1.0,
-        input_shape: tuple[int, ...] = (224, 224, 3),
-        out_features: int = 1000,
-        block: str = "basic",
-        blocks: tuple[int, ...] = (2, 2, 2, 2),
-        stem: str = "imagenet",
-        norm: str = "batch",
-        zero_init: bool = False,
-        remat: bool = False,
-        dtype: Any = jnp.float32,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
+    def build(self, options: ResNetOptions, rngs: nnx.Rngs) -> None:
         for option, value, known in (
-            ("block", block, tuple(_BLOCKS)),
-            ("stem", stem, ("imagenet", "cifar")),
-            ("norm", norm, NORMS),
+            ("block", options.block, tuple(_BLOCKS)),
+            ("stem", options.stem, ("imagenet", "cifar")),
+            ("norm", options.norm, NORMS),
         ):
             if value not in known:
                 raise ValueError(f"{option}={value!r} must be one of {known}")
+        blocks, input_shape = options.blocks, options.input_shape
         if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
             raise ValueError(f"blocks={blocks} must be numbers of blocks, at least 1")
         if len(input_shape) != 3:
             raise ValueError(
                 f"input_shape={input_shape} must be (height, width, channels)"
             )
-        sizes, expansion = _BLOCKS[block]
+        sizes, expansion = _BLOCKS[options.block]
         stages = range(1, len(blocks) + 1)
         inner = {f"{n}{i}": 2.0 ** (i - 1) for n in ("mid", "inner") for i in stages}
-        self.plan = plan(
-            width=width,
-            depth=depth,
-            base_width=base_width,
-            base_depth=base_depth,
-            parametrization=parametrization,
-            branch_multiplier=branch_multiplier,
-            dtype=dtype,
-            param_dtype=param_dtype,
+        self.plan = options.plan(
             growing={
                 **{f"stage{i}": expansion * 2.0 ** (i - 1) for i in stages},
                 **inner,
@@ -228,13 +213,12 @@ class ResNet(nnx.Module):
                 "kernel3": 3,
                 "kernel7": 7,
                 "channels": input_shape[2],
-                "classes": out_features,
+                "classes": options.out_features,
             },
         )
-        base_depth = depth if base_depth is None else base_depth
         self.channels = input_shape[2]
-        self.stem = stem
-        imagenet = stem == "imagenet"
+        self.stem = options.stem
+        imagenet = options.stem == "imagenet"
         self.conv = _conv(
             self.plan,
             7 if imagenet else 3,
@@ -242,7 +226,7 @@ class ResNet(nnx.Module):
             stride=2 if imagenet else 1,
             rngs=rngs,
         )
-        self.norm = make_norm(norm, self.plan, "embed")
+        self.norm = make_norm(options.norm, self.plan, "embed")
 
         def build(stage: int, before: str, stride: int, rngs: nnx.Rngs) -> Block:
             inside = (f"mid{stage}", f"inner{stage}")[: len(sizes) - 1]
@@ -252,8 +236,8 @@ class ResNet(nnx.Module):
                 sizes,
                 names,
                 stride=stride,
-                norm=norm,
-                zero_init=zero_init,
+                norm=options.norm,
+                zero_init=options.zero_init,
                 rngs=rngs,
             )
 
@@ -261,18 +245,18 @@ class ResNet(nnx.Module):
         for stage, count in zip(stages, blocks, strict=True):
             before = "embed" if stage == 1 else f"stage{stage - 1}"
             first = build(stage, before, 1 if stage == 1 else 2, rngs)
-            more = depth * count - 1
+            more = options.depth * count - 1
             rest = (
                 stack(
                     functools.partial(build, stage, f"stage{stage}", 1),
                     more,
                     rngs,
-                    base_depth=base_depth * count - 1,
+                    base_depth=options.tuned_depth * count - 1,
                 )
                 if more
                 else None
             )
-            built.append(Stage(first, rest, remat=remat))
+            built.append(Stage(first, rest, remat=options.remat))
         self.stages = nnx.List(built)
         self.readout = Dense(
             self.plan,

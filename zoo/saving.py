@@ -1,5 +1,6 @@
 """Models as directories: weights by Orbax, the recipe that builds them, a card."""
 
+import functools
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import shutil
 import tempfile
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
@@ -15,12 +17,15 @@ from flax import nnx
 
 from mupax import optim
 
+from . import checksums
 from .attention import logit_scale
 from .plan import Plan, scales
 from .registry import create, recipe
+from .vit import ViT, resize_positions
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
-_FORMAT = 1
+# Format 1 had no checksums.
+_FORMAT, _UNSEALED = 2, 1
 
 
 def save(
@@ -48,7 +53,7 @@ def save(
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = zoo.save(model, folder + "/mine", notes="not trained")
       ...     sorted(p.name for p in path.iterdir())
-      ['README.md', 'config.json', 'weights']
+      ['README.md', 'checksums.json', 'config.json', 'weights']
     """
     name, options = recipe(model)
     directory = pathlib.Path(directory).absolute()
@@ -66,6 +71,9 @@ def save(
         if note.exists():
             note.write_text("Committed.\n")
         (building / _CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        weights = [p for p in (building / _WEIGHTS).rglob("*") if p.is_file()]
+        # The card may be edited.
+        checksums.write(building, [building / _CONFIG, *weights])
         (building / _CARD).write_text(_card(model, name, options, notes))
         building.rename(directory)
     except BaseException:
@@ -74,13 +82,17 @@ def save(
     return directory
 
 
-def load(directory: str | os.PathLike[str], **overrides: Any) -> nnx.Module:
+def load(
+    directory: str | os.PathLike[str], *, expected: str | None = None, **overrides: Any
+) -> nnx.Module:
     """Read a model that `save` wrote.
 
     Args:
       directory: of the model.
+      expected: the name that it must have been saved under; None for any.
       **overrides: options other than the saved ones. With another `out_features`
-        the readout starts anew; other sizes cannot change.
+        the readout starts anew, and with another `input_shape` a ViT's positions are
+        interpolated; other sizes cannot change.
 
     Raises:
       ValueError: a directory that holds no model, or one that cannot be read, or
@@ -89,9 +101,24 @@ def load(directory: str | os.PathLike[str], **overrides: Any) -> nnx.Module:
     """
     directory = pathlib.Path(directory).absolute()
     config = read_config(directory)
-    name, options = config["model"], _rich(config["options"])
+    name, options = config["model"], config["options"]
+    if expected not in (None, name):
+        raise ValueError(f"{str(directory)!r} holds a {name!r}, not a {expected!r}")
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
-    saved = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+    try:
+        saved = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{directory} holds a model that this version cannot make: {error}"
+        ) from None
+    options = {**options, **overrides}
+    # What does not fit is said before arrays are read and a large model is made.
+    abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+    new_head = model_classes(abstract) != model_classes(saved)
+    fresh = "readout" if new_head else None
+    arrays = _resized(saved, abstract, arrays_of(saved))
+    _check_fit(dict(_variables(abstract)[1]), arrays, fresh)
+    _check_multipliers(saved, abstract, directory)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             arrays = checkpointer.restore(directory / _WEIGHTS, arrays_of(saved))
@@ -100,29 +127,54 @@ def load(directory: str | os.PathLike[str], **overrides: Any) -> nnx.Module:
         raise ValueError(
             f"the weights in {directory} cannot be read: {reason}"
         ) from None
-    model = create(name, **{**options, **overrides}, rngs=rngs)
-    new_head = model_classes(model) != model_classes(saved)
-    fill(model, arrays, fresh="readout" if new_head else None)
-    _check_multipliers(saved, model, directory)
+    model = create(name, **options, rngs=rngs)
+    fill(model, _resized(saved, model, arrays), fresh=fresh)
     return model
 
 
+def _resized(
+    saved: nnx.Module, model: nnx.Module, arrays: dict[str, Any]
+) -> dict[str, Any]:
+    """Saved arrays, with the positions of a ViT for the images of another model."""
+    if not isinstance(saved, ViT) or not isinstance(model, ViT):
+        return arrays
+    if saved.grid == model.grid:
+        return arrays
+    resize = functools.partial(resize_positions, before=saved.grid, after=model.grid)
+    table = arrays["position"]
+    if isinstance(table, jax.ShapeDtypeStruct):
+        return {**arrays, "position": jax.eval_shape(resize, table)}
+    return {**arrays, "position": resize(table)}
+
+
 def read_config(directory: pathlib.Path) -> dict[str, Any]:
-    """What `save` wrote of a model's name and options.
+    """What `save` wrote of a model's name and options, its checksums verified.
 
     Raises:
-      ValueError: there is no such file, or it cannot be read.
+      ValueError: there is no such file, or a file of the directory is damaged.
     """
     try:
         config = json.loads((directory / _CONFIG).read_text())
-        if config["format"] != _FORMAT:
-            raise ValueError(f"its format is {config['format']}, not {_FORMAT}")
-        return {"model": config["model"], "options": config["options"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if config["format"] not in (_FORMAT, _UNSEALED):
+            raise ValueError(f"its format is {config['format']!r}, not {_FORMAT}")
+        name, options = config["model"], _rich(config["options"])
+        if not isinstance(name, str) or not isinstance(options, dict):
+            raise ValueError("it holds no name and options")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{directory} holds no model of ours: {_CONFIG} cannot be read ({error}); "
             "give a directory that zoo.save wrote"
         ) from None
+    # A list without its format, or a format without its list, is a damaged one.
+    if config["format"] == _FORMAT or (directory / checksums.NAME).exists():
+        try:
+            checksums.verify(directory)
+        except ValueError as error:
+            raise ValueError(
+                f"the model in {directory} is damaged: {error}; copy it again, or "
+                "save it again"
+            ) from None
+    return {"model": name, "options": options}
 
 
 def arrays_of(model: nnx.Module) -> dict[str, Any]:
@@ -145,21 +197,29 @@ def fill(
     """
     state, pairs = _variables(model)
     variables = dict(pairs)
+    for path in _check_fit(variables, arrays, fresh):
+        variable = variables[path]
+        variable.set_value(jnp.asarray(arrays[path], variable.dtype))
+    nnx.update(model, state)
+
+
+def _check_fit(
+    variables: dict[str, nnx.Variable], arrays: dict[str, Any], fresh: str | None
+) -> list[str]:
+    """The paths that arrays fill; raise a `ValueError` unless they fit, see `fill`."""
     kept = {p for p in variables if fresh and p.split("/")[0] == fresh}
     for path in variables.keys() - arrays.keys() - kept:
         raise ValueError(f"the weights lack {path!r}, which the model has")
     for path in arrays.keys() - variables.keys():
-        raise ValueError(f"the weights hold {path!r}, which the model has not")
-    filled = {p: v for p, v in variables.items() if p not in kept}
-    for path, variable in filled.items():
-        if tuple(arrays[path].shape) != tuple(variable.shape):
+        raise ValueError(f"the weights hold {path!r}, which the model does not have")
+    filled = [path for path in variables if path not in kept]
+    for path in filled:
+        if tuple(arrays[path].shape) != tuple(variables[path].shape):
             raise ValueError(
                 f"{path!r} has shape {tuple(arrays[path].shape)} in the weights and "
-                f"{tuple(variable.shape)} in the model"
+                f"{tuple(variables[path].shape)} in the model"
             )
-    for path, variable in filled.items():
-        variable.set_value(jnp.asarray(arrays[path], variable.dtype))
-    nnx.update(model, state)
+    return filled
 
 
 def _variables(
@@ -212,7 +272,7 @@ def _card(model: nnx.Module, name: str, options: dict[str, Any], notes: str) -> 
     rows = "\n".join(f"| {k} | {v} |" for k, v in sorted(_plain(shown).items()))
     return f"""# {name}
 
-A model of mupax, {count:,} numbers, under {point.name} ({point.citation}).
+A model of mupax with {count:,} values, under {point.name} ({point.citation}).
 
 ```python
 from mupax import zoo
@@ -231,7 +291,9 @@ model = zoo.load_pretrained({name!r}, "path/to/this/directory")
 def _plan(model: nnx.Module) -> Plan:
     found = getattr(model, "plan", None)
     if not isinstance(found, Plan):
-        raise ValueError(f"{type(model).__name__} is no model of the zoo")
+        raise ValueError(
+            f"{type(model).__name__} is not a model of the zoo; make it with zoo.create"
+        )
     return found
 
 

@@ -1,17 +1,15 @@
 """The vision transformer: images cut into patches, a class token or pooling."""
 
-from typing import Any, Literal
+import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from mupax import optim
-
-from .attention import BlockOptions, Implementation, Transformer, head_axes
+from .attention import Transformer, TransformerOptions
 from .layers import Dense, single, times
-from .plan import plan
 from .registry import register
 from .sharding import weight
 from .sources import FLAX_LEAVES, TORCH_LEAVES, Layout, Leaf, Source, sources
@@ -19,8 +17,21 @@ from .sources import FLAX_LEAVES, TORCH_LEAVES, Layout, Leaf, Source, sources
 Pool = Literal["token", "mean", "norm_mean"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViTOptions(TransformerOptions):
+    """Options of `ViT`, which describes them."""
+
+    input_shape: tuple[int, ...] = (32, 32, 3)
+    out_features: int = 10
+    patch_size: int = 4
+    pool: Pool = "token"
+    class_token: bool | None = None
+    class_position: bool = True
+    qkv_bias: bool = True
+
+
 @register("vit")
-class ViT(Transformer):
+class ViT(Transformer, options=ViTOptions):
     """Patches, a class token, blocks of attention and MLP, a readout.
 
     Args:
@@ -78,73 +89,35 @@ class ViT(Transformer):
       (5, 10)
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        base_width: int | None = None,
-        base_depth: int | None = None,
-        parametrization: str | optim.Parametrization = "depth_mup",
-        branch_multiplier: float = 1.0,
-        input_shape: tuple[int, ...] = (32, 32, 3),
-        out_features: int = 10,
-        patch_size: int = 4,
-        heads: int | None = None,
-        head_dim: int | None = None,
-        mlp_ratio: float = 4.0,
-        pool: Pool = "token",
-        class_token: bool | None = None,
-        class_position: bool = True,
-        layer_norm: bool = True,
-        norm_eps: float = 1e-6,
-        nonlinearity: str = "gelu",
-        qkv_bias: bool = True,
-        zero_queries: bool = True,
-        zero_readout: bool = False,
-        zero_init: bool = False,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        remat: bool = False,
-        attention: Implementation = "auto",
-        dtype: Any = jnp.float32,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
+    def build(self, options: ViTOptions, rngs: nnx.Rngs) -> None:
+        pool, class_token = options.pool, options.class_token
         if pool not in ("token", "mean", "norm_mean"):
             raise ValueError(f"pool={pool!r} must be 'token', 'mean' or 'norm_mean'")
         if class_token is None:
             class_token = pool == "token"
         if pool == "token" and not class_token:
             raise ValueError("pool='token' needs class_token=True, or pool the patches")
+        input_shape = options.input_shape
         if len(input_shape) != 3:
             raise ValueError(
                 f"input_shape={input_shape} must be (height, width, channels)"
             )
-        self.patch_size = patch_size
+        self.patch_size = options.patch_size
         self.grid = self._grid(*input_shape[:2])
         self.channels = input_shape[2]
         patches = self.grid[0] * self.grid[1]
-        first = int(class_token and class_position)
-        self.plan = plan(
-            width=width,
-            depth=depth,
-            base_width=base_width,
-            base_depth=base_depth,
-            parametrization=parametrization,
-            branch_multiplier=branch_multiplier,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            growing={"mlp": mlp_ratio},
+        first = int(class_token and options.class_position)
+        self.plan = options.plan(
+            growing={"mlp": options.mlp_ratio},
             fixed={
-                "patch": patch_size**2 * self.channels,
+                "patch": options.patch_size**2 * self.channels,
                 "positions": patches + first,
-                "classes": out_features,
+                "classes": options.out_features,
             },
-            axes=head_axes(width, base_width, heads, head_dim),
+            axes=options.head_axes(),
         )
         self.pool = pool
-        self.class_position = class_position
+        self.class_position = options.class_position
         self.readin = Dense(self.plan, ("patch", "embed"), bias=True, rngs=rngs)
         # As large as the other weights of the base: 1/√N.
         gain = self.plan["embed"].base ** -0.5
@@ -158,27 +131,12 @@ class ViT(Transformer):
             if class_token
             else None
         )
-        self.build_blocks(
-            BlockOptions(
-                layer_norm=layer_norm,
-                norm_eps=norm_eps,
-                nonlinearity=nonlinearity,
-                qkv_bias=qkv_bias,
-                zero_queries=zero_queries,
-                zero_init=zero_init,
-                dropout=dropout,
-                drop_path=drop_path,
-                remat=remat,
-                attention=attention,
-            ),
-            depth,
-            rngs,
-        )
+        self.build_blocks(options.block(qkv_bias=options.qkv_bias), options.depth, rngs)
         self.readout = Dense(
             self.plan,
             ("embed", "classes"),
             bias=True,
-            init="zeros" if zero_readout else "fan_in",
+            init="zeros" if options.zero_readout else "fan_in",
             rngs=rngs,
         )
         self.build_noise(rngs)
@@ -245,11 +203,28 @@ class ViT(Transformer):
         table = times(weight(self.position, self.position.dtype), self.multiplier)
         if grid == self.grid:
             return table
-        n = table.shape[-1]
-        first = table.shape[0] - self.grid[0] * self.grid[1]
-        patches = table[first:].reshape(*self.grid, n)
-        patches = jax.image.resize(patches, (*grid, n), "cubic").reshape(-1, n)
-        return jnp.concatenate([table[:first], patches])
+        return resize_positions(table, self.grid, grid)
+
+
+def resize_positions(
+    table: Float[Array, "positions n"],
+    before: tuple[int, int],
+    after: tuple[int, int],
+) -> Float[Array, "positions2 n"]:
+    """A table of positions interpolated from one grid of patches to another.
+
+    Args:
+      table: the position of the class token, if it has one, and those of the patches.
+      before: (rows, columns) of the table's patches.
+      after: (rows, columns) of the result's.
+
+    Source: Dosovitskiy et al. 2020 (arXiv:2010.11929), section 3.2; cubic, as timm.
+    """
+    n = table.shape[-1]
+    first = table.shape[0] - before[0] * before[1]
+    patches = table[first:].reshape(*before, n)
+    patches = jax.image.resize(patches, (*after, n), "cubic").reshape(-1, n)
+    return jnp.concatenate([table[:first], patches])
 
 
 SIZES = {

@@ -1,9 +1,10 @@
 """Datasets as a trainer sees them: this process's part of batches in a fixed order."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
-import io
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,9 +16,10 @@ import tensorflow_datasets as tfds
 from jaxtyping import Array
 from PIL import Image
 
+from .. import memory
 from ..errors import UserError
 from . import augment as augmentations
-from . import images, prepared, sources
+from . import images, intact, prepared, sources
 from .pipeline import Hosts, Workers, check_batch, iterate, run_through
 from .text import fake_text, is_fake_text, open_text
 
@@ -157,6 +159,11 @@ class ImageDataset:
     ) -> grain.DatasetIterator[Batch]:
         """As `Dataset.train`."""
         check_batch(batch_size, self.train_size, self.name)
+        memory.check(
+            batch_size * math.prod(self.input_shape),
+            f"A batch of {batch_size} images of {self.input_shape}",
+            "make batch_size or data.image_size smaller",
+        )
         return iterate(
             self.train_size,
             Load(f"{self.name}, train,", self._train, self._augment, self.input_shape),
@@ -186,6 +193,13 @@ class ImageDataset:
 
     def whole(self) -> images.ImageData:
         """Both splits in memory, as they are evaluated: brought to size, unchanged."""
+
+        each = math.prod(self.input_shape)
+        memory.check(
+            (self.train_size + self.test_size) * each,
+            f"{self.name} at {self.input_shape}",
+            "make data.image_size smaller",
+        )
 
         def split(name: str, source: sources.Source) -> tuple[np.ndarray, np.ndarray]:
             load = Load(f"{self.name}, {name},", source, self._fit, self.input_shape)
@@ -232,21 +246,21 @@ class Load:
             return {"image": np.asarray(found), "label": labels}
         out = np.empty((len(labels), *self.shape), np.uint8)
         for row, k, image, numbers in zip(out, indices, found, u.tolist(), strict=True):
-            try:
-                pixels = self.transform(_picture(image), numbers)
-            except OSError as error:  # Pillow's, for files that it cannot decode
-                raise UserError(
-                    f"Image {k} of {self.name} cannot be decoded ({error}); prepare "
-                    "the dataset anew."
-                ) from error
-            row[...] = np.asarray(pixels).reshape(self.shape)
+            with self._picture(image, k) as picture:
+                pixels = np.asarray(self.transform(picture, numbers))
+            row[...] = pixels.reshape(self.shape)
         return {"image": out, "label": labels}
 
-
-def _picture(image: np.ndarray | bytes) -> Image.Image:
-    if isinstance(image, bytes):
-        return Image.open(io.BytesIO(image))
-    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    @contextlib.contextmanager
+    def _picture(self, image: np.ndarray | bytes, k: int) -> Iterator[Image.Image]:
+        if not isinstance(image, bytes):
+            yield Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+            return
+        with sources.opened(image, k, self.name) as picture:
+            if isinstance(self.source, sources.Records):
+                size = picture.height, picture.width, len(picture.getbands())
+                intact.check_picture(self.source.folder, size, self.source.shape)
+            yield picture
 
 
 def open_dataset(
@@ -356,10 +370,13 @@ def _refuse(name: str, options: dict[str, Any]) -> None:
 def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
-    both = (image_size,) * 2 if isinstance(image_size, int) else tuple(image_size)
-    if len(both) != 2 or min(both) < 1:
+    both = image_size if isinstance(image_size, Sequence) else (image_size,) * 2
+    whole = all(isinstance(x, int) and not isinstance(x, bool) for x in both)
+    # 2^15 pixels a side are more than any codec and resize here can take.
+    if len(both) != 2 or not whole or not 1 <= min(both) <= max(both) <= 2**15:
         raise UserError(
-            f"image_size is {image_size}; give a side or (height, width), in pixels."
+            f"image_size is {image_size}; give a side or (height, width), in "
+            "pixels, each from 1 to 32768."
         )
     return both[0], both[1]
 
@@ -458,23 +475,31 @@ def _prepared(
     builder = prepared.find(name, places)
     if builder is None:
         raise UserError(_unknown(name) or prepared.how_to_prepare(name, places))
-    keys = _keys(builder)
-    if test_split is None:
-        test_split = _test_split(builder)
+    with intact.reading(builder.data_dir):
+        keys = _keys(builder)
+        if test_split is None:
+            test_split = _test_split(builder)
+        lost = {train_split, test_split} - set(builder.info.splits)
     try:
         train = sources.Records(builder, train_split, keys)
         test = sources.Records(builder, test_split, keys)
     except NotImplementedError as error:  # TFRecord files, which need TensorFlow
         raise UserError(prepared.not_array_record(builder, places)) from error
-    except ValueError as error:
-        raise UserError(
-            f"{name} has no split {train_split!r} or {test_split!r}; it has "
-            f"{', '.join(builder.info.splits)}."
-        ) from error
-    height, width, channels = builder.info.features[keys[0]].shape
+    except Exception as error:
+        if lost:
+            raise UserError(
+                f"{name} has no split {train_split!r} or {test_split!r}; "
+                f"{builder.data_dir} has {', '.join(builder.info.splits)}."
+            ) from error
+        with intact.reading(builder.data_dir):
+            raise
+    with intact.reading(builder.data_dir):
+        height, width, channels = train.shape
+        label = builder.info.features[keys[1]]
+        intact.compare_classes(builder.data_dir, train, keys[1], label.num_classes)
     return _Found(
         name=name,
-        classes=builder.info.features[keys[1]].num_classes,
+        classes=label.num_classes,
         size=(height, width) if height and width else None,
         channels=1 if channels == 1 else 3,
         train=train,

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import stat
 from pathlib import Path
@@ -13,10 +14,10 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 from jaxtyping import Array, Float, Int32, UInt8
-from PIL import Image
 
+from .. import memory
 from ..errors import UserError
-from . import prepared
+from . import intact, prepared, sources
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 
@@ -131,10 +132,13 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
     if builder is None:
         raise UserError(prepared.how_to_prepare(name, places))
     try:
-        splits = [_decode(builder, split) for split in ("train", "test")]
+        with intact.reading(builder.data_dir):
+            splits = [_decode(builder, split) for split in ("train", "test")]
+            classes = builder.info.features["label"].num_classes
     except NotImplementedError as error:  # TFRecord files, which need TensorFlow
         raise UserError(prepared.not_array_record(builder, places)) from error
-    classes = builder.info.features["label"].num_classes
+    intact.check_all_seen(builder.data_dir, splits[0][1], classes)
+    intact.check_labels(builder.data_dir, splits[1][1], classes)
     return ImageData.from_arrays(name, splits[0], splits[1], classes)
 
 
@@ -184,17 +188,18 @@ def _first_writable(places: list[Path]) -> Path:
 def _decode(
     builder: tfds.core.DatasetBuilder, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    # We decode with Pillow ourselves: TFDS would do the same, with a warning.
-    source = builder.as_data_source(
-        split, decoders={"image": tfds.decode.SkipDecoding()}
-    )
-    height, width, channels = builder.info.features["image"].shape
+    source = sources.Records(builder, split, ("image", "label"))
+    height, width, channels = shape = builder.info.features["image"].shape
+    memory.check(len(source) * math.prod(shape), f"{builder.name}, {split},")
     images = np.empty((len(source), height, width, channels), np.uint8)
     labels = np.empty(len(source), np.int32)
     for start in range(0, len(source), _CHUNK):
-        keys = range(start, min(start + _CHUNK, len(source)))
-        for key, example in zip(keys, source.__getitems__(list(keys)), strict=True):
-            with Image.open(io.BytesIO(example["image"])) as image:
-                images[key] = np.asarray(image).reshape(height, width, channels)
-            labels[key] = example["label"]
+        keys = np.arange(start, min(start + _CHUNK, len(source)))
+        files, labels[keys] = source.read(keys)
+        for key, file in zip(keys, files, strict=True):
+            with sources.opened(file, int(key), f"{builder.name}, {split},") as image:
+                pixels = np.asarray(image)
+            pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+            intact.check_picture(builder.data_dir, pixels.shape, shape)
+            images[key] = pixels.reshape(shape)
     return images, labels

@@ -11,6 +11,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, Int32, Int64
 
+from .. import memory
 from ..errors import UserError
 from .images import ImageData
 
@@ -23,6 +24,8 @@ Load = Callable[
 # Grain's shuffle permutes at least so many numbers, and draws until it meets one of
 # the dataset's: 25 microseconds an example of digits. A table takes a sixth of it.
 _SMALL = 2**16
+
+_MOST = 1024  # threads or processes of one process of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +81,11 @@ class Workers:
             if getattr(self, name) < least:
                 raise UserError(
                     f"{name} is {getattr(self, name)}, and must be {least} or more."
+                )
+        for name in ("threads", "processes"):
+            if getattr(self, name) > _MOST:
+                raise UserError(
+                    f"{name} is {getattr(self, name)}, and must be {_MOST} or less."
                 )
 
     def run(self, batches: grain.MapDataset) -> grain.IterDataset:
@@ -285,6 +293,11 @@ def batch_indices(
       steps: number of steps.
     """
     count = steps * batch_size
+    memory.check(
+        4 * 3 * count,  # the table, and what it is made of
+        f"The order of examples of {steps} steps of {batch_size}",
+        "make steps or batch_size smaller",
+    )
     if n < _SMALL:
         epochs = [_epoch(n, seed, epoch) for epoch in range(-(-count // n))]
         indices = np.concatenate(epochs)[:count].astype(np.int32)

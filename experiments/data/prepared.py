@@ -7,6 +7,9 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
+from ..errors import UserError
+from . import intact
+
 # What a builder cannot download by itself.
 _FETCHED_BY_HAND = {
     "imagenet2012": (
@@ -28,13 +31,47 @@ def data_dirs(data_dir: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:
-    """The prepared dataset of this name in the first place that has one."""
+    """The prepared dataset of this name in the first place that has one.
+
+    Raises:
+      UserError: its metadata is damaged or incomplete.
+    """
     for place in places:
-        with contextlib.suppress(tfds.core.registered.DatasetNotFoundError):
-            # From the files, not from TFDS's code: any version of them will do.
-            return tfds.core.read_only_builder.builder_from_files(
-                name, data_dir=os.fspath(place)
-            )
+        if (builder := _find(name, place)) is not None:
+            return builder
+    if said := intact.incomplete(name, places):
+        raise UserError(said)
+    return None
+
+
+def _find(name: str, place: Path) -> tfds.core.DatasetBuilder | None:
+    try:
+        # From the files, not from TFDS's code: any version of them will do.
+        return tfds.core.read_only_builder.builder_from_files(
+            name, data_dir=os.fspath(place)
+        )
+    except tfds.core.registered.DatasetNotFoundError:
+        return None
+    except Exception as error:
+        folder = _version(name, place)
+        if folder is None:
+            raise UserError(
+                f"{name!r} cannot be read from {os.fspath(place)!r} "
+                f"({intact.short(error)})."
+            ) from error
+        with intact.reading(folder):
+            raise
+    return None
+
+
+def _version(name: str, place: Path) -> Path | None:
+    """The folder of a dataset's version, that with metadata in it."""
+    with contextlib.suppress(OSError, ValueError):
+        base = place / name.split(":")[0]
+        found = [base, *sorted(base.glob("*"), reverse=True)]
+        return next(
+            (f for f in found if any((f / m).exists() for m in intact.METADATA)), None
+        )
     return None
 
 

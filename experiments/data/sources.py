@@ -1,13 +1,22 @@
 """Where images come from: arrays, prepared files, or nowhere."""
 
+import contextlib
 import dataclasses
+import io
+import math
+import os
+import pathlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int32, UInt8
+from PIL import Image
 
+from .. import memory
 from ..errors import UserError
+from . import intact
 
 
 class Source(Protocol):
@@ -47,6 +56,10 @@ class Arrays:
 class Records:
     """A split of a prepared TFDS dataset of ArrayRecord files, read as it is needed.
 
+    Attributes:
+      folder: of the dataset's version.
+      shape: (height, width, channels) of all images; None for what differs.
+
     Args:
       builder: the dataset.
       split: its split, or a slice of it: "train[:90%]".
@@ -60,6 +73,13 @@ class Records:
         self, builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, str]
     ):
         self._image, self._label = keys
+        self.folder = os.fspath(builder.data_dir)
+        self.shape = builder.info.features[self._image].shape
+        self._classes = builder.info.features[self._label].num_classes
+        files = builder.info.splits[split].file_instructions
+        self._files = [os.fspath(file.filename) for file in files]
+        self._ends = np.cumsum([file.take for file in files])
+        intact.check_files(files)
         # We decode with Pillow ourselves: TFDS would do the same, with a warning.
         self._records: Any = builder.as_data_source(
             split, decoders={self._image: tfds.decode.SkipDecoding()}
@@ -70,9 +90,52 @@ class Records:
 
     def read(self, indices: np.ndarray) -> tuple[list[bytes], Int32[np.ndarray, " b"]]:
         # A list at once: one by one takes ArrayRecord two to three times as long.
-        examples = self._records.__getitems__(indices.tolist())
+        try:
+            examples = self._records.__getitems__(indices.tolist())
+        except Exception as error:  # ArrayRecord's RuntimeError, and TFDS's own
+            raise UserError(
+                intact.broken(self._damaged(indices, error), error)
+            ) from error
         labels = np.array([e[self._label] for e in examples], np.int32)
+        intact.check_labels(self.folder, labels, self._classes)
         return [e[self._image] for e in examples], labels
+
+    def _damaged(self, indices: np.ndarray, error: Exception) -> pathlib.Path:
+        """The file that holds the first record that cannot be read."""
+        which = np.unique(np.searchsorted(self._ends, indices, side="right"))
+        for number in which:
+            first = 0 if number == 0 else self._ends[number - 1]
+            mine = indices[(indices >= first) & (indices < self._ends[number])]
+            try:
+                self._records.__getitems__(mine.tolist())
+            except Exception:
+                return pathlib.Path(self._files[number])
+        return pathlib.Path(self._files[which[0]])
+
+
+@contextlib.contextmanager
+def opened(file: bytes, number: int, name: str) -> Iterator[Image.Image]:
+    """An image, with one sentence for whatever Pillow raises while it is used.
+
+    Args:
+      file: the encoded image.
+      number: of the image.
+      name: of its dataset and split.
+
+    Raises:
+      UserError: it cannot be decoded.
+    """
+    try:
+        with Image.open(io.BytesIO(file)) as image:
+            yield image
+    except UserError:
+        raise
+    # Pillow raises OSError, SyntaxError, ValueError and more for damaged files.
+    except Exception as error:
+        raise UserError(
+            f"Image {number} of {name} cannot be decoded ({error}); prepare the "
+            "dataset again."
+        ) from error
 
 
 class Noise:
@@ -92,7 +155,8 @@ class Noise:
         self, n: int, shape: tuple[int, int, int], num_classes: int, seed: int
     ):
         self._n, self._shape, self._classes = n, shape, num_classes
-        self._size = int(np.prod(shape))
+        self._size = math.prod(shape)
+        memory.check(self._size + n, "images of noise")
         rng = np.random.Generator(np.random.Philox(seed))
         self._bytes = rng.integers(0, 256, self._size + n, np.uint8)
 
@@ -120,6 +184,8 @@ def parse_fake(name: str) -> tuple[tuple[int, int, int], int]:
         _, sizes, classes = name.split(":")
         height, width, channels = (int(size) for size in sizes.split("x"))
         if min(height, width, int(classes)) < 1 or channels not in (1, 3):
+            raise ValueError
+        if int(classes) >= 2**31:  # labels are int32
             raise ValueError
     except ValueError:
         raise UserError(

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32
 
+from .. import memory
 from ..errors import UserError
 from .pipeline import Hosts, Workers, check_batch, iterate, run_through
 
@@ -159,7 +160,16 @@ class TextDataset:
         )
 
     def whole(self) -> TextData:
-        """The training split in memory, in the order of the text."""
+        """The training split in memory, in the order of the text.
+
+        Raises:
+          UserError: it does not fit.
+        """
+        memory.check(
+            4 * self.train_size * (self.input_shape[0] + 1),
+            f"The windows of {self.name}",
+            "take less text",
+        )
         every = np.arange(self.train_size)
         tokens = self._train(every, np.empty((self.train_size, 0)))["tokens"]
         return TextData(self.name, tokens, self.out_features)
@@ -197,8 +207,8 @@ def open_text(
       UserError: a file that is not there, is not UTF-8 or is too short, or a
         tokenizer that does not load.
     """
-    if context < 1:
-        raise UserError(f"context is {context}; it must be 1 or more.")
+    if not isinstance(context, int) or isinstance(context, bool) or context < 1:
+        raise UserError(f"context is {context!r}; it must be an integer, 1 or more.")
     vocabulary, encode, decode = _tokenizer(tokenizer)
     files = [encode(file) for file in _files(path)]
     total = _total(files, context)
@@ -254,6 +264,9 @@ def fake_text(name: str, workers: Workers) -> TextDataset:
     context, vocabulary = map(int, name.split(":")[1:])
     if min(context, vocabulary) < 1:
         raise UserError(f"{name!r}: context and vocabulary must be 1 or more.")
+    if vocabulary >= 2**31:
+        raise UserError(f"{name!r}: vocabulary must be less than 2^31.")
+    memory.check(4 * _FAKE * context, f"{name!r}", "make context smaller")
     rng = np.random.default_rng(0)
     files = [rng.integers(0, vocabulary, (_FAKE * context + 1,), np.int32)] * _FAKE
     total = _FAKE * _FAKE
@@ -275,14 +288,19 @@ def _total(files: Sequence[np.ndarray], context: int) -> int:
 
 def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
     place = pathlib.Path(path).expanduser()
-    files = sorted(place.glob("*.txt")) if place.is_dir() else [place]
-    if not files or not files[0].is_file():
-        raise UserError(
-            f"{place} holds no *.txt file."
-            if place.is_dir()
-            else f"There is no text file {place}."
-        )
-    return files
+    try:
+        found = sorted(place.glob("*.txt")) if place.is_dir() else [place]
+        files = [file for file in found if file.is_file()]
+        if files:
+            for file in files:
+                file.open("rb").close()
+            return files
+        folder = place.is_dir()
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        raise UserError(f"{str(place)!r} cannot be read: {error}.") from error
+    raise UserError(
+        f"{place} holds no *.txt file." if folder else f"There is no text file {place}."
+    )
 
 
 Encode = Callable[[pathlib.Path], np.ndarray]
@@ -294,7 +312,10 @@ def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
     if name == "bytes":
         return _BYTES, _map_bytes, _text_of_bytes
     found = _load_tokenizer(pathlib.Path(name).expanduser())
-    vocabulary = found.get_vocab_size()
+    # Not the size of the vocabulary: its tokens may have gaps between them.
+    vocabulary = 1 + max(found.get_vocab().values(), default=-1)
+    if vocabulary < 1:
+        raise UserError(f"The tokenizer {name} has no tokens.")
     dtype = np.min_scalar_type(vocabulary - 1)
 
     def encode(path: pathlib.Path) -> np.ndarray:
@@ -334,5 +355,8 @@ def _load_tokenizer(path: pathlib.Path) -> Any:
         ) from error
     try:
         return tokenizers.Tokenizer.from_file(os.fspath(path))
-    except Exception as error:  # it raises Exception itself
+    except BaseException as error:
+        # It raises Exception itself, and its panics are no Exceptions.
+        if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
+            raise
         raise UserError(f"{path} is not a tokenizer.json: {error}.") from error

@@ -20,6 +20,8 @@ from ..run.mesh import make_mesh
 from .hardware import CHIPS, Chip
 from .hlo import COLLECTIVES, collectives
 
+_SIMULATED = 4096  # CPU devices in the place of GPUs
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -114,7 +116,7 @@ def run(config: ConfigDict, names: str, batches: str = "") -> list[Estimate]:
             "--topology is missing; give one or more, as v6e:16x16,h100:8 (chips: "
             f"{', '.join(CHIPS)})"
         )
-    sizes = [_whole(b, "batch_size") for b in batches.split(",") if b]
+    sizes = [_whole(b, "--batch_sizes") for b in batches.split(",")] if batches else []
     found = []
     for topology in topologies(names.split(",")):
         for size in sizes or [config.batch_size]:
@@ -146,6 +148,11 @@ def topologies(names: Iterable[str]) -> list[Topology]:
             )
         parsed.append((name, CHIPS[chip], shape))
     gpus = [_whole(shape, name) for name, chip, shape in parsed if not _is_tpu(chip)]
+    if max(gpus, default=0) > _SIMULATED:
+        raise UserError(
+            f"{max(gpus)} GPUs are more than can be simulated here; give at most "
+            f"{_SIMULATED}"
+        )
     stand_ins = _cpu_devices(max(gpus, default=1))
     return [
         _slice(name, chip, shape)
@@ -307,8 +314,11 @@ def _cpu_devices(count: int) -> list[jax.Device]:
 
 
 def _whole(text: str, name: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"{name}: {text!r} must be a whole number, at least 1")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 12 or int(text) < 1:
+        raise UserError(
+            f"{name[:40]}: {text[:40]!r} must be a whole number, at least 1 and below "
+            "10^12"
+        )
     return int(text)
 
 

@@ -16,7 +16,9 @@ from absl import logging as absl_logging
 from flax import nnx
 from jaxtyping import Array, UInt32
 
+from .. import io
 from ..errors import UserError
+from . import processes
 
 _UNREADABLE = "unreadable"
 
@@ -75,7 +77,7 @@ class Checkpoints:
                     progress=ocp.args.JsonSave(sealed | {"seal": _seal(sealed)}),
                 ),
                 # Always some: Orbax warns where there is none.
-                metrics={"score": math.inf if score is None else score},
+                metrics=io.seal({"score": math.inf if score is None else score}),
             )
 
     def wait(self) -> None:
@@ -111,7 +113,9 @@ class Checkpoints:
         # A full disk raises whatever Orbax, TensorStore or the system make of it.
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
-            good = self.latest()
+            good = None
+            with contextlib.suppress(OSError):  # the directory may be gone
+                good = self.latest()
             kept = "there is none yet" if good is None else f"that of step {good} stays"
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
@@ -222,12 +226,15 @@ def open_checkpoints(
         best_mode="min",
         cleanup_tmp_directories=True,
     )
+    _replace_damaged_scores(folder.absolute())
     manager = ocp.CheckpointManager(folder.absolute(), options=options)
     checkpoints = Checkpoints(manager)
     try:
         yield checkpoints
         checkpoints.wait()
-    except BaseException:
+    except BaseException as error:
+        # Closing may wait for the other processes, and they for this one.
+        processes.announce(error)
         # What failed in the background would be raised again, in place of this.
         with contextlib.suppress(Exception):
             manager.close()
@@ -246,7 +253,31 @@ logging.getLogger("absl").addFilter(_is_news)
 
 
 def _score(metrics: Any) -> float:
-    return metrics["score"]
+    """The score of a checkpoint; infinite where it was altered, or there is none."""
+    try:
+        return float(io.unseal(metrics)["score"])
+    except (io.Damaged, KeyError, TypeError, ValueError):
+        return math.inf
+
+
+def _replace_damaged_scores(folder: pathlib.Path) -> None:
+    """Make scores that are not JSON readable: Orbax reads all of them as it starts.
+
+    Raises:
+      OSError: the directory cannot be written.
+    """
+    if jax.process_index() > 0:
+        return
+    for path in folder.glob("*/metrics/metrics"):
+        try:
+            io.read_sealed(path)
+        except io.Damaged as error:
+            absl_logging.warning(
+                "The score of checkpoint %s is damaged (%s) and is not compared.",
+                path.parents[1],
+                error,
+            )
+            io.write_durably(path, json.dumps(io.seal({"score": math.inf})))
 
 
 def load_weights(

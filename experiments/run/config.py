@@ -9,7 +9,6 @@ only what differs from the base. `parse` turns a ConfigDict into a `RunConfig` o
 import dataclasses
 import difflib
 import importlib.util
-import json
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from ml_collections.config_dict import placeholder
 
 from mupax import optim, zoo
 
+from .. import io
 from ..errors import UserError
 from . import checks
 from .checks import flag, number, optional, options, several, text, whole
@@ -493,7 +493,7 @@ def found_by_transfer(config: RunConfig, values: Mapping[str, float]) -> dict[st
 def _transferred(given: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     """A plain config with everything that a sweep found in place of its own values."""
     try:
-        found = json.loads(path.read_text())["transfer"]
+        found = io.read_sealed(path)["transfer"]
         values = dict(found.get("hyperparameters", {}))
         if "log2_learning_rate" in found:  # of mupax 0.1
             values |= {"learning_rate": 2.0 ** float(found["log2_learning_rate"])}

@@ -160,9 +160,11 @@ def run(
       UserError: bad input, in one sentence; nothing that was there is lost.
       Stopped: told to stop; everything is saved.
     """
-    job = prepare(parse(config), stand_in=dry_run)
     directory = pathlib.Path(workdir.named(config, folder))
     console = rich.console.Console(quiet=jax.process_index() != 0)
+    if jax.process_index() == 0 and not dry_run:
+        workdir.check(directory, None)
+    job = prepare(parse(config), stand_in=dry_run)
     check_job(job)
     console.print(describe(job), highlight=False, markup=False, soft_wrap=True)
     if dry_run:

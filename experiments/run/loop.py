@@ -30,6 +30,7 @@ from .records import Records, Sink
 from .step import State
 from .stopping import Stopper
 
+_SHARED_WITHIN = 10  # seconds for a network file system to show a new directory
 _AVERAGED = 50  # steps that the reported training loss is the mean of
 
 
@@ -96,6 +97,17 @@ class _Progress:
     losses: list[float] = dataclasses.field(default_factory=list)  # since the last log
     examples: int = 0  # since the last log
     seconds: float = 0.0
+    lines: int | None = None  # of the log so far
+    recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of them
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waiting:
+    """What a step computed, which is looked at one step later."""
+
+    step: int
+    out: tuple[Array, Array]  # loss, norms
+    sums: Float[Array, " 3"] | None  # of an evaluation after the step
 
 
 def train(
@@ -177,7 +189,14 @@ def train(
                 done = resumed_from = restored.step
                 logging.info("Going on from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
-            records = Records(workdir, done, sinks() if first else (), writes=first)
+            records = Records(
+                workdir,
+                done,
+                sinks() if first else (),
+                writes=first,
+                known=progress.recent,
+                count=progress.lines,
+            )
             if resumed_from and on_step and records.curve():
                 on_step(resumed_from, records.curve()[-1][1], {})
             run = _Run(
@@ -228,25 +247,30 @@ class _Run:
         step_fn = self.program.jit_step()
         hyper = put(self.program.hyper, replicated(self.program.mesh))
         test = None
-        waiting: tuple[int, tuple[Array, Array]] | None = None
-        scores: list[tuple[int, Float[Array, " 3"]]] = []
+        waiting: _Waiting | None = None
+        if done == plan.steps and not any(e[0] == done for e in self.records.evals()):
+            # The log was lost after the last step, and so was its evaluation.
+            self._evaluated(
+                done, tester(self.program, self.dataset, self._at_once)(state)
+            )
         for step in range(done + 1, plan.steps + 1):
             with self._traced(step):
                 state, out = step_fn(state, next(self.feed), hyper)
             # Fetched one step late, so that the device always has the next to do.
             if waiting:
-                self._record(*waiting)
-            waiting = step, out
+                self._record(waiting)
             last = step == plan.steps
+            sums = None
             if step % plan.eval_every == 0 or last:
                 test = test or tester(self.program, self.dataset, self._at_once)
-                scores.append((step, test(state)))
+                sums = test(state)
+            waiting = _Waiting(step, out, sums)
             stop = self.stopper.now(step) and not last
             if step % plan.save_every == 0 or last or stop:
                 # Saving waits for this step in any case: the state is copied.
-                self._record(*waiting)
+                score = self._record(waiting)
                 waiting = None
-                self._save(step, state, self._scored(scores))
+                self._save(step, state, score)
             if stop:
                 self.checkpoints.wait()
                 raise Stopped(step)
@@ -257,9 +281,10 @@ class _Run:
         """Examples that are known to fit into the devices' memory."""
         return self.plan.batch_size // self.program.recipe.accumulate
 
-    def _record(self, step: int, out: tuple[Array, Array]) -> None:
-        """Look at the loss of a step, and write a line when one is due."""
-        loss, norms = jax.device_get(out)
+    def _record(self, waiting: "_Waiting") -> float | None:
+        """Look at a step's loss, and write the lines that are due; its test loss."""
+        step = waiting.step
+        loss, norms = jax.device_get(waiting.out)
         value = float(loss)
         if not math.isfinite(value):
             self._diverged(step, value)
@@ -270,6 +295,7 @@ class _Run:
             self.records.add({"step": step, **line})
         if self.on_step:
             self.on_step(step, value, line)
+        return None if waiting.sums is None else self._evaluated(step, waiting.sums)
 
     def _line(self, step: int, norms: np.ndarray) -> dict[str, float]:
         losses, self.progress.losses = self.progress.losses, []
@@ -289,19 +315,16 @@ class _Run:
         self.logged_at = now
         return line
 
-    def _scored(self, scores: list[tuple[int, Array]]) -> dict[int, float]:
-        """Write down the evaluations that are waiting; their losses, by step."""
-        found = {}
-        for step, sums in scores:
-            loss, accuracy = means(sums)
-            line = {"step": step, "test_loss": loss, "test_accuracy": accuracy}
-            self.records.add(line)
-            found[step] = loss
-        scores.clear()
-        return found
+    def _evaluated(self, step: int, sums: Array) -> float:
+        """Write the line of an evaluation; the test loss."""
+        loss, accuracy = means(sums)
+        self.records.add({"step": step, "test_loss": loss, "test_accuracy": accuracy})
+        return loss
 
-    def _save(self, step: int, state: State, losses: dict[int, float]) -> None:
+    def _save(self, step: int, state: State, score: float | None) -> None:
         self.progress.seconds = time.perf_counter() - self.clock
+        self.progress.lines = len(self.records.lines)
+        self.progress.recent = self.records.recent(_AVERAGED)
         self.records.sync()
         self.checkpoints.save(
             step,
@@ -310,7 +333,7 @@ class _Run:
                 "examples": self.feed.get_state(),
                 "progress": dataclasses.asdict(self.progress),
             },
-            losses.get(step),
+            score,
         )
 
     def _diverged(self, step: int, value: float) -> None:
@@ -348,7 +371,21 @@ def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
         if jax.process_index() == 0:
             held.enter_context(workdirs.claim(workdir, settings))
         multihost_utils.sync_global_devices("claimed")
+        if jax.process_index() > 0:
+            _check_shared(workdir)
         yield
+
+
+def _check_shared(workdir: pathlib.Path) -> None:
+    """Raise unless this process sees the directory that process 0 has claimed."""
+    until = time.monotonic() + _SHARED_WITHIN
+    while workdirs.settings_of(workdir) is None:
+        if time.monotonic() > until:
+            raise UserError(
+                f"process {jax.process_index()} does not see the run directory of "
+                f"process 0 at {workdir}; give a --workdir that all machines share"
+            )
+        time.sleep(0.2)
 
 
 def check(plan: Plan, program: Program, dataset: Dataset) -> None:

@@ -1,50 +1,351 @@
-"""One of several processes: JAX's own multi-controller runtime, joined and left."""
+"""One of several processes: join the others, agree with them, end with them."""
 
 import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from ..errors import UserError
+from ..errors import Stopped, UserError
+from .workdir import Difference, differences, short
 
-FLAGS = {"distributed": False, "coordinator": "", "processes": 0, "process": -1}
+# Keys in the store of JAX's coordination service, which process 0 runs.
+_SETTINGS = "mupax/settings"
+_VERDICT = "mupax/verdict"
+_ALIVE = "mupax/alive"
+_FAILED = "mupax/failed"
+_SEEN = "mupax/seen"
+
+_BEAT = 1.0  # seconds between two looks at the others, for up to 100 processes
+_GRACE = 15  # seconds after which JAX gives up where this module did not
+
+
+class Disagreement(UserError):
+    """The processes were started with different settings; all of them raise this."""
 
 
 @contextlib.contextmanager
-def joined(flags: dict[str, Any]) -> Iterator[None]:
-    """Join the other processes, if there are any.
+def joined(
+    settings: dict[str, Any],
+    *,
+    distributed: bool = False,
+    coordinator: str = "",
+    processes: int = 0,
+    process: int = -1,
+    timeout: int = 45,
+) -> Iterator[None]:
+    """Join the other processes, if there are any, and leave them at the end.
+
+    A process that fails tells the others, and all end. So do the others when one of
+    them is killed: at once where a collective fails, and otherwise when it has not
+    been heard from for `timeout` seconds.
 
     Args:
-      flags: values of `FLAGS`. `distributed` alone lets JAX find the others, as it
-        can on Cloud TPU, GKE, Slurm and MPI.
+      settings: JSON-ready; they must be the same in all processes.
+      distributed: whether there are others. This alone lets JAX find them, as it can
+        on Cloud TPU, GKE, Slurm and MPI.
+      coordinator: host:port on which process 0 listens.
+      processes: how many there are.
+      process: the index of this one.
+      timeout: seconds to wait for the others, at the start and later.
 
     Raises:
-      UserError: they cannot be found.
+      UserError: bad flags, the others are not found, or they have other settings.
     """
-    if not flags["distributed"]:
-        for name in ("coordinator", "processes", "process"):
-            if flags[name] != FLAGS[name]:
-                raise UserError(f"--{name} needs --distributed")
+    if not distributed:
+        given = {
+            "coordinator": coordinator != "",
+            "processes": processes != 0,
+            "process": process != -1,
+        }
+        for name in [name for name, is_given in given.items() if is_given]:
+            raise UserError(f"--{name} needs --distributed")
         yield
         return
-    given: dict[str, Any] = {
-        "coordinator_address": flags["coordinator"] or None,
-        "num_processes": flags["processes"] or None,
-        "process_id": flags["process"] if flags["process"] >= 0 else None,
-    }
+    _check(coordinator, processes, process, timeout)
+    _initialize(coordinator, processes, process, timeout)
+    _explain_abort(f"another process is gone, as JAX says above; {_AGAIN}")
+    global _watch
+    watch = _watch = _Watch(timeout)
     try:
-        jax.distributed.initialize(**given)
-    except (RuntimeError, ValueError) as error:
+        _agree(settings | {"--processes": processes}, timeout)
+        yield
+    except (Disagreement, Stopped):
+        watch.stop()
+        jax.distributed.shutdown()
+        raise
+    except BaseException as error:
+        watch.fail(error)  # does not return
+        raise
+    finally:
+        _watch = None
+    watch.stop()
+    jax.distributed.shutdown()
+
+
+def _check(coordinator: str, processes: int, process: int, timeout: int) -> None:
+    if timeout < 1:
+        raise UserError(f"--timeout={timeout} must be at least 1 second")
+    if coordinator:
+        host, colon, port = coordinator.rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 2**16):
+            raise UserError(
+                f"--coordinator={coordinator!r} must be host:port, e.g. 10.0.0.1:1234"
+            )
+    if processes < 0:
+        raise UserError(f"--processes={processes} must be at least 1")
+    if process < -1 or (processes and process >= processes):
+        raise UserError(
+            f"--process={process} must lie in 0 to {max(processes, 1) - 1}, for "
+            f"--processes={processes}"
+        )
+
+
+def _initialize(coordinator: str, processes: int, process: int, timeout: int) -> None:
+    where = f" at {coordinator}" if coordinator else ""
+    sentence = (
+        f"the other processes were not found{where} within {timeout} s; start all of "
+        "them with the same --coordinator and --processes and each with its own "
+        "--process, or give a longer --timeout"
+    )
+    # JAX aborts the process with a stack trace, a little later.
+    _explain_abort(
+        "the process on which --coordinator listens refuses this one, as JAX says "
+        "above; give all of them the same --processes, and each its own --process"
+    )
+    timer = threading.Timer(timeout, _end, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        jax.distributed.initialize(
+            coordinator_address=coordinator or None,
+            num_processes=processes or None,
+            process_id=process if process >= 0 else None,
+            initialization_timeout=timeout + _GRACE,
+            heartbeat_timeout_seconds=timeout + _GRACE,
+            shutdown_timeout_seconds=timeout,
+        )
+    # Of each cluster's own detection, too.
+    except Exception as error:
         raise UserError(
             f"the other processes were not found ({_first_line(error)}); where JAX "
             "does not find them by itself, give --coordinator=host:port, --processes "
             "and --process"
         ) from None
-    try:
-        yield
     finally:
-        jax.distributed.shutdown()
+        timer.cancel()
+
+
+def _agree(settings: dict[str, Any], timeout: int) -> None:
+    """Compare settings; all processes return, or all raise.
+
+    Raises:
+      Disagreement: naming what differs, and in which process.
+      UserError: a process did not say what it was started with.
+    """
+    store, index = _store(), jax.process_index()
+    store.key_value_set(f"{_SETTINGS}/{index}", json.dumps(settings))
+    if index == 0:
+        store.key_value_set(_VERDICT, _verdict(settings, timeout))
+    verdict = _get(_VERDICT, 2 * timeout)
+    if verdict:
+        raise Disagreement(verdict)
+
+
+def _verdict(settings: dict[str, Any], timeout: int) -> str:
+    settings = json.loads(json.dumps(settings))
+    for index in range(1, jax.process_count()):
+        theirs = json.loads(_get(f"{_SETTINGS}/{index}", timeout))
+        if differ := differences(settings, theirs):
+            texts = [_of_two(difference, index) for difference in differ]
+            return (
+                f"the processes were started differently: {', '.join(texts)}; start "
+                "all of them with the same config, flags and --workdir"
+            )
+    return ""
+
+
+def _of_two(difference: Difference, index: int) -> str:
+    return (
+        f"{difference.key} ({short(difference.found)} in process 0, "
+        f"{short(difference.wanted)} in process {index})"
+    )
+
+
+def _store() -> Any:
+    """The key-value store that all processes share."""
+    from jax._src import distributed  # JAX has no public name for it
+
+    return distributed.global_state.client
+
+
+def _get(key: str, timeout: float) -> str:
+    try:
+        return _store().blocking_key_value_get(key, int(1000 * timeout))
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f"another process does not answer ({_first_line(error)})"
+        ) from None
+
+
+class _Watch:
+    """Ends this process when another one fails or is gone.
+
+    A thread says that this process lives, and looks at the others.
+    """
+
+    def __init__(self, timeout: float):
+        self._timeout = timeout
+        self._index, self._count = jax.process_index(), jax.process_count()
+        self._beat = min(_BEAT * (1 + self._count // 100), timeout / 4)
+        self._done = threading.Event()
+        self._heard: dict[str, tuple[str, float]] = {}
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more: the processes are about to part in good order."""
+        self._done.set()
+        self._thread.join()
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the others why this process is about to end."""
+        # The store may be gone; or another process was first to fail.
+        with contextlib.suppress(Exception):
+            text = f"process {self._index} failed: {_sentence(error)}"
+            _store().key_value_set(f"{_FAILED}/first", text)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others why this process ends, and end it."""
+        self.stop()
+        self.tell(error)
+        if not (
+            isinstance(error, UserError | OSError)
+            or _is_interrupt(error)
+            or _of_collective(error)
+        ):  # a mistake of ours
+            sys.excepthook(type(error), error, error.__traceback__)
+        self._leave(_sentence(error), 130 if _is_interrupt(error) else 2)
+
+    def _leave(self, sentence: str, status: int = 2) -> None:
+        with contextlib.suppress(Exception):
+            _store().key_value_set(f"{_SEEN}/{self._index}", "", True)
+            # The store ends with process 0: the others must have read it.
+            until = time.monotonic() + 5 * self._beat
+            while self._index == 0 and time.monotonic() < until:
+                if len(_store().key_value_dir_get(_SEEN)) == self._count:
+                    break
+                time.sleep(0.1)
+        _end(sentence, status)
+
+    def _look(self) -> None:
+        store, beats = _store(), 0
+        while not self._done.wait(self._beat):
+            try:
+                beats += 1
+                store.key_value_set(f"{_ALIVE}/{self._index}", str(beats), True)
+                failed = [text for _, text in store.key_value_dir_get(_FAILED)]
+                if self._index == 0 and not failed and (silent := self._silent()):
+                    store.key_value_set(f"{_FAILED}/first", silent)
+                    failed = [silent]
+            except Exception:
+                if self._done.is_set():
+                    return
+                _end(f"process 0 is gone; {_AGAIN}")
+            if failed:
+                self._leave(failed[0])
+
+    def _silent(self) -> str | None:
+        """What to say of a process that has not been heard from for too long."""
+        now = time.monotonic()
+        beats = dict(_store().key_value_dir_get(_ALIVE))
+        for index in range(1, self._count):
+            key = f"{_ALIVE}/{index}"
+            beat = beats.get(key, "")
+            before, since = self._heard.get(key, (None, now))
+            if beat != before:
+                self._heard[key] = beat, now
+            elif now - since > self._timeout:
+                return (
+                    f"process {index} has not been heard from for "
+                    f"{self._timeout:.0f} s; {_AGAIN}"
+                )
+        return None
+
+
+def announce(error: BaseException) -> None:
+    """Tell other processes of an error, before what may wait for them.
+
+    They end, and so does this one soon after, if it has not ended by itself.
+    """
+    if _watch is not None and not isinstance(error, Disagreement | Stopped):
+        _watch.tell(error)
+
+
+_watch: _Watch | None = None
+_AGAIN = "run the same command in all processes to resume"
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    if _is_interrupt(error):
+        return "interrupted"
+    if _of_collective(error):
+        return f"another process is gone ({_first_line(error)}); {_AGAIN}"
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt)
+
+
+def _of_collective(error: BaseException) -> bool:
+    """Whether a computation of all processes failed for want of one of them."""
+    if not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
+        return False
+    words = ("Gloo", "NCCL", "collective", "UNAVAILABLE", "coordination")
+    return any(word in str(error) for word in words)
+
+
+def _end(sentence: str, status: int = 2) -> None:
+    """End the process at once, whatever its threads are waiting for."""
+    print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(status)
+
+
+_abort: Any = None  # held here, for C does not
+
+
+def _explain_abort(sentence: str) -> None:
+    """Say a sentence where JAX's runtime aborts the process, which it does in C++.
+
+    Args:
+      sentence: takes the place of the last one.
+    """
+    if os.name != "posix":
+        return
+    global _abort
+    text = f"mupax: {sentence}\n".encode()
+
+    def explain(_: int) -> None:
+        os.write(2, text)
+        os._exit(2)
+
+    # Python's own handlers run between two bytecodes, and there is no next one.
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
+    install = ctypes.CDLL(None).signal
+    install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), None
+    install(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
+    _abort = handler
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,28 +1,33 @@
 """Sweeps of one's own model: four functions in place of a config."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
-import hashlib
 import inspect
+import json
+import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
+import rich.console
+import rich.progress
+from absl import logging
 from jaxtyping import Array, Float
 
-from mupax.optim.coord_check import _split
-
 from ..errors import UserError
-from ..io import write_durably
-from ..run.step import Hyper, Recipe
-from . import engine, executors, grids, optima, statistics, verdict
-from .results import Population
-from .tasks import Task, Training, own_training
+from . import engine, executors, fingerprint, grids, optima, statistics, store, verdict
+from .engine import Limits as Limits
+from .own import OwnTask
+from .results import Cell, Population
+
+_RESERVED = ("key", "model", "width", "depth")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +36,11 @@ class Sweep:
 
     Attributes:
       populations: all runs, one population a shape.
-      verdicts: as `verdict.verdicts` gives them.
+      verdicts: as `verdict.verdicts` gives them, for "width", for "depth" and, where
+        `sizes` were swept, for "joint": from the base to shapes of another width and
+        depth. "cost" says what the best value of the smallest model (of the base, for
+        "joint") costs the largest: "loss" and "share" of its least loss, None where
+        it diverges there, and "noise", the standard error of that loss over seeds.
       base: the sizes where the axes cross.
     """
 
@@ -41,10 +50,17 @@ class Sweep:
 
     @property
     def best(self) -> dict[str, float]:
-        """The best point of the base model's grid; the optimum, where one is fitted."""
-        base = next(
-            p for p in self.populations if (p.width, p.depth) == tuple(self.base)
-        )
+        """The best point of the base model's grid; the optimum, where one is fitted.
+
+        Raises:
+          UserError: every run of the base diverged.
+        """
+        base = _population(self.populations, *self.base)
+        if not np.isfinite(base.loss).any():
+            raise UserError(
+                f"every run of the base, width {base.width} and depth {base.depth}, "
+                "diverged; extend the grid to smaller values"
+            )
         found = base.best()
         if len(found) == 1:
             (name,) = found
@@ -60,114 +76,15 @@ class Sweep:
                 if axis == "predicted":
                     continue
                 at = ", ".join(
-                    f"{size}: "
+                    f"{_size_text(size)}: "
                     + ("none" if x is None else f"{grids.value(name, x):.3g}")
                     for size, x in zip(told["sizes"], told["optimum"], strict=True)
                 )
-                lines.append(f"{name} over {axis}: {told['words']}  (best at {at})")
+                over = "width and depth" if axis == "joint" else axis
+                cost = _cost_text(told.get("cost"))
+                lines.append(f"{name} over {over}: {told['words']}  (best at {at})")
+                lines.extend(["  " + cost] if cost else [])
         return "\n".join(lines)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Own(Task):
-    """A shape of the user's model."""
-
-    width: int
-    depth: int
-    seeds: int
-    steps: int
-    batch_size: int
-    average_last: int
-    axes: tuple[tuple[str, tuple[float, ...]], ...]
-    make_model: Callable[..., Any]
-    make_optimizer: Callable[..., optax.GradientTransformation]
-    loss: Callable[[Any, Any], Float[Array, ""]]
-    guess: float | None
-    data: str
-    parametrization: str = "own"
-
-    @property
-    def name(self) -> str:
-        """As a file is named."""
-        return f"w{self.width}-d{self.depth}"
-
-    @property
-    def grid(self) -> dict[str, tuple[float, ...]]:
-        """The axes and their values."""
-        return dict(self.axes)
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    @property
-    def key(self) -> str:
-        """The sizes, the data, and the source of the user's functions."""
-        names = [name for name, _ in self.axes]
-        numbers = (self.steps, self.batch_size, self.average_last, self.guess)
-        made = (self.make_model, self.make_optimizer, self.loss)
-        return f"{names}, {numbers}, {self.data}, " + ", ".join(map(_source, made))
-
-    def training(self, data: Any) -> Training:
-        """What is compiled."""
-        sizes = {"width": self.width, "depth": self.depth}
-        wanted = inspect.signature(self.make_model).parameters
-
-        def build(key: jax.Array, hyper: Hyper) -> Any:
-            mine = {k: x for k, x in hyper.items() if k in wanted}
-            return self.make_model(key, **sizes, **mine)
-
-        # One trace's model may not be used in another: each makes its own structure.
-        def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
-            return _parts(build(key, hyper))[:2]
-
-        def assemble(params: Any, rest: Any, hyper: Hyper) -> Any:
-            # Of this one only the structure is used, so nothing else is compiled.
-            twin = build(jax.random.key(0), hyper)
-            return _parts(twin)[2](params, rest)
-
-        def loss(params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any) -> Any:
-            model = assemble(params, rest, hyper)
-            value = self.loss(model, batch)
-            return value, (value, _parts(model)[1])
-
-        def optimizer(
-            hyper: Hyper, params: Any, rest: Any
-        ) -> optax.GradientTransformation:
-            used = inspect.signature(self.make_optimizer).parameters
-            mine = {k: x for k, x in hyper.items() if k in used}
-            return self.make_optimizer(assemble(params, rest, hyper), **sizes, **mine)
-
-        return own_training(Recipe(loss, optimizer), init, data, self, self.guess)
-
-
-def _source(function: Callable[..., Any]) -> str:
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):  # typed into a session
-        text = repr(getattr(function, "__code__", function))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _digest(data: Any) -> str:
-    """Tells data apart."""
-    found = hashlib.sha256()
-    for leaf in jax.tree.leaves(data):
-        array = np.ascontiguousarray(leaf)
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()[:12]
-
-
-def _parts(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """Trained weights, what changes beside them, and what puts both back."""
-    if isinstance(model, nnx.Module):
-        graph, params, *others = nnx.split(model, nnx.Param, ...)
-        rest = others[0]
-        return params, rest, lambda p, r: nnx.merge(graph, p, r, copy=True)
-    params, assemble = _split(model)
-    return params, (), lambda p, _: assemble(p)
 
 
 def sweep(
@@ -177,8 +94,9 @@ def sweep(
     data: Any,
     *,
     grid: Mapping[str, str | Sequence[float]],
-    widths: Sequence[int],
-    depths: Sequence[int],
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    sizes: Sequence[tuple[int, int]] = (),
     base: tuple[int, int] | None = None,
     seeds: int = 3,
     steps: int = 200,
@@ -186,18 +104,26 @@ def sweep(
     average_last: int | None = None,
     guess: float | None = None,
     folder: str | os.PathLike[str] | None = None,
+    settings: Any = None,
     executor: Any = None,
     limits: engine.Limits | None = None,
+    progress: bool | None = None,
 ) -> Sweep:
     """Train a model at several sizes over a grid, and say where its optimum goes.
 
     Each shape is one program, of which the grid and the seeds are axes: vmapped on
     accelerators, while a core of a CPU trains one run after another.
 
+    With a `folder`, finished runs are kept and used by the next call, also after a
+    kill. They are used only where the program is the same: the initialization and the
+    training step are lowered and compared with their constants, with the data, the
+    steps and the batch size. A changed class, global or config value trains again.
+
     Args:
       make_model: `make_model(key, width=..., depth=..., **hyper)`: the model at
         initialization: an NNX module, Linen variables, an Equinox module, any pytree.
-        Of the hyperparameters it gets those that it names. They are traced.
+        It gets those of the hyperparameters that are among its named arguments. They
+        are traced.
       make_optimizer: `make_optimizer(model, width=..., depth=..., **hyper)`, likewise.
       loss: `loss(model, batch)`, a scalar.
       data: a pytree of arrays with a leading axis of examples; a batch is some of
@@ -206,7 +132,10 @@ def sweep(
         several all combinations are run.
       widths: swept at the base's depth.
       depths: swept at the base's width.
-      base: (width, depth); the first of each by default.
+      sizes: further (width, depth), as the target's own shape, to compare with the
+        base.
+      base: (width, depth); by default the first of `widths` and of `depths`, or the
+        first of `sizes`.
       seeds: of initialization and of the order of examples.
       steps: of each run.
       batch_size: examples a step.
@@ -214,18 +143,25 @@ def sweep(
         them by default.
       guess: loss of a guesser, as log of the number of classes; a run that ends
         above twice of it has diverged. None: only where it is no number.
-      folder: where finished runs are kept, for the next call of the same functions,
-        and results.csv and report.html are written; None for nowhere.
+      folder: where finished runs are kept, and results.csv and report.html are
+        written; None for nowhere.
+      settings: JSON-ready data that stands for your code: the stored runs are used
+        wherever `settings` is the same, whatever the program. None compares the
+        program. Needed only for programs that call back into Python.
       executor: any `concurrent.futures.Executor`, which needs a `folder`; None runs
         here.
-      limits: of memory.
+      limits: of memory, and of runs at once (`Limits(lanes=...)`). Runs that are
+        trained at once are written at once: on a CPU those of one grid point, on
+        accelerators by default all of a shape that fit into memory.
+      progress: whether to show a progress bar; None shows it in a terminal.
 
     Returns:
       A `Sweep`: print it, or read `.best`, `.verdicts` and `.populations`.
 
     Raises:
-      UserError: a grid that does not parse, sizes that cannot be compared, or a
-        hyperparameter that neither function takes.
+      UserError: a grid that does not parse, sizes that cannot be compared, a
+        hyperparameter that neither function takes, or a failure inside one of the
+        functions: it names the function, the shape and what was traced.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -243,14 +179,127 @@ def sweep(
       >>> list(found.verdicts["learning_rate"]["own"])
       ['depth', 'width']
     """
-    at = statistics.Sizes(*(base or (widths[0], depths[0])))
-    if at.width not in widths or at.depth not in depths:
+    at = _base(widths, depths, sizes, base)
+    numbers = {"seeds": seeds, "steps": steps, "batch_size": batch_size}
+    average_last = max(1, steps // 4) if average_last is None else average_last
+    _check_numbers(**numbers, average_last=average_last)
+    if average_last > steps:
+        raise UserError(f"average_last={average_last} is more than the {steps} steps")
+    if executor is not None and folder is None:
+        raise UserError("an executor's workers meet in a folder; pass folder=...")
+    examples = _count(data)
+    if batch_size > examples:
+        raise UserError(
+            f"batch_size={batch_size} is more than the {examples} examples of data; "
+            "make it smaller"
+        )
+    place = _folder(folder)
+    limits = limits or engine.Limits()
+    common = OwnTask(
+        *at,
+        seeds,
+        steps,
+        batch_size,
+        average_last,
+        tuple(_axes(grid, make_model, make_optimizer).items()),
+        make_model,
+        make_optimizer,
+        loss,
+        guess,
+        data="" if folder is None else fingerprint.of_arrays(data),
+        settings=_settings(settings),
+        stop_diverged=limits.stop_diverged,
+    )
+    shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
+    shapes |= {(at.width, at.depth), *((int(w), int(d)) for w, d in sizes)}
+    tasks = [
+        dataclasses.replace(common, width=width, depth=depth)
+        for width, depth in sorted(shapes)
+    ]
+    _check_executor(executor, tasks[0])
+    data = jax.tree.map(jnp.asarray, data)
+    with _bar(tasks, progress, executor) as (on_done, on_runs):
+        populations = executors.run_all(
+            tasks,
+            data,
+            place,
+            _kept_often(limits, seeds, place),
+            executor,
+            on_done,
+            ahead=False,  # the caller's code is traced in the caller's thread
+            on_runs=on_runs,
+        )
+    found = Sweep(populations, _verdicts(populations, at, sizes), at)
+    if place is not None:
+        try:
+            _report(found, place, tasks[0])
+        except OSError as error:  # the runs are there, and are returned
+            logging.warning("%s: the report cannot be written: %s", place, error)
+    return found
+
+
+# ----- Arguments.
+
+
+def _base(
+    widths: Sequence[int],
+    depths: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    base: tuple[int, int] | None,
+) -> statistics.Sizes:
+    """The sizes where the axes cross, once all sizes are known to be good."""
+    try:
+        pairs = [(width, depth) for width, depth in [*sizes, *([base] if base else [])]]
+    except (TypeError, ValueError):
+        raise UserError(
+            f"sizes={sizes!r} and base={base!r} must be pairs (width, depth)"
+        ) from None
+    for name, values in (
+        ("widths", widths),
+        ("depths", depths),
+        ("sizes", [size for pair in pairs for size in pair]),
+    ):
+        for x in values:
+            if not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < 1:
+                raise UserError(f"{name} must hold integers of at least 1; got {x!r}")
+    if base is None and not (widths and depths) and not sizes:
+        raise UserError("give widths and depths, or sizes as pairs (width, depth)")
+    first = (widths[0], depths[0]) if widths and depths else pairs[0]
+    at = statistics.Sizes(*map(int, base or first))
+    lost = widths and at.width not in widths, depths and at.depth not in depths
+    if any(lost):
         raise UserError(
             f"base={tuple(at)} is not among widths={tuple(widths)} and "
             f"depths={tuple(depths)}, where the two axes cross; add it"
         )
-    if executor is not None and folder is None:
-        raise UserError("an executor's workers meet in a folder; pass folder=...")
+    return at
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, x in numbers.items():
+        if not isinstance(x, (int, np.integer)) or isinstance(x, bool) or x < 1:
+            raise UserError(f"{name} must be an integer of at least 1; got {x!r}")
+
+
+def _count(data: Any) -> int:
+    """How many examples there are."""
+    leaves = jax.tree.leaves(data)
+    counts = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in leaves}
+    if len(counts) != 1 or 0 in counts:
+        shapes = [np.shape(leaf) for leaf in leaves]
+        raise UserError(
+            "data must be arrays with the same leading axis of examples; got shapes "
+            f"{shapes}"
+        )
+    return counts.pop()
+
+
+def _axes(
+    grid: Mapping[str, str | Sequence[float]],
+    make_model: Callable[..., Any],
+    make_optimizer: Callable[..., Any],
+) -> dict[str, tuple[float, ...]]:
+    """The grid's values, once each of its names is known to be used."""
     taken = {
         name
         for function in (make_model, make_optimizer)
@@ -258,49 +307,215 @@ def sweep(
     }
     axes = {}
     for name, values in grid.items():
+        if name in _RESERVED:
+            raise UserError(
+                f"the grid has {name!r}, which mupax passes itself; give sizes as "
+                "widths, depths or sizes, or rename the hyperparameter"
+            )
         if name not in taken:
             raise UserError(
                 f"the grid has {name!r}, and neither make_model nor make_optimizer "
                 "takes an argument of that name"
             )
         axes[name] = grids.parse(name, values)
-        grids.check_range(name, axes[name])
-    digest = _digest(data) if folder is not None else ""
-    shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
-    tasks = [
-        _Own(
-            width,
-            depth,
-            seeds,
-            steps,
-            batch_size,
-            average_last or max(1, steps // 4),
-            tuple(axes.items()),
-            make_model,
-            make_optimizer,
-            loss,
-            guess,
-            digest,
-        )
-        for width, depth in sorted(shapes)
-    ]
-    data = jax.tree.map(jnp.asarray, data)
-    limits = limits or engine.Limits()
+        # A name of our own, as warmup, may be a number of steps here.
+        if grids.unit(name) != "linear":
+            try:
+                grids.check_range(name, axes[name])
+            except UserError as error:
+                raise UserError(
+                    f"{error}; leave the value out, or give the hyperparameter another "
+                    "name if it means something else"
+                ) from None
+    if not axes:
+        raise UserError('the grid is empty; give one, as {"learning_rate": (0.1, 0.2)}')
+    return axes
+
+
+def _folder(folder: str | os.PathLike[str] | None) -> pathlib.Path | None:
+    """The folder, made before anything is trained."""
     if folder is None:
-        populations = [engine.run(task, data, None, limits) for task in tasks]
-    else:
-        place = pathlib.Path(folder)
-        # The caller's own code is traced in the caller's thread.
-        populations = executors.run_all(
-            tasks, data, place, limits, executor, ahead=False
-        )
-    found = Sweep(populations, verdict.verdicts(populations, at), at)
-    if folder is not None:
-        _report(found, pathlib.Path(folder), tasks[0])
+        return None
+    try:
+        place = pathlib.Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        raise UserError(
+            f"folder={os.fspath(folder)!r} cannot be made: {error}; choose another"
+        ) from None
+    return place
+
+
+def _settings(settings: Any) -> str | None:
+    if settings is None:
+        return None
+    try:
+        return json.dumps(settings, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"settings must be JSON-ready data (numbers, text, lists, dicts): {error}"
+        ) from None
+
+
+def _check_executor(executor: Any, task: OwnTask) -> None:
+    """Refuse functions that cannot be sent to other processes."""
+    if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):
+        return
+    try:
+        pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"the functions cannot be sent to another process ({error}); define them "
+            "at the top level of a module, or use an executor of Dask"
+        ) from None
+
+
+def _kept_often(limits: engine.Limits, seeds: int, place: Any) -> engine.Limits:
+    """A CPU trains one run after another: then each grid point is kept at once."""
+    if limits.lanes or place is None or jax.default_backend() != "cpu":
+        return limits
+    return dataclasses.replace(limits, lanes=seeds * jax.local_device_count())
+
+
+# ----- Progress.
+
+
+@contextlib.contextmanager
+def _bar(
+    tasks: Sequence[OwnTask], wanted: bool | None, executor: Any
+) -> Iterator[tuple[Callable[[Any], None], Callable[[int], None]]]:
+    """A progress bar, and what moves it: called for each task, and for its runs."""
+    console = rich.console.Console(stderr=True)
+    if not (console.is_terminal if wanted is None else wanted):
+        yield (lambda task: None), (lambda count: None)
+        return
+    # Matrix products a run; here one task is trained after another, in this order.
+    work = {task.name: task.depth * task.width**2 for task in tasks}
+    total = sum(task.runs * work[task.name] for task in tasks)
+    waiting, done = list(tasks), 0
+    columns = (
+        *rich.progress.Progress.get_default_columns(),
+        rich.progress.TimeElapsedColumn(),
+    )
+    with rich.progress.Progress(*columns, console=console) as shown:
+        bar = shown.add_task("sweep", total=total)
+
+        def on_runs(count: int) -> None:
+            shown.advance(bar, count * work[waiting[0].name])
+
+        def on_done(task: Any) -> None:
+            nonlocal done
+            waiting[:] = [other for other in waiting if other.name != task.name]
+            done += task.runs * work[task.name]
+            shown.update(bar, completed=done, description=f"swept {task.name}")
+
+        yield on_done, on_runs
+
+
+# ----- Verdicts.
+
+
+def _verdicts(
+    populations: Sequence[Population],
+    base: statistics.Sizes,
+    sizes: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """The verdicts over width, depth and both, each with its cost."""
+    found = verdict.verdicts(populations, base)
+    for name, by_key in found.items():
+        for told in by_key.values():
+            for axis in ("depth", "width"):
+                fixed = base.width if axis == "depth" else base.depth
+                cells = optima.along(
+                    [p.cell(name) for p in populations], "own", axis, fixed
+                ).cells
+                if len(cells) < 2:
+                    continue
+                told[axis]["cost"] = cost(cells[0], cells[-1])
+            pairs = {tuple(map(int, pair)) for pair in sizes} - {tuple(base)}
+            if pairs:
+                ordered = sorted(pairs, key=lambda pair: (math.prod(pair), pair))
+                chain = [
+                    _population(populations, *pair).cell(name)
+                    for pair in [tuple(base), *ordered]
+                ]
+                told["joint"] = _joint(chain, name)
     return found
 
 
-def _report(found: Sweep, folder: pathlib.Path, task: _Own) -> None:
+def _joint(cells: Sequence[Cell], name: str) -> dict[str, Any]:
+    """The verdict from the base to shapes of another width and depth.
+
+    A size is counted as width times depth; the optimum's shift is one per doubling of
+    this product.
+    """
+    line = statistics.trend(
+        [dataclasses.replace(c, width=c.width * c.depth) for c in cells], "width"
+    )
+    return {
+        **verdict.told(line, name, "width times depth"),
+        "sizes": [[c.width, c.depth] for c in cells],
+        "cost": cost(cells[0], cells[-1]),
+    }
+
+
+def cost(small: Cell, large: Cell) -> dict[str, Any]:
+    """What a large model loses by the best value of a small one.
+
+    Returns:
+      "of" and "at", the two shapes; "loss", what the small model's optimum gives
+      more than the large model's best; "share" of the latter; and "noise", its standard
+      error over seeds. None where the value diverges, was not trained or lies outside
+      the grid.
+    """
+    best = optima.optimum(small)
+    more = None if best is None else optima.regret(large, best.log2_lr)
+    mean = large.loss.mean(axis=0)
+    found: dict[str, Any] = {
+        "of": [small.width, small.depth],
+        "at": [large.width, large.depth],
+        "loss": _finite(more),
+        "share": None,
+        "noise": None,
+    }
+    if more is not None:
+        column = int(np.nanargmin(mean))
+        found["share"] = _finite(more / max(float(mean[column]), 1e-300))
+        seeds = large.loss[:, column]
+        if len(seeds) > 1:
+            found["noise"] = _finite(seeds.std(ddof=1) / math.sqrt(len(seeds)))
+    return found
+
+
+def _cost_text(cost: Mapping[str, Any] | None) -> str:
+    if cost is None:
+        return ""
+    of, at = (_size_text(cost[name]) for name in ("of", "at"))
+    if cost["loss"] is None:
+        return f"at {at} the best value of {of} diverges, or lies outside the grid"
+    noise = "" if cost["noise"] is None else f"; seeds: ± {cost['noise']:.2g}"
+    return (
+        f"the best value of {of} costs {at} a loss of {cost['loss']:.2g} "
+        f"({cost['share']:.1%} of its best{noise})"
+    )
+
+
+def _size_text(size: int | Sequence[int]) -> str:
+    """A width or depth, or both."""
+    return str(size) if isinstance(size, int) else " x ".join(map(str, size))
+
+
+def _population(
+    populations: Sequence[Population], width: int, depth: int
+) -> Population:
+    return next(p for p in populations if (p.width, p.depth) == (width, depth))
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _report(found: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
     """Write results.csv and report.html beside the finished runs."""
     from .. import report  # drawing is slow to import, and not always wanted
 
@@ -323,5 +538,5 @@ def _report(found: Sweep, folder: pathlib.Path, task: _Own) -> None:
         subject=getattr(task.make_model, "__name__", "a model of one's own"),
         command="",
     )
-    write_durably(folder / "results.csv", data.table)
+    store.write_durably(folder / "results.csv", data.table)
     report.write_report(data, folder)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import memory
 from ..errors import UserError
-from . import memory
 from .population import programs
 
 if TYPE_CHECKING:

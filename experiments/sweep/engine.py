@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .. import memory
 from ..errors import UserError
-from . import halving, memory
+from . import halving
 from .chunks import Chunks, Point
 from .results import Population
 from .store import Run, Store

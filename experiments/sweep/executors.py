@@ -7,14 +7,15 @@ import functools
 import multiprocessing
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .. import data as datasets
 from ..errors import UserError
 from . import engine
+from .own import OwnTask
 from .results import Population
-from .store import Store
+from .store import Nowhere, Store
 from .tasks import Task
 
 NAMES = ("here", "local", "dask", "slurm", "submitit_local")
@@ -42,18 +43,19 @@ def _read(source: Source) -> datasets.Held:
 
 def run_job(task: Task, source: Any, folder: str, limits: engine.Limits) -> Population:
     """Do one job, unless it is done; this is what is sent to workers."""
-    return _prepared(task, source, folder, limits)(0.0)
+    return _prepared(task, source, Store(pathlib.Path(folder)), limits)(0.0)
 
 
 def _prepared(
     task: Task,
     source: Any,
-    folder: str,
+    store: Store,
     limits: engine.Limits,
     *,
     ahead: bool = False,
 ) -> Callable[[float], Population]:
-    store = Store(pathlib.Path(folder))
+    if isinstance(task, OwnTask) and not isinstance(store, Nowhere):
+        task = task.bound(source)
     # Another grid, more seeds or all runs in place of the best: not what is there.
     key = f"{task.key}, {task.grid}, {task.seeds}, {limits.halving}"
     found = store.get(task.name, key)
@@ -102,39 +104,41 @@ def in_turn(makers: Sequence[Maker], ahead: bool = True) -> Iterator[Population]
 def run_all(
     tasks: Sequence[Task],
     source: Any,
-    folder: pathlib.Path,
+    folder: pathlib.Path | None,
     limits: engine.Limits,
     executor: Executor | None,
     on_done: Callable[[Task], None] = lambda task: None,
     *,
     ahead: bool = True,
+    on_runs: Callable[[int], None] = lambda count: None,
 ) -> list[Population]:
     """Do all jobs, the largest first; a job whose worker died is done again.
 
     Args:
       tasks: the jobs.
       source: the data, or a `Source`.
-      folder: of the store, which all workers see.
+      folder: of the store, which all workers see; None keeps nothing, in this process.
       limits: of each worker.
       executor: None for this process.
       on_done: called as each job ends.
       ahead: in this process, compile the next job in a thread while one trains. What
         JAX's context managers set for this thread does not hold in that one.
+      on_runs: called with the number of runs as a chunk of them ends, in this process.
 
     Raises:
       UserError: a job failed with one, or its worker died three times.
     """
-    folder = folder.absolute()
-    if executor is None:
+    if executor is None or folder is None:
+        store = Store(folder.absolute(), on_runs) if folder else Nowhere(on_runs)
         makers = [
-            functools.partial(_prepared, task, source, str(folder), limits)
-            for task in tasks
+            functools.partial(_prepared, task, source, store, limits) for task in tasks
         ]
         found = []
         for task, population in zip(tasks, in_turn(makers, ahead), strict=True):
             found.append(population)
             on_done(task)
         return found
+    folder = folder.absolute()
     # The largest first: what is left at the end is small.
     order = sorted(tasks, key=lambda t: -t.depth * t.width**2)
     waiting = {
@@ -151,9 +155,11 @@ def run_all(
             try:
                 results[task.name] = future.result()
             except UserError:
+                _cancel(waiting)
                 raise
             except Exception as error:
                 if not _worker_died(error):
+                    _cancel(waiting)
                     raise
                 if tries == 3 or isinstance(
                     error, concurrent.futures.process.BrokenProcessPool
@@ -167,6 +173,12 @@ def run_all(
                 continue
             on_done(task)
     return [results[task.name] for task in tasks]
+
+
+def _cancel(waiting: Iterable[concurrent.futures.Future]) -> None:
+    """Start no further jobs; those that run end, and are kept."""
+    for future in waiting:
+        future.cancel()
 
 
 def _worker_died(error: Exception) -> bool:

@@ -96,10 +96,11 @@ def swept(
         halving=halving,
     )
     directory = workdir.named(parsed.base, folder)
+    refuse_old(directory)
+    workdir.check(directory, parsed.settings(), free=_FREE)
     jobs = space.jobs(parsed)
     data = open_data(jobs[0], console)
     equal = shapes.pairs(parsed, jobs[0], data)
-    refuse_old(directory)
     with workdir.claim(directory, parsed.settings(), free=_FREE):
         launch = functools.partial(
             run_jobs,

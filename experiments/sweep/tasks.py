@@ -252,7 +252,7 @@ class Job(Task):
 
 
 def examples_of(
-    config: RunConfig, dataset: Dataset, seeds: tuple[int, ...]
+    config: RunConfig, dataset: Any, seeds: tuple[int, ...]
 ) -> tuple[Any, np.ndarray]:
     """The examples of runs, and which of them each step takes, as the trainer has them.
 

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 from ...errors import UserError
+from ...io import write_durably
 from ...report import style
 from .registry import Drawing, Figure, Line, Panel
 
@@ -26,8 +27,8 @@ def write(directory: pathlib.Path, figure: Figure, drawing: Drawing) -> None:
     try:
         for kind in ("png", "svg"):
             file = directory / f"{figure.id}.{kind}"
-            file.write_bytes(picture(drawing, kind))
-        (directory / f"{figure.id}.csv").write_text(table(drawing))
+            write_durably(file, picture(drawing, kind))
+        write_durably(directory / f"{figure.id}.csv", table(drawing))
     except OSError as error:
         raise UserError(unusable(directory, error)) from None
 
@@ -43,13 +44,14 @@ def prepare(directory: pathlib.Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
         raise UserError(unusable(directory, error)) from None
 
 
-def unusable(directory: pathlib.Path, error: OSError) -> str:
+def unusable(directory: pathlib.Path, error: OSError | ValueError) -> str:
     """The sentence for a directory that cannot be written."""
-    return f"{directory} cannot be used ({error.strerror}); choose another --workdir"
+    why = getattr(error, "strerror", None) or error
+    return f"{str(directory)!r} cannot be used ({why}); choose another --workdir"
 
 
 def table(drawing: Drawing) -> str:

@@ -97,7 +97,9 @@ def parse(argv: list[str]) -> tuple[str, Request]:
     """
     import argparse
 
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(
+        add_help=False, exit_on_error=False, allow_abbrev=False
+    )
     parser.add_argument("id", nargs="?")
     parser.add_argument("--scale", default="laptop")
     for name in ("--workdir", "--data_dir", "--dataset"):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from ... import config as configs
+from ...cli import flags
 from ...errors import UserError
 from ...report import SweepData
 from .registry import Drawing, Request
@@ -49,7 +49,7 @@ class Part:
         Raises:
           UserError: an override that means nothing, or text is needed and not named.
         """
-        config = configs.parse(self.words(request)).config
+        config = flags.parse(self.words(request)).config
         if self.edit:
             self.edit(config)
         if config.dataset.startswith(_TEXT) and not request.dataset:

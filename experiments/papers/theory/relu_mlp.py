@@ -131,22 +131,42 @@ def mean_squared_change(
 
 
 def maximal_learning_rate(
-    width: int, depth: int, *, threshold: float = 1.0, layer: int | None = None
+    width: int,
+    depth: int,
+    *,
+    threshold: float = 1.0,
+    layer: int | None = None,
+    exact: bool = False,
+    networks: int = 64,
+    seed: int = 0,
 ) -> float:
     """η* at which E[(Δz)²] reaches the threshold (eq. 1.4), in the linear response.
+
+    A threshold of 1 is as large as the preactivations themselves, so that the linear
+    response is used outside its range: it leaves out that the step changes which
+    neurons are on, and all products of weight changes. At width 512 its η* is 1.2
+    (depth 4), 2.2 (depth 16) and 5 (depth 64) times below that of the real step,
+    which `exact=True` measures on random networks (here 24; docs/theory.md has the
+    command). The law L^-3/2 is one of small changes: at a threshold of 10^-4 the two
+    agree (`tests/test_theory_relu_mlp.py`).
 
     Args:
       width: n of the input and of all hidden layers.
       depth: L, the number of hidden layers.
       threshold: of the mean square; the paper takes 1.
       layer: ℓ, by default L, where the change is largest.
+      exact: take real gradient steps on random networks, instead of the formula. The
+        mean over networks has a statistical error, which grows with depth/width.
+      networks: how many networks are averaged, if exact.
+      seed: of those networks.
 
     Returns:
-      η*, for all layers alike. It falls as depth^-3/2 (Theorem 1.1) while the
-      depth is small against the width.
+      η*, for all layers alike. In the linear response it falls as depth^-3/2 (Theorem
+      1.1) while the depth is small against the width.
 
     Raises:
-      UserError: width or depth below one, or no such layer.
+      UserError: width or depth below one, no such layer, or, if exact, a threshold
+        that is reached neither at a quarter of the linear η* nor up to 64 times it.
 
     Examples:
       >>> shallow, deep = (maximal_learning_rate(10**6, L) for L in (64, 256))
@@ -159,7 +179,96 @@ def maximal_learning_rate(
             f"depth={depth}, layer={layer} must be at least 1, with layer <= depth"
         )
     change = mean_squared_change([width] * (depth + 1))[layer - 1]
-    return float(np.sqrt(threshold / change))
+    linear = float(np.sqrt(threshold / change))
+    if not exact:
+        return linear
+    rates = linear * 2.0 ** np.linspace(-2, 6, 49)
+    changes = exact_mean_squared_change(
+        width, depth, rates, layer=layer, networks=networks, seed=seed
+    )
+    above = np.flatnonzero(changes >= threshold)
+    if not above.size or above[0] == 0:
+        raise UserError(
+            f"threshold={threshold:g} is not crossed between {rates[0]:.3g} and "
+            f"{rates[-1]:.3g}, around the linear response's η* = {linear:.3g}; average "
+            f"more than networks={networks}, or choose another threshold"
+        )
+    pair = slice(above[0] - 1, above[0] + 1)
+    logs = np.log(changes[pair]), np.log(rates[pair])
+    return float(np.exp(np.interp(np.log(threshold), *logs)))
+
+
+def exact_mean_squared_change(
+    width: int,
+    depth: int,
+    learning_rates: Sequence[float] | np.ndarray,
+    *,
+    layer: int | None = None,
+    networks: int = 64,
+    seed: int = 0,
+) -> Float[np.ndarray, " rates"]:
+    """E[(Δz^ℓ)²] after one real step of gradient descent, measured on networks.
+
+    The setting is that of `mean_squared_change`: |x|²/n = 1, a label of ±1, and the
+    output at initialization subtracted. For small rates it is η² times that.
+
+    Args:
+      width: n of the input and of all hidden layers.
+      depth: L, the number of hidden layers.
+      learning_rates: of all layers alike; each is one step from the same networks.
+      layer: ℓ, by default L.
+      networks: how many are averaged, one after another.
+      seed: of the networks.
+
+    Source: Jelassi et al., eqs. 1.1 to 1.4.
+
+    Examples:
+      >>> small = exact_mean_squared_change(64, 2, [1e-3], networks=4)
+      >>> bool(0.3 < small[0] / (1e-6 * mean_squared_change([64] * 3)[-1]) < 3)
+      True
+    """
+    keys = jax.random.split(jax.random.key(seed), networks)
+    rates = jnp.asarray(learning_rates, jnp.float32)
+    changes = _exact(keys, rates, width, depth, layer or depth)
+    return np.asarray(changes, np.float64).mean(0)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _exact(
+    keys: jax.Array, rates: Float[Array, " rates"], n: int, depth: int, layer: int
+) -> Float[Array, "networks rates"]:
+    def network(key: jax.Array) -> Float[Array, " rates"]:
+        first, middle, last = jax.random.split(key, 3)
+        x = jax.random.normal(first, (n,))
+        x *= n**0.5 / jnp.linalg.norm(x)
+        weights = jax.random.normal(middle, (depth, n, n)) * (2 / n) ** 0.5
+        readout = jax.random.normal(last, (n,)) / n
+
+        def forward(s: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+            z = w @ s
+            return jax.nn.relu(z), (s, z)
+
+        _, (signals, z) = jax.lax.scan(forward, x, weights)
+
+        def backward(g: Array, layer: tuple[Array, Array]) -> tuple[Array, Array]:
+            w, z = layer
+            g = jnp.where(z > 0, g, 0)
+            return w.T @ g, g
+
+        _, gradients = jax.lax.scan(backward, readout, (weights, z), reverse=True)
+
+        def again(s: Array, layer: tuple[Array, ...]) -> tuple[Array, Array]:
+            # The step adds η y g sᵀ to each weight: a matrix of rank one.
+            w, before, g = layer
+            new = s @ w.T + jnp.outer(rates * (s @ before), g)
+            return jax.nn.relu(new), new
+
+        start = jnp.broadcast_to(x, (len(rates), n))
+        upto = (weights[:layer], signals[:layer], gradients[:layer])
+        after = jax.lax.scan(again, start, upto)[1][-1]
+        return jnp.mean((after - z[layer - 1][None]) ** 2, axis=-1)
+
+    return jax.lax.map(network, keys)
 
 
 class PowerLaw(NamedTuple):

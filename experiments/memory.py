@@ -2,10 +2,11 @@
 
 import math
 import pathlib
-import resource
 from typing import Any
 
 import jax
+
+from .errors import UserError
 
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -14,6 +15,8 @@ _CGROUPS = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
+
+_GIB = 2**30
 
 
 def available() -> float:
@@ -27,11 +30,9 @@ def available() -> float:
 
 def host() -> float:
     """Free bytes of the machine or container, or of what this process may take."""
-    free = float("inf")
-    meminfo = pathlib.Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        free = 1024.0 * int(fields["MemAvailable"].split()[0])
+    import psutil  # only here: the base install has no need of it
+
+    free = float(psutil.virtual_memory().available)
     for limit, used in _CGROUPS:
         try:
             left = int(pathlib.Path(limit).read_text()) - int(
@@ -40,16 +41,12 @@ def host() -> float:
         except (OSError, ValueError):  # another kind of system, or "max"
             continue
         free = min(free, float(left))
-    return max(0.0, min(free, _limited()))
-
-
-def _limited() -> float:
-    """Bytes of address space that the system lets this process take yet."""
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    pages = pathlib.Path("/proc/self/statm")
-    if most == resource.RLIM_INFINITY or not pages.exists():
-        return math.inf
-    return float(most - int(pages.read_text().split()[0]) * resource.getpagesize())
+    process = psutil.Process()
+    if hasattr(process, "rlimit"):  # not on every kind of system
+        most, _ = process.rlimit(psutil.RLIMIT_AS)
+        if most != psutil.RLIM_INFINITY:
+            free = min(free, float(most - process.memory_info().vms))
+    return max(0.0, free)
 
 
 def ran_out(error: Exception) -> bool:
@@ -69,3 +66,24 @@ def needed(compiled: Any) -> float:
         + found.output_size_in_bytes
         - found.alias_size_in_bytes
     )
+
+
+def check(needed: float, what: str, remedy: str = "make it smaller") -> None:
+    """Refuse what would take more than the free memory of this machine.
+
+    Args:
+      needed: bytes.
+      what: what takes them, as the beginning of a sentence.
+      remedy: what to change.
+
+    Raises:
+      UserError: there is not so much.
+
+    >>> check(8.0, "A number")
+    """
+    free = host()
+    if math.isfinite(free) and needed > free:
+        raise UserError(
+            f"{what} would take {needed / _GIB:.3g} GiB of memory, and "
+            f"{free / _GIB:.3g} GiB are free; {remedy}"
+        )

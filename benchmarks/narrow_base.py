@@ -1,0 +1,156 @@
+"""How narrow may a base be? A Linen ConvNet with BatchNorm, under SGD with momentum.
+
+    python -m benchmarks.narrow_base [--widths 8 16 32 64] [--seeds 2] [--steps 60]
+
+sweeps the learning rate of a small ConvNet on scikit-learn's digits at each width, in
+several variants, and prints the optimal log2 learning rate (the minimum of a parabola
+through the best three grid points), the loss there, and how far the optimum moves from
+the first to the last width. Under μP the first width is the base. `docs/tune.md` holds
+the result.
+"""
+
+import argparse
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from sklearn.datasets import load_digits
+
+from mupax import optim
+
+
+class ConvNet(nn.Module):
+    """Three convolutions and a linear readout of the mean over positions."""
+
+    width: int
+    norm: bool = True
+    readout: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in range(3):
+            x = nn.Conv(self.width, (3, 3), use_bias=not self.norm)(x)
+            if self.norm:
+                x = nn.BatchNorm(use_running_average=False)(x)
+            x = nn.relu(x)
+            if layer == 0:
+                x = nn.avg_pool(x, (2, 2), (2, 2))
+        return self.readout * nn.Dense(10)(x.mean((1, 2)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What differs from the ConvNet under μP with the first width as base."""
+
+    name: str
+    parametrization: str = "mup"
+    norm: bool = True
+    readout: float = 1.0
+
+
+VARIANTS = (
+    Variant("mup"),
+    Variant("mup, readout x 4", readout=4.0),
+    Variant("mup, readout x 16", readout=16.0),
+    Variant("sp", "sp"),
+    Variant("mup, no BatchNorm", norm=False),
+)
+
+
+def losses(
+    variant: Variant, width: int, base: int, rates: jax.Array, seeds: int, steps: int
+) -> np.ndarray:
+    """Mean log loss of the last quarter of the steps, for each learning rate."""
+    digits = load_digits()
+    images = jnp.asarray(digits.images[..., None] / 16, jnp.float32)
+    labels = jnp.asarray(digits.target)
+    model = ConvNet(width, variant.norm, variant.readout)
+
+    def build(width: int, key: jax.Array) -> jax.Array:
+        net = ConvNet(width, variant.norm, variant.readout)
+        return net.init(key, images[:1])["params"]
+
+    key = jax.random.key(0)
+    scales = optim.infer_scales(
+        lambda: build(base, key),
+        lambda: build(width, key),
+        delta=lambda: build(2 * base, key),
+    )
+
+    def train(rate: jax.Array, key: jax.Array) -> jax.Array:
+        params = optim.rescale_init(build(width, key), scales, variant.parametrization)
+        tx = optim.sgd(rate, scales, variant.parametrization, momentum=0.9)
+
+        def loss(params: dict, rows: jax.Array) -> jax.Array:
+            logits, _ = model.apply(
+                {"params": params}, images[rows], mutable="batch_stats"
+            )
+            return optax.softmax_cross_entropy_with_integer_labels(
+                logits, labels[rows]
+            ).mean()
+
+        def step(carry: tuple, key: jax.Array) -> tuple:
+            params, state = carry
+            rows = jax.random.randint(key, (64,), 0, len(labels))
+            value, grads = jax.value_and_grad(loss)(params, rows)
+            updates, state = tx.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        keys = jax.random.split(jax.random.key(1), steps)
+        values = jax.lax.scan(step, (params, tx.init(params)), keys)[1]
+        return jnp.log(values[-(steps // 4) :]).mean()
+
+    several = jax.vmap(train, (None, 0))
+    program = jax.jit(lambda r, k: jax.lax.map(lambda rate: several(rate, k), r))
+    found = program(rates, jax.random.split(jax.random.key(2), seeds))
+    return np.nan_to_num(np.asarray(found), nan=np.inf)
+
+
+def optimum(exponents: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Where the mean over seeds is least, and that loss."""
+    mean = values.mean(-1)
+    best = int(np.argmin(mean))
+    if not 0 < best < len(mean) - 1 or not np.isfinite(mean[best + 1]):
+        return float(exponents[best]), float(np.exp(mean[best]))
+    near = slice(best - 1, best + 2)
+    a, b, c = np.polyfit(exponents[near], mean[near], 2)
+    return float(-b / (2 * a)), float(np.exp(c - b * b / (4 * a)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--widths", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--only", nargs="+", default=[v.name for v in VARIANTS])
+    arguments = parser.parse_args()
+    exponents = np.arange(-8.0, 2.0)
+    head = " | ".join(f"width {width}" for width in arguments.widths)
+    print(f"| variant | {head} | moves by |\n|---|{'---|' * len(arguments.widths)}---|")
+    for variant in VARIANTS:
+        if variant.name not in arguments.only:
+            continue
+        found = [
+            optimum(
+                exponents,
+                losses(
+                    variant,
+                    width,
+                    arguments.widths[0],
+                    2.0 ** jnp.asarray(exponents),
+                    arguments.seeds,
+                    arguments.steps,
+                ),
+            )
+            for width in arguments.widths
+        ]
+        cells = " | ".join(f"2^{rate:.1f} ({loss:.3f})" for rate, loss in found)
+        moved = found[-1][0] - found[0][0]
+        print(f"| {variant.name} | {cells} | {moved:+.1f} octaves |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

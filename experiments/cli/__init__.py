@@ -1,0 +1,112 @@
+"""The `mupax` command: a module for each subcommand, which parses and prints."""
+
+import difflib
+import os
+import sys
+
+from ..errors import Stopped, UserError
+from . import (
+    convert,
+    coord_check,
+    evaluate,
+    explain,
+    figure,
+    models,
+    plan,
+    sweep,
+    train,
+    transfer,
+)
+from .command import Command
+
+COMMANDS: dict[str, Command] = {
+    "transfer": transfer.COMMAND,
+    "sweep": sweep.COMMAND,
+    "train": train.COMMAND,
+    "eval": evaluate.COMMAND,
+    "plan": plan.COMMAND,
+    "explain": explain.COMMAND,
+    "coord-check": coord_check.COMMAND,
+    "convert": convert.COMMAND,
+    "figure": figure.COMMAND,
+    "models": models.COMMAND,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one command.
+
+    Args:
+      argv: as `sys.argv`.
+
+    Returns:
+      The exit status: 0; 2 with one sentence on stderr for bad input, damaged files
+      or a file system that refuses; 130 after Ctrl-C.
+    """
+    try:
+        return _run(argv[1] if len(argv) > 1 else "help", argv[1:])
+    except UserError as error:
+        return _refuse(str(error))
+    except Stopped as error:
+        print(f"mupax: {error}; run the same command to resume", file=sys.stderr)
+        return 0
+    except KeyboardInterrupt:
+        print("mupax: interrupted; run the same command to resume", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader, such as `head`, has enough. Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _refuse(_of_system(error))
+    except Exception as error:
+        if not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+            raise
+        return _refuse(
+            f"out of memory ({str(error)[:200] or 'of the machine'}); make the model, "
+            "the batch or the number of seeds smaller, or use more devices"
+        )
+
+
+def _run(name: str, argv: list[str]) -> int:
+    if name in ("help", "--help", "-h"):
+        print(_help())
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(
+            f"there is no command {name!r}.{hint} Commands are: {', '.join(COMMANDS)}"
+        )
+    if {"--help", "-h"} & set(argv[1:]):
+        print(COMMANDS[name].help(name))
+        return 0
+    COMMANDS[name].run(argv)
+    return 0
+
+
+def _refuse(sentence: str) -> int:
+    print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr)
+    return 2
+
+
+def _of_system(error: OSError) -> str:
+    """What the system refused, and of which file."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return f"the system refuses: {reason}"
+    return f"{os.fsdecode(error.filename)!r} cannot be used: {reason}"
+
+
+def _help() -> str:
+    rows = [f"  {name:<11} {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "mupax: hyperparameter transfer for JAX, across width and depth",
+            "",
+            "usage: mupax COMMAND --config NAME [--workdir DIR] [--config.KEY=V ...]",
+            "       mupax COMMAND --help",
+            "",
+            *rows,
+        ]
+    )

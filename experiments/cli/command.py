@@ -1,0 +1,34 @@
+"""What a command of `mupax` is."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from .flags import CONFIG, WORKDIR, Flag, describe
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Attributes:
+      summary: one line, for the list of commands.
+      run: takes the command's name and what follows it.
+      flags: its own flags.
+      config: whether it takes `--config` and its overrides.
+      workdir: whether it takes `--workdir`.
+      text: help that is written elsewhere, in place of the flags.
+    """
+
+    summary: str
+    run: Callable[[list[str]], None]
+    flags: Sequence[Flag] = ()
+    config: bool = True
+    workdir: bool = True
+    text: Callable[[], str] | None = None
+
+    def help(self, name: str) -> str:
+        """What `mupax NAME --help` prints."""
+        if self.text:
+            return f"mupax {name}: {self.summary}\n\n{self.text()}"
+        shown = [*(CONFIG if self.config else ()), *([WORKDIR] * self.workdir)]
+        return f"mupax {name}: {self.summary}\n\n{describe([*shown, *self.flags])}"

@@ -1,0 +1,35 @@
+"""`mupax coord-check`."""
+
+from .command import Command
+from .flags import Flag, parse
+
+FLAGS = (
+    Flag("widths", "", "e.g. 64,128,256; default: 1, 2 and 4 times the base width"),
+    Flag("depths", "", "e.g. 4,8,16; default: 1, 2 and 4 times the base depth"),
+    Flag("seeds", 4, "number of initializations; default: 4"),
+    Flag("rate", None, "learning rate; default: the config's", kind=float),
+    Flag("tolerance", 0.15, "largest slope that passes; default: 0.15"),
+)
+
+
+def run(argv: list[str]) -> None:
+    """Check a training config's model, optimizer and data."""
+    from .. import coord_check
+
+    config, workdir, own = parse(argv, FLAGS)
+    coord_check.run(
+        config,
+        workdir,
+        widths=own["widths"],
+        depths=own["depths"],
+        learning_rate=own["rate"],
+        seeds=own["seeds"],
+        tolerance=own["tolerance"],
+    )
+
+
+COMMAND = Command(
+    "check that activations of a config's model change alike at every width and depth",
+    run,
+    FLAGS,
+)

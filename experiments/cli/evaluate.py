@@ -1,0 +1,23 @@
+"""`mupax eval`."""
+
+from . import processes
+from .command import Command
+from .flags import Flag, parse
+
+FLAGS = (
+    Flag("checkpoint", "latest", "latest (default), best, or a step"),
+    *processes.FLAGS,
+)
+
+
+def run(argv: list[str]) -> None:
+    """Score a checkpoint and print the result."""
+    from ..run import job
+    from ..run.processes import joined
+
+    config, workdir, own = parse(argv, FLAGS)
+    with joined(processes.settings(argv, config, workdir, own), **processes.of(own)):
+        job.evaluate(config, workdir, own["checkpoint"])
+
+
+COMMAND = Command("evaluate a checkpoint of a run on the test split", run, FLAGS)

@@ -1,0 +1,281 @@
+"""The flags of a command: described once, parsed, and printed by `--help`."""
+
+import dataclasses
+import difflib
+import importlib.resources
+import os
+import pathlib
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import UserError
+
+if TYPE_CHECKING:  # the base install prints help without it
+    from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One flag of a command.
+
+    Attributes:
+      name: without the dashes.
+      default: its value where it is not given.
+      help: for `--help`.
+      kind: str, int, float or bool; that of the default, by default.
+    """
+
+    name: str
+    default: str | int | float | bool | None
+    help: str
+    kind: type | None = None
+
+    @property
+    def type(self) -> type:
+        """The type of its values."""
+        return self.kind or type(self.default)
+
+
+class Parsed(NamedTuple):
+    """A command line.
+
+    Attributes:
+      config: the config, with its overrides.
+      workdir: the run directory; runs/<name of the config> by default.
+      flags: the command's own flags, by name.
+    """
+
+    config: "ConfigDict"
+    workdir: str
+    flags: dict[str, Any]
+
+
+def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
+    """Read `--config`, its overrides, `--workdir`, and a command's own flags.
+
+    Args:
+      argv: the command's name and its flags.
+      own: the command's own flags.
+
+    Raises:
+      UserError: an unknown flag or config key, a value of the wrong type, or a config
+        file that does not load.
+    """
+    from absl import flags
+    from ml_collections import ConfigDict, config_flags
+
+    _check_words(argv)
+    argv = _with_config_path(argv)
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file("config", None, "", flag_values=values)
+    workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
+    _define(own, values)
+    before = sys.argv
+    # Names of a config that was loaded before would fill the gaps of this one.
+    sys.modules.pop("config_config", None)
+    # ml_collections finds the overrides of config keys in sys.argv.
+    sys.argv = argv
+    try:
+        rest = values(argv)
+        loaded = config.value
+        # Where the file could not be read, this raises the error.
+        getattr(loaded, "seed", None)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(_one_line(error)) from None
+    except SystemExit:
+        raise UserError("the config does not load: it ends the process") from None
+    # A config file is a program, which can raise anything.
+    except Exception as error:
+        raise UserError(f"the config does not load: {_one_line(error)}") from None
+    finally:
+        sys.argv = before
+    _no_more(rest)
+    if loaded is None and not any(word.startswith("--config=") for word in argv):
+        raise UserError(
+            f"--config is missing; packaged configs are: {', '.join(list_configs())}"
+        )
+    if not isinstance(loaded, ConfigDict):
+        raise UserError(
+            "the config does not load: get_config() must return a ConfigDict, and "
+            f"returns {type(loaded).__name__}"
+        )
+    if workdir.value == "":
+        raise UserError("--workdir is empty; give a directory, or leave it out")
+    folder = workdir.value or _folder(argv)
+    return Parsed(loaded, folder, {f.name: values[f.name].value for f in own})
+
+
+def _folder(argv: Sequence[str]) -> str:
+    """The default run directory: runs/<name of the config>."""
+    path = next(word for word in argv if word.startswith("--config="))
+    return f"runs/{pathlib.PurePath(path.partition('=')[2]).stem}"
+
+
+def parse_own(
+    argv: list[str], own: Sequence[Flag], arguments: int = 0
+) -> tuple[list[str], dict[str, Any]]:
+    """Read the flags of a command that takes no config.
+
+    Args:
+      argv: the command's name, and what follows.
+      own: its flags.
+      arguments: how many words without dashes it takes, at most.
+
+    Returns:
+      Those words, and the flags by name.
+
+    Raises:
+      UserError: an unknown flag, a word too many, or a value of the wrong type.
+    """
+    from absl import flags
+
+    _check_words(argv)
+    values = flags.FlagValues()
+    _define(own, values)
+    try:
+        rest = values(argv)
+    except flags.Error as error:
+        raise UserError(_one_line(error)) from None
+    _no_more(rest, arguments)
+    return rest[1:], {f.name: values[f.name].value for f in own}
+
+
+def _define(own: Iterable[Flag], values: Any) -> None:
+    from absl import flags
+
+    define: dict[type, Any] = {
+        str: flags.DEFINE_string,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        bool: flags.DEFINE_bool,
+    }
+    for flag in own:
+        define[flag.type](flag.name, flag.default, flag.help, flag_values=values)
+
+
+# absl's own flags: one reads more flags from a file, one hides flags that are unknown.
+_OF_ABSL = ("flagfile", "undefok")
+
+
+def _check_words(argv: list[str]) -> None:
+    """Refuse words that no path and no flag can be made of."""
+    for word in argv[1:]:
+        if "\0" in word:
+            raise UserError(f"{word!r} holds a NUL byte; leave it out")
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{word!r} is not UTF-8; rename the file") from None
+        name = word.lstrip("-").partition("=")[0]
+        if word.startswith("-") and name in _OF_ABSL:
+            raise UserError(f"Unknown command line flag '{name}'")
+
+
+def _no_more(rest: list[str], arguments: int = 0) -> None:
+    if len(rest) > 1 + arguments:
+        word = rest[1 + arguments]
+        raise UserError(f"unexpected argument {word!r}; flags start with --")
+
+
+def _with_config_path(argv: list[str]) -> list[str]:
+    """`argv` with the config's name replaced by its path, as one argument."""
+    out, rest = argv[:1], iter(argv[1:])
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag in ("-config", "--config"):
+            value = value if equals else next(rest, "")
+            out.append(f"--config={find_config(value)}")
+        else:
+            out.append(word)
+    return out
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error)
+    if "Error whilst parsing config file" in text:
+        text = text.strip().splitlines()[-1]  # below a traceback
+    text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
+    if isinstance(error, AttributeError | KeyError):
+        while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]  # a KeyError quotes what it is given
+        text = f"the config has no key {text}"
+        if "no attribute 'get_config'" in text:
+            text = "the config does not load: it has no function get_config()"
+    return " ".join(text.split()) or type(error).__name__
+
+
+# ----- Configs by name.
+
+
+def list_configs() -> list[str]:
+    """The names of the packaged configs."""
+    folder = importlib.resources.files("mupax.configs")
+    names = (entry.name for entry in folder.iterdir())
+    return sorted(
+        n.removesuffix(".py") for n in names if n.endswith(".py") and n[0] != "_"
+    )
+
+
+def find_config(name: str) -> str:
+    """The path of a config: a file, or the bare name of a packaged one.
+
+    Raises:
+      UserError: there is neither, or the file cannot be read.
+    """
+    if name in list_configs() and not pathlib.Path(name).is_file():
+        return str(importlib.resources.files("mupax.configs") / f"{name}.py")
+    try:
+        is_file = pathlib.Path(name).is_file()
+        readable = is_file and os.access(name, os.R_OK)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--config={_short(name)} cannot be read: {reason}") from None
+    if readable:
+        return name
+    if is_file:
+        raise UserError(
+            f"--config={_short(name)} cannot be read: permission denied; change its "
+            "permissions (chmod u+r)"
+        )
+    if os.path.exists(name) and name:
+        raise UserError(f"--config={_short(name)} is not a file")
+    near = difflib.get_close_matches(name, list_configs(), 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; give a path,"
+    raise UserError(
+        f"there is no config file {_short(name)!r}{hint} or one of the packaged "
+        f"configs: {', '.join(list_configs())}"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:100]}..."
+
+
+# ----- Help.
+
+
+CONFIG = (
+    Flag("config", None, "config file, or the name of a packaged config: {configs}"),
+    Flag("config.KEY=V", None, "override a key of the config: --config.batch_size=64"),
+)
+WORKDIR = Flag("workdir", None, "run directory; default: runs/<config>")
+
+
+def describe(flags: Iterable[Flag]) -> str:
+    """One paragraph for each flag, wrapped to the width of a terminal."""
+    rows = []
+    for flag in flags:
+        text = flag.help.format(configs=", ".join(list_configs()))
+        head = f"  --{flag.name:<14} "
+        rows.append(
+            textwrap.fill(
+                text,
+                width=88,
+                initial_indent=head,
+                subsequent_indent=" " * len(head),
+                break_on_hyphens=False,
+            )
+        )
+    return "\n".join(rows)

@@ -1,0 +1,25 @@
+"""`mupax plan`."""
+
+from .command import Command
+from .flags import Flag, parse
+
+FLAGS = (
+    Flag("topology", "", "accelerators, e.g. v6e:16x16,v5p:4x4x4,gpu:8"),
+    Flag("batch_sizes", "", "e.g. 1024,4096; default: the config's batch size"),
+)
+
+
+def run(argv: list[str]) -> None:
+    """Compile the training step for each topology and print what it needs."""
+    from ..estimate import plan
+
+    config, _, own = parse(argv, FLAGS)
+    plan.run(config, own["topology"], own["batch_sizes"])
+
+
+COMMAND = Command(
+    "estimate memory, communication and time of a training step on TPUs or GPUs",
+    run,
+    FLAGS,
+    workdir=False,
+)

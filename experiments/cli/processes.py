@@ -1,0 +1,52 @@
+"""The flags of a command that several processes run together."""
+
+import os
+from typing import Any
+
+from .flags import Flag
+
+FLAGS = (
+    Flag(
+        "distributed",
+        False,
+        "this is one of several processes; JAX finds the others on Cloud TPU, GKE, "
+        "Slurm and MPI; elsewhere also give the next three flags",
+    ),
+    Flag("coordinator", "", "host:port on which process 0 listens"),
+    Flag("processes", 0, "number of processes"),
+    Flag("process", -1, "index of this process, from 0"),
+    Flag(
+        "timeout",
+        45,
+        "seconds to wait for the other processes, at the start and when one no longer "
+        "answers; default: 45",
+    ),
+)
+
+
+def of(own: dict[str, Any]) -> dict[str, Any]:
+    """The values of `FLAGS`, as `joined` takes them."""
+    return {flag.name: own[flag.name] for flag in FLAGS}
+
+
+def settings(
+    argv: list[str], config: Any, workdir: str | None, own: dict[str, Any]
+) -> dict[str, Any]:
+    """What must be the same in all processes: all but where the data lies."""
+    import jax
+
+    import mupax
+
+    from ..run.config import plain
+    from ..run.workdir import named
+
+    given = plain(config)
+    given.pop("data_dir", None)
+    mine = {flag.name for flag in FLAGS}
+    return {
+        "versions": {"mupax": mupax.__version__, "jax": jax.__version__},
+        "command": argv[0],
+        "config": given,
+        "--workdir": os.path.abspath(named(config, workdir)),
+        **{f"--{name}": own[name] for name in own if name not in mine},
+    }

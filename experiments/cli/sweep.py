@@ -1,0 +1,51 @@
+"""`mupax sweep`."""
+
+from .command import Command
+from .flags import Flag, parse
+
+FLAGS = (
+    Flag("executor", "here", "where jobs run: here (default), local, dask or slurm"),
+    Flag("workers", 2, "parallel jobs of the other executors; default: 2"),
+    Flag(
+        "scheduler",
+        None,
+        "address of a Dask scheduler, e.g. tcp://host:8786; default: a cluster on this "
+        "machine",
+        kind=str,
+    ),
+    Flag(
+        "stop_diverged",
+        False,
+        "stop diverged runs; on accelerators, only once the whole chunk has diverged",
+    ),
+    Flag(
+        "halving",
+        0,
+        "successive halving: keep the best 1/N of the grid points after a quarter and "
+        "after half of the steps, e.g. 2; default: 0, keep all",
+    ),
+)
+
+
+def run(argv: list[str]) -> None:
+    """Run the grid and print the verdicts."""
+    from ..sweep import job
+
+    config, workdir, own = parse(argv, FLAGS)
+    job.run(
+        config,
+        workdir,
+        command=["mupax", *argv],
+        executor=own["executor"],
+        workers=own["workers"],
+        address=own["scheduler"],
+        stop_diverged=own["stop_diverged"],
+        halving=own["halving"],
+    )
+
+
+COMMAND = Command(
+    "run a grid of hyperparameters at several model sizes, and report which transfer",
+    run,
+    FLAGS,
+)

@@ -1,0 +1,25 @@
+"""`mupax train`."""
+
+from . import processes
+from .command import Command
+from .flags import Flag, parse
+
+FLAGS = (
+    Flag("dry_run", False, "print the plan of the run, and stop"),
+    *processes.FLAGS,
+)
+
+
+def run(argv: list[str]) -> None:
+    """Train, alone or with other processes."""
+    from ..run import job
+    from ..run.processes import joined
+
+    config, workdir, own = parse(argv, FLAGS)
+    with joined(processes.settings(argv, config, workdir, own), **processes.of(own)):
+        job.run(config, workdir, command=["mupax", *argv], dry_run=own["dry_run"])
+
+
+COMMAND = Command(
+    "train one model, on one device or on many; run it again to resume", run, FLAGS
+)

@@ -1,0 +1,19 @@
+"""`mupax transfer`."""
+
+from .command import Command
+from .flags import parse
+
+
+def run(argv: list[str]) -> None:
+    """Sweep, train the target, write the report."""
+    from .. import transfer
+
+    config, workdir, _ = parse(argv)
+    transfer.run(config, workdir, command=["mupax", *argv])
+
+
+COMMAND = Command(
+    "tune small models, train the large one with the same hyperparameters, write a "
+    "report",
+    run,
+)

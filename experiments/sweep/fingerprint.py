@@ -1,0 +1,113 @@
+"""Fingerprints of a training: equal only where the same numbers are computed."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import UserError
+from .tasks import Training
+
+# A call into Python that returns numbers. What Python does is not in the program.
+_CALLBACK = re.compile(r"custom_call @\w*callback\w*\(.*->.*tensor<")
+
+
+def of_training(
+    training: Training, names: Iterable[str], batch_size: int
+) -> str | None:
+    """A fingerprint of all that a run computes, but for data, steps, seed and values.
+
+    The initialization and one step are lowered to StableHLO as the engine runs them.
+    The text has the values of all constants, and no source locations: a changed class,
+    global, closure or config value gives another fingerprint, if it changes what is
+    computed. Large constants are not abbreviated.
+
+    Args:
+      training: the functions of a task.
+      names: of the hyperparameters.
+      batch_size: examples a step.
+
+    Returns:
+      The fingerprint; None where the program calls functions that are not part of it
+      (`jax.pure_callback`, `jax.ffi.ffi_call`), so that nothing can be said.
+    """
+    together = jax.default_backend() != "cpu"  # as `programs` does by default
+
+    def whole(keys: jax.Array, hyper: Any, batch: Any) -> Any:
+        every = jax.vmap(jax.vmap(training.init, (None, 0)), (0, None))
+        state, fixed = every(keys, hyper)
+        step = training.step
+        if together:
+            points = jax.vmap(step, (0, 0, None, 0, None))
+            step = jax.vmap(points, (0, 0, 0, None, 0))
+            batch = jax.tree.map(lambda x: x[None], batch)
+        else:
+            state, fixed = jax.tree.map(lambda x: x[0, 0], (state, fixed))
+            hyper = {name: values[0] for name, values in hyper.items()}
+            keys = keys[0]
+        return step(state, fixed, batch, hyper, keys)
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    hyper = {name: jax.ShapeDtypeStruct((1,), np.float32) for name in names}
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype),
+        jax.tree.map(jnp.asarray, training.feed([0])[0]),
+    )
+    traced = jax.jit(whole).trace(keys, hyper, batch)
+    if "ffi_call" in _primitives(traced.jaxpr.jaxpr):
+        return None
+    lowered = traced.lower()
+    text = lowered.as_text()
+    if _CALLBACK.search(text) or "__elided__" in text:
+        return None
+    # JAX can pass constants as hidden arguments, which the text does not show.
+    hidden = getattr(lowered._lowering, "const_args", ())
+    return hashlib.sha256(f"{text}{of_arrays(hidden)}".encode()).hexdigest()[:16]
+
+
+def of_arrays(tree: Any) -> str:
+    """A fingerprint of the values, types and shapes of a tree's arrays.
+
+    Raises:
+      UserError: an array was deleted, e.g. by a jitted function that it was donated to.
+    """
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise UserError(
+                "an array of data was deleted: it was donated to a jitted function; "
+                "pass a copy"
+            )
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        ):
+            found.update(str(jax.random.key_impl(leaf)).encode())
+            leaf = jax.random.key_data(leaf)
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{array.dtype}{np.shape(leaf)}".encode())
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()[:16]
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    """Names of the primitives of a jaxpr, and of those inside it."""
+    found = set()
+    for equation in jaxpr.eqns:
+        found.add(equation.primitive.name)
+        for inner in _inner(equation.params.values()):
+            found |= _primitives(inner)
+    return found
+
+
+def _inner(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _inner(value)
+        elif hasattr(value, "eqns"):
+            yield value
+        elif hasattr(value, "jaxpr"):  # a closed one
+            yield value.jaxpr

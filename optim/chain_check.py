@@ -1,0 +1,554 @@
+"""`check_chain`: does an optimizer's update have the right size for every parameter?
+
+The check runs the transformation on known gradients, twice: with all multipliers of
+this package off on a small base, and with them on at target sizes. What a gradient
+and a weight of the target measure, relative to the base, is in the table of rules,
+and so is the update that one wants. The ratio of the two updates must be that,
+whatever the optimizer is and however it is wrapped.
+"""
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from .paths import flatten
+from .probing import (
+    Condition,
+    Leaf,
+    Mode,
+    Probe,
+    TracedError,
+    nested,
+    probe_shapes,
+    rms,
+)
+from .rules import Multipliers, multipliers
+from .scales import Scales
+from .traced import Traced
+from .transforms import ParametrizationLike, resolve
+
+# Sizes of the base's gradients. Adam's eps does not matter at the first, nor
+# clipping at the second.
+_LARGE, _SMALL = 1e3, 1e-3
+# Far below any eps.
+_TINY = 1e-12
+_ONE_SCALING = (
+    "drop scale_by_parametrization, or use optax's own scale_by_... transforms in "
+    "place of an optimizer of mupax.optim"
+)
+_ONE_NORMALIZING = (
+    "use one normalize_gradients, and none before an optimizer of mupax.optim, which "
+    "has its own"
+)
+# Weights beside which no decay is seen.
+_LIGHT = 1e-4
+# Ratios of widths and depths that matter are far from one.
+_TOLERANCE = 0.05
+
+
+class Unchecked(ValueError):
+    """Raised where a check is not possible."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What the check found of one parameter.
+
+    Attributes:
+      factor: size of the target's update, relative to the base's.
+      expected: the factor that the rules give; both are None where the update does
+        not tell.
+      problem: what is wrong, or "".
+      hint: what may be wrong, or "".
+    """
+
+    factor: float | None = None
+    expected: float | None = None
+    problem: str = ""
+    hint: str = ""
+
+    @property
+    def off(self) -> float | None:
+        """By which factor the update is too large; None where its size is right."""
+        if not self.factor or not self.expected or _near(self.factor, self.expected):
+            return None
+        return self.factor / self.expected
+
+    @property
+    def verdict(self) -> str:
+        """One word for a table."""
+        if self.problem:
+            return "WRONG"
+        return "ok" if self.factor is not None else "unclear"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainCheck:
+    """What `check_chain` returns: a verdict when printed.
+
+    Attributes:
+      rows: what was found, by path.
+      problems: what is wrong, one sentence for each kind of mistake.
+      hints: what may be wrong.
+
+    Source: docs/rules.md, "A chain of your own".
+
+    Examples:
+      >>> ChainCheck({"w": Checked(0.25, 0.25)}).passed
+      True
+    """
+
+    rows: Mapping[str, Checked]
+    hints: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return _summary({p: r.problem for p, r in self.rows.items()})
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        lines = [f"wrong: {problem}" for problem in self.problems]
+        lines += [f"hint: {hint}" for hint in self.hints]
+        known = [r for r in self.rows.values() if r.factor is not None]
+        if self.passed:
+            lines.insert(
+                0,
+                f"{len(known)} of {len(self.rows)} parameters have updates of the "
+                "right size; the others were not updated, or do not tell",
+            )
+        return "\n".join(lines)
+
+
+def check_chain(
+    tx: Any,
+    scales: Scales,
+    parametrization: ParametrizationLike | None = None,
+    *,
+    params: Any = None,
+) -> ChainCheck:
+    """Run an optimizer on known gradients and compare each update with the rules.
+
+    It finds a scaling that is missing, applied twice, made for another family of
+    optimizers or undone by a later transform; weight decay that is scaled;
+    gradients that are normalized twice; and clipping after the scaling. How the
+    transformations are combined does not matter: `optax.chain`, `masked`,
+    `partition`, `inject_hyperparams` and `MultiSteps` are all looked through.
+
+    What it cannot see: an order that does not change the size of an update, such as
+    elementwise clipping between `normalize_gradients` and Adam. `optim.chain` sees
+    that. It runs the first step only, so it does not see what changes in later ones.
+
+    Args:
+      tx: an `optax.GradientTransformation`, or anything with its `init` and `update`,
+        whose hyperparameters are numbers or schedules, not traced values.
+      scales: of the target model, those that `tx` was made from.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        that of the scales, or "depth_mup" if they know none.
+      params: the parameters, or their abstract shapes, as the optimizer gets them.
+        Needed where `tx` holds a tree of masks or labels that is not a dictionary.
+
+    Returns:
+      A `ChainCheck`, with hints where something may be wrong.
+
+    Raises:
+      ValueError: an update of the wrong size; the message has the path, the factor
+        and what to do. Or `tx` that cannot be run.
+
+    Source: Tensor Programs VI, Definition 6.1: the update Δ, gradient g and weight
+    that docs/rules.md tabulates.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> print(optim.check_chain(optim.adam(0.1, scales, "mup"), scales, "mup"))
+      2 of 2 parameters have updates of the right size; the others were not updated, \
+or do not tell
+      >>> optim.check_chain(optax.adam(0.1), scales, "mup")
+      Traceback (most recent call last):
+      ...
+      ValueError: the update of 'out' is 1 times the base's and should be 0.25 times: \
+it is 4 times too large; no scaling acts on it: use an optimizer of mupax.optim, or \
+add scale_by_parametrization after the transform that makes the update
+    """
+    found = inspect_chain(tx, scales, parametrization, params=params)
+    if not found.passed:
+        raise ValueError("\n".join(found.problems))
+    return found
+
+
+def inspect_chain(
+    tx: Any,
+    scales: Scales,
+    parametrization: ParametrizationLike | None = None,
+    *,
+    params: Any = None,
+) -> ChainCheck:
+    """`check_chain` without raising for what it finds."""
+    point = resolve(scales, parametrization)
+    if not (callable(getattr(tx, "init", None)) and callable(tx.update)):
+        raise ValueError(
+            f"tx is a {type(tx).__name__}; pass an optax.GradientTransformation"
+        )
+    tree = nested(scales) if params is None else params
+    paths = [path for path, _ in flatten(tree) if path in scales]
+    rules = {path: multipliers(scales[path], point) for path in paths}
+    if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
+        raise Unchecked(
+            "a traced richness cannot be checked; check the optimizer outside of jit "
+            "with a number instead"
+        )
+    shapes = {p: (scales[p].base_shape, scales[p].shape) for p in paths}
+    if not point.scaled:
+        # Nothing is known of sizes; the target is compared with itself, unscaled.
+        shapes = {path: (target, target) for path, (_, target) in shapes.items()}
+        rules = dict.fromkeys(rules, Multipliers())
+    leaves = {
+        path: Leaf(*pair, rules[path].gradient, rules[path].init_std)
+        for path, pair in probe_shapes(shapes).items()
+    }
+    try:
+        rows = _Inspector(Probe(tx, tree, leaves), rules).rows()
+    except (TracedError, jax.errors.JAXTypeError) as error:
+        raise Unchecked(
+            "a hyperparameter of tx is a traced value; check the optimizer outside of "
+            "jit and vmap, with numbers"
+        ) from error
+    except Exception as error:
+        raise Unchecked(
+            "tx cannot be checked, because it cannot be run on known gradients of "
+            f"the scales' paths ({type(error).__name__}: {error}); pass "
+            "params=..., if it holds trees of masks or labels"
+        ) from error
+    return ChainCheck(rows, _summary({p: r.hint for p, r in rows.items()}))
+
+
+_CONDITIONS = (
+    *(Condition(k * g) for g in (_LARGE, _SMALL) for k in (1, 2)),
+    Condition(0.0),
+    Condition(0.0, 0.0),
+    Condition(0.0, 2.0),
+    Condition(_LARGE, 2.0),
+    Condition(_TINY, 0.0),
+    Condition(2 * _TINY, 0.0),
+    # A decay inside of a trust ratio vanishes beside small weights.
+    Condition(_LARGE, _LIGHT),
+    Condition(0.0, _LIGHT),
+)
+
+
+class _Inspector:
+    """The runs of one check, and what follows from them."""
+
+    def __init__(self, probe: Probe, rules: Mapping[str, Multipliers]):
+        self.probe, self.rules = probe, rules
+        self.runs = {}
+        for which in Mode:
+            self.runs[which], self.acted = probe.run(which, _CONDITIONS)
+
+    def rows(self) -> dict[str, Checked]:
+        clipped = self._is_clipped_as_one()
+        updates = self.runs[Mode.BASE][Condition(_LARGE)]
+        return {path: self._leaf(path, clipped) for path in updates}
+
+    # --- sizes ---
+
+    def _update(
+        self, path: str, which: Mode, gradient: float, weight: float = 1.0
+    ) -> np.ndarray:
+        return self.runs[which][Condition(gradient, weight)][path]
+
+    def _decay(self, path: str, which: Mode, weight: float = 1.0) -> np.ndarray:
+        """The part of an update that does not come from the gradient."""
+        return self._update(path, which, 0.0, weight)
+
+    def _size(
+        self, path: str, which: Mode, gradient: float, weight: float = 1.0
+    ) -> float:
+        """Of the part of an update that comes from the gradient."""
+        update = self._update(path, which, gradient, weight)
+        if self._decays_apart(path):
+            update = update - self._decay(path, which, weight)
+        return rms(update)
+
+    def _decays_apart(self, path: str) -> bool:
+        """Whether a decay is added to the update, in proportion to the weight."""
+        one, two = (self._decay(path, Mode.BASE, w) for w in (1.0, 2.0))
+        return bool(np.any(one)) and np.allclose(two, 2 * one, rtol=1e-3)
+
+    def _degree(self, path: str, which: Mode, gradient: float) -> float:
+        """By which power of the gradient the update grows."""
+        one, two = (self._size(path, which, gradient * k) for k in (1, 2))
+        return math.log2(two / one) if one > 0 and two > 0 else math.nan
+
+    # --- judgements ---
+
+    def _leaf(self, path: str, clipped: float | None) -> Checked:
+        both = [self._update(path, which, _LARGE) for which in (Mode.BASE, Mode.TARGET)]
+        if not np.any(both[0]) and not np.any(both[1]):
+            return Checked()  # frozen
+        if not all(np.all(np.isfinite(update)) for update in both):
+            return Checked(hint="the update is not finite, and cannot be checked")
+        factor = self._factor(path, clipped)
+        expected = self._expected(path)
+        problem = self._twice(path)
+        if factor is not None and not _near(factor, expected):
+            problem = problem or self._wrong_size(path, factor, expected)
+        problem = problem or self._wrong_decay(path) or self._wrong_clipping(path)
+        hint, wrong = self._normalization(path) if not problem else ("", "")
+        return Checked(factor, expected, problem or wrong, hint or self._hint(path))
+
+    def _twice(self, path: str) -> str:
+        if self.acted.count("scaling", path) > 1:
+            return f"the updates of {path!r} are scaled twice: {_ONE_SCALING}"
+        if self.acted.count("normalizing", path) > 1:
+            return f"the gradients of {path!r} are normalized twice: {_ONE_NORMALIZING}"
+        return ""
+
+    def _expected(self, path: str) -> float:
+        # Adam's updates have entries of one: its multiplier is the update one wants.
+        return self.rules[path].learning_rate
+
+    def _factor(self, path: str, clipped: float | None) -> float | None:
+        """Target's update over the base's, where it tells; None if nowhere."""
+        seen = []
+        conditions = [(_LARGE, 1.0), (_SMALL, 1.0)]
+        if self._is_relative(path):
+            conditions += [(_LARGE, _LIGHT)]
+        for gradient, weight in conditions:
+            degree = self._clean_degree(path, gradient)
+            if weight == 1.0 and degree is None:
+                continue
+            base = self._size(path, Mode.BASE, gradient, weight)
+            target = self._size(path, Mode.TARGET, gradient, weight)
+            if not base > 0:
+                continue
+            factor = target / base
+            common = clipped if clipped and gradient == _LARGE else 1.0
+            if gradient == _SMALL and degree == 1:
+                # Proportional to gradients of the usual size: this regime decides.
+                return factor
+            seen.append(factor / common)
+        good = [f for f in seen if _near(f, self._expected(path))]
+        return next(iter(good or seen), None)
+
+    def _clean_degree(self, path: str, gradient: float) -> int | None:
+        """1 where the update is proportional to the gradient, 0 where independent."""
+        degrees = [self._degree(path, m, gradient) for m in (Mode.BASE, Mode.TARGET)]
+        for clean in (0, 1):
+            if all(abs(degree - clean) < 0.03 for degree in degrees):
+                return clean
+        return None
+
+    def _is_relative(self, path: str) -> bool:
+        one, two = (rms(self._update(path, Mode.BASE, _LARGE, w)) for w in (1.0, 2.0))
+        return _near(two, 2 * one)
+
+    def _is_clipped_as_one(self) -> float | None:
+        """The common factor by which a clipped global norm differs at the target.
+
+        Clipped gradients stay proportional to the gradients, all by one factor.
+        """
+        ratios = []
+        for path, update in self.runs[Mode.BASE][Condition(_LARGE)].items():
+            if self._decays_apart(path):
+                update = update - self._decay(path, Mode.BASE)
+            if not np.any(update):
+                continue
+            ratio = update / self.probe.slope(path)
+            if not np.allclose(ratio, ratio.flat[0], rtol=1e-3):
+                return None
+            ratios.append(float(ratio.flat[0]))
+        if len(ratios) < 2 or not np.allclose(ratios, ratios[0], rtol=1e-3):
+            return None
+        paths = [p for p in self.rules if self._size(p, Mode.BASE, _LARGE)]
+        if not all(abs(self._degree(p, Mode.BASE, _LARGE)) < 0.03 for p in paths):
+            return None
+        return statistics.median(
+            self._size(p, Mode.TARGET, _LARGE)
+            / self._size(p, Mode.BASE, _LARGE)
+            / self._expected(p)
+            for p in paths
+        )
+
+    def _wrong_size(self, path: str, factor: float, expected: float) -> str:
+        off = factor / expected
+        size = (
+            f"{off:.4g} times too large"
+            if off > 1
+            else f"{1 / off:.4g} times too small"
+        )
+        found = (
+            f"the update of {path!r} is {factor:.4g} times the base's and should be "
+            f"{expected:.4g} times: it is {size}"
+        )
+        return f"{found}; {self._reason(path, factor)}"
+
+    def _reason(self, path: str, factor: float) -> str:
+        """The likeliest mistake behind a factor, with a remedy."""
+        if not self.acted.count("scaling", path):
+            return (
+                "no scaling acts on it: use an optimizer of mupax.optim, or add "
+                "scale_by_parametrization after the transform that makes the update"
+            )
+        on = self._size(path, Mode.TARGET, _LARGE)
+        off = self._size(path, Mode.UNSCALED, _LARGE)
+        expected = self._expected(path)
+        if _near(on, off) and not _near(expected, 1):
+            return (
+                "its scaling has no effect: put scale_by_parametrization after the "
+                "transform that makes the update, and clipping before both"
+            )
+        if _near(on / off, expected**2) and _near(factor, expected**2):
+            return _ONE_SCALING
+        large = self._size(path, Mode.BASE, _LARGE)
+        if (
+            _near(on / large, expected)
+            and abs(self._degree(path, Mode.BASE, _LARGE)) < 0.03
+        ):
+            return (
+                "its eps, initial accumulator or clipping threshold is larger than "
+                "gradients of 0.001, so that the update is proportional to the "
+                "gradient: pass family='sgd', or for an adaptive optimizer put "
+                "normalize_gradients(scales) before it"
+            )
+        rule = self.rules[path]
+        gains = {
+            "sgd": expected / rule.gradient,
+            "adam": expected,
+            "spectral": expected * self._spectral(path),
+            "relative": expected / rule.init_std,
+        }
+        wanted = expected * (on / off) / factor
+        fits = [name for name, gain in gains.items() if _near(gain, wanted)]
+        if fits:
+            return (
+                f"the scaling multiplies it by {on / off:.4g} and its optimizer needs "
+                f"{wanted:.4g}: pass family={fits[0]!r}; where an optax.partition has "
+                "several optimizers, put a scaling into each branch. Under family="
+                "'sgd', drop normalize_gradients"
+            )
+        return (
+            f"the scaling multiplies it by {on / off:.4g} and it needs {wanted:.4g}: "
+            "this optimizer belongs to none of the families (sgd, adam, spectral, "
+            "relative), or something after the scaling changes its updates"
+        )
+
+    def _spectral(self, path: str) -> float:
+        return math.sqrt(
+            math.prod(self.probe.leaves[path].shape)
+            / math.prod(self.probe.leaves[path].base_shape)
+        )
+
+    def _wrong_decay(self, path: str) -> str:
+        if not self._decays_apart(path) or self._is_relative(path):
+            return ""
+        base, target = (rms(self._decay(path, m)) for m in (Mode.BASE, Mode.TARGET))
+        factor = target / base / self.probe.leaves[path].weight
+        if _near(factor, 1):
+            return ""
+        return (
+            f"the weight decay of {path!r} is multiplied by {factor:.4g} and must not "
+            "be: put add_decayed_weights after scale_by_parametrization and before "
+            "the learning rate, in place of an Optax optimizer that decays by itself"
+        )
+
+    def _wrong_clipping(self, path: str) -> str:
+        factors = []
+        for gradient in (_LARGE, _SMALL):
+            on = self._size(path, Mode.TARGET, gradient)
+            off = self._size(path, Mode.UNSCALED, gradient)
+            if not (on > 0 and off > 0):
+                return ""
+            factors.append(on / off)
+        if _near(*factors):
+            return ""
+        return (
+            f"the scaling of {path!r} multiplies large updates by {factors[0]:.4g} and "
+            f"small ones by {factors[1]:.4g}: a transform after it clips or "
+            "normalizes; put clipping before the transform that makes the update"
+        )
+
+    def _normalization(self, path: str) -> tuple[str, str]:
+        """A hint where eps is not compared with the base's gradient; a problem."""
+        gradient = self.rules[path].gradient
+        if _near(gradient, 1) or self._is_relative(path):
+            return "", ""
+        if not abs(self._degree(path, Mode.BASE, _LARGE)) < 0.03:
+            return "", ""
+        sizes = []
+        for which in (Mode.BASE, Mode.TARGET):
+            one, two = (rms(self._update(path, which, k * _TINY, 0.0)) for k in (1, 2))
+            if not (one > 0 and _near(two, 2 * one)):
+                return "", ""
+            sizes.append(one)
+        got = sizes[1] / sizes[0] / self._expected(path)
+        if _near(got, 1):
+            return "", ""
+        if _near(got, gradient):
+            return (
+                f"the eps of {path!r} is compared with gradients that are "
+                f"{gradient:.4g} times the base's; put normalize_gradients(scales) "
+                "before the transform that has eps",
+                "",
+            )
+        if _near(got, 1 / gradient):
+            return "", (
+                f"the gradient of {path!r} is multiplied by {got / gradient:.4g} "
+                f"before eps is added, and should be by {1 / gradient:.4g}: "
+                f"{_ONE_NORMALIZING}"
+            )
+        return "", ""
+
+    def _hint(self, path: str) -> str:
+        if self._degree(path, Mode.BASE, _LARGE) < -0.5:
+            return (
+                f"the update of {path!r} shrinks as the gradient grows: the optimizer "
+                "sets its own step size, for which there is no rule"
+            )
+        one, two = (self._decay(path, Mode.BASE, w) for w in (1.0, 2.0))
+        none = self._decay(path, Mode.BASE, 0.0)
+        if (
+            np.any(one)
+            and not np.any(none)
+            and not np.allclose(two, 2 * one, rtol=1e-3)
+        ):
+            return (
+                f"the weight decay of {path!r} passes through the optimizer (L2), for "
+                "which there is no rule; use decoupled decay, as optim.adamw does"
+            )
+        return ""
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= _TOLERANCE * abs(other)
+
+
+def _summary(sentences: Mapping[str, str], most: int = 3) -> tuple[str, ...]:
+    """The sentences, the first few of each kind."""
+    said = [s for s in sentences.values() if s]
+    found = []
+    kinds = itertools.groupby(sorted(said, key=_kind), _kind)
+    for _, group in sorted(
+        ((k, list(g)) for k, g in kinds), key=lambda x: said.index(x[1][0])
+    ):
+        found += group[:most]
+        if len(group) > most:
+            found.append(f"... and {len(group) - most} more parameters likewise")
+    return tuple(found)
+
+
+def _kind(sentence: str) -> str:
+    return sentence.partition(" of '")[0]

@@ -1,0 +1,409 @@
+"""The result of a coordinate check: slopes, their errors, verdicts and hints."""
+
+import dataclasses
+import enum
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+# Exponents of width and depth are multiples of a half: a slope on this side of a
+# quarter is nearer to zero than to the next exponent.
+_HALFWAY = 0.25
+# Chance that noise makes any layer of a check wrong; each layer's interval is 95 %.
+_FALSE_ALARMS = 0.01
+_INTERVAL = 0.05
+# Few seeds tell little about their own spread: the layers' median counts as this many
+# seeds more (an empirical Bayes estimate of the variance; Smyth 2004).
+_PRIOR = 4
+
+
+class Verdict(enum.StrEnum):
+    """What a slope and its standard error say.
+
+    Examples:
+      >>> [verdict.value for verdict in Verdict]
+      ['ok', 'unclear', 'wrong']
+    """
+
+    OK = "ok"
+    UNCLEAR = "unclear"
+    WRONG = "wrong"
+
+
+class Facts(NamedTuple):
+    """What else was seen at each size of an axis.
+
+    Attributes:
+      initial: by layer, the root mean square of its initial values, (sizes,).
+      parameters: by path, (shapes at each size, initial root mean squares).
+    """
+
+    initial: Mapping[str, np.ndarray] = {}
+    parameters: Mapping[str, tuple[tuple[tuple[int, ...], ...], np.ndarray]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class CoordCheck:
+    """What `coord_check` returns: a table, a verdict and hints when printed.
+
+    Every layer gets a verdict from its slope and the slope's 95 % interval:
+
+    - ok: the interval reaches into ±`tolerance`, and excludes exponents of ¼ and
+      more. Exponents are multiples of ½, so this leaves zero.
+    - wrong: the interval, made wide enough for all layers together, lies beyond ±¼,
+      and so does the slope between the two largest sizes (beyond ±½ if slopes fade
+      from small to large sizes); or the layer diverged.
+    - unclear: all else. More seeds narrow the interval, and larger sizes remove what
+      is only of small models.
+
+    A layer that is zero at initialization is not judged where its slope is negative:
+    its first changes are sums of terms of random signs, under every parametrization.
+
+    Attributes:
+      sizes: for each axis ("width", "depth") the sizes that were trained.
+      changes: by axis and layer, the root mean square of the activation's change
+        since initialization, of shape (sizes, steps, seeds).
+      tolerance: how far from zero a slope may surely be.
+      facts: by axis, what else was seen, for the hints.
+      own_loss: whether the loss is the user's own, not one linear in the outputs.
+
+    Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
+
+    Examples:
+      >>> import numpy as np
+      >>> sizes = {"width": (64, 128, 256)}
+      >>> change = np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)  # sizes, steps, seeds
+      >>> check = CoordCheck(sizes, {"width": {"readout": change}})
+      >>> round(check.slopes["width"]["readout"], 6), check.failed
+      (1.0, [('width', 'readout')])
+      >>> check.verdict.value, check.passed
+      ('wrong', False)
+    """
+
+    sizes: Mapping[str, tuple[int, ...]]
+    changes: Mapping[str, Mapping[str, np.ndarray]]
+    tolerance: float = 0.15
+    facts: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
+    own_loss: bool = False
+
+    @property
+    def slopes(self) -> dict[str, dict[str, float]]:
+        """By axis and layer, the slope of log |Δ activation| against log size.
+
+        Of the steps, the one whose slope is farthest from zero.
+        """
+        return {
+            axis: {layer: fit.worst.slope for layer, fit in layers.items()}
+            for axis, layers in self._fits().items()
+        }
+
+    @property
+    def by_step(self) -> dict[str, dict[str, list[float]]]:
+        """The slopes after each step."""
+        return {
+            axis: {
+                layer: [step.slope for step in fit.steps]
+                for layer, fit in layers.items()
+            }
+            for axis, layers in self._fits().items()
+        }
+
+    @property
+    def errors(self) -> dict[str, dict[str, float]]:
+        """Standard errors of the slopes over seeds, of the step with the largest."""
+        return {
+            axis: {
+                layer: float(np.max([step.error for step in fit.steps]))
+                for layer, fit in layers.items()
+            }
+            for axis, layers in self._fits().items()
+        }
+
+    @property
+    def verdicts(self) -> dict[str, dict[str, Verdict]]:
+        """The verdict by axis and layer, without the layers that are not judged."""
+        return {
+            axis: {
+                layer: self._judge(fit, len(layers))
+                for layer, fit in layers.items()
+                if not self._starts_at_zero(axis, layer, fit)
+            }
+            for axis, layers in self._fits().items()
+        }
+
+    @property
+    def verdict(self) -> Verdict:
+        """Wrong if any layer is, else unclear if any layer is, else ok."""
+        found = [v for layers in self.verdicts.values() for v in layers.values()]
+        for verdict in (Verdict.WRONG, Verdict.UNCLEAR):
+            if verdict in found:
+                return verdict
+        return Verdict.OK
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """The (axis, layer) whose verdict is wrong."""
+        return self._with(Verdict.WRONG)
+
+    @property
+    def unclear(self) -> list[tuple[str, str]]:
+        """The (axis, layer) whose verdict is unclear."""
+        return self._with(Verdict.UNCLEAR)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is ok: every judged layer moves alike at every size.
+
+        False where it is wrong and where it is unclear; `failed` and `unclear` name
+        the layers of each.
+        """
+        return self.verdict is Verdict.OK
+
+    @property
+    def hints(self) -> list[str]:
+        """What the slopes look like, where they look like something known."""
+        from .coord_hints import hints
+
+        return hints(self)
+
+    def _with(self, verdict: Verdict) -> list[tuple[str, str]]:
+        return [
+            (axis, layer)
+            for axis, layers in self.verdicts.items()
+            for layer, found in layers.items()
+            if found is verdict
+        ]
+
+    def _fits(self) -> dict[str, dict[str, "Fit"]]:
+        return {
+            axis: _fit_layers(self.sizes[axis], layers)
+            for axis, layers in self.changes.items()
+        }
+
+    def _starts_at_zero(self, axis: str, layer: str, fit: "Fit") -> bool:
+        facts = self.facts.get(axis, Facts())
+        start = facts.initial.get(layer)
+        zero = start is not None and not np.any(start)
+        return zero and not fit.diverged and fit.worst.slope < -self.tolerance
+
+    def _judge(self, fit: "Fit", layers: int) -> Verdict:
+        if fit.diverged:
+            return Verdict.WRONG
+        edge = max(self.tolerance, _HALFWAY)
+        if any(_is_beyond(step, edge, _FALSE_ALARMS / layers) for step in fit.steps):
+            return Verdict.WRONG
+        if all(self._is_near_zero(step, edge) for step in fit.steps):
+            return Verdict.OK
+        return Verdict.UNCLEAR
+
+    def _is_near_zero(self, step: "Step", edge: float) -> bool:
+        half = step.half_width(_INTERVAL)
+        return abs(step.slope) - half <= self.tolerance and (
+            abs(step.slope) + half <= edge
+        )
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for axis, layers in self._fits().items():
+            sizes = ", ".join(map(str, self.sizes[axis]))
+            lines.append(f"log |Δ activation| against log {axis} ({sizes})")
+            long = max(map(len, layers))
+            for layer, fit in layers.items():
+                verdict = self.verdicts[axis].get(layer)
+                said = "" if verdict is Verdict.OK else f"  {self._word(verdict)}"
+                slope = f"{fit.worst.slope:+.3f} ± {self.errors[axis][layer]:.3f}"
+                lines.append(f"  {layer:<{long}}  {slope}{said}")
+        return "\n".join([*lines, self._summary(), *(f"- {h}" for h in self.hints)])
+
+    def _word(self, verdict: Verdict | None) -> str:
+        return "not judged (starts at zero)" if verdict is None else verdict.upper()
+
+    def _summary(self) -> str:
+        count = sum(map(len, self.verdicts.values()))
+        match self.verdict:
+            case Verdict.OK:
+                return (
+                    f"ok: {count} slopes agree with zero (within ±{self.tolerance:g})"
+                )
+            case Verdict.WRONG:
+                return (
+                    f"wrong: {len(self.failed)} of {count} slopes are beyond ±"
+                    f"{max(self.tolerance, _HALFWAY):g}; {len(self.unclear)} are "
+                    "unclear"
+                )
+        return (
+            f"unclear: none of {count} slopes is wrong, {len(self.unclear)} are not "
+            "known well enough; take more seeds or larger sizes"
+        )
+
+    def plot(self, path: str | os.PathLike[str]) -> list[str]:
+        """Draw |Δ activation| against size, one picture for each axis.
+
+        Args:
+          path: of the picture. With two axes the name of each is put before the
+            suffix, as `check-width.png`.
+
+        Returns:
+          The paths that were written.
+
+        Raises:
+          ModuleNotFoundError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib import figure
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "plotting needs matplotlib: pip install 'mupax[train]'"
+            ) from None
+        stem, suffix = os.path.splitext(os.fspath(path))
+        written = []
+        for axis, layers in self.changes.items():
+            # Figure alone, not pyplot: no global state, no display.
+            canvas = _draw(figure.Figure, self, axis, layers)
+            name = f"{stem}-{axis}{suffix}" if len(self.changes) > 1 else f"{path}"
+            canvas.savefig(name, bbox_inches="tight", dpi=120)
+            written.append(name)
+        return written
+
+
+def _draw(
+    make: Any, check: CoordCheck, axis: str, layers: Mapping[str, np.ndarray]
+) -> Any:
+    steps = next(iter(layers.values())).shape[1]
+    canvas = make(figsize=(3.2 * steps + 2.4, 3.6))
+    panels = canvas.subplots(1, steps, sharex=True, sharey=True, squeeze=False)
+    slopes = check.by_step[axis]
+    for step, panel in enumerate(panels[0]):
+        for layer, change in layers.items():
+            label = f"{layer}  {slopes[layer][step]:+.2f}"
+            mean = np.exp(_log(change[:, step]).mean(axis=-1))
+            panel.plot(check.sizes[axis], mean, marker="o", label=label)
+        panel.set(xscale="log", yscale="log", xlabel=axis)
+        panel.set_xticks(check.sizes[axis], map(str, check.sizes[axis]))
+        panel.minorticks_off()
+        panel.set_title(f"step {step + 1}")
+    panels[0][-1].legend(
+        title="layer  slope",
+        fontsize="x-small",
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
+    panels[0][0].set_ylabel("rms change of the activation")
+    return canvas
+
+
+# --- fits ---
+
+
+class Step(NamedTuple):
+    """The line through log |Δ activation| after one step.
+
+    Attributes:
+      slope: against log size, the mean over seeds; nan if a size did not move.
+      error: its standard error over seeds, or over sizes if there is one seed.
+      steady: the standard error, steadied by those of the other layers.
+      freedom: degrees of freedom of the steadied error.
+      head: the slope between the two smallest sizes.
+      tail: the slope between the two largest sizes.
+      moves: whether any size moves. Behind a readout of zeros nothing does at first.
+    """
+
+    slope: float
+    error: float
+    steady: float
+    freedom: float
+    head: float
+    tail: float
+    moves: bool
+
+    def half_width(self, chance: float) -> float:
+        """Half of the interval that misses the slope with this chance."""
+        if not self.freedom > 0:
+            return math.inf
+        quantile = special.stdtrit(self.freedom, 1 - chance / 2)
+        return float(quantile) * self.steady
+
+
+class Fit(NamedTuple):
+    """The lines of one layer, of the steps after which it has moved."""
+
+    steps: tuple[Step, ...]
+    diverged: bool
+
+    @property
+    def worst(self) -> Step:
+        """The step whose slope is farthest from zero."""
+        return max(self.steps, key=lambda s: (math.isnan(s.slope), abs(s.slope)))
+
+
+def _is_beyond(step: Step, edge: float, chance: float) -> bool:
+    if not abs(step.slope) - step.half_width(chance) > edge:
+        return False
+    # What fades with size is not an exponent: corrections of small models do.
+    head, tail = (
+        local * math.copysign(1, step.slope) for local in (step.head, step.tail)
+    )
+    return tail > (0.5 if tail < 0.8 * head else edge)
+
+
+def _fit_layers(
+    sizes: Sequence[int], layers: Mapping[str, np.ndarray]
+) -> dict[str, Fit]:
+    x = np.log(np.asarray(sizes, dtype=float))
+    order = np.argsort(x)
+    raw = {name: list(_steps(x[order], c[order])) for name, c in layers.items()}
+    seeds = next(iter(layers.values())).shape[-1]
+    freedom = seeds - 1 if seeds > 1 else len(sizes) - 2
+    errors = [s.error for steps in raw.values() for s in steps]
+    known = [e for e in errors if math.isfinite(e)]
+    usual = float(np.median(known)) if known else math.nan
+    fits = {}
+    for name, steps in raw.items():
+        moved = [_steadied(s, usual, freedom) for s in steps if s.moves] or steps
+        diverged = not np.all(np.isfinite(layers[name]))
+        fits[name] = Fit(tuple(moved), diverged)
+    return fits
+
+
+def _steadied(step: Step, usual: float, freedom: int) -> Step:
+    if not (freedom > 0 and math.isfinite(step.error)):
+        return step
+    total = freedom + _PRIOR
+    square = (freedom * step.error**2 + _PRIOR * usual**2) / total
+    return step._replace(steady=square**0.5, freedom=total)
+
+
+def _steps(x: np.ndarray, change: np.ndarray) -> Iterator[Step]:
+    """Fit each step of (sizes, steps, seeds)."""
+    centred = x - x.mean()
+    for y in np.moveaxis(_log(change), 1, 0):  # (sizes, seeds)
+        moves = bool(np.any(y > -np.inf))
+        # Where a size did not move the logarithm is infinite, and the slope no number.
+        with np.errstate(invalid="ignore"):
+            slopes = centred @ y / (centred**2).sum()
+            local = np.diff(y.mean(-1)) / np.diff(x)
+        count = len(slopes)
+        if count > 1:
+            error = slopes.std(ddof=1) / math.sqrt(count)
+        else:
+            error = _residual_error(centred, y[:, 0])
+        slope = float(slopes.mean())
+        yield Step(slope, float(error), math.nan, 0, local[0], local[-1], moves)
+
+
+def _residual_error(centred: np.ndarray, y: np.ndarray) -> float:
+    """The slope's standard error from the scatter around the line."""
+    if len(y) < 3 or not np.all(np.isfinite(y)):
+        return math.nan
+    slope, level = np.polyfit(centred, y, 1)
+    left = y - slope * centred - level
+    return float(np.sqrt((left**2).sum() / (len(y) - 2) / (centred**2).sum()))
+
+
+def _log(change: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(change.astype(float))

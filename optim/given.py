@@ -1,0 +1,57 @@
+"""What the user says of single parameters, by regular expressions."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from .axes import Axes, Split, check_axes
+from .patterns import UNSET, Pattern
+
+
+@dataclasses.dataclass
+class Given:
+    """What the user said of single parameters."""
+
+    axes: Mapping[str, Axes] | None
+    copies: str | None
+    embeddings: str | None
+    tied: str | None
+    readout: str | None
+
+    def __post_init__(self) -> None:
+        self._axes = [(Pattern("axes", k), v) for k, v in (self.axes or {}).items()]
+        self._copies = Pattern("copies", self.copies)
+        self._tables = Pattern("embeddings", self.embeddings)
+        tied = None if self.tied is UNSET else self.tied
+        readout = None if self.readout is UNSET else self.readout
+        self._tied, self._readout = Pattern("tied", tied), Pattern("readout", readout)
+
+    def split(self, path: str, shape: tuple[int, ...]) -> Split | None:
+        """The axes that the user gave."""
+        told = [split for pattern, split in self._axes if pattern.matches(path)]
+        if not told:
+            return None
+        return Split(*check_axes(path, shape, told[0]), "axes given", proven=True)
+
+    def counts_copies(self, path: str) -> bool:
+        """Whether the first axis counts copies."""
+        return self._copies.matches(path)
+
+    def is_table(self, path: str, *, alike: bool) -> bool:
+        """Whether it is a table of (entries, features).
+
+        Args:
+          path: where it stands.
+          alike: whether its features alone grow, so that `tied` says enough.
+        """
+        declared = self._tables.matches(path)
+        return (self._tied.matches(path) and alike) or declared
+
+    def is_readout(self, path: str) -> bool:
+        """Whether it is a readout."""
+        return self._readout.matches(path)
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raise a `ValueError` if a pattern matches nothing."""
+        axes = (pattern for pattern, _ in self._axes)
+        for pattern in (self._tables, self._copies, self._readout, *axes):
+            pattern.check(paths)

@@ -1,0 +1,543 @@
+"""Initial sizes: check them, bring them to a parametrization, multiply weights."""
+
+import dataclasses
+import functools
+import inspect
+import math
+import re
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .activations import is_nnx
+from .parametrizations import parametrization as named
+from .paths import flatten, map_with_paths, trainable
+from .rules import multipliers
+from .scales import ParamScale, Role, Scales
+from .transforms import ParametrizationLike, multiply_leaves, resolve
+
+# What `init=` may say of a framework's initialization, and the powers it means.
+STANDARD, CONSTANT = "standard", "constant"
+
+# Ratios of initial sizes that differ by less are taken for the same.
+_SAME = 0.1
+
+
+def rescale_init(
+    params: Any,
+    scales: Scales,
+    parametrization: ParametrizationLike | None = None,
+    *,
+    base: Any = None,
+    init: str | None = None,
+) -> Any:
+    """Bring an ordinary initialization to the parametrization's.
+
+    With `base`, the sizes of both models are measured, and every parameter gets the
+    base's size times the parametrization's ratio, whatever the initializers are.
+    Without it, a standard initialization is assumed, and the parameters are checked:
+    one that certainly breaks the assumption is an error. The values of parameters
+    are not known under `jax.jit` or `jax.vmap`: there `base` still works, and the
+    checks are left out.
+
+    Args:
+      params: parameters of the target, as its framework initialized them. Leaves that
+        are not floating-point arrays are returned as they are.
+      scales: their scales, from `infer_scales`. Models of `mupax.zoo` need no
+        rescaling.
+      parametrization: a name, or what `optim.parametrization` returns; that of the
+        scales by default, "depth_mup" if they know none.
+      base: the model of the base size, with values: its parameters, an NNX or
+        Equinox module, or a function of no arguments that builds one (recommended;
+        the base is small).
+      init: what is assumed of the initializers. "standard" (the default): kernels
+        have standard deviation ∝ fan_in^-½; embeddings, biases and norm scales have
+        one that does not depend on width. "constant": every parameter has a standard
+        deviation that does not depend on width, as N(0, 0.02) in GPT-2. With `base`
+        the claim is checked against the measured sizes.
+
+    Returns:
+      The parameters, each times a factor. From a standard initialization to μP only
+      readouts change, by m^-½.
+
+    Raises:
+      ValueError: parameters that are not those of `scales`; a model of the zoo, or
+        parameters that were rescaled before; a parameter whose size contradicts what
+        is assumed. The message names the path and what to do.
+
+    Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
+
+    Examples:
+      >>> import jax
+      >>> from flax import nnx
+      >>> from mupax import optim
+      >>> class Bigram(nnx.Module):
+      ...     def __init__(self, width):
+      ...         rngs = nnx.Rngs(0)
+      ...         self.embed = nnx.Embed(500, width, rngs=rngs)  # starts at width^-½
+      ...         self.head = nnx.Linear(width, 500, rngs=rngs)
+      >>> base, target = lambda: Bigram(16), Bigram(64)
+      >>> scales = optim.infer_scales(base, target)
+      >>> params = nnx.state(target, nnx.Param)
+      >>> params = optim.rescale_init(params, scales, "mup", base=base)
+      >>> small = nnx.state(base(), nnx.Param)
+      >>> ratios = jax.tree.map(lambda b, t: t.std() / b.std(), small, params)
+      >>> embed, head = ratios.embed.embedding, ratios.head.kernel
+      >>> round(float(embed.get_value()), 1), round(float(head.get_value()), 2)
+      (1.0, 0.25)
+    """
+    _check_arguments(params, init)
+    _check_made_elsewhere(scales)
+    point = resolve(scales, parametrization)
+    given = _arrays(params)
+    scales.check_params(given)
+    # SP is the standard initialization; without powers of width it is a constant one.
+    standard = named("sp")
+    leaves = {
+        path: _Leaf(
+            scale,
+            given[path],
+            rule=multipliers(scale, point).init_std,
+            assumed=1.0 if init == CONSTANT else multipliers(scale, standard).init_std,
+        )
+        for path, scale in scales.items()
+        if path in given
+    }
+    _check_rescaled_before(leaves)
+    if base is not None:
+        factors = _measured_factors(leaves, _base_arrays(base, scales), init)
+    else:
+        _check_assumption(leaves, init)
+        factors = {path: leaf.rule / leaf.assumed for path, leaf in leaves.items()}
+    return _multiply(params, factors)
+
+
+def apply_multipliers(
+    params: Any, scales: Scales, parametrization: ParametrizationLike | None = None
+) -> Any:
+    """The effective weights: each stored weight times its forward multiplier.
+
+    For a user's model under a gauge that has forward multipliers: call the model
+    with what this returns, and differentiate through it. Zoo models do it inside.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> table8 = optim.parametrization("mup", gauge="table8")
+      >>> optim.apply_multipliers(mlp(16), scales, table8)["out"][0, 0]
+      Array(0.25, dtype=float32)
+
+    Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
+    """
+    point = resolve(scales, parametrization)
+    factors = {path: multipliers(s, point).forward for path, s in scales.items()}
+    return multiply_leaves(params, factors, scales)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One parameter of the target, and the ratios of its initial size to the base's.
+
+    Attributes:
+      scale: its scale.
+      array: its values.
+      rule: the ratio that the parametrization wants.
+      assumed: the ratio that the initializers are assumed to give.
+    """
+
+    scale: ParamScale
+    array: Any
+    rule: float
+    assumed: float
+
+    @property
+    def changes(self) -> bool:
+        """Whether the assumed size is another than the wanted one."""
+        return not _alike(self.rule, self.assumed)
+
+
+class _Size(NamedTuple):
+    """Root mean square of an array's entries, and its relative standard error."""
+
+    rms: Any
+    error: Any
+    constant: Any  # whether all entries are equal
+
+
+def _check_arguments(params: Any, init: str | None) -> None:
+    if init not in (None, STANDARD, CONSTANT):
+        raise ValueError(f"init={init!r} must be {STANDARD!r} or {CONSTANT!r}")
+    if is_nnx(params):
+        raise ValueError(
+            "rescale_init takes parameters, not a module: params = nnx.state(model, "
+            "nnx.Param), then nnx.update(model, rescale_init(params, ...))"
+        )
+
+
+def _check_made_elsewhere(scales: Scales) -> None:
+    for path, scale in scales.items() if isinstance(scales, Scales) else ():
+        if scale.origin == "axis names":
+            raise ValueError(
+                f"parameter {path!r} belongs to a model of mupax.zoo, which is created "
+                "with the initial sizes of its parametrization; leave rescale_init out"
+            )
+
+
+# --- the arrays of a tree ---
+
+
+def _arrays(tree: Any) -> dict[str, Any]:
+    """The floating-point leaves by path; of Linen variables, those of "params"."""
+    return {
+        path: leaf
+        for path, leaf in flatten(trainable(tree))
+        if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jnp.inexact)
+    }
+
+
+def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
+    """For each path of the target, the parameter of the base it is compared with."""
+    model = base() if _is_function(base) else base
+    if isinstance(model, Scales):
+        raise ValueError("base= is a Scales; pass the base model, or its parameters")
+    if is_nnx(model):
+        from flax import nnx
+
+        model = nnx.state(model, nnx.Param)
+    arrays = _arrays(model)
+    return {path: _twin(path, scale, arrays) for path, scale in scales.items()}
+
+
+def _is_function(model: Any) -> bool:
+    # Modules of NNX and Equinox are callable too, and are not to be called.
+    return (
+        inspect.isroutine(model)
+        or inspect.isclass(model)
+        or isinstance(model, functools.partial)
+    )
+
+
+def _twin(path: str, scale: ParamScale, arrays: Mapping[str, Any]) -> Any:
+    """The base's parameter of this path, or of a block with another number."""
+
+    def unnumbered(path: str) -> str:
+        return re.sub(r"\d+", "*", path)
+
+    likely = [path, *(p for p in arrays if unnumbered(p) == unnumbered(path))]
+    twins = [p for p in likely if p in arrays and arrays[p].shape == scale.base_shape]
+    if not twins:
+        raise ValueError(
+            f"base= has no parameter {path!r} of shape {scale.base_shape}; pass the "
+            "model that infer_scales got as base"
+        )
+    if isinstance(arrays[twins[0]], jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"base= has only the shape of {twins[0]!r}; pass a function that builds "
+            "the base, so that its initial values are known"
+        )
+    return arrays[twins[0]]
+
+
+def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
+    def multiply(path: str, leaf: Any) -> Any:
+        if path not in factors or not hasattr(leaf, "dtype"):
+            return leaf
+        factor = factors[path]
+        if isinstance(factor, float):
+            if factor == 1.0:
+                return leaf
+            out = leaf * factor
+        else:
+            out = (leaf * factor).astype(leaf.dtype)
+        _remember(out)
+        return out
+
+    return map_with_paths(multiply, tree)
+
+
+# --- was it done before? ---
+
+# Arrays that rescale_init returned, as long as they live.
+_rescaled: "dict[int, weakref.ref[Any]]" = {}
+
+
+def _remember(array: Any) -> None:
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return
+    number = id(array)
+    _rescaled[number] = weakref.ref(array, lambda _: _rescaled.pop(number, None))
+
+
+def _check_rescaled_before(leaves: Mapping[str, _Leaf]) -> None:
+    for path, leaf in leaves.items():
+        known = _rescaled.get(id(leaf.array))
+        if known is not None and known() is leaf.array and leaf.changes:
+            raise ValueError(_already(path))
+
+
+def _already(path: str) -> str:
+    return (
+        f"parameter {path!r} already has its initial size under the parametrization: "
+        "rescale_init was applied before, or the model initializes itself for it; "
+        "apply rescale_init once, to parameters as their framework initialized them"
+    )
+
+
+# --- sizes, measured ---
+
+
+def _size(array: Any, np: Any = jnp) -> _Size:
+    flat = np.asarray(array).ravel()
+    x = abs(flat).astype(np.float32)
+    # By the largest entry, so that no square overflows or vanishes.
+    top = np.max(x, initial=0.0)
+    y = x / np.where(top > 0, top, 1)
+    count = max(x.size, 1)
+    square, fourth = (y**2).sum() / count, (y**4).sum() / count
+    # Of the root of a mean of squares: half the relative error of the mean.
+    spread = fourth / np.where(square > 0, square**2, 1) - 1
+    error = 0.5 * (np.maximum(spread, 0) / count) ** 0.5
+    return _Size(top * square**0.5, error, np.all(flat == flat[:1]))
+
+
+_size_compiled = jax.jit(_size)
+# Entries above which an array is measured on its device, for the price of compiling.
+_LARGE = 10**7
+
+
+def _is_traced(arrays: Iterable[Any]) -> bool:
+    return any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
+def _sizes(arrays: Mapping[str, Any]) -> dict[str, _Size]:
+    if _is_traced(arrays.values()):
+        return {path: _size(a) for path, a in arrays.items()}
+    return {path: _Size(*map(float, _measure(a))) for path, a in arrays.items()}
+
+
+def _measure(array: Any) -> _Size:
+    here = getattr(array, "is_fully_addressable", True)
+    if here and array.size <= _LARGE:
+        return _size(array, np)
+    return _size_compiled(array)
+
+
+def _measured_factors(
+    leaves: Mapping[str, _Leaf], base: Mapping[str, Any], init: str | None
+) -> dict[str, Any]:
+    """Factors that give every parameter the base's size times the rule."""
+    small = _sizes(base)
+    large = _sizes({path: leaf.array for path, leaf in leaves.items()})
+    traced = _is_traced([*base.values(), *(leaf.array for leaf in leaves.values())])
+    if traced:
+        return {p: _traced_factor(f, small[p], large[p]) for p, f in leaves.items()}
+    _check_measured(leaves, small, large, init)
+    factors = {}
+    for path, leaf in leaves.items():
+        if large[path].rms == 0:
+            factors[path] = 1.0
+            continue
+        ratio = large[path].rms / small[path].rms
+        noise = _noise(small[path], large[path])
+        fits = abs(math.log(ratio / leaf.assumed)) <= noise
+        # Exact where the initializer does what was assumed.
+        factors[path] = leaf.rule / (leaf.assumed if fits else ratio)
+    return factors
+
+
+def _traced_factor(leaf: _Leaf, small: _Size, large: _Size) -> Any:
+    empty = (small.rms == 0) | (large.rms == 0)
+    ratio = jnp.where(empty, 1, large.rms) / jnp.where(empty, 1, small.rms)
+    noise = _noise(small, large)
+    fits = jnp.abs(jnp.log(ratio / leaf.assumed)) <= noise
+    factor = leaf.rule / jnp.where(fits, leaf.assumed, ratio)
+    return jnp.where(empty, 1.0, factor)
+
+
+def _noise(small: _Size, large: _Size) -> Any:
+    """How far the log of a measured ratio may lie from the truth by chance."""
+    return 4 * (small.error**2 + large.error**2) ** 0.5 + 0.02
+
+
+def _check_measured(
+    leaves: Mapping[str, _Leaf],
+    small: Mapping[str, _Size],
+    large: Mapping[str, _Size],
+    init: str | None,
+) -> None:
+    done: dict[str, bool] = {}  # by path, whether the size is the wanted one already
+    for path, leaf in leaves.items():
+        b, t = small[path], large[path]
+        if (b.rms == 0) != (t.rms == 0):
+            where = ("base", "target") if b.rms == 0 else ("target", "base")
+            raise ValueError(
+                f"parameter {path!r} starts at zero in the {where[0]} and not in the "
+                f"{where[1]}; build both by the same code"
+            )
+        if b.rms == 0:
+            continue
+        off = math.log(t.rms / b.rms)
+        if init is not None and abs(off - math.log(leaf.assumed)) > _noise(b, t):
+            raise ValueError(
+                f"parameter {path!r} starts {t.rms / b.rms:.3g} times as large in the "
+                f"target as in the base, and init={init!r} means "
+                f"{leaf.assumed:.3g} times; leave init out, so that the measured sizes "
+                "count"
+            )
+        if leaf.changes:
+            done[path] = abs(off - math.log(leaf.rule)) <= _noise(b, t)
+    if done and all(done.values()):
+        raise ValueError(_already(next(iter(done))))
+
+
+# --- sizes, assumed ---
+
+
+class _Law(NamedTuple):
+    """An initializer's standard deviation, and its ratio between target and base."""
+
+    text: str
+    std: float
+    ratio: float
+
+
+def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
+    """Raise where a parameter's size certainly contradicts what is assumed."""
+    kernels = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if leaf.scale.role in (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
+        and not isinstance(leaf.array, jax.ShapeDtypeStruct)
+    }
+    if _is_traced(leaf.array for leaf in kernels.values()):
+        return
+    sizes = _sizes({path: leaf.array for path, leaf in kernels.items()})
+    # Zeros stay zeros; equal entries are no random initialization.
+    sizes = {p: s for p, s in sizes.items() if s.rms > 0 and not s.constant}
+    unexplained = {}
+    for path, size in sizes.items():
+        leaf = kernels[path]
+        laws = _matching(_laws(leaf.scale, path), size)
+        if not laws:
+            unexplained[path] = size
+            continue
+        fits = any(_alike(law.ratio, leaf.assumed) for law in laws)
+        if not fits and (init != CONSTANT or _round(size) is None):
+            raise ValueError(_contradiction(path, size, laws[0], leaf, init))
+    if init == CONSTANT:
+        return
+    for path, size in unexplained.items():
+        leaf = kernels[path]
+        done = leaf.rule / leaf.assumed
+        laws = [law._replace(std=law.std * done) for law in _fan_in(leaf.scale)]
+        if leaf.changes and _matching(laws, size):
+            raise ValueError(_already(path))
+    summing = {p for p in sizes if kernels[p].scale.role is not Role.INPUT}
+    if summing <= set(unexplained):
+        _check_constant({p: kernels[p] for p in summing}, unexplained)
+
+
+def _check_constant(leaves: Mapping[str, _Leaf], sizes: Mapping[str, _Size]) -> None:
+    """Raise where kernels have one round size, though their fan-ins differ."""
+    stds = {path: _round(sizes[path]) for path in leaves}
+    for path, std in stds.items():
+        if std is None:
+            continue
+        same = [leaves[p].scale.fan_in for p in leaves if stds[p] == std]
+        if max(same) >= 1.5 * min(same) or _near(sizes[path]) <= 0.01:
+            law = _Law("as if it were the same at every width", std, 1.0)
+            raise ValueError(_contradiction(path, sizes[path], law, leaves[path], None))
+
+
+def _round(size: _Size) -> float | None:
+    """The round standard deviation that this size is likely to be, or None."""
+    laws = [_Law("", std * cut, std) for std in _ROUND for cut in (1.0, _TRUNCATED)]
+    return next((law.ratio for law in _matching(laws, size)), None)
+
+
+def _near(size: _Size) -> float:
+    # Three standard errors, and what rounding of a formula may differ by.
+    return 3 * size.error + 0.002
+
+
+def _matching(laws: list[_Law], size: _Size) -> list[_Law]:
+    near = _near(size)
+    if near > 0.1:  # too few entries to tell one law from another
+        return []
+    return [law for law in laws if abs(math.log(size.rms / law.std)) <= near]
+
+
+def _contradiction(
+    path: str, size: _Size, law: _Law, leaf: _Leaf, init: str | None
+) -> str:
+    remedy = "give it an initializer that does not depend on the width"
+    if init == CONSTANT:
+        remedy = "leave init='constant' out"
+    elif law.ratio == 1.0:
+        remedy = "pass init='constant' if all parameters start so"
+    return (
+        f"parameter {path!r} starts with standard deviation {size.rms:.4g}, "
+        f"{law.text}: {law.ratio:.3g} times the base's, where "
+        f"{leaf.assumed:.3g} times is assumed; "
+        "pass base=... (a function that builds the base model), so that both are "
+        f"measured, or {remedy}"
+    )
+
+
+# Gains of the usual initializers: LeCun (Flax), He, PyTorch and Equinox (uniform on
+# ±fan_in^-½), tanh's 5/3 of PyTorch.
+_GAINS = (1.0, 2**0.5, 3**-0.5, 5 / 3)
+# A normal variable that is cut at two standard deviations, as jax.nn.initializers
+# .truncated_normal returns it, which does not correct for it.
+_TRUNCATED = 0.87962566
+
+
+def _fans(scale: ParamScale, shape: tuple[int, ...]) -> tuple[int, int]:
+    inputs = math.prod(shape[a] for a in scale.in_axes)
+    outputs = math.prod(shape[a] for a in scale.out_axes)
+    return max(inputs, 1), max(outputs, 1)
+
+
+def _power(text: str, gain: float, target: float, base: float) -> _Law:
+    return _Law(text, gain * target**-0.5, (target / base) ** -0.5)
+
+
+def _fan_in(scale: ParamScale) -> list[_Law]:
+    new, old = _fans(scale, scale.shape)[0], _fans(scale, scale.base_shape)[0]
+    return [_power("∝ fan_in^-½", gain, new, old) for gain in _GAINS]
+
+
+def _laws(scale: ParamScale, path: str) -> list[_Law]:
+    """What usual initializers that depend on shapes would give this parameter."""
+    (fan_in, fan_out), (base_in, base_out) = (
+        _fans(scale, shape) for shape in (scale.shape, scale.base_shape)
+    )
+    features = [
+        _power("features^-½ as nnx.Embed has it", gain, fan_out, base_out)
+        for gain in _GAINS[:2]
+    ]
+    if path.rpartition("/")[2] == "embedding":  # Flax: they count features as fan-in
+        return features
+    glorot = "∝ (fan_in + fan_out)^-½ (Glorot)"
+    longest = max(fan_in, fan_out), max(base_in, base_out)
+    return [
+        *_fan_in(scale),
+        *features,
+        _power(glorot, 2**0.5, fan_in + fan_out, base_in + base_out),
+        _power("∝ max(fan_in, fan_out)^-½ (orthogonal)", 1.0, *longest),
+    ]
+
+
+# Standard deviations that people write down.
+_ROUND = (1.0, 0.5, 0.1, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01, 0.006, 0.005, 1e-3)
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(math.log(one / other)) <= _SAME

@@ -1,0 +1,157 @@
+"""What each link of a chain does to the sizes of updates.
+
+The transforms of this package are marked where they are made; those of Optax are
+known by the name of the function that makes them.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+from .rules import Family
+
+_MARK = "mupax_link"
+SCALING = "scale_by_parametrization"
+
+
+class Kind(enum.Enum):
+    """What a link does to the sizes of updates."""
+
+    SCALING = "scale_by_parametrization, or one of our optimizers"
+    NORMALIZING = "normalize_gradients"
+    MAKER = "gives updates a size of its own: the family's"
+    LINEAR = "keeps updates proportional"
+    CLIP = "bounds updates"
+    DECAY = "adds weight decay"
+    OWN_STEP = "finds its own step size; there is no rule for it"
+    CURVATURE = "uses curvature or a line search; there is no rule for it"
+    HIDDEN = "holds other transforms, or is unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """One transform of a chain.
+
+    Attributes:
+      name: the function that made it.
+      kind: what it does.
+      family: of the updates that a MAKER gives, or that a SCALING is made for.
+      normalizes: whether a SCALING brings its own `normalize_gradients`.
+      has_eps: whether a MAKER compares gradients with an eps.
+      inner: the links of a chain.
+      plain: the transform without the check of its own.
+    """
+
+    name: str
+    kind: Kind
+    family: Family | None = None
+    normalizes: bool = False
+    has_eps: bool = False
+    inner: "tuple[Link, ...]" = ()
+    plain: Any = None
+
+
+def mark(tx: Any, link: Link) -> Any:
+    """Say what a transform is, for the chains that it becomes a link of."""
+    for function in (tx.init, tx.update):
+        setattr(function, _MARK, link)
+    return tx
+
+
+def _table() -> dict[str, Link]:
+    makers = {
+        Family.ADAM: (
+            "scale_by_acprop scale_by_adadelta scale_by_adam scale_by_adamax "
+            "scale_by_adan scale_by_ademamix scale_by_adopt scale_by_amsgrad "
+            "scale_by_belief scale_by_factored_rms scale_by_lion scale_by_radam "
+            "scale_by_rms scale_by_rprop scale_by_rss scale_by_sign "
+            "scale_by_simplified_ademamix scale_by_sm3 scale_by_stddev scale_by_yogi"
+        ),
+        Family.SPECTRAL: "scale_by_muon",
+        Family.RELATIVE: (
+            "scale_by_param_block_norm scale_by_param_block_rms scale_by_trust_ratio"
+        ),
+    }
+    # Lion, signs and the like do not compare the gradient with anything.
+    without_eps = (
+        "scale_by_factored_rms",
+        "scale_by_lion",
+        "scale_by_rprop",
+        "scale_by_sign",
+        "scale_by_sm3",
+    )
+    others = {
+        Kind.LINEAR: (
+            "add_noise apply_every centralize ema identity keep_params_nonnegative "
+            "scale scale_by_learning_rate scale_by_optimistic_gradient "
+            "scale_by_schedule snapshot trace zero_nans set_to_zero "
+            "reduce_on_plateau"
+        ),
+        Kind.CLIP: (
+            "adaptive_grad_clip clip clip_by_block_rms clip_by_global_norm normalize "
+            "normalize_by_update_norm per_example_global_norm_clip "
+            "per_example_layer_norm_clip differentially_private_aggregate"
+        ),
+        Kind.DECAY: "add_decayed_weights",
+        Kind.OWN_STEP: (
+            "dadapt_adamw mechanize momo momo_adam prodigy scale_by_cocob "
+            "scale_by_distance_over_gradients scale_by_polyak"
+        ),
+        Kind.CURVATURE: (
+            "hutchinson_estimator_diag_hessian sam scale_by_backtracking_linesearch "
+            "scale_by_lbfgs scale_by_sophia scale_by_zoom_linesearch"
+        ),
+        # Their sizes are seen when they run: of a whole parameter's norm, of a
+        # projection, or of a sum since the start.
+        Kind.HIDDEN: (
+            "scale_by_galore scale_by_madgrad scale_by_novograd chain named_chain "
+            "masked partition apply_if_finite conditionally_mask "
+            "conditionally_transform flatten inject_hyperparams lookahead "
+            "schedule_free split_real_and_imaginary stateless stateless_with_tree_map "
+            "with_extra_args_support"
+        ),
+    }
+    table = {n: Link(n, kind) for kind, names in others.items() for n in names.split()}
+    for family, names in makers.items():
+        for name in names.split():
+            eps = family is Family.ADAM and name not in without_eps
+            table[name] = Link(name, Kind.MAKER, family, has_eps=eps)
+    return table
+
+
+# Every transform of Optax 0.2.8 and its contrib.
+LINKS = _table()
+
+# Optimizers that hide in a chain are known by the type of their state.
+STATES = {
+    "COCOBState": Kind.OWN_STEP,
+    "DAdaptAdamWState": Kind.OWN_STEP,
+    "DoGState": Kind.OWN_STEP,
+    "DoWGState": Kind.OWN_STEP,
+    "MechanicState": Kind.OWN_STEP,
+    "MomoAdamState": Kind.OWN_STEP,
+    "MomoState": Kind.OWN_STEP,
+    "ProdigyState": Kind.OWN_STEP,
+    "HutchinsonState": Kind.CURVATURE,
+    "ScaleByBacktrackingLinesearchState": Kind.CURVATURE,
+    "ScaleByLBFGSState": Kind.CURVATURE,
+    "ScaleByZoomLinesearchState": Kind.CURVATURE,
+    "SophiaState": Kind.CURVATURE,
+}
+
+
+def describe(tx: Any) -> Link:
+    """What a transform is, by its mark or by the function of Optax that made it."""
+    link = getattr(getattr(tx, "update", None), _MARK, None)
+    if isinstance(link, Link):
+        return link
+    if not (callable(getattr(tx, "init", None)) and callable(tx.update)):
+        raise ValueError(
+            f"{tx!r} in optim.chain is not an optax.GradientTransformation; pass the "
+            "transforms one by one: optim.chain(first, second)"
+        )
+    module = getattr(tx.update, "__module__", None) or ""
+    name = getattr(tx.update, "__qualname__", type(tx).__name__).partition(".")[0]
+    if module.partition(".")[0] == "optax" and name in LINKS:
+        return LINKS[name]
+    return Link(name, Kind.HIDDEN)

@@ -1,0 +1,175 @@
+"""Lists of blocks in two models of different depth, and which block is like which."""
+
+import itertools
+import re
+from collections.abc import Collection, Hashable, Iterable, Mapping
+
+from .leaves import Leaf
+from .names import open_numbers
+
+_NUMBER = re.compile(r"\d+")
+
+# Of each list (`"blocks/"`) the blocks (`"3"`), of each block the parameters
+# (`"/kernel"`).
+Lists = dict[str, dict[str, dict[str, Leaf]]]
+
+
+def read_lists(leaves: Mapping[str, Leaf]) -> Lists:
+    """All lists: whatever stands under paths that differ in one number alone."""
+    found: Lists = {}
+    for path, leaf in leaves.items():
+        for number in _NUMBER.finditer(path):
+            head, tail = path[: number.start()], path[number.end() :]
+            found.setdefault(head, {}).setdefault(number.group(), {})[tail] = leaf
+    return found
+
+
+class Pairing:
+    """For each parameter of a target, the one of its base that it is measured against.
+
+    Args:
+      large: parameters of the target.
+      small: parameters of the base, of another depth.
+
+    Examples:
+      >>> paths = [f"blocks/{i}/w" for i in range(4)]
+      >>> large = dict.fromkeys(paths, Leaf((16, 16)))
+      >>> small = dict.fromkeys(paths[:2], Leaf((4, 4)))
+      >>> Pairing(large, small).twin("blocks/3/w")
+      'blocks/0/w'
+    """
+
+    def __init__(self, large: Mapping[str, Leaf], small: Mapping[str, Leaf]):
+        first = _first_blocks((*large, *small))
+        self._large = {_renamed(path, first): leaf for path, leaf in large.items()}
+        self._original = {_renamed(path, first): path for path in small}
+        self._lists = read_lists(self._large)
+        self._base = read_lists(
+            {name: small[path] for name, path in self._original.items()}
+        )
+        self._first = first
+        self._maps: dict[tuple[str, str], dict[str, str]] = {}
+
+    def twin(self, path: str) -> str | None:
+        """The parameter of the base like this one, or None where there is none.
+
+        Raises:
+          ValueError: blocks of a list differ, and the two lists do not tell how they
+            correspond.
+        """
+        path = _renamed(path, self._first)
+        built, at = "", 0
+        for number in _NUMBER.finditer(path):
+            built += path[at : number.start()]
+            blocks = self._base.get(built)
+            if blocks is None:
+                return None
+            like = self._map(path[: number.start()], built)
+            built += like.get(number.group(), number.group())
+            at = number.end()
+        return self._original.get(built + path[at:])
+
+    def growing(self) -> dict[str, str]:
+        """Lists that differ in length, each by its name with open numbers."""
+        return {
+            head: open_numbers(head)
+            for head, blocks in self._lists.items()
+            if head in self._base and blocks.keys() != self._base[head].keys()
+        }
+
+    def lists_of(self, length: int) -> set[str]:
+        """Lists of the target of so many blocks in all, by name with open numbers."""
+        counts: dict[str, int] = {}
+        for head, blocks in self._lists.items():
+            name = open_numbers(head)
+            counts[name] = counts.get(name, 0) + len(blocks)
+        return {name for name, count in counts.items() if count == length}
+
+    def block_of(self, path: str, lists: Collection[str]) -> tuple[str, str] | None:
+        """The outermost of these lists that holds the path, and the block.
+
+        Args:
+          path: a parameter of the target or the base.
+          lists: names of lists with open numbers, such as `"stage_#/blocks/"`.
+
+        Returns:
+          The name of the list (`"stage_1/blocks/"`) and its block
+          (`"stage_1/blocks/3"`), or None.
+        """
+        path = _renamed(path, self._first)
+        for number in _NUMBER.finditer(path):
+            head = path[: number.start()]
+            if open_numbers(head) in lists:
+                return head, path[: number.end()]
+        return None
+
+    def _map(self, large: str, small: str) -> dict[str, str]:
+        if (large, small) not in self._maps:
+            wide, narrow = self._lists[large], self._base[small]
+            same = wide.keys() == narrow.keys()
+            self._maps[large, small] = {} if same else _match(large, wide, narrow)
+        return self._maps[large, small]
+
+
+def _match(
+    head: str,
+    large: Mapping[str, Mapping[str, Leaf]],
+    small: Mapping[str, Mapping[str, Leaf]],
+) -> dict[str, str]:
+    """For each block of a list, the first of the other list that is like it.
+
+    Blocks are like another if they have the same parameters in the same shapes. The
+    kinds of both lists correspond in the order in which they come first.
+    """
+    many, few = _sorted(large), _sorted(small)
+    kinds, others = _kinds(large[i] for i in many), _kinds(small[i] for i in few)
+    if max(kinds) != max(others) or _rhythm(kinds) != _rhythm(others):
+        raise ValueError(
+            f"the blocks {head + '#'!r} are not all alike: the base has the kinds "
+            f"{_letters(others)}, the target {_letters(kinds)} (one letter for each "
+            "block, one kind for each set of shapes), so that they do not tell which "
+            "corresponds to which; name the blocks of each kind as a list of their "
+            "own, or let both models repeat or lengthen the same sequence of kinds"
+        )
+    return {i: few[others.index(kind)] for i, kind in zip(many, kinds, strict=True)}
+
+
+def _sorted(blocks: Iterable[str]) -> list[str]:
+    return sorted(blocks, key=int)
+
+
+def _kinds(blocks: Iterable[Mapping[str, Leaf]]) -> list[int]:
+    """A number for each block, the same for blocks of the same shapes."""
+    seen: dict[Hashable, int] = {}
+    shapes = (frozenset((tail, leaf.shape) for tail, leaf in b.items()) for b in blocks)
+    return [seen.setdefault(block, len(seen)) for block in shapes]
+
+
+def _rhythm(kinds: list[int]) -> list[int]:
+    """The sequence of kinds, without immediate repetitions, in its shortest period."""
+    runs = [kind for kind, _ in itertools.groupby(kinds)]
+    for period in range(1, len(runs)):
+        if all(kind == runs[i % period] for i, kind in enumerate(runs)):
+            return runs[:period]
+    return runs
+
+
+def _letters(kinds: list[int]) -> str:
+    text = "".join(chr(ord("A") + kind % 26) for kind in kinds)
+    return text if len(text) <= 24 else text[:24] + "..."
+
+
+def _first_blocks(paths: Iterable[str]) -> dict[str, str]:
+    """Haiku's first block goes without a number: `block` beside `block_1`."""
+    components = {part for path in paths for part in path.split("/")}
+    return {
+        part: part + "_0"
+        for part in components
+        if part + "_1" in components and part + "_0" not in components
+    }
+
+
+def _renamed(path: str, first: Mapping[str, str]) -> str:
+    if not first:
+        return path
+    return "/".join(first.get(part, part) for part in path.split("/"))

@@ -1,0 +1,296 @@
+"""Run a gradient transformation on known gradients, at base and at target size.
+
+A probe is a small tree with the parameters' paths and growth ratios. While one runs,
+the transforms of this package accept its shapes, and their multipliers can be turned
+off. So the same transformation can be compared with itself: as it would act on the
+base model, and as it acts on the target.
+"""
+
+import dataclasses
+import enum
+import fractions
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .paths import flatten, map_with_paths
+
+# Most elements of a probe's target tree.
+_SIZE = 2**16
+# Axes up to this size are never reduced: windows of convolutions, heads, experts.
+_SMALL = 8
+_STEPS = 32
+
+
+class Mode(enum.Enum):
+    """Which multipliers act while a probe runs."""
+
+    TARGET = "all"
+    UNSCALED = "all but the learning rates'"
+    BASE = "none"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Acting:
+    """A transform of this package, each one different from all others.
+
+    Attributes:
+      kind: "scaling" for learning rates, "normalizing" for gradients.
+      scales: those it was made from.
+      point: its parametrization.
+    """
+
+    kind: str
+    scales: Any
+    point: Any
+
+
+class Recorder:
+    """The mode of one run, and which transforms acted on which parameters.
+
+    Args:
+      which: the multipliers that act.
+    """
+
+    def __init__(self, which: Mode):
+        self.which = which
+        # A loop may trace its body more than once: each transform counts once.
+        self.acted: dict[tuple[str, str], set[Acting]] = {}
+
+    def count(self, kind: str, path: str) -> int:
+        """How many transforms of this kind acted on a parameter."""
+        return len(self.acted.get((kind, path), ()))
+
+
+# A user context is part of the key of every cache of compiled functions. So nothing
+# that a probe compiles, also inside of a user's own jit, is used outside of it.
+_recorder = jax.make_user_context(default_value=None)
+
+
+def mode() -> Mode | None:
+    """The mode of the probe that runs now; None outside of probes."""
+    return _recorder.value.which if _recorder.value else None
+
+
+def record(transform: Acting, tree: Any) -> None:
+    """Note that a transform acts on the parameters of this tree."""
+    if _recorder.value is not None:
+        acted = _recorder.value.acted
+        for path, _ in flatten(tree):
+            acted.setdefault((transform.kind, path), set()).add(transform)
+
+
+def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
+    """A scaling that acts inside of `tx`, and a path that two of them act on, or "".
+
+    Nothing is computed or compiled: `tx` is only traced.
+    """
+    recorder = Recorder(Mode.TARGET)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+
+    def step(grads: Any) -> Any:
+        return tx.update(grads, tx.init(grads), grads, **_extra(tx, grads))[0]
+
+    with _recorder(recorder):
+        jax.eval_shape(step, shapes)
+    scalings = [found for (k, _), found in recorder.acted.items() if k == "scaling"]
+    first = next((next(iter(found)) for found in scalings), None)
+    twice = (p for (k, p), f in recorder.acted.items() if k == "scaling" and len(f) > 1)
+    return first, next(twice, "")
+
+
+def _extra(tx: Any, grads: Any) -> dict[str, Any]:
+    """Extra arguments that some transforms of Optax ask for."""
+    if not isinstance(tx, optax.GradientTransformationExtraArgs):
+        return {}
+    one = jnp.float32(1)
+    return {"value": one, "grad": grads, "value_fn": lambda *_, **__: one}
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One parameter of a probe.
+
+    Attributes:
+      base_shape: its shape in the probe's base, as small as the ratios allow.
+      shape: its shape in the probe's target.
+      gradient: size of the target's gradient, relative to the base's.
+      weight: size of the target's weight, relative to the base's.
+    """
+
+    base_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    gradient: float = 1.0
+    weight: float = 1.0
+
+
+def probe_shapes(
+    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
+) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Smaller (base, target) shapes with the same ratio along every axis.
+
+    Examples:
+      >>> probe_shapes({"w": ((1024, 512), (8192, 512))})
+      {'w': ((64, 32), (512, 32))}
+    """
+    divisor = 1
+    while True:
+        found = {p: _reduced(*pair, divisor) for p, pair in shapes.items()}
+        size = sum(math.prod(target) for _, target in found.values())
+        if size <= _SIZE or divisor > 2**20:
+            return found
+        divisor *= 2
+
+
+def _reduced(
+    base: tuple[int, ...], target: tuple[int, ...], divisor: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    pairs = []
+    for small, large in zip(base, target, strict=True):
+        if small <= _SMALL or not large:
+            pairs.append((small, large))
+            continue
+        ratio = fractions.Fraction(large, small)
+        kept = max(1, small // (ratio.denominator * divisor))
+        # Not below the size at which axes are kept.
+        kept = max(kept, math.ceil(min(_SMALL, small) / 2 / ratio.denominator))
+        pairs.append((kept * ratio.denominator, kept * ratio.numerator))
+    return tuple(b for b, _ in pairs), tuple(t for _, t in pairs)
+
+
+_GRADIENT = (1.0, -0.5, 0.75, -1.25)
+_WEIGHT = (-0.8, 0.6, 1.2, 0.9, -1.1)
+
+
+class TracedError(TypeError):
+    """Raised where a hyperparameter is a traced value of an outer jit or vmap."""
+
+
+class Condition(NamedTuple):
+    """Sizes of the base's gradients and weights in one run of a probe."""
+
+    gradient: float
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A transformation, and the tree that it is run on.
+
+    Args:
+      tx: anything with Optax's `init` and `update`.
+      params: a tree of the parameters' structure; its leaves are not read.
+      leaves: for each path, the probe's leaf.
+    """
+
+    tx: Any
+    params: Any
+    leaves: Mapping[str, Leaf]
+
+    def slope(self, path: str) -> np.ndarray:
+        """The base's gradient of size one."""
+        return self._filled(path, True, _GRADIENT)
+
+    def run(
+        self, which: Mode, conditions: Sequence[Condition]
+    ) -> tuple[dict[Condition, dict[str, np.ndarray]], Recorder]:
+        """Updates of the first step that changes anything, by condition and path.
+
+        The base's shapes and sizes are used if no multipliers act, else the target's.
+
+        Raises:
+          TracedError, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
+        """
+        at_base = which is Mode.BASE
+
+        def tree(pattern: tuple[float, ...]) -> Any:
+            return map_with_paths(
+                lambda path, _: self._filled(path, at_base, pattern), self.params
+            )
+
+        slopes, weights = tree(_GRADIENT), tree(_WEIGHT)
+
+        def at(condition: jax.Array) -> Any:
+            def sized(tree: Any, size: jax.Array) -> Any:
+                return jax.tree.map(lambda x: jnp.asarray(x) * size, tree)
+
+            grads, params = sized(slopes, condition[0]), sized(weights, condition[1])
+            return self._first_update(grads, params)
+
+        recorder = Recorder(which)
+        sizes = np.asarray(conditions, np.float32)
+        # Compiled ahead of time it runs as it is, also inside of an outer jit.
+        with _recorder(recorder):
+            traced = jax.jit(lambda c: jax.lax.map(at, c)).trace(sizes)
+        if any(isinstance(c, jax.core.Tracer) for c in traced.jaxpr.consts):
+            raise TracedError
+        updates = traced.lower().compile(compiler_options=_fast())(sizes)
+        found = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
+        runs = {
+            condition: {path: updates[i] for path, updates in found.items()}
+            for i, condition in enumerate(conditions)
+        }
+        return runs, recorder
+
+    def _filled(
+        self, path: str, at_base: bool, pattern: tuple[float, ...]
+    ) -> np.ndarray:
+        """A matrix of rank one whose entries have the same sizes at base and target."""
+        leaf = self.leaves[path]
+        shape = leaf.base_shape if at_base else leaf.shape
+        size = leaf.gradient if pattern is _GRADIENT else leaf.weight
+        array = np.full(shape, 1.0 if at_base else size, np.float32)
+        for axis, small in enumerate(leaf.base_shape):
+            # What is repeated a whole number of times keeps its mean and norm.
+            if small and leaf.shape[axis] % small == 0:
+                row = np.tile(np.resize(pattern, small), shape[axis] // small)
+                array *= np.expand_dims(
+                    row, [a for a in range(array.ndim) if a != axis]
+                )
+        return array
+
+    def _first_update(self, grads: Any, params: Any) -> Any:
+        more = _extra(self.tx, grads)
+
+        def waits(carry: Any) -> Any:
+            updates, _, step = carry
+            moved = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
+            return (step < _STEPS) & ~jnp.any(jnp.asarray(moved))
+
+        def step(carry: Any) -> Any:
+            _, state, count = carry
+            updates, state = self.tx.update(grads, state, params, **more)
+            return updates, state, count + 1
+
+        start = jax.tree.map(jnp.zeros_like, grads), self.tx.init(params), 0
+        return jax.lax.while_loop(waits, step, start)[0]
+
+
+def _fast() -> dict[str, Any]:
+    """Compiler options: compiling a probe takes longer than running it."""
+    on_cpu = jax.default_backend() == "cpu"
+    return {"xla_backend_optimization_level": 0} if on_cpu else {}
+
+
+def nested(paths: Any) -> dict[str, Any]:
+    """A tree of dictionaries that has these paths."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        *folders, name = path.split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[name] = 0.0
+    return tree
+
+
+def rms(array: np.ndarray) -> float:
+    """Root mean square in float64."""
+    if not array.size:
+        return 0.0
+    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))

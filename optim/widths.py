@@ -1,0 +1,270 @@
+"""Sizes that parameters share: a width that no other parameter has is suspicious.
+
+What one layer makes another takes, so that each growing axis of a kernel has a size
+that some axis elsewhere has too. An axis that only one parameter has may count tokens,
+positions or classes, and a matrix of two such sizes may be no kernel at all.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from . import names
+from .axes import Kernel, Pair, Split, ambiguous_matrix
+from .paths import biases_of
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # in the base and a wider model
+
+_STATE_SPACE = {"A", "B", "C", "D", "B_re", "B_im", "C_re", "C_im"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Owner:
+    """A parameter that has an axis of some size.
+
+    Attributes:
+      name: its path, with numbers of blocks left open.
+      shapes: its shapes, so that two tables of one shape do not vouch for each other.
+      made: whether the axis indexes outputs or channels, which other layers read.
+    """
+
+    name: str
+    shapes: Shapes
+    made: bool
+
+
+class Widths:
+    """Which parameters have an axis of which size, in the base and a wider model."""
+
+    def __init__(self, kernels: Mapping[str, Kernel], splits: Mapping[str, Split]):
+        self._owners: dict[Pair, set[_Owner]] = {}
+        self._copies: set[Pair] = set()
+        self._decays: dict[str, list[tuple[int, ...]]] = {}
+        for path, kernel in kernels.items():
+            split = splits[path]
+            if names.state_space(path):
+                self._decays.setdefault(_holder(path), []).append(kernel.base)
+            used = (*split.in_axes, *split.out_axes)
+            for axis in filter(kernel.grows, range(len(kernel.base))):
+                if axis not in used:
+                    self._copies.add(kernel.pair(axis))
+                elif not (split.table and axis in split.in_axes):
+                    owner = _Owner(
+                        names.open_lists(path),
+                        (kernel.base, kernel.wide),
+                        axis in split.out_axes,
+                    )
+                    self._owners.setdefault(kernel.pair(axis), set()).add(owner)
+        self._ratios = {
+            large / small
+            for (small, large), owners in self._owners.items()
+            if len({owner.name for owner in owners}) > 1
+        }
+
+    def shared(self, pair: Pair, kernel: Kernel) -> bool:
+        """Whether a parameter other than this one and its bias has such an axis."""
+        return bool(self._others(pair, kernel))
+
+    def made(self, pair: Pair, kernel: Kernel, *, inputs: bool) -> bool:
+        """Whether a parameter of another shape makes outputs of this size.
+
+        Args:
+          pair: the sizes of the axis.
+          kernel: a parameter that has it, which may be no kernel.
+          inputs: whether the axis is its fan-in; else other inputs count too.
+        """
+        return any(
+            owner.shapes != (kernel.base, kernel.wide) and (owner.made or not inputs)
+            for owner in self._others(pair, kernel)
+        )
+
+    def _others(self, pair: Pair, kernel: Kernel) -> list[_Owner]:
+        own = {names.open_lists(p) for p in (kernel.path, *biases_of(kernel.path))}
+        return [o for o in self._owners.get(pair, ()) if o.name not in own]
+
+    def usual(self, pair: Pair) -> bool:
+        """Whether widths that parameters share grow by this ratio."""
+        small, large = pair
+        return not self._ratios or any(
+            math.isclose(large / small, ratio) for ratio in self._ratios
+        )
+
+    def growing(self, kernel: Kernel, split: Split) -> frozenset[int]:
+        """The axes that grow with width: neither entries nor copies."""
+        used = split.in_axes + split.out_axes
+        if split.table:
+            used = split.out_axes
+        elif kernel.readout:
+            # The outputs of a router are as many as there are experts.
+            outs = (a for a in split.out_axes if kernel.pair(a) not in self._copies)
+            used = (*split.in_axes, *outs)
+        return frozenset(a for a in used if kernel.grows(a))
+
+    def check(self, kernel: Kernel, split: Split, *, fractional: bool = False) -> None:
+        """Raise where a growing axis of a kernel may be no width.
+
+        Args:
+          kernel: the parameter.
+          split: its axes.
+          fractional: whether ratios that are not whole numbers are usual.
+
+        Raises:
+          ValueError: the message names the parameter, the axis, and what to write.
+        """
+        ins = [a for a in split.in_axes if kernel.grows(a)]
+        outs = [a for a in split.out_axes if kernel.grows(a)]
+        if split.table:
+            self._check_table(kernel, ins, outs)
+        elif not split.in_axes:
+            _check_vector(kernel, outs)
+        else:
+            self._check_kernel(kernel, split, ins, outs, fractional)
+
+    def _multiple(self, pair: Pair) -> bool:
+        """Whether sizes are multiples of a width, as 3n of a fused qkv, or parts."""
+        small, large = pair
+        widths = [p for p, owners in self._owners.items() if len(owners) > 1]
+        return not widths or any(
+            (small % few == 0 and large % many == 0)
+            or (few % small == 0 and many % large == 0)
+            for few, many in widths
+        )
+
+    def alone(self, kernel: Kernel, split: Split) -> list[int]:
+        """Growing fan-out axes of sizes that no other parameter has."""
+        outs = [a for a in split.out_axes if kernel.grows(a)]
+        return [a for a in outs if not self.shared(kernel.pair(a), kernel)]
+
+    def check_given(self, kernel: Kernel, split: Split) -> None:
+        """Raise where axes that the user gave leave out a width at the end.
+
+        A pattern for dense kernels may match a convolution, (height, width, in, out),
+        whose inputs and outputs would count as copies.
+        """
+        used = (*split.in_axes, *split.out_axes)
+        for axis in filter(kernel.grows, range(len(kernel.base))):
+            if not split.in_axes or not split.out_axes or axis <= max(used):
+                continue
+            if self.shared(kernel.pair(axis), kernel):
+                raise ValueError(
+                    f"axes={{...: {(split.in_axes, split.out_axes)}}} matches "
+                    f"{kernel.path!r} of shape {kernel.base}, and leaves out its axis "
+                    f"{axis}, which grows as widths do, {kernel.pair(axis)}; let the "
+                    "pattern match kernels of one shape only, or give this one axes of "
+                    f"its own: axes={{r'{names.pattern(kernel.path)}': ...}}"
+                )
+
+    def _check_table(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
+        """Raise where entries and features are the other way round, or a kernel."""
+        widths = [a for a in ins if self.shared(kernel.pair(a), kernel)]
+        features = [a for a in outs if self.shared(kernel.pair(a), kernel)]
+        read = names.array(kernel.path) in ("kernel", "w") or kernel.bias is not None
+        swapped = not outs or (bool(widths) and not features)
+        if kernel.told is None and ins and (swapped or read):
+            raise ValueError(ambiguous_matrix(kernel, (widths or ins)[0]))
+
+    def _check_kernel(
+        self,
+        kernel: Kernel,
+        split: Split,
+        ins: list[int],
+        outs: list[int],
+        fractional: bool,
+    ) -> None:
+        if not ins and not outs:
+            return
+        self._check_state_space(kernel, split, ins + outs)
+        self._check_copies(kernel, ins, outs)
+        if not split.proven and names.dot_product(kernel.path):
+            raise ValueError(ambiguous_matrix(kernel, (ins + outs)[0]))
+        if len(ins + outs) > 2:
+            return
+        alone = [a for a in ins + outs if not self.shared(kernel.pair(a), kernel)]
+        for axis in alone:
+            pair = kernel.pair(axis)
+            if not fractional and not (
+                self.usual(pair) and (split.proven or self._multiple(pair))
+            ):
+                raise ValueError(ambiguous_matrix(kernel, axis))
+        if ins and outs:
+            self._check_matrix(kernel, split, ins[0], outs[0])
+
+    def _check_matrix(self, kernel: Kernel, split: Split, into: int, out: int) -> None:
+        """Raise where a matrix may be a table, a gain, or a readout that grew."""
+        path, pairs = kernel.path, {a: kernel.pair(a) for a in (into, out)}
+        sure = split.proven or names.kernel_like(path)
+        if sure:
+            alone = [a for a, p in pairs.items() if not self.shared(p, kernel)]
+        else:
+            alone = [
+                a
+                for a, p in pairs.items()
+                if not self.made(p, kernel, inputs=a == into)
+            ]
+        if out in alone and _reads_out(path):
+            raise ValueError(ambiguous_matrix(kernel, out))
+        if split.proven:
+            return
+        padded = len(kernel.axes) > 2 and not sure and kernel.base[kernel.axes[0]] == 1
+        square = pairs[into] == pairs[out] and not alone and not names.is_bias(path)
+        gain = (names.is_vector(path) and not square) or names.decays(path)
+        if gain or padded or (alone and not sure) or names.table(path):
+            raise ValueError(ambiguous_matrix(kernel, (alone or [into])[0]))
+
+    def _check_copies(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
+        """Raise where an axis grows as experts do, and is not said to be a router's."""
+        for axis in ins + outs:
+            counted = kernel.pair(axis) in self._copies and not kernel.readout
+            if counted and not self.shared(kernel.pair(axis), kernel):
+                message = _as_copies if axis in outs else ambiguous_matrix
+                raise ValueError(message(kernel, axis))
+
+    def _check_state_space(self, kernel: Kernel, split: Split, grow: list[int]) -> None:
+        """`B @ u` and `u @ B` differ where only the state or the input grows."""
+        decays = self._decays.get(_holder(kernel.path), [])
+        if split.proven or not decays or names.array(kernel.path) not in _STATE_SPACE:
+            return
+        rank = max(map(len, decays))
+        if rank > 1 and any(kernel.base[: len(d)] == d for d in decays if len(d) > 1):
+            return  # an entry for each channel and state, as the decays have
+        ins, outs = kernel.ratio(split.in_axes), kernel.ratio(split.out_axes)
+        if not math.isclose(ins, outs):
+            raise ValueError(ambiguous_matrix(kernel, grow[0]))
+
+
+def _check_vector(kernel: Kernel, grow: list[int]) -> None:
+    """Raise where a vector has the name of a readout of one output."""
+    if len(kernel.axes) == 1 and grow and names.reads_vector(kernel.path):
+        raise ValueError(_maybe_read_out(kernel))
+
+
+def _maybe_read_out(kernel: Kernel) -> str:
+    path = names.pattern(kernel.path)
+    return (
+        f"the vector {kernel.path!r} grows from {kernel.base} to {kernel.wide}: if the "
+        f"model sums over it, as over the weights of one output, pass readout=r'{path}'"
+        f"; if it has a gain or bias of each channel, axes={{r'{path}': ((), "
+        f"{kernel.axes})}}"
+    )
+
+
+def _reads_out(path: str) -> bool:
+    """Whether a name says readout, outside of numbered layers."""
+    listed = names.open_lists(path) != path
+    return names.readout(path) and (names.sure_readout(path) or not listed)
+
+
+def _holder(path: str) -> str:
+    """The module that holds a parameter."""
+    return path[: max(path.rfind("/"), path.rfind("."), 0)]
+
+
+def _as_copies(kernel: Kernel, axis: int) -> str:
+    before, after = kernel.pair(axis)
+    path = names.pattern(kernel.path)
+    return (
+        f"axis {axis} of {kernel.path!r} grows from {before} to {after}, as copies "
+        "(experts) do: if it has an output for each copy, as a router has, pass "
+        f"readout=r'{path}'; if that is its width, "
+        f"axes={{r'{path}': ({kernel.axes[:-1]}, {kernel.axes[-1:]})}}"
+    )

@@ -1,0 +1,675 @@
+"""Chains that would train, only worse, are refused; all others are not."""
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optax import contrib
+
+from mupax import optim
+from mupax.optim.links import LINKS, STATES, Kind, describe
+
+
+def mlp(n):
+    shapes = {"embed": (5, n), "hidden": (n, n), "head": (n, 3)}
+    return {name: jnp.ones(shape) for name, shape in shapes.items()}
+
+
+PARAMS = mlp(32)
+SCALES = optim.infer_scales(mlp(8), PARAMS).for_parametrization("mup")
+LABELS = {"embed": "a", "hidden": "b", "head": "b"}
+RATE = optax.scale_by_learning_rate(0.1)
+
+EPS = pytest.mark.filterwarnings("ignore:.*eps.*:mupax.optim.ChainWarning")
+
+
+def scale(family="adam"):
+    return optim.scale_by_parametrization(SCALES, family=family)
+
+
+def normalize():
+    return optim.normalize_gradients(SCALES)
+
+
+def adam(**options):
+    return optim.adam(0.1, SCALES, **options)
+
+
+def sgd():
+    return optim.sgd(0.1, SCALES)
+
+
+def masked(tx, *names):
+    return optax.masked(tx, {name: name in names for name in PARAMS})
+
+
+def muon():
+    numbers = {"embed": None, "hidden": contrib.MuonDimensionNumbers(), "head": None}
+    both = {name: contrib.MuonDimensionNumbers() for name in numbers}
+    return contrib.scale_by_muon(weight_dimension_numbers=both)
+
+
+def refuses(*parts):
+    """Expects a ValueError whose message holds each of these parts."""
+    pattern = "".join(f"(?=.*{re.escape(part)})" for part in parts)
+    return pytest.raises(ValueError, match=f"(?s){pattern}")
+
+
+# --- optim.chain, by what its links are ---
+
+# Each takes `optim.chain`, and is refused before anything runs.
+SEEN = {
+    "an alias and a scaling": (
+        lambda chain: chain(adam(), scale()),
+        ("optim.adam (link 0)", "scale_by_parametrization (link 1)", "scaled twice"),
+    ),
+    "a scaling and an alias": (
+        lambda chain: chain(normalize(), optax.scale_by_adam(), scale(), sgd()),
+        ("(link 2)", "optim.sgd (link 3)", "scaled twice", "drop"),
+    ),
+    "nested": (
+        lambda chain: chain(
+            chain(optax.scale_by_sign(), scale()), chain(scale(), RATE)
+        ),
+        ("scaled twice", "drop scale_by_parametrization"),
+    ),
+    "the same one": (
+        lambda chain: (lambda one: chain(optax.scale_by_sign(), one, one))(scale()),
+        ("scaled twice",),
+    ),
+    "two aliases": (lambda chain: chain(sgd(), sgd()), ("scaled twice",)),
+    "before adam": (
+        lambda chain: chain(scale(), optax.scale_by_adam(), RATE),
+        ("is before scale_by_adam (link 1)", "put it after scale_by_adam"),
+    ),
+    "before adam, nested": (
+        lambda chain: chain(
+            chain(optax.scale_by_sign(), scale()), optax.scale_by_adam()
+        ),
+        ("is before scale_by_adam", "put it after"),
+    ),
+    "an alias before adam": (
+        lambda chain: chain(sgd(), optax.scale_by_adam()),
+        ("optim.sgd (link 0) is before scale_by_adam", "put it after"),
+    ),
+    "before muon": (
+        lambda chain: chain(scale("muon"), muon()),
+        ("before scale_by_muon", "put it after"),
+    ),
+    "before a trust ratio": (
+        lambda chain: chain(
+            normalize(), optax.scale_by_adam(), scale(), optax.scale_by_trust_ratio()
+        ),
+        ("before scale_by_trust_ratio", "put it after"),
+    ),
+    "after decay": (
+        lambda chain: chain(
+            optax.scale_by_sign(), optax.add_decayed_weights(0.1), scale(), RATE
+        ),
+        ("after add_decayed_weights (link 1)", "scale the weight decay", "after it"),
+    ),
+    "an alias after decay": (
+        lambda chain: chain(optax.add_decayed_weights(0.1), sgd()),
+        ("optim.sgd (link 1) is after add_decayed_weights", "put the decay after"),
+    ),
+    "adam as sgd": (
+        lambda chain: chain(optax.scale_by_adam(), scale("sgd"), RATE),
+        ("scale_by_adam", "family is 'adam'", "pass family='adam'"),
+    ),
+    "the alias sgd after adam": (
+        lambda chain: chain(optax.scale_by_adam(), sgd()),
+        ("scale_by_adam", "pass family='adam'"),
+    ),
+    "lion as muon": (
+        lambda chain: chain(optax.scale_by_lion(), scale("muon")),
+        ("scale_by_lion", "pass family='adam'"),
+    ),
+    "muon as adam": (
+        lambda chain: chain(muon(), scale("adam")),
+        ("scale_by_muon", "pass family='spectral'"),
+    ),
+    "lamb as adam": (
+        lambda chain: chain(
+            normalize(), optax.scale_by_adam(), optax.scale_by_trust_ratio(), scale()
+        ),
+        ("scale_by_trust_ratio", "pass family='relative'"),
+    ),
+    "signs as sgd": (
+        lambda chain: chain(optax.scale_by_sign(), scale("sgd")),
+        ("scale_by_sign", "pass family='adam'"),
+    ),
+    "momentum as adam": (
+        lambda chain: chain(optax.trace(0.9), scale(), RATE),
+        ("proportional to the gradient", "family='sgd'"),
+    ),
+    "clipped sgd as adam": (
+        lambda chain: chain(optax.clip(1.0), optax.identity(), scale(), RATE),
+        ("proportional to the gradient", "family='sgd'"),
+    ),
+    "normalizing before an alias": (
+        lambda chain: chain(normalize(), adam()),
+        ("normalize_gradients (link 0)", "optim.adam (link 1)", "normalized twice"),
+    ),
+    "normalizing twice": (
+        lambda chain: chain(normalize(), normalize(), optax.scale_by_adam(), scale()),
+        ("normalized twice", "use one normalize_gradients"),
+    ),
+    "normalizing for sgd": (
+        lambda chain: chain(normalize(), scale("sgd")),
+        ("normalize_gradients (link 0)", "SGD", "drop it"),
+    ),
+    "normalizing updates": (
+        lambda chain: chain(optax.scale_by_adam(), normalize(), scale()),
+        ("after scale_by_adam", "put it before scale_by_adam"),
+    ),
+    "clipping after normalizing": (
+        lambda chain: chain(
+            normalize(), optax.clip_by_global_norm(1.0), optax.scale_by_adam(), scale()
+        ),
+        ("clip_by_global_norm (link 1)", "put clip_by_global_norm before"),
+    ),
+    "clipping after the scaling": (
+        lambda chain: chain(
+            normalize(), optax.scale_by_adam(), scale(), optax.adaptive_grad_clip(0.01)
+        ),
+        ("adaptive_grad_clip (link 3) is after", "put it first"),
+    ),
+    "clipping after an alias": (
+        lambda chain: chain(adam(), optax.clip_by_global_norm(1.0)),
+        ("clip_by_global_norm (link 1) is after optim.adam", "put it first"),
+    ),
+    "a line search": (
+        lambda chain: chain(optax.scale_by_lbfgs(), scale("sgd")),
+        ("scale_by_lbfgs", "no rule", "use an optimizer of mupax.optim"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SEEN)
+@EPS
+def test_a_wrong_link_is_refused_when_the_chain_is_made(case):
+    make, message = SEEN[case]
+    with refuses(*message):
+        make(optim.chain)
+
+
+def test_something_else_than_a_transform_is_refused():
+    with refuses("is not an optax.GradientTransformation", "one by one"):
+        optim.chain([optax.scale_by_adam(), scale()])
+    with refuses("at least one"):
+        optim.chain()
+
+
+def test_an_eps_without_normalized_gradients_is_a_warning():
+    with pytest.warns(optim.ChainWarning, match="put optim.normalize_gradients"):
+        optim.chain(optax.scale_by_adam(), scale(), RATE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optim.chain(normalize(), optax.scale_by_adam(), scale(), RATE)
+        optim.chain(optax.scale_by_lion(), scale(), RATE)
+
+
+def test_optimizers_that_find_their_own_step_size_are_a_warning():
+    for tx in (contrib.prodigy(), contrib.dadapt_adamw(), contrib.momo()):
+        with pytest.warns(optim.ChainWarning, match="finds its own step size"):
+            optim.chain(tx, scale())
+
+
+# --- optim.chain, by running ---
+
+# Links that hide others: each is refused at init.
+HIDDEN = {
+    "injected": (
+        lambda: optim.chain(optax.inject_hyperparams(optim.adam)(0.1, SCALES), scale()),
+        ("scaled twice",),
+    ),
+    "both injected": (
+        lambda: optim.chain(
+            optax.inject_hyperparams(lambda rate: optim.sgd(rate, SCALES))(0.1), sgd()
+        ),
+        ("scaled twice",),
+    ),
+    "in a partition": (
+        lambda: optim.chain(
+            optax.partition({"all": adam()}, dict.fromkeys(PARAMS, "all")), scale()
+        ),
+        ("scaled twice",),
+    ),
+    "on masks that meet": (
+        lambda: optim.chain(
+            masked(sgd(), "embed", "hidden"), masked(sgd(), "hidden", "head")
+        ),
+        ("'hidden'", "scaled twice"),
+    ),
+    "around MultiSteps": (
+        lambda: optim.chain(
+            optax.MultiSteps(adam(), 2).gradient_transformation(), scale()
+        ),
+        ("scaled twice",),
+    ),
+    "before optax.adam": (
+        lambda: optim.chain(scale(), optax.adam(0.1)),
+        ("'head'", "1 times the base's", "should be 0.25", "no effect", "after"),
+    ),
+    "after adamw": (
+        lambda: optim.chain(optax.adamw(0.1), scale()),
+        ("the weight decay of 'head'", "by 0.25", "put add_decayed_weights after"),
+    ),
+    "after a masked adamw in MultiSteps": (
+        lambda: optim.chain(
+            optax.MultiSteps(
+                optax.adamw(0.1, mask=dict.fromkeys(PARAMS, True)), 2
+            ).gradient_transformation(),
+            scale(),
+        ),
+        ("the weight decay of 'head'", "by 0.25"),
+    ),
+    "adam as sgd, injected": (
+        lambda: optim.chain(
+            optax.inject_hyperparams(optax.scale_by_adam)(0.9), scale("sgd")
+        ),
+        ("'embed'", "4 times the base's", "should be 1", "pass family='adam'"),
+    ),
+    "sgd as adam": (
+        lambda: optim.chain(optax.clip(1.0), optax.sgd(0.1), scale()),
+        ("'embed'", "0.25 times the base's", "family='sgd'"),
+    ),
+    "NovoGrad as adam": (
+        lambda: optim.chain(optax.scale_by_novograd(), scale()),
+        ("'embed'", "2 times too small", "pass family='spectral'"),
+    ),
+    "Polyak-SGD as adam": (
+        lambda: optim.chain(optax.polyak_sgd(), scale()),
+        ("'embed'", "4 times too small", "pass family='sgd'"),
+    ),
+    "one scaling for two families": (
+        lambda: optim.chain(
+            optax.partition({"a": optax.adam(0.1), "b": optax.sgd(0.1)}, LABELS),
+            scale(),
+        ),
+        ("'hidden'", "4 times too small", "put a scaling into each branch"),
+    ),
+    "a line search": (
+        lambda: optim.chain(optax.lbfgs(), scale("sgd")),
+        ("ScaleByLBFGSState", "no rule"),
+    ),
+    "clipping of a user's own": (
+        lambda: optim.chain(
+            scale("sgd"), optax.stateless(lambda u, _: jax.tree.map(jnp.tanh, u))
+        ),
+        ("'embed'", "a transform after it clips or normalizes"),
+    ),
+}
+IGNORED = pytest.mark.filterwarnings("ignore::mupax.optim.ChainWarning")
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+@IGNORED
+def test_a_wrong_link_inside_of_others_is_refused_at_init(case):
+    make, message = HIDDEN[case]
+    with refuses(*message):
+        make().init(PARAMS)
+
+
+@IGNORED
+def test_it_is_refused_under_jit_and_eval_shape_too():
+    for start in (jax.jit, lambda init: lambda p: jax.eval_shape(init, p)):
+        with refuses("the weight decay of 'head'"):
+            start(optim.chain(optax.adamw(0.1), scale()).init)(PARAMS)
+
+
+def test_hidden_optimizers_that_find_their_own_step_size_are_a_warning():
+    with pytest.warns(optim.ChainWarning, match="finds its own step size"):
+        optim.chain(contrib.dog(), scale("sgd")).init(PARAMS)
+
+
+def user_adamw(chain):
+    return chain(
+        optax.clip_by_global_norm(1.0),
+        normalize(),
+        optax.scale_by_adam(),
+        scale(),
+        optax.add_decayed_weights(0.1),
+        optax.scale_by_schedule(lambda step: -0.1),
+    )
+
+
+def user_sgd(chain):
+    return chain(optax.trace(0.9), scale("sgd"), optax.add_decayed_weights(0.1), RATE)
+
+
+RIGHT = {
+    "adamw, by hand": user_adamw,
+    "sgd, by hand": user_sgd,
+    "after optax.sgd": lambda chain: chain(optax.sgd(0.1, 0.9), scale("sgd")),
+    "after signs": lambda chain: chain(optax.scale_by_sign(), scale(), RATE),
+    "lamb, by hand": lambda chain: chain(
+        normalize(),
+        optax.scale_by_adam(),
+        optax.scale_by_trust_ratio(),
+        scale("lamb"),
+        RATE,
+    ),
+    "muon, by hand": lambda chain: chain(muon(), scale("muon"), RATE),
+    "in pieces": lambda chain: chain(
+        chain(normalize(), optax.scale_by_adam()), chain(scale(), RATE)
+    ),
+    "clipped": lambda chain: chain(optax.clip(1.0), optim.adamw(0.1, SCALES)),
+    "clipped, sgd": lambda chain: chain(optax.clip_by_global_norm(1.0), sgd()),
+    "slowed": lambda chain: chain(optim.adamw(0.1, SCALES), optax.scale(0.5)),
+    "averaged": lambda chain: chain(optim.adamw(0.1, SCALES), optax.ema(0.9)),
+    "injected": lambda chain: chain(
+        normalize(), optax.inject_hyperparams(optax.scale_by_adam)(0.9), scale(), RATE
+    ),
+    "partitioned, one in each branch": lambda chain: optax.partition(
+        {"a": user_adamw(chain), "b": user_sgd(chain)}, LABELS
+    ),
+    "partitioned in a chain": lambda chain: chain(
+        optax.clip(1.0),
+        optax.partition({"a": optim.adamw(0.1, SCALES), "b": sgd()}, LABELS),
+    ),
+    "masks that do not meet": lambda chain: chain(
+        masked(user_adamw(chain), "embed"), masked(user_sgd(chain), "hidden", "head")
+    ),
+    "accumulated in a chain": lambda chain: chain(
+        optax.clip(1.0),
+        optax.MultiSteps(user_adamw(chain), 2).gradient_transformation(),
+    ),
+    "guarded": lambda chain: optax.apply_if_finite(user_adamw(chain), 2),
+    "centralized": lambda chain: chain(optax.centralize(), adam()),
+    "a part frozen": lambda chain: chain(masked(adam(), "embed", "head")),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_right_chains_are_not_refused_and_are_optaxs(case):
+    ours, theirs = RIGHT[case](optim.chain), RIGHT[case](optax.chain)
+
+    def train(tx):
+        def run(params):
+            state = tx.init(params)
+            for _ in range(2):
+                updates, state = tx.update(params, state, params)
+            return updates, state
+
+        return run
+
+    ours.init(PARAMS)
+    texts = [str(jax.make_jaxpr(train(tx))(PARAMS)) for tx in (ours, theirs)]
+    assert texts[0] == texts[1]
+
+
+def test_a_chain_adds_no_state_and_compiles_once():
+    tx = optim.chain(optax.clip(1.0), optax.masked(sgd(), True), optax.scale(0.5))
+    state = tx.init(PARAMS)
+    plain = optax.chain(optax.clip(1.0), optax.masked(sgd(), True), optax.scale(0.5))
+    assert jax.tree.structure(state) == jax.tree.structure(plain.init(PARAMS))
+    traces = []
+
+    @jax.jit
+    def step(params, state):
+        traces.append(None)
+        updates, state = tx.update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = PARAMS
+    for _ in range(3):
+        params, state = step(params, state)
+    assert len(traces) == 1
+
+
+def test_traced_hyperparameters_are_not_run():
+    def start(rate):
+        tx = optim.chain(optax.masked(optim.adam(rate, SCALES), True), optax.scale(0.5))
+        return tx.init(PARAMS)
+
+    jax.vmap(start)(jnp.ones(2))
+
+
+def test_every_transform_of_optax_is_decided_on():
+    """Of each factory in optax and optax.contrib it is known what its updates are."""
+    made = set()
+    inner = optax.sgd(0.1)
+    for module in (optax, contrib):
+        for name, factory in vars(module).items():
+            if name.startswith("_") or not callable(factory):
+                continue
+            for arguments in ((), (0.1,), (inner,), (inner, 0.1), (inner, {"a": True})):
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        tx = factory(*arguments)
+                except Exception:  # other arguments
+                    continue
+                if isinstance(tx, optax.GradientTransformation):
+                    made.add(describe(tx).name)
+                    break
+    assert "scale_by_adam" in made
+    assert len(made) > 50
+    assert made <= set(LINKS)
+
+
+def test_states_that_are_looked_for_exist():
+    modules = [optax, contrib, optax.transforms]
+    names = {name for module in modules for name in vars(module)}
+    import optax._src.linesearch as search
+    import optax._src.transform as transform
+
+    names |= set(vars(search)) | set(vars(transform))
+    assert set(STATES) <= names
+    assert {Kind.OWN_STEP, Kind.CURVATURE} == set(STATES.values())
+
+
+# --- check_chain: any optimizer, from outside ---
+
+
+@pytest.mark.parametrize(
+    "case", ["before adam", "adam as sgd", "after decay", "normalizing twice"]
+)
+def test_a_plain_optax_chain_is_seen_through(case):
+    make, _ = SEEN[case]
+    path = "embed" if case in ("adam as sgd", "normalizing twice") else "head"
+    with refuses(f"of {path!r}"):
+        optim.check_chain(make(optax.chain), SCALES)
+
+
+@pytest.mark.parametrize("case", ["adamw, by hand", "lamb, by hand", "clipped, sgd"])
+def test_a_right_optax_chain_passes(case):
+    found = optim.check_chain(RIGHT[case](optax.chain), SCALES)
+    assert found.passed
+    assert found.hints == ()
+    assert {p: r.verdict for p, r in found.rows.items()} == dict.fromkeys(PARAMS, "ok")
+
+
+def test_a_missing_scaling_names_path_and_factor():
+    with refuses("'head'", "1 times the base's", "should be 0.25", "4 times too large"):
+        optim.check_chain(optax.adam(0.1), SCALES)
+    with refuses("'embed'", "0.25 times the base's", "4 times too small"):
+        optim.check_chain(optax.sgd(0.1), SCALES)
+
+
+def test_clipping_after_the_scaling_is_seen():
+    clip = optax.adaptive_grad_clip(0.01)
+    with refuses("'embed'", "by 1 and small ones by 4", "put clipping before"):
+        optim.check_chain(optax.chain(scale("sgd"), clip, RATE), SCALES)
+
+
+def test_a_user_who_multiplies_by_hand_is_right():
+    rates = {"embed": 1.0, "hidden": 0.25, "head": 0.25}
+    by_hand = optax.stateless(lambda u, _: jax.tree.map(jnp.multiply, u, rates))
+    found = optim.check_chain(optax.chain(optax.scale_by_lion(), by_hand), SCALES)
+    assert found.passed
+
+
+def test_layerwise_learning_rates_are_a_users_own_choice():
+    rates = {"a": optim.adam(0.1, SCALES), "b": optim.adam(0.02, SCALES)}
+    assert optim.check_chain(optax.partition(rates, LABELS), SCALES).passed
+
+
+def test_sweeps_that_trace_hyperparameters_are_told():
+    def check(rate):
+        optim.check_chain(optim.adam(rate, SCALES), SCALES)
+        return rate
+
+    with refuses("traced", "outside of jit and vmap"):
+        jax.jit(check)(0.1)
+
+
+def test_something_that_cannot_run_says_why():
+    with refuses("cannot be run", "obj_fn"):
+        optim.check_chain(contrib.sophia(0.1), SCALES)
+    with refuses("tx is a float"):
+        optim.check_chain(0.1, SCALES)
+
+
+def test_a_check_leaves_nothing_in_a_users_cache():
+    inner = optim.sgd(1.0, SCALES)
+    tx = optax.GradientTransformation(inner.init, jax.jit(inner.update))
+    optim.check_chain(tx, SCALES)
+    updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    assert float(updates["embed"][0, 0]) == -4.0
+
+
+def test_explain_shows_what_the_optimizer_does():
+    good = optim.explain(SCALES, optimizer="adam", tx=adam())
+    assert good.check.passed
+    assert "tx" in str(good)
+    bad = optim.explain(SCALES, optimizer="adam", tx=optax.adam(0.1))
+    row = next(line for line in str(bad).split("\n") if line.startswith("head"))
+    assert row.endswith("WRONG, 4x")
+    assert "no scaling acts on it" in str(bad)
+
+
+# --- properties ---
+
+GROWTHS = st.sampled_from([1, 2, 3, 8])
+
+
+@st.composite
+def models(draw):
+    """Scales of a random residual network, whose layers grow by their own ratios."""
+    width = draw(st.sampled_from([2, 4, 6]))
+    wider, deeper = draw(GROWTHS), draw(GROWTHS)
+    shapes = {"embed": (3, 1), "head": (1, 2), "head_bias": (2,)}
+    for i in range(draw(st.integers(1, 2))):
+        shapes[f"norm{i}"] = (1,)
+        shapes[f"block{i}"] = (1, 1)
+    depth = draw(st.integers(1, 2))
+    more = draw(st.integers(0, 3))
+
+    def build(n, blocks):
+        def sized(name, shape):
+            grown = {"embed": (3, n), "head": (n, 2), "head_bias": (2,)}
+            if name in grown:
+                return grown[name]
+            return (blocks, *(n for _ in shape))
+
+        return {
+            name: jax.ShapeDtypeStruct(sized(name, shape), jnp.float32)
+            for name, shape in shapes.items()
+        }
+
+    del more
+    if wider == 1 and deeper == 1:
+        wider = 2
+    scales = optim.infer_scales(
+        build(width, depth),
+        build(width * wider, depth * deeper),
+        delta=build(width * 5, depth),
+        depth=(depth, depth * deeper),
+        branch="block|norm",
+    )
+    point = draw(
+        st.sampled_from(["mup", "depth_mup", "completep", "ntk", "mean_field", "ode"])
+    )
+    return scales.for_parametrization(
+        optim.parametrization(point, richness=draw(st.sampled_from([1.0, 0.25])))
+    )
+
+
+FAMILIES = {
+    "sgd": (lambda s: (optax.trace(0.9),), "sgd"),
+    "adam": (lambda s: (optim.normalize_gradients(s), optax.scale_by_adam()), "adam"),
+    "lion": (lambda s: (optax.scale_by_lion(),), "lion"),
+    "lamb": (
+        lambda s: (
+            optim.normalize_gradients(s),
+            optax.scale_by_adam(),
+            optax.scale_by_trust_ratio(),
+        ),
+        "lamb",
+    ),
+}
+
+
+@settings(max_examples=4)
+@given(models(), st.sampled_from(sorted(FAMILIES)))
+def test_every_right_chain_passes(scales, name):
+    make, family = FAMILIES[name]
+    scaling = optim.scale_by_parametrization(scales, family=family)
+    tx = optax.chain(*make(scales), scaling, optax.add_decayed_weights(0.1), RATE)
+    found = optim.check_chain(tx, scales)
+    assert found.hints == ()
+    assert all(row.verdict == "ok" for row in found.rows.values())
+
+
+@settings(max_examples=4)
+@given(models(), st.sampled_from(["sgd", "adam", "adamw", "lion", "lamb", "adafactor"]))
+def test_every_optimizer_passes(scales, name):
+    options = {"weight_decay": 0.1} if name in ("adamw", "lion", "lamb") else {}
+    tx = getattr(optim, name)(0.1, scales, **options)
+    found = optim.check_chain(tx, scales)
+    assert found.hints == ()
+    assert all(row.verdict == "ok" for row in found.rows.values())
+
+
+MISTAKES = ("missing", "twice", "before", "decay", "family", "one leaf")
+
+
+@settings(max_examples=8)
+@given(models(), st.sampled_from(["sgd", "adam", "lion"]), st.sampled_from(MISTAKES))
+def test_every_injected_mistake_is_found_or_changes_nothing(scales, name, mistake):
+    make, family = FAMILIES[name]
+    scaling = optim.scale_by_parametrization(scales, family=family)
+    other = optim.scale_by_parametrization(scales, family="lamb")
+    victim = next(iter(scales))
+    halve = optax.stateless(lambda u, _: {**u, victim: u[victim] * (scaled - 1)})
+    first, decay = make(scales), optax.add_decayed_weights(0.1)
+    point = scales.parametrization
+    rules = {p: optim.multipliers(s, point, family) for p, s in scales.items()}
+    wrong = {p: optim.multipliers(s, point, "lamb") for p, s in scales.items()}
+    scaled = 3.0
+    chains = {
+        "missing": (*first, decay, RATE),
+        "twice": (*first, scaling, scaling, decay, RATE),
+        "before": (scaling, *first, decay, RATE),
+        "decay": (*first, decay, scaling, RATE),
+        "family": (*first, other, decay, RATE),
+        "one leaf": (*first, scaling, halve, decay, RATE),
+    }
+    # By a table of one's own: which mistakes change the size of an update at all.
+    changed = {
+        "missing": any(not near(r.learning_rate, 1) for r in rules.values()),
+        "twice": any(not near(r.learning_rate, 1) for r in rules.values()),
+        "before": name != "sgd"
+        and any(not near(r.learning_rate, 1) for r in rules.values()),
+        "decay": any(not near(r.learning_rate, 1) for r in rules.values()),
+        "family": any(
+            not near(r.learning_rate, wrong[p].learning_rate) for p, r in rules.items()
+        ),
+        "one leaf": False,  # the same factor at base and target is a choice
+    }[mistake]
+    if changed:
+        with refuses("'"):
+            optim.check_chain(optax.chain(*chains[mistake]), scales)
+    else:
+        assert optim.check_chain(optax.chain(*chains[mistake]), scales).passed
+
+
+def near(one, other):
+    return abs(one - other) < 1e-6 * other

@@ -1,0 +1,198 @@
+"""Damaged files of models: each loads as it was saved, or is one clear sentence."""
+
+import functools
+import json
+import os
+import pathlib
+import random
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from flax import nnx
+from test_pretrained import VIT, file_of, golden
+
+from mupax import zoo
+from mupax.zoo import foreign, hub, saving
+
+QUICK, THOROUGH = 60, 350
+COUNTS = [QUICK, pytest.param(THOROUGH, marks=pytest.mark.long)]
+
+
+def mutate(content: bytes, chance: random.Random) -> bytes | None:
+    """Content with one random damage; None for a file that is gone."""
+    data = bytearray(content)
+    at = chance.randrange(len(data)) if data else 0
+    kind = chance.choice(["bit", "byte", "zeros", "cut", "more", "gone", "empty"])
+    if kind == "gone":
+        return None
+    if not data or kind == "more":
+        return bytes(data) + chance.randbytes(chance.randrange(1, 9))
+    if kind == "bit":
+        data[at] ^= 1 << chance.randrange(8)
+    if kind == "byte":
+        data[at] = (data[at] + chance.randrange(1, 256)) % 256
+    if kind == "zeros":
+        data[at : at + 16] = bytes(len(data[at : at + 16]))
+    if kind == "cut":
+        del data[at:]
+    return b"" if kind == "empty" else bytes(data)
+
+
+def outcome(load: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
+    """What was loaded; None where one clear sentence refused it."""
+    try:
+        return load()
+    except ValueError as error:
+        said = str(error)
+        assert "\n" not in said, said
+        assert 20 < len(said) < 700, said
+        return None
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> pathlib.Path:
+    model = zoo.create("resmlp", width=8, depth=2, rngs=nnx.Rngs(0))
+    return zoo.save(model, tmp_path_factory.mktemp("saved") / "mine")
+
+
+def arrays(model: nnx.Module) -> dict[str, np.ndarray]:
+    return {path: np.asarray(a) for path, a in saving.arrays_of(model).items()}
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return set(a) == set(b) and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_damaged_directory_of_ours_is_right_or_one_sentence(count, saved, tmp_path):
+    chance = random.Random(count)
+    folder = tmp_path / "damaged"
+    shutil.copytree(saved, folder)
+    expected = arrays(saving.load(folder))
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    refused = 0
+    for file in [*files, *chance.choices(files, k=count - len(files))]:
+        before = file.read_bytes()
+        after = mutate(before, chance)
+        if after == before:
+            continue
+        file.unlink() if after is None else file.write_bytes(after)
+        found = outcome(lambda: arrays(zoo.load_pretrained("resmlp", folder)))
+        file.write_bytes(before)
+        assert found is None or same(found, expected), file
+        # The card is not read; everything else is compared with its checksum.
+        assert (found is None) == (file.name != "README.md"), file
+        refused += found is None
+    assert refused > count // 2
+    assert same(arrays(saving.load(folder)), expected)
+
+
+def test_a_damaged_directory_is_named_with_its_file_and_what_to_do(saved, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(saved, folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"width": 8', '"width": 9'))
+    with pytest.raises(ValueError, match=r"damaged: 'config\.json'.*copy it again"):
+        saving.load(folder)
+    shutil.copy(saved / "config.json", config)
+    (folder / "checksums.json").unlink()
+    with pytest.raises(ValueError, match=r"checksums\.json cannot be read"):
+        saving.load(folder)
+    shutil.copy(saved / "checksums.json", folder)
+    saving.load(folder)
+
+
+def test_a_card_may_be_edited_and_a_directory_moved(saved, tmp_path):
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(saved, folder)
+    (folder / "README.md").write_text("Ours now.")
+    assert same(arrays(saving.load(folder)), arrays(saving.load(saved)))
+
+
+def test_a_directory_of_an_older_version_is_read_without_checksums(saved, tmp_path):
+    folder = tmp_path / "older"
+    shutil.copytree(saved, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "format": 1}))
+    (folder / "checksums.json").unlink()
+    assert same(arrays(saving.load(folder)), arrays(saving.load(saved)))
+
+
+def abstract_vit(**more: object) -> nnx.Module:
+    options = {**VIT, **more}
+    return nnx.eval_shape(lambda: zoo.create("vit", **options, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_damaged_safetensors_file_is_finite_or_one_sentence(count, tmp_path):
+    """Such a file has no checksum: a flipped bit may go unseen, but not its effect."""
+    chance = random.Random(count)
+    file = file_of("vit_token", tmp_path)
+    before = file.read_bytes()
+    header = 8 + int.from_bytes(before[:8], "little")
+    graph = abstract_vit()
+
+    def load() -> dict[str, np.ndarray]:
+        model = nnx.clone(graph)
+        foreign.fill(model, foreign.read(file))
+        return arrays(model)
+
+    expected = load()
+    refused = 0
+    for i in range(count):
+        # Half of the damage in the header, which is a small part of the file.
+        part = before[:header] if i % 2 else before
+        after = mutate(part, chance)
+        if after is not None and i % 2:
+            after = after + before[header:]
+        file.unlink() if after is None else file.write_bytes(after)
+        found = outcome(load)
+        file.write_bytes(before)
+        refused += found is None
+        if found is not None:
+            assert {k: a.shape for k, a in found.items()} == {
+                k: a.shape for k, a in expected.items()
+            }
+            assert all(np.isfinite(a).all() for a in found.values())
+    assert refused > count // 3
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_damaged_npz_file_is_right_or_one_sentence(count, tmp_path):
+    chance = random.Random(count)
+    file = file_of("vit_big_vision", tmp_path)
+    before = file.read_bytes()
+    expected = dict(golden("vit_big_vision")[0])
+    for _ in range(count):
+        after = mutate(before, chance)
+        file.unlink() if after is None else file.write_bytes(after)
+        found = outcome(lambda: foreign.read(file))
+        file.write_bytes(before)
+        if found is None or same(found, expected):
+            continue
+        # A name in the archive may change, which no checksum of it covers.
+        with pytest.raises(ValueError, match=r"the file lacks|holds"):
+            foreign.match(abstract_vit(class_position=False), found)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_any_damage_of_a_file_in_the_hub_s_cache_is_found(count, tmp_path):
+    chance = random.Random(count)
+    file = file_of("vit_token", tmp_path)
+    before = file.read_bytes()
+    blob = tmp_path / "blobs" / hub.sha256(file)
+    blob.parent.mkdir()
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(os.path.relpath(blob, tmp_path))
+    blob.write_bytes(before)
+    check = functools.partial(hub.verify, link, "timm/x", "model.safetensors")
+    check()
+    for _ in range(count):
+        after = mutate(before, chance)
+        if after is None or after == before:
+            continue
+        blob.write_bytes(after)
+        with pytest.raises(ValueError, match="its hash is not the hub's; delete"):
+            check()

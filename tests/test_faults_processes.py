@@ -1,0 +1,254 @@
+"""Two processes that disagree, or of which one is gone: one sentence, within a minute.
+
+Each test starts the real command twice.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mupax.experiments.errors import UserError
+from mupax.experiments.run import loop, processes, records
+from mupax.experiments.run.workdir import claim
+
+TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
+WITHIN = 60  # seconds, of which TIMEOUT are waiting and the rest is starting Python
+TIMEOUT = 20
+# A shell may have started the tests with Ctrl-C ignored, which children inherit.
+MUPAX = (
+    "import signal, sys\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from mupax.__main__ import main\n"
+    "sys.exit(main())\n"
+)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Starts two processes, and leaves none behind."""
+    started = []
+
+    def start(*different: list[str], command: tuple[str, str] = ("train", "train")):
+        port = free_port()
+        for rank, words in enumerate(different):
+            args = [
+                *(command[rank], TOY, "--distributed", "--config.mesh.fsdp=2"),
+                *(f"--workdir={tmp_path / 'run'}", f"--config.data_dir={tmp_path}"),
+                *(f"--coordinator=127.0.0.1:{port}", f"--timeout={TIMEOUT}"),
+                *("--processes=2", f"--process={rank}"),
+                *words,
+            ]
+            with (tmp_path / f"err{rank}").open("w") as err:
+                child = subprocess.Popen(
+                    [sys.executable, "-c", MUPAX, *args],
+                    stdout=subprocess.DEVNULL,
+                    stderr=err,
+                    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                )
+            started.append(child)
+        return started
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a process ended."""
+
+    status: int
+    sentence: str  # the last line on stderr
+    lines: int  # that are ours
+
+
+def ends(tmp_path: pathlib.Path, children: list[subprocess.Popen]) -> list[End]:
+    """How both ended; fails where one has not within the time that is promised."""
+    until = time.monotonic() + WITHIN
+    found = []
+    for rank, child in enumerate(children):
+        status = child.wait(timeout=max(0.1, until - time.monotonic()))
+        text = (tmp_path / f"err{rank}").read_text()
+        assert "Traceback" not in text, text
+        said = re.findall(r"^mupax: .*$", text, re.MULTILINE)
+        found.append(End(status, said[-1] if said else "", len(said)))
+    return found
+
+
+def refused(tmp_path: pathlib.Path, children: list[subprocess.Popen]) -> list[str]:
+    """The one sentence of each of them."""
+    found = ends(tmp_path, children)
+    assert [end.status for end in found] == [2, 2]
+    assert [end.lines for end in found] == [1, 1]
+    return [end.sentence for end in found]
+
+
+def test_another_number_of_steps_is_named_by_both(tmp_path, pair):
+    for said in refused(tmp_path, pair([], ["--config.steps=300"])):
+        assert "config.steps (420 in process 0, 300 in process 1)" in said
+        assert "same config, flags and --workdir" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_coordinator_that_is_not_there_is_one_sentence(tmp_path, pair):
+    begun = time.monotonic()
+    (child,) = pair(["--process=1", "--timeout=3"])
+    (end,) = ends(tmp_path, [child])
+    assert end.status == 2
+    assert "not found at 127.0.0.1" in end.sentence
+    assert "within 3 s" in end.sentence
+    assert time.monotonic() - begun < WITHIN
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("--workdir=elsewhere", "--workdir ("),
+        ("--config.save_every=5", "config.save_every (7 in process 0, 5 in process 1)"),
+        ("--config.learning_rate=0.5", "config.learning_rate"),
+        ("--config.seed=3", "config.seed"),
+        ("--config.model.width=64", "config.model.width"),
+        ("--config.optimizer.weight_decay=0.5", "config.optimizer.weight_decay"),
+        ("--config.mesh.tensor=2", "config.mesh.tensor"),
+        ("--processes=3", "--processes (2 in process 0, 3 in process 1)"),
+        ("--dry_run", "--dry_run (False in process 0, True in process 1)"),
+    ],
+)
+def test_what_differs_is_named_by_both(tmp_path, pair, change, named):
+    for said in refused(tmp_path, pair([], [change])):
+        assert named in said
+
+
+@pytest.mark.long
+def test_another_command_is_named_by_both(tmp_path, pair):
+    for said in refused(tmp_path, pair([], [], command=("train", "eval"))):
+        assert "command (train in process 0, eval in process 1)" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([], ["--process=0"]),
+        (["--process=1"], []),
+        (["--processes=3"], []),
+        ([], ["--processes=3", "--process=2"]),
+        ([], ["--coordinator=127.0.0.1:9"]),
+        ([], ["--config.nope=1"]),
+    ],
+)
+def test_processes_that_do_not_meet_say_so(tmp_path, pair, first, second):
+    for said in refused(tmp_path, pair(first, second)):
+        assert re.search("not found at|refuses this one|no key nope", said), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_one_process_lacks_is_said_by_both(tmp_path, pair, failing):
+    words: list[list[str]] = [["--config.dataset=mnist"]] * 2
+    words[failing] = [*words[failing], "--config.data_dir=/nowhere"]
+    words[1 - failing] = [*words[1 - failing], f"--config.data_dir={mnist()}"]
+    for said in refused(tmp_path, pair(*words)):
+        assert "mnist is not in /nowhere" in said
+
+
+def mnist() -> str:
+    folder = os.environ.get("TFDS_DATA_DIR", "")
+    if not (pathlib.Path(folder) / "mnist").is_dir():
+        pytest.skip("needs MNIST in TFDS_DATA_DIR")
+    return folder
+
+
+@pytest.mark.long
+def test_a_workdir_that_is_held_is_said_by_both(tmp_path, pair):
+    with claim(tmp_path / "run", {}):
+        for said in refused(tmp_path, pair([], [])):
+            assert "holds another experiment" in said or "at work" in said
+
+
+def wait_for_line(run: pathlib.Path, children: list[subprocess.Popen]) -> None:
+    until = time.monotonic() + 300
+    while not records.read(run):
+        assert time.monotonic() < until
+        assert all(child.poll() is None for child in children)
+        time.sleep(0.1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_ends_the_other_ends_within_a_minute(tmp_path, pair, victim, how):
+    children = pair([], [])
+    wait_for_line(tmp_path / "run", children)
+    children[victim].send_signal(how)
+    other = ends(tmp_path, children)[1 - victim]
+    assert other.status == 2
+    assert "process" in other.sentence
+    assert other.lines == 1
+
+
+@pytest.mark.long
+def test_a_process_that_stands_still_is_named(tmp_path, pair):
+    children = pair([], [])
+    wait_for_line(tmp_path / "run", children)
+    children[1].send_signal(signal.SIGSTOP)
+    until = time.monotonic() + WITHIN
+    assert children[0].wait(timeout=until - time.monotonic()) == 2
+    said = (tmp_path / "err0").read_text().splitlines()[-1]
+    # The second, where JAX's own thread is first: ours may wait for the interpreter.
+    assert re.search("process 1 has not been heard from for 20 s|process is gone", said)
+
+
+def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_SHARED_WITHIN", 0.1)
+    with pytest.raises(UserError, match="does not see the run directory of process 0"):
+        loop._check_shared(tmp_path)
+    with claim(tmp_path / "run", {"a": 1}):
+        loop._check_shared(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"coordinator": "here"}, "must be host:port"),
+        ({"coordinator": "here:port"}, "must be host:port"),
+        ({"coordinator": ":1234"}, "must be host:port"),
+        ({"coordinator": "here:99999"}, "must be host:port"),
+        ({"processes": -1}, "--processes=-1"),
+        ({"processes": 2, "process": 2}, "--process=2 must lie in 0 to 1"),
+        ({"process": -2}, "--process=-2"),
+        ({"timeout": 0}, "--timeout=0"),
+    ],
+)
+def test_bad_flags_of_processes_are_one_sentence(flags, said):
+    with (
+        pytest.raises(UserError, match=re.escape(said)),
+        processes.joined({}, distributed=True, **flags),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("flag", [{"coordinator": "a:1"}, {"process": 0}])
+def test_flags_without_distributed_are_refused(flag):
+    name = next(iter(flag))
+    with (
+        pytest.raises(UserError, match=f"--{name} needs --distributed"),
+        processes.joined({}, **flag),
+    ):
+        pass

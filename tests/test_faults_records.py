@@ -1,0 +1,209 @@
+"""A damaged run directory: every outcome is right, recovered, or one sentence."""
+
+import json
+import logging
+import pathlib
+import random
+
+import mutations
+import pytest
+
+from mupax.experiments import io
+from mupax.experiments.errors import UserError
+from mupax.experiments.run import records, workdir
+from mupax.experiments.run.records import Records
+
+SETTINGS = {"lr": 0.01, "model": {"width": 8, "depth": 2}, "steps": 60}
+
+
+@pytest.fixture
+def warned(caplog):
+    """What was logged as a warning."""
+    caplog.set_level(logging.WARNING, "absl")
+    return lambda: [r.getMessage() for r in caplog.records]
+
+
+def lines_of(steps: int) -> list[dict]:
+    """The lines of a run: a loss every 2 steps, an evaluation every 6."""
+    rng = random.Random(0)
+    found = []
+    for step in range(2, steps + 1, 2):
+        found.append({"step": step, "loss": rng.random(), "learning_rate": 0.01})
+        if step % 6 == 0:
+            loss, right = rng.random(), rng.random()
+            found.append({"step": step, "test_loss": loss, "test_accuracy": right})
+    return found
+
+
+def write(folder: pathlib.Path, lines: list[dict]) -> Records:
+    """A run's records, closed."""
+    folder.mkdir(exist_ok=True)
+    written = Records(folder, 0)
+    for line in lines:
+        written.add(line)
+    written.close()
+    return written
+
+
+def resumed(folder: pathlib.Path, upto: int, **options) -> Records:
+    """Records as a run that resumes from a step opens them, closed."""
+    found = Records(folder, upto, **options)
+    found.close()
+    return found
+
+
+def test_a_log_reads_back_what_was_written(tmp_path):
+    lines = lines_of(60)
+    write(tmp_path, lines)
+    assert records.read(tmp_path) == lines
+    assert resumed(tmp_path, 60).lines == lines
+
+
+def test_each_line_carries_a_checksum_beside_the_numbers(tmp_path):
+    write(tmp_path, [{"step": 3, "loss": 0.5}])
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert {k: v for k, v in line.items() if k != io.SEAL} == {"step": 3, "loss": 0.5}
+    assert isinstance(line[io.SEAL], int)
+
+
+def test_a_line_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path):
+    """A torn line at the end, all whole lines being kept, once merged with the next."""
+    lines = lines_of(20)
+    write(tmp_path, lines)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"crc": 12, "step": 22, "lo')
+    again = Records(tmp_path, 20)
+    more = {"step": 22, "loss": 0.25}
+    again.add(more)
+    again.close()
+    assert records.read(tmp_path) == [*lines, more]
+
+
+def test_lines_after_the_checkpoint_are_written_again_once(tmp_path):
+    lines = lines_of(20)
+    write(tmp_path, lines)
+    again = Records(tmp_path, 10)
+    for line in lines:
+        if line["step"] > 10:
+            again.add(line)
+    again.close()
+    assert records.read(tmp_path) == lines
+
+
+def test_lines_of_earlier_versions_without_checksums_are_read_and_then_sealed(tmp_path):
+    lines = lines_of(20)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert records.read(tmp_path) == lines
+    resumed(tmp_path, 20)
+    assert records.read(tmp_path) == lines
+    assert all(io.SEAL in json.loads(text) for text in path.read_text().splitlines())
+
+
+def test_a_changed_number_is_named_kept_aside_and_not_used(tmp_path, warned):
+    lines = lines_of(20)
+    write(tmp_path, lines)
+    path = tmp_path / "metrics.jsonl"
+    texts = path.read_text().splitlines()
+    texts[4] = texts[4].replace('"step": 8', '"step": 9')
+    path.write_text("\n".join(texts) + "\n")
+    again = resumed(tmp_path, 20, count=len(lines))
+    assert again.lines == lines[:4] + lines[5:]
+    assert (tmp_path / "metrics.jsonl.damaged").read_text() == texts[4] + "\n"
+    damaged, lost = warned()
+    assert "line 5 is damaged" in damaged
+    assert f"lacks 1 of the {len(lines)} lines up to step 20" in lost
+
+
+def test_a_deleted_log_is_named_and_its_end_comes_back_from_the_checkpoint(
+    tmp_path, warned
+):
+    lines = lines_of(60)
+    written = write(tmp_path, lines)
+    recent = written.recent(20)
+    (tmp_path / "metrics.jsonl").unlink()
+    again = resumed(tmp_path, 60, known=recent, count=len(lines))
+    assert again.lines == [line for line in lines if line["step"] > 40]
+    assert "lacks" in warned()[0]
+    assert records.read(tmp_path) == again.lines
+
+
+def test_the_log_of_another_kind_of_file_is_one_sentence(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be used"):
+        Records(tmp_path, 0)
+
+
+def check_log(folder: pathlib.Path, seed: int, warned) -> str:
+    """Damage a log; what is used was written, and what is not used is named."""
+    rng = random.Random(seed)
+    lines = lines_of(40)
+    written = write(folder, lines)
+    upto = rng.choice([20, 40])
+    wanted = [line for line in lines if line["step"] <= upto]
+    at = [i for i, line in enumerate(lines) if line["step"] <= upto]
+    recent = resumed(folder, upto).recent(6) if rng.random() < 0.5 else []
+    assert written.lines == lines
+    write(folder, lines)
+    path = folder / "metrics.jsonl"
+    before = path.read_bytes().split(b"\n")
+    kind = mutations.mutate(path, rng)
+    after = set(path.read_bytes().split(b"\n")) if path.exists() else set()
+    known = len(warned())
+    again = resumed(folder, upto, known=recent, count=len(wanted))
+    for line in again.lines:
+        assert line in wanted, (kind, line)
+    intact = [lines[i] for i in at if before[i] in after]
+    assert all(line in again.lines for line in intact), kind
+    assert again.lines == sorted(
+        again.lines, key=lambda r: (r["step"], "test_loss" in r)
+    )
+    assert records.read(folder) == again.lines
+    if again.lines == wanted:
+        return "right"
+    assert len(warned()) > known, kind
+    return "named"
+
+
+def check_settings(folder: pathlib.Path, seed: int) -> str:
+    """Damage the settings; the run is taken up, or refused, and never by another."""
+    rng = random.Random(seed)
+    with workdir.claim(folder, SETTINGS):
+        write(folder, lines_of(4))
+    names = rng.sample(["experiment.json", ".experiment.json.copy"], rng.randint(1, 2))
+    for name in names:
+        mutations.mutate(folder / name, rng)
+    with pytest.raises(UserError), workdir.claim(folder, {**SETTINGS, "lr": 0.1}):
+        pass
+    try:
+        with workdir.claim(folder, SETTINGS):
+            pass
+    except UserError as error:
+        said = str(error)
+        assert len(names) == 2  # one good file of two is enough
+        assert "choose another --workdir" in said
+        return "refused"
+    assert io.read_sealed(folder / "experiment.json") == SETTINGS
+    return "right"
+
+
+def test_mutated_logs(tmp_path, warned):
+    mutations.many(check_log, tmp_path, range(20), warned)
+
+
+def test_mutated_settings(tmp_path):
+    mutations.many(check_settings, tmp_path, range(20))
+
+
+@pytest.mark.long
+def test_350_mutated_logs(tmp_path, warned):
+    mutations.many(
+        check_log, tmp_path, range(mutations.FIRST, mutations.FIRST + 350), warned
+    )
+
+
+@pytest.mark.long
+def test_200_mutated_settings(tmp_path):
+    mutations.many(
+        check_settings, tmp_path, range(mutations.FIRST, mutations.FIRST + 200)
+    )

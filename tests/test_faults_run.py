@@ -1,0 +1,322 @@
+"""Runs whose directory is damaged, or that are stopped: right, or one sentence."""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import pathlib
+import random
+import shutil
+import time
+
+import jax
+import jax.numpy as jnp
+import mutations
+import numpy as np
+import pytest
+import train_child
+
+from mupax.experiments import cli, io
+from mupax.experiments.errors import Stopped, UserError
+from mupax.experiments.run import records
+from mupax.experiments.run.checkpoints import open_checkpoints
+from mupax.experiments.run.stopping import Stopper
+
+STEPS = 20
+TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
+
+
+def train(folder: pathlib.Path):
+    """The run, or what is left to do of it: result and digest of the weights."""
+    result, model = train_child.run(folder, steps=STEPS)
+    return result, train_child.digest(model)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """The programs of all these runs are the same."""
+    before = jax.config.jax_compilation_cache_dir
+    folder = str(tmp_path_factory.mktemp("programs"))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nobody stopped: its folder, result and digest."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, *train(folder)
+
+
+def lines(folder: pathlib.Path) -> list[dict]:
+    """A run's records, without what a clock says."""
+    clock = ("step_seconds", "examples_per_second", "mfu")
+    return [
+        {key: value for key, value in line.items() if key not in clock}
+        for line in records.read(folder)
+    ]
+
+
+def same(folder: pathlib.Path, found, whole) -> bool:
+    """Whether a run ended as the whole one did."""
+    (result, digest), (model, expected, wanted) = found, whole
+    return (
+        digest == wanted
+        and (result.curve, result.evals) == (expected.curve, expected.evals)
+        and result.train_loss == expected.train_loss
+        and lines(folder) == lines(model)
+    )
+
+
+# ----- Stopped and resumed, the log is that of a run that was not.
+
+
+def stop_at(monkeypatch, step: int) -> None:
+    monkeypatch.setattr(Stopper, "now", lambda self, now: now == step)
+
+
+@pytest.mark.parametrize("stops", [(7, 13)])
+def test_a_stopped_run_has_the_log_of_a_whole_one(tmp_path, monkeypatch, whole, stops):
+    for step in stops:
+        stop_at(monkeypatch, step)
+        with pytest.raises(Stopped):
+            train(tmp_path / "run")
+    monkeypatch.undo()
+    assert same(tmp_path / "run", train(tmp_path / "run"), whole)
+
+
+@pytest.mark.long
+def test_stopped_after_any_step_a_run_has_the_log_of_a_whole_one(
+    tmp_path, monkeypatch, whole
+):
+    for step in range(1, STEPS):
+        stop_at(monkeypatch, step)
+        with pytest.raises(Stopped):
+            train(tmp_path / str(step))
+        monkeypatch.undo()
+        assert same(tmp_path / str(step), train(tmp_path / str(step)), whole)
+
+
+@pytest.mark.long
+def test_interrupted_in_any_write_a_run_has_the_log_of_a_whole_one(
+    tmp_path, monkeypatch, whole
+):
+    """Ctrl-C before or after any line is written, or half of it."""
+    add = records.Records.add
+    rng = random.Random(0)
+    for number in range(1, 25):
+        left, how = [number], rng.randrange(3)
+
+        def torn(self, line, left=left, how=how):
+            left[0] -= 1
+            if left[0] == 0 and how == 0:
+                raise KeyboardInterrupt
+            if left[0] == 0 and how == 1:
+                self._file.write(json.dumps(io.seal(line))[: rng.randint(1, 30)])
+                raise KeyboardInterrupt
+            add(self, line)
+            if left[0] == 0:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(records.Records, "add", torn)
+        run = tmp_path / str(number)
+        with contextlib.suppress(KeyboardInterrupt):
+            train(run)
+        monkeypatch.undo()
+        assert same(run, train(run), whole), number
+
+
+def test_a_clock_that_jumps_backwards_does_not_matter(tmp_path, monkeypatch, whole):
+    now = iter(range(2_000_000_000, 0, -1000))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    monkeypatch.setattr(time, "time_ns", lambda: next(now) * 10**9)
+    stop_at(monkeypatch, 12)
+    with pytest.raises(Stopped):
+        train(tmp_path / "run")
+    monkeypatch.setattr(Stopper, "now", lambda self, step: False)
+    found = train(tmp_path / "run")
+    monkeypatch.undo()
+    assert same(tmp_path / "run", found, whole)
+
+
+# ----- Damaged between two calls.
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pathlib.Path.unlink,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(os.urandom(100)),
+    ],
+)
+def test_a_finished_run_whose_log_is_lost_still_gives_its_result(
+    tmp_path, whole, damage
+):
+    """The checkpoint remembers the last steps and the last evaluation."""
+    folder, expected, digest = whole
+    run = shutil.copytree(folder, tmp_path / "run")
+    damage(run / "metrics.jsonl")
+    result, found = train(run)
+    assert found == digest
+    assert result.train_loss == expected.train_loss
+    assert result.test_accuracy == expected.test_accuracy
+
+
+def test_a_workdir_deleted_under_the_run_is_one_sentence(tmp_path):
+    run = tmp_path / "run"
+
+    def delete(step: int, loss: float) -> None:
+        if step == 8:
+            run.rename(tmp_path / "elsewhere")  # a save may be writing into it
+
+    with pytest.raises(UserError, match=r"cannot be used|could not be written"):
+        train_child.run(run, steps=STEPS, on_step=delete)
+
+
+def check_run(folder: pathlib.Path, seed: int, whole, warned) -> str:
+    """Damage a file of a run, train to the end again; how it ended."""
+    rng = random.Random(seed)
+    run = shutil.copytree(whole[0], folder / "run")
+    if rng.random() < 0.5:  # a run that has steps left
+        shutil.rmtree(run / "checkpoints" / "20")
+    path, kind = mutations.mutate_one(run, rng)
+    told = len(warned())
+    try:
+        found = train(run)
+    except UserError as error:
+        said = str(error)
+        assert len(said) > 20
+        return "refused"
+    if same(run, found, whole):
+        return "right"
+    # Numbers are missing from the curve: they were named, and none is another.
+    result, digest = found
+    _, expected, wanted = whole
+    assert len(warned()) > told, (path, kind)
+    assert digest == wanted, (path, kind)
+    assert result.train_loss == expected.train_loss, (path, kind)
+    assert set(result.curve) <= set(expected.curve), (path, kind)
+    assert set(result.evals) <= set(expected.evals), (path, kind)
+    return "named"
+
+
+@pytest.fixture
+def warned(caplog):
+    """What was logged as a warning."""
+    caplog.set_level(logging.WARNING, "absl")
+    return lambda: [r.getMessage() for r in caplog.records]
+
+
+def test_mutated_runs(tmp_path, whole, warned):
+    mutations.many(check_run, tmp_path, range(3), whole, warned)
+
+
+@pytest.mark.long
+def test_100_mutated_runs(tmp_path, whole, warned):
+    mutations.many(
+        check_run,
+        tmp_path,
+        range(mutations.FIRST, mutations.FIRST + 100),
+        whole,
+        warned,
+    )
+
+
+# ----- Checkpoints alone, which most of a run's files belong to.
+
+
+def state_of(step: int) -> dict:
+    """What is saved at a step."""
+    values = np.random.default_rng(step).normal(size=(16, 8)).astype(np.float32)
+    return {"weights": jnp.asarray(values), "count": jnp.asarray(step)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Two checkpoints."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with open_checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state_of(step), {"examples": {"next": step}})
+            checkpoints.wait()
+    return folder
+
+
+def check_checkpoint(folder: pathlib.Path, seed: int, saved: pathlib.Path) -> str:
+    """Damage a file of a checkpoint; what is restored was saved, or it is refused."""
+    rng = random.Random(seed)
+    copy = shutil.copytree(saved, folder / "checkpoints")
+    path, kind = mutations.mutate_one(copy, rng)
+    try:
+        with open_checkpoints(copy) as checkpoints:
+            found = checkpoints.restore(like=state_of(0))
+    except UserError:
+        return "refused"
+    assert found is not None
+    wanted = state_of(found.step)
+    for name, leaf in found.state.items():
+        assert (np.asarray(leaf) == np.asarray(wanted[name])).all(), (path, kind)
+    assert found.progress == {"examples": {"next": found.step}}, (path, kind)
+    return "right" if found.step == 2 else "recovered"
+
+
+def test_mutated_checkpoints(tmp_path, saved):
+    mutations.many(check_checkpoint, tmp_path, range(12), saved)
+
+
+@pytest.mark.long
+def test_150_mutated_checkpoints(tmp_path, saved):
+    counts = mutations.many(
+        check_checkpoint, tmp_path, range(mutations.FIRST, mutations.FIRST + 150), saved
+    )
+    assert counts["recovered"] > 10
+
+
+# ----- summary.json, which `mupax train --config.transfer_from` reads.
+
+
+def test_mutated_summaries(tmp_path):
+    for seed in range(mutations.FIRST, mutations.FIRST + 100):
+        path = tmp_path / "summary.json"
+        summary = {"transfer": {"log2_learning_rate": -8.5, "base_width": 16}}
+        io.write_sealed(path, summary)
+        kind = mutations.mutate(path, random.Random(seed))
+        try:
+            found = io.read_sealed(path, required=True)
+        except (io.Damaged, FileNotFoundError):
+            continue
+        assert found == summary, (seed, kind)
+
+
+def test_a_changed_summary_is_refused(tmp_path, capsys):
+    path = tmp_path / "summary.json"
+    io.write_sealed(path, {"transfer": {"log2_learning_rate": -8.5}})
+    path.write_text(path.read_text().replace("-8.5", "-3.5"))
+    config = pathlib.Path(__file__).with_name("toy_train.py")
+    words = [f"--config={config}", f"--config.transfer_from={path}"]
+    assert cli.main(["mupax", "explain", *words]) == 2
+    assert "checksum" in capsys.readouterr().err
+
+
+# ----- A file system that refuses.
+
+
+def test_coord_check_on_a_read_only_file_system_is_one_sentence(
+    tmp_path, capsys, monkeypatch
+):
+    # As a read-only file system answers everybody, the superuser among them.
+    access, mounted = os.access, tmp_path / "mounted"
+    mounted.mkdir()
+    monkeypatch.setattr(
+        io.os, "access", lambda path, mode: path != mounted and access(path, mode)
+    )
+    monkeypatch.setattr(io, "_read_only", lambda folder: True)
+    words = [TOY, f"--workdir={mounted}/new", f"--config.data_dir={tmp_path}"]
+    assert cli.main(["mupax", "coord-check", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert os.strerror(errno.EROFS) in err

@@ -1,0 +1,225 @@
+"""Damage to a sweep's files: runs are right, or trained again and the file named."""
+
+import dataclasses
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import mutations
+import numpy as np
+import pytest
+import sweep_toys
+
+from mupax.experiments.errors import UserError
+from mupax.experiments.sweep import engine, executors
+from mupax.experiments.sweep.store import Store
+
+SEED = int(os.environ.get("MUPAX_FUZZ_SEED", "0"))
+TASKS = [dataclasses.replace(sweep_toys.Line(), width=w, steps=8) for w in (2, 3)]
+
+
+class Known:
+    """In place of compiled programs: losses that follow from seed, rate and step."""
+
+    cramped = False
+
+    def __init__(self, task, training, limits, most, seeds=None):
+        self.points = 3
+        self.seeds = list(range(task.seeds)) if seeds is None else list(seeds)
+        self._task = task
+
+    def __call__(self, points, first, last, states=None, *, keep=False):
+        steps = np.arange(first, last)
+        rates = np.array(points)[:, 0, None]
+        rows = [seed + self._task.width / (1 + rates * steps) for seed in self.seeds]
+        losses = np.stack(rows)
+        losses[:, np.array(points)[:, 0] > 3] = np.nan
+        return losses, []
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setattr(engine, "Chunks", Known)
+
+
+def swept(folder, limits=None):
+    tasks = [named(task) for task in TASKS]
+    return executors.run_all(
+        tasks, sweep_toys.points(), folder, limits or engine.Limits(), None, ahead=False
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Named(sweep_toys.Line):
+    """A line whose files are named for its width."""
+
+    @property
+    def name(self):
+        return f"line{self.width}"
+
+
+def named(task):
+    return Named(**{f.name: getattr(task, f.name) for f in dataclasses.fields(task)})
+
+
+def same(found, wanted):
+    return all(
+        np.array_equal(getattr(a, field), getattr(b, field), equal_nan=True)
+        for a, b in zip(found, wanted, strict=True)
+        for field in ("loss", "curves")
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "Chunks", Known)
+        return folder, swept(folder)
+
+
+def attempt(folder):
+    """(populations, None), or (None, the sentence)."""
+    try:
+        return swept(folder), None
+    except UserError as error:
+        return None, str(error)
+
+
+def damaged(whole, tmp_path, rng, caplog, unfinished):
+    """One file damaged: what became of it, out of right, recovered and sentence."""
+    folder, wanted = tmp_path / "store", whole[1]
+    shutil.copytree(whole[0], folder)
+    if unfinished:  # as a kill leaves it: the runs, and no complete job
+        for file in folder.glob("*.json"):
+            file.unlink()
+    path, kind = mutations.mutate_one(folder, rng)
+    caplog.clear()
+    found, error = attempt(folder)
+    if error:
+        assert str(folder) in error, (kind, path.name, error)
+        assert "\n" not in error
+        return "sentence"
+    assert same(found, wanted), (kind, path.name)
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert all(path.name in line and "\n" not in line for line in said), said
+    caplog.clear()
+    assert same(swept(folder), wanted)
+    assert not caplog.records  # said once
+    return "recovered" if said else "right"
+
+
+def fuzz(whole, tmp_path, caplog, count, seed):
+    rng = random.Random(seed)
+    outcomes = {"right": 0, "recovered": 0, "sentence": 0}
+    for number in range(count):
+        place = tmp_path / str(number)
+        place.mkdir()
+        outcomes[damaged(whole, place, rng, caplog, number % 2 == 0)] += 1
+        shutil.rmtree(place)
+    print(f"sweep store, seed {seed}, {count} mutations: {outcomes}")
+    return outcomes
+
+
+def test_a_damaged_store_is_right_or_recovered(whole, tmp_path, caplog):
+    outcomes = fuzz(whole, tmp_path, caplog, 60, SEED)
+    assert outcomes["recovered"] > 10
+
+
+@pytest.mark.long
+def test_450_mutations_of_a_store_change_no_number(whole, tmp_path, caplog):
+    outcomes = fuzz(whole, tmp_path, caplog, 450, SEED + 1)
+    assert outcomes["recovered"] > 100
+
+
+def test_damaged_lines_are_kept_aside_and_the_others_are_used(
+    whole, tmp_path, caplog, monkeypatch
+):
+    folder = tmp_path / "store"
+    shutil.copytree(whole[0], folder)
+    (folder / "line2.json").unlink()
+    path = folder / "line2.runs.jsonl"
+    lines = path.read_text().split("\n")
+    at = next(i for i, line in enumerate(lines) if line)
+    lines[at] = lines[at].replace('"seed": 0', '"seed": 9')
+    path.write_text("\n".join(lines))
+    added = []
+    add = Store.add
+    monkeypatch.setattr(
+        Store, "add", lambda self, *a: (added.extend(a[2]), add(self, *a))[1]
+    )
+    assert same(swept(folder), whole[1])
+    assert f"line2.runs.jsonl, line {at + 1} is damaged" in caplog.text
+    assert "its checksum does not fit" in caplog.text
+    assert {at for _, at in added} == {(2.0**-9,)}  # one point of the grid
+    assert (folder / "line2.runs.damaged").read_text().count("\n") == 1
+
+
+def test_a_store_of_an_earlier_version_is_trained_again_and_said(
+    whole, tmp_path, caplog
+):
+    """It has no checksums, so that nothing tells whether its numbers changed."""
+    folder = tmp_path / "store"
+    shutil.copytree(whole[0], folder)
+    for path in [*folder.glob("*.json"), *folder.glob("*.jsonl")]:
+        lines = [json.loads(x) for x in path.read_text().split("\n") if x]
+        for line in lines:
+            del line["crc"]
+        path.write_text("\n".join(map(json.dumps, lines)))
+    assert same(swept(folder), whole[1])
+    assert "line2.json is damaged (it has no checksum)" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["line2.json", "line2.runs.jsonl", "line2.runs.lock"])
+@pytest.mark.parametrize("kind", ["folder", "fifo", "unreadable"])
+def test_what_is_no_readable_file_is_named(whole, tmp_path, name, kind):
+    folder = tmp_path / "store"
+    shutil.copytree(whole[0], folder)
+    path = folder / name
+    (folder / "line2.json").unlink()
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("named pipes are POSIX's")
+        os.mkfifo(path)
+    else:
+        path.touch()
+        path.chmod(0)
+        if os.access(path, os.R_OK):
+            pytest.skip("root reads every file")
+    found, error = attempt(folder)
+    if error:
+        assert str(path) in error
+        assert "\n" not in error
+    else:
+        assert same(found, whole[1])
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file.* cannot be written"):
+        swept(tmp_path / "file" / "cells")
+
+
+def test_a_store_imports_nothing_of_posix_alone():
+    """As on Windows, where there is no fcntl and no resource."""
+    code = (
+        "import sys\n"
+        "for name in ('fcntl', 'resource'): sys.modules[name] = None\n"
+        "from mupax.experiments import memory\n"
+        "assert memory.host() > 0\n"
+        "import ast, pathlib\n"
+        "from mupax.experiments.sweep import store\n"
+        "tree = ast.parse(pathlib.Path(store.__file__).read_text())\n"
+        "names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import)"
+        " for a in n.names}\n"
+        "assert not names & {'fcntl', 'resource', 'pwd', 'grp'}, names\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,301 @@
+"""Pretrained weights from the hub: a local server answers as the hub does."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+from hub_server import COMMIT, OTHER_COMMIT, Hub, serve
+from test_convert import RESNET, VIT, convert, golden
+
+from mupax import zoo
+from mupax.zoo import hub as hubs
+from mupax.zoo.architectures import TIMM, identify
+
+constants = pytest.importorskip("huggingface_hub.constants")
+
+# Ids of the docs and of issues, with what their config.json says.
+TIMM_CONFIG = {"num_classes": 1000, "pretrained_cfg": {"input_size": [3, 224, 224]}}
+DOCUMENTED = {
+    "timm/resnet50.a1_in1k": "resnet50",
+    "timm/resnet18.tv_in1k": "resnet18",
+    "timm/vit_base_patch16_224.augreg_in1k": "vit_base_patch16_224",
+    "timm/vit_base_patch16_224.augreg_in21k_ft_in1k": "vit_base_patch16_224",
+    "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k": "vit_tiny_patch16_224",
+    "timm/vit_small_patch16_224.dino": "vit_small_patch16_224",
+    "timm/vit_base_patch16_224.mae": "vit_base_patch16_224",
+    "timm/deit_small_patch16_224.fb_in1k": "vit_small_patch16_224",
+}
+# A ViT-Ti made as small as the golden file's, whose number of classes is the config's.
+SMALL = {k: v for k, v in VIT.items() if k != "out_features"}
+VIT_ID = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+VIT_CONFIG = {"architecture": "vit_tiny_patch16_224", "num_classes": 5}
+
+
+def as_bytes(weights: dict[str, np.ndarray]) -> bytes:
+    return safetensors.numpy.save(
+        {k: np.ascontiguousarray(v) for k, v in weights.items()}
+    )
+
+
+def config(**content: object) -> bytes:
+    return json.dumps(content).encode()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub with a ViT, to which the client's endpoint points."""
+    with serve() as server:
+        known = constants.ENDPOINT
+        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
+            there = getattr(constants, name).replace(known, server.url)
+            monkeypatch.setattr(constants, name, there)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        server.put(
+            VIT_ID, config=config(**VIT_CONFIG), model=as_bytes(golden("vit_token")[0])
+        )
+        yield server
+
+
+def read(source: str, folder: pathlib.Path, **more: object) -> nnx.Module:
+    return zoo.load_pretrained(source, cache_dir=folder / "cache", **{**SMALL, **more})
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_documented_ids_are_ids_and_name_a_model(name):
+    assert hubs.is_id(name)
+    architecture = name.split("/")[1].split(".")[0]
+    found = identify({**TIMM_CONFIG, "architecture": architecture}, name)
+    assert found.model == DOCUMENTED[name]
+    assert found.options == {"out_features": 1000}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_every_listed_architecture_makes_a_model_of_its_size(name):
+    side = int(name.rpartition("_")[2]) if "_" in name else 224
+    cfg = {"pretrained_cfg": {"input_size": [3, side, side], "num_classes": 7}}
+    found = identify({"architecture": name, **cfg}, name)
+    model = nnx.eval_shape(
+        lambda: zoo.create(found.model, **found.options, rngs=nnx.Rngs(0))
+    )
+    assert model.plan["classes"].size == 7
+    if "_" in name:
+        patch = int(re.search(r"patch(\d+)", name)[1])
+        assert model.patch_size == patch
+        assert model.grid == (side // patch, side // patch)
+
+
+def test_an_id_alone_gives_the_logits_of_its_library(hub, tmp_path):
+    model = read(VIT_ID, tmp_path)
+    data = golden("vit_token")[1]
+    logits = nnx.jit(lambda model, x: model(x))(model, jnp.asarray(data["images"]))
+    apart = np.abs(np.asarray(logits) - data["logits"]).max()
+    assert apart < 1e-5 * np.abs(data["logits"]).max()
+    assert ("HEAD", f"/{VIT_ID}/resolve/main/config.json") in hub.requests
+    assert ("HEAD", f"/{VIT_ID}/resolve/main/model.safetensors") in hub.requests
+
+
+def test_a_name_and_a_tagged_id(hub, tmp_path):
+    name = "timm/resnet18.a1_in1k"
+    hub.put(
+        name,
+        config=config(architecture="resnet18", num_classes=7),
+        model=as_bytes(golden("resnet_basic")[0]),
+    )
+    options = {k: v for k, v in RESNET.items() if k != "out_features"}
+    model = zoo.load_pretrained("resnet18", name, cache_dir=tmp_path, **options)
+    assert model.plan["classes"].size == 7
+    with pytest.raises(ValueError, match="holds a 'resnet18', not a 'resnet50'"):
+        zoo.load_pretrained("resnet50", name, cache_dir=tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "feature"),
+    [
+        ("resnetblur50", "blur pooling"),
+        ("resnetaa50", "in place of strides"),
+        ("resnet50d", "a deep stem"),
+        ("resnext50_32x4d", "grouped convolutions"),
+        ("deit3_base_patch16_224", "LayerScale"),
+        ("vit_base_patch16_clip_224", "a norm before the blocks"),
+        ("convnext_tiny", "no such model"),
+    ],
+)
+def test_an_architecture_that_the_zoo_has_not_is_refused_before_its_weights(
+    architecture, feature, hub, tmp_path
+):
+    name = f"timm/{architecture}.a1_in1k"
+    hub.put(name, config=config(architecture=architecture), model=b"not asked for")
+    for given in ([name], ["resnet50", name]):
+        with pytest.raises(ValueError, match=f"{architecture}.*{feature}"):
+            zoo.load_pretrained(*given, cache_dir=tmp_path)
+    assert not [path for _, path in hub.requests if "safetensors" in path]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"model_type": "vit"}, "only GPT-2 is read"),
+        ({"model_type": "gpt2", "n_embd": 8}, "lacks 'n_layer'"),
+        ({**VIT_CONFIG, "model_args": {"qk_norm": True}}, "qk_norm=True"),
+        ({**VIT_CONFIG, "global_pool": "map"}, "global_pool='map'"),
+        ({**VIT_CONFIG, "num_classes": "ten"}, "num_classes='ten'"),
+        ({**VIT_CONFIG, "pretrained_cfg": {"input_size": 224}}, "input_size"),
+    ],
+)
+def test_a_config_that_is_not_understood_is_named(content, said, hub, tmp_path):
+    hub.put("someone/some.model", config=config(**content), model=b"")
+    with pytest.raises(ValueError, match=said):
+        read("someone/some.model", tmp_path)
+
+
+def test_options_come_from_the_config(hub, tmp_path):
+    found = identify({**VIT_CONFIG, "global_pool": "avg"}, "x")
+    assert found.options["pool"] == "mean"
+    assert found.options["class_token"]
+    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 3, "vocab_size": 50}
+    gpt = {"model_type": "gpt2", **sizes, "n_positions": 16}
+    hub.put("someone/gpt", config=config(**gpt), model=as_bytes(golden("gpt2")[0]))
+    model = zoo.load_pretrained("someone/gpt", cache_dir=tmp_path)
+    data = golden("gpt2")[1]
+    logits = nnx.jit(lambda model, x: model(x))(model, jnp.asarray(data["tokens"]))
+    apart = np.abs(np.asarray(logits) - data["logits"]).max()
+    assert apart < 1e-5 * np.abs(data["logits"]).max()
+    known = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    found = identify({"model_type": "gpt2", **known, "n_ctx": 1024}, "gpt2")
+    assert found == ("gpt2", {})
+
+
+def test_a_revision_is_read_by_name_commit_and_sign(hub, tmp_path):
+    weights = {k: 2 * v for k, v in golden("vit_token")[0].items()}
+    hub.put(VIT_ID, revision="v2", config=config(**VIT_CONFIG), model=as_bytes(weights))
+
+    def bias(source: str, **more: object) -> np.ndarray:
+        return np.asarray(read(source, tmp_path, **more).readin.bias[...])
+
+    first = golden("vit_token")[0]["patch_embed.proj.bias"]
+    np.testing.assert_array_equal(bias(VIT_ID), first)
+    np.testing.assert_array_equal(bias(VIT_ID, revision=COMMIT), first)
+    for second in (
+        bias(VIT_ID, revision="v2"),
+        bias(f"{VIT_ID}@v2"),
+        bias(f"hf-hub:{VIT_ID}", revision=OTHER_COMMIT),
+    ):
+        np.testing.assert_array_equal(second, 2 * first)
+    with pytest.raises(ValueError, match="no revision 'v3'"):
+        read(VIT_ID, tmp_path, revision="v3")
+    with pytest.raises(ValueError, match="give one of them"):
+        read(f"{VIT_ID}@v2", tmp_path, revision="v3")
+
+
+def test_offline_the_cache_is_enough(hub, tmp_path):
+    with pytest.raises(ValueError, match="cannot be reached, and the cache"):
+        read(VIT_ID, tmp_path, local_files_only=True)
+    read(VIT_ID, tmp_path)
+    asked = len(hub.requests)
+    read(VIT_ID, tmp_path, local_files_only=True)
+    assert len(hub.requests) == asked
+
+
+def test_a_repository_without_a_config_is_read_by_name_and_the_guess_said(
+    hub, tmp_path, caplog
+):
+    hub.put("someone/mine.v1", model=as_bytes(golden("vit_token")[0]))
+    with pytest.raises(ValueError, match="does not say what its weights are of"):
+        read("someone/mine.v1", tmp_path)
+    options = {**VIT, "cache_dir": tmp_path / "cache"}
+    zoo.load_pretrained("vit", "someone/mine.v1", **options)
+    assert "was taken for timm's vit" in caplog.text
+    # The cache remembers that there is no config.
+    zoo.load_pretrained("vit", "someone/mine.v1", local_files_only=True, **options)
+
+
+def test_private_and_gated_repositories_take_a_token(hub, tmp_path, monkeypatch):
+    hub.tokens[VIT_ID] = "hf_secret"
+    with pytest.raises(ValueError, match="token") as refused:
+        read(VIT_ID, tmp_path)
+    hub.gated.add(VIT_ID)
+    with pytest.raises(ValueError, match="gated: accept its terms"):
+        read(VIT_ID, tmp_path)
+    read(VIT_ID, tmp_path, token="hf_secret")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    read(VIT_ID, tmp_path / "again")
+    assert "hf_secret" not in str(refused.value)
+
+
+def test_what_is_not_there_is_said(hub, tmp_path):
+    with pytest.raises(ValueError, match="no repository on the hub"):
+        read("timm/nothing.in1k", tmp_path)
+    hub.put("someone/pickle", config=config(**VIT_CONFIG))
+    with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
+        read("someone/pickle", tmp_path)
+    with pytest.raises(ValueError, match=r"there is no file 'timm/weights\.pth'"):
+        read("timm/weights.pth", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_bit_flipped_in_the_cache_is_found_and_the_remedy_works(name, hub, tmp_path):
+    read(VIT_ID, tmp_path)
+    (blob,) = {p.resolve() for p in (tmp_path / "cache").rglob(name)}
+    content = bytearray(blob.read_bytes())
+    content[len(content) // 2] ^= 1
+    blob.write_bytes(content)
+    with pytest.raises(ValueError, match="its hash is not the hub's") as refused:
+        read(VIT_ID, tmp_path, local_files_only=True)
+    os.remove(re.search(r"delete '([^']+)'", str(refused.value))[1])
+    read(VIT_ID, tmp_path)
+
+
+def test_a_directory_with_a_repository_s_files_is_read_as_one(tmp_path):
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(config(architecture="resnetblur50"))
+    (folder / "model.safetensors").write_bytes(as_bytes(golden("vit_token")[0]))
+    for source in (folder, folder / "model.safetensors"):
+        with pytest.raises(ValueError, match="blur pooling"):
+            zoo.load_pretrained("resnet50", source)
+    (folder / "config.json").write_bytes(config(**VIT_CONFIG))
+    assert zoo.load_pretrained(folder, **SMALL).plan["classes"].size == 5
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json' cannot be read"):
+        zoo.load_pretrained(folder, **SMALL)
+
+
+def test_without_the_extra_the_sentence_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ValueError, match=r"mupax\[hub\]"):
+        read(VIT_ID, tmp_path)
+
+
+def test_the_command_reads_a_tagged_id(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "c"))
+    flags = [f"--option={key}={value}" for key, value in SMALL.items()]
+    out = tmp_path / "vit"
+    assert convert(f"--source={VIT_ID}", f"--out={out}", *flags) == 0
+    assert "vit_tiny_patch16_224" in capsys.readouterr().out
+    assert zoo.load_pretrained(out).plan["classes"].size == 5
+    again = [f"--source={VIT_ID}", f"--out={tmp_path / 'x'}", *flags]
+    assert convert(*again, "--revision=nothing") == 2
+    assert "no revision 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_command_asks_the_endpoint_of_the_environment(hub: Hub, tmp_path):
+    flags = [f"--option={key}={value}" for key, value in SMALL.items()]
+    command = [sys.executable, "-m", "mupax", "convert", f"--source={VIT_ID}"]
+    places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    subprocess.run(
+        [*command, f"--out={tmp_path / 'vit'}", *flags],
+        check=True,
+        env={**os.environ, **places},
+    )
+    assert (tmp_path / "vit" / "config.json").is_file()

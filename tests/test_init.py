@@ -1,0 +1,315 @@
+"""Initial sizes: what is not as the rules assume is found, or put right."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from mupax import optim, zoo
+
+NARROW, WIDE = 32, 256  # m = 8
+VOCABULARY = 100
+INIT = nnx.initializers
+ORDINARY = {
+    "lecun": INIT.lecun_normal(),
+    "lecun_uniform": INIT.lecun_uniform(),
+    "he": INIT.he_normal(),
+    "he_uniform": INIT.he_uniform(),
+    "torch": INIT.variance_scaling(1 / 3, "fan_in", "uniform"),
+    "tanh": INIT.variance_scaling(25 / 9, "fan_in", "truncated_normal"),
+    "other_gain": INIT.variance_scaling(0.3, "fan_in", "normal"),
+}
+
+
+class Bigram(nnx.Module):
+    """Token embedding, two hidden layers, readout."""
+
+    def __init__(self, width, *, kernel=None, embed=None, head=None, seed=0):
+        rngs = nnx.Rngs(seed)
+        kernel = kernel or INIT.lecun_normal()
+        options = {} if embed is None else {"embedding_init": embed}
+        self.embed = nnx.Embed(VOCABULARY, width, rngs=rngs, **options)
+        self.up = nnx.Linear(width, 4 * width, kernel_init=kernel, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, kernel_init=kernel, rngs=rngs)
+        self.head = nnx.Linear(width, 10, kernel_init=head or kernel, rngs=rngs)
+
+
+def pair(**options):
+    """Base and target, the scales and the target's parameters."""
+    base, target = Bigram(NARROW, **options), Bigram(WIDE, **options, seed=1)
+    return base, optim.infer_scales(base, target), nnx.state(target, nnx.Param)
+
+
+def sizes(params):
+    """Root mean square by path."""
+    flat = nnx.to_flat_state(params)
+    return {
+        "/".join(map(str, p)): float(jnp.sqrt((v[...] ** 2).mean())) for p, v in flat
+    }
+
+
+def ratios(params, base):
+    """Of the sizes of kernels and embeddings, target to base."""
+    small, large = sizes(nnx.state(base, nnx.Param)), sizes(params)
+    return {path: large[path] / small[path] for path in small if small[path]}
+
+
+RULE = {"embed/embedding": 1, "up/kernel": 8**-0.5, "down/kernel": 8**-0.5}
+RULE["head/kernel"] = 1 / 8
+
+
+def assert_rule(params, base):
+    for path, ratio in ratios(params, base).items():
+        assert ratio == pytest.approx(RULE[path], rel=0.15), path
+
+
+NORMAL = INIT.normal(0.02)
+FAN_OUT = INIT.variance_scaling(2, "fan_out", "normal")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},  # nnx.Embed starts at width^-1/2
+        {"embed": NORMAL},
+        {"embed": NORMAL, "kernel": NORMAL},  # GPT-2
+        {"embed": INIT.orthogonal(), "kernel": INIT.orthogonal()},
+        {"kernel": INIT.glorot_uniform()},
+        {"kernel": FAN_OUT},
+        {"kernel": INIT.variance_scaling(0.07, "fan_avg", "uniform")},
+    ],
+)
+def test_with_a_base_any_initialization_becomes_the_parametrizations(options):
+    base, scales, params = pair(**options)
+    assert_rule(optim.rescale_init(params, scales, "mup", base=base), base)
+
+
+def test_the_base_may_be_a_function_a_module_or_parameters():
+    base, scales, params = pair()
+    rescaled = [
+        optim.rescale_init(params, scales, "mup", base=b)
+        for b in (base, nnx.state(base, nnx.Param), lambda: Bigram(NARROW))
+    ]
+    for other in rescaled[1:]:
+        jax.tree.map(np.testing.assert_array_equal, rescaled[0], other)
+
+
+def test_with_a_base_under_vmap_too():
+    base, scales, _ = pair()
+
+    def build(key):
+        params = nnx.state(Bigram(WIDE, seed=key), nnx.Param)
+        return optim.rescale_init(params, scales, "mup", base=lambda: Bigram(NARROW))
+
+    several = jax.jit(jax.vmap(build))(jax.random.split(jax.random.key(0), 2))
+    for i in range(2):
+        assert_rule(jax.tree.map(lambda x, i=i: x[i], several), base)
+
+
+@pytest.mark.parametrize("kernel", ORDINARY.values(), ids=ORDINARY)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("width", [48, 320])
+def test_ordinary_initializers_raise_no_alarm(kernel, seed, width):
+    model = Bigram(width, kernel=kernel, embed=INIT.normal(0.02), seed=seed)
+    scales = optim.infer_scales(lambda: Bigram(16), model)
+    params = nnx.state(model, nnx.Param)
+    rescaled = optim.rescale_init(params, scales, "mup")
+    expected = sizes(params)
+    expected["head/kernel"] *= (width / 16) ** -0.5
+    assert sizes(rescaled) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "remedy"),
+    [
+        ({}, "embed/embedding", "embed"),
+        ({"embed": FAN_OUT}, "embed/embedding", "embed"),
+        ({"embed": NORMAL, "kernel": NORMAL}, "(up|down|head)/kernel", "constant"),
+        (
+            {"embed": NORMAL, "kernel": INIT.truncated_normal(0.02)},
+            "(up|down|head)/kernel",
+            "constant",
+        ),
+        (
+            {"embed": NORMAL, "head": FAN_OUT},
+            "head/kernel",
+            "",
+        ),
+    ],
+)
+def test_what_is_certainly_not_standard_is_an_error_whose_remedies_work(
+    options, path, remedy
+):
+    base, scales, params = pair(**options)
+    with pytest.raises(ValueError, match=f"{path}.*pass base="):
+        optim.rescale_init(params, scales, "mup")
+    assert_rule(optim.rescale_init(params, scales, "mup", base=base), base)
+    if remedy == "constant":
+        constant = optim.rescale_init(params, scales, "mup", init="constant")
+        assert_rule(constant, base)
+    if remedy == "embed":
+        base, scales, params = pair(**{**options, "embed": INIT.normal(1.0)})
+        assert_rule(optim.rescale_init(params, scales, "mup"), base)
+
+
+def test_an_input_layer_that_shrinks_with_width_is_an_error():
+    def model(width, kernel):
+        rngs = nnx.Rngs(0)
+        first = nnx.Linear(12, width, kernel_init=kernel, rngs=rngs)
+        return nnx.List([first, nnx.Linear(width, 10, rngs=rngs)])
+
+    for kernel in (INIT.glorot_normal(), INIT.orthogonal()):
+        base, target = model(64, kernel), model(1024, kernel)
+        scales = optim.infer_scales(base, target)
+        with pytest.raises(ValueError, match="'0/kernel' starts with"):
+            optim.rescale_init(nnx.state(target, nnx.Param), scales, "mup")
+
+
+def test_constant_initialization_is_checked():
+    _, scales, params = pair(embed=NORMAL)
+    with pytest.raises(ValueError, match=r"kernel.*leave init='constant' out"):
+        optim.rescale_init(params, scales, "mup", init="constant")
+    base, scales, params = pair(embed=NORMAL)
+    with pytest.raises(ValueError, match=r"kernel.*init='constant' means 1 times"):
+        optim.rescale_init(params, scales, "mup", base=base, init="constant")
+    with pytest.raises(
+        ValueError, match="init='gpt2' must be 'standard' or 'constant'"
+    ):
+        optim.rescale_init(params, scales, "mup", init="gpt2")
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+def test_twice_is_an_error(with_base, copied):
+    base, scales, params = pair(embed=NORMAL)
+    options = {"base": base} if with_base else {}
+    once = optim.rescale_init(params, scales, "mup", **options)
+    if copied:  # as a checkpoint would
+        once = jax.tree.map(lambda x: jnp.asarray(np.array(x)), once)
+    with pytest.raises(ValueError, match=r"'head/kernel' already has its initial size"):
+        optim.rescale_init(once, scales, "mup", **options)
+
+
+def test_models_of_the_zoo_are_initialized_already():
+    def build(width, seed=0):
+        options = {"depth": 2, "base_width": 16, "base_depth": 2}
+        return zoo.create(
+            "resmlp", width=width, parametrization="mup", rngs=nnx.Rngs(seed), **options
+        )
+
+    model = build(256)
+    params = nnx.state(model, nnx.Param)
+    with pytest.raises(ValueError, match=r"mupax.zoo.*leave rescale_init out"):
+        optim.rescale_init(params, zoo.scales(model), "mup")
+    scales = optim.infer_scales(build(16), model, depth=(2, 2), branch="blocks")
+    with pytest.raises(ValueError, match="readout/kernel' already has"):
+        optim.rescale_init(params, scales, "mup")
+
+
+def test_zeros_stay_zeros():
+    options = {"embed": NORMAL, "head": INIT.zeros}
+    base, scales, params = pair(**options)
+    for given in ({}, {"base": base}):
+        assert sizes(optim.rescale_init(params, scales, "mup", **given)) == sizes(
+            params
+        )
+    other = Bigram(NARROW, embed=NORMAL)
+    with pytest.raises(ValueError, match="'head/kernel' starts at zero in the target"):
+        optim.rescale_init(params, scales, "mup", base=other)
+
+
+def test_blocks_of_a_list_find_their_like_in_a_shallower_base():
+    """GPT-2 divides what ends a branch by the root of the depth; branches do too."""
+
+    def build(width, depth):
+        rngs = nnx.Rngs(0)
+        std = INIT.normal(0.02 / depth**0.5)
+        model = nnx.Dict()
+        model.blocks = nnx.List(
+            nnx.Linear(width, width, kernel_init=std, rngs=rngs) for _ in range(depth)
+        )
+        model.head = nnx.Linear(width, 10, kernel_init=NORMAL, rngs=rngs)
+        return model
+
+    base, target = build(32, 2), build(128, 8)
+    scales = optim.infer_scales(base, target, depth=(2, 8), branch="blocks")
+    params = nnx.state(target, nnx.Param)
+    rescaled = optim.rescale_init(params, scales, "depth_mup", base=base)
+    small, large = sizes(nnx.state(base, nnx.Param)), sizes(rescaled)
+    for block in range(8):
+        ratio = large[f"blocks/{block}/kernel"] / small["blocks/0/kernel"]
+        assert ratio == pytest.approx(0.5, rel=0.1)
+
+
+def test_linen_embeddings_and_collections_that_are_not_trained():
+    class Model(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Embed(VOCABULARY, self.width)(x)
+            x = nn.BatchNorm(use_running_average=True)(nn.Dense(self.width)(x))
+            return nn.Dense(10)(x)
+
+    base, target = (
+        Model(n).init(jax.random.key(n), jnp.zeros((1, 4), jnp.int32))
+        for n in (32, 256)
+    )
+    scales = optim.infer_scales(base, target)
+    with pytest.raises(ValueError, match="'Embed_0/embedding' starts with"):
+        optim.rescale_init(target, scales, "mup")
+    rescaled = optim.rescale_init(target, scales, "mup", base=base)
+    assert jax.tree.structure(rescaled) == jax.tree.structure(target)
+    stds = jax.tree.map(
+        lambda b, t: t.std() / b.std(), base["params"], rescaled["params"]
+    )
+    assert stds["Embed_0"]["embedding"] == pytest.approx(1, rel=0.1)
+    assert stds["Dense_1"]["kernel"] == pytest.approx(1 / 8, rel=0.2)
+
+
+class Net(eqx.Module):
+    layers: list
+    activation: object
+    name: str
+    steps: jax.Array
+
+    def __init__(self, width):
+        a, b = jax.random.split(jax.random.key(width))
+        self.layers = [eqx.nn.Linear(8, width, key=a), eqx.nn.Linear(width, 2, key=b)]
+        self.activation, self.name, self.steps = jax.nn.relu, "net", jnp.zeros((), int)
+
+
+def test_an_equinox_module_keeps_what_is_no_array():
+    base, target = Net(16), Net(256)
+    scales = optim.infer_scales(base, target)
+    for given in ({}, {"base": base}):
+        model = optim.rescale_init(target, scales, "mup", **given)
+        assert (model.activation, model.name) == (jax.nn.relu, "net")
+        ratio = model.layers[1].weight / target.layers[1].weight
+        np.testing.assert_allclose(ratio, 0.25, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p, s, b: (nnx.merge(*nnx.split(b)), s, {}), r"nnx\.state\(model"),
+        (lambda p, s, b: (p, s, {"base": s}), "base= is a Scales"),
+        (
+            lambda p, s, b: (p, s, {"base": Bigram(64)}),
+            "no parameter 'down/bias' of shape",
+        ),
+        (
+            lambda p, s, b: (p, s, {"base": nnx.eval_shape(lambda: Bigram(NARROW))}),
+            "has only the shape",
+        ),
+        (lambda p, s, b: ({"w": jnp.ones(3)}, s, {}), "'w' has no scale"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    base, scales, params = pair(embed=NORMAL)
+    params, scales, options = change(params, scales, base)
+    with pytest.raises(ValueError, match=message):
+        optim.rescale_init(params, scales, "mup", **options)

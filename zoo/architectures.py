@@ -1,0 +1,262 @@
+"""Which architectures of other libraries are models of the zoo, and with which options.
+
+Keys alone do not tell an architecture: timm's resnetblur50 and resnetaa50 have the keys
+and shapes of resnet50, and compute something else. A repository's `config.json` names
+its architecture, and only those listed here are read.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Architecture(NamedTuple):
+    """A model of the zoo that computes what another library's network computes.
+
+    Attributes:
+      model: a name of `zoo.list_models()`.
+      options: for `zoo.create`, where they differ from that model's defaults.
+    """
+
+    model: str
+    options: dict[str, Any]
+
+
+def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
+    """The architecture that a `config.json` describes.
+
+    Args:
+      config: of a repository of timm, or of transformers for GPT-2.
+      where: the repository or directory, for messages.
+
+    Returns:
+      The architecture; None for a config that names none.
+
+    Raises:
+      ValueError: an architecture that the zoo does not have, or one with options that
+        it does not have.
+
+    Examples:
+      >>> identify({"architecture": "resnet50", "num_classes": 1000}, "timm/x")
+      Architecture(model='resnet50', options={'out_features': 1000})
+    """
+    if "architecture" in config:
+        return _timm(config, where)
+    if "model_type" in config:
+        return _transformers(config, where)
+    return None
+
+
+# --- timm ---
+
+_RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_VITS = {
+    # width, depth, size of a head
+    "tiny": (192, 12, 64),
+    "small": (384, 12, 64),
+    "base": (768, 12, 64),
+    "large": (1024, 24, 64),
+    "huge": (1280, 32, 80),
+}
+_VIT_NAMES = (
+    *(f"{size}_patch16_{side}" for size in _VITS for side in (224, 384)),
+    *(f"{size}_patch32_{side}" for size in _VITS for side in (224, 384)),
+    *(f"{size}_patch8_224" for size in _VITS),
+    *(f"{size}_patch14_224" for size in ("large", "huge")),
+)
+_DEITS = (
+    *(f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")),
+    "deit_base_patch16_384",
+)
+# The first that matches is named in the refusal.
+_VARIANTS = (
+    (r"^resnetblur", "blur pooling"),
+    (r"^resnetaa", "average pooling in place of strides"),
+    (r"^(wide_)?resnet\d+(_2)?$", "other numbers of blocks or channels"),
+    (r"^resnext|^seresnext|^ig_resnext", "grouped convolutions"),
+    (r"^(se|eca|gc|cbam|ec)_?resnet", "channel attention"),
+    (r"^resnet\d+[cdst]", "a deep stem"),
+    (r"^resnetv2", "normalization before each convolution"),
+    (r"_gn$", "group normalization"),
+    (r"^deit3|_dinov\d|^beit|^cait", "LayerScale"),
+    (r"distilled", "a distillation token"),
+    (r"_reg\d", "register tokens"),
+    (r"_clip_", "a norm before the blocks"),
+    (r"siglip|_map", "attention pooling"),
+    (r"_relpos|_rpn|_srelpos", "relative position bias"),
+    (r"_rope|^eva", "rotary position embedding"),
+    (r"_miil", "queries, keys and values without biases"),
+)
+
+
+def _vit(size: str, patch: int, side: int) -> Architecture:
+    width, depth, head_dim = _VITS[size]
+    if patch == 16 and size != "huge":
+        other = {} if side == 224 else {"input_shape": (side, side, 3)}
+        return Architecture(f"vit_{size}_patch16_224", other)
+    options = {"width": width, "depth": depth, "head_dim": head_dim}
+    sizes = {"patch_size": patch, "input_shape": (side, side, 3)}
+    return Architecture("vit", {**options, **sizes, "out_features": 1000})
+
+
+def _timm_table() -> dict[str, Architecture]:
+    table = {name: Architecture(name, {}) for name in _RESNETS}
+    for name in (*(f"vit_{name}" for name in _VIT_NAMES), *_DEITS):
+        size, patch, side = name.split("_", 1)[1].split("_")
+        number = int(patch.removeprefix("patch"))
+        table[name] = _vit(size, number, int(side))
+    return table
+
+
+TIMM = _timm_table()
+# Arguments of timm's networks that are read here; another one changes the function.
+_KNOWN_ARGUMENTS = {"img_size", "num_classes", "in_chans", "global_pool"}
+
+
+def _timm(config: Mapping[str, Any], where: str) -> Architecture:
+    name = str(config["architecture"])
+    if name not in TIMM:
+        raise ValueError(_refusal(name, where))
+    found = TIMM[name]
+    is_vit = not name.startswith("resnet")
+    cfg = config.get("pretrained_cfg")
+    cfg = cfg if isinstance(cfg, Mapping) else config
+    arguments = config.get("model_args") or {}
+    unknown = sorted(set(arguments) - _KNOWN_ARGUMENTS)
+    if unknown:
+        raise ValueError(
+            f"{where} holds a {name!r} made with {unknown[0]}="
+            f"{arguments[unknown[0]]!r}, an option that this zoo does not read; "
+            "convert only networks with timm's own options"
+        )
+
+    def get(key: str) -> Any:
+        return next((d[key] for d in (arguments, config, cfg) if key in d), None)
+
+    options = dict(found.options)
+    classes = get("num_classes")
+    if classes:  # 0 for a backbone without a head
+        options["out_features"] = _whole(classes, "num_classes", where)
+    size = cfg.get("input_size")
+    if size is not None:
+        channels, height, width = _sizes(size, where)
+        side = arguments.get("img_size")
+        if side is not None:
+            height, width = (side, side) if isinstance(side, int) else side
+        if is_vit and (height, width, channels) != (224, 224, 3):
+            options["input_shape"] = (height, width, channels)
+        elif channels != 3:
+            options["input_shape"] = (224, 224, channels)
+    pooling = get("global_pool")
+    usual = "token" if is_vit else "avg"
+    if is_vit and pooling == "avg":
+        # timm keeps the class token, which the patches attend to.
+        options |= {"pool": "mean", "class_token": True}
+    elif pooling not in (None, "", usual):
+        raise ValueError(
+            f"{where} holds a {name!r} with global_pool={pooling!r}; this zoo reads "
+            f"{'token and avg' if is_vit else 'avg'}"
+        )
+    return Architecture(found.model, options)
+
+
+def _refusal(name: str, where: str) -> str:
+    feature = next((f for pattern, f in _VARIANTS if re.search(pattern, name)), None)
+    has = f", which has {feature}" if feature else ""
+    return (
+        f"{where} holds a {name!r}{has}; this zoo has no such model. It reads "
+        f"{', '.join(_RESNETS)}, vit_{{tiny,small,base,large,huge}}_patch* of 224 or "
+        "384 pixels, deit_{tiny,small,base}_patch16_224 and GPT-2"
+    )
+
+
+def _whole(value: Any, key: str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"the config.json of {where} says {key}={value!r}, which must be a whole "
+            "number, at least 1; it may be damaged, so download it again"
+        )
+    return value
+
+
+def _sizes(value: Any, where: str) -> tuple[int, int, int]:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        value = [None]
+    channels, height, width = (_whole(v, "input_size", where) for v in value)
+    return channels, height, width
+
+
+# --- transformers ---
+
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+# Options of GPT-2 that change what it computes, and the only value read here.
+_GPT2_FIXED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+_GPT2_SIZES = {
+    (768, 12): "gpt2",
+    (1024, 24): "gpt2_medium",
+    (1280, 36): "gpt2_large",
+    (1600, 48): "gpt2_xl",
+}
+
+
+def _transformers(config: Mapping[str, Any], where: str) -> Architecture:
+    kind = config["model_type"]
+    if kind != "gpt2":
+        raise ValueError(
+            f"{where} holds a {kind!r} with the names of transformers, of which only "
+            "GPT-2 is read; for a ViT or ResNet give timm's repository, as "
+            "timm/vit_base_patch16_224.augreg_in21k_ft_in1k"
+        )
+    for key, only in _GPT2_FIXED.items():
+        if config.get(key, only) != only:
+            raise ValueError(
+                f"{where} holds a GPT-2 with {key}={config[key]!r}; this zoo has only "
+                f"{key}={only!r}"
+            )
+    try:
+        sizes = {
+            "width": config["n_embd"],
+            "depth": config["n_layer"],
+            "heads": config["n_head"],
+            "vocab_size": config["vocab_size"],
+            "context": config.get("n_positions", config.get("n_ctx")),
+        }
+    except KeyError as error:
+        raise ValueError(f"the config.json of {where} lacks {error}") from None
+    sizes = {key: _whole(value, key, where) for key, value in sizes.items()}
+    phi = config.get("activation_function", "gelu_new")
+    if phi not in _ACTIVATIONS:
+        raise ValueError(
+            f"{where} holds a GPT-2 with activation_function={phi!r}; this zoo has "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    inner = config.get("n_inner")
+    # What the sizes of the zoo set for themselves.
+    usual = {
+        "vocab_size": 50257,
+        "context": 1024,
+        "nonlinearity": "gelu_tanh",
+        "norm_eps": 1e-5,
+        "mlp_ratio": 4.0,
+    }
+    options = {
+        **sizes,
+        "nonlinearity": _ACTIVATIONS[phi],
+        "norm_eps": float(config.get("layer_norm_epsilon", 1e-5)),
+        "mlp_ratio": 4.0 if inner is None else inner / sizes["width"],
+    }
+    name = _GPT2_SIZES.get((sizes["width"], sizes["depth"]))
+    if name is None or sizes["width"] != 64 * sizes["heads"]:
+        return Architecture("gpt", options)
+    other = {k: v for k, v in options.items() if usual.get(k, v) != v}
+    return Architecture(name, other)

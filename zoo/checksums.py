@@ -1,0 +1,49 @@
+"""Checksums of the files in a directory, written once and compared when it is read."""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterable
+
+NAME = "checksums.json"
+
+
+def write(directory: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
+    """Write the SHA-256 of files, which lie below a directory, into `NAME` there.
+
+    Args:
+      directory: where the list is written.
+      files: below it.
+    """
+    sums = {
+        path.relative_to(directory).as_posix(): sha256(path) for path in sorted(files)
+    }
+    (directory / NAME).write_text(json.dumps(sums, indent=1) + "\n")
+
+
+def verify(directory: pathlib.Path) -> None:
+    """Compare the files of a directory with its list.
+
+    Raises:
+      ValueError: the list cannot be read, or names a file that is missing or differs.
+    """
+    try:
+        sums = json.loads((directory / NAME).read_text())
+        if not isinstance(sums, dict) or not sums:
+            raise ValueError("it lists no files")
+        pairs = [(str(name), str(digest)) for name, digest in sums.items()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{NAME} cannot be read ({error})") from None
+    for name, digest in pairs:
+        try:
+            found = sha256(directory / name)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{name!r} cannot be read ({error})") from None
+        if found != digest:
+            raise ValueError(f"{name!r} is not as it was written")
+
+
+def sha256(path: pathlib.Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

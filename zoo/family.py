@@ -1,0 +1,126 @@
+"""What every family of models shares: common options, and the making from them.
+
+A family is a file with a dataclass of its own options and a subclass of `Family` whose
+`build` creates the layers. Sizes, the parametrization and dtypes come from here.
+"""
+
+import dataclasses
+import inspect
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+
+from mupax import optim
+
+from .plan import Plan, plan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of every model.
+
+    Attributes:
+      width: of the residual stream.
+      depth: number of blocks.
+      base_width: the width that was tuned; None for `width`.
+      base_depth: the depth that was tuned; None for `depth`.
+      parametrization: a name, or what `optim.parametrization` returns.
+      remat: recompute blocks in the backward pass.
+      dtype: of the computation.
+      param_dtype: of the parameters.
+    """
+
+    width: int
+    depth: int
+    base_width: int | None = None
+    base_depth: int | None = None
+    parametrization: str | optim.Parametrization = "depth_mup"
+    remat: bool = False
+    dtype: Any = jnp.float32
+    param_dtype: Any = jnp.float32
+
+    @property
+    def tuned_depth(self) -> int:
+        """The depth of the base."""
+        return self.depth if self.base_depth is None else self.base_depth
+
+    def plan(self, **axes: Any) -> Plan:
+        """The plan of a model with these options.
+
+        Args:
+          **axes: `growing`, `fixed` and `axes` of `plan.plan`.
+        """
+        return plan(
+            width=self.width,
+            depth=self.depth,
+            base_width=self.base_width,
+            base_depth=self.base_depth,
+            parametrization=self.parametrization,
+            branch_multiplier=self._branch_multiplier(),
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            **axes,
+        )
+
+    def _branch_multiplier(self) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualOptions(Options):
+    """Options of every model with residual branches.
+
+    Attributes:
+      branch_multiplier: a, in front of every residual branch at the base depth.
+    """
+
+    branch_multiplier: float = 1.0
+
+    def _branch_multiplier(self) -> float:
+        return self.branch_multiplier
+
+
+class Family(nnx.Module):
+    """A model of the zoo, made from the options of its family.
+
+    A subclass names its dataclass, `class ResMLP(Family, options=ResMLPOptions)`, and
+    defines `build(options, rngs)`, which sets `self.plan` and creates the layers. The
+    constructor takes the dataclass's fields as keyword arguments, and `rngs`.
+    """
+
+    options_type: ClassVar[type[Options]]
+    plan: Plan
+
+    def __init_subclass__(
+        cls, *, options: type[Options] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        if options is None:
+            return
+        cls.options_type = options
+
+        def __init__(self: Family, *, rngs: nnx.Rngs, **given: Any) -> None:
+            self.build(options(**given), rngs)
+
+        __init__.__signature__ = _signature(options)  # type: ignore[attr-defined]
+        cls.__init__ = __init__  # type: ignore[method-assign, assignment]
+
+    def build(self, options: Any, rngs: nnx.Rngs) -> None:
+        """Set `self.plan`, and create the layers.
+
+        Args:
+          options: of the family's dataclass.
+          rngs: random state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no build method")
+
+
+def _signature(options: type[Options]) -> inspect.Signature:
+    """The constructor's signature: `self`, the fields by keyword, and `rngs`."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    rngs = inspect.Parameter(
+        "rngs", inspect.Parameter.KEYWORD_ONLY, annotation=nnx.Rngs
+    )
+    fields = inspect.signature(options).parameters.values()
+    return inspect.Signature([own, *fields, rngs])

@@ -1,0 +1,136 @@
+"""Explain why a file of weights does not fit: the feature that its keys belong to."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Patterns of keys that the zoo's models do not have, and what networks with them have.
+_FEATURES = (
+    (r"\.ls[12]\.gamma$|\.gamma_[12]$|layer_scale", "LayerScale"),
+    (r"reg_token|register_tokens", "register tokens"),
+    (r"\.se\.|\.se_module\.|\.eca\.", "squeeze-and-excitation"),
+    (r"\.(q|k|query|key)_?norm\.", "QK-norm"),
+    (r"dist_token|head_dist\.|^distill", "a distillation token"),
+    (r"relative_position|rel_pos", "relative position bias"),
+    (r"\.mlp\.(w12|w1|w2|w3|fc1_g|fc1_x|gate_proj)\.", "a gated MLP (SwiGLU)"),
+    (r"^conv1\.\d+\.|^stem\.", "a deep stem"),
+    (r"\.downsample\.2\.", "average pooling in shortcuts (ResNet-D)"),
+    (r"^norm_pre\.|^ln_pre\.|pre_layernorm", "a norm before the blocks"),
+    (r"rope|rotary", "rotary position embedding"),
+    (r"attn_pool|MAPHead|attentional_pooler", "attention pooling"),
+    (r"^decoder", "a decoder, as of masked pretraining"),
+    (r"^mask_token", "a mask token"),
+    (r"\.attn\.(q|v)_bias$|logit_bias", "separate biases of queries and values"),
+    (r"patch_embed\.backbone|patch_embed\.stem|^root/", "a convolutional stem"),
+    (r"expert|\.moe\.", "a mixture of experts"),
+    (r"\.attn\.norm\.|\.mlp\.norm\.", "a norm inside attention or MLP"),
+    (r"\.attn\.(q|k|v)_proj\.|\.attn\.[qkv]\.", "separate queries, keys and values"),
+    (r"^pre_logits|^head\.fc\d|^head\.\d", "a hidden layer in the head"),
+    (r"lora_", "LoRA adapters"),
+    (r"dwconv|conv_dw|depthwise", "depthwise convolutions"),
+    (r"^layers\.\d+\.(blocks|downsample)|^stages\.", "a pyramid of stages"),
+    (r"crossattention|cross_attn", "cross-attention"),
+    (r"^(vit\.|deit\.)?(embeddings|encoder)\.(layer|patch|cls)", "transformers' names"),
+    (r"^(module|model|backbone|state_dict|teacher|student)\.", "a wrapper's names"),
+)
+# Patterns of keys that the model's options decide on, and what to pass instead.
+_UNEXPECTED = (
+    (r"^fc_norm\.", "pass pool='mean'"),
+    (r"^cls_token$|^class_token$|^cls$", "pass class_token=True"),
+    (r"^lm_head\.weight$", "pass tied=False"),
+)
+_MISSING = (
+    (r"^fc_norm\.", "pass pool='token' or pool='norm_mean'"),
+    (r"qkv\.bias$|in_proj_bias$", "pass qkv_bias=False"),
+    (r"^cls_token$|^class_token$|cls$", "pass pool='mean' or pool='norm_mean'"),
+    (r"^lm_head\.weight$", "pass tied=True"),
+)
+
+
+def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, str]:
+    """Features that a file's network has and the zoo's models do not.
+
+    Args:
+      arrays: by key; anything with a shape.
+      unexpected: the keys that the model does not have.
+
+    Returns:
+      By feature, the first key that shows it.
+
+    Examples:
+      >>> features({}, ["blocks.0.ls1.gamma", "blocks.1.ls1.gamma", "reg_token"])
+      {'LayerScale': 'blocks.0.ls1.gamma', 'register tokens': 'reg_token'}
+    """
+    found: dict[str, str] = {}
+    for key in unexpected:
+        for pattern, feature in _FEATURES:
+            if re.search(pattern, key):
+                found.setdefault(feature, key)
+                break
+    for key in arrays:
+        # A convolution over a part of its channels: conv1 gives more than it takes.
+        if re.fullmatch(r"layer\d+\.\d+\.conv2\.weight", key):
+            before = arrays.get(key.replace("conv2", "conv1"))
+            shape = tuple(arrays[key].shape)
+            if before is not None and len(shape) == 4 and shape[1] < before.shape[0]:
+                found.setdefault("grouped convolutions (ResNeXt)", key)
+    return found
+
+
+def explain_mismatch(
+    name: str,
+    arrays: Mapping[str, Any],
+    unexpected: Iterable[str],
+    missing: Iterable[str],
+    needed: Iterable[str],
+) -> str | None:
+    """One sentence on why keys do not fit a model; None where they do.
+
+    Args:
+      name: of the model's class.
+      arrays: of the file, by key.
+      unexpected: keys of the file that the model has no use for.
+      missing: keys that the model needs and the file lacks.
+      needed: all keys that the model needs.
+    """
+    unexpected, missing = sorted(unexpected), sorted(missing)
+    known = features(arrays, unexpected)
+    if known:
+        shown = " and ".join(f"{key!r} ({what})" for what, key in known.items())
+        return (
+            f"the file is of a network with features that this zoo does not have: "
+            f"{shown}"
+        )
+    hint = _hint(unexpected, _UNEXPECTED) or _hint(missing, _MISSING)
+    patterns = {_pattern(key) for key in needed}
+    more = [key for key in unexpected if _pattern(key) in patterns]
+    if hint:
+        pass
+    elif more:
+        unexpected = more
+        hint = f"it has more blocks than this {name}; check depth, blocks and width"
+    else:
+        hint = "check its size and options"
+    if missing and unexpected:
+        return (
+            f"the file lacks {missing[0]!r}, which a {name} of this size has, and "
+            f"holds {unexpected[0]!r}, which it does not have; {hint}"
+        )
+    if missing:
+        return f"the file lacks {missing[0]!r}, which a {name} of this size has; {hint}"
+    if unexpected:
+        return (
+            f"the file holds {unexpected[0]!r}, which this {name} does not have; {hint}"
+        )
+    return None
+
+
+def _hint(keys: Iterable[str], table: tuple[tuple[str, str], ...]) -> str:
+    for pattern, hint in table:
+        if any(re.search(pattern, key) for key in keys):
+            return hint
+    return ""
+
+
+def _pattern(key: str) -> str:
+    return re.sub(r"\d+", "{}", key)

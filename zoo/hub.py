@@ -1,0 +1,175 @@
+"""Repositories on the Hugging Face hub: ids, downloads, and their checksums."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+from typing import Any
+
+from .checksums import sha256
+
+# A name that ends so is a file, whether it is there or not. Anything else with a dot,
+# e.g. the tag of timm/resnet50.a1_in1k, may be a repository.
+FILE_SUFFIXES = (
+    *(".safetensors", ".npz", ".npy", ".pth", ".pt", ".bin", ".ckpt", ".pkl"),
+    *(".pickle", ".h5", ".hdf5", ".msgpack", ".onnx", ".gguf", ".zip", ".tar"),
+)
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_ID = re.compile(r"(hf[-_]hub:)?(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class HubOptions:
+    """How a repository is downloaded; see `huggingface_hub.hf_hub_download`.
+
+    Attributes:
+      revision: a branch, tag or commit; None for the main branch.
+      token: for private or gated repositories; None for the one that `hf auth login`
+        stored or HF_TOKEN holds.
+      cache_dir: where downloads are kept; None for the hub's own cache.
+      local_files_only: read the cache only, without a network.
+    """
+
+    revision: str | None = None
+    token: str | bool | None = None
+    cache_dir: str | pathlib.Path | None = None
+    local_files_only: bool = False
+
+
+def is_id(source: str | os.PathLike[str]) -> bool:
+    """Whether a source has the form of a repository's id and is nothing on disk.
+
+    Examples:
+      >>> is_id("timm/resnet50.a1_in1k"), is_id("timm/resnet50.a1_in1k@main")
+      (True, True)
+      >>> is_id("weights/resnet50.safetensors"), is_id("resnet50")
+      (False, False)
+    """
+    if not isinstance(source, str) or pathlib.Path(source).exists():
+        return False
+    return _ID.fullmatch(source) is not None and not is_file_name(source)
+
+
+def is_file_name(source: str | os.PathLike[str]) -> bool:
+    """Whether a source ends as files of weights do."""
+    return pathlib.Path(source).suffix.lower() in FILE_SUFFIXES
+
+
+def download(
+    source: str, filename: str, options: HubOptions, *, optional: bool = False
+) -> pathlib.Path | None:
+    """A file of a repository, from the cache or the hub, with its checksum verified.
+
+    Args:
+      source: `owner/name`, with `@revision` behind it if that is not in `options`.
+      filename: in the repository.
+      options: see `HubOptions`.
+      optional: return None where the repository has no such file.
+
+    Raises:
+      ValueError: huggingface_hub is not installed, the file cannot be had, or it is
+        not what the hub says it is; the sentence says what to do.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{source!r} is no path here, and reading from the hub needs "
+            "huggingface_hub: pip install 'mupax[hub]'"
+        ) from None
+    repository, options = _split(source, options)
+    given: dict[str, Any] = dataclasses.asdict(options)
+    try:
+        found = huggingface_hub.hf_hub_download(repository, filename, **given)
+    except errors.LocalEntryNotFoundError:
+        if optional and _was_missing(repository, filename, options):
+            return None
+        raise ValueError(
+            f"{source!r} is no path here, the hub cannot be reached, and the cache "
+            f"holds no {filename} of it; offline, give the path of a file"
+        ) from None
+    except errors.EntryNotFoundError:
+        if optional:
+            return None
+        raise ValueError(
+            f"{source!r} on the hub holds no {filename}, and pickled weights are not "
+            "read; give a repository that does, or the path of a .safetensors file"
+        ) from None
+    except errors.GatedRepoError:
+        raise ValueError(
+            f"{source!r} on the hub is gated: accept its terms there, then give a "
+            "token by `hf auth login`, HF_TOKEN or token=..."
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ValueError(
+            f"{source!r} is no path here, and no repository on the hub that this "
+            "token may read; check its name, or give a token by `hf auth login`, "
+            "HF_TOKEN or token=..."
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ValueError(
+            f"{repository!r} on the hub has no revision {options.revision!r}; give a "
+            "branch, tag or commit that it has"
+        ) from None
+    except Exception as error:  # the network, proxies and disks raise their own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"{source!r} is no path here, and the hub does not give its {filename} "
+            f"({reason}); offline, give the path of a file"
+        ) from None
+    verify(pathlib.Path(found), source, filename)
+    return pathlib.Path(found)
+
+
+def _split(source: str, options: HubOptions) -> tuple[str, HubOptions]:
+    match = _ID.fullmatch(source)
+    assert match is not None, source
+    inside = match["revision"]
+    if inside is None:
+        return match["id"], options
+    if options.revision not in (None, inside):
+        raise ValueError(
+            f"{source!r} names a revision, and revision={options.revision!r} another; "
+            "give one of them"
+        )
+    return match["id"], dataclasses.replace(options, revision=inside)
+
+
+def _was_missing(repository: str, filename: str, options: HubOptions) -> bool:
+    """Whether the cache knows that a repository has no such file."""
+    import huggingface_hub
+
+    known = huggingface_hub.try_to_load_from_cache(
+        repository, filename, cache_dir=options.cache_dir, revision=options.revision
+    )
+    return known is huggingface_hub._CACHED_NO_EXIST
+
+
+def verify(path: pathlib.Path, source: str, filename: str) -> None:
+    """Compare a cached file with the hash by which the hub names it.
+
+    The cache keeps a file under its ETag, which is the SHA-256 of a file in large
+    storage and git's hash of any other. Where the system has no symbolic links the
+    name is lost, and nothing is verified.
+
+    Raises:
+      ValueError: the file is another one.
+    """
+    if not path.is_symlink():
+        return
+    expected = pathlib.Path(os.readlink(path)).name
+    if re.fullmatch(r"[0-9a-f]{64}", expected):
+        found = sha256(path)
+    elif re.fullmatch(r"[0-9a-f]{40}", expected):
+        content = path.read_bytes()
+        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    else:
+        return
+    if found != expected:
+        blob = path.parent / os.readlink(path)
+        raise ValueError(
+            f"the cached {filename} of {source!r} is damaged: its hash is not the "
+            f"hub's; delete {str(blob.resolve())!r}, then load again to download it"
+        )
