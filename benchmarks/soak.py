@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mupax.experiments.run import job as jobs
 from mupax.experiments.run import train
-from mupax.experiments.run.config import defaults
+from mupax.experiments.run.config import defaults, parse
 
 
 def resident() -> float:
@@ -41,7 +41,7 @@ def soak(minutes: float, points: int = 10, every: int = 200) -> list[tuple[int, 
     c.steps = 10**9
     c.log_every = 100
     c.eval_every = c.save_every = every
-    job = jobs.build(c)
+    job = jobs.prepare(parse(c))
     found: list[tuple[int, float]] = []
     start = time.monotonic()
 
@@ -53,12 +53,12 @@ def soak(minutes: float, points: int = 10, every: int = 200) -> list[tuple[int, 
 
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
         train(
-            job.model,
+            job.built.model,
             job.program,
             job.dataset,
             job.plan,
             workdir=pathlib.Path(folder) / "run",
-            create=job.create,
+            create=job.built.create,
             on_step=watch,
             learning_rate=job.rate,
         )

@@ -28,28 +28,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
-from mupax.experiments import transfer
 from mupax.experiments.cli import flags
-from mupax.experiments.sweep import engine, tasks
+from mupax.experiments.sweep import engine, space, tasks
 from mupax.experiments.sweep.chunks import Chunks
 
 
 def job(depth: int, width: int = 64) -> tasks.Job:
     """The cell of this shape under Depth-μP."""
     words = ["--config=digits_resmlp", "--config.schedule.name=constant"]
-    config = flags.parse(["benchmark", *words]).config
-    jobs = transfer.plan_jobs(config, configs.points(config))
+    jobs = space.jobs(space.parse_sweep(flags.parse(["sweep", *words]).config))
     cell = next(j for j in jobs if j.parametrization == "depth_mup")
-    return dataclasses.replace(cell, depth=depth, width=width)
+    return cell.sized(width, depth)
 
 
 def compiled(
     cell: tasks.Job, data: datasets.ImageData
 ) -> tuple[Chunks, list[tuple[float, ...]]]:
     """A cell's program, traced and compiled, and the points of its grid."""
-    points = [(2.0**x,) for x in cell.log2_lr]
+    points = [(x,) for x in cell.grid["learning_rate"]]
     program = Chunks(cell, cell.training(data), engine.Limits(), len(points))
     return program, points
 
@@ -64,7 +61,7 @@ def plain(data: datasets.ImageData, cell: tasks.Job, *, quick: bool) -> float:
     images = jnp.asarray(datasets.normalize(data.train_images, data.mean, data.std))
     images = images.reshape(len(images), -1)
     labels = jnp.asarray(data.train_labels)
-    branch = (depth / cell.base_depth) ** -0.5
+    branch = (depth / cell.config.base_depth) ** -0.5
 
     def init(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         u, w, v = jax.random.split(key, 3)
@@ -105,7 +102,7 @@ def plain(data: datasets.ImageData, cell: tasks.Job, *, quick: bool) -> float:
         for s in range(cell.seeds)
     ]
     keys = jax.random.split(jax.random.key(0), cell.seeds)
-    rates = 2.0 ** jnp.asarray(cell.log2_lr)
+    rates = jnp.asarray(cell.grid["learning_rate"])
     options = {"xla_backend_optimization_level": 1} if quick else None
     program = jax.jit(jax.vmap(seed, (0, 0, None)), compiler_options=options)
     jax.block_until_ready(program(keys, np.stack(orders), rates))
@@ -156,7 +153,8 @@ def against_plain(data: datasets.ImageData) -> None:
 
 def rate_of_arithmetic(data: datasets.ImageData) -> None:
     """Print the share of the machine's matrix-multiply rate at width 256."""
-    cell = dataclasses.replace(job(32, 256), steps=30)
+    cell = job(32, 256)
+    cell = dataclasses.replace(cell, config=dataclasses.replace(cell.config, steps=30))
     program, points = compiled(cell, data)
     side = 2048
     x = jax.random.normal(jax.random.key(0), (side, side))
@@ -193,7 +191,7 @@ def against_torch(python: str, data: datasets.ImageData) -> None:
         np.savez(file, images=images, labels=data.train_labels)
         for depth in (8, 64):
             small = job(depth)
-            tuned = dataclasses.replace(small, seeds=4, axes=(multipliers,))
+            tuned = dataclasses.replace(small, seeds=4, axes=(*small.axes, multipliers))
             ratios: dict[int, list[float]] = {small.runs: [], tuned.runs: []}
             for _ in range(3):
                 command = [python, str(script), str(file), f"--depth={depth}"]

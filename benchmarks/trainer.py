@@ -25,9 +25,8 @@ from ml_collections import ConfigDict
 from mupax import zoo
 from mupax.experiments.run import job as jobs
 from mupax.experiments.run import open_checkpoints, train
-from mupax.experiments.run.config import defaults
+from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.evaluate import place_batch
-from mupax.experiments.run.step import init_on_mesh
 
 STEPS = 100
 
@@ -47,17 +46,17 @@ def config() -> ConfigDict:
 
 def bare(job: jobs.Job) -> float:
     """Seconds a step, of the compiled step alone."""
-    state = init_on_mesh(job.program, job.create)
+    state = job.program.init_on_mesh(job.built.create)
     feed = job.dataset.train(job.plan.batch_size, 0)
     batch = place_batch(next(feed), zoo.batch_sharding(job.program.mesh))
     feed.close()
     step = job.program.jit_step()
     for _ in range(3):
-        state, out = step(state, batch)
+        state, out = step(state, batch, job.program.hyper)
     jax.block_until_ready(out)
     start = time.perf_counter()
     for _ in range(STEPS):
-        state, out = step(state, batch)
+        state, out = step(state, batch, job.program.hyper)
     jax.block_until_ready(out)
     return (time.perf_counter() - start) / STEPS
 
@@ -67,12 +66,12 @@ def looped(job: jobs.Job) -> float:
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         train(
-            job.model,
+            job.built.model,
             job.program,
             job.dataset,
             job.plan,
             workdir=pathlib.Path(folder) / "run",
-            create=job.create,
+            create=job.built.create,
             on_step=lambda step, loss, line: times.append(time.perf_counter()),
         )
     # The last step waits for evaluation and checkpoint.
@@ -81,7 +80,7 @@ def looped(job: jobs.Job) -> float:
 
 def checkpoint(job: jobs.Job) -> float:
     """Seconds that saving holds the loop up: the device is copied, not the disk."""
-    state = init_on_mesh(job.program, job.create)
+    state = job.program.init_on_mesh(job.built.create)
     found = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -126,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs
-    job = jobs.build(config())
+    job = jobs.prepare(parse(config()))
     ratios, alone = [], []
     for pair in range(pairs):
         measures = [bare, looped][:: 1 if pair % 2 else -1]

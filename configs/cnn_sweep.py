@@ -10,23 +10,26 @@ docs/evidence.md holds what came out.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.config import sweep_defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:
     """The config."""
-    c = sweep_defaults()
+    c = defaults("sweep")
     c.dataset = "cifar10"
     c.data.image_size = 16
     c.batch_size = 32
+    c.steps = 200
     c.model = ConfigDict({"name": "cnn", "branch_multiplier": 1.0})
-    c.base = ConfigDict({"width": 16, "depth": 3})
+    c.model.width = 16  # the base's
+    c.model.depth = 3
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
+    c.learning_rate = 2.0**-6  # about the base's best
+    c.schedule.name = "constant"
     c.sweep.depths = (3, 6, 12, 24)
     c.sweep.widths = (8, 16, 32, 64)
     c.sweep.axes.learning_rate = "2**[-10:-2:1]"
     c.sweep.seeds = 2
-    c.sweep.steps = 200
     c.sweep.average_last = 50
     c.sweep.parametrizations = ConfigDict(
         {

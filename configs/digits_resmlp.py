@@ -10,24 +10,27 @@ The same config runs on other image datasets that TFDS has prepared:
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.config import sweep_defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:
     """Sweep depths and widths of a small model, then train the large one."""
-    c = sweep_defaults()
+    c = defaults("sweep", "target")
 
     # Data.
     c.dataset = "digits"  # or mnist, fashion_mnist, cifar10
     c.batch_size = 64
+    c.steps = 200
 
     # Model: x + a M^-alpha MS(relu(W x)), M = depth / base depth.
     c.model = ConfigDict()
     c.model.name = "resmlp"
     c.model.branch_multiplier = 1.0  # a
     c.model.train_ends = True  # train the input and output layers too
-    c.base = ConfigDict({"width": 64, "depth": 8})
+    c.model.width = 64  # the base's
+    c.model.depth = 8
     c.optimizer = ConfigDict({"name": "adam"})
+    c.learning_rate = 2.0**-7  # about the base's best
     c.schedule.name = "cosine"  # at a constant rate Adam's late spikes decide the end
 
     # Proxies: depths at the base width, widths at the base depth.
@@ -35,7 +38,6 @@ def get_config() -> ConfigDict:
     c.sweep.widths = (32, 64, 128, 256)
     c.sweep.axes.learning_rate = "2**[-13:-2:1]"
     c.sweep.seeds = 2
-    c.sweep.steps = 200
     c.sweep.average_last = 50  # the loss of a run: mean over its last steps
     c.sweep.parametrizations = ConfigDict(
         {
@@ -46,12 +48,9 @@ def get_config() -> ConfigDict:
     )
 
     # The large model, at the learning rate that the base model likes best.
-    c.target = ConfigDict()
-    c.target.parametrization = "depth_mup"
     c.target.width = 256
     c.target.depth = 64
     c.target.steps = 600
-    c.target.seed = 0
     c.target.eval_every = 100
     c.target.save_every = 100
     return c

@@ -8,23 +8,26 @@ CompleteP. docs/evidence.md holds what came out.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.config import sweep_defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:
     """The config."""
-    c = sweep_defaults()
+    c = defaults("sweep")
     c.dataset = "text:input.txt"
     c.data.context = 64
     c.batch_size = 8
+    c.steps = 200
     c.model = ConfigDict({"name": "gpt", "branch_multiplier": 1.0, "head_dim": 16})
-    c.base = ConfigDict({"width": 32, "depth": 2})
+    c.model.width = 32  # the base's
+    c.model.depth = 2
     c.optimizer = ConfigDict({"name": "adam"})
+    c.learning_rate = 2.0**-7  # about the base's best
+    c.schedule.name = "constant"
     c.sweep.depths = (2, 4, 8, 16)
     c.sweep.widths = (32,)
     c.sweep.axes.learning_rate = "2**[-11:-5:1]"
     c.sweep.seeds = 2
-    c.sweep.steps = 200
     c.sweep.average_last = 50
     c.sweep.parametrizations = ConfigDict(
         {

@@ -11,15 +11,16 @@ docs/evidence.md holds what came out.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.config import sweep_defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:
     """The config."""
-    c = sweep_defaults()
+    c = defaults("sweep")
     c.dataset = "cifar10"
     c.data.image_size = 16
     c.batch_size = 64
+    c.steps = 300
     # As in the paper, the input and output layers stay as they start.
     c.model = ConfigDict({"name": "resmlp", "branch_multiplier": 1.0})
     c.model.train_ends = False
@@ -27,13 +28,15 @@ def get_config() -> ConfigDict:
     c.model.layer_norm = False
     c.model.activation_first = False
     c.model.block_depth = 1
-    c.base = ConfigDict({"width": 64, "depth": 8})
+    c.model.width = 64  # the base's
+    c.model.depth = 8
     c.optimizer = ConfigDict({"name": "adam"})
+    c.learning_rate = 2.0**-8  # about the base's best
+    c.schedule.name = "constant"
     c.sweep.depths = (8, 32, 128, 256)
     c.sweep.widths = (64,)
     c.sweep.axes.learning_rate = "2**[-14:-5:1]"
     c.sweep.seeds = 2
-    c.sweep.steps = 300
     c.sweep.average_last = 100
     c.sweep.parametrizations = ConfigDict(
         {

@@ -8,26 +8,29 @@ pixels. docs/evidence.md holds what came out.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.config import sweep_defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:
     """The config."""
-    c = sweep_defaults()
+    c = defaults("sweep")
     c.dataset = "cifar10"
     c.data.image_size = 16
     c.batch_size = 32
+    c.steps = 100
     c.model = ConfigDict({"name": "resnet18", "branch_multiplier": 1.0})
     c.model.blocks = (1, 1)
     c.model.stem = "cifar"
-    c.base = ConfigDict({"width": 8, "depth": 1})
+    c.model.width = 8  # the base's
+    c.model.depth = 1
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
+    c.learning_rate = 2.0**-4  # about the base's best
+    c.schedule.name = "constant"
     c.sweep.depths = (1, 2, 4)  # how often the blocks of a stage are repeated
     c.sweep.widths = (8,)
     c.sweep.axes.learning_rate = "2**[-8:-2:1]"
     c.sweep.choices = (("model.norm", ("batch", "layer", "none")),)
     c.sweep.seeds = 2
-    c.sweep.steps = 100
     c.sweep.average_last = 25
     c.sweep.parametrizations = ConfigDict(
         {"mup": {"name": "mup"}, "depth_mup": {"name": "depth_mup"}}

@@ -9,25 +9,28 @@ came out.
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.config import sweep_defaults
+from mupax.experiments.run.config import defaults
 
 
 def get_config() -> ConfigDict:
     """The config."""
-    c = sweep_defaults()
+    c = defaults("sweep")
     c.dataset = "cifar10"
     c.batch_size = 32
+    c.steps = 200
     c.model = ConfigDict({"name": "vit", "branch_multiplier": 1.0})
     c.model.patch_size = 8
     c.model.heads = 4
-    c.base = ConfigDict({"width": 32, "depth": 2})
+    c.model.width = 32  # the base's
+    c.model.depth = 2
     c.optimizer = ConfigDict({"name": "adam"})
+    c.learning_rate = 2.0**-9  # about the base's best
+    c.schedule.name = "constant"
     c.sweep.depths = (2, 4, 8, 16)
     c.sweep.widths = (32,)
     c.sweep.axes.learning_rate = "2**[-12:-5:1]"
     c.sweep.choices = (("model.layer_norm", (True, False)),)
     c.sweep.seeds = 2
-    c.sweep.steps = 200
     c.sweep.average_last = 50
     c.sweep.parametrizations = ConfigDict(
         {"mup": {"name": "mup"}, "depth_mup": {"name": "depth_mup"}}

@@ -1,5 +1,6 @@
 """The job of `mupax coord-check`: do activations move alike at every size?"""
 
+import dataclasses
 import math
 import pathlib
 from typing import Any
@@ -11,14 +12,18 @@ from ml_collections import ConfigDict
 
 from mupax import optim, zoo
 
-from . import config as configs
-from . import io
+from . import io, memory
 from .errors import UserError
-from .run import build_optimizer, workdir
-from .run import config as training_configs
-from .run import job as train
+from .run import workdir
+from .run.build import (
+    create_model,
+    make_objective,
+    make_optimizer,
+    model_shapes,
+    open_dataset,
+)
+from .run.config import Named, parse
 from .run.objective import Classification, Objective
-from .sweep import memory
 
 _MOST_SEEDS = 1000
 
@@ -52,39 +57,40 @@ def run(
         raise UserError(f"--tolerance={tolerance} must be a positive number")
     if not 1 <= seeds <= _MOST_SEEDS:
         raise UserError(f"--seeds={seeds} must lie in 1 to {_MOST_SEEDS}")
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
+    given = config.copy_and_resolve_references()
+    with given.unlocked():
         if learning_rate is not None:
-            config.learning_rate = learning_rate
-    config = training_configs.check(config)
-    dataset = train.open_dataset(config, stand_in=True)
-    objective = train.make_objective(config, dataset)
-    name, options = training_configs.model_options(config)
-    options |= train._shapes(dataset, name)
-    point = training_configs.point(config)
+            given.learning_rate = learning_rate
+    run = parse(given)
+    dataset = open_dataset(run, stand_in=True)
+    shapes = model_shapes(dataset, run.model.name)
+    objective = make_objective(run, dataset)
+    options = run.model.options
     base: dict[str, Any] = {
-        "width": options.get("base_width") or options.get("width"),
-        "depth": options.get("base_depth") or options.get("depth"),
+        "width": run.base_width or options.get("width"),
+        "depth": run.base_depth or options.get("depth"),
     }
     for key, size in base.items():
         if size is None:
             raise UserError(
-                f"the config gives {name} no {key} and no base_{key}; set one of them"
+                f"the config gives {run.model.name} no {key} and no base_{key}; set "
+                "one of them"
             )
-    options |= {"base_width": base["width"], "base_depth": base["depth"]}
+    run = dataclasses.replace(run, base_width=base["width"], base_depth=base["depth"])
 
     def build(key: jax.Array, width: int, depth: int) -> nnx.Module:
-        sizes = {"width": width, "depth": depth}
-        return zoo.create(name, **{**options, **sizes}, rngs=nnx.Rngs(key))
+        return create_model(run.sized(width, depth), shapes, key)
 
     def optimizer(model: nnx.Module, **_: int) -> Any:
-        chosen = configs.plain(config.optimizer)
-        return build_optimizer(chosen, config.learning_rate, zoo.scales(model), point)
+        constant = Named("constant")
+        return make_optimizer(
+            dataclasses.replace(run, schedule=constant), zoo.scales(model)
+        )
 
     # Before minutes are spent on what would go there.
-    directory = workdir.named(config, folder)
+    directory = workdir.named(run, folder)
     io.check_writable(directory)
-    batch = next(iter(dataset.train(min(config.batch_size, 64), config.seed)))
+    batch = next(iter(dataset.train(min(run.batch_size, 64), run.seed)))
     wide = _sizes("widths", widths, base["width"])
     deep = _sizes("depths", depths, base["depth"])
     try:

@@ -18,10 +18,9 @@ from ml_collections import ConfigDict
 from mupax import zoo
 from mupax.experiments.estimate.hlo import collectives
 from mupax.experiments.run import job as train
-from mupax.experiments.run.config import defaults
+from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.evaluate import place_batch
 from mupax.experiments.run.mesh import make_mesh
-from mupax.experiments.run.step import init_on_mesh
 
 DEVICES, BATCH, STEPS = 8, 16, 4
 MESHES = {
@@ -67,14 +66,15 @@ def main() -> None:
         c = config(model)
         count = data * fsdp * tensor
         sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
-        job = train.build(c, make_mesh(sizes, jax.devices()[:count]))
-        state = init_on_mesh(job.program, job.create)
+        job = train.prepare(parse(c), make_mesh(sizes, jax.devices()[:count]))
+        state = job.program.init_on_mesh(job.built.create)
         feed = job.dataset.train(BATCH, 0)
         sharding = zoo.batch_sharding(job.program.mesh)
-        step = job.program.jit_step().lower(state, job.dataset.spec(BATCH)).compile()
+        batch, hyper = job.dataset.spec(BATCH), job.program.hyper
+        step = job.program.jit_step().lower(state, batch, hyper).compile()
         losses = []
         for _ in range(STEPS):
-            state, (loss, _) = step(state, place_batch(next(feed), sharding))
+            state, (loss, _) = step(state, place_batch(next(feed), sharding), hyper)
             losses.append(float(loss))
         feed.close()
         found[name] = {

@@ -20,7 +20,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import sweep_toys
 
-from mupax.experiments.sweep import engine, memory
+from mupax.experiments import memory
+from mupax.experiments.sweep import engine
 
 RATES = tuple(float(x) for x in range(-12, -4))
 

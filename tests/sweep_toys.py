@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mupax import optim
 from mupax.experiments import data as datasets
+from mupax.experiments.run.config import parse
+from mupax.experiments.run.step import Recipe
 from mupax.experiments.sweep import tasks
 from mupax.experiments.sweep.store import Store
 
@@ -27,24 +28,39 @@ def stripes() -> datasets.ImageData:
     return datasets.ImageData.from_arrays("stripes", train, test, 4)
 
 
-def job(**changes) -> tasks.Job:
-    """A job of six runs."""
-    small = tasks.Job(
-        parametrization="depth_mup",
-        point=optim.parametrization("depth_mup"),
-        width=16,
-        depth=4,
-        model=(("name", "resmlp"),),
-        base_width=8,
-        base_depth=2,
-        optimizer=(("name", "adam"),),
-        log2_lr=(-9.0, -7.0, -5.0),
-        seeds=2,
-        steps=20,
-        batch_size=16,
-        average_last=5,
+def job(
+    *,
+    log2_lr: tuple[float, ...] = (-9.0, -7.0, -5.0),
+    axes: tuple[tuple[str, tuple[float, ...]], ...] = (),
+    width: int = 16,
+    depth: int = 4,
+    model: dict | None = None,
+    parametrization: str = "depth_mup",
+    seeds: int = 2,
+    average_last: int = 5,
+    **config: object,
+) -> tasks.Job:
+    """A job of six runs; what is left over are keys of a run's config."""
+    given = {
+        "dataset": "stripes",
+        "model": {**(model or {"name": "resmlp"}), "width": width, "depth": depth},
+        "base_width": 8,
+        "base_depth": 2,
+        "parametrization": {"name": parametrization},
+        "optimizer": {"name": "adam"},
+        "schedule": {"name": "constant"},
+        "learning_rate": 1.0,
+        "steps": 20,
+        "batch_size": 16,
+    }
+    rates = tuple(2.0**x for x in log2_lr)
+    return tasks.Job(
+        parametrization=parametrization,
+        config=parse(given | config),
+        axes=(("learning_rate", rates), *axes),
+        seeds=seeds,
+        average_last=average_last,
     )
-    return dataclasses.replace(small, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,18 +114,18 @@ class Line(tasks.Task):
 
         def init(key, hyper):
             # Nearly the same, so that the seeds agree on the optimum.
-            return 1.0 + 0.1 * jax.random.normal(key, (self.width,)), key, ()
+            return 1.0 + 0.1 * jax.random.normal(key, (self.width,)), key
 
-        def loss(params, rest, fixed, batch, hyper):
+        def loss(params, rest, batch, hyper, key):
             rest, key = jax.random.split(rest)
             noisy = params + 0.01 * jax.random.normal(key, params.shape)
             value = jnp.mean((batch @ noisy) ** 2)
             return value, (value, rest)
 
-        def optimizer(params, rest, fixed, hyper):
+        def optimizer(hyper, params, rest):
             return optax.adam(hyper["learning_rate"])
 
-        return tasks.Training(init, loss, optimizer, data, len(data), None)
+        return tasks.own_training(Recipe(loss, optimizer), init, data, self)
 
 
 def points() -> np.ndarray:

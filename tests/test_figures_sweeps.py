@@ -16,13 +16,13 @@ import pytest
 from PIL import Image
 from sweep_populations import swept
 
-from mupax.experiments import cli, config
+from mupax.experiments import cli
 from mupax.experiments.errors import UserError
 from mupax.experiments.papers import figures
 from mupax.experiments.papers.figures import claims_bordelon as bordelon
 from mupax.experiments.papers.figures import claims_tp6 as tp6
 from mupax.experiments.papers.figures import curves, draw, job, parts
-from mupax.experiments.sweep import engine, grids, plan, tradeoff
+from mupax.experiments.sweep import engine, grids, space, tradeoff
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.statistics import Sizes
 
@@ -405,17 +405,16 @@ def test_every_sweep_of_a_figure_parses_and_plans(name, paper, tmp_path):
     request = figures.Request(paper, tmp_path, dataset="text:some.txt")
     for part in sweeps.parts:
         found = part.parsed(request)
-        config.check_sweep(found)
-        assert len(plan.jobs(found, config.points(found))) > 1
+        assert len(space.jobs(space.parse_sweep(found))) > 1
     names = [part.name for part in sweeps.parts]
     assert len(set(names)) == len(names)
 
 
 def pretended(part, request):
     """What a part's sweep would find, were every loss a bowl."""
-    given = part.parsed(request)
+    given = space.parse_sweep(part.parsed(request))
     populations = []
-    for job_ in plan.jobs(given, config.points(given)):
+    for job_ in space.jobs(given):
         places = dict.fromkeys(job_.grid, 0.0) | {"learning_rate": RATE}
         values = [[grids.coordinate(n, x) for x in v] for n, v in job_.grid.items()]
         grid = dict(zip(job_.grid, np.meshgrid(*values, indexing="ij"), strict=True))
@@ -427,8 +426,7 @@ def pretended(part, request):
         populations.append(
             Population(job_.name, *sizes, job_.chosen, axes, loss, both, 1.0)
         )
-    at = Sizes(given.base.width, given.base.depth)
-    return found(*populations, base=at, tradeoff=equal_sizes(12).tradeoff)
+    return found(*populations, base=given.sizes, tradeoff=equal_sizes(12).tradeoff)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -466,12 +464,12 @@ def test_a_theory_figure_takes_no_data(tmp_path, capsys):
 TINY = {
     "sweep.depths": "(1,2)",
     "sweep.widths": "(8,)",
-    "base.width": "8",
-    "base.depth": "1",
+    "model.width": "8",
+    "model.depth": "1",
     "batch_size": "8",
     "data.image_size": "8",
     "sweep.axes.learning_rate": "2**[-9:-5:2]",
-    "sweep.steps": "8",
+    "steps": "8",
     "sweep.average_last": "4",
     "sweep.only": "('ode','depth_mup')",
 }

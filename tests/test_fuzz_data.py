@@ -14,8 +14,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 from PIL import Image
 
-from mupax.experiments import data
-from mupax.experiments.data import memory
+from mupax.experiments import data, memory
 from mupax.experiments.errors import UserError
 
 SEED = int(os.environ.get("MUPAX_FUZZ_SEED", "0"))

@@ -243,7 +243,7 @@ def test_a_store_imports_nothing_of_posix_alone():
     code = (
         "import sys\n"
         "for name in ('fcntl', 'resource'): sys.modules[name] = None\n"
-        "from mupax.experiments.sweep import memory\n"
+        "from mupax.experiments import memory\n"
         "assert memory.host() > 0\n"
         "import ast, pathlib\n"
         "from mupax.experiments.sweep import store\n"

@@ -10,50 +10,34 @@ import optax
 import pytest
 import sweep_toys
 from flax import nnx
+from sweep_toys import job
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
+from mupax.experiments import memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import chunks, engine, executors, memory, tasks
-from mupax.experiments.sweep.programs import programs
+from mupax.experiments.run.build import create_model
+from mupax.experiments.run.config import tuned
+from mupax.experiments.sweep import chunks, engine, executors, tasks
+from mupax.experiments.sweep.population import programs
 from mupax.optim.paths import map_with_paths
 
 
 @pytest.fixture(scope="module")
 def data() -> datasets.ImageData:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 4, 200).astype(np.int32)
-    images = rng.integers(0, 64, (200, 4, 4, 1)) + 48 * labels[:, None, None, None]
-    images = images.astype(np.uint8)
-    split = slice(160), slice(160, None)
-    train, test = ((images[s], labels[s]) for s in split)
-    return datasets.ImageData.from_arrays("stripes", train, test, 4)
+    return sweep_toys.stripes()
 
 
-def job(**changes) -> tasks.Job:
-    small = tasks.Job(
-        parametrization="depth_mup",
-        point=optim.parametrization("depth_mup"),
-        width=16,
-        depth=4,
-        model=(("name", "resmlp"),),
-        base_width=8,
-        base_depth=2,
-        optimizer=(("name", "adam"),),
-        log2_lr=(-9.0, -7.0, -5.0),
-        seeds=2,
-        steps=20,
-        batch_size=16,
-        average_last=5,
-    )
-    return dataclasses.replace(small, **changes)
+def built(job: tasks.Job, seed: int) -> nnx.Module:
+    """The model of a job, initialized."""
+    shapes = {"input_shape": (4, 4, 1), "out_features": 4}
+    return create_model(job.config, shapes, seed)
 
 
 def one_run(job: tasks.Job, data: datasets.ImageData, seed: int, log2_lr: float):
     """The same training written as a plain loop: no vmap, no scan over steps."""
-    key = jax.random.split(jax.random.key(0), job.seeds)[seed]
-    model = job.build(data, nnx.Rngs(params=key))
-    tx = optim.adam(2.0**log2_lr, zoo.scales(model), job.point)
+    model = built(job, seed)
+    tx = optim.adam(2.0**log2_lr, zoo.scales(model), job.config.point)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     state = tx.init(params)
     order = datasets.batch_indices(len(data.train_labels), 16, seed, job.steps)
@@ -91,7 +75,7 @@ def lanes(request, monkeypatch):
 def test_a_lane_is_the_training_that_a_plain_loop_does(data):
     cell = engine.run(job(), data).cell()
     for seed, lane in ((0, 1), (1, 2)):
-        losses = one_run(job(), data, seed, job().log2_lr[lane])
+        losses = one_run(job(), data, seed, (-9.0, -7.0, -5.0)[lane])
         np.testing.assert_allclose(cell.curves[seed, lane], losses, rtol=2e-4)
         np.testing.assert_allclose(cell.loss[seed, lane], losses[-5:].mean(), rtol=2e-4)
 
@@ -109,7 +93,7 @@ def test_a_run_that_ends_far_above_guessing_is_diverged(data):
     # At 2^-60 nothing moves. At depth 64 SP's outputs begin in the hundreds,
     # Depth-μP's of order one, which is slow and not diverged.
     def loss(name):
-        still = job(point=optim.parametrization(name), depth=64, log2_lr=(-60.0,))
+        still = job(parametrization=name, depth=64, log2_lr=(-60.0,))
         return engine.run(still, data).cell()
 
     assert np.isfinite(loss("sp").curves).all()
@@ -120,7 +104,7 @@ def test_a_run_that_ends_far_above_guessing_is_diverged(data):
 def test_parametrizations_agree_at_base_size(data):
     at_base = {"width": 8, "depth": 2}
     losses = [
-        engine.run(job(point=optim.parametrization(name), **at_base), data).cell().loss
+        engine.run(job(parametrization=name, **at_base), data).cell().loss
         for name in ("sp", "mup", "depth_mup", "ode")
     ]
     for other in losses[1:]:
@@ -216,10 +200,9 @@ def test_a_job_that_memory_cramped_beside_another_is_compiled_anew(data, monkeyp
 
 def test_a_model_with_batch_statistics_is_swept(data):
     model = {"name": "resnet18", "blocks": (1,), "stem": "cifar"}
-    small = job(width=4, depth=1, base_width=4, base_depth=1, steps=2, average_last=1)
-    cell = engine.run(
-        dataclasses.replace(small, model=tuple(model.items())), data
-    ).cell()
+    size = {"width": 4, "depth": 1, "base_width": 4, "base_depth": 1}
+    small = job(model=model, steps=2, average_last=1, **size)
+    cell = engine.run(small, data).cell()
     assert np.isfinite(cell.curves).all()
 
 
@@ -245,43 +228,38 @@ def swept_at_once(data, request):
     for name in SWEPT:
         changed = {**plain, name: SWEPT[name]}
         points.append(tuple(changed.get(k, 1.0) for k in SWEPT))
-    small = job(optimizer=(("name", "adamw"),), log2_lr=(-6.0,), steps=12, seeds=1)
-    training = dataclasses.replace(
-        small, axes=tuple((name, (0.0,)) for name in SWEPT)
-    ).training(data)
+    small = job(axes=tuple((name, (0.0,)) for name in SWEPT), **ONE)
+    training = small.training(data)
     hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
     begin, advance = programs(training, together=request.param)
-    orders = datasets.batch_indices(160, 16, 0, 12)[:, None]
-    keys = jax.random.split(jax.random.key(0), 1)
+    examples, orders = training.feed([0])
+    keys = training.keys([0])
     state = begin(keys, hyper)
     last = np.full(len(points), 12, np.int32)
-    losses = advance(state, keys, hyper, orders, 0, last, training.examples)[1]
+    losses = advance(state, keys, hyper, orders, 0, last, examples)[1]
     return np.asarray(losses)[0]
 
 
-def changed(name: str) -> tasks.Job:
-    """The job in whose config the value stands as a plain number."""
-    small = job(optimizer=(("name", "adamw"),), log2_lr=(-6.0,), steps=12, seeds=1)
-    value = SWEPT[name]
-    match name:
-        case "branch_multiplier":
-            return dataclasses.replace(small, model=(*small.model, (name, value)))
-        case "richness":
-            point = optim.parametrization("depth_mup", richness=value)
-            return dataclasses.replace(small, point=point)
-        case "warmup":
-            schedule = (("name", "constant"), ("warmup", 3))
-            return dataclasses.replace(small, schedule=schedule)
-        case "label_smoothing":
-            return dataclasses.replace(small, label_smoothing=value)
-    return dataclasses.replace(small, optimizer=(*small.optimizer, (name, value)))
+ONE = {
+    "optimizer": {"name": "adamw"},
+    "log2_lr": (-6.0,),
+    "steps": 12,
+    "seeds": 1,
+}
 
 
-@pytest.mark.parametrize("name", [name for name in SWEPT if name != "init_scale"])
+@pytest.mark.parametrize("name", list(SWEPT))
 def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, data):
+    """`tuned` puts a plain number where the sweep puts a lane's."""
     lane = swept_at_once[1 + list(SWEPT).index(name)]
-    alone = engine.run(changed(name), data).cell().curves[0, 0]
+    small = job(**ONE)
+    config = tuned(small.config, {name: SWEPT[name]})
+    if name == "label_smoothing":  # as a sweep of it, which keeps the plain loss
+        small = job(axes=((name, (SWEPT[name],)),), **ONE)
+        config = small.config
+    changed = dataclasses.replace(small, config=config)
+    alone = engine.run(changed, data).curves.reshape(-1)
     np.testing.assert_allclose(lane, alone, rtol=2e-4)
     assert np.abs(lane - swept_at_once[0]).max() > 1e-4
 
@@ -289,12 +267,12 @@ def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, d
 @pytest.mark.parametrize("name", ["resmlp", "vit"])
 def test_init_scale_multiplies_weights_and_leaves_biases_and_norms(name, data):
     options = {"vit": {"patch_size": 2, "heads": 2}, "resmlp": {"layer_norm": True}}
-    model = (("name", name), *options[name].items())
-    scaled = job(model=model, axes=(("init_scale", (0.5, 1.0)),))
+    scaled = job(model={"name": name, **options[name]})
     init, key = scaled.training(data).init, jax.random.key(3)
-    plain, *_ = init(key, {})
-    half, *_ = init(key, {"init_scale": np.float32(0.5)})
-    scales = zoo.scales(scaled.build(data, nnx.Rngs(0)))
+    rate = {"learning_rate": 1.0}
+    plain = init(key, rate)[0]["params"]
+    half = init(key, rate | {"init_scale": np.float32(0.5)})[0]["params"]
+    scales = zoo.scales(built(scaled, 0))
     kinds = set()
     for (path, before), (_, after) in zip(
         nnx.to_flat_state(plain), nnx.to_flat_state(half), strict=True
@@ -311,8 +289,7 @@ def test_init_scale_multiplies_weights_and_leaves_biases_and_norms(name, data):
 def test_a_run_with_an_init_scale_begins_at_the_scaled_weights(scale, data):
     small = job(steps=1, average_last=1, seeds=1, axes=(("init_scale", (scale,)),))
     found = engine.run(small, data)
-    key = jax.random.split(jax.random.key(0), 1)[0]
-    model = small.build(data, nnx.Rngs(params=key))
+    model = built(small, 0)
     params = nnx.state(model, nnx.Param)
     factors = {
         path: scale if one.in_axes else 1.0 for path, one in zoo.scales(model).items()

@@ -1,5 +1,7 @@
 """A sweep on any data: text is next-token prediction, images may be made smaller."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -8,13 +10,13 @@ from ml_collections import ConfigDict
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
-from mupax.experiments import transfer
 from mupax.experiments.cli.flags import list_configs, parse
-from mupax.experiments.config import check_sweep, points
 from mupax.experiments.errors import UserError
-from mupax.experiments.report.gather import featured
+from mupax.experiments.run.build import create_model
+from mupax.experiments.run.config import parse as parse_run
+from mupax.experiments.run.config import plain
 from mupax.experiments.run.objective import NextToken
-from mupax.experiments.sweep import engine
+from mupax.experiments.sweep import engine, space
 from mupax.experiments.sweep import job as sweep
 
 SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(40))
@@ -27,25 +29,25 @@ def song(tmp_path_factory):
     return f"text:{path}"
 
 
-def config(name: str) -> ConfigDict:
+def config(name: str, **sections) -> ConfigDict:
     return ConfigDict(
         {
             "dataset": name,
-            "data_dir": None,
             "data": {"context": 8},
             "batch_size": 4,
-            "model": {"name": "gpt", "head_dim": 4},
-            "base": {"width": 8, "depth": 1},
+            "model": {"name": "gpt", "head_dim": 4, "width": 8, "depth": 1},
             "optimizer": {"name": "adam"},
+            "schedule": {"name": "constant"},
+            "steps": 6,
             "sweep": {
                 "depths": (1, 2),
                 "widths": (8, 16),
                 "axes": {"learning_rate": "2**[-8:-4:2]"},
                 "seeds": 1,
-                "steps": 6,
                 "average_last": 2,
                 "parametrizations": {"depth_mup": {"name": "depth_mup"}},
             },
+            **sections,
         }
     )
 
@@ -61,22 +63,19 @@ def test_a_text_is_held_window_by_window(song):
 
 
 def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
-    (job, *_) = sweep.plans.jobs(
-        config(song), {"depth_mup": optim.parametrization("depth_mup")}
-    )
+    (job, *_) = space.jobs(space.parse_sweep(config(song)))
     held = datasets.hold(song, None, {"context": 8})
-    lane = engine.run(job, held).curves[0, 1]
-    key = jax.random.split(jax.random.key(0), 1)[0]
-    rngs = nnx.Rngs(params=key, dropout=jax.random.fold_in(key, 1))
-    model = job.build(held, rngs)
+    lane = engine.run(job, None).curves[0, 1]
+    shapes = {"vocab_size": 256, "context": 8}
+    model, key = create_model(job.config, shapes, 0), jax.random.key(0)
     tx = nnx.Optimizer(
-        model, optim.adam(2.0**-6, zoo.scales(model), job.point), wrt=nnx.Param
+        model, optim.adam(2.0**-6, zoo.scales(model), "depth_mup"), wrt=nnx.Param
     )
 
     @nnx.jit
     def step(model, tx, tokens):
         value, grads = nnx.value_and_grad(
-            lambda m: NextToken().loss(m, {"tokens": tokens}, key)
+            lambda m: NextToken().loss(m, {"tokens": tokens}, key)[0]
         )(model)
         tx.update(model, grads)
         return value
@@ -113,48 +112,113 @@ def test_images_are_held_at_the_size_that_is_asked_for():
     np.testing.assert_allclose(small.mean, full.mean, atol=0.5)
 
 
-@pytest.mark.parametrize("name", [n for n in list_configs() if n.endswith("_sweep")])
-def test_a_packaged_sweep_can_be_planned(name):
-    config = parse(["sweep", f"--config={name}"]).config
-    check_sweep(config)
-    jobs = sweep.plans.jobs(config, points(config))
-    assert len({job.name for job in jobs}) == len(jobs) >= 12
+@pytest.mark.parametrize("name", list_configs())
+def test_every_packaged_config_can_be_swept_at_its_base(name):
+    given = parse(["sweep", f"--config={name}"])
+    if name == "finetune_vit":  # its size is that of the pretrained weights
+        given.config.model.name = "vit_tiny_patch16_224"
+    jobs = space.jobs(space.parse_sweep(given.config))
+    assert len({job.name for job in jobs}) == len(jobs)
+    assert len(jobs) >= (6 if name.endswith("_sweep") else 1)
+    assert given.workdir == f"runs/{name}"
 
 
-def test_a_sweep_needs_two_sizes_of_something(song):
-    alone = config(song)
-    alone.sweep.depths = (1,)
-    check_sweep(alone)
-    alone.sweep.widths = (8,)
-    with pytest.raises(UserError, match="one of them needs at least two sizes"):
-        check_sweep(alone)
+@pytest.mark.parametrize("name", list_configs())
+def test_every_packaged_config_can_be_trained(name):
+    given = parse(["train", f"--config={name}"]).config
+    assert parse_run(given).learning_rate > 0
+
+
+def test_a_training_config_is_a_sweep_around_its_learning_rate():
+    found = space.parse_sweep(parse(["sweep", "--config=digits"]).config)
+    assert found.sizes == (64, 8)
+    assert found.target_sizes == (128, 16)
+    np.testing.assert_allclose(
+        np.log2(found.axes["learning_rate"]), np.arange(-12, -5), atol=1e-6
+    )
 
 
 def test_only_some_of_the_parametrizations_are_swept(song):
-    some = config(song)
-    some.sweep.parametrizations.sp = {"name": "sp"}
-    assert list(points(some)) == ["depth_mup", "sp"]
-    some.sweep.only = ("sp",)
-    assert list(points(some)) == ["sp"]
-    some.sweep.only = ("mup",)
+    def keys(only):
+        some = config(song)
+        some.sweep.parametrizations.sp = {"name": "sp"}
+        some.sweep.only = only
+        return list(space.parse_sweep(some).parametrizations)
+
+    assert keys(()) == ["depth_mup", "sp"]
+    assert keys(("sp",)) == ["sp"]
     with pytest.raises(UserError, match="there are depth_mup, sp"):
-        points(some)
+        keys(("mup",))
 
 
 def test_a_report_is_about_a_parametrization_that_was_swept(song):
-    some = config(song)
-    some.sweep.parametrizations.sp = {"name": "sp"}
-    assert featured(some) == "depth_mup"
-    some.sweep.only = ("sp",)
-    assert featured(some) == "sp"
-    some.target = {"parametrization": "sp"}
-    some.sweep.only = ()
-    assert featured(some) == "sp"
+    def featured(**changes):
+        some = config(song, **changes.pop("sections", {}))
+        some.sweep.parametrizations.sp = {"name": "sp"}
+        some.sweep.update(changes)
+        return space.parse_sweep(some).featured
+
+    assert featured() == "depth_mup"
+    assert featured(only=("sp",)) == "sp"
+    assert featured(sections={"target": {"parametrization": "sp"}}) == "sp"
 
 
-def test_transfer_takes_images_at_the_size_that_is_asked_for_and_no_text(song):
-    asked = config("digits")
-    asked.data = {"image_size": 4}
-    assert transfer._images(asked).train_images.shape[1:] == (4, 4, 1)
-    with pytest.raises(UserError, match="is text; use `mupax sweep`"):
-        transfer._images(config(song))
+def test_a_target_says_only_what_differs(song):
+    target = {"width": 16, "depth": 2, "steps": 9, "mesh": {"data": 1}, "ema": 0.9}
+    found = space.parse_sweep(config(song, target=target))
+    base, made = found.base, found.target
+    changed = base.sized(16, 2)
+    assert made == dataclasses.replace(
+        changed, steps=9, ema=0.9, mesh={"data": 1, "fsdp": 1, "tensor": 1}
+    )
+    with pytest.raises(UserError, match="no key 'wdth'"):
+        space.parse_sweep(config(song, target={"wdth": 16}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("sweep", 3, "sweep is 3; it must be a mapping"),
+        ("data", "x", "data is 'x'; it must be a mapping"),
+        ("steps", 2.5, "steps is 2.5; it must be a whole number"),
+        ("steps", 10**30, "at most 2147483647"),
+        ("batch_size", 2**40, "at most 2147483647"),
+        ("clip_norm", "a", "clip_norm is 'a'; it must be a number"),
+        ("mixup", float("nan"), "mixup=nan must be 0 or more"),
+        ("dataset", "x" * 5000, "of 5000 characters"),
+        ("sweep.parametrizations", "mup", "must be a mapping"),
+        ("sweep.parametrizations", {"a/b": {"name": "mup"}}, "a key names files"),
+        ("sweep.parametrizations", {"x" * 99: {"name": "mup"}}, "a key names files"),
+        ("sweep.parametrizations", {"mup": "mup"}, "must be a mapping"),
+        ("sweep.seeds", 10**9, "at most 10000"),
+        ("sweep.widths", 8, "sweep.widths is 8; it must be a tuple"),
+        ("sweep.widths", (8, 2**40), "at most 10000000"),
+        ("steps", 2**31 - 1, "it holds the order of all of them"),
+        ("model", {"name": "gpt", "width": 10**9, "depth": 1}, "at most 10000000"),
+        ("sweep.memory_share", 2.0, "between 0 and 1"),
+        ("sweep.axes", {"learning_rate": "1e308**[1:3:1]"}, "learning_rate"),
+        ("sweep.axes", {"learning_rate": "[1e308:1.7e308:1]"}, "learning_rate"),
+        ("sweep.axes", {"learning_rate": "[0.1:1:1e-9]"}, "learning_rate"),
+        ("sweep.axes", {"learning_rate": "2**[-1e9:1e9:1]"}, "learning_rate"),
+        ("sweep.axes", {"learning_rate": {"a": 1}}, "learning_rate"),
+        ("sweep.choices", 5, "sweep.choices is 5"),
+        ("sweep.choices", (("model.width", 5),), "sweep.choices is"),
+        ("sweep.sedes", 3, "no key sweep.sedes"),
+        ("base", {"width": 8}, "write the base's sizes as model.width"),
+        ("learning_rte", 0.1, "no key 'learning_rte'"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_one_sentence_that_names_the_key(
+    key, value, said, song
+):
+    given = plain(config(song))
+    part, _, name = key.partition(".")
+    if name:
+        given[part][name] = value
+    else:
+        given[part] = value
+    with pytest.raises(UserError) as error:
+        space.parse_sweep(given)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import grids, optima, statistics
+from mupax.experiments.sweep import grids, optima, statistics, verdict
 from mupax.experiments.sweep.results import Cell, Population
+from mupax.experiments.sweep.verdict import Verdict
 
 RATES = [2.0**x for x in range(-13, -1)]
 
@@ -29,27 +30,29 @@ def populations(slope: float, seeds: int, noise: float, start: int = 0):
 def told(slope: float, seeds: int, noise: float, start: int = 0):
     found = populations(slope, seeds, noise, start)
     base, target = statistics.Sizes(64, 8), statistics.Sizes(512, 512)
-    return statistics.verdicts(found, base, target)["learning_rate"]["p"]
+    return verdict.verdicts(found, base, target)["learning_rate"]["p"]
 
 
 def test_an_optimum_that_stays_transfers():
-    assert told(0.0, 4, 0.1)["depth"]["verdict"] == "transfers"
+    assert told(0.0, 4, 0.1)["depth"]["verdict"] is Verdict.TRANSFERS
 
 
 def test_an_optimum_that_moves_is_told_by_how_much():
-    assert told(-1.0, 4, 0.1)["depth"]["verdict"].startswith("shifts by -1.0")
+    found = told(-1.0, 4, 0.1)["depth"]
+    assert found["verdict"] is Verdict.SHIFTS
+    assert found["words"].startswith("shifts by -1.0")
 
 
 def test_one_seed_cannot_tell():
-    assert "more seeds" in told(0.0, 1, 0.0)["depth"]["verdict"]
+    assert told(0.0, 1, 0.0)["depth"]["verdict"] is Verdict.SEEDS
 
 
 @pytest.mark.long
 def test_noise_is_seldom_taken_for_a_shift():
     found = [told(0.0, 2, 0.7, start=i)["depth"]["verdict"] for i in range(20)]
     # One in twenty is expected; five have a probability below 1 %.
-    assert sum(verdict.startswith("shifts") for verdict in found) < 5
-    assert sum("more seeds" in verdict for verdict in found) > 10
+    assert sum(one is Verdict.SHIFTS for one in found) < 5
+    assert sum(one is Verdict.SEEDS for one in found) > 10
 
 
 def test_an_optimum_at_the_edge_cannot_tell():
@@ -58,16 +61,17 @@ def test_an_optimum_at_the_edge_cannot_tell():
         p.axes["learning_rate"] = [x * 64 for x in RATES]
         p.loss[:] = np.arange(12.0) + 1
     base = statistics.Sizes(64, 8)
-    found = statistics.verdicts(moved, base)["learning_rate"]["p"]["depth"]
-    assert "edge" in found["verdict"]
+    found = verdict.verdicts(moved, base)["learning_rate"]["p"]["depth"]
+    assert found["verdict"] is Verdict.EDGE
 
 
 def test_a_size_at_which_nothing_trained_does_not_transfer():
     found = populations(0.0, 3, 0.1)
     found[3].loss[:] = np.nan
     base = statistics.Sizes(64, 8)
-    found = statistics.verdicts(found, base)["learning_rate"]["p"]["depth"]
-    assert found["verdict"] == "does not transfer: nothing trained at depth 64"
+    found = verdict.verdicts(found, base)["learning_rate"]["p"]["depth"]
+    assert found["verdict"] is Verdict.FAILS
+    assert found["words"] == "does not transfer: nothing trained at depth 64"
 
 
 @pytest.mark.long
@@ -137,7 +141,7 @@ def test_verdicts_say_when_each_optimum_was_fixed():
     for i, p in enumerate(found):
         curve = [p.loss[..., ::-1]] * i + [p.loss] * (10 - i)
         found[i] = dataclasses.replace(p, curves=np.stack(curve, axis=-1))
-    verdicts = statistics.verdicts(found, statistics.Sizes(64, 8))
+    verdicts = verdict.verdicts(found, statistics.Sizes(64, 8))
     by_axis = verdicts["learning_rate"]["p"]
     assert by_axis["depth"]["fixed_after"] == [0.1, 0.2, 0.3, 0.4]
     assert by_axis["width"]["fixed_after"] == [0.5, 0.1, 0.6]

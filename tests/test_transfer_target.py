@@ -6,67 +6,95 @@ import pathlib
 import numpy as np
 import optax
 import pytest
-import rich.progress
 import sweep_toys
 from flax import nnx
-from ml_collections import ConfigDict
 
 from mupax import zoo
 from mupax.experiments import cli, transfer
-from mupax.experiments import config as configs
 from mupax.experiments import data as datasets
 from mupax.experiments import run as training
 from mupax.experiments.cli import flags
+from mupax.experiments.run.build import build, create_model, open_dataset
+from mupax.experiments.run.config import RunConfig, found_by_transfer, parse, tuned
+from mupax.experiments.run.records import read
 from mupax.experiments.sweep.results import Population
+from mupax.experiments.sweep.space import SweepConfig
 
 TOY = pathlib.Path(__file__).with_name("toy_config.py")
-TUNED = {"init_scale": 0.5, "warmup": 0.5, "label_smoothing": 0.2, "b1": 0.8}
+TUNED = {
+    "init_scale": 0.5,
+    "warmup": 0.5,
+    "label_smoothing": 0.2,
+    "b1": 0.8,
+    "branch_multiplier": 2.0,
+    "richness": 4.0,
+}
 
 
 @pytest.fixture(scope="module")
-def config() -> ConfigDict:
-    return flags.parse(["transfer", f"--config={TOY}"]).config
+def config() -> SweepConfig:
+    return transfer.parse(flags.parse(["transfer", f"--config={TOY}"]).config)
 
 
-def found(config: ConfigDict) -> Population:
+def found(config: SweepConfig) -> Population:
     """The base's runs, of which the one with TUNED is the best."""
     axes = {"learning_rate": [0.01], **{k: [v / 2, v] for k, v in TUNED.items()}}
     loss = np.ones((2, *map(len, axes.values())))
-    loss[:, 0, 1, 1, 1, 1] = 0.5
-    sizes = config.base.width, config.base.depth
-    return Population("n", "depth_mup", *sizes, {}, axes, loss, loss[..., None], 0.0)
+    loss[(slice(None), 0, *[1] * len(TUNED))] = 0.5
+    return Population(
+        "n", "depth_mup", *config.sizes, {}, axes, loss, loss[..., None], 0.0
+    )
 
 
 @pytest.fixture(scope="module")
-def tuned(config):
-    return transfer._tuned(config, configs.points(config), [found(config)])
+def best(config) -> dict[str, float]:
+    return transfer.best_of_base(config, [found(config)])
 
 
-def test_the_best_values_go_to_where_the_target_is_trained_with_them(config, tuned):
-    new, _ = tuned
-    assert new.target.init_scale == 0.5
-    assert new.schedule.to_dict() == {"name": "cosine", "warmup": 15}  # of 30 steps
-    assert new.label_smoothing == 0.2
-    assert new.optimizer.b1 == 0.8
-    assert "init_scale" not in config.target  # the sweep's own is as it was
+@pytest.fixture(scope="module")
+def target(config, best) -> RunConfig:
+    return tuned(config.target, best)
 
 
-def test_a_warm_up_is_put_before_the_schedule_that_there_is(config):
-    before = config.copy_and_resolve_references()
-    with before.unlocked():
-        before.schedule = ConfigDict({"name": "cosine", "warmup": 3, "final": 0.1})
-    new, _ = transfer._tuned(before, configs.points(before), [found(before)])
-    assert new.schedule.to_dict() == {"name": "cosine", "warmup": 15, "final": 0.1}
+def test_the_best_values_are_those_of_the_base(best):
+    assert best == {"learning_rate": pytest.approx(0.01), **TUNED}
 
 
-def test_the_target_begins_with_scaled_weights(config, tuned):
-    data = sweep_toys.stripes()
+def test_the_target_is_the_base_but_for_its_size_and_what_was_tuned(config, target):
+    assert target.model.options["width"] == 16
+    assert target.model.options["depth"] == 4
+    assert (target.base_width, target.base_depth) == config.sizes
+    assert target.learning_rate == pytest.approx(0.01)
+    assert target.init_scale == 0.5
+    assert target.schedule.plain() == {
+        "name": "cosine",
+        "warmup": 15,  # of 30 steps
+        "decay": 0,
+        "final": 0.0,
+    }
+    assert target.label_smoothing == 0.2
+    assert target.optimizer.plain() == {"name": "adam", "b1": 0.8}
+    assert target.model.options["branch_multiplier"] == 2.0
+    assert target.point.richness == 4.0
+    assert config.target.init_scale == 1.0  # the sweep's own is as it was
 
-    def weights(config, points):
-        point = points[config.target.parametrization]
-        return transfer.target_model(config, point, data, nnx.Rngs(0))
 
-    plain, scaled = weights(config, configs.points(config)), weights(*tuned)
+def test_transfer_from_gives_the_same_run_as_transfer(config, best, target, tmp_path):
+    """Both replace by one function, and nothing that was tuned is lost."""
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"transfer": found_by_transfer(config.base, best)}))
+    given = config.target.plain() | {"learning_rate": 1.0, "base_width": 2}
+    read = parse(given | {"transfer_from": str(path)})
+    assert read.plain() == target.plain() | {"transfer_from": str(path)}
+
+
+def test_the_target_begins_with_scaled_weights(config, target, tmp_path):
+    shapes = {"input_shape": (4, 4, 1), "out_features": 4}
+
+    def weights(config):
+        return create_model(config, shapes, 0)
+
+    plain, scaled = weights(config.target), weights(target)
     scales = zoo.scales(plain)
     before, after = (
         {"/".join(map(str, k)): v[...] for k, v in nnx.to_flat_state(nnx.state(m))}
@@ -82,26 +110,14 @@ def test_the_target_begins_with_scaled_weights(config, tuned):
     assert any(scales[path].in_axes for path in params)
 
 
-def test_the_target_is_trained_with_what_was_tuned(tuned, tmp_path, monkeypatch):
-    """Its fit gets the smoothing, and an optimizer that is warming up."""
-    seen = {}
-
-    def spied(model, tx, data, **options):
-        params = nnx.state(model, nnx.Param)
-        state = tx.init(params)
-        ones = nnx.state(model, nnx.Param)
-        first, state = tx.update(ones, state, params)
-        second, _ = tx.update(ones, state, params)
-        seen.update(options, sizes=[float(optax.tree.norm(x)) for x in (first, second)])
-
-    monkeypatch.setattr(transfer.training, "fit", spied)
-    with rich.progress.Progress(disable=True) as bars:
-        transfer.train_target(*tuned, sweep_toys.stripes(), -7.0, tmp_path, bars)
-    assert seen["label_smoothing"] == 0.2
-    assert seen["settings"]["schedule"] == {"name": "cosine", "warmup": 15}
-    assert seen["settings"]["target"]["init_scale"] == 0.5
-    assert seen["sizes"][0] == 0.0
-    assert seen["sizes"][1] > 0.0
+def test_the_target_warms_up(target):
+    built = build(target, datasets.from_memory(sweep_toys.stripes()))
+    params = nnx.state(built.create(), nnx.Param)
+    tx = built.recipe.optimizer({"learning_rate": 0.01}, None, None)
+    first, state = tx.update(params, tx.init(params), params)
+    second, _ = tx.update(params, state, params)
+    assert float(optax.tree.norm(first)) == 0.0
+    assert float(optax.tree.norm(second)) > 0.0
 
 
 def test_a_fit_smooths_the_labels_that_it_learns_from(tmp_path):
@@ -147,6 +163,72 @@ def test_choices_are_refused_in_one_sentence(capsys, tmp_path, config):
     assert cli.main(["mupax", "transfer", f"--config={path}", f"--workdir={run}"]) == 2
     assert "sweep.choices is for `mupax sweep`" in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_without_a_target_there_is_nothing_to_transfer_to(capsys):
+    assert cli.main(["mupax", "transfer", "--config=resmlp_sweep"]) == 2
+    assert "add target.width and target.depth" in capsys.readouterr().err
+
+
+GPT = """
+from ml_collections import ConfigDict
+from mupax.experiments.run.config import defaults
+
+
+def get_config():
+    c = defaults("sweep", "target")
+    c.dataset = "text:{text}"
+    c.data = ConfigDict({{"context": 8}})
+    c.model = ConfigDict({{"name": "gpt", "width": 8, "depth": 1, "head_dim": 4}})
+    c.optimizer = ConfigDict({{"name": "adam"}})
+    c.learning_rate = 0.01
+    c.clip_norm = 1.0
+    c.batch_size = 4
+    c.steps = 6
+    c.log_every = 1
+    c.sweep.axes.learning_rate = (0.005, 0.01, 0.02)
+    c.sweep.axes.init_scale = (0.5, 1.0)
+    c.sweep.widths = (8, 16)
+    c.sweep.seeds = 1
+    c.target.width = 16
+    c.target.depth = 2
+    c.target.steps = 8
+    c.target.mesh = ConfigDict({{"data": 1, "fsdp": -1}})
+    return c
+"""
+
+
+def test_a_gpt_is_transferred_with_clipping_and_init_scale(tmp_path):
+    """And the target leaves what `mupax train` leaves, evaluations on text included."""
+    text = tmp_path / "song.txt"
+    text.write_text("".join(f"{k} green bottles on the wall;\n" for k in range(60)))
+    path = tmp_path / "gpt.py"
+    path.write_text(GPT.format(text=text))
+    run = tmp_path / "run"
+    assert cli.main(["mupax", "transfer", f"--config={path}", f"--workdir={run}"]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    values = summary["transfer"]["hyperparameters"]
+    assert set(values) == {"learning_rate", "init_scale"}
+    assert summary["transfer"]["clip_norm"] == 1.0
+    lines = read(run / "target")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
+    assert lines[-1]["test_loss"] == pytest.approx(summary["target"]["test_loss"])
+    assert list((run / "target" / "tensorboard").iterdir())
+    assert zoo.load_pretrained("gpt", run / "model").plan.width == 2.0
+    # The same run by `mupax train`, step by step.
+    trained = tmp_path / "trained"
+    words = [f"--config={path}", f"--workdir={trained}"]
+    words += [f"--config.transfer_from={run / 'summary.json'}", "--config.steps=8"]
+    words += ["--config.model.width=16", "--config.model.depth=2"]
+    assert cli.main(["mupax", "train", *words]) == 0
+    losses = [line["loss"] for line in read(trained) if "loss" in line]
+    wanted = [line["loss"] for line in lines if "loss" in line]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-6)
+
+
+def test_an_open_dataset_is_shared_by_the_runs_of_a_process(config, tmp_path):
+    base = parse(config.base.plain() | {"data_dir": str(tmp_path)})
+    assert open_dataset(base) is open_dataset(base.sized(8, 8))
 
 
 @pytest.mark.long

@@ -9,11 +9,12 @@ def get_config() -> ConfigDict:
     """Two depths, two widths, two parametrizations."""
     c = digits_resmlp.get_config()
     del c.sweep.parametrizations["half_alpha"]
-    c.base = {"width": 8, "depth": 2}
+    c.model.width = 8
+    c.model.depth = 2
     c.sweep.depths = (2, 4)
     c.sweep.widths = (8, 16)
     c.sweep.axes.learning_rate = "2**[-9:-3:2]"
-    c.sweep.steps = 30
+    c.steps = 30
     c.sweep.average_last = 5
     c.target.width = 16
     c.target.depth = 4

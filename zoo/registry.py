@@ -129,6 +129,19 @@ def recipe(model: nnx.Module) -> tuple[str, dict[str, Any]]:
     return _RECIPES[model]
 
 
+def default_options(name: str) -> dict[str, Any]:
+    """The options of a model that `create` fills in, by name.
+
+    Examples:
+      >>> default_options("vit_tiny_patch16_224")["width"]
+      192
+    """
+    model, defaults = _MODELS[name]
+    parameters = inspect.signature(model.__init__).parameters.items()
+    given = {k: p.default for k, p in parameters if p.default is not p.empty}
+    return {**given, **defaults}
+
+
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the zoo's models, those that match a shell pattern.
 

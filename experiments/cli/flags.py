@@ -43,12 +43,12 @@ class Parsed(NamedTuple):
 
     Attributes:
       config: the config, with its overrides.
-      workdir: the run directory, or None.
+      workdir: the run directory; runs/<name of the config> by default.
       flags: the command's own flags, by name.
     """
 
     config: "ConfigDict"
-    workdir: str | None
+    workdir: str
     flags: dict[str, Any]
 
 
@@ -103,7 +103,14 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
         )
     if workdir.value == "":
         raise UserError("--workdir is empty; give a directory, or leave it out")
-    return Parsed(loaded, workdir.value, {f.name: values[f.name].value for f in own})
+    folder = workdir.value or _folder(argv)
+    return Parsed(loaded, folder, {f.name: values[f.name].value for f in own})
+
+
+def _folder(argv: Sequence[str]) -> str:
+    """The default run directory: runs/<name of the config>."""
+    path = next(word for word in argv if word.startswith("--config="))
+    return f"runs/{pathlib.PurePath(path.partition('=')[2]).stem}"
 
 
 def parse_own(

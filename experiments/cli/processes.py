@@ -37,7 +37,7 @@ def settings(
 
     import mupax
 
-    from ..config import plain
+    from ..run.config import plain
 
     given = plain(config)
     given.pop("data_dir", None)

@@ -16,9 +16,10 @@ import tensorflow_datasets as tfds
 from jaxtyping import Array
 from PIL import Image
 
+from .. import memory
 from ..errors import UserError
 from . import augment as augmentations
-from . import images, intact, memory, prepared, sources
+from . import images, intact, prepared, sources
 from .pipeline import Hosts, Workers, check_batch, iterate, run_through
 from .text import fake_text, is_fake_text, open_text
 

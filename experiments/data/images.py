@@ -15,8 +15,9 @@ import tensorflow_datasets as tfds
 from absl import logging
 from jaxtyping import Array, Float, Int32, UInt8
 
+from .. import memory
 from ..errors import UserError
-from . import intact, memory, prepared, sources
+from . import intact, prepared, sources
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 

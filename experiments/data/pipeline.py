@@ -11,8 +11,8 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, Int32, Int64
 
+from .. import memory
 from ..errors import UserError
-from . import memory
 from .images import ImageData
 
 #: From the examples' numbers, and random numbers for each, to what a batch holds.

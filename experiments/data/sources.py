@@ -14,8 +14,9 @@ import tensorflow_datasets as tfds
 from jaxtyping import Int32, UInt8
 from PIL import Image
 
+from .. import memory
 from ..errors import UserError
-from . import intact, memory
+from . import intact
 
 
 class Source(Protocol):

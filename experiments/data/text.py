@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32
 
+from .. import memory
 from ..errors import UserError
-from . import memory
 from .pipeline import Hosts, Workers, check_batch, iterate, run_through
 
 Batch = dict[str, np.ndarray]

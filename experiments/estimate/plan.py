@@ -13,11 +13,10 @@ import rich.table
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from ..config import plain
 from ..errors import UserError
 from ..run import job as train
+from ..run.config import parse
 from ..run.mesh import make_mesh
-from .flops import count_flops
 from .hardware import CHIPS, Chip
 from .hlo import COLLECTIVES, collectives
 
@@ -170,12 +169,13 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
       UserError: a mesh or batch that does not suit it, or a program that its compiler
         refuses, as for want of memory.
     """
-    mesh: Mesh = make_mesh(plain(config.mesh), topology.devices)
-    job = train.build(config, mesh, stand_in=True)
+    run = parse(config)
+    mesh: Mesh = make_mesh(run.mesh, topology.devices)
+    job = train.prepare(run, mesh, stand_in=True)
     train.check_job(job)
     program = job.program
     batch = job.dataset.spec(job.plan.batch_size)
-    lowered = program.jit_step().lower(program.abstract, batch)
+    lowered = program.jit_step().lower(program.abstract, batch, program.hyper)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -202,7 +202,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         + memory.temp_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes,
-        flops=count_flops(program.step, program.abstract, batch),
+        flops=train.flops(program, batch),
         sent=sent,
     )
 
@@ -337,7 +337,7 @@ def _batch_bytes(batch: dict[str, jax.ShapeDtypeStruct], mesh: Mesh) -> int:
 
 
 def _mesh_text(config: ConfigDict, e: Estimate) -> str:
-    shape = make_mesh(plain(config.mesh), e.topology.devices).shape
+    shape = make_mesh(parse(config).mesh, e.topology.devices).shape
     return ", ".join(f"{a} {n}" for a, n in shape.items() if n > 1) or "1"
 
 

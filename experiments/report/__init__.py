@@ -1,19 +1,18 @@
-"""The reports of `mupax sweep` and `mupax transfer`: self-contained pages, a table.
+"""The report of a sweep or a transfer: a self-contained page, and a table.
 
-`write_sweep_report` writes the report.html of a sweep; `write_report` that of a
-transfer, with depth.png, width.png, regret.png and target.png beside it;
-`print_table` says the same in a terminal.
+`write_report` writes report.html, and of a transfer depth.png, width.png, regret.png
+and target.png beside it; `print_verdicts` says the same in a terminal.
 """
 
-from .data import ReportData, SweepData
-from .page import write_report
-from .sweep_page import write_sweep_report
-from .terminal import print_table
+from .data import SweepData, Trained, machine
+from .page import report_page, write_report
+from .terminal import print_verdicts
 
 __all__ = [
-    "ReportData",
     "SweepData",
-    "print_table",
+    "Trained",
+    "machine",
+    "print_verdicts",
+    "report_page",
     "write_report",
-    "write_sweep_report",
 ]

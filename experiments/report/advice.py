@@ -2,10 +2,10 @@
 
 import math
 
+from ..sweep.verdict import Verdict, listed
 from . import findings, names
 from .data import SweepData, least
-from .findings import listed
-from .verdicts import MANY, dead, every, phrase, prediction, target
+from .words import MANY, dead, every, phrase, prediction, target
 
 
 def at_base(data: SweepData) -> str:
@@ -33,12 +33,11 @@ def advice(data: SweepData) -> list[str]:
     if parts:
         out.append(f"At {target(data)}, expect the best {listed(parts)}.")
     mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
-    if any("more seeds" in v.told for v in mine):
-        axes = listed(
-            list(dict.fromkeys(v.axis for v in mine if "more seeds" in v.told))
-        )
+    unsure = dict.fromkeys(v.axis for v in mine if v.verdict is Verdict.SEEDS)
+    if unsure:
+        axes = listed(list(unsure))
         out.append(f"To tell across {axes}, run it again with more seeds.")
-    edge = dict.fromkeys(v.name for v in mine if "edge" in v.told)
+    edge = dict.fromkeys(v.name for v in mine if v.told["at_edge"])
     if edge:
         out.append(f"Widen the grid of {listed([names.noun(n) for n in edge])}.")
     return out

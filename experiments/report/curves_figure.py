@@ -126,7 +126,7 @@ def curves_figure(data: SweepData, axis: Axis, page: Page, *, title: str) -> Fig
         for s, look in looks.items()
     ]
     handles.append(Line2D([], [], ls="", marker="x", ms=7, color=INK, label="diverged"))
-    per_row = min(len(handles), 8) if page.columns > 1 else 3
+    per_row = min(len(handles), 8)
     first = sheet.top + 0.23 * math.ceil(len(handles) / per_row) + 0.14
     step = head + main + foot
     sheet.open(first + rows * step + 0.32)

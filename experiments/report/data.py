@@ -1,14 +1,18 @@
-"""What the report is made of: the sweep's cells, their optima, the target's curve."""
+"""What a report is made of: a sweep's runs and optima, and the target's curve."""
 
 import dataclasses
 import functools
 import math
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
-from ..sweep import optima, statistics
+import mupax
+
+from ..sweep import optima, statistics, verdict
 from ..sweep.results import Cell, Optimum, Population, table
 from ..sweep.statistics import Sizes
 from ..sweep.tradeoff import Tradeoff
@@ -26,7 +30,8 @@ class Lines:
         those of the base depth the width axis; the base cell belongs to both.
       optima: (parametrization, width, depth) to its optimum, None where every run
         diverged.
-      summary: "shift_octaves" and "regret", by axis and parametrization.
+      shift: octaves between the extremes of the optima, by axis and parametrization.
+      regret: of the smallest model's optimum at the largest, likewise.
       labels: parametrization key to the name that a reader sees, in reading order.
       featured: key of the parametrization that the verdict is about.
       base_width: width at which depth is swept.
@@ -36,7 +41,8 @@ class Lines:
 
     cells: Sequence[Cell]
     optima: Mapping[tuple[str, int, int], Optimum | None]
-    summary: Mapping[str, Any]
+    shift: Mapping[str, Mapping[str, float | None]]
+    regret: Mapping[str, Mapping[str, float | None]]
     labels: Mapping[str, str]
     featured: str
     base_width: int
@@ -48,12 +54,6 @@ class Lines:
         """Keys that have cells, in the order of `labels`."""
         swept = dict.fromkeys(c.parametrization for c in self.cells)
         return [k for k in dict.fromkeys([*self.labels, *swept]) if k in swept]
-
-    @property
-    def reference(self) -> str | None:
-        """What the featured parametrization is compared with: sp, or else the first."""
-        others = [k for k in self.parametrizations if k != self.featured]
-        return "sp" if "sp" in others else next(iter(others), None)
 
     def label(self, key: str) -> str:
         """The name that a reader sees."""
@@ -91,8 +91,33 @@ class Lines:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The target, trained with the base's best hyperparameters.
+
+    Attributes:
+      sizes: its width and depth.
+      learning_rate: of the base's shape.
+      train_loss: at its end; None where it diverged.
+      test_accuracy: at its end.
+      curve: (step, training loss).
+      evals: (step, test loss, test accuracy).
+      checkpoint: where its last checkpoint lies.
+      seconds: that it took.
+    """
+
+    sizes: Sizes
+    learning_rate: float
+    train_loss: float | None
+    test_accuracy: float | None
+    curve: Sequence[tuple[int, float]]
+    evals: Sequence[tuple[int, float, float]]
+    checkpoint: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepData:
-    """Everything `mupax sweep` found, as plain data.
+    """Everything that a sweep or a transfer found, as plain data.
 
     Attributes:
       populations: all runs of both axes of size.
@@ -105,6 +130,7 @@ class SweepData:
       command: the command line that makes this report again; "" where there is none.
       target: the sizes to predict the optimum at; None for none.
       tradeoff: losses at equal parameters; None where they were not asked for.
+      trained: the target, of a transfer.
     """
 
     populations: Sequence[Population]
@@ -117,11 +143,12 @@ class SweepData:
     command: str
     target: Sizes | None = None
     tradeoff: Tradeoff | None = None
+    trained: Trained | None = None
 
     @functools.cached_property
     def verdicts(self) -> dict[str, Any]:
-        """As `statistics.verdicts` gives them."""
-        return statistics.verdicts(self.populations, self.base, self.target)
+        """As `verdict.verdicts` gives them."""
+        return verdict.verdicts(self.populations, self.base, self.target)
 
     @property
     def everything(self) -> list[Population]:
@@ -201,18 +228,20 @@ class SweepData:
             for p in self.populations
             if name in p.axes
         ]
-        summary: dict[str, Any] = {"shift_octaves": {}, "regret": {}}
+        shift: dict[str, Any] = {}
+        regret: dict[str, Any] = {}
         for axis, fixed in (("depth", self.base.width), ("width", self.base.depth)):
             along = {key: optima.along(cells, key, axis, fixed) for key in self.keys}
             known = {key: a for key, a in along.items() if a.cells}
-            summary["shift_octaves"][axis] = {k: a.shift for k, a in known.items()}
-            summary["regret"][axis] = {k: a.regret for k, a in known.items()}
+            shift[axis] = {k: a.shift for k, a in known.items()}
+            regret[axis] = {k: a.regret for k, a in known.items()}
         return Lines(
             cells=cells,
             optima={
                 (c.parametrization, c.width, c.depth): optima.optimum(c) for c in cells
             },
-            summary=summary,
+            shift=shift,
+            regret=regret,
             labels=self.keys,
             featured=self.main,
             base_width=self.base.width,
@@ -232,30 +261,6 @@ def _short(key: str) -> str:
     return part if name == "name" else name.replace("_", " ")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReportData(Lines):
-    """Everything `mupax transfer` found, as plain data.
-
-    The target is trained under the featured parametrization, and `summary` is what
-    summary.json holds.
-
-    Attributes:
-      target_curve: (step, training loss) of the target.
-      target_evals: (step, test loss, test accuracy) of the target.
-      settings: nested plain data: config, versions, devices.
-      subject: what was trained, in a few words, e.g. "resmlp on digits, Adam".
-      command: the command line that makes this report again.
-      sweep: the whole sweep, for the verdicts; None leaves them out.
-    """
-
-    target_curve: Sequence[tuple[int, float]]
-    target_evals: Sequence[tuple[int, float, float]]
-    settings: Mapping[str, Any]
-    subject: str
-    command: str
-    sweep: SweepData | None = None
-
-
 def size(cell: Cell, axis: Axis) -> int:
     """Where a cell stands on an axis."""
     return cell.depth if axis == "depth" else cell.width
@@ -264,3 +269,13 @@ def size(cell: Cell, axis: Axis) -> int:
 def finite(value: Any) -> float | None:
     """A number as float; None for what is missing, NaN or infinite."""
     return float(value) if value is not None and math.isfinite(value) else None
+
+
+def machine() -> dict[str, Any]:
+    """Versions and devices."""
+    return {
+        "mupax": mupax.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
+    }

@@ -111,7 +111,7 @@ def heatmap_figure(
     """
     rows = [(label, data.along(key, axis)) for key, label in data.keys.items()]
     most = max(len(found) for _, found in rows)
-    columns = min(most, 5 if page.columns > 1 else 2)
+    columns = min(most, 5)
     left, right, gap = 0.82, 0.18, 0.16
     width = (page.width - left - right - gap * (columns - 1)) / columns
     width = min(width, 3.0)
@@ -125,7 +125,7 @@ def heatmap_figure(
 
     sheet = Sheet(page, title)
     handles = _handles(rows)
-    per_row = 4 if page.columns > 1 else 1
+    per_row = 4
     first = sheet.top + 0.23 * math.ceil(len(handles) / per_row) + 0.85
     sheet.open(first + sum(heights) + 0.36)
     sheet.legend(0.14, sheet.top, handles, per_row)
@@ -281,7 +281,7 @@ def _dress(
 
 def _draw_scale(sheet: Sheet, y: float, norm: LogNorm, page: Page) -> None:
     """The scale of colours, once."""
-    width = 3.2 if page.columns > 1 else page.width - 1.2
+    width = 3.2
     sheet.text(0.82, y - 0.2, "training loss", size=page.size, color=MUTED)
     ax = sheet.axes(0.82, y + 0.06, width, 0.13)
     colors = ScalarMappable(norm, matplotlib.colormaps[_COLORS])

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from . import findings
-from .data import AXES, ReportData, finite
+from .data import AXES, Lines, SweepData, Trained, finite
 from .style import INK, MUTED, Page, Sheet, log_ticks, ramp, say_nothing
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
@@ -17,15 +17,15 @@ _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": 
 _LIGHT, _DARK = ramp(2)
 
 
-def regret_figure(data: ReportData, page: Page) -> Figure:
+def regret_figure(data: Lines, page: Page) -> Figure:
     """A line from the own best loss to the loss at the small model's rate."""
     keys = data.parametrizations
     axes = [a for a in AXES if len(data.sizes(a)) > 1]
     columns = max(1, min(page.columns, len(axes)))
-    names = 1.75 if page.columns > 1 else 0.2
+    names = 1.75
     left, right, gap = names, 0.25, 0.3
     width = (page.width - left - right - gap * (columns - 1)) / columns
-    row = 0.5 if page.columns > 1 else 0.62
+    row = 0.5
     head, main, foot = 0.34, row * max(len(keys), 1) + 0.1, 0.62
 
     sheet = Sheet(page, findings.regret_title(data))
@@ -48,7 +48,7 @@ def regret_figure(data: ReportData, page: Page) -> Figure:
         ax.set(xscale="log", xlim=limits, ylim=(len(keys) - 0.3, -0.7))
         for r, f in enumerate(found[axis]):
             _draw_regret(ax, r, f, page)
-        beside = page.columns > 1 and i % columns == 0
+        beside = i % columns == 0
         ax.set_yticks(range(len(keys)), [data.label(k) for k in keys] if beside else [])
         ax.tick_params(axis="y", length=0, labelsize=page.size, labelcolor=INK)
         if any(f.own is not None for f in found[axis]):
@@ -75,8 +75,6 @@ def _limits(found: list[findings.Finding]) -> tuple[float, float]:
 def _draw_regret(ax: Any, row: int, f: findings.Finding, page: Page) -> None:
     color = _DARK
     label: dict[str, Any] = {"va": "center", "size": page.size}
-    if page.columns == 1:
-        ax.text(0.0, row - 0.33, f.label, transform=ax.get_yaxis_transform(), **label)
     own, given = f.own, f.transferred
     across = ax.get_yaxis_transform()
     if own is None or own <= 0:
@@ -112,12 +110,12 @@ def _draw_regret(ax: Any, row: int, f: findings.Finding, page: Page) -> None:
     ax.plot(own, row, mfc=color, zorder=3, **_OWN)
 
 
-def target_figure(data: ReportData, page: Page) -> Figure:
+def target_figure(data: SweepData, page: Page) -> Figure:
     """The target's losses, and beside them its test accuracy."""
-    columns = 2 if page.columns > 1 else 1
+    columns = 2
     left, right, gap = 0.72, 0.55, 0.95
     width = (page.width - left - right - gap * (columns - 1)) / columns
-    head, main, foot = 0.36, 2.7 if columns > 1 else 2.1, 0.62
+    head, main, foot = 0.36, 2.7, 0.62
     sheet = Sheet(page, findings.target(data).rstrip("."))
     first, step = sheet.top, head + main + foot
     sheet.open(first + step * (2 // columns))
@@ -126,15 +124,16 @@ def target_figure(data: ReportData, page: Page) -> Figure:
     for (x, y), name in zip(boxes, ("Loss", "Test accuracy"), strict=True):
         sheet.text(x, y, name, size=page.size + 0.5, weight="bold")
     losses, accuracy = (sheet.axes(x, y + head, width, main) for x, y in boxes)
-    _draw_losses(losses, data)
-    _draw_accuracy(accuracy, data)
+    if data.trained is not None:
+        _draw_losses(losses, data.trained)
+        _draw_accuracy(accuracy, data.trained)
     return sheet.figure
 
 
-def _draw_losses(ax: Any, data: ReportData) -> None:
+def _draw_losses(ax: Any, data: Trained) -> None:
     # Non-finite losses make gaps in the line: that is what they are.
-    train = np.array(data.target_curve, dtype=float).reshape(-1, 2)
-    tests = np.array([e[:2] for e in data.target_evals], dtype=float).reshape(-1, 2)
+    train = np.array(data.curve, dtype=float).reshape(-1, 2)
+    tests = np.array([e[:2] for e in data.evals], dtype=float).reshape(-1, 2)
     ax.set_xlabel("step")
     if not _drawable(train) and not _drawable(tests):
         ax.set(xticks=[], yticks=[])
@@ -147,8 +146,8 @@ def _draw_losses(ax: Any, data: ReportData) -> None:
     ax.legend(loc="upper right", ncols=2)
 
 
-def _draw_accuracy(ax: Any, data: ReportData) -> None:
-    evals = [(e[0], finite(e[2])) for e in data.target_evals]
+def _draw_accuracy(ax: Any, data: Trained) -> None:
+    evals = [(e[0], finite(e[2])) for e in data.evals]
     known = [(s, a) for s, a in evals if a is not None]
     ax.set_xlabel("step")
     if not known:

@@ -1,85 +1,180 @@
-"""The pictures and the page, written so that a half-written one is never seen."""
+"""The report of a sweep or a transfer: one page, verdict first."""
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from ..sweep import grids
-from . import findings, names, verdicts
-from .data import AXES, Axis, Lines, ReportData, finite, size
+from . import (
+    advice,
+    curves_figure,
+    findings,
+    heatmap_figure,
+    names,
+    tradeoff_figure,
+    words,
+)
+from .data import AXES, Axis, Lines, SweepData, size
 from .outcome_figures import regret_figure, target_figure
-from .style import FILE, PHONE, WIDE, render
+from .style import DPI, FILE, WIDE, Page, render
 from .sweep_figure import sweep_figure
 from .templates import download, duration, environment, flat, picture, replace
 
-PAGE = "report.html"
-_PICTURES: dict[str, tuple[Any, ...]] = {
-    "depth": (sweep_figure, "depth"),
-    "width": (sweep_figure, "width"),
-    "regret": (regret_figure,),
-    "target": (target_figure,),
-}
+Draw = Callable[[Page], Figure]
+
+_RATE = "learning_rate"
 
 
-def write_report(data: ReportData, workdir: str | os.PathLike) -> list[Path]:
-    """Write the pictures and report.html into a run directory.
+def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
+    """Write report.html into a run directory.
 
     Args:
-      data: what the transfer found.
+      data: what was found; with a trained target the pictures depth.png, width.png,
+        regret.png and target.png are written too.
       workdir: an existing directory; files of the same name are replaced.
 
     Returns:
-      The written paths: depth.png, width.png, regret.png, target.png, report.html.
+      The written paths, the report first.
     """
-    folder = Path(workdir)
-    files = {}
-    for name, (draw, *axis) in _PICTURES.items():
-        files[f"{name}.png"] = render(draw, data, *axis, FILE)
-    files[PAGE] = page(data).encode()
-    return [replace(folder / name, content) for name, content in files.items()]
+    files = {"report.html": report_page(data).encode()}
+    if data.trained is not None:
+        for name, draw in _pictures(data).items():
+            files[f"{name}.png"] = render(draw, FILE)
+    return [replace(Path(workdir) / name, content) for name, content in files.items()]
 
 
-def page(data: ReportData) -> str:
-    """The page as one string: style and pictures inside, nothing fetched."""
-    env = environment(data.label(key) for key in data.parametrizations)
-    env.filters["power"] = functools.partial(names.power, "learning_rate")
-    pictures = {
-        name: {
-            "wide": picture(render(draw, data, *axis, WIDE)),
-            "phone": picture(render(draw, data, *axis, PHONE)),
-        }
-        for name, (draw, *axis) in _PICTURES.items()
+def _pictures(data: SweepData) -> dict[str, Draw]:
+    """The files beside the report of a transfer."""
+    lines = data.lines(_RATE)
+    drawn: dict[str, Draw] = {
+        axis: functools.partial(
+            sweep_figure,
+            lines,
+            axis,
+            title=words.title(data, _RATE, axis),
+            captions=words.captions(data, _RATE, axis),
+        )
+        for axis in AXES
     }
+    drawn["regret"] = functools.partial(regret_figure, lines)
+    drawn["target"] = functools.partial(target_figure, data)
+    return drawn
+
+
+def report_page(data: SweepData, dpi: int = DPI) -> str:
+    """The page as one string: style, pictures and table inside, nothing fetched.
+
+    Args:
+      data: what was found.
+      dpi: of the pictures; less is faster.
+    """
+    env = environment(data.keys.values())
+    drawn: dict[str, Draw] = {}
+    sections = [_lines(data, n, axis, drawn) for n in data.names for axis in data.axes]
+    for more in (_heatmaps, _curves, _tradeoff, _target):
+        sections += more(data, drawn)
+    populations = list(data.populations)
     return env.get_template("page.html").render(
         data=data,
-        say=findings,
-        pictures=pictures,
-        sections=[
-            section(data, axis, findings.title(data, axis))
-            for axis in AXES
-            if data.sizes(axis)
-        ],
-        seeds=max((len(c.loss) for c in data.cells), default=0),
-        featured=data.label(data.featured),
-        target=data.summary.get("target") or {},
-        figures=_key_figures(data),
+        headline=words.headline(data),
+        advice=advice.advice(data),
+        contrast=advice.contrast(data),
+        target=findings.target(data),
+        tiles=_tiles(data),
+        groups=words.groups(data),
+        guide=words.GUIDE,
+        sections=sections,
+        pictures={n: picture(render(d, WIDE, dpi=dpi)) for n, d in drawn.items()},
+        seeds=max(len(p.loss) for p in populations),
+        stopped=any(p.stopped is not None and p.stopped.any() for p in populations),
         settings=list(flat(data.settings)),
         told=_told(data),
-        results=data.sweep and download(data.sweep.table),
-        groups=data.sweep and verdicts.groups(data.sweep),
-        sure=data.sweep and verdicts.headline(data.sweep),
-        guide=verdicts.GUIDE,
-        regrets=[
-            find
-            for axis in AXES
-            for key in data.parametrizations
-            if len((find := findings.find(data, axis, key)).sizes) > 1
-        ],
+        results=download(data.table),
     )
 
 
-def section(data: Lines, axis: Axis, title: str) -> dict[str, Any]:
+def _told(data: SweepData) -> str:
+    """How many runs, and what they took."""
+    seconds = sum(p.seconds for p in data.everything)
+    told = f"{data.runs} runs of {data.steps} steps in {duration(seconds)}"
+    if data.trained is not None:
+        told += f"; the target in {duration(data.trained.seconds)}"
+    return f"{told}."
+
+
+def _tiles(data: SweepData) -> list[tuple[str, str]]:
+    """The few numbers of a transfer that a reader takes away, each with its name."""
+    if data.trained is None:
+        return []
+    tiles = [
+        (row.shift.split(" [")[0], f"octaves of shift per doubling of {row.axis}")
+        for row in words.every(data)
+        if (row.name, row.key) == (_RATE, data.main) and row.slope is not None
+    ]
+    if data.trained.test_accuracy is not None:
+        tiles.append((f"{data.trained.test_accuracy:.1%}", "test accuracy of target"))
+    seconds = sum(p.seconds for p in data.everything) + data.trained.seconds
+    tiles.append((duration(seconds), f"for {data.runs} runs and the target"))
+    return tiles
+
+
+def _target(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
+    """What a transfer adds: the cost at the largest sizes, and the target."""
+    found = data.trained
+    if found is None:
+        return []
+    lines = data.lines(_RATE)
+    drawn["regret"] = functools.partial(regret_figure, lines)
+    drawn["target"] = functools.partial(target_figure, data)
+    cost = _plain(
+        "regret",
+        "what transfer costs",
+        "",
+        findings.regret_title(lines),
+        "A shift matters as much as it costs. Here is the largest model of each axis "
+        "at two learning rates: its own best one (the star), and the best one of the "
+        "smallest model (the circle). The distance between the two is the regret.",
+    )
+    alt = f"{cost['title']}. Own best loss and loss at the small model's learning rate."
+    cost["pictures"] = [{"name": "regret", "alt": alt, "caption": ""}]
+    rows = [
+        (find.label, find.axis, *_costs(find))
+        for axis in AXES
+        for key in lines.parametrizations
+        if len((find := findings.find(lines, axis, key)).sizes) > 1
+    ]
+    if rows:
+        cost["table"] = {
+            "caption": "Training loss of the largest model",
+            "heads": ("", "over", "own best", "transferred", "ratio"),
+            "body": rows,
+        }
+    base = data.base
+    target = _plain(
+        "target",
+        "the target",
+        data.labels.get(data.featured, data.featured),
+        findings.target(data),
+        f"It was never tuned: its learning rate, {found.learning_rate:.3g} at the base "
+        f"shape, was found on the base model (width {base.width}, depth {base.depth}).",
+    )
+    alt = f"{target['title']} Training and test loss over steps, and test accuracy."
+    target["pictures"] = [{"name": "target", "alt": alt, "caption": ""}]
+    target["notes"] = [f"Checkpoint: {found.checkpoint}"]
+    return [cost, target]
+
+
+def _costs(find: findings.Finding) -> tuple[str, str, str]:
+    own = "–" if find.own is None else findings.loss(find.own)
+    given = "–" if find.transferred is None else findings.loss(find.transferred)
+    return own, given, findings.cost(find)
+
+
+def _optima(data: Lines, axis: Axis, title: str) -> dict[str, Any]:
     """One axis: its finding, and the table of optima, a row per parametrization."""
     rows = []
     for key in data.parametrizations:
@@ -100,28 +195,146 @@ def section(data: Lines, axis: Axis, title: str) -> dict[str, Any]:
     }
 
 
-def _key_figures(data: ReportData) -> list[tuple[str, str]]:
-    """The few numbers that a reader takes away, each with what it is."""
-    figures = []
-    for axis in AXES:
-        f = findings.find(data, axis, data.featured)
-        if f.measured:
-            figures.append((f"{f.shift:.1f} octaves", f"shift {f.span}"))
-        elif f.failed:
-            figures.append((f"no {axis} shift", findings.absence(f)))
-    t = data.summary.get("target") or {}
-    if (accuracy := finite(t.get("test_accuracy"))) is not None:
-        figures.append((f"{accuracy:.1%}", "test accuracy of the target"))
-    if (total := finite(data.summary.get("seconds", {}).get("total"))) is not None:
-        runs = data.summary.get("runs")
-        figures.append((duration(total), f"for {runs} runs and the target"))
-    return figures
+def _lines(
+    data: SweepData, name: str, axis: Axis, drawn: dict[str, Draw]
+) -> dict[str, Any]:
+    """Loss against one hyperparameter along one axis."""
+    lines = data.lines(name)
+    noun = names.noun(name)
+    title = words.title(data, name, axis)
+    place = f"{name}-{axis}"
+    drawn[place] = functools.partial(
+        sweep_figure,
+        lines,
+        axis,
+        title=title,
+        captions=words.captions(data, name, axis),
+    )
+    others = [names.noun(n) for n in data.names if n != name]
+    held = f"over {axis}, at {lines.held(axis)}"
+    if others:
+        held += f", {words.listed(others)} at the best for each {noun}"
+    alt = (
+        f"{title}. Training loss against {noun}, a line per {axis}, a panel per "
+        "parametrization; a star marks each optimum."
+    )
+    made = _optima(lines, axis, title)
+    if told := words.fixed(data, name, axis):
+        made["notes"] = [*made["notes"], told]
+    return {
+        **made,
+        "id": place,
+        "over": noun,
+        "noun": noun,
+        "held": held,
+        "text": "",
+        "lines": lines,
+        "pictures": [{"name": place, "alt": alt, "caption": ""}],
+        "table": None,
+    }
 
 
-def _told(data: ReportData) -> str:
-    """How many runs, and what they took."""
-    seconds = data.summary.get("seconds", {})
-    known = ((k, finite(v)) for k, v in seconds.items())
-    spent = [f"{k} {duration(v)}" for k, v in known if v is not None]
-    runs = f"{data.summary.get('runs', 0)} runs in the sweep"
-    return "; ".join([runs, ", ".join(spent)][: 1 + bool(spent)]) + "."
+def _plain(place: str, over: str, held: str, title: str, text: str) -> dict[str, Any]:
+    """A section that is not about one hyperparameter."""
+    return {
+        "id": place,
+        "over": over,
+        "held": held,
+        "title": title,
+        "text": text,
+        "lines": None,
+        "rows": [],
+        "notes": [],
+        "pictures": [],
+        "table": None,
+    }
+
+
+def _heatmaps(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
+    """Loss over pairs of hyperparameters."""
+    out = []
+    for pair in heatmap_figure.pairs(data):
+        nouns = [names.noun(name) for name in pair]
+        for axis in data.axes:
+            place = f"{pair[0]}-{pair[1]}-{axis}"
+            title = heatmap_figure.title(data, pair, axis)
+            drawn[place] = functools.partial(
+                heatmap_figure.heatmap_figure, data, pair, axis, title=title
+            )
+            made = _plain(
+                place,
+                f"{nouns[0]} × {nouns[1]}",
+                f"over {axis}, at {held(data, axis)}",
+                title,
+                "Dark is the least loss. A valley that leans says that the two trade "
+                "against each other: what one loses, the other can make up for. Both "
+                "can be taken from a small model where the star and the outline stay.",
+            )
+            alt = f"{title}. Loss over both, a panel for each {axis}."
+            made["pictures"] = [
+                {"name": place, "alt": alt, "caption": heatmap_figure.caption(data)}
+            ]
+            made["table"] = heatmap_figure.table(data, pair, axis)
+            out.append(made)
+    return out
+
+
+def held(data: SweepData, axis: Axis) -> str:
+    """What stays fixed along an axis."""
+    base = data.base
+    return f"width {base.width}" if axis == "depth" else f"depth {base.depth}"
+
+
+def _curves(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
+    """Learning curves at the base's best point."""
+    out = []
+    for axis in data.axes:
+        place = f"curves-{axis}"
+        title = curves_figure.title(data, axis)
+        drawn[place] = functools.partial(
+            curves_figure.curves_figure, data, axis, title=title
+        )
+        made = _plain(
+            place, "learning curves", f"over {axis}, at {held(data, axis)}", title, ""
+        )
+        caption = (
+            "Training loss over the steps, geometric mean over seeds, every size at "
+            "the point of the grid that the base of the same parametrization likes "
+            f"best ({curves_figure.held(data)}). A line ends where the first seed "
+            "diverged."
+        )
+        alt = f"{title}. Training loss against step, a line per {axis}."
+        made["pictures"] = [{"name": place, "alt": alt, "caption": caption}]
+        out.append(made)
+    return out
+
+
+def _tradeoff(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
+    """Deeper or wider at equal parameters, where it was asked for."""
+    found = data.tradeoff
+    if found is None:
+        return []
+    title = tradeoff_figure.title(found)
+    drawn["tradeoff"] = functools.partial(
+        tradeoff_figure.tradeoff_figure, found, title=title
+    )
+    label = data.keys.get(found.key, found.key)
+    made = _plain(
+        "tradeoff",
+        "deeper or wider",
+        f"at equal parameters, {label}",
+        title,
+        " ".join(tradeoff_figure.sentences(found, label)),
+    )
+    at = [f"{names.noun(n)} {x:.2g}" for n, x in found.hyper.items()]
+    caption = (
+        "All shapes train with what the base likes best "
+        f"({words.listed(at)}), for the same number of steps: with other numbers of "
+        "steps the best depth may be another. Left, thin bars are the range of seeds. "
+        "Right, each loss is moved to exactly equal parameters along its depth's power "
+        "law."
+    )
+    alt = f"{title}. Loss against parameters and against depth."
+    made["pictures"] = [{"name": "tradeoff", "alt": alt, "caption": caption}]
+    made["table"] = tradeoff_figure.table(found)
+    return [made]

@@ -42,7 +42,6 @@ class Page:
 
 FILE = Page(width=10.4, columns=3, size=10.5, titled=True)
 WIDE = dataclasses.replace(FILE, titled=False)
-PHONE = Page(width=4.3, columns=1, size=10.5, titled=False)
 
 
 @functools.cache

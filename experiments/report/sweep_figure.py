@@ -26,8 +26,8 @@ def sweep_figure(
     axis: Axis,
     page: Page,
     *,
-    title: str | None = None,
-    captions: Mapping[str, str] | None = None,
+    title: str,
+    captions: Mapping[str, str],
 ) -> Figure:
     """Draw the sweep along one axis.
 
@@ -38,8 +38,8 @@ def sweep_figure(
       data: the sweep of one hyperparameter.
       axis: of size.
       page: to draw on.
-      title: the finding; of the distance between optima where it is left out.
-      captions: what stands above each panel, by parametrization; likewise.
+      title: the finding.
+      captions: what stands above each panel, by parametrization.
     """
     keys = data.parametrizations
     sizes = data.sizes(axis)
@@ -51,14 +51,13 @@ def sweep_figure(
     width = (page.width - left - right - gap * (columns - 1)) / columns
     lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
     found = [findings.find(data, axis, key) for key in keys]
-    captions = captions or {f.key: findings.caption(f) for f in found}
     told = [wrap(captions.get(key, "not swept"), width, page.size) for key in keys]
     head = 0.36 + 0.2 * max((t.count("\n") + 1 for t in told), default=1)
     foot = 0.28 if columns > 1 else 0.5
 
-    sheet = Sheet(page, title or findings.title(data, axis))
+    sheet = Sheet(page, title)
     handles = _handles(axis, looks, names.noun(data.hyperparameter))
-    per_row = min(len(handles), 8) if page.columns > 1 else 3
+    per_row = min(len(handles), 8)
     legend = sheet.top
     first = legend + 0.23 * math.ceil(len(handles) / per_row) + 0.14
     step = head + lane + main + foot

@@ -108,11 +108,11 @@ def table(found: Tradeoff) -> dict[str, Any]:
 
 def tradeoff_figure(found: Tradeoff, page: Page, *, title: str) -> Figure:
     """Loss against parameters, a line a depth; against depth, a line a budget."""
-    columns = 2 if page.columns > 1 else 1
+    columns = 2
     left, right, gap = 0.82, 0.2, 0.75
     width = (page.width - left - right - gap * (columns - 1)) / columns
     legend_rows = math.ceil(max(len(found.depths), len(found.budgets)) / 3)
-    head, main, foot = 0.42 + 0.23 * legend_rows, 2.9 if columns > 1 else 2.4, 0.66
+    head, main, foot = 0.42 + 0.23 * legend_rows, 2.9, 0.66
     sheet = Sheet(page, title)
     first, step = sheet.top, head + main + foot
     sheet.open(first + step * (2 // columns))

@@ -5,8 +5,9 @@ from .fit import evaluate, fit
 from .loop import Plan, TrainResult, train
 from .mesh import make_mesh
 from .objective import Classification, NextToken
-from .optimizer import build_optimizer, schedule
-from .step import Program, Recipe, make_program
+from .optimizer import build_optimizer, make_schedule
+from .program import Program, make_program
+from .step import Recipe
 
 __all__ = [
     "Classification",
@@ -21,8 +22,8 @@ __all__ = [
     "load_weights",
     "make_mesh",
     "make_program",
+    "make_schedule",
     "open_checkpoints",
     "read_weights",
-    "schedule",
     "train",
 ]

@@ -13,7 +13,8 @@ from mupax import zoo
 
 from ..data import Dataset
 from .mesh import batch_share, replicated
-from .step import Program, State
+from .program import Program
+from .step import State
 
 _STAGED_BYTES = 2**30  # a test split up to this size stays on the devices
 

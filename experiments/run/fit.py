@@ -14,7 +14,7 @@ from .evaluate import means, tester
 from .loop import Plan, TrainResult, train
 from .mesh import check_batch, make_mesh, put
 from .objective import Classification
-from .step import Program, Recipe, make_program
+from .program import Program, make_program, recipe_of
 
 
 def fit(
@@ -109,5 +109,5 @@ def _program(
         data.num_classes,
         label_smoothing=label_smoothing,
     )
-    recipe = Recipe(tx, objective, seed)
-    return make_program(model, recipe, mesh or make_mesh())
+    recipe = recipe_of(model, objective, tx)
+    return make_program(model, recipe, objective, mesh or make_mesh(), seed=seed)

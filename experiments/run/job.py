@@ -1,13 +1,13 @@
-"""The job of `mupax train`: from a config to a trained model."""
+"""`mupax train` and `mupax eval`: from a config to a trained model."""
 
 import dataclasses
+import math
+import os
 import pathlib
 import shlex
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 import rich.console
 import rich.progress
@@ -18,103 +18,76 @@ from ml_collections import ConfigDict
 from mupax import optim, zoo
 
 from .. import data as datasets
-from ..config import plain
-from ..data import Dataset, mixing
+from ..data import Dataset
 from ..errors import UserError
 from ..estimate.flops import count_flops
 from ..estimate.hardware import peak_flops
-from . import (
-    Classification,
-    NextToken,
-    Plan,
-    Program,
-    Recipe,
-    TrainResult,
-    build_optimizer,
-    make_mesh,
-    make_program,
-    open_checkpoints,
-    read_weights,
-    train,
-    workdir,
-)
-from . import config as configs
+from . import workdir
+from .build import Built, build, open_dataset
+from .checkpoints import open_checkpoints, read_weights
+from .config import RunConfig, parse
 from .evaluate import means, tester
-from .loop import check
-from .objective import Objective
+from .loop import Plan, TrainResult, check, train
+from .mesh import make_mesh
+from .program import Program, make_program
 from .records import Sink, TensorBoard, WandB
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything that a config says, built but not begun.
+    """A run on a mesh, ready to begin.
 
     Attributes:
-      config: checked.
-      dataset: opened.
-      create: makes the model, untrained.
-      model: its abstract twin; the pretrained model itself where there is one.
-      pretrained: whether there is one.
-      rate: the learning rate's schedule.
-      program: the training step.
+      built: the run.
+      program: its step and evaluation on the mesh.
       plan: what to do when.
     """
 
-    config: ConfigDict
-    dataset: Dataset
-    create: Callable[[], nnx.Module]
-    model: nnx.Module
-    pretrained: bool
-    rate: optax.Schedule
+    built: Built
     program: Program
     plan: Plan
 
+    @property
+    def config(self) -> RunConfig:
+        """Of the run."""
+        return self.built.config
 
-def build(
-    config: ConfigDict, mesh: Mesh | None = None, *, stand_in: bool = False
+    @property
+    def dataset(self) -> Dataset:
+        """Opened."""
+        return self.built.dataset
+
+    @property
+    def rate(self) -> optax.Schedule:
+        """The learning rate over the steps."""
+        return self.config.rate
+
+
+def prepare(
+    config: RunConfig, mesh: Mesh | None = None, *, stand_in: bool = False
 ) -> Job:
-    """A config's job.
+    """A config's run on a mesh; nothing is computed or written yet.
 
     Args:
-      config: as `training.config.defaults` gives it, and a config file changed it.
-      mesh: in place of the config's own, as one of devices that are not here.
+      config: of the run.
+      mesh: in place of the config's own, e.g. one of devices that are not here.
       stand_in: take the config's stand-in for data that is not prepared.
 
     Raises:
-      UserError: bad input, said in one sentence.
+      UserError: bad input, in one sentence.
     """
-    config = configs.check(config)
-    mesh = mesh or make_mesh(plain(config.mesh))
-    dataset = open_dataset(config, stand_in)
-    name, options = configs.model_options(config)
-    options |= _shapes(dataset, name)
-
-    def create() -> nnx.Module:
-        return zoo.create(name, **options, rngs=nnx.Rngs(config.seed))
-
-    try:
-        if config.init_from:
-            # What is not said is as it was saved.
-            options = {k: v for k, v in options.items() if v is not None}
-            model = zoo.load_pretrained(name, config.init_from, **options)
-        else:
-            model = nnx.eval_shape(create)
-        point, scales = configs.point(config), zoo.scales(model)
-        rate = configs.rate(config)
-        tx = build_optimizer(
-            plain(config.optimizer), rate, scales, point, clip_norm=config.clip_norm
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the model cannot be built: {error}") from None
-    recipe = Recipe(
-        tx,
-        make_objective(config, dataset),
-        config.seed,
-        config.accumulate,
-        config.ema,
-        config.log_every,
+    mesh = mesh or make_mesh(config.mesh)
+    built = build(config, open_dataset(config, stand_in=stand_in))
+    program = make_program(
+        built.model,
+        built.recipe,
+        built.objective,
+        mesh,
+        hyper={"learning_rate": config.learning_rate},
+        seed=config.seed,
+        log_every=config.log_every,
+        rules=config.plain()["sharding"],
     )
-    program = make_program(model, recipe, mesh, plain(config.sharding))
     peak = peak_flops(list(mesh.devices.flat))
     plan = Plan(
         batch_size=config.batch_size,
@@ -124,17 +97,16 @@ def build(
         save_every=config.save_every,
         keep_last=config.keep_last,
         keep_best=config.keep_best,
-        profile=tuple(config.profile) or None,
-        flops=_flops(program, dataset, config) if peak else None,
+        profile=(config.profile[0], config.profile[1]) if config.profile else None,
+        flops=flops(program, built.dataset.spec(config.batch_size)) if peak else None,
         peak=peak,
     )
-    pretrained = bool(config.init_from)
-    return Job(config, dataset, create, model, pretrained, rate, program, plan)
+    return Job(built, program, plan)
 
 
-def _flops(program: Program, dataset: Dataset, config: ConfigDict) -> float:
-    batch = dataset.spec(config.batch_size)
-    return count_flops(program.step, program.abstract, batch)
+def flops(program: Program, batch: Any) -> float:
+    """Operations of a step, over all devices."""
+    return count_flops(program.step, program.abstract, batch, program.hyper)
 
 
 def check_job(job: Job) -> None:
@@ -142,47 +114,30 @@ def check_job(job: Job) -> None:
     check(job.plan, job.program, job.dataset)
 
 
-def open_dataset(config: ConfigDict, stand_in: bool = False) -> Dataset:
-    """The dataset of a config, or its stand-in where it is not prepared."""
-    datasets.augment.parse(plain(config.augment))
-    if stand_in and config.stand_in:
-        try:
-            return open_dataset(config)
-        except UserError:
-            return datasets.open_dataset(config.stand_in)
-    options = plain(config.data)
-    if config.augment:
-        options["augment"] = plain(config.augment)
-    try:
-        return datasets.open_dataset(config.dataset, config.data_dir, **options)
-    except TypeError as error:
-        raise UserError(f"data: {error}") from None
+def check_memory(job: Job) -> None:
+    """Refuse a state that a device cannot hold.
+
+    Raises:
+      UserError: with the sizes.
+    """
+    device = job.program.mesh.local_devices[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    limit = limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if (needed := state_bytes(job)) > limit:
+        raise UserError(
+            f"the model and its optimizer take {needed / 2**30:,.1f} GiB on each "
+            f"device, which has {limit / 2**30:,.1f} GiB; make the model smaller, or "
+            "use more devices along mesh.fsdp or mesh.tensor"
+        )
 
 
-def make_objective(config: ConfigDict, dataset: Dataset) -> Objective:
-    """What a config minimizes on a dataset."""
-    if dataset.kind == "text":
-        for key in ("mixup", "cutmix"):
-            if config[key]:
-                raise UserError(f"{key} mixes images; {config.dataset} is text")
-        return NextToken(config.label_smoothing)
-    mix = None
-    if config.mixup or config.cutmix:
-
-        def mix(key: Any, images: Any, labels: Any) -> Any:
-            return mixing.mix(
-                key,
-                images,
-                labels,
-                mixup_alpha=config.mixup,
-                cutmix_alpha=config.cutmix,
-            )
-
-    return Classification(
-        lambda images: dataset.normalize({"image": images})["image"],
-        dataset.out_features,
-        mix,
-        config.label_smoothing,
+def state_bytes(job: Job) -> int:
+    """Bytes of the state on each device."""
+    leaves = jax.tree.leaves(job.program.abstract)
+    shardings = jax.tree.leaves(job.program.shardings)
+    return sum(
+        math.prod(sharding.shard_shape(leaf.shape)) * _itemsize(leaf)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
     )
 
 
@@ -193,51 +148,75 @@ def run(
     command: list[str],
     dry_run: bool = False,
 ) -> TrainResult | None:
-    """Train; a killed run goes on where it stopped.
+    """Train; the same command resumes a run that was stopped or killed.
 
     Args:
       config: of the run.
       folder: the run directory; None for runs/<dataset>_<model>.
       command: what was typed, for the model card.
-      dry_run: print the plan and stop.
+      dry_run: print what the run would do, and stop.
 
     Raises:
-      UserError: bad input, said in one sentence; nothing that was there is lost.
-      Stopped: told to stop; all is saved.
+      UserError: bad input, in one sentence; nothing that was there is lost.
+      Stopped: told to stop; everything is saved.
     """
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first)
     if folder and first and not dry_run:  # before data is read
         workdir.check(pathlib.Path(folder), None)
-    job = build(config, stand_in=dry_run)
+    job = prepare(parse(config), stand_in=dry_run)
     check_job(job)
-    directory = workdir.named(job.config, folder)
+    directory = pathlib.Path(workdir.named(config, folder))
     console.print(describe(job), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None
-    with _Progress(console, job.plan.steps) as progress:
+    return train_in(job, directory, directory / "model", command, console)
+
+
+def train_in(
+    job: Job,
+    directory: pathlib.Path,
+    model: pathlib.Path,
+    command: list[str],
+    console: rich.console.Console,
+) -> TrainResult:
+    """Train a job in its directory, with records, checkpoints and the model's weights.
+
+    Args:
+      job: the run.
+      directory: of this run alone.
+      model: where the trained model is saved.
+      command: what was typed, for the model card.
+      console: where progress is shown.
+
+    Raises:
+      UserError: see `mupax.experiments.run.loop.train`.
+      Stopped: likewise.
+    """
+    check_memory(job)
+    with _Bar(console, job.plan.steps) as bar:
         result, state = train(
-            job.model,
+            job.built.model,
             job.program,
             job.dataset,
             job.plan,
             workdir=directory,
-            create=None if job.pretrained else job.create,
-            on_step=progress.step,
-            settings=_settings(job.config),
+            create=None if job.built.pretrained else job.built.create,
+            on_step=bar.step,
+            settings=job.config.settings(),
             sinks=lambda: _sinks(job.config, directory),
             learning_rate=job.rate,
         )
     console.print(
         f"{job.config.dataset}: test loss {result.test_loss:.4f}, "
-        f"{result.test_accuracy:.2%} right; {directory}/metrics.jsonl",
+        f"test accuracy {result.test_accuracy:.2%}; {directory}/metrics.jsonl",
         highlight=False,
         soft_wrap=True,
     )
-    if jax.process_count() == 1 and not (directory / "model").exists():
+    if jax.process_count() == 1 and not model.exists():
         weights = state["ema"] if "ema" in state else state["params"]
-        _save(job, weights, state["rest"], directory / "model", result, command)
-        console.print(f"the model: {directory}/model", highlight=False, soft_wrap=True)
+        _save(job, weights, state["rest"], model, result, command)
+        console.print(f"the model: {model}", highlight=False, soft_wrap=True)
     return result
 
 
@@ -254,23 +233,23 @@ def evaluate(
     Raises:
       UserError: there is no such checkpoint, or it is one of another model.
     """
-    job = build(config)
-    directory = workdir.named(job.config, folder)
+    job = prepare(parse(config))
+    directory = pathlib.Path(workdir.named(config, folder))
     step = _find_checkpoint(directory, checkpoint)
     check_job(job)
     program = job.program
     params, rest = read_weights(
         directory / "checkpoints" / str(step),
         *(_placed(program, part) for part in ("params", "rest")),
-        ema=bool(config.ema),
+        ema=bool(job.config.ema),
     )
     state = jax.jit(program.start, out_shardings=program.shardings)(params, rest)
-    at_once = job.plan.batch_size // config.accumulate
+    at_once = job.plan.batch_size // job.config.accumulate
     loss, accuracy = means(tester(program, job.dataset, at_once)(state))
     if jax.process_index() == 0:
         print(
             f"{job.config.dataset}, step {step}: test loss {loss:.4f}, "
-            f"{accuracy:.2%} right"
+            f"test accuracy {accuracy:.2%}"
         )
     return loss, accuracy
 
@@ -293,12 +272,6 @@ def describe(job: Job) -> str:
     sizes = {axis: n for axis, n in program.mesh.shape.items() if n > 1} or {"data": 1}
     devices = program.mesh.devices.size
     kind = program.mesh.devices.flat[0].device_kind
-    mine = sum(
-        np.prod(sharding.shard_shape(leaf.shape), dtype=int) * _itemsize(leaf)
-        for leaf, sharding in zip(
-            jax.tree.leaves(abstract), jax.tree.leaves(program.shardings), strict=True
-        )
-    )
     weights = sum(leaf.size for leaf in jax.tree.leaves(abstract["params"]))
     steps, batch = job.plan.steps, job.plan.batch_size
     size = job.dataset.train_size
@@ -315,21 +288,26 @@ def describe(job: Job) -> str:
         (
             "optimizer",
             f"{config.optimizer.name}, {config.schedule.name} learning rate "
-            f"{config.learning_rate:.3g} at the base",
+            f"{config.learning_rate:.3g} at the base"
+            + (f" (from {config.transfer_from})" if config.transfer_from else ""),
         ),
         (
             "devices",
             f"{devices} x {kind}: "
             + ", ".join(f"{axis} {n}" for axis, n in sizes.items()),
         ),
-        ("state", f"{mine / 2**20:,.1f} MiB of weights and optimizer on each device"),
+        (
+            "state",
+            f"{state_bytes(job) / 2**20:,.1f} MiB of weights and optimizer on each "
+            "device",
+        ),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
 def _scaling(job: Job) -> str:
     """The ratios that the rules see."""
-    plan: Any = job.model.plan  # type: ignore[attr-defined]
+    plan: Any = job.built.model.plan  # type: ignore[attr-defined]
     name = plan.parametrization.name
     return f"{name}, width x {plan.width:g}, depth x {plan.depth:g} of the base"
 
@@ -340,31 +318,12 @@ def _itemsize(leaf: Any) -> int:
     return leaf.dtype.itemsize
 
 
-def _shapes(dataset: Dataset, name: str) -> dict[str, Any]:
-    """What a model has to know of a dataset."""
-    text = dataset.kind == "text"
-    if text != name.startswith("gpt"):
-        raise UserError(
-            f"{name} takes {'images' if text else 'text'}, and {dataset.name} is "
-            f"{dataset.kind}; choose another model or dataset"
-        )
-    if text:
-        return {"vocab_size": dataset.out_features, "context": dataset.input_shape[0]}
-    return {"input_shape": dataset.input_shape, "out_features": dataset.out_features}
-
-
-def _settings(config: ConfigDict) -> dict[str, Any]:
-    """What decides the result of a run."""
-    found = plain(config)
-    return {key: found[key] for key in found if key not in configs.INCIDENTAL}
-
-
-def _sinks(config: ConfigDict, directory: pathlib.Path) -> tuple[Sink, ...]:
+def _sinks(config: RunConfig, directory: pathlib.Path) -> tuple[Sink, ...]:
     found: list[Sink] = []
     if config.tensorboard:
         found.append(TensorBoard(directory / "tensorboard"))
     if config.wandb:
-        found.append(WandB(config.wandb, directory, _settings(config)))
+        found.append(WandB(config.wandb, directory, config.settings()))
     return tuple(found)
 
 
@@ -377,12 +336,12 @@ def _save(
     command: list[str],
 ) -> None:
     """The trained model, as `zoo.load_pretrained` reads it."""
-    model = job.model if job.pretrained else job.create()
+    model = job.built.model if job.built.pretrained else job.built.create()
     nnx.update(model, weights, rest)
     notes = (
         f"Trained on {job.config.dataset} for {job.plan.steps} steps of "
-        f"{job.plan.batch_size} examples: {result.test_accuracy:.2%} of the test split "
-        f"right, test loss {result.test_loss:.4g}.{_inputs(job.dataset)} Made by\n\n"
+        f"{job.plan.batch_size} examples: test accuracy {result.test_accuracy:.2%}, "
+        f"test loss {result.test_loss:.4g}.{_inputs(job.dataset)} Made by\n\n"
         f"    {shlex.join(command)}"
     )
     zoo.save(model, directory, notes=notes)
@@ -393,7 +352,7 @@ def _inputs(dataset: Dataset) -> str:
     if not isinstance(dataset, datasets.ImageDataset):
         return ""
     mean, std = (", ".join(f"{x:.4g}" for x in v) for v in dataset.statistics)
-    return f" It takes raw pixels less {mean}, over {std}."
+    return f" Input: (pixel - {mean}) / {std}, by channel."
 
 
 def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
@@ -412,7 +371,7 @@ def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
     return step
 
 
-class _Progress:
+class _Bar:
     """A bar on a terminal; elsewhere a line now and then."""
 
     def __init__(self, console: rich.console.Console, steps: int):
@@ -427,7 +386,7 @@ class _Progress:
             console=console,
         )
 
-    def __enter__(self) -> "_Progress":
+    def __enter__(self) -> "_Bar":
         self._bar.__enter__()
         self._task = self._bar.add_task("compiling", total=self._steps)
         return self
@@ -453,7 +412,5 @@ class _Progress:
 
 def explain(config: ConfigDict) -> optim.Explanation:
     """How each parameter of a config's model is scaled."""
-    job = build(config)
-    return optim.explain(
-        zoo.scales(job.model), configs.point(job.config), config.optimizer.name
-    )
+    built = build(parse(config))
+    return optim.explain(built.scales, built.config.point, built.config.optimizer.name)

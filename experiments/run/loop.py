@@ -23,10 +23,11 @@ from ..errors import Stopped, UserError
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
-from .mesh import batch_share, check_batch, put
+from .mesh import batch_share, check_batch, put, replicated
 from .objective import Batch
+from .program import Program, parts
 from .records import Records, Sink
-from .step import Program, State, init_on_mesh
+from .step import State
 from .stopping import Stopper
 
 _SHARED_WITHIN = 10  # seconds for a network file system to show a new directory
@@ -162,7 +163,7 @@ def train(
     with _claimed(workdir, wanted), Stopper() as stopper:
         # ----- State, made on the mesh or copied to it.
         if create is not None:
-            state = init_on_mesh(program, create)
+            state = program.init_on_mesh(create)
         else:
             state = _start(program, model)
 
@@ -244,6 +245,7 @@ class _Run:
         """Train from a step to the end."""
         plan = self.plan
         step_fn = self.program.jit_step()
+        hyper = put(self.program.hyper, replicated(self.program.mesh))
         test = None
         waiting: _Waiting | None = None
         if done == plan.steps and not any(e[0] == done for e in self.records.evals()):
@@ -253,7 +255,7 @@ class _Run:
             )
         for step in range(done + 1, plan.steps + 1):
             with self._traced(step):
-                state, out = step_fn(state, next(self.feed))
+                state, out = step_fn(state, next(self.feed), hyper)
             # Fetched one step late, so that the device always has the next to do.
             if waiting:
                 self._record(waiting)
@@ -288,7 +290,7 @@ class _Run:
             self._diverged(step, value)
         self.progress.losses.append(value)
         line = {}
-        if step % self.program.recipe.log_every == 0:
+        if step % self.program.log_every == 0:
             line = self._line(step, norms)
             self.records.add({"step": step, **line})
         if self.on_step:
@@ -399,7 +401,7 @@ def check(plan: Plan, program: Program, dataset: Dataset) -> None:
         ("eval_every", plan.eval_every),
         ("save_every", plan.save_every),
         ("keep_last", plan.keep_last),
-        ("log_every", recipe.log_every),
+        ("log_every", program.log_every),
         ("accumulate", recipe.accumulate),
     ):
         if value < 1:
@@ -414,8 +416,7 @@ def check(plan: Plan, program: Program, dataset: Dataset) -> None:
 
 def _start(program: Program, model: nnx.Module) -> State:
     """The state of a model whose weights are there, copied to the mesh."""
-    model.train()
-    params, rest = nnx.state(model, nnx.Param, ...)
+    params, rest = parts(model)
     params = put(params, program.shardings["params"])
     rest = put(rest, program.shardings["rest"])
     start = jax.jit(program.start, out_shardings=program.shardings)

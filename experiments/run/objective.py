@@ -1,8 +1,8 @@
-"""What a run minimizes, and what an evaluation counts."""
+"""The loss that a run minimizes, and the scores of an evaluation."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ class Objective(Protocol):
 
     def loss(
         self, model: nnx.Module, batch: Batch, key: Key[Array, ""]
-    ) -> Float[Array, ""]:
-        """The mean loss of a training batch."""
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The mean loss of a training batch, and the same without label smoothing."""
 
     def score(self, model: nnx.Module, batch: Batch) -> Float[Array, " 3"]:
         """Sums over a test batch: loss, hits, and how many were counted."""
@@ -43,16 +43,22 @@ class Classification:
 
     def loss(
         self, model: nnx.Module, batch: Batch, key: Key[Array, ""]
-    ) -> Float[Array, ""]:
-        """Mean cross-entropy."""
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Mean cross-entropy, and the same without label smoothing."""
         images, labels = self.normalize(batch["image"]), batch["label"]
-        if self.mix is None and not self.label_smoothing:
-            return cross_entropy(model(images), labels).mean()
-        soft = jax.nn.one_hot(labels, self.classes)
-        if self.mix is not None:
-            images, soft = self.mix(key, images, soft)
+        if self.mix is None:
+            logits = model(images)
+            plain = cross_entropy(logits, labels).mean()
+            if _is_zero(self.label_smoothing):
+                return plain, plain
+            return _smoothed(logits, labels, self.label_smoothing), plain
+        images, soft = self.mix(key, images, jax.nn.one_hot(labels, self.classes))
+        logits = model(images)
+        plain = optax.softmax_cross_entropy(logits, soft).mean()
+        if _is_zero(self.label_smoothing):
+            return plain, plain
         soft = optax.smooth_labels(soft, self.label_smoothing)
-        return optax.softmax_cross_entropy(model(images), soft).mean()
+        return optax.softmax_cross_entropy(logits, soft).mean(), plain
 
     def score(self, model: nnx.Module, batch: Batch) -> Float[Array, " 3"]:
         """Loss, hits and count of the examples that count."""
@@ -72,15 +78,14 @@ class NextToken:
 
     def loss(
         self, model: nnx.Module, batch: Batch, key: Key[Array, ""]
-    ) -> Float[Array, ""]:
-        """Mean cross-entropy."""
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Mean cross-entropy, and the same without label smoothing."""
         tokens = batch["tokens"]
-        logits = model(tokens[:, :-1])
-        if not self.label_smoothing:
-            return cross_entropy(logits, tokens[:, 1:]).mean()
-        soft = jax.nn.one_hot(tokens[:, 1:], logits.shape[-1])
-        soft = optax.smooth_labels(soft, self.label_smoothing)
-        return optax.softmax_cross_entropy(logits, soft).mean()
+        logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
+        plain = cross_entropy(logits, targets).mean()
+        if _is_zero(self.label_smoothing):
+            return plain, plain
+        return _smoothed(logits, targets, self.label_smoothing), plain
 
     def score(self, model: nnx.Module, batch: Batch) -> Float[Array, " 3"]:
         """Loss, hits and count of the tokens that count."""
@@ -95,6 +100,21 @@ def cross_entropy(
 ) -> Float[Array, "*batch"]:
     """Cross-entropy of each example, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def _is_zero(smoothing: Any) -> bool:
+    """Whether there is none; a traced value may be anything."""
+    return isinstance(smoothing, int | float) and not smoothing
+
+
+def _smoothed(
+    logits: Float[Array, "*batch classes"],
+    labels: Int32[Array, "*batch"],
+    smoothing: Any,
+) -> Float[Array, ""]:
+    soft = jax.nn.one_hot(labels, logits.shape[-1])
+    soft = optax.smooth_labels(soft, smoothing)
+    return optax.softmax_cross_entropy(logits, soft).mean()
 
 
 def _sums(

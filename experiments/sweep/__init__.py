@@ -1,0 +1,1 @@
+"""Many runs as one program, and what they say: grids, optima, verdicts."""

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 from ..data.memory import check as check_memory
 from ..errors import UserError
-from . import engine, executors, fingerprint, grids, optima, statistics, store
+from . import engine, executors, fingerprint, grids, optima, statistics, store, verdict
 from .engine import Limits as Limits
 from .own import OwnTask
 from .results import Cell, Population
@@ -37,7 +37,7 @@ class Sweep:
 
     Attributes:
       populations: all runs, one population a shape.
-      verdicts: as `statistics.verdicts` gives them, for "width", for "depth" and, where
+      verdicts: as `verdict.verdicts` gives them, for "width", for "depth" and, where
         `sizes` were swept, for "joint": from the base to shapes of another width and
         depth. "cost" says what the best value of the smallest model (of the base, for
         "joint") costs the largest: "loss" and "share" of its least loss, None where
@@ -83,7 +83,7 @@ class Sweep:
                 )
                 over = "width and depth" if axis == "joint" else axis
                 cost = _cost_text(told.get("cost"))
-                lines.append(f"{name} over {over}: {told['verdict']}  (best at {at})")
+                lines.append(f"{name} over {over}: {told['words']}  (best at {at})")
                 lines.extend(["  " + cost] if cost else [])
         return "\n".join(lines)
 
@@ -430,7 +430,7 @@ def _verdicts(
     sizes: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
     """The verdicts over width, depth and both, each with its cost."""
-    found = statistics.verdicts(populations, base)
+    found = verdict.verdicts(populations, base)
     for name, by_key in found.items():
         for told in by_key.values():
             for axis in ("depth", "width"):
@@ -461,14 +461,9 @@ def _joint(cells: Sequence[Cell], name: str) -> dict[str, Any]:
     line = statistics.trend(
         [dataclasses.replace(c, width=c.width * c.depth) for c in cells], "width"
     )
-    low, high = line.interval
     return {
+        **verdict.told(line, name, "width times depth"),
         "sizes": [[c.width, c.depth] for c in cells],
-        "optimum": [None if x is None else round(x, 3) for x in line.optima],
-        "unit": grids.unit(name),
-        "shift_per_doubling": _finite(line.slope),
-        "interval": [_finite(low), _finite(high)],
-        "verdict": statistics.verdict(line, name, "width times depth"),
         "cost": cost(cells[0], cells[-1]),
     }
 
@@ -531,10 +526,7 @@ def _finite(value: float | None) -> float | None:
 
 def _report(found: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
     """Write results.csv and report.html beside the finished runs."""
-    from .. import report
-    from ..report import (
-        gather as reporting,  # drawing is slow to import, and not always wanted
-    )
+    from .. import report  # drawing is slow to import, and not always wanted
 
     data = report.SweepData(
         populations=found.populations,
@@ -550,10 +542,10 @@ def _report(found: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
                 "average_last": task.average_last,
                 **task.grid,
             },
-            "machine": reporting.machine(),
+            "machine": report.machine(),
         },
         subject=getattr(task.make_model, "__name__", "a model of one's own"),
         command="",
     )
     store.write_durably(folder / "results.csv", data.table)
-    report.write_sweep_report(data, folder)
+    report.write_report(data, folder)

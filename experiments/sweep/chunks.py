@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..data import batch_indices
+from .. import memory
 from ..errors import UserError
-from . import memory
-from .programs import programs
+from .population import programs
 
 if TYPE_CHECKING:
     from .engine import Limits
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 
 Point = tuple[float, ...]
 
-# How far CPUs' compiler goes. The time of training goes into matrix products, which are
-# called, not compiled: half the compile time for the same speed (benchmarks/sweep.py).
-# What begins the runs is done once, in less time than better code takes to compile.
+# Optimization levels of the CPU compiler. Training spends its time in matrix products,
+# which are library calls: level 1 halves the compile time at the same speed
+# (benchmarks/sweep.py). Initialization runs once, so level 0 is fastest overall.
 _BEGIN, _ADVANCE = 0, 1
 
 
@@ -29,9 +28,9 @@ class Chunks:
     """Compiled programs for as many points at once as memory allows.
 
     Attributes:
-      points: how many, at most, a call takes. It may become smaller.
-      seeds: those of which it trains each point.
-      cramped: whether memory made it take less at once than it was asked for.
+      points: how many points a call takes at most. It may become smaller.
+      seeds: the seeds that each point is trained with.
+      cramped: whether memory allowed fewer points at once than were asked for.
     """
 
     def __init__(
@@ -58,15 +57,9 @@ class Chunks:
         lanes = limits.lanes or most * self._rows
         self.points = min(most, max(1, lanes // self._rows))
         self.cramped = False
-        self._orders = np.stack(
-            [
-                batch_indices(training.count, task.batch_size, s, task.steps)
-                for s in self.seeds
-            ],
-            axis=1,
-        )  # (steps, seeds, batch)
-        every = jax.random.split(jax.random.key(0), task.seeds)
-        self._keys = every[np.array(self.seeds)]
+        # (steps, seeds, batch)
+        self._examples, self._orders = training.feed(self.seeds)
+        self._keys = training.keys(self.seeds)
         self._compile()
 
     def __call__(
@@ -82,10 +75,11 @@ class Chunks:
 
         Args:
           points: at most `self.points` of the grid.
-          first: where they stand.
-          last: where they shall stand.
-          states: of each point, its leaves leading with seeds; None to begin.
-          keep: whether the states after it are wanted.
+          first: the step to start from.
+          last: the step to stop at (exclusive).
+          states: the state of each point, with seeds as leading axis; None to start
+            from the initialization.
+          keep: whether to return the states after `last`.
 
         Returns:
           Losses of shape (seeds, points, last - first), and the states, of which
@@ -97,7 +91,7 @@ class Chunks:
         except jax.errors.JaxRuntimeError as error:
             if not memory.ran_out(error):
                 raise
-        # Not where the error is held, and with it all that the attempt had.
+        # Outside of the except clause, which keeps the buffers of the attempt alive.
         self._reduce(0.5, math.nan, self._limits.share * memory.available())
         self._compile()
         return None
@@ -111,8 +105,8 @@ class Chunks:
         *,
         keep: bool,
     ) -> tuple[np.ndarray, list[Any]]:
-        # Dealt out: were each device given neighbours, only one would have those that
-        # diverge, and wait where they are stopped.
+        # Points are dealt out to the devices in turn. Neighbours tend to diverge
+        # together: one device would hold all of them, and be idle once they stop.
         order = np.arange(self._width).reshape(-1, self._devices).T.ravel()
         dealt = np.minimum(order, len(points) - 1)
         back = np.argsort(order)[: len(points)]
@@ -156,7 +150,7 @@ class Chunks:
             self._orders[:, rows],
             np.int32(first),
             until,
-            self._training.examples,
+            self._examples,
         )
 
     @property
@@ -183,7 +177,7 @@ class Chunks:
                 self._orders[:, : self._rows],
                 np.int32(0),
                 np.zeros(self._width, np.int32),
-                jax.tree.map(jnp.asarray, self._training.examples),
+                jax.tree.map(jnp.asarray, self._examples),
             )
             self._advance = lowered.compile(_options(_ADVANCE))
             needed = memory.needed(self._advance)
@@ -193,7 +187,7 @@ class Chunks:
             self._reduce(limit / needed, needed, limit)
 
     def _reduce(self, ratio: float, needed: float, limit: float) -> None:
-        """Become smaller by a ratio; needed is not a number where nobody knows."""
+        """Take fewer runs at once, by a ratio; `needed` is NaN if it is not known."""
         self.cramped = True
         if self.points > 1:
             self.points = max(1, math.floor(self.points * ratio))

@@ -1,9 +1,8 @@
-"""Populations: many trainings of one shape as one program.
+"""Train a task's runs: what is missing, in chunks that fit into memory.
 
-Seeds and grid points are lanes, as `programs` says, steps a loop on the device, depth
-a scanned axis of the model; the data stays on the device. A run that diverges fills its
-own lane with NaN and no other. A population is split into chunks that fit into memory,
-and the lanes of a chunk are shared among the devices.
+All runs of a shape are one program (`population`), compiled for a chunk of them. A run
+that diverges fills its own lane with NaN and no other. Each finished chunk is stored
+before the next one begins.
 """
 
 import dataclasses
@@ -17,14 +16,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from .. import memory
 from ..errors import UserError
-from . import halving, memory
+from . import halving
 from .chunks import Chunks, Point
 from .results import Population
 from .store import Run, Store
 from .tasks import Task
 
-# A run that ends above so many times the loss of guessing counts as diverged.
+# A run that ends above this multiple of chance-level loss counts as diverged.
 _HOPELESS = 2.0
 
 
@@ -34,11 +34,11 @@ class Limits:
 
     Attributes:
       share: of the free memory.
-      lanes: at most so many runs in a chunk; 0 for as many as fit.
-      stop_diverged: no step is done for a run that has diverged; of runs that are
-        trained at once, as on accelerators, where all have.
-      halving: after a quarter and after half of the steps one point in so many goes
-        on, as `halving` says; 0 for all of them.
+      lanes: runs in a chunk at most; 0 for as many as fit.
+      stop_diverged: stop diverged runs; on accelerators, only once the whole chunk has
+        diverged.
+      halving: keep one grid point in so many after a quarter and after half of the
+        steps (see `halving`); 0 keeps all.
     """
 
     share: float = 0.5
@@ -47,18 +47,18 @@ class Limits:
     halving: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no factor."""
+        """Refuse a factor below 2."""
         if self.halving != 0 and self.halving < 2:
             raise UserError(
                 f"halving={self.halving} must be a whole number, at least 2: one grid "
-                "point in so many goes on; leave it out for all of them"
+                "point in so many is kept; leave it out to keep all"
             )
 
 
 def run(
     task: Task, data: Any, store: Store | None = None, limits: Limits | None = None
 ) -> Population:
-    """Run what a store lacks of a task; each finished chunk is kept at once.
+    """Run what a store lacks of a task; each finished chunk is stored at once.
 
     Args:
       task: the trainings.
@@ -82,17 +82,17 @@ def prepared(
     *,
     ahead: bool = False,
 ) -> Callable[[float], Population]:
-    """As `run`, but for the training: what is missing is found, and compiled for.
+    """Find what a store lacks of a task, and compile for it; nothing is trained yet.
 
     Args:
       task: the trainings.
       data: what it trains on.
       store: where finished runs are; None for nowhere.
       limits: of memory.
-      ahead: another task still trains, so that memory is less than it will be.
+      ahead: another task is still training, and holds memory that will be free later.
 
     Returns:
-      What does the rest, given the seconds that were waited for this.
+      A function that trains, given the seconds that the caller waited for this one.
     """
     limits = limits or Limits()
     runs = _Runs(task, data, store, limits)
@@ -151,7 +151,7 @@ def _halve(runs: "_Runs", factor: int) -> None:
 
 
 class _Runs:
-    """What is known of a task's runs, and what trains them further.
+    """The known runs of a task, and the program that trains them further.
 
     Attributes:
       task: theirs.
@@ -286,7 +286,7 @@ class _Runs:
             steps = self._stopped(until)
             self._store.add(self.task.name, self.task.key, fresh, steps)
         self._known |= {run: (until, losses) for run, losses in fresh.items()}
-        # What does not fit is trained anew if it goes on.
+        # A state that is not held is trained again from the start if it is needed.
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(states))
         if size <= self.limits.share * memory.host():
             for i, (at, state) in enumerate(zip(points, states, strict=False)):
@@ -294,7 +294,7 @@ class _Runs:
 
 
 class _Held(NamedTuple):
-    """Where a point stands: its losses so far, (seeds, steps), and what goes on."""
+    """A partly trained point: its losses so far, (seeds, steps), and its state."""
 
     losses: np.ndarray
     state: Any
@@ -317,7 +317,7 @@ def _records(
     if to_come:
         final = np.full_like(final, np.nan)
     if guess is not None:
-        # Finite and far above a guesser's loss is diverged too: nothing was learned.
+        # A finite loss far above chance level counts as diverged: nothing was learned.
         final = np.where(final < _HOPELESS * guess, final, np.nan)
     spans = np.split(losses, halving.spans(task.steps)[:-1], axis=-1)
     curves = np.stack([span.mean(axis=-1) for span in spans], axis=-1)

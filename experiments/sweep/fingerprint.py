@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from .programs import _step
 from .tasks import Training
 
 # A call into Python that returns numbers. What Python does is not in the program.
@@ -38,28 +37,25 @@ def of_training(
     """
     together = jax.default_backend() != "cpu"  # as `programs` does by default
 
-    def start(key: jax.Array, hyper: Any) -> Any:
-        params, rest, fixed = training.init(key, hyper)
-        tx = training.optimizer(params, rest, fixed, hyper)
-        return (params, rest, tx.init(params)), fixed
-
     def whole(keys: jax.Array, hyper: Any, batch: Any) -> Any:
-        every = jax.vmap(jax.vmap(start, (None, 0)), (0, None))
+        every = jax.vmap(jax.vmap(training.init, (None, 0)), (0, None))
         state, fixed = every(keys, hyper)
-        step = _step(training)
+        step = training.step
         if together:
-            step = jax.vmap(jax.vmap(step, (0, 0, 0, None)), (0, 0, None, 0))
+            points = jax.vmap(step, (0, 0, None, 0, None))
+            step = jax.vmap(points, (0, 0, 0, None, 0))
             batch = jax.tree.map(lambda x: x[None], batch)
         else:
             state, fixed = jax.tree.map(lambda x: x[0, 0], (state, fixed))
             hyper = {name: values[0] for name, values in hyper.items()}
-        return step(state, fixed, hyper, batch)
+            keys = keys[0]
+        return step(state, fixed, batch, hyper, keys)
 
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
     hyper = {name: jax.ShapeDtypeStruct((1,), np.float32) for name in names}
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype),
-        jax.tree.map(jnp.asarray, training.examples),
+        jax.tree.map(jnp.asarray, training.feed([0])[0]),
     )
     traced = jax.jit(whole).trace(keys, hyper, batch)
     if "ffi_call" in _primitives(traced.jaxpr.jaxpr):

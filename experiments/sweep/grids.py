@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 
 from ..errors import UserError
+from ..run.checks import shown
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(
@@ -14,6 +15,7 @@ _RANGE = re.compile(
 
 # Momenta are tuned by how far from one they are.
 _NEAR_ONE = ("momentum", "b1", "b2", "beta", "adam_b1", "adam_b2")
+_MOST = 10_000  # values of a grid
 _LINEAR = ("warmup", "label_smoothing")
 
 
@@ -43,10 +45,14 @@ def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
             values = [float(x) for x in grid]
         except (TypeError, ValueError):
             raise UserError(_help(name, grid)) from None
-    if not values or not all(map(math.isfinite, values)):
+    # Runs compute in float32, where a value that is smaller is zero.
+    tiny = any(x != 0 and abs(x) < 1e-37 for x in values)
+    if not values or tiny or not all(abs(x) < 1e38 for x in values):
         raise UserError(_help(name, grid))
+    if len(values) > _MOST:
+        raise UserError(f"the grid of {name} has more than {_MOST} values")
     if len(set(values)) < len(values):
-        raise UserError(f"the grid of {name} is {grid!r}, and has a value twice")
+        raise UserError(f"the grid of {name} is {shown(grid)}; it has a value twice")
     return tuple(sorted(values))
 
 
@@ -58,21 +64,33 @@ def _range(name: str, grid: str) -> list[float]:
     step = float(found["step"] or 1)
     if step <= 0 or last < first:
         raise UserError(_help(name, grid))
+    span = (last - first) / step
+    if not span < _MOST:
+        raise UserError(
+            f"the grid of {name} is {shown(grid)}, which has more than {_MOST} values "
+            "or none that a float holds; make it shorter, or its step larger"
+        )
     # Half a step's rounding must not lose the end.
-    count = math.floor((last - first) / step + 1e-9) + 1
+    count = math.floor(span + 1e-9) + 1
     values = [round(first + i * step, 12) for i in range(count)]
     if found["base"] is not None:
         base = float(found["base"])
         if base <= 0:
             raise UserError(_help(name, grid))
-        values = [base**x for x in values]
+        try:
+            values = [base**x for x in values]
+        except OverflowError:
+            raise UserError(
+                f"the grid of {name} is {shown(grid)}, which holds values too large "
+                "for a float; make its exponents smaller"
+            ) from None
     return [1 - x for x in values] if found["one"] else values
 
 
 def _help(name: str, grid: object) -> str:
     return (
-        f"the grid of {name} is {grid!r}; write numbers, as (0.1, 0.2), or a rising "
-        "range with both ends in it, as '2**[-12:-3:1]', '[0:0.2:0.05]' or "
+        f"the grid of {name} is {shown(grid)}; write numbers, as (0.1, 0.2), or a "
+        "rising range with both ends in it, as '2**[-12:-3:1]', '[0:0.2:0.05]' or "
         "'1-2**[-8:-1:1]'"
     )
 

@@ -1,38 +1,43 @@
-"""The job of `mupax sweep`: many hyperparameters at several sizes, as tables."""
+"""`mupax sweep`: many hyperparameters at several sizes, as tables and a report."""
 
 import dataclasses
 import functools
 import json
 import pathlib
+import shlex
 from collections.abc import Callable
 from typing import Any
 
 import rich.console
 import rich.progress
-import rich.table
-from flax import nnx
 from ml_collections import ConfigDict
 
-from .. import config as configs
-from .. import data as datasets
+from mupax import optim
+
 from .. import report
+from ..data import Dataset
 from ..errors import UserError
-from ..report import gather as reporting
+from ..io import write_durably
 from ..run import workdir
-from . import engine, executors, grids, optima, shapes, statistics, tasks
-from . import plan as plans
+from ..run.build import build
+from . import engine, executors, optima, shapes, space, tasks
 from . import tradeoff as tradeoffs
 from .results import Population
-from .store import write_durably
+from .space import SweepConfig
+
+_LABELS = {
+    "sp": "Standard (SP)",
+    "half_alpha": "α = ½, γ = 0",
+    "depth_mup": "Depth-μP",
+}
 
 # What may differ in a run directory: every stored run stays, and counts again.
-_PLAN = tuple(
+_FREE = tuple(
     f"sweep.{name}"
     for name in (
         "axes",
         "choices",
         "depths",
-        "only",
         "parametrizations",
         "seeds",
         "tradeoff",
@@ -59,50 +64,46 @@ def swept(
     stop_diverged: bool = False,
     halving: int = 0,
 ) -> report.SweepData:
-    """Sweep; a killed sweep goes on where it stopped.
+    """Sweep; the same command resumes a sweep that was killed.
 
     Args:
-      config: as `configs/digits_resmlp.py` gives it; its target is only predicted.
+      config: of a sweep, or of a training, whose learning rate is swept; a target is
+        only predicted.
       folder: the run directory; None for runs/<dataset>_<model>.
       command: what was typed, for the report.
       executor: where jobs run; see `executors.opened`.
       workers: jobs at once.
       address: of a Dask scheduler.
-      stop_diverged: do no steps for chunks in which nothing trains any more.
-      halving: one grid point in so many goes on at each rung; 0 for all of them.
+      stop_diverged: stop diverged runs; on accelerators, only once the whole chunk has
+        diverged.
+      halving: keep one grid point in so many at each rung; 0 keeps all.
 
     Raises:
-      UserError: bad input, said in one sentence; nothing that was there is lost.
+      UserError: bad input, in one sentence; nothing that was there is lost.
     """
     console = rich.console.Console()
-    configs.check_sweep(config)
+    parsed = space.parse_sweep(config)
     if executor not in executors.NAMES:
         raise UserError(
             f"--executor={executor!r} must be one of {', '.join(executors.NAMES)}"
         )
     if workers < 1:
         raise UserError(f"--workers={workers} must be at least 1")
-    limits = plans.limits(
-        config,
+    limits = dataclasses.replace(
+        parsed.limits,
+        share=parsed.limits.share / (1 if executor in ("here", "slurm") else workers),
         stop_diverged=stop_diverged,
         halving=halving,
-        workers=1 if executor in ("here", "slurm") else workers,
     )
-    jobs = plans.jobs(config, configs.points(config))
-    settings = configs.plain(config)
-    for key in ("data_dir", "target"):
-        settings.pop(key, None)
-    settings["sweep"].pop("memory_share", None)
-    directory = workdir.named(config, folder)
-    workdir.check(directory, settings, free=_PLAN)
-    with console.status(f"reading {config.dataset}"):
-        data = source(config).read()
-    check_job(jobs[0], data)
-    equal = shapes.pairs(config, jobs[0], data)
-    with workdir.claim(directory, settings, free=_PLAN):
+    directory = workdir.named(parsed.base, folder)
+    refuse_old(directory)
+    workdir.check(directory, parsed.settings(), free=_FREE)
+    jobs = space.jobs(parsed)
+    data = open_data(jobs[0], console)
+    equal = shapes.pairs(parsed, jobs[0], data)
+    with workdir.claim(directory, parsed.settings(), free=_FREE):
         launch = functools.partial(
             run_jobs,
-            data=data if executor == "here" else source(config),
             limits=limits,
             console=console,
             executor=executor,
@@ -110,16 +111,16 @@ def swept(
             address=address,
         )
         populations = launch(jobs, directory=directory)
-        found = reporting.swept(config, populations, command)
+        found = report_data(parsed, populations, command)
         if equal:
             more = functools.partial(launch, directory=directory / "tradeoff")
-            tradeoff = train_tradeoff(config, found, jobs, equal, data, more)
+            tradeoff = train_tradeoff(parsed, found, jobs, equal, data, more)
             if tradeoff is None:
-                console.print("the base trained nowhere: no shapes of equal parameters")
+                console.print("no run of the base trained: no shapes of equal size")
             found = dataclasses.replace(found, tradeoff=tradeoff)
         write_tables(directory, found)
-        page = report.write_sweep_report(found, directory)
-    print_verdicts(console, found.verdicts)
+        page = report.write_report(found, directory)[0]
+    report.print_verdicts(found, console)
     console.print(
         f"{found.runs} runs: {directory}/results.csv, "
         f"{directory}/sweep.json\nReport: {page}",
@@ -129,23 +130,72 @@ def swept(
     return found
 
 
-def source(config: ConfigDict) -> executors.Source:
-    """The config's dataset, by name."""
-    options = configs.plain(config.get("data", {}))
-    return executors.Source(config.dataset, config.data_dir, tuple(options.items()))
+def refuse_old(directory: pathlib.Path) -> None:
+    """Refuse the run directory of an earlier version, whose runs are not read."""
+    if "base" in (workdir.settings_of(directory) or {}):
+        raise UserError(
+            f"{directory} holds a sweep of an earlier version of mupax, which is not "
+            "read; choose another --workdir, or remove that one"
+        )
 
 
-def base_of(config: ConfigDict) -> statistics.Sizes:
-    """The base's sizes."""
-    return statistics.Sizes(config.base.width, config.base.depth)
+def open_data(job: tasks.Job, console: rich.console.Console) -> Dataset:
+    """The dataset of a sweep, once a run on it is known to be possible.
+
+    Raises:
+      UserError: a batch or a model that does not suit it.
+    """
+    with console.status(f"reading {job.config.dataset}"):
+        dataset = job.dataset()
+    check_job(job, dataset)
+    return dataset
+
+
+def report_data(
+    config: SweepConfig,
+    populations: list[Population],
+    command: list[str],
+) -> report.SweepData:
+    """A sweep as its report shows it.
+
+    Args:
+      config: of the sweep; a target in it is predicted.
+      populations: all runs of both axes of size.
+      command: what was typed.
+    """
+    return report.SweepData(
+        populations=populations,
+        base=config.sizes,
+        labels=labels(config),
+        featured=config.featured,
+        steps=config.base.steps,
+        settings={"config": config.settings(), "machine": report.machine()},
+        subject=subject(config),
+        command=shlex.join(command),
+        target=config.target_sizes,
+    )
+
+
+def labels(config: SweepConfig) -> dict[str, str]:
+    """The names of parametrizations that a reader sees, by key."""
+    return {
+        key: _LABELS.get(key, optim.parametrization(value.name, **value.options).name)
+        for key, value in config.parametrizations.items()
+    }
+
+
+def subject(config: SweepConfig) -> str:
+    """What is trained, in a few words."""
+    base = config.base
+    return f"{base.model.name} on {base.dataset}, {base.optimizer.name}"
 
 
 def train_tradeoff(
-    config: ConfigDict,
+    config: SweepConfig,
     found: report.SweepData,
     jobs: list[tasks.Job],
     equal: list[tuple[int, int]],
-    data: datasets.Held,
+    data: Dataset,
     launch: Callable[[list[tasks.Job]], list[Population]],
 ) -> tradeoffs.Tradeoff | None:
     """Train shapes of equal parameters with what the base likes best.
@@ -175,7 +225,6 @@ def train_tradeoff(
 
 def run_jobs(
     jobs: list[tasks.Job],
-    data: Any,
     directory: pathlib.Path,
     limits: engine.Limits,
     console: rich.console.Console,
@@ -192,7 +241,7 @@ def run_jobs(
         with executors.opened(executor, workers, directory, address) as pool:
             found = executors.run_all(
                 jobs,
-                data,
+                None,  # each opens its own, once in a process
                 directory / "cells",
                 limits,
                 pool,
@@ -209,24 +258,6 @@ def write_tables(directory: pathlib.Path, found: report.SweepData) -> None:
     write_durably(directory / "sweep.json", json.dumps(found.verdicts, indent=1))
 
 
-def print_verdicts(console: rich.console.Console, found: dict[str, Any]) -> None:
-    """A row for each hyperparameter, parametrization and axis of size."""
-    shown = rich.table.Table(box=None, pad_edge=False)
-    for head in ("hyperparameter", "parametrization", "over", "best", "verdict"):
-        shown.add_column(head)
-    for name, by_key in found.items():
-        for key, by_axis in by_key.items():
-            for axis in ("depth", "width"):
-                if axis not in by_axis:
-                    continue
-                best = [
-                    "none" if x is None else f"{grids.value(name, x):.3g}"
-                    for x in by_axis[axis]["optimum"]
-                ]
-                shown.add_row(name, key, axis, " ".join(best), by_axis[axis]["verdict"])
-    console.print(shown, highlight=False)
-
-
 def progress(console: rich.console.Console) -> rich.progress.Progress:
     """A bar."""
     return rich.progress.Progress(
@@ -239,16 +270,16 @@ def progress(console: rich.console.Console) -> rich.progress.Progress:
     )
 
 
-def check_job(job: tasks.Job, data: datasets.Held) -> None:
+def check_job(job: tasks.Job, dataset: Dataset) -> None:
     """Say what is wrong with batch and model before anything is written."""
-    examples = len(data.examples[0])
-    if job.batch_size > examples:
+    if job.batch_size > dataset.train_size:
         raise UserError(
-            f"batch_size {job.batch_size} is more than the {examples} training "
-            f"examples of {data.name}; make it smaller"
+            f"batch_size {job.batch_size} is more than the {dataset.train_size} "
+            f"training examples of {dataset.name}; make it smaller"
         )
-    hyper = {name: values[0] for name, values in job.grid.items()}
-    try:
-        nnx.eval_shape(lambda: job.build(data, nnx.Rngs(0, dropout=1), hyper))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the model cannot be built: {error}") from None
+    if job.batch_size % job.config.accumulate:
+        raise UserError(
+            f"batch_size {job.batch_size} does not divide into {job.config.accumulate} "
+            "parts; change batch_size or accumulate"
+        )
+    build(job.config, dataset)

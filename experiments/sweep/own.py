@@ -17,10 +17,11 @@ from jaxtyping import Array, Float
 from mupax.optim.coord_check import _split
 
 from ..errors import UserError
+from ..run.step import Hyper, Recipe
 from . import fingerprint
-from .tasks import Hyper, Task, Training
+from .tasks import Task, Training, own_training
 
-_VERSION = "own-1"  # of the seeds' keys and of the order of examples
+_VERSION = "own-2"  # of the seeds' keys and of the order of examples
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -139,14 +140,14 @@ class OwnTask(Task):
                 return self.make_model(key, **sizes, **mine)
 
         # One trace's model may not be used in another: each makes its own structure.
-        def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any, Any]:
+        def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
             params, rest, _ = _parts(build(key, hyper))
             if not jax.tree.leaves(params):
                 raise UserError(
                     f"{self._named('make_model')} returned a model without parameters; "
                     "they are nnx.Param, 'params' of Linen, or floating-point jax.Array"
                 )
-            return params, rest, ()
+            return params, rest
 
         def assemble(params: Any, rest: Any, hyper: Hyper) -> Any:
             # Of this one only the structure is used, so nothing else is compiled.
@@ -154,7 +155,7 @@ class OwnTask(Task):
             return _parts(twin)[2](params, rest)
 
         def loss(
-            params: Any, rest: Any, fixed: Any, batch: Any, hyper: Hyper
+            params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, tuple[Any, Any]]:
             model = assemble(params, rest, hyper)
             with self._calling("loss", {}):
@@ -163,7 +164,7 @@ class OwnTask(Task):
             return value, (value, _parts(model)[1])
 
         def optimizer(
-            params: Any, rest: Any, fixed: Any, hyper: Hyper
+            hyper: Hyper, params: Any, rest: Any
         ) -> optax.GradientTransformation:
             mine = {k: x for k, x in hyper.items() if k in used}
             model = assemble(params, rest, hyper)
@@ -177,8 +178,7 @@ class OwnTask(Task):
                 )
             return _Guarded(self, mine, found).transformation
 
-        count = len(jax.tree.leaves(data)[0])
-        return Training(init, loss, optimizer, data, count, self.guess)
+        return own_training(Recipe(loss, optimizer), init, data, self, self.guess)
 
     def _named(self, role: str) -> str:
         """A user's function in a sentence: its role, and its name and line."""

@@ -8,31 +8,12 @@ from typing import Any
 
 import jax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from ..errors import UserError
+from ..run.build import build
+from .space import SweepConfig
 from .tasks import Job
 from .tradeoff import EQUAL
-
-
-def wanted(config: ConfigDict) -> list[int | tuple[int, int]]:
-    """What `sweep.tradeoff` asks for: numbers of parameters, or (width, depth) pairs.
-
-    Raises:
-      UserError: it holds something else.
-    """
-    given = config.sweep.get("tradeoff", ())
-    found: list[int | tuple[int, int]] = []
-    for entry in given if isinstance(given, tuple | list) else [None]:
-        sizes = entry if isinstance(entry, tuple | list) else (entry,)
-        whole = all(isinstance(x, int) and x is not True and x > 0 for x in sizes)
-        if not whole or len(sizes) not in (1, 2):
-            raise UserError(
-                f"sweep.tradeoff is {given!r}; write numbers of parameters, as "
-                "(30_000, 120_000), or pairs of width and depth, as ((90, 4), (64, 8))"
-            )
-        found.append(tuple(sizes) if len(sizes) == 2 else sizes[0])
-    return found
 
 
 def counter(job: Job, data: Any) -> Callable[[int, int], int]:
@@ -46,35 +27,34 @@ def counter(job: Job, data: Any) -> Callable[[int, int], int]:
     return count
 
 
-def target(config: ConfigDict, job: Job, data: Any) -> int | None:
+def target(config: SweepConfig, job: Job, data: Any) -> int | None:
     """Trained weights of the target; None where there is none that can be built."""
-    if "target" not in config:
+    if config.target_sizes is None:
         return None
     try:
-        return counter(job, data)(config.target.width, config.target.depth)
-    except (TypeError, ValueError):
+        return counter(job, data)(*config.target_sizes)
+    except UserError:
         return None
 
 
 def _abstract(job: Job, data: Any, width: int, depth: int) -> Any:
-    other = dataclasses.replace(job, width=width, depth=depth)
-    return nnx.eval_shape(lambda: other.build(data, nnx.Rngs(0, dropout=1)))
+    return build(job.config.sized(width, depth), job.dataset(data)).model
 
 
 def unit(job: Job, data: Any) -> int:
-    """What widths must be multiples of, as heads want it: a divisor of the base's."""
-    base = job.base_width
+    """The number that widths must be a multiple of: a divisor of the base's width."""
+    base, depth = job.config.base_width or job.width, job.config.base_depth or job.depth
     for step in (n for n in range(1, base + 1) if base % n == 0):
         try:
-            _abstract(job, data, base + step, job.base_depth)
-            _abstract(job, data, step, job.base_depth)
-        except (TypeError, ValueError):
+            _abstract(job, data, base + step, depth)
+            _abstract(job, data, step, depth)
+        except UserError:
             continue
         return step
     return base
 
 
-def pairs(config: ConfigDict, base: Job, data: Any) -> list[tuple[int, int]]:
+def pairs(config: SweepConfig, base: Job, data: Any) -> list[tuple[int, int]]:
     """The shapes of a trade-off, as (width, depth).
 
     Args:
@@ -86,15 +66,15 @@ def pairs(config: ConfigDict, base: Job, data: Any) -> list[tuple[int, int]]:
     Raises:
       UserError: a shape that cannot be built, or fewer than two for a budget.
     """
-    asked = wanted(config)
+    asked = config.tradeoff
     found = [entry for entry in asked if isinstance(entry, tuple)]
     budgets = [entry for entry in asked if isinstance(entry, int)]
     if budgets:
         count, step = counter(base, data), unit(base, data)
         for budget in budgets:
-            equal = shapes([budget], sorted(config.sweep.depths), count, step)
+            equal = shapes([budget], sorted(config.depths), count, step)
             if len(equal) < 2:
-                least = min(count(step, depth) for depth in config.sweep.depths)
+                least = min(count(step, depth) for depth in config.depths)
                 raise UserError(
                     f"sweep.tradeoff asks for {budget} parameters, which {len(equal)} "
                     f"of sweep.depths can have, and two must; the smallest model has "
@@ -104,7 +84,7 @@ def pairs(config: ConfigDict, base: Job, data: Any) -> list[tuple[int, int]]:
     for width, depth in found:
         try:
             _abstract(base, data, width, depth)
-        except (TypeError, ValueError) as error:
+        except UserError as error:
             raise UserError(
                 f"sweep.tradeoff: width {width} and depth {depth} cannot be built: "
                 f"{error}"
@@ -122,15 +102,9 @@ def jobs(
       base: the base's job.
       hyper: the base's best value of every axis.
     """
-    rest = {name: (value,) for name, value in hyper.items() if name != "learning_rate"}
+    axes = tuple((name, (value,)) for name, value in hyper.items())
     return [
-        dataclasses.replace(
-            base,
-            width=width,
-            depth=depth,
-            log2_lr=(math.log2(hyper["learning_rate"]),),
-            axes=tuple(rest.items()),
-        )
+        dataclasses.replace(base.sized(width, depth), axes=axes)
         for width, depth in found
     ]
 

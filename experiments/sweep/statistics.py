@@ -11,10 +11,6 @@ from scipy import stats
 from . import grids, optima
 from .results import Cell, Population
 
-# What a doubling may move an optimum by, for it to be called the same: five doublings
-# then stay within the octave or so that a grid of powers of two can tell.
-TOLERANCE = 0.25
-
 _RESAMPLES = 400
 
 
@@ -154,89 +150,10 @@ def fixed_after(cell: Cell) -> float | None:
     return (last + 2) / spans
 
 
-def verdict(found: Trend, name: str, axis: str) -> str:
-    """What a trend says, in a few words."""
-    if len(found.sizes) < 2:
-        return f"cannot tell: only one {axis}"
-    failed = [s for s, o in zip(found.sizes, found.optima, strict=True) if o is None]
-    if failed:
-        at = " and ".join(map(str, failed))
-        return f"does not transfer: nothing trained at {axis} {at}"
-    if len(found.at_edge) == len(found.sizes):
-        return "cannot tell: the optimum lies at the edge of the grid; widen it"
-    if found.freedom == 0:
-        return "cannot tell: more seeds needed"
-    low, high = found.interval
-    unit = "octaves" if grids.unit(name) != "linear" else "units"
-    moved = f"shifts by {found.slope:+.2f} {unit} per doubling"
-    if found.at_edge:
-        beyond = ", at least: the optimum reaches the edge of the grid"
-        if (low > 0 or high < 0) and abs(found.slope) > TOLERANCE:
-            return moved + beyond
-        return "cannot tell: the optimum reaches the edge of the grid; widen it"
-    if low >= -TOLERANCE and high <= TOLERANCE:
-        return "transfers"
-    if (low > 0 or high < 0) and abs(found.slope) > TOLERANCE:
-        return moved
-    return "cannot tell: more seeds needed"
-
-
-def verdicts(
-    populations: Sequence[Population], base: Sizes, target: Sizes | None = None
-) -> dict[str, Any]:
-    """By hyperparameter, parametrization and axis: optima, shift, regret, verdict.
-
-    Args:
-      populations: all of a sweep. Choices count as parametrizations of their own.
-      base: the sizes where the axes cross.
-      target: the size to predict the optimum at; None for none.
-
-    Returns:
-      JSON-ready data. Optima are `grids.coordinate`s; "fixed_after" is the share of
-      the run after which each of them stayed, or None.
-    """
-    out: dict[str, Any] = {}
-    keys = dict.fromkeys(key_of(p) for p in populations)
-    names = dict.fromkeys(n for p in populations for n, v in p.axes.items() if v[1:])
-    for name in names:
-        for key in keys:
-            mine = [p for p in populations if key_of(p) == key and name in p.axes]
-            cells = [
-                dataclasses.replace(p.cell(name), parametrization=key) for p in mine
-            ]
-            found: dict[str, Any] = {}
-            trends: dict[str, Trend] = {}
-            for axis, fixed in (("depth", base.width), ("width", base.depth)):
-                along = optima.along(cells, key, axis, fixed)
-                if not along.cells:
-                    continue
-                trends[axis] = trend(along.cells, axis)
-                found[axis] = _told(trends[axis], name, axis, along.regret)
-                found[axis]["fixed_after"] = [
-                    _number(fixed_after(cell)) for cell in along.cells
-                ]
-            if target is not None and len(trends) == 2:
-                found["predicted"] = predicted(trends, base, target)
-            out.setdefault(name, {})[key] = found
-    return out
-
-
 def key_of(population: Population) -> str:
     """Its parametrization and choices, as verdicts are listed by."""
     chosen = (f"{k}={v}" for k, v in population.choices.items())
     return ", ".join([population.parametrization, *chosen])
-
-
-def _told(found: Trend, name: str, axis: str, regret: float | None) -> dict[str, Any]:
-    return {
-        "sizes": list(found.sizes),
-        "optimum": [None if o is None else round(o, 3) for o in found.optima],
-        "unit": grids.unit(name),
-        "shift_per_doubling": _number(found.slope),
-        "interval": [_number(x) for x in found.interval],
-        "regret": _number(regret),
-        "verdict": verdict(found, name, axis),
-    }
 
 
 def predicted(
@@ -261,7 +178,3 @@ def predicted(
         "optimum": round(middle, 3),
         "interval": [round(middle - wide, 3), round(middle + wide, 3)],
     }
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, 4)

@@ -10,11 +10,9 @@ from scipy import stats
 from ...report import SweepData
 from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
-from ...sweep.statistics import TOLERANCE, Trend
+from ...sweep.statistics import Trend
+from ...sweep.verdict import judge
 from .registry import Line, Panel
-
-# The standard error with which a shift of less than the tolerance counts as none.
-_ERROR = TOLERANCE / 2
 
 _NAMES = {
     "learning_rate": "log₂ learning rate",
@@ -215,20 +213,8 @@ class Move:
 
     @property
     def stays(self) -> bool | None:
-        """Whether the optimum is the same at all sizes; None where it is not known.
-
-        It is, where it moves by at most a quarter of an octave a doubling, with a
-        standard error of at most an eighth. It is not, where it moves by more, and 95 %
-        leave zero out, or where a size does not train. An end of the grid tells only
-        that it lies there, or beyond.
-        """
-        found = self.trend
-        low, high = found.interval
-        far = abs(found.slope) > TOLERANCE
-        if self._failed or (far and (low > 0 or high < 0)):
-            return False
-        known = not found.at_edge and found.error <= _ERROR
-        return True if known and not far else None
+        """Whether the optimum transfers; None where it is not known."""
+        return judge(self.trend).known
 
     @property
     def moves(self) -> bool | None:

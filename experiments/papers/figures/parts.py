@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from ... import config as configs
 from ...cli import flags
 from ...errors import UserError
 from ...report import SweepData
@@ -65,9 +64,7 @@ class Part:
         Raises:
           UserError: the data is not there, or the folder holds another sweep.
         """
-        from ...sweep import (
-            job as sweep,  # it reads data, which a theory figure need not
-        )
+        from ...sweep import job as sweep  # it reads data, which theory does not
 
         command = ["mupax", *self.words(request)]
         folder = request.folder / self.name
@@ -88,6 +85,8 @@ class Sweeps:
 
     def __call__(self, request: Request) -> Drawing:
         """Run what is missing, then draw."""
+        from ...sweep.space import parse_sweep
+
         for part in self.parts:  # bad input is said before any work
-            configs.check_sweep(part.parsed(request))
+            parse_sweep(part.parsed(request))
         return self.draw(*(part.train(request) for part in self.parts))

@@ -7,18 +7,18 @@ tell no widths.
 MLP = {"sweep.depths": "(8,32,128)"}
 MLP_PAPER = {
     "data.image_size": "32",
-    "base.width": "256",
+    "model.width": "256",
     "sweep.widths": "(256,)",
     "sweep.depths": "(8,16,32,64,128,256,512,1024)",
     "sweep.seeds": "5",
-    "sweep.steps": "39100",
+    "steps": "39100",
     "sweep.average_last": "1000",
     "model.branch_multiplier": "2.0",
 }
 # As many layers as above.
 TWO = {
     "model.block_depth": "2",
-    "base.depth": "4",
+    "model.depth": "4",
     "sweep.depths": "(4,16,64)",
 }
 TWO_PAPER = MLP_PAPER | {"sweep.depths": "(4,8,16,32,64,128,256,512)"}
@@ -28,34 +28,34 @@ A = {"sweep.axes.branch_multiplier": "2**[-2:2]"}
 CNN_PAPER = {
     "data.image_size": "32",
     "batch_size": "64",
-    "base.width": "64",
+    "model.width": "64",
     "sweep.widths": "(64,128,256,512)",
     "sweep.depths": "(3,6,9,12,15,18,30)",
-    "sweep.steps": "15640",
+    "steps": "15640",
     "sweep.average_last": "782",
 }
 FLAT = {"sweep.widths": "(16,)"}
-FLAT_PAPER = CNN_PAPER | {"base.width": "512", "sweep.widths": "(512,)"}
+FLAT_PAPER = CNN_PAPER | {"model.width": "512", "sweep.widths": "(512,)"}
 RESNET_PAPER = {
     "data.image_size": "32",
     "batch_size": "64",
     "model.blocks": "(2,2,2,2)",
-    "base.width": "64",
-    "base.depth": "1",
+    "model.width": "64",
+    "model.depth": "1",
     "sweep.widths": "(64,)",
     "sweep.depths": "(1,2,4,8)",
-    "sweep.steps": "15640",
+    "steps": "15640",
     "sweep.average_last": "782",
 }
 VIT_PAPER = {
     "dataset": "tiny_imagenet",
     "batch_size": "64",
-    "schedule.warmup": "1000.0",
-    "base.width": "256",
-    "base.depth": "3",
+    "schedule.warmup": "1000",
+    "model.width": "256",
+    "model.depth": "3",
     "sweep.widths": "(256,)",
     "sweep.depths": "(3,6,9,12,15)",
-    "sweep.steps": "31260",
+    "steps": "31260",
     "sweep.average_last": "1563",
 }
 GPT_PAPER = {
@@ -63,11 +63,11 @@ GPT_PAPER = {
     "batch_size": "256",
     "model.head_dim": "64",
     "schedule.name": "cosine",
-    "schedule.warmup": "500.0",
-    "base.width": "1024",
-    "base.depth": "4",
+    "schedule.warmup": "500",
+    "model.width": "1024",
+    "model.depth": "4",
     "sweep.widths": "(1024,)",
     "sweep.depths": "(4,8,16,32)",
-    "sweep.steps": "3900",
+    "steps": "3900",
     "sweep.average_last": "100",
 }

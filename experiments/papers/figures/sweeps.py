@@ -50,7 +50,7 @@ def _zero_readouts(config: ConfigDict) -> None:
         config.model.update(zero_init=True, activation_first=True)
 
 
-_SHORT = {"sweep.steps": "11000"}
+_SHORT = {"steps": "11000"}
 
 TP6 = {
     "2": Sweeps(
@@ -93,7 +93,7 @@ TP6 = {
                 | _only("depth_mup")
                 | sizes.ABS
                 | {
-                    "base.depth": "2",
+                    "model.depth": "2",
                     "sweep.depths": "(2,8,32)",
                     "sweep.axes.learning_rate": "2**[-9:-3:1]",
                     "sweep.axes.branch_multiplier": "2**[-7:-1]",
@@ -227,7 +227,7 @@ BORDELON = {
                 _only("ode", "depth_mup")
                 | {
                     "model.block_depth": "4",
-                    "base.depth": "2",
+                    "model.depth": "2",
                     "sweep.depths": "(2,8,32)",
                 },
                 sizes.MLP_PAPER | {"sweep.depths": "(2,8,32,128)"},

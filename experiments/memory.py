@@ -1,9 +1,12 @@
 """How much memory there is for a program, and how much it needs."""
 
+import math
 import pathlib
 from typing import Any
 
 import jax
+
+from .errors import UserError
 
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -12,6 +15,8 @@ _CGROUPS = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
+
+_GIB = 2**30
 
 
 def available() -> float:
@@ -61,3 +66,24 @@ def needed(compiled: Any) -> float:
         + found.output_size_in_bytes
         - found.alias_size_in_bytes
     )
+
+
+def check(needed: float, what: str, remedy: str = "make it smaller") -> None:
+    """Refuse what would take more than the free memory of this machine.
+
+    Args:
+      needed: bytes.
+      what: what takes them, as the beginning of a sentence.
+      remedy: what to change.
+
+    Raises:
+      UserError: there is not so much.
+
+    >>> check(8.0, "A number")
+    """
+    free = host()
+    if math.isfinite(free) and needed > free:
+        raise UserError(
+            f"{what} would take {needed / _GIB:.3g} GiB of memory, and "
+            f"{free / _GIB:.3g} GiB are free; {remedy}"
+        )

@@ -1,33 +1,31 @@
-"""What a sweep says, in words: what transfers, what shifts, what nobody can tell.
+"""From verdicts to sentences: what transfers, what shifts, what cannot be told.
 
-Every sentence is made from `statistics.verdicts`, and must be right when an optimum
-moves, when it stays, when nothing trained, and when there is one seed or one size.
+The verdicts themselves are those of `mupax.experiments.sweep.verdict`.
 """
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..sweep import grids
 from ..sweep.results import Population
+from ..sweep.verdict import Verdict, listed, reason
 from . import findings, names
 from .data import Axis, SweepData
-from .findings import listed
 
 GUIDE = (
     "An optimum transfers where the 95 % interval of its shift per doubling of the "
     "size lies within a quarter of an octave, and shifts where the interval excludes "
     "zero and the shift is larger than that. In between the seeds are too few to tell."
 )
-_SIGNS = {"transfers": "✓", "fails": "✗", "unknown": "?"}
 MANY = 3  # more hyperparameters than that are counted before they are named
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class Row:
     """What one hyperparameter does under one parametrization along one axis.
 
     Attributes:
@@ -39,7 +37,7 @@ class Verdict:
       optima: `grids.coordinate` of the best value at each; None: nothing trained.
       slope: shift per doubling; None where it is unknown.
       interval: 95 % of the slope; None where it is unknown.
-      told: the verdict, as `statistics.verdict` words it.
+      told: as `sweep.verdict.verdicts` gives it.
       cost: of the smallest size's best value at the largest.
     """
 
@@ -51,25 +49,25 @@ class Verdict:
     optima: tuple[float | None, ...]
     slope: float | None
     interval: tuple[float, float] | None
-    told: str
+    told: Mapping[str, Any]
     cost: str
 
     @property
-    def status(self) -> str:
-        """One of transfers, shifts, fails, unknown."""
-        starts = {"transfers": "transfers", "shifts": "shifts", "does not": "fails"}
-        found = (s for start, s in starts.items() if self.told.startswith(start))
-        return next(found, "unknown")
+    def verdict(self) -> Verdict:
+        """The verdict itself."""
+        return Verdict(self.told["verdict"])
 
     @property
     def sign(self) -> str:
-        """The status as one character, for a glance and for black and white."""
-        return _SIGNS.get(self.status, "↗" if (self.slope or 0.0) > 0 else "↘")
+        """The verdict as one character, for a glance and for black and white."""
+        if self.verdict is Verdict.SHIFTS:
+            return "↗" if (self.slope or 0.0) > 0 else "↘"
+        return {True: "✓", False: "✗", None: "?"}[self.verdict.known]
 
     @property
     def reason(self) -> str:
-        """What follows the colon: what is missing, or where nothing trained."""
-        return self.told.partition(": ")[2]
+        """What is missing, or where nothing trained."""
+        return reason(self.axis, self.told)
 
     @property
     def shift(self) -> str:
@@ -85,10 +83,10 @@ class Verdict:
     @property
     def words(self) -> str:
         """The verdict for a table, with a proper minus."""
-        return re.sub(r"-(?=\d)", "−", self.told)
+        return re.sub(r"-(?=\d)", "−", self.told["words"])
 
 
-def every(data: SweepData) -> list[Verdict]:
+def every(data: SweepData) -> list[Row]:
     """All verdicts: by hyperparameter, parametrization and axis."""
     found = []
     for name, by_key in data.verdicts.items():
@@ -101,7 +99,7 @@ def every(data: SweepData) -> list[Verdict]:
                 finding = findings.find(lines, axis, key)
                 low, high = told["interval"]
                 found.append(
-                    Verdict(
+                    Row(
                         name,
                         key,
                         label,
@@ -110,7 +108,7 @@ def every(data: SweepData) -> list[Verdict]:
                         tuple(told["optimum"]),
                         told["shift_per_doubling"],
                         None if low is None or high is None else (low, high),
-                        told["verdict"],
+                        told,
                         findings.cost(finding) if len(finding.sizes) > 1 else "–",
                     )
                 )
@@ -138,7 +136,7 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
     ]
 
 
-def _row(found: Verdict, featured: str) -> dict[str, Any]:
+def _row(found: Row, featured: str) -> dict[str, Any]:
     best = [
         "nothing trained" if x is None else names.value(found.name, x)
         for x in found.optima
@@ -162,7 +160,7 @@ def prediction(data: SweepData, name: str, key: str) -> str:
     if found is None or data.target is None:
         return ""
     # An optimum beyond the grid has no place to predict from.
-    if any("edge" in told[axis]["verdict"] for axis in data.axes if axis in told):
+    if any(told[axis]["at_edge"] for axis in data.axes if axis in told):
         return ""
     low, high = (names.value(name, x) for x in found["interval"])
     return f"{names.value(name, found['optimum'])} (95 %: {low} to {high})"
@@ -188,7 +186,11 @@ def headline(data: SweepData) -> str:
         return f"No answer: with {label}, only one {what} was swept."
     by_name = {n: [v for v in mine if v.name == n] for n in data.names}
     if len(by_name) > MANY:
-        good = [n for n, v in by_name.items() if {x.status for x in v} == {"transfers"}]
+        good = [
+            n
+            for n, v in by_name.items()
+            if {x.verdict for x in v} == {Verdict.TRANSFERS}
+        ]
         which = f": {listed([names.noun(n) for n in good])}" if good else ""
         return (
             f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
@@ -210,7 +212,7 @@ def dead(population: Population) -> bool:
     return bool(np.isnan(population.loss).all())
 
 
-def phrase(found: Sequence[Verdict], *, many: bool = False) -> str:
+def phrase(found: Sequence[Row], *, many: bool = False) -> str:
     """What one hyperparameter does along its axes: "transfers across depth and …".
 
     Args:
@@ -219,24 +221,24 @@ def phrase(found: Sequence[Verdict], *, many: bool = False) -> str:
     """
     s, do = ("", "do") if many else ("s", "does")
     parts = []
-    stay = [v.axis for v in found if v.status == "transfers"]
+    stay = [v.axis for v in found if v.verdict is Verdict.TRANSFERS]
     if stay:
         parts.append(f"transfer{s} across {listed(stay)}")
     for v in found:
-        if v.status == "shifts":
+        if v.verdict is Verdict.SHIFTS:
             unit = " octaves" if grids.unit(v.name) != "linear" else ""
-            least = " at least" if "at least" in v.told else ""
+            least = " at least" if v.told["at_edge"] else ""
             moved = names.signed(v.name, v.slope or 0.0)
             parts.append(f"shift{s} by{least} {moved}{unit} per doubling of {v.axis}")
     for v in found:
-        if v.status == "fails":
+        if v.verdict is Verdict.FAILS:
             parts.append(f"{do} not transfer across {v.axis} ({v.reason})")
     reasons: dict[str, list[str]] = {}
     for v in found:
-        if v.status == "unknown":
+        if v.verdict.known is None:
             reasons.setdefault(v.reason, []).append(v.axis)
-    for reason, axes in reasons.items():
-        parts.append(f"cannot be judged across {listed(axes)} ({reason})")
+    for why, axes in reasons.items():
+        parts.append(f"cannot be judged across {listed(axes)} ({why})")
     return listed(parts)
 
 

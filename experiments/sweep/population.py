@@ -1,9 +1,9 @@
-"""The programs of a population: one that begins its runs, one that trains them on.
+"""Many runs as one program: the steps of `run.step`, over seeds and grid points.
 
-A run is a lane, and seeds and grid points are axes of lanes. Accelerators train all of
-them at once, by `jax.vmap`. A core of a CPU trains one lane after another to its end,
-in the same program: a single run fills it, and stays in its cache. The steps are a loop
-whose ends are arguments, so that one program trains from any step to any other.
+Accelerators train all runs at once, by `jax.vmap`. A core of a CPU trains one run after
+another, in the same program: a single run keeps the core busy, and its weights stay in
+the cache. The steps are a loop whose first and last step are arguments, so that one
+program trains from any step to any other.
 """
 
 import functools
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AxisType, PartitionSpec
 
 if TYPE_CHECKING:
-    from .tasks import Hyper, Training
+    from ..run.step import Hyper
+    from .tasks import Training
 
-# With stop_diverged a run is given up where its loss is above so many times that of
-# guessing.
+# With stop_diverged a run is stopped once its loss is this multiple of chance level.
 _GIVEN_UP = 16.0
 
 
@@ -29,9 +28,9 @@ class Programs(NamedTuple):
       begin: (keys, hyper) to a state, whose leaves lead with (seeds, points).
       advance: (state, keys, hyper, orders, first, last, examples) to the state after
         the steps from `first` to before `last`, and the losses of all steps, shape
-        (seeds, points, steps), NaN where none was done. The orders of examples have
-        shape (steps, seeds, batch), `last` has that of points, for those that fill a
-        device up are not trained. The state's memory is used again.
+        (seeds, points, steps), NaN for steps that were not done. The orders of examples
+        have shape (steps, seeds, batch). `last` has one entry for each point: points
+        that only fill up a device are not trained. The state's buffers are donated.
     """
 
     begin: Any
@@ -45,18 +44,17 @@ def programs(
 
     Args:
       training: its functions.
-      stop_diverged: do nothing for a run that has diverged; of runs that are trained
-        at once, where all have.
-      together: whether a device trains its runs at once; None where it is no CPU.
+      stop_diverged: do no steps for a run that has diverged; of runs that are trained
+        at once, only once all of them have.
+      together: whether a device trains its runs at once; by default unless it is a
+        CPU.
     """
     if together is None:
         together = jax.default_backend() != "cpu"
     population = _together if together else _in_turn
 
     def start(key: jax.Array, hyper: "Hyper") -> Any:
-        params, rest, fixed = training.init(key, hyper)
-        tx = training.optimizer(params, rest, fixed, hyper)
-        return (params, rest, tx.init(params)), jnp.inf
+        return training.init(key, hyper)[0], jnp.inf
 
     every = jax.vmap(jax.vmap(start, (None, 0)), (0, None))
 
@@ -73,14 +71,20 @@ def programs(
         examples: Any,
     ) -> Any:
         def train(
-            step: Any, state: Any, fixed: Any, hyper: Any, orders: Any, last: Any
+            step: Any,
+            state: Any,
+            fixed: Any,
+            hyper: Any,
+            keys: Any,
+            orders: Any,
+            last: Any,
         ) -> Any:
             """The state, and the losses, led by steps, of one run or of many."""
 
             def move(state: Any, t: jax.Array) -> Any:
                 order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
                 batch = jax.tree.map(lambda x: x[order], examples)
-                return step(state, fixed, hyper, batch)
+                return step(state, fixed, batch, hyper, keys)
 
             if stop_diverged:
                 move = _careful(move, training.guess or 0.0)
@@ -113,10 +117,11 @@ def _together(
 ) -> Any:
     """All runs at once."""
     some = {name: values[0] for name, values in hyper.items()}
-    fixed = jax.vmap(lambda key: training.init(key, some)[2])(keys)
+    fixed = jax.vmap(lambda key: training.init(key, some)[1])(keys)
     # Every point of a seed sees the same batches.
-    steps = jax.vmap(jax.vmap(_step(training), (0, None, 0, None)), (0, 0, None, 0))
-    state, losses = train(steps, state, fixed, hyper, orders, last.max())
+    points = jax.vmap(training.step, (0, None, None, 0, None))
+    steps = jax.vmap(points, (0, 0, 0, None, 0))
+    state, losses = train(steps, state, fixed, hyper, keys, orders, last.max())
     return state, jnp.moveaxis(losses, 0, -1)
 
 
@@ -134,36 +139,19 @@ def _in_turn(
     def seed(row: Any) -> Any:
         state, key, order = row
         some = {name: values[0] for name, values in hyper.items()}
-        fixed = training.init(key, some)[2]
+        fixed = training.init(key, some)[1]
 
         def run(row: Any) -> Any:
             state, hyper, last = row
-            return train(_step(training), state, fixed, hyper, order, last)
+            return train(training.step, state, fixed, hyper, key, order, last)
 
         return jax.lax.map(run, (state, hyper, last))
 
     return jax.lax.map(seed, (state, keys, jnp.moveaxis(orders, 1, 0)))
 
 
-def _step(training: "Training") -> Any:
-    """One step of one run."""
-
-    def step(state: Any, fixed: Any, hyper: "Hyper", batch: Any) -> Any:
-        params, rest, moments = state
-
-        def loss(params: Any) -> Any:
-            return training.loss(params, rest, fixed, batch, hyper)
-
-        (_, (kept, rest)), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        tx = training.optimizer(params, rest, fixed, hyper)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), rest, moments), kept
-
-    return step
-
-
 def _carefree(move: Any) -> Any:
-    """Steps for all runs, whatever becomes of them."""
+    """Steps for all runs, diverged or not."""
 
     def moved(carry: Any, t: jax.Array) -> Any:
         state, bound = carry
@@ -174,7 +162,7 @@ def _carefree(move: Any) -> Any:
 
 
 def _careful(move: Any, guess: float) -> Any:
-    """No steps where every run's loss is not below its bound."""
+    """No steps once every run's loss has exceeded its bound."""
 
     def moved(carry: Any, t: jax.Array) -> Any:
         state, bound = carry
@@ -185,7 +173,7 @@ def _careful(move: Any, guess: float) -> Any:
             lambda s: (s, nothing),
             state,
         )
-        # The bound of the first step is that of guessing, or of what it was.
+        # The first step sets the bound: its own loss, or chance level if larger.
         now = _GIVEN_UP * jnp.maximum(losses, guess)
         bound = jnp.where(jnp.isinf(bound), now, bound)
         alive = losses < bound
@@ -221,12 +209,12 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _bare(tree: Any) -> Any:
-    """With random keys as plain numbers, which the host can keep."""
+    """With random keys as plain integers, which the host can store."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 
 def _kinds(function: Any, *arguments: Any) -> Any:
-    """How each key among a function's results is made; False for all else."""
+    """The kind of each random key among the results; False for other leaves."""
     found = []
 
     def traced(*arguments: Any) -> None:

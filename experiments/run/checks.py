@@ -1,0 +1,107 @@
+"""Checks of a config's values: each names the key, what it is and what it must be."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import UserError
+
+Check = Callable[[str, Any], Any]
+
+MOST = 2**31 - 1  # what a C integer holds
+LARGEST = 10_000_000  # width or depth of a model
+_LONGEST = 1000  # characters of a name; file systems allow fewer
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def whole(least: int = 1, most: int = MOST) -> Check:
+    """An int within bounds."""
+
+    def check(key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"{key} is {shown(value)}; it must be a whole number")
+        if not least <= value <= most:
+            bounds = f"{least} or more" if value < least else f"at most {most}"
+            raise UserError(f"{key} is {shown(value)}; it must be {bounds}")
+        return value
+
+    return check
+
+
+def number(
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+) -> Check:
+    """A finite float within bounds; `above` and `below` exclude the bounds."""
+
+    def check(key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"{key} is {shown(value)}; it must be a number")
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        inside = low < found if above else low <= found
+        inside &= found < high if below else found <= high
+        if not (inside and math.isfinite(found)):
+            raise UserError(f"{key}={shown(value)} must be {_bounds(low, high, above)}")
+        return found
+
+    return check
+
+
+def _bounds(low: float, high: float, above: bool) -> str:
+    if math.isfinite(low) and math.isfinite(high):
+        return f"between {low:g} and {high:g}"
+    if math.isfinite(low):
+        return "positive" if above and low == 0 else f"{low:g} or more"
+    return "a finite number"
+
+
+def text(key: str, value: Any) -> str:
+    """A string that a file system could hold."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise UserError(f"{key} is {shown(value)}; it must be a text")
+    if len(value) > _LONGEST:
+        raise UserError(
+            f"{key} is {shown(value)}, of {len(value)} characters; at most "
+            f"{_LONGEST} are allowed"
+        )
+    return value
+
+
+def flag(key: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise UserError(f"{key} is {shown(value)}; it must be True or False")
+    return value
+
+
+def options(key: str, value: Any) -> dict[str, Any]:
+    """A mapping from names to values."""
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
+        raise UserError(
+            f"{key} is {shown(value)}; it must be a mapping from option to value, set "
+            f"as {key}.option=value"
+        )
+    return dict(value)
+
+
+def several(key: str, value: Any) -> tuple[Any, ...]:
+    """A sequence."""
+    if not isinstance(value, list | tuple):
+        raise UserError(f"{key} is {shown(value)}; it must be a tuple, as ('flip',)")
+    return tuple(value)
+
+
+def optional(check: Check) -> Check:
+    """None, or what a check accepts."""
+    return lambda key, value: None if value is None else check(key, value)

@@ -1,0 +1,226 @@
+"""A run's step and evaluation as programs on a mesh."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+
+from mupax import zoo
+from mupax.optim.paths import flatten
+from mupax.zoo.sharding import Rules
+
+from .mesh import replicated, state_shardings
+from .objective import Batch, Objective
+from .step import Hyper, Recipe, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A model's training and evaluation on a mesh, ready to be compiled.
+
+    Attributes:
+      recipe: what a step computes.
+      objective: what an evaluation counts.
+      hyper: the run's hyperparameters that are arguments of its step.
+      seed: of all that is random in a step.
+      log_every: steps between those that measure norms.
+      testing: the model's structure while it is evaluated.
+      mesh: the devices.
+      rules: changes to `zoo.RULES`.
+      roles: the role of each parameter, by path.
+      abstract: shapes and dtypes of the state.
+      shardings: where its arrays lie.
+    """
+
+    recipe: Recipe
+    objective: Objective
+    hyper: Hyper
+    seed: int
+    log_every: int
+    testing: nnx.GraphDef
+    mesh: Mesh
+    rules: Rules | None
+    roles: Mapping[str, str]
+    abstract: State = dataclasses.field(default_factory=dict)
+    shardings: State = dataclasses.field(default_factory=dict)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Names of the norms that a logged step measures."""
+        roles = sorted(set(self.roles.values()))
+        kinds = ("parameter_norm", "update_norm")
+        return ("gradient_norm", *(f"{k}/{role}" for k in kinds for role in roles))
+
+    def step(
+        self, state: State, batch: Batch, hyper: Hyper
+    ) -> tuple[State, tuple[Array, Array]]:
+        """The next state, the loss, and the norms, which are zero unless logged."""
+        with zoo.use_mesh(self.mesh, self.rules):
+            key = jax.random.key(self.seed)
+            new, out = self.recipe.step(state, batch, hyper, key)
+            norms = jax.lax.cond(
+                new["step"] % self.log_every == 0,
+                lambda: self._measure(new["params"], out.updates, out.grads),
+                lambda: jnp.zeros(len(self.norms)),
+            )
+        return new, (out.loss, norms)
+
+    def score(
+        self, state: State, batch: Batch, sums: Float[Array, " 3"]
+    ) -> Float[Array, " 3"]:
+        """Sums of loss, hits and count, a test batch added to those before."""
+        weights = state.get("ema", state["params"])
+        with zoo.use_mesh(self.mesh, self.rules):
+            model = nnx.merge(self.testing, weights, state["rest"], copy=True)
+            return sums + self.objective.score(model, batch)
+
+    def jit_step(self) -> Any:
+        """`step`, compiled for the mesh; it takes the state's memory for the next."""
+        batch = zoo.batch_sharding(self.mesh)
+        every = replicated(self.mesh)
+        return jax.jit(
+            self.step,
+            donate_argnums=0,
+            in_shardings=(self.shardings, batch, every),
+            out_shardings=(self.shardings, (every, every)),
+        )
+
+    def jit_score(self) -> Any:
+        """`score`, compiled for the mesh."""
+        batch = zoo.batch_sharding(self.mesh)
+        every = replicated(self.mesh)
+        return jax.jit(
+            self.score,
+            in_shardings=(self.shardings, batch, every),
+            out_shardings=every,
+        )
+
+    def start(self, params: nnx.State, rest: nnx.State) -> State:
+        """The state of a model that has not been trained; traced or not."""
+        return self.recipe.start(params, rest, self.hyper)
+
+    def init_on_mesh(self, create: Callable[[], nnx.Module]) -> State:
+        """The first state, each device making only its own part of it."""
+
+        def init() -> State:
+            with zoo.use_mesh(self.mesh, self.rules):
+                return self.start(*parts(create()))
+
+        return jax.jit(init, out_shardings=self.shardings)()
+
+    def _measure(
+        self, params: nnx.State, updates: nnx.State, grads: nnx.State
+    ) -> Float[Array, " norms"]:
+        """Root of the sum of squares, of all gradients and of each role."""
+        roles = sorted(set(self.roles.values()))
+        found = [optax.tree.norm(grads)]
+        for tree in (params, updates):
+            for role in roles:
+                leaves = [x for path, x in flatten(tree) if self.roles[path] == role]
+                found.append(optax.tree.norm(leaves))
+        return jnp.stack([x.astype(jnp.float32) for x in found])
+
+
+def parts(model: nnx.Module) -> tuple[nnx.State, nnx.State]:
+    """The parameters of a model in training mode, and its other variables."""
+    model.train()
+    params, rest = nnx.state(model, nnx.Param, ...)
+    return params, rest
+
+
+def make_program(
+    model: nnx.Module,
+    recipe: Recipe,
+    objective: Objective,
+    mesh: Mesh,
+    *,
+    hyper: Hyper | None = None,
+    seed: int = 0,
+    log_every: int = 1,
+    rules: Rules | None = None,
+) -> Program:
+    """The program of a model.
+
+    Args:
+      model: of the zoo or any other, or its abstract twin from `nnx.eval_shape`.
+      recipe: what a step computes.
+      objective: what an evaluation counts.
+      mesh: the devices.
+      hyper: hyperparameters that the recipe takes, by name.
+      seed: of all that is random in a step.
+      log_every: steps between those that measure norms.
+      rules: changes to `zoo.RULES`.
+
+    Raises:
+      UserError: a model that this mesh cannot split.
+    """
+    model.eval()
+    testing = nnx.graphdef(model)
+    variables = parts(model)
+    program = Program(
+        recipe,
+        objective,
+        {name: np.float32(value) for name, value in (hyper or {}).items()},
+        seed,
+        log_every,
+        testing,
+        mesh,
+        rules,
+        _roles(model),
+    )
+    abstract = jax.eval_shape(program.start, *variables)
+    shardings = state_shardings(abstract, model, mesh, rules)
+    return dataclasses.replace(program, abstract=abstract, shardings=shardings)
+
+
+def recipe_of(
+    model: nnx.Module,
+    objective: Objective,
+    tx: optax.GradientTransformation,
+    **options: Any,
+) -> Recipe:
+    """The recipe of a model whose structure and optimizer are known.
+
+    Args:
+      model: or its abstract twin.
+      objective: what is minimized.
+      tx: the optimizer, with its learning rate.
+      **options: as `Recipe` has them.
+    """
+    model.train()
+    graph = nnx.graphdef(model)
+
+    def loss(params: Any, rest: Any, batch: Batch, hyper: Hyper, key: Any) -> Any:
+        return loss_of(graph, objective, params, rest, batch, key)
+
+    return Recipe(loss, lambda hyper, params, rest: tx, **options)
+
+
+def loss_of(
+    graph: nnx.GraphDef,
+    objective: Objective,
+    params: Any,
+    rest: Any,
+    batch: Batch,
+    key: Any,
+) -> tuple[Array, tuple[Array, Any]]:
+    """The loss of a model's parts, as `Recipe.loss` returns it."""
+    # Copied: batch statistics change under the trace of the gradient.
+    model = nnx.merge(graph, params, rest, copy=True)
+    value, plain = objective.loss(model, batch, key)
+    return value, (plain, nnx.state(model, nnx.Not(nnx.Param)))
+
+
+def _roles(model: nnx.Module) -> dict[str, str]:
+    """The role of each parameter; "all" where the model does not tell."""
+    params = nnx.state(model, nnx.Param)
+    if not isinstance(getattr(model, "plan", None), zoo.Plan):
+        return {path: "all" for path, _ in flatten(params)}
+    return {path: scale.role.value for path, scale in zoo.scales(model).items()}

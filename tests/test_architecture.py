@@ -1,0 +1,130 @@
+"""The rooms of mupax: imports run one way, and never in a circle."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# A room may import from those before it, and from itself.
+ROOMS = (
+    "optim",
+    "zoo",
+    "experiments.errors",
+    "experiments.io",
+    "experiments.memory",
+    "experiments.cli.flags",
+    "experiments.data",
+    "experiments.estimate.flops",
+    "experiments.estimate.hardware",
+    "experiments.run",
+    "experiments.estimate",
+    "experiments.sweep.grids",
+    "experiments.sweep.results",
+    "experiments.sweep.optima",
+    "experiments.sweep.statistics",
+    "experiments.sweep.verdict",
+    "experiments.sweep.valley",
+    "experiments.sweep.tradeoff",
+    "experiments.report",
+    "experiments.sweep",
+    "experiments.coord_check",
+    "experiments.transfer",
+    "experiments.convert",
+    "experiments.papers.theory",
+    "experiments.papers.figures",
+    "experiments.papers",
+    "experiments.cli",
+)
+
+
+def modules() -> dict[str, pathlib.Path]:
+    """Every module of the library, by its name below `mupax`."""
+    found = {}
+    for room in ("optim", "zoo", "experiments"):
+        for path in (ROOT / room).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(p for p in parts if p != "__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(name: str, path: pathlib.Path, *, lazily: bool) -> set[str]:
+    """The modules that a module imports, those within functions too where asked."""
+    tree = ast.parse(path.read_text())
+    if not lazily:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = [ast.Pass()]
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                node.body = [ast.Pass()]
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("mupax.") for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*start, *(node.module or "").split(".")]).strip(".")
+            origin = origin.removeprefix("mupax.") if not node.level else origin
+            for alias in node.names:
+                whole = f"{origin}.{alias.name}" if origin != "mupax" else alias.name
+                found.add(whole if whole in MODULES else origin)
+    return {x for x in found if x in MODULES and x != name}
+
+
+def room(name: str) -> int:
+    """The place of a module's room; the most specific one counts."""
+    fits = [r for r in ROOMS if name == r or name.startswith(f"{r}.")]
+    assert fits or name == "experiments", f"{name} is in no room"
+    return ROOMS.index(max(fits, key=len)) if fits else len(ROOMS)
+
+
+def test_no_import_points_upwards():
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in MODULES.items()
+        for other in imported(name, path, lazily=False)
+        if room(other) > room(name)
+    ]
+    assert not wrong
+
+
+def test_no_imports_run_in_a_circle():
+    graph = {name: imported(name, path, lazily=False) for name, path in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
+        if name not in done:
+            for other in sorted(graph[name]):
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+
+
+def test_importing_mupax_needs_the_core_alone():
+    code = (
+        "import sys\n"
+        "for name in ('ml_collections', 'grain', 'matplotlib', 'tfds'):\n"
+        "    sys.modules[name] = None\n"
+        "import mupax\n"
+        "mupax.optim, mupax.zoo, mupax.coord_check\n"
+        "assert not any(n.startswith('mupax.experiments') for n in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_public_names_are_there():
+    import mupax
+    from mupax import experiments
+
+    assert callable(mupax.sweep)
+    assert callable(mupax.coord_check)
+    for name in experiments.__all__:
+        assert getattr(experiments, name) is not None
