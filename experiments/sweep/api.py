@@ -21,8 +21,8 @@ import rich.progress
 from absl import logging
 from jaxtyping import Array, Float
 
-from ..data.memory import check as check_memory
 from ..errors import UserError
+from ..memory import check as check_memory
 from . import engine, executors, fingerprint, grids, optima, statistics, store, verdict
 from .engine import Limits as Limits
 from .own import OwnTask
