@@ -97,7 +97,7 @@ class ChainCheck:
       problems: what is wrong, one sentence for each kind of mistake.
       hints: what may be wrong.
 
-    Source: docs/rules.md, "A chain of your own".
+    Source: docs/chains.md.
 
     Examples:
       >>> ChainCheck({"w": Checked(0.25, 0.25)}).passed
@@ -147,6 +147,8 @@ def check_chain(
     What it cannot see: an order that does not change the size of an update, such as
     elementwise clipping between `normalize_gradients` and Adam. `optim.chain` sees
     that. It runs the first step only, so it does not see what changes in later ones.
+    Multipliers that are written by hand count as a learning rate for each layer, which
+    is the same at base and target; a chain that has nothing else is refused.
 
     Args:
       tx: an `optax.GradientTransformation`, or anything with its `init` and `update`,

@@ -51,7 +51,7 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
       ChainWarning: an eps that the gradients are not normalized for; an optimizer
         that finds its own step size.
 
-    Source: the order of docs/rules.md, "A chain of your own".
+    Source: the order of docs/chains.md.
 
     Examples:
       >>> import jax.numpy as jnp, optax

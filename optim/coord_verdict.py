@@ -55,8 +55,8 @@ class CoordCheck:
     - ok: the interval reaches into ±`tolerance`, and excludes exponents of ¼ and
       more. Exponents are multiples of ½, so this leaves zero.
     - wrong: the interval, made wide enough for all layers together, lies beyond ±¼,
-      and so does the slope between the two largest sizes (beyond ±½ if slopes fade
-      from small to large sizes); or the layer diverged.
+      and so does the slope between the two largest sizes, with its own interval
+      (beyond ±½ if slopes fade from small to large sizes); or the layer diverged.
     - unclear: all else. More seeds narrow the interval, and larger sizes remove what
       is only of small models.
 
@@ -309,6 +309,7 @@ class Step(NamedTuple):
       freedom: degrees of freedom of the steadied error.
       head: the slope between the two smallest sizes.
       tail: the slope between the two largest sizes.
+      tail_half_width: half of the 90 % interval of `tail`.
       moves: whether any size moves. Behind a readout of zeros nothing does at first.
     """
 
@@ -318,6 +319,7 @@ class Step(NamedTuple):
     freedom: float
     head: float
     tail: float
+    tail_half_width: float
     moves: bool
 
     def half_width(self, chance: float) -> float:
@@ -347,7 +349,8 @@ def _is_beyond(step: Step, edge: float, chance: float) -> bool:
     head, tail = (
         local * math.copysign(1, step.slope) for local in (step.head, step.tail)
     )
-    return tail > (0.5 if tail < 0.8 * head else edge)
+    lowest = tail - step.tail_half_width
+    return lowest > edge and not (tail < 0.8 * head and tail < 0.5)
 
 
 def _fit_layers(
@@ -385,14 +388,21 @@ def _steps(x: np.ndarray, change: np.ndarray) -> Iterator[Step]:
         # Where a size did not move the logarithm is infinite, and the slope no number.
         with np.errstate(invalid="ignore"):
             slopes = centred @ y / (centred**2).sum()
-            local = np.diff(y.mean(-1)) / np.diff(x)
-        count = len(slopes)
-        if count > 1:
-            error = slopes.std(ddof=1) / math.sqrt(count)
-        else:
-            error = _residual_error(centred, y[:, 0])
-        slope = float(slopes.mean())
-        yield Step(slope, float(error), math.nan, 0, local[0], local[-1], moves)
+            local = np.diff(y, axis=0) / np.diff(x)[:, None]  # (intervals, seeds)
+            error, half = _seed_errors(slopes, local[-1])
+            if len(slopes) == 1:
+                error, half = _residual_error(centred, y[:, 0]), 0.0
+            slope, head, tail = (float(s.mean()) for s in (slopes, *local[[0, -1]]))
+        yield Step(slope, error, math.nan, 0, head, tail, half, moves)
+
+
+def _seed_errors(slopes: np.ndarray, tails: np.ndarray) -> tuple[float, float]:
+    """The slope's standard error, and half of the tail's 90 % interval."""
+    count = len(slopes)
+    if count == 1:
+        return math.nan, 0.0
+    error, spread = (s.std(ddof=1) / math.sqrt(count) for s in (slopes, tails))
+    return float(error), float(special.stdtrit(count - 1, 1 - _INTERVAL) * spread)
 
 
 def _residual_error(centred: np.ndarray, y: np.ndarray) -> float:

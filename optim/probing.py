@@ -226,10 +226,13 @@ class Probe:
         sizes = np.asarray(conditions, np.float32)
         # Compiled ahead of time it runs as it is, also inside of an outer jit.
         with _recorder(recorder):
-            traced = jax.jit(lambda c: jax.lax.map(at, c)).trace(sizes)
-        if any(isinstance(c, jax.core.Tracer) for c in traced.jaxpr.consts):
-            raise TracedError
-        updates = traced.lower().compile(compiler_options=_fast())(sizes)
+            lowered = jax.jit(lambda c: jax.lax.map(at, c)).lower(sizes)
+        compiled = lowered.compile(compiler_options=_fast())
+        try:
+            updates = compiled(sizes)
+        except TypeError as error:
+            # Traced values of an outer jit have become inputs.
+            raise TracedError from error
         found = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
         runs = {
             condition: {path: updates[i] for path, updates in found.items()}

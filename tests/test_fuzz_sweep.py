@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -199,6 +200,36 @@ def test_what_is_no_readable_file_is_named(whole, tmp_path, name, kind):
         assert "\n" not in error
     else:
         assert same(found, whole[1])
+
+
+KILLED = """
+import os, pathlib, signal
+from mupax.experiments.sweep import store
+
+def die(file):
+    file.flush()
+    os.truncate(file.name, os.path.getsize(file.name) - 20)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+kept = store.Store(pathlib.Path({folder!r}))
+kept.add("job", "key", {{(0, (0.5,)): [0.1, None]}})
+store._flush = die  # with the lock held, and half of a line written
+kept.add("job", "key", {{(1, (0.5,)): [0.2, None]}})
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX's signal")
+def test_a_writer_that_is_killed_holds_no_lock_and_spoils_no_other_line(
+    tmp_path, caplog
+):
+    code = KILLED.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    store = Store(tmp_path)
+    store.add("job", "key", {(2, (0.5,)): [0.3, 0.4]})
+    found = store.runs("job", "key")
+    assert found == {(0, (0.5,)): [0.1, None], (2, (0.5,)): [0.3, 0.4]}
+    assert "line 4 is damaged (it is cut short or not JSON)" in caplog.text
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -572,9 +572,8 @@ def coordinate_check(model: str, name: str, *, layers: str | None = None, **opti
     def optimizer(model, **size):
         return optim.adam(0.002, zoo.scales(model), name)
 
-    return optim.coord_check(
-        create, optimizer, loss, (x, y), **sweep, seeds=8, layers=layers
-    )
+    settings = {"seeds": 8, "layers": layers, "tolerance": 0.05}
+    return optim.coord_check(create, optimizer, loss, (x, y), **sweep, **settings)
 
 
 CNN_CHECK = {"base_width": 8, "base_depth": 4, "input_shape": (8, 8, 1)}

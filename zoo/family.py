@@ -104,7 +104,7 @@ class Family(nnx.Module):
             self.build(options(**given), rngs)
 
         __init__.__signature__ = _signature(options)  # type: ignore[attr-defined]
-        cls.__init__ = __init__  # type: ignore[method-assign, assignment]
+        cls.__init__ = __init__  # type: ignore[assignment]
 
     def build(self, options: Any, rngs: nnx.Rngs) -> None:
         """Set `self.plan`, and create the layers.

@@ -38,7 +38,6 @@ def settings(
     import mupax
 
     from ..run.config import plain
-    from ..run.workdir import named
 
     given = plain(config)
     given.pop("data_dir", None)
@@ -47,6 +46,7 @@ def settings(
         "versions": {"mupax": mupax.__version__, "jax": jax.__version__},
         "command": argv[0],
         "config": given,
-        "--workdir": os.path.abspath(named(config, workdir)),
+        # By default it follows from the config, below the current directory.
+        "--workdir": os.path.abspath(workdir or ""),
         **{f"--{name}": own[name] for name in own if name not in mine},
     }

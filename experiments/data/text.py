@@ -1,5 +1,6 @@
 """Text as windows of tokens: bytes, or the pieces of a Hugging Face tokenizer."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -312,8 +313,9 @@ def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
     if name == "bytes":
         return _BYTES, _map_bytes, _text_of_bytes
     found = _load_tokenizer(pathlib.Path(name).expanduser())
-    # Not the size of the vocabulary: its tokens may have gaps between them.
-    vocabulary = 1 + max(found.get_vocab().values(), default=-1)
+    with _working(name):
+        # Not the number of tokens: there may be gaps between them.
+        vocabulary = 1 + max(found.get_vocab().values(), default=-1)
     if vocabulary < 1:
         raise UserError(f"The tokenizer {name} has no tokens.")
     dtype = np.min_scalar_type(vocabulary - 1)
@@ -325,7 +327,9 @@ def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
             raise UserError(
                 f"{path} is not UTF-8 text ({error}); convert it, or use bytes."
             ) from error
-        return np.array(found.encode(text, add_special_tokens=False).ids, dtype)
+        with _working(name):
+            ids = found.encode(text, add_special_tokens=False).ids
+        return np.array(ids, dtype)
 
     return vocabulary, encode, lambda t: found.decode([int(i) for i in t])
 
@@ -353,10 +357,24 @@ def _load_tokenizer(path: pathlib.Path) -> Any:
         raise UserError(
             f"To read {path} install tokenizers: pip install 'mupax[text]'."
         ) from error
-    try:
+    with _working(path):
         return tokenizers.Tokenizer.from_file(os.fspath(path))
+
+
+@contextlib.contextmanager
+def _working(path: str | os.PathLike[str]) -> Iterator[None]:
+    """One sentence for whatever a tokenizer raises.
+
+    Raises:
+      UserError: the tokenizer is damaged, or none.
+    """
+    try:
+        yield
     except BaseException as error:
         # It raises Exception itself, and its panics are no Exceptions.
         if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
             raise
-        raise UserError(f"{path} is not a tokenizer.json: {error}.") from error
+        said = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{os.fspath(path)} is not a tokenizer.json that works: {said}."
+        ) from error

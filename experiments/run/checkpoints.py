@@ -68,7 +68,8 @@ class Checkpoints:
         """
         # Orbax finds a file that is cut short, but not a flipped bit in an array.
         sums = jax.device_get(_checksums(state)).tolist()
-        sealed = {"progress": progress, "checksums": sums}
+        named = _named(jax.tree.unflatten(jax.tree.structure(state), sums))
+        sealed = {"progress": progress, "checksums": sums, "named": named}
         with self._writing():
             self._manager.save(
                 step,
@@ -226,7 +227,7 @@ def open_checkpoints(
         best_mode="min",
         cleanup_tmp_directories=True,
     )
-    _replace_damaged_scores(folder.absolute())
+    _mend(folder.absolute())
     manager = ocp.CheckpointManager(folder.absolute(), options=options)
     checkpoints = Checkpoints(manager)
     try:
@@ -260,8 +261,10 @@ def _score(metrics: Any) -> float:
         return math.inf
 
 
-def _replace_damaged_scores(folder: pathlib.Path) -> None:
-    """Make scores that are not JSON readable: Orbax reads all of them as it starts.
+def _mend(folder: pathlib.Path) -> None:
+    """Replace or remove small damaged files, which Orbax reads as it starts.
+
+    They hold scores and times, and none of the arrays: the checkpoints stay.
 
     Raises:
       OSError: the directory cannot be written.
@@ -278,6 +281,19 @@ def _replace_damaged_scores(folder: pathlib.Path) -> None:
                 error,
             )
             io.write_durably(path, json.dumps(io.seal({"score": math.inf})))
+    for path in folder.glob("*/_CHECKPOINT_METADATA"):
+        try:
+            _check_times(io.read_sealed(path))
+        except io.Damaged as error:
+            absl_logging.warning("%s is damaged (%s) and is removed.", path, error)
+            path.unlink()
+
+
+def _check_times(metadata: dict[str, Any]) -> None:
+    for key in ("init_timestamp_nsecs", "commit_timestamp_nsecs"):
+        time = metadata.get(key)
+        if time is not None and not (isinstance(time, int) and 0 <= time < 2**62):
+            raise io.Damaged(f"{key} is {str(time)[:30]}")
 
 
 def load_weights(
@@ -327,6 +343,7 @@ def read_weights(
                     partial_restore=True,
                 ),
             )
+        _check_sums(checkpoint, found)
     except Exception as error:  # see Checkpoints.restore
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -334,6 +351,26 @@ def read_weights(
             "directory of one step, such as target/checkpoints/600."
         ) from error
     return found[weights], found["rest"]
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """The leaves of a state, or of a part of one, by names such as "params.kernel"."""
+    return ocp.tree.to_flat_dict(tree, sep=".")
+
+
+def _check_sums(checkpoint: pathlib.Path, found: Any) -> None:
+    """Raises ValueError where arrays that were read are not those that were saved."""
+    sealed = json.loads((checkpoint / "progress" / "metadata").read_bytes())
+    if sealed.pop("seal") != _seal(sealed):
+        raise ValueError("its history was altered")
+    if "named" not in sealed:  # by an earlier version
+        return
+    sums = jax.device_get(_checksums(found)).tolist()
+    for name, value in _named(
+        jax.tree.unflatten(jax.tree.structure(found), sums)
+    ).items():
+        if sealed["named"].get(name) != value:
+            raise ValueError(f"its {name} was altered")
 
 
 def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:

@@ -160,12 +160,13 @@ def run(
       UserError: bad input, in one sentence; nothing that was there is lost.
       Stopped: told to stop; everything is saved.
     """
-    directory = pathlib.Path(workdir.named(config, folder))
-    console = rich.console.Console(quiet=jax.process_index() != 0)
-    if jax.process_index() == 0 and not dry_run:
-        workdir.check(directory, None)
+    first = jax.process_index() == 0
+    console = rich.console.Console(quiet=not first)
+    if folder and first and not dry_run:  # before data is read
+        workdir.check(pathlib.Path(folder), None)
     job = prepare(parse(config), stand_in=dry_run)
     check_job(job)
+    directory = workdir.named(job.config, folder)
     console.print(describe(job), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None

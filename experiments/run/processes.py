@@ -151,7 +151,7 @@ def _agree(settings: dict[str, Any], timeout: int) -> None:
       UserError: a process did not say what it was started with.
     """
     store, index = _store(), jax.process_index()
-    store.key_value_set(f"{_SETTINGS}/{index}", json.dumps(settings))
+    store.key_value_set(f"{_SETTINGS}/{index}", json.dumps(settings, default=str))
     if index == 0:
         store.key_value_set(_VERDICT, _verdict(settings, timeout))
     verdict = _get(_VERDICT, 2 * timeout)
@@ -160,7 +160,7 @@ def _agree(settings: dict[str, Any], timeout: int) -> None:
 
 
 def _verdict(settings: dict[str, Any], timeout: int) -> str:
-    settings = json.loads(json.dumps(settings))
+    settings = json.loads(json.dumps(settings, default=str))
     for index in range(1, jax.process_count()):
         theirs = json.loads(_get(f"{_SETTINGS}/{index}", timeout))
         if differ := differences(settings, theirs):
