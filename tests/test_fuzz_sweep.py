@@ -241,7 +241,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_a_store_imports_nothing_of_posix_alone():
     """As on Windows, where there is no fcntl and no resource."""
     code = (
-        "import sys\n"
+        "import sys, psutil\n"
         "for name in ('fcntl', 'resource'): sys.modules[name] = None\n"
         "from mupax.experiments import memory\n"
         "assert memory.host() > 0\n"

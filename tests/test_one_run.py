@@ -115,7 +115,7 @@ def trained(given: ConfigDict) -> np.ndarray:
 def assert_same(given: ConfigDict) -> None:
     here, there = swept(given), trained(given)
     assert np.isfinite(there).all()
-    assert np.ptp(there) > 1e-3  # it does train
+    assert len(set(there)) > STEPS / 2  # something happens
     np.testing.assert_allclose(here, there, rtol=1e-5)
 
 

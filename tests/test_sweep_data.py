@@ -138,6 +138,18 @@ def test_a_training_config_is_a_sweep_around_its_learning_rate():
     )
 
 
+def test_a_training_config_gets_the_section_that_is_overridden():
+    words = ["--config=digits", "--config.sweep.seeds=4", "--config.target.width=256"]
+    words += ["--config.sweep.axes.b1=(0.8,0.9)", "--config.batch_size=32"]
+    found = space.parse_sweep(parse(["sweep", *words]).config)
+    assert found.seeds == 4
+    assert found.target_sizes == (256, 16)
+    assert found.axes["b1"] == (0.8, 0.9)
+    assert found.base.batch_size == 32
+    with pytest.raises(UserError, match="sedes"):
+        parse(["sweep", "--config=digits", "--config.sweep.sedes=4"])
+
+
 def test_only_some_of_the_parametrizations_are_swept(song):
     def keys(only):
         some = config(song)

@@ -67,7 +67,7 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     from ml_collections import ConfigDict, config_flags
 
     _check_words(argv)
-    argv = _with_config_path(argv)
+    argv, later = _without_sections(_with_config_path(argv))
     values = flags.FlagValues()
     config = config_flags.DEFINE_config_file("config", None, "", flag_values=values)
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
@@ -82,6 +82,8 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
         loaded = config.value
         # Where the file could not be read, this raises the error.
         getattr(loaded, "seed", None)
+        if later and isinstance(loaded, ConfigDict):
+            _override_sections(loaded, later)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_one_line(error)) from None
     except SystemExit:
@@ -105,6 +107,32 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
         raise UserError("--workdir is empty; give a directory, or leave it out")
     folder = workdir.value or _folder(argv)
     return Parsed(loaded, folder, {f.name: values[f.name].value for f in own})
+
+
+def _without_sections(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a command line, and those that override the sections of a sweep."""
+    starts = tuple(f"--config.{section}." for section in ("sweep", "target"))
+    later = [word for word in argv if word.startswith(starts) and "=" in word]
+    return [word for word in argv if word not in later], later
+
+
+def _override_sections(config: "ConfigDict", words: list[str]) -> None:
+    """Override keys of a sweep or a target; a training config gets the section."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    from ..run.config import defaults
+
+    whole = defaults("sweep", "target")
+    for section in ("sweep", "target"):
+        if section not in config and any(f".{section}." in w for w in words):
+            with config.unlocked():
+                config[section] = whole[section]
+    values = flags.FlagValues()
+    # It looks for overrides in sys.argv, some of it as soon as the flag is defined.
+    sys.argv = [sys.argv[0], *words]
+    config_flags.DEFINE_config_dict("config", config, flag_values=values)
+    values(sys.argv)
 
 
 def _folder(argv: Sequence[str]) -> str:
