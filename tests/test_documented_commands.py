@@ -1,0 +1,180 @@
+"""Every command and every snippet of the docs, the README and the configs works."""
+
+import contextlib
+import doctest
+import functools
+import pathlib
+import re
+import shlex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+import mupax
+from mupax import optim, zoo
+from mupax.experiments import cli
+from mupax.experiments.run.config import parse
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
+
+
+def commands(path: pathlib.Path) -> list[str]:
+    """The command lines of a page, without comments and continued lines joined."""
+    text = re.sub(r"\\\\?\n\s*", " ", path.read_text())
+    lines = re.findall(r"^(?: {4})?(mupax [a-z].*|python -m benchmarks.*)$", text, re.M)
+    return [line for line in lines if "COMMAND" not in line and "`" not in line]
+
+
+COMMANDS = [
+    pytest.param(line, id=f"{path.name}: {line[:60]}")
+    for path in (*PAGES, *CONFIGS)
+    for line in commands(path)
+    if line.startswith("mupax ") and not line.startswith("mupax is ")
+]
+DOORS = (
+    "coord_check.run",
+    "convert.run",
+    "estimate.plan.run",
+    "papers.figures.job.run",
+    "run.job.run",
+    "run.job.evaluate",
+    "run.job.explain",
+    "sweep.job.run",
+    "transfer.run",
+    "transfer.explain_target",
+)
+
+
+@pytest.fixture
+def doors(tmp_path, monkeypatch):
+    """What the commands ask for: nothing is trained. The names of files are real."""
+    asked: list[object] = []
+
+    def door(*args: object, **options: object) -> None:
+        asked.extend(args)
+
+    for name in DOORS:
+        monkeypatch.setattr(f"mupax.experiments.{name}", door)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text((ROOT / "configs" / "digits.py").read_text())
+    (tmp_path / "text.txt").write_text("to be, or not to be\n" * 100)
+    return asked
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_documented_command_is_understood(doors, line):
+    """Its flags and keys exist, and its config passes every check."""
+    for name, value in (
+        ("DIR", "data"),
+        ("FILE", "text.txt"),
+        ("input.txt", "text.txt"),
+    ):
+        line = line.replace(name, value)
+    words = shlex.split(line.replace(" ...", " --config=digits"), comments=True)
+    # Without other processes there is nobody to join.
+    words = [w for w in words if w != "--distributed"]
+    assert cli.main(words) == 0
+    for config in doors:
+        if isinstance(config, ConfigDict):
+            with config.unlocked():
+                config.transfer_from = None  # the run that it names was not made here
+            parse(config)
+
+
+def test_commands_are_found_where_they_stand():
+    assert len(COMMANDS) > 50
+    lines = [param.values[0] for param in COMMANDS]
+    assert any("--config.sweep.parametrizations" in x or "\\" not in x for x in lines)
+    assert {x.split()[1] for x in lines} >= set(cli.COMMANDS) - {"models"}
+
+
+# ----- Benchmarks are modules, and know the options that they are shown with.
+
+
+@pytest.mark.parametrize(
+    "line",
+    sorted(
+        {x for path in PAGES for x in commands(path) if "python -m benchmarks" in x}
+    ),
+)
+def test_a_documented_benchmark_exists(line):
+    words = shlex.split(line, comments=True)
+    module = ROOT / pathlib.Path(*words[words.index("-m") + 1].split("."))
+    source = module.with_suffix(".py").read_text()
+    for word in words:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in source
+
+
+# ----- Snippets.
+
+
+class MyModel(nnx.Module):
+    """A user's own, as the pages speak of it."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        self.embed = nnx.Linear(8, width, rngs=rngs)
+        self.hidden = nnx.Linear(width, width, rngs=rngs)
+        self.head = nnx.Linear(width, 4, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(nnx.relu(self.hidden(nnx.relu(self.embed(x)))))
+
+
+def scales(width: int) -> optim.Scales:
+    return optim.infer_scales(
+        lambda: MyModel(64, nnx.Rngs(0)),
+        lambda: MyModel(width, nnx.Rngs(0)),
+        delta=lambda: MyModel(128, nnx.Rngs(0)),
+    )
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
+
+
+@pytest.mark.parametrize("page", ["rules.md", "chains.md"])
+def test_examples_of_a_page_print_what_they_show(page):
+    test = doctest.DocTestParser().get_doctest(
+        "".join(snippets(page)), {}, page, page, 0
+    )
+    assert test.examples
+    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+def test_the_snippet_of_the_coordinate_check_runs(capsys):
+    (code,) = snippets("coord_check.md")
+    batch = jax.random.normal(jax.random.key(0), (16, 8))
+    exec(code, {"MyModel": MyModel, "scales": scales, "batch": batch})
+    assert "embed" in capsys.readouterr().out
+
+
+def test_the_snippets_of_the_zoo_run(monkeypatch):
+    """What names a file or the hub gets a model of that name without weights."""
+    load = zoo.load_pretrained
+    asked = []
+
+    def stand_in(*args: str, **options: object) -> object:
+        if args == ("resmlp_digits",):
+            return load(*args, **options)
+        asked.append(args)
+        return None
+
+    monkeypatch.setattr(mupax.zoo, "load_pretrained", stand_in)
+    session = {"jax": jax, "optax": optax}
+    for code in snippets("zoo.md"):
+        exec(code, session)
+    assert len(asked) == 6
+    images, labels = jnp.zeros((2, 32, 32, 3)), jnp.zeros(2, int)
+    model = zoo.create("cnn", width=8, depth=1, image_size=32, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    with contextlib.suppress(TypeError):
+        functools.partial(session["step"])
+    assert np.isfinite(session["step"](model, optimizer, images, labels))
