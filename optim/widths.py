@@ -193,20 +193,21 @@ class Widths:
         """Raise where a matrix may be a table, a gain, or a readout that grew."""
         path, pairs = kernel.path, {a: kernel.pair(a) for a in (into, out)}
         sure = split.proven or names.kernel_like(path)
+        same = pairs[into] == pairs[out]  # a square kernel makes its own inputs
         if sure:
             alone = [a for a, p in pairs.items() if not self.shared(p, kernel)]
         else:
             alone = [
                 a
                 for a, p in pairs.items()
-                if not self.made(p, kernel, inputs=a == into)
+                if not self.made(p, kernel, inputs=a == into and not same)
             ]
         if out in alone and _reads_out(path):
             raise ValueError(ambiguous_matrix(kernel, out))
         if split.proven:
             return
         padded = len(kernel.axes) > 2 and not sure and kernel.base[kernel.axes[0]] == 1
-        square = pairs[into] == pairs[out] and not alone and not names.is_bias(path)
+        square = same and not alone and not names.is_bias(path)
         gain = (names.is_vector(path) and not square) or names.decays(path)
         if gain or padded or (alone and not sure) or names.table(path):
             raise ValueError(ambiguous_matrix(kernel, (alone or [into])[0]))
