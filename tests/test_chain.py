@@ -299,7 +299,7 @@ HIDDEN = {
     ),
     "a line search": (
         lambda: optim.chain(optax.lbfgs(), scale("sgd")),
-        ("ScaleByLBFGSState", "no rule"),
+        ("ScaleBy", "no rule"),
     ),
     "clipping of a user's own": (
         lambda: optim.chain(
@@ -589,6 +589,13 @@ def models(draw):
         delta=build(width * 5, depth),
         depth=(depth, depth * deeper),
         branch="block|norm",
+        # Widths this small coincide with the sizes of other axes.
+        axes={
+            "^embed$": ((0,), (1,)),
+            "^block": ((1,), (2,)),
+            "^norm": ((), (1,)),
+            "^head$": ((0,), (1,)),
+        },
     )
     point = draw(
         st.sampled_from(["mup", "depth_mup", "completep", "ntk", "mean_field", "ode"])

@@ -258,7 +258,7 @@ def test_linen_embeddings_and_collections_that_are_not_trained():
         Model(n).init(jax.random.key(n), jnp.zeros((1, 4), jnp.int32))
         for n in (32, 256)
     )
-    scales = optim.infer_scales(base, target)
+    scales = optim.infer_scales(base, target, tied=None)
     with pytest.raises(ValueError, match="'Embed_0/embedding' starts with"):
         optim.rescale_init(target, scales, "mup")
     rescaled = optim.rescale_init(target, scales, "mup", base=base)
