@@ -1,8 +1,6 @@
 """Every command and every snippet of the docs, the README and the configs works."""
 
-import contextlib
 import doctest
-import functools
 import pathlib
 import re
 import shlex
@@ -38,11 +36,14 @@ COMMANDS = [
     for line in commands(path)
     if line.startswith("mupax ") and not line.startswith("mupax is ")
 ]
+PROCESSES = ("--distributed", "--coordinator", "--process")
 DOORS = (
     "coord_check.run",
     "convert.run",
     "estimate.plan.run",
-    "papers.figures.job.run",
+    "papers.figures.draw.prepare",
+    "papers.figures.draw.write",
+    "papers.figures.job.verdict",
     "run.job.run",
     "run.job.evaluate",
     "run.job.explain",
@@ -62,6 +63,10 @@ def doors(tmp_path, monkeypatch):
 
     for name in DOORS:
         monkeypatch.setattr(f"mupax.experiments.{name}", door)
+    monkeypatch.setattr(
+        "mupax.experiments.papers.figures.job.drawn",
+        lambda *args: type("Drawn", (), {"ours": "", "agrees": None}),
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text((ROOT / "configs" / "digits.py").read_text())
     (tmp_path / "text.txt").write_text("to be, or not to be\n" * 100)
@@ -77,9 +82,10 @@ def test_a_documented_command_is_understood(doors, line):
         ("input.txt", "text.txt"),
     ):
         line = line.replace(name, value)
-    words = shlex.split(line.replace(" ...", " --config=digits"), comments=True)
+    rest = "" if "--config" in line else " --config=digits"
+    words = shlex.split(line.replace(" ...", rest), comments=True)
     # Without other processes there is nobody to join.
-    words = [w for w in words if w != "--distributed"]
+    words = [w for w in words if not w.startswith(PROCESSES)]
     assert cli.main(words) == 0
     for config in doors:
         if isinstance(config, ConfigDict):
@@ -91,7 +97,7 @@ def test_a_documented_command_is_understood(doors, line):
 def test_commands_are_found_where_they_stand():
     assert len(COMMANDS) > 50
     lines = [param.values[0] for param in COMMANDS]
-    assert any("--config.sweep.parametrizations" in x or "\\" not in x for x in lines)
+    assert not any("\\" in line for line in lines)
     assert {x.split()[1] for x in lines} >= set(cli.COMMANDS) - {"models"}
 
 
@@ -175,6 +181,4 @@ def test_the_snippets_of_the_zoo_run(monkeypatch):
     images, labels = jnp.zeros((2, 32, 32, 3)), jnp.zeros(2, int)
     model = zoo.create("cnn", width=8, depth=1, image_size=32, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    with contextlib.suppress(TypeError):
-        functools.partial(session["step"])
     assert np.isfinite(session["step"](model, optimizer, images, labels))
