@@ -179,6 +179,6 @@ def test_the_snippets_of_the_zoo_run(monkeypatch):
         exec(code, session)
     assert len(asked) == 6
     images, labels = jnp.zeros((2, 32, 32, 3)), jnp.zeros(2, int)
-    model = zoo.create("cnn", width=8, depth=1, image_size=32, rngs=nnx.Rngs(0))
+    model = zoo.create("cnn", width=8, depth=1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     assert np.isfinite(session["step"](model, optimizer, images, labels))
