@@ -136,7 +136,7 @@ def probe_shapes(
 
     Examples:
       >>> probe_shapes({"w": ((1024, 512), (8192, 512))})
-      {'w': ((64, 32), (512, 32))}
+      {'w': ((128, 64), (1024, 64))}
     """
     divisor = 1
     while True:

@@ -24,7 +24,7 @@ class Traced:
       >>> from mupax import optim
       >>> point = optim.parametrization("depth_mup")
       >>> def branch(a):
-      ...     return point.branch_multiplier(4.0, optim.Traced(a)) * jnp.ones(())
+      ...     return point.branch_multiplier(4.0, a=optim.Traced(a)) * jnp.ones(())
       >>> jax.jit(jax.vmap(branch))(jnp.array([1.0, 2.0]))
       Array([0.5, 1. ], dtype=float32)
     """
