@@ -14,7 +14,6 @@ from mupax import optim, zoo
 
 from . import io, memory
 from .errors import UserError
-from .run import workdir
 from .run.build import (
     create_model,
     make_objective,
@@ -30,7 +29,7 @@ _MOST_SEEDS = 1000
 
 def run(
     config: ConfigDict,
-    folder: str | None,
+    folder: str,
     *,
     widths: str = "",
     depths: str = "",
@@ -43,7 +42,7 @@ def run(
     Args:
       config: of `mupax train`.
       folder: where coord_check-width.png, coord_check-depth.png and coord_check.txt
-        are written; None for runs/<dataset>_<model>.
+        are written.
       widths: as "64,128,256"; by default the base's, and 2 and 4 times it.
       depths: likewise.
       learning_rate: the config's own by default.
@@ -88,7 +87,7 @@ def run(
         )
 
     # Before minutes are spent on what would go there.
-    directory = workdir.named(run, folder)
+    directory = pathlib.Path(folder)
     io.check_writable(directory)
     batch = next(iter(dataset.train(min(run.batch_size, 64), run.seed)))
     wide = _sizes("widths", widths, base["width"])

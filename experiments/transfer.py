@@ -32,12 +32,12 @@ from .sweep.space import SweepConfig
 AXES = ("depth", "width")
 
 
-def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str, Any]:
+def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
     """Sweep, replace, train; the same command resumes a run that was killed.
 
     Args:
       config: of a transfer; see `parse`.
-      folder: the run directory; None for runs/<dataset>_<model>.
+      folder: the run directory.
       command: what was typed, for the report.
 
     Returns:
@@ -50,7 +50,7 @@ def run(config: ConfigDict, folder: str | None, command: list[str]) -> dict[str,
     console = rich.console.Console()
     parsed = parse(config)
     jobs = space.jobs(parsed)
-    directory = workdir.named(parsed.base, folder)
+    directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": _target(parsed).settings()}
     sweeping.refuse_old(directory)
     workdir.check(directory, settings)

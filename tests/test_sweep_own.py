@@ -527,14 +527,11 @@ def test_a_schedule_that_compares_its_rate_names_the_remedy_and_the_remedy_works
     said = str(caught.value)
     assert said.startswith("make_optimizer (cosine, line ")
     assert "at width=2, depth=1 and traced learning_rate" in said
-    remedy = said.split("with schedule = ")[1].split(", the learning rate is ")
-    schedule, rate = remedy[0], remedy[1].removesuffix(".")
+    remedy = said.split("a peak of 1: ")[1].removesuffix(".")
 
     def remedied(model, width, depth, learning_rate):
-        names = {"optax": optax, "warmup_steps": 1, "decay_steps": 4}
-        names |= {"learning_rate": learning_rate}
-        names["schedule"] = eval(schedule, names)
-        return optax.sgd(eval(rate, names))
+        names = {"optim": optim, "optax": optax, "warmup_steps": 1, "decay_steps": 4}
+        return optax.sgd(eval(remedy, names | {"learning_rate": learning_rate}))
 
     found = sweep(None, make_optimizer=remedied)
     assert np.isfinite(found.populations[0].loss).all()
@@ -546,7 +543,7 @@ def test_the_remedy_is_the_same_training_as_the_schedule():
 
     def remedied(model, width, depth, learning_rate):
         schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 1, 4)
-        return optax.sgd(lambda step: learning_rate * schedule(step))
+        return optax.sgd(optim.scale_schedule(learning_rate, schedule))
 
     found = sweep(None, make_optimizer=remedied).populations[0].loss[0, 1]
     alone = sweep(None, make_optimizer=tuned(0.02), grid={"unused": (1.0,)})

@@ -30,7 +30,7 @@ def of(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(
-    argv: list[str], config: Any, workdir: str | None, own: dict[str, Any]
+    argv: list[str], config: Any, workdir: str, own: dict[str, Any]
 ) -> dict[str, Any]:
     """What must be the same in all processes: all but where the data lies."""
     import jax
@@ -46,7 +46,6 @@ def settings(
         "versions": {"mupax": mupax.__version__, "jax": jax.__version__},
         "command": argv[0],
         "config": given,
-        # By default it follows from the config, below the current directory.
-        "--workdir": os.path.abspath(workdir or ""),
+        "--workdir": os.path.abspath(workdir),
         **{f"--{name}": own[name] for name in own if name not in mine},
     }

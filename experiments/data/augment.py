@@ -10,6 +10,7 @@ the run: so an example looks the same in whichever process and after whichever r
 Positions and sizes are pixels of photographs of 0..255.
 """
 
+import abc
 import dataclasses
 import inspect
 import math
@@ -32,7 +33,7 @@ RESAMPLE = {
 }
 
 
-class Operation:
+class Operation(abc.ABC):
     """A random change of an image.
 
     Attributes:
@@ -41,9 +42,9 @@ class Operation:
 
     draws: ClassVar[int]
 
+    @abc.abstractmethod
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         """The changed image; `u` are `draws` numbers in [0, 1)."""
-        raise NotImplementedError
 
 
 class Geometric(Operation):
@@ -55,6 +56,7 @@ class Geometric(Operation):
 
     fill: int
 
+    @abc.abstractmethod
     def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
         """The map from a point of the result to the point of the image it shows.
 
@@ -62,7 +64,6 @@ class Geometric(Operation):
           size: (width, height) of both.
           u: `draws` numbers in [0, 1).
         """
-        raise NotImplementedError
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         return _resample(image, self.source(image.size, u), self.fill)

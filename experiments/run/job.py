@@ -143,7 +143,7 @@ def state_bytes(job: Job) -> int:
 
 def run(
     config: ConfigDict,
-    folder: str | None,
+    folder: str,
     *,
     command: list[str],
     dry_run: bool = False,
@@ -152,7 +152,7 @@ def run(
 
     Args:
       config: of the run.
-      folder: the run directory; None for runs/<dataset>_<model>.
+      folder: the run directory.
       command: what was typed, for the model card.
       dry_run: print what the run would do, and stop.
 
@@ -162,11 +162,11 @@ def run(
     """
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first)
-    if folder and first and not dry_run:  # before data is read
-        workdir.check(pathlib.Path(folder), None)
+    directory = pathlib.Path(folder)
+    if first and not dry_run:  # before data is read
+        workdir.check(directory, None)
     job = prepare(parse(config), stand_in=dry_run)
     check_job(job)
-    directory = pathlib.Path(workdir.named(config, folder))
     console.print(describe(job), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None
@@ -220,9 +220,7 @@ def train_in(
     return result
 
 
-def evaluate(
-    config: ConfigDict, folder: str | None, checkpoint: str
-) -> tuple[float, float]:
+def evaluate(config: ConfigDict, folder: str, checkpoint: str) -> tuple[float, float]:
     """Print and return (loss, accuracy) of a checkpoint on the test split.
 
     Args:
@@ -234,7 +232,7 @@ def evaluate(
       UserError: there is no such checkpoint, or it is one of another model.
     """
     job = prepare(parse(config))
-    directory = pathlib.Path(workdir.named(config, folder))
+    directory = pathlib.Path(folder)
     step = _find_checkpoint(directory, checkpoint)
     check_job(job)
     program = job.program
@@ -362,7 +360,7 @@ def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
     with open_checkpoints(folder, keep_last=1_000_000) as checkpoints:
         steps = checkpoints.steps()
         found = {"latest": max(steps, default=None), "best": checkpoints.best()}
-    step = found.get(which, int(which) if which.isdigit() else None)
+    step = found.get(which, int(which) if which.isdecimal() else None)
     if step is None or step not in steps:
         raise UserError(
             f"there is no checkpoint {which!r} in {folder}; there are "

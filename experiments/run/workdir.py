@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from absl import logging
-from ml_collections import ConfigDict
 
 from .. import io
 from ..errors import UserError
@@ -15,12 +14,6 @@ from ..errors import UserError
 _NAME = "experiment.json"
 _COPY = ".experiment.json.copy"
 _LOCK = ".lock"
-
-
-def named(config: ConfigDict, folder: str | None) -> pathlib.Path:
-    """Where a run is written: as asked, or runs/<dataset>_<model>."""
-    data = pathlib.PurePath(config.dataset.replace(":", "_")).name
-    return pathlib.Path(folder or f"runs/{data}_{config.model.name}")
 
 
 @contextlib.contextmanager

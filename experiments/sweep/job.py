@@ -47,7 +47,7 @@ _FREE = tuple(
 
 
 def run(
-    config: ConfigDict, folder: str | None, command: list[str], **options: Any
+    config: ConfigDict, folder: str, command: list[str], **options: Any
 ) -> list[Population]:
     """All runs of a sweep; the arguments are those of `swept`."""
     return list(swept(config, folder, command, **options).populations)
@@ -55,7 +55,7 @@ def run(
 
 def swept(
     config: ConfigDict,
-    folder: str | None,
+    folder: str,
     command: list[str],
     *,
     executor: str = "here",
@@ -69,7 +69,7 @@ def swept(
     Args:
       config: of a sweep, or of a training, whose learning rate is swept; a target is
         only predicted.
-      folder: the run directory; None for runs/<dataset>_<model>.
+      folder: the run directory.
       command: what was typed, for the report.
       executor: where jobs run; see `executors.opened`.
       workers: jobs at once.
@@ -95,7 +95,7 @@ def swept(
         stop_diverged=stop_diverged,
         halving=halving,
     )
-    directory = workdir.named(parsed.base, folder)
+    directory = pathlib.Path(folder)
     refuse_old(directory)
     workdir.check(directory, parsed.settings(), free=_FREE)
     jobs = space.jobs(parsed)

@@ -35,10 +35,9 @@ _REMEDIES = {
     ),
     "make_optimizer": (
         "Use the hyperparameter in arithmetic only. An Optax schedule that compares "
-        "its learning rate with 0 is written for a peak of 1 and multiplied: with "
-        "schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, warmup_steps, "
-        "decay_steps), the learning rate is lambda step: learning_rate * schedule(step)"
-        "."
+        "its learning rate with 0 is written for a peak of 1: "
+        "optim.scale_schedule(learning_rate, optax.warmup_cosine_decay_schedule(0.0, "
+        "1.0, warmup_steps, decay_steps))."
     ),
     "loss": "Use jnp.where in place of a Python branch on values of the batch.",
 }
