@@ -88,7 +88,7 @@ class Checked:
         return "ok" if self.factor is not None else "unclear"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ChainCheck:
     """What `check_chain` returns: a verdict when printed.
 
@@ -115,6 +115,9 @@ class ChainCheck:
     def passed(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
+
+    def __repr__(self) -> str:
+        return f"<ChainCheck: {self}>"
 
     def __str__(self) -> str:
         lines = [f"wrong: {problem}" for problem in self.problems]

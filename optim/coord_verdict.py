@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
+from .display import html_table
+
 # Exponents of width and depth are multiples of a half: a slope on this side of a
 # quarter is nearer to zero than to the next exponent.
 _HALFWAY = 0.25
@@ -46,7 +48,7 @@ class Facts(NamedTuple):
     parameters: Mapping[str, tuple[tuple[tuple[int, ...], ...], np.ndarray]] = {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CoordCheck:
     """What `coord_check` returns: a table, a verdict and hints when printed.
 
@@ -206,18 +208,45 @@ class CoordCheck:
             abs(step.slope) + half <= edge
         )
 
+    def __repr__(self) -> str:
+        sizes = "; ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+        return f"<CoordCheck over {sizes}: {self._summary()}>"
+
     def __str__(self) -> str:
         lines: list[str] = []
-        for axis, layers in self._fits().items():
-            sizes = ", ".join(map(str, self.sizes[axis]))
-            lines.append(f"log |Δ activation| against log {axis} ({sizes})")
-            long = max(map(len, layers))
-            for layer, fit in layers.items():
-                verdict = self.verdicts[axis].get(layer)
-                said = "" if verdict is Verdict.OK else f"  {self._word(verdict)}"
-                slope = f"{fit.worst.slope:+.3f} ± {self.errors[axis][layer]:.3f}"
-                lines.append(f"  {layer:<{long}}  {slope}{said}")
+        for axis, layers in self._rows().items():
+            lines.append(self._title(axis))
+            long = max(len(layer) for layer, *_ in layers)
+            for layer, slope, said in layers:
+                shown = "" if said == Verdict.OK.upper() else f"  {said}"
+                lines.append(f"  {layer:<{long}}  {slope}{shown}")
         return "\n".join([*lines, self._summary(), *(f"- {h}" for h in self.hints)])
+
+    def _repr_html_(self) -> str:
+        tables = [
+            html_table(self._title(axis), ["layer", "slope", "verdict"], layers)
+            for axis, layers in self._rows().items()
+        ]
+        return "".join(tables) + html_table(self._summary(), [], [], self.hints)
+
+    def _title(self, axis: str) -> str:
+        sizes = ", ".join(map(str, self.sizes[axis]))
+        return f"log |Δ activation| against log {axis} ({sizes})"
+
+    def _rows(self) -> dict[str, list[tuple[str, str, str]]]:
+        """By axis, (layer, slope ± error, verdict) as text."""
+        errors, verdicts = self.errors, self.verdicts
+        return {
+            axis: [
+                (
+                    layer,
+                    f"{fit.worst.slope:+.3f} ± {errors[axis][layer]:.3f}",
+                    self._word(verdicts[axis].get(layer)),
+                )
+                for layer, fit in layers.items()
+            ]
+            for axis, layers in self._fits().items()
+        }
 
     def _word(self, verdict: Verdict | None) -> str:
         return "not judged (starts at zero)" if verdict is None else verdict.upper()

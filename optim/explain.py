@@ -1,10 +1,12 @@
 """`explain`: the whole setup, parameter by parameter, before a step is run."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from .chain_check import ChainCheck, inspect_chain
+from .display import html_table
 from .optimizers import is_hidden_matrix, muon_learning_rate
 from .parametrizations import Parametrization
 from .rules import family_of, multipliers
@@ -46,7 +48,7 @@ class Row:
     origin: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
     """What `explain` returns: `.rows` by path, and a table when printed.
 
@@ -68,33 +70,54 @@ class Explanation:
     rows: Mapping[str, Row]
     check: ChainCheck | None = None
 
+    def __repr__(self) -> str:
+        roles = collections.Counter(row.role for row in self.rows.values())
+        counted = ", ".join(f"{count} {role}" for role, count in roles.items())
+        wrong = "" if self.check is None or self.check.passed else "; tx is WRONG"
+        return (
+            f"<Explanation: {self.parametrization.name}, {self.optimizer}, "
+            f"{len(self.rows)} parameters ({counted}){wrong}; print it for the table>"
+        )
+
     def __str__(self) -> str:
-        point = self.parametrization
-        head = [*_HEAD, *(["tx"] if self.check else [])]
-        table = [head]
-        for path, row in self.rows.items():
-            table.append(
-                [
-                    path + (" *" if row.branch else ""),
-                    row.role,
-                    "x".join(map(str, row.base_shape)) or "()",
-                    "x".join(map(str, row.shape)) or "()",
-                    *(f"{x:.4g}" for x in (row.init_std, row.multiplier)),
-                    *(
-                        f"{x:.4g}"
-                        for x in (row.learning_rate, row.eps, row.weight_decay)
-                    ),
-                    row.family,
-                    row.origin,
-                    *([self._verdict(path)] if self.check else []),
-                ]
-            )
-        widths = [max(len(r[i]) for r in table) for i in range(len(head))]
+        table = [self._head(), *self._table()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip()
             for r in table
         ]
         lines.insert(1, "-" * max(map(len, lines)))
+        title, *notes = self._notes()
+        return "\n".join([title, "", *lines, "", *notes])
+
+    def _repr_html_(self) -> str:
+        title, *notes = self._notes()
+        below = (line for note in notes for line in note.splitlines())
+        return html_table(title, self._head(), self._table(), below)
+
+    def _head(self) -> list[str]:
+        return [*_HEAD, *(["tx"] if self.check else [])]
+
+    def _table(self) -> list[list[str]]:
+        """The cells of every parameter's row."""
+        return [
+            [
+                path + (" *" if row.branch else ""),
+                row.role,
+                "x".join(map(str, row.base_shape)) or "()",
+                "x".join(map(str, row.shape)) or "()",
+                *(f"{x:.4g}" for x in (row.init_std, row.multiplier)),
+                *(f"{x:.4g}" for x in (row.learning_rate, row.eps, row.weight_decay)),
+                row.family,
+                row.origin,
+                *([self._verdict(path)] if self.check else []),
+            ]
+            for path, row in self.rows.items()
+        ]
+
+    def _notes(self) -> list[str]:
+        """The title, and what stands below the table."""
+        point = self.parametrization
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
         if self.depth != 1 or self.parametrization.alpha:
             notes.append(
@@ -108,7 +131,7 @@ class Explanation:
             notes.append("wd: such that lr·wd is the same at every size")
         if self.check is not None:
             notes.append(f"tx: {self.check}")
-        return "\n".join([notes[0], "", *lines, "", *notes[1:]])
+        return notes
 
     def _verdict(self, path: str) -> str:
         """What the optimizer itself was seen to do, in a word or two."""

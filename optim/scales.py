@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import jax.numpy as jnp
 
+from .display import html_table
 from .paths import flatten
 from .probing import mode
 
@@ -214,8 +215,24 @@ class Scales(Mapping[str, ParamScale]):
         return len(self._scales)
 
     def __repr__(self) -> str:
-        rows = ", ".join(f"{s.path}: {s.role}" for s in self.values())
-        return f"Scales({rows})"
+        rows = [f"{s.path}: {s.role}" for s in self.values()]
+        more = [f"... {len(rows) - 6} more"] if len(rows) > 6 else []
+        return f"Scales({', '.join([*rows[:6], *more])})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                scale.path + (" *" if scale.in_branch else ""),
+                scale.role.value,
+                "x".join(map(str, scale.base_shape)) or "()",
+                "x".join(map(str, scale.shape)) or "()",
+                scale.origin,
+            )
+            for scale in self.values()
+        ]
+        notes = [f"* inside a residual branch; depth ratio {self.depth:g}"]
+        head = ("path", "role", "base", "target", "found")
+        return html_table(f"{len(rows)} parameters", head, rows, notes)
 
     @property
     def depth(self) -> float:

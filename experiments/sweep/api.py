@@ -21,6 +21,8 @@ import rich.progress
 from absl import logging
 from jaxtyping import Array, Float
 
+from mupax.optim.display import html_table
+
 from ..errors import UserError
 from ..memory import check as check_memory
 from . import engine, executors, fingerprint, grids, optima, statistics, store, verdict
@@ -31,7 +33,7 @@ from .results import Cell, Population
 _RESERVED = ("key", "model", "width", "depth")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Sweep:
     """What `sweep` returns: a table when printed.
 
@@ -70,8 +72,27 @@ class Sweep:
                 found[name] = grids.value(name, best.log2_lr)
         return found
 
+    def __repr__(self) -> str:
+        runs = sum(population.loss.size for population in self.populations)
+        base = f"base {self.base.width} x {self.base.depth}"
+        told = "; ".join(f"{name}: {words}" for name, words, *_ in self._told())
+        return f"<Sweep of {runs} runs, {base}; {told}>"
+
     def __str__(self) -> str:
         lines = []
+        for name, words, at, cost in self._told():
+            lines.append(f"{name}: {words}  (best at {at})")
+            lines.extend(["  " + cost] if cost else [])
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = ["hyperparameter", "verdict", "best at (width x depth)", "cost"]
+        title = f"{len(self.populations)} shapes, base {self.base.width} x "
+        return html_table(title + str(self.base.depth), head, self._told())
+
+    def _told(self) -> list[tuple[str, str, str, str]]:
+        """(what over which axis, the verdict, the optima by size, the cost)."""
+        rows = []
         for name, by_key in self.verdicts.items():
             for axis, told in next(iter(by_key.values())).items():
                 if axis == "predicted":
@@ -83,9 +104,8 @@ class Sweep:
                 )
                 over = "width and depth" if axis == "joint" else axis
                 cost = _cost_text(told.get("cost"))
-                lines.append(f"{name} over {over}: {told['words']}  (best at {at})")
-                lines.extend(["  " + cost] if cost else [])
-        return "\n".join(lines)
+                rows.append((f"{name} over {over}", told["words"], at, cost))
+        return rows
 
 
 def sweep(

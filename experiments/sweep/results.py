@@ -12,7 +12,7 @@ import numpy as np
 from .grids import coordinate
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Cell:
     """All runs of one model shape under one parametrization.
 
@@ -41,6 +41,13 @@ class Cell:
     axis: str = "learning_rate"
     stopped: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        shape = f"{self.width} x {self.depth}"
+        return (
+            f"<Cell {self.parametrization} {shape}: {self.loss.size} runs over "
+            f"{self.axis}, {int(self.diverged.sum())} diverged>"
+        )
+
     @property
     def diverged(self) -> np.ndarray:
         """Which runs diverged, shape (seeds, lrs)."""
@@ -59,7 +66,7 @@ class Cell:
         return cls(**{**data, **arrays})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Population:
     """All runs of one model shape: seeds times the product of all axes.
 
@@ -88,6 +95,13 @@ class Population:
     curves: np.ndarray
     seconds: float
     stopped: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        grid = " x ".join(f"{len(v)} {name}" for name, v in self.axes.items())
+        return (
+            f"<Population {self.name}: {self.parametrization} {self.width} x "
+            f"{self.depth}, {self.loss.shape[0]} seeds x {grid}>"
+        )
 
     def cell(self, axis: str = "learning_rate") -> Cell:
         """One axis, every other at what is best at each of its values.

@@ -1,0 +1,40 @@
+"""How results show themselves: a line in a prompt, a table in a notebook."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+_CELL = "padding: 0.1em 0.6em; text-align: left; white-space: nowrap"
+
+
+def html_table(
+    title: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Iterable[str] = (),
+) -> str:
+    """A table as HTML for `_repr_html_`, in a box that scrolls sideways.
+
+    Args:
+      title: one line, printed in bold above the table.
+      head: the names of the columns.
+      rows: the cells of each row, as text; it is escaped here.
+      notes: lines below the table.
+
+    Examples:
+      >>> "<td" in html_table("a < b", ["path"], [["w"]])
+      True
+    """
+    line = html.escape
+    cells = "".join(f'<th style="{_CELL}">{line(name)}</th>' for name in head)
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td style="{_CELL}">{line(cell)}</td>' for cell in row)
+        + "</tr>"
+        for row in rows
+    )
+    below = "".join(f"<div><small>{line(note)}</small></div>" for note in notes)
+    return (
+        f'<div style="overflow-x: auto"><b>{line(title)}</b>'
+        f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+        f"{below}</div>"
+    )

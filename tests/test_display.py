@@ -1,0 +1,146 @@
+"""What a prompt and a notebook show: a short line, and a table in HTML."""
+
+import html.parser
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mupax
+from mupax import optim
+from mupax.optim.coord_verdict import CoordCheck
+from mupax.optim.display import html_table
+
+VOID = ("br", "hr", "img")
+
+
+class Cells(html.parser.HTMLParser):
+    """The texts of a page by tag; fails where tags do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: dict[str, list[str]] = {}
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.found.setdefault(self.open[-1] if self.open else "", []).append(data)
+
+
+def parsed(text: str) -> dict[str, list[str]]:
+    parser = Cells()
+    parser.feed(text)
+    assert parser.open == []
+    return parser.found
+
+
+def model(n: int) -> dict[str, jax.Array]:
+    return {
+        "<in>": jnp.ones((8, n)),
+        "hidden": jnp.ones((n, n)),
+        "out": jnp.ones((n, 2)),
+    }
+
+
+def scales() -> optim.Scales:
+    return optim.infer_scales(model(4), model(16))
+
+
+def coord() -> CoordCheck:
+    change = np.array([1.0, 2.0, 4.0]).reshape(3, 1, 1)
+    return CoordCheck({"width": (64, 128, 256)}, {"width": {"readout": change}})
+
+
+@pytest.fixture(scope="module")
+def swept():
+    def make_model(key, width, depth):
+        return {"w": jax.random.normal(key, (2, width))}
+
+    def loss(model, x):
+        return jnp.mean((x @ model["w"]) ** 2)
+
+    def optimizer(model, learning_rate, **sizes):
+        return optax.sgd(learning_rate)
+
+    return mupax.sweep(
+        make_model,
+        optimizer,
+        loss,
+        jnp.ones((64, 2)),
+        grid={"learning_rate": "2**[-3:1:1]"},
+        widths=(4, 8),
+        depths=(1,),
+        seeds=2,
+        steps=3,
+        batch_size=8,
+    )
+
+
+def test_an_explanation_fits_on_a_line_and_names_what_was_explained():
+    found = optim.explain(scales(), "mup", "adamw")
+    assert repr(found) == (
+        "<Explanation: mup, adamw, 3 parameters (1 input, 1 hidden, 1 output); "
+        "print it for the table>"
+    )
+    wrong = optim.explain(scales(), "mup", "adam", tx=optax.adam(1e-3))
+    assert "tx is WRONG" in repr(wrong)
+
+
+def test_the_table_of_an_explanation_holds_what_is_printed():
+    found = optim.explain(scales(), "depth_mup", "adamw")
+    cells = parsed(found._repr_html_())
+    assert "<in>" in cells["td"]  # escaped in the source
+    words = [w for row in str(found).splitlines() for w in row.split("  ")]
+    printed = {w.strip() for w in words}
+    assert set(cells["td"]) <= printed
+    assert set(cells["small"]) <= printed
+
+
+def test_scales_of_many_parameters_are_short():
+    big = optim.infer_scales(
+        {f"w{i}": jnp.ones((4, 4)) for i in range(200)},
+        {f"w{i}": jnp.ones((8, 8)) for i in range(200)},
+        readout=None,
+    )
+    assert "... 194 more" in repr(big)
+    assert len(repr(big)) < 160
+    assert parsed(big._repr_html_())["td"].count("hidden") == 200
+
+
+def test_a_coordinate_check_says_its_verdict_in_a_line():
+    line = repr(coord())
+    assert line.startswith("<CoordCheck over width (64, 128, 256): wrong: 1 of 1")
+    assert "\n" not in line
+    cells = parsed(coord()._repr_html_())
+    assert cells["td"][0] == "readout"
+    assert "WRONG" in cells["td"]
+
+
+def test_a_sweep_says_its_verdict_and_its_runs(swept):
+    line = repr(swept)
+    assert line.startswith("<Sweep of 20 runs, base 4 x 1; learning_rate over ")
+    assert "\n" not in line
+    cells = parsed(swept._repr_html_())
+    assert cells["td"][0].startswith("learning_rate over ")
+    (population, *_) = swept.populations
+    assert repr(population) == (
+        "<Population w4-d1: own 4 x 1, 2 seeds x 5 learning_rate>"
+    )
+    assert repr(population.cell()).startswith("<Cell own 4 x 1: 10 runs over learning")
+
+
+def test_a_check_of_a_chain_is_a_sentence():
+    found = optim.check_chain(optim.adam(1e-3, scales(), "mup"), scales(), "mup")
+    assert repr(found) == f"<ChainCheck: {found}>"
+
+
+def test_markup_in_a_title_is_shown_as_text():
+    assert parsed(html_table("<b>", ["a"], [["x & y"]], ["<i>"]))["td"] == ["x & y"]
