@@ -33,6 +33,10 @@ def get_config() -> ConfigDict:
     c.sweep.seeds = 2
     c.sweep.average_last = 25
     c.sweep.parametrizations = ConfigDict(
-        {"mup": {"name": "mup"}, "depth_mup": {"name": "depth_mup"}}
+        {
+            "mup": {"name": "mup"},
+            "depth_mup": {"name": "depth_mup"},
+            "completep": {"name": "completep"},
+        }
     )
     return c

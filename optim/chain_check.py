@@ -158,7 +158,7 @@ def check_chain(
         whose hyperparameters are numbers or schedules, not traced values.
       scales: of the target model, those that `tx` was made from.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       params: the parameters, or their abstract shapes, as the optimizer gets them.
         Needed where `tx` holds a tree of masks or labels that is not a dictionary.
 

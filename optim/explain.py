@@ -158,7 +158,7 @@ def explain(
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       optimizer: its name, e.g. "adamw", or its family.
       tx: the optimizer itself, to be run on known gradients as `check_chain` does.
         The table gets a column with what was found, and the notes say what is wrong.

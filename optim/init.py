@@ -50,7 +50,7 @@ def rescale_init(
       scales: their scales, from `infer_scales`. Models of `mupax.zoo` need no
         rescaling.
       parametrization: a name, or what `optim.parametrization` returns; that of the
-        scales by default, "depth_mup" if they know none.
+        scales by default, "mup" if they know none and depth stays.
       base: the model of the base size, with values: its parameters, an NNX or
         Equinox module, or a function of no arguments that builds one (recommended;
         the base is small).

@@ -43,7 +43,7 @@ def sgd(
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
 
     Raises:
@@ -94,7 +94,7 @@ def adam(
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`; eps and eps_root
         are those of the base model.
 
@@ -144,7 +144,7 @@ def adamw(
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov: as in
         `optax.adamw`, those of the base model. The decay is added after the scaling,
         which leaves it alone.
@@ -195,7 +195,7 @@ def lion(
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       b1, b2, mu_dtype, weight_decay, mask: as in `optax.lion`.
 
     Raises:
@@ -247,7 +247,7 @@ def lamb(
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       b1, b2, eps, eps_root, weight_decay, mask: as in `optax.lamb`.
 
     Raises:
@@ -310,7 +310,7 @@ def adafactor(
       learning_rate: that of the base model, or None as in Optax.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       min_dim_size_to_factor, decay_rate, decay_offset, multiply_by_parameter_scale,
         clipping_threshold, momentum, dtype_momentum, weight_decay_rate, eps,
         factored, weight_decay_mask: as in `optax.adafactor`. There the decay is a
@@ -394,7 +394,7 @@ def muon(
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       ns_coeffs, ns_steps, beta, eps, weight_decay, weight_decay_mask, mu_dtype,
         nesterov, adaptive, preconditioning, adam_b1, adam_b2, adam_eps_root,
         adam_weight_decay, adam_learning_rate, consistent_rms: as in

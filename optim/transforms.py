@@ -29,7 +29,7 @@ def scale_by_parametrization(
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
       family: what sets the size of the incoming update: "sgd", "adam", "spectral" or
         "relative", or the name of an optimizer of that family, as "lion".
 
@@ -81,7 +81,7 @@ def normalize_gradients(
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales, or "depth_mup" if they know none.
+        that of the scales; "mup" if they know none and depth stays.
 
     Returns:
       A stateless `optax.GradientTransformation`.
@@ -192,11 +192,13 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
     Args:
       scales: of the model.
       given: a parametrization, or None for that of the scales. Scales that know none
-        get "depth_mup".
+        get "mup", unless depth changes.
 
     Raises:
       ValueError: not scales; an unknown name; another parametrization than the model
-        was built with; a rule of depth that cannot act on these scales.
+        was built with; a rule of depth that cannot act on these scales; no
+        parametrization where depth changes, because the model's branch multiplier
+        decides which is right.
     """
     if not isinstance(scales, Scales):
         raise ValueError(
@@ -205,7 +207,9 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
             "learning rate: optim.adamw(learning_rate, scales)"
         )
     own = scales.parametrization
-    point = _named(given or own or "depth_mup")
+    if given is None and own is None and scales.depth != 1:
+        raise ValueError(_which_rule(scales))
+    point = _named(given or own or "mup")
     if own is not None and not own.same_rules(point):
         raise ValueError(
             f"the model was built with {own.label}, and is given the multipliers of "
@@ -214,6 +218,24 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
         )
     check_depth(scales, point)
     return point
+
+
+def _which_rule(scales: Scales) -> str:
+    """The message where depth changes and nothing says how the model handles it."""
+    start = (
+        f"depth grows by {scales.depth:g} and no parametrization is given, and the "
+        "scales do not know the model's"
+    )
+    if not scales.branches:
+        return (
+            f"{start}; no parameter is inside a residual branch, so pass "
+            "parametrization='relu_mlp', or 'mup' to leave depth unscaled"
+        )
+    return (
+        f"{start}; pass the one whose branch_multiplier the model uses: "
+        "parametrization='depth_mup' for residual branches of one layer, 'completep' "
+        "for branches of two or more, 'mup' where branches are not scaled"
+    )
 
 
 # The functions here have an argument of this name.

@@ -293,6 +293,11 @@ class TransformerOptions(ResidualOptions):
     drop_path: float = 0.0
     attention: Implementation = "auto"
 
+    @property
+    def branch_layers(self) -> int:
+        """Two: values and their projection, and the two layers of the MLP."""
+        return 2
+
     def head_axes(self) -> dict[str, Axis]:
         """The axes "heads" and "head_dim"; see `head_axes`."""
         return head_axes(self.width, self.base_width, self.heads, self.head_dim)

@@ -64,7 +64,8 @@ class CNN(Family, options=CNNOptions):
       depth: L, the number of blocks.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; "depth_mup" by
+        default.
       branch_multiplier: a.
       input_shape: (height, width, channels) of an image; 8x8 pixels at least.
       out_features: number of classes.

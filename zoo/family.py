@@ -25,7 +25,8 @@ class Options:
       depth: number of blocks.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; None for
+        `default_parametrization`.
       remat: recompute blocks in the backward pass.
       dtype: of the computation.
       param_dtype: of the parameters.
@@ -35,7 +36,7 @@ class Options:
     depth: int
     base_width: int | None = None
     base_depth: int | None = None
-    parametrization: str | optim.Parametrization = "depth_mup"
+    parametrization: str | optim.Parametrization | None = None
     remat: bool = False
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
@@ -44,6 +45,21 @@ class Options:
     def tuned_depth(self) -> int:
         """The depth of the base."""
         return self.depth if self.base_depth is None else self.base_depth
+
+    @property
+    def branch_layers(self) -> int:
+        """Number of layers in a residual branch."""
+        return 1
+
+    @property
+    def default_parametrization(self) -> str:
+        """The parametrization of a model that names none.
+
+        "depth_mup" for branches of one layer, of which it is the optimum (Tensor
+        Programs VI, Claim 7.5). "completep" for branches of two or more layers, for
+        which it is not (Tensor Programs VI, section 9; Dey et al. 2025).
+        """
+        return "depth_mup" if self.branch_layers == 1 else "completep"
 
     def plan(self, **axes: Any) -> Plan:
         """The plan of a model with these options.
@@ -56,7 +72,7 @@ class Options:
             depth=self.depth,
             base_width=self.base_width,
             base_depth=self.base_depth,
-            parametrization=self.parametrization,
+            parametrization=self.parametrization or self.default_parametrization,
             branch_multiplier=self._branch_multiplier(),
             dtype=self.dtype,
             param_dtype=self.param_dtype,

@@ -35,7 +35,8 @@ class GPT(Transformer, options=GPTOptions):
       depth: L, the number of blocks, of two residual branches each.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; "completep" by
+        default.
       branch_multiplier: a.
       vocab_size: number of tokens.
       context: the longest sequence.

@@ -6,8 +6,6 @@ import math
 from flax import nnx
 from jaxtyping import Array, Float
 
-from mupax import optim
-
 from .family import Family, Options
 from .layers import Dense, activation, scan, stack
 from .plan import Plan
@@ -44,12 +42,16 @@ class Layer(nnx.Module):
 class MLPOptions(Options):
     """Options of `MLP`, which describes them."""
 
-    parametrization: str | optim.Parametrization = "relu_mlp"
     input_shape: tuple[int, ...] = (8, 8, 1)
     out_features: int = 10
     nonlinearity: str = "relu"
     gain: float | None = None
     bias: bool = False
+
+    @property
+    def default_parametrization(self) -> str:
+        """The rule for networks without residual branches."""
+        return "relu_mlp"
 
 
 @register("mlp")
@@ -71,7 +73,8 @@ class MLP(Family, options=MLPOptions):
       depth: L, the number of hidden layers.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; "relu_mlp" by
+        default.
       input_shape: of one input, which is flattened.
       out_features: number of classes.
       nonlinearity: "relu", "abs", "gelu", "gelu_tanh", "tanh", "erf", or "identity" for

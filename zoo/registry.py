@@ -1,5 +1,6 @@
 """Models by name: `create`, `list_models`."""
 
+import dataclasses
 import difflib
 import fnmatch
 import functools
@@ -7,11 +8,13 @@ import inspect
 import re
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from .family import Family
 
 M = TypeVar("M", bound=type[nnx.Module])
 
@@ -140,6 +143,31 @@ def default_options(name: str) -> dict[str, Any]:
     parameters = inspect.signature(model.__init__).parameters.items()
     given = {k: p.default for k, p in parameters if p.default is not p.empty}
     return {**given, **defaults}
+
+
+def default_parametrization(name: str, **options: Any) -> str:
+    """The parametrization of a model for which `create` is given none.
+
+    Args:
+      name: of a model of the zoo.
+      **options: as `create` takes them; only those that change the number of layers
+        in a residual branch matter.
+
+    Raises:
+      ValueError: an unknown model.
+
+    Examples:
+      >>> default_parametrization("resmlp"), default_parametrization("gpt")
+      ('depth_mup', 'completep')
+      >>> default_parametrization("resmlp", block_depth=2)
+      'completep'
+    """
+    model, defaults = options_of(name)
+    kind = cast(type[Family], model).options_type
+    known = {field.name for field in dataclasses.fields(kind)}
+    given = {"width": 1, "depth": 1, **defaults, **options}
+    found = kind(**{key: value for key, value in given.items() if key in known})
+    return found.default_parametrization
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -80,6 +80,11 @@ class ResMLPOptions(ResidualOptions):
     zero_init: bool = False
     train_ends: bool = True
 
+    @property
+    def branch_layers(self) -> int:
+        """As many as `block_depth` says."""
+        return self.block_depth
+
 
 @register("resmlp")
 class ResMLP(Family, options=ResMLPOptions):
@@ -90,7 +95,8 @@ class ResMLP(Family, options=ResMLPOptions):
       depth: L, the number of blocks.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; by default
+        "depth_mup" for branches of one layer, "completep" for deeper ones.
       branch_multiplier: a.
       input_shape: of one input, which is flattened.
       out_features: number of classes.

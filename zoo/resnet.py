@@ -126,6 +126,11 @@ class ResNetOptions(ResidualOptions):
     norm: str = "batch"
     zero_init: bool = False
 
+    @property
+    def branch_layers(self) -> int:
+        """The convolutions of a block."""
+        return 3 if self.block == "bottleneck" else 2
+
 
 @register("resnet18", block="basic", blocks=(2, 2, 2, 2), width=64, depth=1)
 @register("resnet34", block="basic", blocks=(3, 4, 6, 3), width=64, depth=1)
@@ -147,7 +152,8 @@ class ResNet(Family, options=ResNetOptions):
         depth · blocks[i] of them.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; "completep" by
+        default.
       branch_multiplier: a.
       input_shape: (height, width, channels) of an image. Only the channels count:
         images of any size are taken.

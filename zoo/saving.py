@@ -20,7 +20,7 @@ from mupax import optim
 from . import checksums
 from .attention import logit_scale
 from .plan import Plan, scales
-from .registry import create, recipe
+from .registry import create, default_parametrization, recipe
 from .vit import ViT, resize_positions
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
@@ -56,6 +56,10 @@ def save(
       ['README.md', 'checksums.json', 'config.json', 'weights']
     """
     name, options = recipe(model)
+    # Written out: another default of a later version must not change the model.
+    if options.get("parametrization") is None:
+        default = default_parametrization(name, **options)
+        options = {**options, "parametrization": default}
     directory = pathlib.Path(directory).absolute()
     if directory.exists():
         raise FileExistsError(f"{directory} is there already; choose another directory")
@@ -160,6 +164,9 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
         name, options = config["model"], _rich(config["options"])
         if not isinstance(name, str) or not isinstance(options, dict):
             raise ValueError("it holds no name and options")
+        # Models were once saved without it; their default was another than today's.
+        old_default = "relu_mlp" if name == "mlp" else "depth_mup"
+        options.setdefault("parametrization", old_default)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{directory} holds no model of ours: {_CONFIG} cannot be read ({error}); "

@@ -39,7 +39,8 @@ class ViT(Transformer, options=ViTOptions):
       depth: L, the number of blocks, of two residual branches each.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns.
+      parametrization: a name, or what `optim.parametrization` returns; "completep" by
+        default.
       branch_multiplier: a.
       input_shape: (height, width, channels) of the images. The model takes other
         heights and widths too: it interpolates its positions.

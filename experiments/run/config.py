@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from mupax import optim, zoo
+from mupax.zoo.registry import default_parametrization
 
 from .. import io
 from ..errors import UserError
@@ -57,7 +58,8 @@ def defaults(*sections: str) -> ConfigDict:
     c.model = ConfigDict({"name": "resmlp"})
     c.base_width = placeholder(int)
     c.base_depth = placeholder(int)
-    c.parametrization = ConfigDict({"name": "depth_mup"})
+    # None: "depth_mup" for residual branches of one layer, "completep" for deeper ones.
+    c.parametrization = ConfigDict({"name": placeholder(str)})
     c.init_scale = 1.0  # factor of the initial weights that have a fan-in
     c.init_from = placeholder(str)  # pretrained weights: a file, directory or hub id
     c.transfer_from = placeholder(str)  # the summary.json of `mupax transfer`
@@ -285,6 +287,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
     if given["transfer_from"] is not None:
         path = text("transfer_from", given["transfer_from"])
         given = _transferred(given, pathlib.Path(path))
+    given["parametrization"] = _parametrization(given)
     found = {key: check(key, given[key]) for key, check in _CHECKS.items()}
     found |= {key: _named(key, given[key]) for key in _NAMED}
     if given["learning_rate"] is None:
@@ -296,6 +299,18 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
     parsed = RunConfig(**found, learning_rate=rate)
     _check_together(parsed)
     return parsed
+
+
+def _parametrization(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `parametrization`, with the model's default where it has no name."""
+    section = options("parametrization", given["parametrization"])
+    if section.get("name") is not None:
+        return section
+    model = options("model", given["model"])
+    name = model.pop("name", None)
+    if name not in zoo.list_models():  # `_check_together` refuses it
+        return {**section, "name": "depth_mup"}
+    return {**section, "name": default_parametrization(name, **model)}
 
 
 def _check_together(config: RunConfig) -> None:

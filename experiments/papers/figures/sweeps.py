@@ -21,7 +21,8 @@ def _only(*keys: str) -> dict[str, str]:
 
 def _resnet(*norms: str) -> Part:
     choices = {"sweep.choices": f"(('model.norm', {norms!r}),)"}
-    return Part("resnet_sweep", choices, sizes.RESNET_PAPER)
+    given = _only("mup", "depth_mup") | choices
+    return Part("resnet_sweep", given, sizes.RESNET_PAPER)
 
 
 def _mlp(
@@ -167,7 +168,13 @@ BORDELON = {
         ),
     ),
     "3": Sweeps(
-        (Part("vit_sweep", {"sweep.depths": "(2,4,8)"}, sizes.VIT_PAPER),),
+        (
+            Part(
+                "vit_sweep",
+                _only("mup", "depth_mup") | {"sweep.depths": "(2,4,8)"},
+                sizes.VIT_PAPER,
+            ),
+        ),
         bordelon.transformers,
     ),
     "4": Sweeps(
