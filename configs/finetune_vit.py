@@ -25,6 +25,7 @@ def get_config() -> ConfigDict:
     c.model = ConfigDict({"name": "vit_tiny_patch16_224", "remat": True})
     c.init_from = "runs/vit"
     c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.01})
+    c.optimizer.mask = "matrices"  # biases and norms do not decay
     c.learning_rate = 1e-4
     c.schedule.warmup = 100
     c.clip_norm = 1.0

@@ -25,6 +25,7 @@ def get_config() -> ConfigDict:
     c.base_width = 192
     c.base_depth = 12
     c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.1})
+    c.optimizer.mask = "matrices"  # biases and norms do not decay
     c.learning_rate = 1e-3
     c.schedule.warmup = 10_000
     c.clip_norm = 1.0

@@ -21,6 +21,7 @@ def get_config() -> ConfigDict:
     c.base_width = 96
     c.base_depth = 4
     c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.1})
+    c.optimizer.mask = "matrices"  # biases and norms do not decay
     c.learning_rate = 3e-3
     c.schedule.warmup = 100
     c.clip_norm = 1.0

@@ -27,6 +27,7 @@ def get_config() -> ConfigDict:
     c.base_width = 192
     c.base_depth = 8
     c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.05})
+    c.optimizer.mask = "matrices"  # biases and norms do not decay
     c.learning_rate = 1e-3
     c.schedule.warmup = 200
     c.clip_norm = 1.0

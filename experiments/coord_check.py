@@ -11,6 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mupax import optim, zoo
+from mupax.zoo.registry import default_options
 
 from . import io, memory
 from .errors import UserError
@@ -21,7 +22,7 @@ from .run.build import (
     model_shapes,
     open_dataset,
 )
-from .run.config import Named, parse
+from .run.config import Named, RunConfig, parse
 from .run.objective import Classification, Objective
 
 _MOST_SEEDS = 1000
@@ -103,6 +104,7 @@ def run(
             depths=deep,
             seeds=seeds,
             tolerance=tolerance,
+            strength=_strength(run),
         )
     except (OverflowError, TypeError, ValueError) as error:
         raise UserError(f"the model cannot be checked: {error}") from None
@@ -112,6 +114,15 @@ def run(
     for path in found.plot(directory / "coord_check.png"):
         print(pathlib.Path(path))
     return found
+
+
+def _strength(run: RunConfig) -> float | None:
+    """a²·base_depth of a model with residual branches; None of one without."""
+    known = default_options(run.model.name)
+    if "branch_multiplier" not in known or run.base_depth is None:
+        return None
+    a = run.model.options.get("branch_multiplier", known["branch_multiplier"])
+    return float(a) ** 2 * run.base_depth
 
 
 def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:

@@ -37,6 +37,7 @@ def coord_check(
     activations: Callable[[Any, Any], Any] | None = None,
     layers: str | None = None,
     tolerance: float = 0.15,
+    strength: float | None = None,
 ) -> CoordCheck:
     """Train a few steps at several sizes, and fit how the changes grow with size.
 
@@ -66,6 +67,9 @@ def coord_check(
         inside `jax.lax.scan` too. A first axis as long as the depth counts layers.
       layers: regular expression, searched in the names of layers, to keep only some.
       tolerance: how far from zero a slope may surely be.
+      strength: a²·base_depth, with a the multiplier of the residual branches at the
+        base depth. Above 1, small slopes of depth are those of finite depth, and the
+        check says so instead of calling them wrong. None if it is not known.
 
     Returns:
       A `CoordCheck`: print it, or read `.verdict`, `.slopes`, `.hints`, `.passed`.
@@ -109,6 +113,8 @@ def coord_check(
         raise ValueError(
             "batch is missing; pass the inputs, as loss(model, batch) gets"
         )
+    if strength is not None and not 0 <= strength < math.inf:
+        raise ValueError(f"strength={strength} must be a²·base_depth, a number >= 0")
     keys = jnp.stack([jax.random.key(i) for i in numbers])
     wanted = None if layers is None else re.compile(layers)
 
@@ -127,7 +133,7 @@ def coord_check(
         sizes[axis] = tuple(s[axis] for s in settings)
         changes[axis] = _compare([f.changes for f in found], axis, wanted)
         facts[axis] = _facts(runs, found, changes[axis])
-    return CoordCheck(sizes, changes, tolerance, facts, own_loss)
+    return CoordCheck(sizes, changes, tolerance, facts, own_loss, strength)
 
 
 def _quick() -> dict[str, int]:

@@ -21,6 +21,10 @@ _INTERVAL = 0.05
 # Few seeds tell little about their own spread: the layers' median counts as this many
 # seeds more (an empirical Bayes estimate of the variance; Smyth 2004).
 _PRIOR = 4
+# A mistake in depth gives an exponent of a half or more; estimates of it scatter.
+_EXPONENT = 0.45
+# Above this a²·base_depth, the smallest models are far from the limit of large depth.
+_STRONG = 1.0
 
 
 class Verdict(enum.StrEnum):
@@ -62,6 +66,10 @@ class CoordCheck:
     - unclear: all else. More seeds narrow the interval, and larger sizes remove what
       is only of small models.
 
+    The exponents of depth are those of weak branches. Where a²·base_depth (`strength`)
+    is known and above 1, slopes of depth below 0.45 are unclear and not wrong: right
+    models have them too, and the summary says so.
+
     A layer that is zero at initialization is not judged where its slope is negative:
     its first changes are sums of terms of random signs, under every parametrization.
 
@@ -72,6 +80,7 @@ class CoordCheck:
       tolerance: how far from zero a slope may surely be.
       facts: by axis, what else was seen, for the hints.
       own_loss: whether the loss is the user's own, not one linear in the outputs.
+      strength: a²·base_depth of the residual branches; None if it is not known.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
 
@@ -91,6 +100,7 @@ class CoordCheck:
     tolerance: float = 0.15
     facts: Mapping[str, Facts] = dataclasses.field(default_factory=dict)
     own_loss: bool = False
+    strength: float | None = None
 
     @property
     def slopes(self) -> dict[str, dict[str, float]]:
@@ -130,7 +140,7 @@ class CoordCheck:
         """The verdict by axis and layer, without the layers that are not judged."""
         return {
             axis: {
-                layer: self._judge(fit, len(layers))
+                layer: self._judge(fit, len(layers), axis)
                 for layer, fit in layers.items()
                 if not self._starts_at_zero(axis, layer, fit)
             }
@@ -186,18 +196,35 @@ class CoordCheck:
             for axis, layers in self.changes.items()
         }
 
+    def _finite_depth(self) -> str:
+        """What to say where only the finite depth is known to be at fault; "" else."""
+        doubtful = [layer for axis, layer in self.unclear if axis == "depth"]
+        strength = self.strength or 0.0
+        if not doubtful or strength <= _STRONG or self.verdict is Verdict.WRONG:
+            return ""
+        farthest = max((self.slopes["depth"][x] for x in doubtful), key=abs)
+        return (
+            f"finite depth, a²·base_depth = {strength:.3g}: {len(doubtful)} slopes "
+            f"of depth differ from zero (up to {farthest:+.2f}), by less than the ½ of "
+            "a mistake. The exponents of depth hold for a²·base_depth of at most 1: "
+            f"check again with a branch multiplier a that is {strength**0.5:.2g} "
+            "times smaller"
+        )
+
     def _starts_at_zero(self, axis: str, layer: str, fit: "Fit") -> bool:
         facts = self.facts.get(axis, Facts())
         start = facts.initial.get(layer)
         zero = start is not None and not np.any(start)
         return zero and not fit.diverged and fit.worst.slope < -self.tolerance
 
-    def _judge(self, fit: "Fit", layers: int) -> Verdict:
+    def _judge(self, fit: "Fit", layers: int, axis: str) -> Verdict:
         if fit.diverged:
             return Verdict.WRONG
         edge = max(self.tolerance, _HALFWAY)
         if any(_is_beyond(step, edge, _FALSE_ALARMS / layers) for step in fit.steps):
-            return Verdict.WRONG
+            finite = axis == "depth" and (self.strength or 0.0) > _STRONG
+            small = abs(fit.worst.slope) < _EXPONENT
+            return Verdict.UNCLEAR if finite and small else Verdict.WRONG
         if all(self._is_near_zero(step, edge) for step in fit.steps):
             return Verdict.OK
         return Verdict.UNCLEAR
@@ -252,6 +279,8 @@ class CoordCheck:
         return "not judged (starts at zero)" if verdict is None else verdict.upper()
 
     def _summary(self) -> str:
+        if told := self._finite_depth():
+            return told
         count = sum(map(len, self.verdicts.values()))
         match self.verdict:
             case Verdict.OK:

@@ -26,6 +26,7 @@ from .transforms import (
     scale_leaves,
 )
 
+# "matrices": the weights with a fan-in, see `decay_mask`.
 Mask = Any | Callable[[optax.Params], Any] | None
 
 
@@ -145,9 +146,11 @@ def adamw(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
         that of the scales; "mup" if they know none and depth stays.
-      b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov: as in
+      b1, b2, eps, eps_root, mu_dtype, weight_decay, nesterov: as in
         `optax.adamw`, those of the base model. The decay is added after the scaling,
         which leaves it alone.
+      mask: what decays, as in Optax; or "matrices" for the weights that sum over
+        inputs, without biases, norm scales and tokens.
 
     Raises:
       ValueError: a hyperparameter that is not finite; see
@@ -174,7 +177,7 @@ def adamw(
         normalize_gradients(scales, parametrization),
         optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         _scale(scales, parametrization, "adam"),
-        optax.add_decayed_weights(weight_decay, mask),
+        optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -196,7 +199,9 @@ def lion(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
         that of the scales; "mup" if they know none and depth stays.
-      b1, b2, mu_dtype, weight_decay, mask: as in `optax.lion`.
+      b1, b2, mu_dtype, weight_decay: as in `optax.lion`.
+      mask: what decays, as in Optax; or "matrices" for the weights that sum over
+        inputs, without biases, norm scales and tokens.
 
     Raises:
       ValueError: a hyperparameter that is not finite; see
@@ -220,7 +225,7 @@ def lion(
         "lion",
         optax.scale_by_lion(b1, b2, mu_dtype),
         _scale(scales, parametrization, "lion"),
-        optax.add_decayed_weights(weight_decay, mask),
+        optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -248,7 +253,9 @@ def lamb(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
         that of the scales; "mup" if they know none and depth stays.
-      b1, b2, eps, eps_root, weight_decay, mask: as in `optax.lamb`.
+      b1, b2, eps, eps_root, weight_decay: as in `optax.lamb`.
+      mask: what decays, as in Optax; or "matrices" for the weights that sum over
+        inputs, without biases, norm scales and tokens.
 
     Raises:
       ValueError: a hyperparameter that is not finite; see
@@ -275,7 +282,7 @@ def lamb(
         normalize_gradients(scales, point),
         optax.scale_by_adam(b1, b2, eps, eps_root),
         _decay(
-            optax.add_decayed_weights(weight_decay, mask),
+            optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
             scales,
             lambda s: 1 / multipliers(s, point, "adam").learning_rate,
         ),
@@ -313,8 +320,10 @@ def adafactor(
         that of the scales; "mup" if they know none and depth stays.
       min_dim_size_to_factor, decay_rate, decay_offset, multiply_by_parameter_scale,
         clipping_threshold, momentum, dtype_momentum, weight_decay_rate, eps,
-        factored, weight_decay_mask: as in `optax.adafactor`. There the decay is a
-        rate per step, apart from the learning rate, and so it is here.
+        factored: as in `optax.adafactor`. There the decay is a rate per step, apart
+        from the learning rate, and so it is here.
+      weight_decay_mask: what decays, as in Optax; or "matrices" for the weights that
+        sum over inputs, without biases, norm scales and tokens.
 
     Raises:
       ValueError: a hyperparameter that is not finite; see
@@ -358,7 +367,8 @@ def adafactor(
             optax.ema(momentum, debias=False, accumulator_dtype=dtype_momentum)
         )
     if weight_decay_rate is not None:
-        links.append(optax.add_decayed_weights(weight_decay_rate, weight_decay_mask))
+        decaying = decay_mask(weight_decay_mask, scales)
+        links.append(optax.add_decayed_weights(weight_decay_rate, decaying))
     return _ours("adafactor", *links, optax.scale(-1))
 
 
@@ -395,10 +405,13 @@ def muon(
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
         that of the scales; "mup" if they know none and depth stays.
-      ns_coeffs, ns_steps, beta, eps, weight_decay, weight_decay_mask, mu_dtype,
-        nesterov, adaptive, preconditioning, adam_b1, adam_b2, adam_eps_root,
+      ns_coeffs, ns_steps, beta, eps, weight_decay, mu_dtype, nesterov,
+        adaptive, preconditioning, adam_b1, adam_b2, adam_eps_root,
         adam_weight_decay, adam_learning_rate, consistent_rms: as in
         `optax.contrib.muon`, whose dimension numbers are found from the scales.
+      weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
+        all weights that sum over inputs, of Muon and of Adam, without biases, norm
+        scales and tokens.
 
     Raises:
       ValueError: a hyperparameter that is not finite, or scales without a hidden
@@ -452,6 +465,9 @@ def muon(
 
     if adam_learning_rate is None:
         adam_learning_rate = learning_rate
+    decaying = decay_mask(weight_decay_mask, scales)
+    # Optax's own masks are for the matrices of Muon alone.
+    others = decaying if weight_decay_mask == "matrices" else None
     return _ours(
         "muon",
         normalize_gradients(scales, point),
@@ -476,11 +492,11 @@ def muon(
         optax.partition(
             {
                 "muon": optax.chain(
-                    optax.add_decayed_weights(weight_decay, weight_decay_mask),
+                    optax.add_decayed_weights(weight_decay, decaying),
                     optax.scale_by_learning_rate(learning_rate),
                 ),
                 "adam": optax.chain(
-                    optax.add_decayed_weights(adam_weight_decay),
+                    optax.add_decayed_weights(adam_weight_decay, others),
                     optax.scale_by_learning_rate(adam_learning_rate),
                 ),
             },
@@ -590,6 +606,39 @@ def _decay(
         return decay.update(updates, state, multiply_leaves(params, factors, scales))
 
     return optax.GradientTransformation(decay.init, update)
+
+
+def decay_mask(mask: Mask, scales: Scales) -> Mask:
+    """The mask of a weight decay, as Optax takes it.
+
+    Args:
+      mask: as in Optax; or "matrices" for the parameters that have a fan-in: kernels,
+        convolutions and embeddings. Biases, norm scales, positions and class tokens
+        do not decay then, as in the reference code of CompleteP and in nanoGPT.
+      scales: of the model.
+
+    Raises:
+      ValueError: another string.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def layer(n):
+      ...     return {"w": jnp.ones((8, n)), "b": jnp.ones(n), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(layer(4), layer(16))
+      >>> decay_mask("matrices", scales)(layer(16))
+      {'b': False, 'out': True, 'w': True}
+    """
+    if not isinstance(mask, str):
+        return mask
+    if mask != "matrices":
+        raise ValueError(
+            f"mask={mask!r} must be 'matrices', a tree of booleans, or a function that "
+            "makes one from the parameters"
+        )
+    return lambda params: map_with_paths(
+        lambda path, _: bool(scales[path].in_axes), params
+    )
 
 
 def _check(**hyperparameters: Any) -> None:

@@ -247,6 +247,10 @@ def sp() -> Parametrization:
 def meta_principled(s: float = 1.0) -> Parametrization:
     """Yaida's one-parameter family, from NTK (s=0) to maximal update (s=1).
 
+    Yaida derives the learning rates of SGD. Those of the other optimizer families for
+    s < 1 are our extension. The output bias, which starts at n^(-s/2) in eq. 3.17,
+    keeps its initial value here; that of the zoo's models is zero.
+
     Args:
       s: metaparameter in [0, 1]. Outside it the output (s < 0) or the
         differentials of the kernel (s > 1) grow with width.
@@ -310,9 +314,10 @@ def residual(alpha: float, gamma: float) -> Parametrization:
 
 
 def depth_mup() -> Parametrization:
-    """Depth-μP: alpha = gamma = 1/2, for blocks of one layer the optimum.
+    """Depth-μP: alpha = gamma = 1/2, the optimum for branches of one layer.
 
-    Blocks of two or more layers are allowed, and not optimal (section 9).
+    It is allowed for branches of two or more layers, where it is not optimal (section
+    9); `completep` is the default of such models.
 
     Source: Tensor Programs VI, Table 1 and Claim 7.5.
     """
@@ -331,8 +336,9 @@ def ode() -> Parametrization:
 def completep(alpha: float = 1.0) -> Parametrization:
     """CompleteP: μP with alpha in [1/2, 1] and gamma = 1 - alpha.
 
-    Biases and norm parameters of the branches are included, and eps and weight
-    decay follow.
+    Biases and norm parameters of the branches are included, and eps follows. Learning
+    rate times weight decay is the same at every size, which is CompleteP's rule at
+    alpha = 1; for alpha < 1 its reference code gives weight decay no factor of depth.
 
     Raises:
       ValueError: alpha outside [1/2, 1].
@@ -358,11 +364,13 @@ def completep(alpha: float = 1.0) -> Parametrization:
 def relu_mlp() -> Parametrization:
     """μP for a plain ReLU MLP: every learning rate times M^-3/2.
 
-    For networks without residual branches. The law is that of the linear response,
-    at small learning rates, and the theorem is for SGD. Other families move the last
-    preactivations by the same power of depth, measured: the squared change grows as
-    L^3 under SGD and under gradients normalized in each layer, and under sign updates
-    as L^2.9 between depths 8 and 64 (`pytest tests/test_laws.py -m ""`).
+    For networks without residual branches. The theorem is the law of the first step
+    of SGD at batch size one, in the linear response, at small learning rates. Later
+    steps, larger batches and the other optimizer families are our extension. They
+    move the last preactivations by the same power of depth, measured: the squared
+    change grows as L^3 under SGD and under gradients normalized in each layer, and
+    under sign updates as L^2.9 between depths 8 and 64
+    (`pytest tests/test_laws.py -m ""`).
 
     Source: Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1.
 

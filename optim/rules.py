@@ -81,7 +81,7 @@ class Multipliers:
       gradient: size of the stored weight's raw gradient; eps of Adam-like optimizers
         is multiplied by it, or the gradient divided by it.
       weight_decay: of decoupled weight decay, such that learning rate times decay
-        is the same at every size.
+        is the same at every size (Wang & Aitchison 2024, arXiv:2405.13698).
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.1.
 

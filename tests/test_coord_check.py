@@ -698,3 +698,38 @@ def test_wrong_functions_are_named(change, message):
     settings = {**BUILD, **settings, **change}
     with pytest.raises(ValueError, match=message):
         optim.coord_check(**settings, widths=(8, 16), steps=1, seeds=2)
+
+
+# --- finite depth ---
+
+
+def depth_check(slope, strength):
+    """A check of depth whose one layer moves exactly as depth^slope."""
+    depths = (8, 16, 32)
+    change = (np.array(depths) / 8.0) ** slope
+    noise = 1 + 0.001 * np.random.default_rng(0).normal(size=(3, 1, 4))
+    changes = {"depth": {"blocks@1": change[:, None, None] * noise}}
+    return optim.CoordCheck({"depth": depths}, changes, strength=strength)
+
+
+def test_a_small_slope_of_depth_is_blamed_on_strong_branches():
+    found = depth_check(0.35, 8.0)
+    assert found.verdict.value == "unclear"
+    assert "finite depth, a²·base_depth = 8: 1 slopes of depth" in str(found)
+    assert "2.8 times smaller" in str(found)
+
+
+@pytest.mark.parametrize("strength", [None, 0.5, 1.0])
+def test_weak_branches_excuse_nothing(strength):
+    found = depth_check(0.35, strength)
+    assert found.verdict.value == "wrong"
+    assert "finite depth" not in str(found)
+
+
+def test_the_exponent_of_a_mistake_is_wrong_at_any_strength():
+    assert depth_check(0.5, 8.0).verdict.value == "wrong"
+
+
+def test_a_negative_strength_is_refused():
+    with pytest.raises(ValueError, match=r"strength=-1.* must be a²·base_depth"):
+        optim.coord_check(None, None, batch=X, depths=(1, 2), strength=-1)

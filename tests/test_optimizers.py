@@ -13,6 +13,7 @@ from flax import nnx
 from optax import contrib
 
 from mupax import optim, zoo
+from mupax.optim.paths import flatten
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -136,7 +137,8 @@ def test_standard_parametrization_is_optax_at_any_size(name):
 def test_no_state_beyond_the_namesakes(name, rate):
     maker, namesake = NAMESAKES[name]
     params = jax.eval_shape(lambda: tree(32, 8))
-    ours = jax.tree.leaves(jax.eval_shape(maker(rate, SCALES).init, params))
+    tx = maker(rate, SCALES, "depth_mup")
+    ours = jax.tree.leaves(jax.eval_shape(tx.init, params))
     theirs = jax.tree.leaves(jax.eval_shape(namesake(rate).init, params))
 
     def size(leaves):
@@ -423,7 +425,27 @@ def test_scales_that_know_their_parametrization_are_the_default():
         ]
         assert traced[0] == traced[1], name
     assert optim.explain(known).parametrization.name == "completep(alpha=1)"
-    assert optim.explain(SCALES).parametrization.name == "depth_mup"
+
+
+def test_without_a_parametrization_width_alone_follows_mup():
+    wider = optim.infer_scales(tree(8), tree(32), depth=(2, 2), branch="blocks")
+    assert optim.explain(wider).parametrization.name == "mup"
+
+
+def test_depth_without_a_parametrization_is_refused():
+    told = r"depth grows by 4 .*'depth_mup' .* one layer, 'completep' .* two or more"
+    for use in USES.values():
+        with pytest.raises(ValueError, match=told):
+            use(SCALES, None)
+    with pytest.raises(ValueError, match=told):
+        optim.rescale_init(tree(32, 8), SCALES)
+
+
+def test_depth_without_branches_asks_for_the_rule_of_plain_networks():
+    plain = optim.infer_scales(tree(8), tree(32, 8), depth=(2, 8), branch=None)
+    with pytest.raises(ValueError, match=r"no parameter is inside .* 'relu_mlp', or"):
+        optim.adam(0.1, plain)
+    assert optim.explain(plain, "mup").rows["blocks/kernel"].learning_rate == 0.25
 
 
 def step(tx, params):
@@ -488,7 +510,7 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
     params = tree(32, 8)
 
     def rate(peak):
-        tx = optim.sgd(optim.scale_schedule(peak, unit), SCALES)
+        tx = optim.sgd(optim.scale_schedule(peak, unit), SCALES, "depth_mup")
         state = tx.init(params)
         for _ in range(2):
             _, state = tx.update(params, state, params)
@@ -498,3 +520,37 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
     np.testing.assert_allclose(found[1], -2.0 * params["head"]["bias"], rtol=1e-6)
     with pytest.raises(ValueError, match="comes first"):
         optim.scale_schedule(unit, 0.5)
+
+
+# --- what decays ---
+
+DECAYING = {
+    "adamw": ("weight_decay", "mask"),
+    "lion": ("weight_decay", "mask"),
+    "lamb": ("weight_decay", "mask"),
+    "muon": ("adam_weight_decay", "weight_decay_mask"),
+    "adafactor": ("weight_decay_rate", "weight_decay_mask"),
+}
+
+
+@pytest.mark.parametrize("name", DECAYING)
+def test_of_matrices_alone_biases_do_not_decay(name):
+    decay, mask = DECAYING[name]
+    params, zeros = tree(32, 8), jax.tree.map(jnp.zeros_like, tree(32, 8))
+    options = {decay: 0.5} | ({"weight_decay": 0.5} if name == "muon" else {})
+
+    def moved(**more):
+        maker = getattr(optim, name)
+        tx = maker(0.1, SCALES, "depth_mup", **options, **more)
+        updates, _ = tx.update(zeros, tx.init(params), params)
+        return {path: bool(jnp.any(x != 0)) for path, x in flatten(updates)}
+
+    assert all(moved().values())
+    matrices = {path: bool(SCALES[path].in_axes) for path in SCALES}
+    assert moved(**{mask: "matrices"}) == matrices
+    assert {path for path, is_one in matrices.items() if not is_one} >= {"blocks/bias"}
+
+
+def test_an_unknown_mask_is_refused():
+    with pytest.raises(ValueError, match="mask='kernels' must be 'matrices', a tree"):
+        optim.adamw(0.1, SCALES, "mup", mask="kernels")

@@ -7,7 +7,9 @@ import pytest
 from flax import nnx
 
 from mupax import zoo
+from mupax.experiments.run.config import parse
 from mupax.zoo import registry
+from mupax.zoo.layers import scan
 
 SIZES = {"width": 8, "depth": 2}
 MODELS = {
@@ -140,3 +142,66 @@ def test_options_that_cannot_be_hashed_are_taken():
 def test_a_created_model_knows_its_recipe():
     model = zoo.create("resmlp", **SIZES, rngs=nnx.Rngs(0))
     assert registry.recipe(model) == ("resmlp", SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("mlp", {}, "relu_mlp"),
+        ("resmlp", {}, "depth_mup"),
+        ("resmlp", {"block_depth": 2}, "completep(alpha=1)"),
+        ("cnn", {"width": 8}, "depth_mup"),
+        ("resnet18", {"width": 4}, "completep(alpha=1)"),
+        ("resnet50", {"width": 4}, "completep(alpha=1)"),
+        ("vit", {"heads": 2}, "completep(alpha=1)"),
+        ("gpt", {"heads": 2}, "completep(alpha=1)"),
+    ],
+)
+def test_the_default_parametrization_follows_the_layers_of_a_branch(
+    name, options, expected
+):
+    options = {"width": 16, "depth": 4, "base_depth": 2} | options
+    model = nnx.eval_shape(lambda: zoo.create(name, **options, rngs=nnx.Rngs(0)))
+    assert model.plan.parametrization.name == expected
+    assert zoo.scales(model).parametrization.name == expected
+    run = parse(
+        {"dataset": "digits", "learning_rate": 0.1, "model": {"name": name, **options}}
+    )
+    assert run.point.name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "remedy"),
+    [
+        ("resmlp", {"subtract_mean": False}, "subtract_mean=True"),
+        ("resmlp", {"subtract_mean": False, "nonlinearity": "gelu"}, "of 'gelu' to"),
+        ("cnn", {"activation_first": False}, "activation_first=True"),
+    ],
+)
+def test_branches_that_add_a_mean_are_warned_of(name, options, remedy):
+    def make(**more):
+        model = {**SIZES, "width": 16, **options, **more}
+        return nnx.eval_shape(lambda: zoo.create(name, **model, rngs=nnx.Rngs(0)))
+
+    with pytest.warns(zoo.ModelWarning, match=remedy):
+        make()
+    # The sum of the means is bounded, and an odd nonlinearity has none.
+    make(parametrization="completep")
+    make(nonlinearity="identity")
+
+
+def test_the_mean_of_a_relu_grows_with_depth():
+    """What the warning says: at 1/√L the stream grows, and stays if it is centred."""
+
+    def rms(depth, **options):
+        sizes = {"width": 64, "depth": depth, "base_depth": 4}
+        model = zoo.ResMLP(**sizes, **options, rngs=nnx.Rngs(0))
+        x = model.readin(jax.random.normal(jax.random.key(1), (32, 64)))
+        out = scan(model.blocks, x)
+        return float(jnp.sqrt((out**2).mean() / (x**2).mean()))
+
+    with pytest.warns(zoo.ModelWarning):
+        drifting = [rms(depth, subtract_mean=False) for depth in (4, 64)]
+    centred = [rms(depth) for depth in (4, 64)]
+    assert drifting[1] > 5 * drifting[0]
+    assert centred[1] < 2 * centred[0]

@@ -63,6 +63,19 @@ def test_the_card_says_what_it_is_and_how_to_load_it(tmp_path):
         assert said in card
 
 
+def test_the_default_parametrization_is_written_out(tmp_path):
+    """A model saved without one is read with the default of its time, Depth-μP."""
+    path = saving.save(build(block_depth=2), tmp_path / "it")
+    config = path / "config.json"
+    known = json.loads(config.read_text())
+    assert known["options"].pop("parametrization") == "completep"
+    assert saving.load(path).plan.parametrization.name == "completep(alpha=1)"
+    known["format"] = 1  # without checksums
+    config.write_text(json.dumps(known))
+    (path / "checksums.json").unlink()
+    assert saving.load(path).plan.parametrization.name == "depth_mup"
+
+
 def test_another_number_of_classes_gets_a_new_head(saved):
     model = saving.load(saved, out_features=3)
     assert model(jnp.array(X)).shape == (2, 3)

@@ -32,6 +32,7 @@ def tree(n, depth=2, dtype=jnp.float32):
 
 
 SCALES = optim.infer_scales(tree(4), tree(16, 8), depth=(2, 8), branch="blocks")
+KNOWN = SCALES.for_parametrization("depth_mup")
 PARAMS, GRADS = tree(16, 8), jax.tree.map(jnp.cos, tree(16, 8))
 
 ALIASES = {
@@ -70,7 +71,7 @@ def run(tx, steps=3):
 
 @functools.cache
 def run_alias(alias):
-    return run(ALIASES[alias](0.01, SCALES))[0]
+    return run(ALIASES[alias](0.01, KNOWN))[0]
 
 
 def same(one, other, **tolerance):
@@ -145,14 +146,14 @@ def test_rescaled_initialization_is_the_parametrizations():
 # --- what they add ---
 
 
-@pytest.mark.parametrize("make", [scale, lambda: optim.normalize_gradients(SCALES)])
+@pytest.mark.parametrize("make", [scale, lambda: optim.normalize_gradients(KNOWN)])
 def test_transforms_have_no_state(make):
     assert jax.tree.leaves(make().init(PARAMS)) == []
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_the_second_call_does_not_compile_again(alias):
-    tx = ALIASES[alias](0.01, SCALES)
+    tx = ALIASES[alias](0.01, KNOWN)
     traces = []
 
     @jit
@@ -171,7 +172,7 @@ def test_the_second_call_does_not_compile_again(alias):
 @pytest.mark.parametrize("alias", ALIASES)
 def test_bfloat16_stays_bfloat16(alias):
     params = tree(16, 8, jnp.bfloat16)
-    tx = ALIASES[alias](0.01, SCALES)
+    tx = ALIASES[alias](0.01, KNOWN)
     state = jit(tx.init)(params)
     updates, after = jit(tx.update)(params, state, params)
     assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
@@ -184,7 +185,7 @@ def test_bfloat16_stays_bfloat16(alias):
 
 def by_hand(rate=0.01):
     return optax.chain(
-        optim.normalize_gradients(SCALES),
+        optim.normalize_gradients(KNOWN),
         optax.scale_by_adam(),
         scale(),
         optax.add_decayed_weights(1e-4),
@@ -199,13 +200,13 @@ def test_a_chain_by_hand_is_the_alias():
 def test_chains_with_clipping_and_schedules():
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 10)
     tx = optax.chain(
-        optax.clip_by_global_norm(1.0), optim.adamw(schedule, SCALES), optax.scale(0.5)
+        optax.clip_by_global_norm(1.0), optim.adamw(schedule, KNOWN), optax.scale(0.5)
     )
     params, _ = run(tx)
     assert not jnp.array_equal(params["embed"], PARAMS["embed"])
     named = optax.named_chain(
         ("clip", optax.clip_by_global_norm(1.0)),
-        ("adamw", optim.adamw(schedule, SCALES)),
+        ("adamw", optim.adamw(schedule, KNOWN)),
         ("half", optax.scale(0.5)),
     )
     same(run(named)[0], params)
@@ -213,16 +214,16 @@ def test_chains_with_clipping_and_schedules():
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_a_schedule_is_multiplied_and_not_replaced(alias):
-    scheduled = run(ALIASES[alias](lambda step: 0.01, SCALES))[0]
+    scheduled = run(ALIASES[alias](lambda step: 0.01, KNOWN))[0]
     same(scheduled, run_alias(alias), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_multi_steps_accumulate(alias):
-    tx = optax.MultiSteps(ALIASES[alias](0.01, SCALES), 2)
+    tx = optax.MultiSteps(ALIASES[alias](0.01, KNOWN), 2)
     params, state = run(tx, steps=3)
     assert (int(state.gradient_step), int(state.mini_step)) == (1, 1)
-    expected = run(ALIASES[alias](0.01, SCALES), steps=1)[0]
+    expected = run(ALIASES[alias](0.01, KNOWN), steps=1)[0]
     same(params, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -268,26 +269,26 @@ LABELS = {"embed": "rest", "blocks": "blocks", "head": "rest"}
 
 def test_partitions_scale_each_part():
     tx = optax.partition(
-        {"blocks": optim.adamw(0.01, SCALES), "rest": optim.adamw(0.01, SCALES)}, LABELS
+        {"blocks": optim.adamw(0.01, KNOWN), "rest": optim.adamw(0.01, KNOWN)}, LABELS
     )
     same(run(tx)[0], run_alias("adamw"))
 
 
 def test_masked_parameters_are_left_alone():
     tx = optax.masked(
-        optim.adam(0.01, SCALES), jax.tree.map(lambda label: label == "rest", LABELS)
+        optim.adam(0.01, KNOWN), jax.tree.map(lambda label: label == "rest", LABELS)
     )
     updates, _ = jit(tx.update)(GRADS, tx.init(PARAMS), PARAMS)
     same(updates["blocks"], GRADS["blocks"])
     frozen = optax.partition(
-        {"rest": optim.adam(0.01, SCALES), "blocks": optax.set_to_zero()}, LABELS
+        {"rest": optim.adam(0.01, KNOWN), "blocks": optax.set_to_zero()}, LABELS
     )
     params, _ = run(frozen)
     same(params["blocks"], PARAMS["blocks"])
 
 
 def test_apply_if_finite_skips_bad_gradients():
-    tx = optax.apply_if_finite(optim.adamw(0.01, SCALES), 3)
+    tx = optax.apply_if_finite(optim.adamw(0.01, KNOWN), 3)
     state = jit(tx.init)(PARAMS)
     bad = jax.tree.map(lambda x: x * jnp.nan, GRADS)
     updates, state = jit(tx.update)(bad, state, PARAMS)
@@ -299,7 +300,7 @@ def test_apply_if_finite_skips_bad_gradients():
 @pytest.mark.parametrize("alias", ALIASES)
 def test_states_can_be_mapped_as_parameters(alias):
     # How sharding is laid over an optimizer's state.
-    tx = ALIASES[alias](0.01, SCALES)
+    tx = ALIASES[alias](0.01, KNOWN)
     state = jax.eval_shape(tx.init, PARAMS)
     mapped = optax.tree.map_params(
         tx, lambda x: "param", state, transform_non_params=lambda x: "other"

@@ -392,7 +392,10 @@ def test_initial_weights_have_the_variances_of_torchvision():
     ("model", "options"),
     [
         ("cnn", {}),
-        ("cnn", {"activation_first": False, "global_pool": True}),
+        (
+            "cnn",
+            {"activation_first": False, "global_pool": True, "parametrization": "ode"},
+        ),
         ("resnet50", {}),
         ("resnet18", {"norm": "layer", "stem": "imagenet"}),
         ("resnet18", {"norm": "instance"}),

@@ -7,6 +7,7 @@ grow, `list_models()` lists them; `load_pretrained(name)` comes with weights, an
 
 from .cnn import CNN
 from .gpt import GPT, gpt_names
+from .layers import ModelWarning
 from .mlp import MLP
 from .plan import Frozen, Plan, axis_names, scales
 from .pretrained import list_pretrained, load_pretrained
@@ -23,6 +24,7 @@ __all__ = [
     "MLP",
     "RULES",
     "Frozen",
+    "ModelWarning",
     "Plan",
     "ResMLP",
     "ResNet",

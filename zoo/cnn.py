@@ -9,7 +9,14 @@ from jaxtyping import Array, Float
 
 from .conv import Conv, check_images, pool
 from .family import Family, ResidualOptions
-from .layers import Dense, activation, check_activation, scan, stack
+from .layers import (
+    Dense,
+    activation,
+    check_activation,
+    scan,
+    stack,
+    warn_of_drift,
+)
 from .registry import register
 
 STAGES = 4  # three poolings, after each of which the channels double
@@ -71,7 +78,8 @@ class CNN(Family, options=CNNOptions):
       out_features: number of classes.
       nonlinearity: "relu", "abs", "gelu" or "identity".
       activation_first: the nonlinearity before the weights, and before the readout,
-        as in eq. 1; False puts it behind the weights of each branch.
+        as in eq. 1; False puts it behind the weights of each branch, where its mean
+        adds up over blocks: a `ModelWarning` says so where α < 1.
       pooling: "average" or "max"; App. A.1 speaks of both.
       global_pool: average the last map instead of flattening it, which allows images
         of any size.
@@ -132,6 +140,13 @@ class CNN(Family, options=CNNOptions):
             poolings = STAGES - 1
             ratio = (depth + poolings) / (base_depth + poolings)
             self.plan = dataclasses.replace(self.plan, depth=ratio)
+        warn_of_drift(
+            "cnn",
+            "activation_first=True",
+            nonlinearity=options.nonlinearity,
+            alpha=self.plan.parametrization.alpha,
+            last=not options.activation_first,
+        )
         self.input_shape = tuple(input_shape)
         self.nonlinearity = options.nonlinearity
         self.activation_first = options.activation_first

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "erf": jax.scipy.special.erf,
     "identity": lambda x: x,
 }
+_ODD = ("identity", "tanh", "erf")  # of mean zero where their input is symmetric
 _FLAT_AT_ZERO = ("relu", "abs")  # as JAX differentiates them
 
 
@@ -61,6 +63,35 @@ def check_activation(name: str, *, first: bool, zero_init: bool) -> None:
             f"zero_init=True with nonlinearity={name!r} after the weights: its "
             "derivative at zero is zero, so that no branch would ever train; take "
             "activation_first=True, or nonlinearity='gelu'"
+        )
+
+
+class ModelWarning(UserWarning):
+    """A model of the zoo that can be made and gets worse with depth."""
+
+
+def warn_of_drift(
+    model: str, remedy: str, *, nonlinearity: str, alpha: float, last: bool
+) -> None:
+    """Warn where residual branches add a positive mean, which grows with depth.
+
+    Args:
+      model: name of the family.
+      remedy: the option to change, as "subtract_mean=True".
+      nonlinearity: of the branch.
+      alpha: exponent of the branch multiplier. At 1 the sum of the means is bounded.
+      last: whether the branch ends with the nonlinearity, with its mean left in.
+
+    Source: Tensor Programs VI, section 6.3.
+    """
+    if last and nonlinearity not in _ODD and alpha < 1:
+        warnings.warn(
+            f"each residual branch of this {model} adds the positive mean of "
+            f"{nonlinearity!r} to the stream, which grows without bound in depth "
+            f"(Tensor Programs VI, section 6.3); pass {remedy}, or a parametrization "
+            "with alpha = 1, e.g. 'completep'",
+            ModelWarning,
+            stacklevel=2,
         )
 
 

@@ -15,6 +15,7 @@ from .layers import (
     mean_subtraction,
     scan,
     stack,
+    warn_of_drift,
 )
 from .plan import Plan
 from .registry import register
@@ -103,7 +104,8 @@ class ResMLP(Family, options=ResMLPOptions):
       block_depth: layers in a branch; Depth-μP is optimal for one (section 9).
       nonlinearity: "relu", "abs", "gelu" or "identity".
       activation_first: the nonlinearity before the weights (section 8).
-      subtract_mean: MS after each layer (section 6.3).
+      subtract_mean: MS after each layer (section 6.3). Without it the mean of a ReLU
+        adds up over blocks: a `ModelWarning` says so where α < 1.
       layer_norm: LayerNorm before the weights (section 10.2).
       zero_init: the last layer of each branch starts at zero.
       train_ends: train U and V; False freezes them (Figure 10).
@@ -141,6 +143,13 @@ class ResMLP(Family, options=ResMLPOptions):
                 "inputs": math.prod(options.input_shape),
                 "classes": options.out_features,
             },
+        )
+        warn_of_drift(
+            "resmlp",
+            "subtract_mean=True",
+            nonlinearity=options.nonlinearity,
+            alpha=self.plan.parametrization.alpha,
+            last=not (options.activation_first or options.subtract_mean),
         )
         self.remat = options.remat
         ends = options.train_ends
