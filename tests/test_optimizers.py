@@ -443,7 +443,7 @@ def test_depth_without_a_parametrization_is_refused():
 
 def test_depth_without_branches_asks_for_the_rule_of_plain_networks():
     plain = optim.infer_scales(tree(8), tree(32, 8), depth=(2, 8), branch=None)
-    with pytest.raises(ValueError, match=r"no parameter is inside .* 'relu_mlp', or"):
+    with pytest.raises(ValueError, match=r"no parameter is inside .*'relu_mlp', or"):
         optim.adam(0.1, plain)
     assert optim.explain(plain, "mup").rows["blocks/kernel"].learning_rate == 0.25
 
