@@ -24,8 +24,12 @@ install: .venv/.installed
 demo: install
 	$(BIN)/mupax transfer --config digits_resmlp --workdir runs/demo
 
+# These tests compile thousands of small programs and run each for a moment, so they
+# compile them cheaply. The long tests compile as a user's run does.
+CHEAP := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false
+
 test: install
-	$(BIN)/python -m pytest -m "not long" --numprocesses auto --dist loadfile
+	$(CHEAP) $(BIN)/python -m pytest -m "not long" --numprocesses auto --dist loadfile
 
 test-long: install
 	$(BIN)/python -m pytest -m long --numprocesses auto --dist loadfile

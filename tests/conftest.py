@@ -1,6 +1,7 @@
 """Strictness for every test: what JAX would let pass with a guess is an error here."""
 
 import os
+import tempfile
 
 # Before jax is imported; a GPU or TPU run of the tests sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -11,6 +12,20 @@ import pytest
 from absl import flags
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# A program that several tests of a worker, or the processes they start, have in common
+# is compiled once. The folder is new, so no earlier session decides a test. Each worker
+# has its own, because JAX does not write to this cache atomically.
+worker = os.environ.get("PYTEST_XDIST_WORKER")
+if worker is None:
+    programs = tempfile.TemporaryDirectory("-mupax", ignore_cleanup_errors=True)
+    os.environ["MUPAX_TEST_PROGRAMS"] = programs.name
+for option, value in (
+    ("compilation_cache_dir", f"{os.environ['MUPAX_TEST_PROGRAMS']}/{worker}"),
+    ("persistent_cache_min_compile_time_secs", 0.1),
+):
+    os.environ[f"JAX_{option.upper()}"] = str(value)
+    jax.config.update(f"jax_{option}", value)
 
 # The first example of a property compiles, which takes longer than the rest together.
 hypothesis.settings.register_profile("mupax", deadline=None)

@@ -30,10 +30,10 @@ CHILD = pathlib.Path(__file__).with_name("train_child.py")
 
 
 def spawn(workdir: pathlib.Path, *flags: str, devices: int = 1) -> subprocess.Popen:
-    xla = f"--xla_force_host_platform_device_count={devices}"
+    xla = f" --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(CHILD), str(workdir), *flags],
-        env=os.environ | {"XLA_FLAGS": xla},
+        env=os.environ | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + xla},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -61,10 +61,10 @@ MUPAX = (
 
 
 def spawn(*args: object, devices: int = 1) -> subprocess.Popen:
-    xla = f"--xla_force_host_platform_device_count={devices}"
+    xla = f" --xla_force_host_platform_device_count={devices}"
     child = subprocess.Popen(
         [sys.executable, "-c", MUPAX, *map(str, args)],
-        env=os.environ | {"XLA_FLAGS": xla},
+        env=os.environ | {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + xla},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

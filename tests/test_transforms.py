@@ -386,8 +386,8 @@ def test_sharding_of_states_is_unchanged_on_eight_devices():
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 "
-        "--xla_backend_optimization_level=0",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     done = subprocess.run(
         [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True
