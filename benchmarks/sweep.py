@@ -31,27 +31,28 @@ import optax
 from mupax.experiments import data as datasets
 from mupax.experiments.cli import flags
 from mupax.experiments.sweep import engine, space, tasks
-from mupax.experiments.sweep.chunks import Chunks
 
 
-def job(depth: int, width: int = 64) -> tasks.Job:
+def job(depth: int, width: int = 64) -> tasks.ZooTask:
     """The cell of this shape under Depth-μP."""
     words = ["--config=digits_resmlp", "--config.schedule.name=constant"]
-    jobs = space.jobs(space.parse_sweep(flags.parse(["sweep", *words]).config))
-    cell = next(j for j in jobs if j.parametrization == "depth_mup")
+    found = space.tasks(space.parse_sweep(flags.parse(["sweep", *words]).config))
+    cell = next(t for t in found if t.parametrization == "depth_mup")
     return cell.sized(width, depth)
 
 
 def compiled(
-    cell: tasks.Job, data: datasets.ImageData
-) -> tuple[Chunks, list[tuple[float, ...]]]:
+    cell: tasks.ZooTask, data: datasets.ImageData
+) -> tuple[engine.Chunks, list[tuple[float, ...]]]:
     """A cell's program, traced and compiled, and the points of its grid."""
     points = [(x,) for x in cell.grid["learning_rate"]]
-    program = Chunks(cell, cell.training(data), engine.Limits(), len(points))
+    program = engine.Chunks(
+        cell, cell.training(data), engine.Limits(), len(points), range(cell.seeds)
+    )
     return program, points
 
 
-def plain(data: datasets.ImageData, cell: tasks.Job, *, quick: bool) -> float:
+def plain(data: datasets.ImageData, cell: tasks.ZooTask, *, quick: bool) -> float:
     """Seconds that the same runs take in plain JAX, compilation included.
 
     `quick` compiles at the optimization level of mupax's sweeps.
@@ -109,7 +110,7 @@ def plain(data: datasets.ImageData, cell: tasks.Job, *, quick: bool) -> float:
     return time.perf_counter() - start
 
 
-def arithmetic(cell: tasks.Job) -> float:
+def arithmetic(cell: tasks.ZooTask) -> float:
     """Floating-point operations of a cell's hidden layers.
 
     Forward and backward: three products of batch x n by n x n a layer.
@@ -127,7 +128,7 @@ def against_plain(data: datasets.ImageData) -> None:
             start = time.perf_counter()
             program, points = compiled(cell, data)
             middle = time.perf_counter()
-            program(points, 0, cell.steps)
+            program(points)
             end = time.perf_counter()
             for quick, found in ratios.items():
                 found.append((end - start) / plain(data, cell, quick=quick))
@@ -166,7 +167,7 @@ def rate_of_arithmetic(data: datasets.ImageData) -> None:
         for _ in range(4):
             jax.block_until_ready(product(x, x))
         middle = time.perf_counter()
-        program(points[: program.points], 0, cell.steps)
+        program(points[: program.points])
         end = time.perf_counter()
         lanes = min(program.points, len(points)) / len(points)
         peak = 4 * 2 * side**3 / (middle - start)

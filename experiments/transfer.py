@@ -24,7 +24,7 @@ from .run.build import build
 from .run.config import RunConfig, defaults, found_by_transfer, tuned
 from .run.loop import TrainResult
 from .run.mesh import make_mesh
-from .sweep import job as sweeping
+from .sweep import main as sweeping
 from .sweep import optima, space
 from .sweep.results import Cell, Population
 from .sweep.space import SweepConfig
@@ -49,18 +49,18 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
     """
     console = rich.console.Console()
     parsed = parse(config)
-    jobs = space.jobs(parsed)
+    tasks = space.tasks(parsed)
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": _target(parsed).settings()}
     sweeping.refuse_old(directory)
     workdir.check(directory, settings)
-    sweeping.open_data(jobs[0], console)
+    sweeping.open_data(tasks[0], console)
     target = prepare(_target(parsed))  # it is checked before any work
     training.check_job(target)
     training.check_memory(target)
     with workdir.claim(directory, settings):
         started = time.perf_counter()
-        populations = sweeping.run_jobs(jobs, directory, parsed.limits, console)
+        populations = sweeping.train(tasks, directory, parsed.limits, console)
         swept = sweeping.report_data(parsed, populations, command)
         sweeping.write_tables(directory, swept)
         best = best_of_base(parsed, populations)
@@ -79,7 +79,7 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
             "target": round(trained.seconds, 1),
             "total": round(time.perf_counter() - started, 1),
         }
-        summary["runs"] = sum(job.runs for job in jobs)
+        summary["runs"] = sum(task.runs for task in tasks)
         summary["verdicts"] = swept.verdicts
         io.write_sealed(directory / "summary.json", summary)
         found = dataclasses.replace(
@@ -131,10 +131,6 @@ def parse(config: ConfigDict) -> SweepConfig:
         raise UserError(
             "sweep.choices is for `mupax sweep`; `transfer` trains one target, of one "
             "kind"
-        )
-    if parsed.tradeoff:
-        raise UserError(
-            "sweep.tradeoff is for `mupax sweep`; leave it empty for `transfer`"
         )
     return parsed
 

@@ -13,7 +13,7 @@ import optax
 from mupax.experiments import data as datasets
 from mupax.experiments.run.config import parse
 from mupax.experiments.run.step import Recipe
-from mupax.experiments.sweep import tasks
+from mupax.experiments.sweep import own, tasks
 from mupax.experiments.sweep.store import Store
 
 
@@ -39,7 +39,7 @@ def job(
     seeds: int = 2,
     average_last: int = 5,
     **config: object,
-) -> tasks.Job:
+) -> tasks.ZooTask:
     """A job of six runs; what is left over are keys of a run's config."""
     given = {
         "dataset": "stripes",
@@ -54,7 +54,7 @@ def job(
         "batch_size": 16,
     }
     rates = tuple(2.0**x for x in log2_lr)
-    return tasks.Job(
+    return tasks.ZooTask(
         parametrization=parametrization,
         config=parse(given | config),
         axes=(("learning_rate", rates), *axes),
@@ -64,7 +64,7 @@ def job(
 
 
 @dataclasses.dataclass(frozen=True)
-class Deadly(tasks.Job):
+class Deadly(tasks.ZooTask):
     """A job that kills its worker the first time, once its first chunk is stored."""
 
     mark: str = ""
@@ -97,7 +97,6 @@ class Line(tasks.Task):
     average_last: int = 10
     parametrization: str = "p"
     name = "line"
-    chosen = {}  # noqa: RUF012
 
     @property
     def grid(self) -> dict[str, tuple[float, ...]]:
@@ -125,7 +124,7 @@ class Line(tasks.Task):
         def optimizer(hyper, params, rest):
             return optax.adam(hyper["learning_rate"])
 
-        return tasks.own_training(Recipe(loss, optimizer), init, data, self)
+        return own.own_training(Recipe(loss, optimizer), init, data, self)
 
 
 def points() -> np.ndarray:

@@ -26,7 +26,6 @@ ROOMS = (
     "experiments.sweep.statistics",
     "experiments.sweep.verdict",
     "experiments.sweep.valley",
-    "experiments.sweep.tradeoff",
     "experiments.report",
     "experiments.sweep",
     "experiments.coord_check",

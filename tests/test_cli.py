@@ -103,7 +103,7 @@ def test_killed_at_any_point_it_goes_on_to_the_same_result(tmp_path, data_dir):
 
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert start(calm).wait(timeout=240) == 0
-    for sign in ("cells/*.json", "target/checkpoints/*"):
+    for sign in ("cells/*.runs.jsonl", "target/checkpoints/*"):
         process = start(killed)
         deadline = time.monotonic() + 120
         while not list(killed.glob(sign)) and process.poll() is None:
@@ -137,7 +137,7 @@ def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
     assert "no key 'dephts' Did you mean \"depths\"" in said
     said = refused(capsys, "transfer", *TOY, "--config.nope=3")
     assert said.endswith("the config has no key nope\n")
-    assert "'x'" in refused(capsys, "sweep", *TOY, "--halving=x")
+    assert "'x'" in refused(capsys, "sweep", *TOY, "--workers=x")
 
 
 def test_an_unknown_config_lists_the_packaged_ones(capsys):

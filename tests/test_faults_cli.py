@@ -286,7 +286,7 @@ def closed_doors(tmp_path_factory):
         "run.job.run",
         "run.job.evaluate",
         "run.job.explain",
-        "sweep.job.run",
+        "sweep.main.run",
         "transfer.run",
         "transfer.explain_target",
     ):

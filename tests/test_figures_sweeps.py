@@ -22,7 +22,7 @@ from mupax.experiments.papers import figures
 from mupax.experiments.papers.figures import claims_bordelon as bordelon
 from mupax.experiments.papers.figures import claims_tp6 as tp6
 from mupax.experiments.papers.figures import curves, draw, job, parts
-from mupax.experiments.sweep import engine, grids, space, tradeoff
+from mupax.experiments.sweep import engine, grids, space
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.statistics import Sizes
 
@@ -151,14 +151,23 @@ def valleys(*slopes):
 
 
 def equal_sizes(best):
-    """Shapes of one budget; the loss is least at depth `best`."""
-    losses = {d: math.exp(0.1 * math.log2(d / best) ** 2) for d in (4, 8, 16, 32)}
-    seeds = np.array([0.999, 1.0, 1.001])
-    points = [
-        tradeoff.Point(512 // d, d, 1000, loss * seeds) for d, loss in losses.items()
-    ]
-    given = tradeoff.Tradeoff("depth_mup", {}, points, [1000])
-    return found(*depths("depth_mup"), tradeoff=given)
+    """Sweeps of one depth each, at two widths; the loss is least at depth `best`."""
+    return tuple(
+        found(
+            *(
+                made(
+                    "depth_mup",
+                    depth,
+                    width=width,
+                    noise=0.001,
+                    level=math.exp(0.1 * math.log2(depth / best) ** 2),
+                )
+                for width in (8 * 2**i, 16 * 2**i)
+            ),
+            base=Sizes(8 * 2**i, depth),
+        )
+        for i, depth in ((2, 4), (1, 16), (0, 64))
+    )
 
 
 def early_late(early, drift=0.0, key="depth_mup", gain=0.05, shift=0.0):
@@ -334,8 +343,8 @@ CASES = {
         (axis_over_depth("weight_decay", 0.5, -4.0),),
         False,
     ),
-    "a middle depth": (bordelon.middle_depth, (equal_sizes(12),), True),
-    "the deepest": (bordelon.middle_depth, (equal_sizes(64),), False),
+    "a middle depth": (bordelon.middle_depth, equal_sizes(16), True),
+    "the deepest": (bordelon.middle_depth, equal_sizes(256), False),
     "decided early": (
         bordelon.decided_early,
         (found(*early_late(FALLING, drift=0.1)),),
@@ -405,7 +414,7 @@ def test_every_sweep_of_a_figure_parses_and_plans(name, paper, tmp_path):
     request = figures.Request(paper, tmp_path, dataset="text:some.txt")
     for part in sweeps.parts:
         found = part.parsed(request)
-        assert len(space.jobs(space.parse_sweep(found))) > 1
+        assert len(space.tasks(space.parse_sweep(found))) > 1
     names = [part.name for part in sweeps.parts]
     assert len(set(names)) == len(names)
 
@@ -414,19 +423,19 @@ def pretended(part, request):
     """What a part's sweep would find, were every loss a bowl."""
     given = space.parse_sweep(part.parsed(request))
     populations = []
-    for job_ in space.jobs(given):
-        places = dict.fromkeys(job_.grid, 0.0) | {"learning_rate": RATE}
-        values = [[grids.coordinate(n, x) for x in v] for n, v in job_.grid.items()]
-        grid = dict(zip(job_.grid, np.meshgrid(*values, indexing="ij"), strict=True))
+    for task in space.tasks(given):
+        places = dict.fromkeys(task.grid, 0.0) | {"learning_rate": RATE}
+        values = [[grids.coordinate(n, x) for x in v] for n, v in task.grid.items()]
+        grid = dict(zip(task.grid, np.meshgrid(*values, indexing="ij"), strict=True))
         seeds = np.array([0.999, 1.001]).reshape(2, *[1] * len(values))
         loss = np.exp(bowl(places, grid)) * seeds
         both = np.stack([loss] * 40, axis=-1)
-        sizes = job_.parametrization, job_.width, job_.depth
-        axes = {name: list(x) for name, x in job_.grid.items()}
+        sizes = task.parametrization, task.width, task.depth
+        axes = {name: list(x) for name, x in task.grid.items()}
         populations.append(
-            Population(job_.name, *sizes, job_.chosen, axes, loss, both, 1.0)
+            Population(task.name, *sizes, task.chosen, axes, loss, both, 1.0)
         )
-    return found(*populations, base=given.sizes, tradeoff=equal_sizes(12).tradeoff)
+    return found(*populations, base=given.sizes)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -502,7 +511,7 @@ def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):
 
     assert start(calm).wait(timeout=240) == 0
     process = start(killed)
-    while not (stored := list(killed.glob("sweep/cells/*.json"))):
+    while not (stored := list(killed.glob("sweep/cells/*.runs.jsonl"))):
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
@@ -511,7 +520,7 @@ def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):
     assert not (killed / "tp6-11.csv").exists()
     assert start(killed).wait(timeout=240) == 0
     assert {file: file.stat().st_mtime_ns for file in stored} == before
-    assert len(list(killed.glob("sweep/cells/*.json"))) > len(before)
+    assert len(list(killed.glob("sweep/cells/*.runs.jsonl"))) > len(before)
     both = [(folder / "tp6-11.csv").read_bytes() for folder in (calm, killed)]
     assert both[0] == both[1]
 
@@ -530,7 +539,7 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     assert (tmp_path / "tp6-11.png").read_bytes().startswith(b"\x89PNG")
     assert "depth 2" in (tmp_path / "tp6-11.csv").read_text()
     assert (tmp_path / "sweep" / "report.html").exists()
-    monkeypatch.setattr(engine, "prepared", None)
+    monkeypatch.setattr(engine, "Chunks", None)
     assert cli.main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == first
     # Other sizes are another experiment, which must not mix with this one.

@@ -17,7 +17,7 @@ import sweep_toys
 
 from mupax.experiments.errors import UserError
 from mupax.experiments.sweep import engine, executors
-from mupax.experiments.sweep.store import Store
+from mupax.experiments.sweep.store import Record, Store
 
 SEED = int(os.environ.get("MUPAX_FUZZ_SEED", "0"))
 TASKS = [dataclasses.replace(sweep_toys.Line(), width=w, steps=8) for w in (2, 3)]
@@ -27,19 +27,18 @@ class Known:
     """In place of compiled programs: losses that follow from seed, rate and step."""
 
     cramped = False
+    points = 3
 
-    def __init__(self, task, training, limits, most, seeds=None):
-        self.points = 3
-        self.seeds = list(range(task.seeds)) if seeds is None else list(seeds)
-        self._task = task
+    def __init__(self, task, training, limits, most, seeds):
+        self._task, self._seeds = task, seeds
 
-    def __call__(self, points, first, last, states=None, *, keep=False):
-        steps = np.arange(first, last)
+    def __call__(self, points):
+        steps = np.arange(self._task.steps)
         rates = np.array(points)[:, 0, None]
-        rows = [seed + self._task.width / (1 + rates * steps) for seed in self.seeds]
+        rows = [seed + self._task.width / (1 + rates * steps) for seed in self._seeds]
         losses = np.stack(rows)
         losses[:, np.array(points)[:, 0] > 3] = np.nan
-        return losses, []
+        return losses
 
 
 @pytest.fixture(autouse=True)
@@ -91,13 +90,10 @@ def attempt(folder):
         return None, str(error)
 
 
-def damaged(whole, tmp_path, rng, caplog, unfinished):
+def damaged(whole, tmp_path, rng, caplog):
     """One file damaged: what became of it, out of right, recovered and sentence."""
     folder, wanted = tmp_path / "store", whole[1]
     shutil.copytree(whole[0], folder)
-    if unfinished:  # as a kill leaves it: the runs, and no complete job
-        for file in folder.glob("*.json"):
-            file.unlink()
     path, kind = mutations.mutate_one(folder, rng)
     caplog.clear()
     found, error = attempt(folder)
@@ -120,7 +116,7 @@ def fuzz(whole, tmp_path, caplog, count, seed):
     for number in range(count):
         place = tmp_path / str(number)
         place.mkdir()
-        outcomes[damaged(whole, place, rng, caplog, number % 2 == 0)] += 1
+        outcomes[damaged(whole, place, rng, caplog)] += 1
         shutil.rmtree(place)
     print(f"sweep store, seed {seed}, {count} mutations: {outcomes}")
     return outcomes
@@ -142,7 +138,6 @@ def test_damaged_lines_are_kept_aside_and_the_others_are_used(
 ):
     folder = tmp_path / "store"
     shutil.copytree(whole[0], folder)
-    (folder / "line2.json").unlink()
     path = folder / "line2.runs.jsonl"
     lines = path.read_text().split("\n")
     at = next(i for i, line in enumerate(lines) if line)
@@ -166,22 +161,21 @@ def test_a_store_of_an_earlier_version_is_trained_again_and_said(
     """It has no checksums, so that nothing tells whether its numbers changed."""
     folder = tmp_path / "store"
     shutil.copytree(whole[0], folder)
-    for path in [*folder.glob("*.json"), *folder.glob("*.jsonl")]:
+    for path in folder.glob("*.jsonl"):
         lines = [json.loads(x) for x in path.read_text().split("\n") if x]
         for line in lines:
             del line["crc"]
         path.write_text("\n".join(map(json.dumps, lines)))
     assert same(swept(folder), whole[1])
-    assert "line2.json is damaged (it has no checksum)" in caplog.text
+    assert "line2.runs.jsonl, line 2 is damaged (it has no checksum)" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["line2.json", "line2.runs.jsonl", "line2.runs.lock"])
+@pytest.mark.parametrize("name", ["line2.runs.jsonl", "line2.runs.lock"])
 @pytest.mark.parametrize("kind", ["folder", "fifo", "unreadable"])
 def test_what_is_no_readable_file_is_named(whole, tmp_path, name, kind):
     folder = tmp_path / "store"
     shutil.copytree(whole[0], folder)
     path = folder / name
-    (folder / "line2.json").unlink()
     path.unlink(missing_ok=True)
     if kind == "folder":
         path.mkdir()
@@ -212,9 +206,9 @@ def die(file):
     os.kill(os.getpid(), signal.SIGKILL)
 
 kept = store.Store(pathlib.Path({folder!r}))
-kept.add("job", "key", {{(0, (0.5,)): [0.1, None]}})
+kept.add("job", "key", {{(0, (0.5,)): store.Record([0.1, None])}})
 store._flush = die  # with the lock held, and half of a line written
-kept.add("job", "key", {{(1, (0.5,)): [0.2, None]}})
+kept.add("job", "key", {{(1, (0.5,)): store.Record([0.2, None])}})
 """
 
 
@@ -226,9 +220,9 @@ def test_a_writer_that_is_killed_holds_no_lock_and_spoils_no_other_line(
     done = subprocess.run([sys.executable, "-c", code], timeout=120)
     assert done.returncode == -signal.SIGKILL
     store = Store(tmp_path)
-    store.add("job", "key", {(2, (0.5,)): [0.3, 0.4]})
-    found = store.runs("job", "key")
-    assert found == {(0, (0.5,)): [0.1, None], (2, (0.5,)): [0.3, 0.4]}
+    kept, more = Record([0.1, None]), Record([0.3, 0.4], 2.5)
+    store.add("job", "key", {(2, (0.5,)): more})
+    assert store.runs("job", "key") == {(0, (0.5,)): kept, (2, (0.5,)): more}
     assert "line 4 is damaged (it is cut short or not JSON)" in caplog.text
 
 

@@ -92,8 +92,8 @@ def config(folder: pathlib.Path, family: str, rule: str, changes: dict) -> Confi
 
 def swept(given: ConfigDict) -> np.ndarray:
     """The losses of one run of a sweep: its second seed, its second learning rate."""
-    (job,) = space.jobs(space.parse_sweep(given))
-    return engine.run(job, None).curves[SEED, 1]
+    (task,) = space.tasks(space.parse_sweep(given))
+    return engine.run(task, None).curves[SEED, 1]
 
 
 def trained(given: ConfigDict) -> np.ndarray:

@@ -18,8 +18,8 @@ from mupax.experiments import memory
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import create_model
 from mupax.experiments.run.config import tuned
-from mupax.experiments.sweep import chunks, engine, executors, tasks
-from mupax.experiments.sweep.population import programs
+from mupax.experiments.sweep import engine, executors, tasks
+from mupax.experiments.sweep.population import program
 from mupax.optim.paths import map_with_paths
 
 
@@ -28,13 +28,13 @@ def data() -> datasets.ImageData:
     return sweep_toys.stripes()
 
 
-def built(job: tasks.Job, seed: int) -> nnx.Module:
+def built(job: tasks.ZooTask, seed: int) -> nnx.Module:
     """The model of a job, initialized."""
     shapes = {"input_shape": (4, 4, 1), "out_features": 4}
     return create_model(job.config, shapes, seed)
 
 
-def one_run(job: tasks.Job, data: datasets.ImageData, seed: int, log2_lr: float):
+def one_run(job: tasks.ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
     """The same training written as a plain loop: no vmap, no scan over steps."""
     model = built(job, seed)
     tx = optim.adam(2.0**log2_lr, zoo.scales(model), job.config.point)
@@ -67,8 +67,8 @@ def one_run(job: tasks.Job, data: datasets.ImageData, seed: int, log2_lr: float)
 @pytest.fixture(params=[True, False], ids=["at once", "in turn"])
 def lanes(request, monkeypatch):
     """Both of the ways to train them, that of accelerators and that of CPUs."""
-    one = functools.partial(programs, together=request.param)
-    monkeypatch.setattr(chunks, "programs", one)
+    one = functools.partial(program, together=request.param)
+    monkeypatch.setattr(engine, "program", one)
 
 
 @pytest.mark.usefixtures("lanes")
@@ -114,13 +114,13 @@ def test_parametrizations_agree_at_base_size(data):
 def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
     jobs = [job(depth=2), job(depth=4)]
     done = []
-    prepared = engine.prepared
+    compiled = engine.Chunks
 
     def counted(job, *arguments, **options):
         done.append(job.name)
-        return prepared(job, *arguments, **options)
+        return compiled(job, *arguments, **options)
 
-    monkeypatch.setattr(engine, "prepared", counted)
+    monkeypatch.setattr(engine, "Chunks", counted)
     limits = engine.Limits()
     executors.run_all(jobs[:1], data, tmp_path / "cells", limits, None)
     done.clear()
@@ -179,7 +179,10 @@ def test_what_cannot_be_prepared_beside_another_is_prepared_in_its_turn():
         next(found)
 
 
-def test_a_job_that_memory_cramped_beside_another_is_compiled_anew(data, monkeypatch):
+def test_a_task_that_memory_cramped_beside_another_is_compiled_anew(data, monkeypatch):
+    # As on accelerators, where memory grows with the runs at once.
+    at_once = functools.partial(program, together=True)
+    monkeypatch.setattr(engine, "program", at_once)
     small = job(depth=2)
     whole = engine.run(small, data)
     free = memory.available
@@ -190,7 +193,7 @@ def test_a_job_that_memory_cramped_beside_another_is_compiled_anew(data, monkeyp
     )
     engine.run(small, data)
     monkeypatch.setattr(memory, "available", lambda: needed[0])
-    finish = engine.prepared(small, data, ahead=True)  # may take half of it
+    finish = engine.prepare(small, data, ahead=True)  # may take half of it
     monkeypatch.setattr(memory, "available", free)
     needed.append(0.0)
     found = finish(0.0)
@@ -232,13 +235,10 @@ def swept_at_once(data, request):
     training = small.training(data)
     hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
-    begin, advance = programs(training, together=request.param)
     examples, orders = training.feed([0])
-    keys = training.keys([0])
-    state = begin(keys, hyper)
-    last = np.full(len(points), 12, np.int32)
-    losses = advance(state, keys, hyper, orders, 0, last, examples)[1]
-    return np.asarray(losses)[0]
+    steps = np.full(len(points), 12, np.int32)
+    runs = program(training, together=request.param)
+    return np.asarray(runs(training.keys([0]), hyper, orders, steps, examples))[0]
 
 
 ONE = {

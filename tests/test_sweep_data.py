@@ -17,7 +17,7 @@ from mupax.experiments.run.config import parse as parse_run
 from mupax.experiments.run.config import plain
 from mupax.experiments.run.objective import NextToken
 from mupax.experiments.sweep import engine, space
-from mupax.experiments.sweep import job as sweep
+from mupax.experiments.sweep import main as sweep
 
 SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(40))
 
@@ -63,11 +63,11 @@ def test_a_text_is_held_window_by_window(song):
 
 
 def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
-    (job, *_) = space.jobs(space.parse_sweep(config(song)))
+    (task, *_) = space.tasks(space.parse_sweep(config(song)))
     held = datasets.hold(song, None, {"context": 8})
-    lane = engine.run(job, None).curves[0, 1]
+    lane = engine.run(task, None).curves[0, 1]
     shapes = {"vocab_size": 256, "context": 8}
-    model, key = create_model(job.config, shapes, 0), jax.random.key(0)
+    model, key = create_model(task.config, shapes, 0), jax.random.key(0)
     tx = nnx.Optimizer(
         model, optim.adam(2.0**-6, zoo.scales(model), "depth_mup"), wrt=nnx.Param
     )
@@ -80,15 +80,16 @@ def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
         tx.update(model, grads)
         return value
 
-    orders = datasets.batch_indices(len(held.tokens), 4, 0, job.steps)
+    orders = datasets.batch_indices(len(held.tokens), 4, 0, task.steps)
     losses = [float(step(model, tx, held.tokens[rows])) for rows in orders]
     np.testing.assert_allclose(lane, losses, rtol=2e-5)
 
 
 def test_sweep_runs_on_text(song, tmp_path):
     found = sweep.run(config(song), str(tmp_path / "run"), ["mupax", "sweep"])
-    assert [(p.width, p.depth) for p in found] == [(8, 1), (8, 2), (16, 1)]
-    assert all(np.isfinite(p.loss).all() for p in found)
+    shapes = [(p.width, p.depth) for p in found.populations]
+    assert shapes == [(8, 1), (8, 2), (16, 1)]
+    assert all(np.isfinite(p.loss).all() for p in found.populations)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,9 @@ def test_every_packaged_config_can_be_swept_at_its_base(name):
     given = parse(["sweep", f"--config={name}"])
     if name == "finetune_vit":  # its size is that of the pretrained weights
         given.config.model.name = "vit_tiny_patch16_224"
-    jobs = space.jobs(space.parse_sweep(given.config))
-    assert len({job.name for job in jobs}) == len(jobs)
-    assert len(jobs) >= (6 if name.endswith("_sweep") else 1)
+    tasks = space.tasks(space.parse_sweep(given.config))
+    assert len({task.name for task in tasks}) == len(tasks)
+    assert len(tasks) >= (6 if name.endswith("_sweep") else 1)
     assert given.workdir == f"runs/{name}"
 
 
@@ -159,7 +160,7 @@ def test_only_some_of_the_parametrizations_are_swept(song):
 
     assert keys(()) == ["depth_mup", "sp"]
     assert keys(("sp",)) == ["sp"]
-    with pytest.raises(UserError, match="there are depth_mup, sp"):
+    with pytest.raises(UserError, match="its keys are depth_mup, sp"):
         keys(("mup",))
 
 

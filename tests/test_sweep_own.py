@@ -418,7 +418,7 @@ def test_a_population_that_was_killed_half_way_keeps_its_finished_points(
         executors.Store, "add", lambda self, *a: (added.append(a), add(self, *a))[1]
     )
     found = sweep(tmp_path, sizes=[(2, 1), (4, 2)])
-    done = [(name, at) for name, _, runs in (a[:3] for a in added) for _, at in runs]
+    done = [(name, at) for name, _, runs in added for _, at in runs]
     rates = [(x,) for x in (0.01, 0.02, 0.04)]
     assert done == [("w2-d1", rates[2]), *(("w4-d2", at) for at in rates)]
     for kept, fresh in zip(

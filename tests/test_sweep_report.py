@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import io
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from sweep_populations import BASE, population, populations, swept
-from sweep_toys import job, stripes
 from test_report import Reader
 
 from mupax.experiments import cli
@@ -24,44 +22,20 @@ from mupax.experiments.report import (
     curves_figure,
     heatmap_figure,
     report_page,
-    tradeoff_figure,
     words,
     write_report,
 )
-from mupax.experiments.sweep import job as sweep
-from mupax.experiments.sweep import shapes, valley
-from mupax.experiments.sweep import tradeoff as tradeoffs
+from mupax.experiments.sweep import main as sweep
+from mupax.experiments.sweep import valley
 
 FEW = [(64, 8), (64, 16), (64, 32), (32, 8)]
-
-
-def shapes_of_equal_size(best=12.0, *, exponent=0.4, noise=0.01, seeds=4):
-    """Losses with a valley at `best`, the same at every number of parameters."""
-    rng = np.random.default_rng(0)
-    found = []
-    for parameters in (30_000, 120_000, 500_000):
-        for depth in (4, 8, 16, 32):
-            width = round((parameters / depth) ** 0.5)
-            count = depth * width**2
-            away = np.log2(depth / best)
-            loss = 2.0 * (count / 1e3) ** -exponent * 2 ** (0.08 * away**2)
-            drawn = loss * np.exp(rng.normal(0, noise, seeds))
-            found.append(tradeoffs.Point(width, depth, count, drawn))
-    return found
-
-
-def tradeoff(points=None, **changes):
-    points = shapes_of_equal_size() if points is None else points
-    budgets = tradeoffs.budgets([p.parameters for p in points])
-    hyper = {"learning_rate": 0.011}
-    return tradeoffs.Tradeoff("depth_mup", hyper, points, budgets, **changes)
 
 
 @functools.cache
 def whole_page():
     """A page with everything on it, of a small sweep."""
     found = populations(shapes=FEW, pair=True)
-    return report_page(swept(found, tradeoff=tradeoff(target=4_000_000)), dpi=40)
+    return report_page(swept(found), dpi=40)
 
 
 def text(html):
@@ -208,9 +182,9 @@ def test_every_figure_is_there_with_words_for_who_cannot_see_it():
     assert reader.ids == [
         *(f"{n}-{a}" for n in pair.split("-") for a in ("depth", "width")),
         *(f"{pair}-{axis}" for axis in ("depth", "width")),
-        *("curves-depth", "curves-width", "tradeoff", "settings"),
+        *("curves-depth", "curves-width", "settings"),
     ]
-    assert len(reader.alts) == 9
+    assert len(reader.alts) == 8
     assert all(len(alt) > 40 for alt in reader.alts)
 
 
@@ -245,31 +219,6 @@ def test_it_is_said_from_which_step_on_an_optimum_stays():
     assert words.fixed(swept(gone), "learning_rate", "depth") == ""
 
 
-def halved(found):
-    """With the upper half of the learning rates stopped after 50 steps."""
-    loss, stopped = found.loss.copy(), np.zeros(found.loss.shape, int)
-    loss[:, 8:], stopped[:, 8:] = np.nan, 50
-    return dataclasses.replace(found, loss=loss, stopped=stopped)
-
-
-def test_what_was_stopped_early_is_not_told_as_diverged():
-    shapes = [(64, 4), (64, 8), (64, 16)]
-    found = populations({"depth_mup": 0.0}, shapes=shapes, pair=True)
-    data = swept([halved(p) for p in found])
-    assert "stopped early" in text(report_page(data, dpi=40))
-    # The base's best point, and at depth 4 that point was stopped.
-    best = data.at_base("depth_mup").best()
-    at = data.at_base("depth_mup").axes["learning_rate"].index(best["learning_rate"])
-    loss, stopped = found[0].loss.copy(), np.zeros(found[0].loss.shape, int)
-    loss[:, at], stopped[:, at] = np.nan, 50
-    first = dataclasses.replace(found[0], loss=loss, stopped=stopped)
-    told = curves_figure.told(
-        curves_figure.find(swept([first, *found[1:]]), "depth", "depth_mup")
-    )
-    assert "diverged" not in told
-    assert "at depth 8" in told
-
-
 def test_the_heatmaps_finding_names_the_best_pair():
     data = swept(populations(shapes=FEW, pair=True))
     pair = ("learning_rate", "branch_multiplier")
@@ -297,86 +246,25 @@ def test_a_round_valley_has_no_slope():
     assert valley.slope(round_one, ("learning_rate", "branch_multiplier")) is None
 
 
-def test_power_laws_and_the_suggested_depth_are_found():
-    found = tradeoff(target=8_000_000)
-    for law in found.laws:
-        # 12 losses of 1 % over four octaves: the exponent is good to 0.005.
-        assert law.exponent == pytest.approx(0.4, abs=0.01)
-        assert 0 < law.error < 0.01
-    for suggestion in [*found.suggestions, found.predicted]:
-        # The parabola through depths 8, 16 and a neighbour, losses good to 0.5 %.
-        assert np.log2(suggestion.depth) == pytest.approx(np.log2(12), abs=0.15)
-        assert suggestion.interval[0] < suggestion.depth < suggestion.interval[1]
-        assert not suggestion.at_edge
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("parameters", [120_000, 8_000_000])
-def test_intervals_of_the_suggested_depth_hold_the_truth(parameters):
-    held = 0
-    for start in range(100):
-        rng = np.random.default_rng(start)
-        points = [
-            dataclasses.replace(p, loss=p.loss * np.exp(rng.normal(0, 0.03, 4)))
-            for p in shapes_of_equal_size(noise=0.0)
-        ]
-        low, high = tradeoffs.suggest(points, parameters).interval
-        held += low <= 12 <= high
-    # 95 % of 100, with a standard deviation of 2.2.
-    assert held >= 88
-
-
-def test_widths_of_equal_size_are_multiples_of_the_heads():
-    vit = (("name", "vit"), ("heads", 3), ("patch_size", 2))
-    small, data = job(model=dict(vit), base_width=24, width=24), stripes()
-    assert shapes.unit(small, data) == 3
-    count = shapes.counter(small, data)
-    found = shapes.shapes([30_000], [2, 4, 8], count, shapes.unit(small, data))
-    assert [depth for _, depth in found] == [2, 4, 8]
-    for width, depth in found:
-        assert width % 3 == 0
-        assert count(width, depth) == pytest.approx(30_000, rel=tradeoffs.EQUAL)
-
-
-def test_a_monotone_loss_puts_the_suggested_depth_at_the_edge():
-    found = tradeoff(shapes_of_equal_size(best=1024.0))
-    assert all(s.at_edge for s in found.suggestions)
-    assert "32 or more at 501k parameters" in tradeoff_figure.title(found)
-    assert "more depths would tell" in " ".join(tradeoff_figure.sentences(found, "x"))
-
-
-def test_a_tradeoff_of_one_seed_one_budget_or_none_that_trained_is_told_as_such():
-    points = shapes_of_equal_size(seeds=1, noise=0.0)[:4]
-    single = tradeoff(points)
-    assert "(of one seed)" in tradeoff_figure.title(single)
-    told = " ".join(tradeoff_figure.sentences(single, "Depth-μP"))
-    assert "no power law" in told
-    gone = [dataclasses.replace(p, loss=p.loss * np.nan) for p in points]
-    html = report_page(swept(populations(shapes=FEW), tradeoff=tradeoff(gone)), dpi=40)
-    assert "Nothing trained at equal parameters" in text(html)
-    assert "nan" not in text(html)
-
-
 TOY = "tests/toy_config.py"
 
 
 @pytest.mark.long
 def test_the_command_writes_the_report(tmp_path):
     folder = tmp_path / "run"
-    config = [f"--config.sweep.{k}" for k in ("steps=8", "tradeoff=(700,)", "seeds=1")]
+    config = [f"--config.sweep.{k}" for k in ("steps=8", "seeds=1")]
     argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={folder}", *config]
     assert cli.main(argv) == 0
     reader = Reader((folder / "report.html").read_text())
-    assert "tradeoff" in reader.ids
-    # Of 4 rates at 3 shapes under 2 parametrizations, and 2 shapes of equal size.
-    assert len((folder / "results.csv").read_text().splitlines()) == 1 + 24 + 2
+    # 4 rates at 3 shapes under 2 parametrizations.
+    assert len((folder / "results.csv").read_text().splitlines()) == 1 + 24
     assert "mupax sweep" in reader.text
 
 
 def pretended(done):
     """In place of training: bowls, with what was asked for kept in a list."""
 
-    def run_jobs(jobs, **_):
+    def train(jobs, *_):
         done.append(jobs)
         return [
             dataclasses.replace(
@@ -389,14 +277,14 @@ def pretended(done):
             for job in jobs
         ]
 
-    return run_jobs
+    return train
 
 
 def test_a_sweep_is_extended_in_its_directory_and_no_other_is(
     monkeypatch, tmp_path, capsys
 ):
     done = []
-    monkeypatch.setattr(sweep, "run_jobs", pretended(done))
+    monkeypatch.setattr(sweep, "train", pretended(done))
     argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={tmp_path / 'run'}"]
     assert cli.main(argv) == 0
     more = ["seeds=5", "depths=(2,4,8)", "axes.learning_rate=2**[-9:-3:1]"]
@@ -412,41 +300,6 @@ def test_a_sweep_is_extended_in_its_directory_and_no_other_is(
         assert "sweep.seeds" not in error
         assert other.split("=")[0] in error
     assert len(done) == 2
-
-
-def test_shapes_of_equal_size_are_trained_at_the_bases_optimum(monkeypatch, tmp_path):
-    done = []
-    monkeypatch.setattr(sweep, "run_jobs", pretended(done))
-    argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={tmp_path / 'run'}"]
-    assert cli.main([*argv, "--config.sweep.tradeoff=(700,(6,3))"]) == 0
-    swept_jobs, equal = done
-    assert len(swept_jobs) == 6
-    assert {job.parametrization for job in equal} == {"depth_mup"}
-    assert {job.depth for job in equal} == {2, 3, 4}
-    # The fitted optimum lies between the grid's -7 and -5, and not on it.
-    ((rate,),) = {job.grid["learning_rate"] for job in equal}
-    rate = math.log2(rate)
-    assert -7 < rate < -5
-    assert (tmp_path / "run" / "report.html").exists()
-
-
-@pytest.mark.parametrize("given", ["(0,)", "(3.5,)", "((4,4,4),)"])
-def test_a_tradeoff_that_is_none_is_refused_in_one_sentence(given, capsys, tmp_path):
-    argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={tmp_path / 'x'}"]
-    assert cli.main([*argv, f"--config.sweep.tradeoff={given}"]) == 2
-    assert "sweep.tradeoff is" in capsys.readouterr().err
-
-
-def test_a_budget_that_no_depth_can_have_is_refused(capsys, tmp_path):
-    argv = ["mupax", "sweep", f"--config={TOY}", f"--workdir={tmp_path / 'x'}"]
-    assert cli.main([*argv, "--config.sweep.tradeoff=(3,)"]) == 2
-    assert "the smallest model has" in capsys.readouterr().err
-
-
-def test_transfer_refuses_a_tradeoff(capsys, tmp_path):
-    argv = ["mupax", "transfer", f"--config={TOY}", f"--workdir={tmp_path / 'x'}"]
-    assert cli.main([*argv, "--config.sweep.tradeoff=(700,)"]) == 2
-    assert "sweep.tradeoff is for `mupax sweep`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [390, 1200])

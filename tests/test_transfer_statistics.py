@@ -90,13 +90,3 @@ def test_along_picks_one_axis_from_small_to_large():
     assert found.sizes == [4, 8, 32]
     assert found.shift == pytest.approx(0.0)
     assert found.regret == pytest.approx(0.0)
-
-
-def test_a_cell_survives_json():
-    loss = np.stack([valley(-7), valley(-6)])
-    loss[0, 3] = np.nan
-    before = cell(loss)
-    after = Cell.from_json(before.to_json())
-    np.testing.assert_array_equal(before.loss, after.loss)
-    np.testing.assert_array_equal(before.diverged, after.diverged)
-    assert (after.width, after.depth) == (64, 8)

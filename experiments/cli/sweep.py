@@ -18,21 +18,15 @@ FLAGS = (
         False,
         "stop diverged runs; on accelerators, only once the whole chunk has diverged",
     ),
-    Flag(
-        "halving",
-        0,
-        "successive halving: keep the best 1/N of the grid points after a quarter and "
-        "after half of the steps, e.g. 2; default: 0, keep all",
-    ),
 )
 
 
 def run(argv: list[str]) -> None:
     """Run the grid and print the verdicts."""
-    from ..sweep import job
+    from ..sweep import main
 
     config, workdir, own = parse(argv, FLAGS)
-    job.run(
+    main.run(
         config,
         workdir,
         command=["mupax", *argv],
@@ -40,7 +34,6 @@ def run(argv: list[str]) -> None:
         workers=own["workers"],
         address=own["scheduler"],
         stop_diverged=own["stop_diverged"],
-        halving=own["halving"],
     )
 
 

@@ -15,7 +15,6 @@ import mupax
 from ..sweep import optima, statistics, verdict
 from ..sweep.results import Cell, Optimum, Population, table
 from ..sweep.statistics import Sizes
-from ..sweep.tradeoff import Tradeoff
 
 Axis = Literal["depth", "width"]
 AXES: tuple[Axis, Axis] = ("depth", "width")
@@ -129,7 +128,6 @@ class SweepData:
       subject: what was trained, in a few words.
       command: the command line that makes this report again; "" where there is none.
       target: the sizes to predict the optimum at; None for none.
-      tradeoff: losses at equal parameters; None where they were not asked for.
       trained: the target, of a transfer.
     """
 
@@ -142,7 +140,6 @@ class SweepData:
     subject: str
     command: str
     target: Sizes | None = None
-    tradeoff: Tradeoff | None = None
     trained: Trained | None = None
 
     @functools.cached_property
@@ -151,20 +148,14 @@ class SweepData:
         return verdict.verdicts(self.populations, self.base, self.target)
 
     @property
-    def everything(self) -> list[Population]:
-        """All populations, those at equal parameters last."""
-        more = self.tradeoff.populations if self.tradeoff else ()
-        return [*self.populations, *more]
-
-    @property
     def runs(self) -> int:
         """How many trainings it holds."""
-        return sum(p.loss.size for p in self.everything)
+        return sum(p.loss.size for p in self.populations)
 
     @property
     def table(self) -> str:
         """Every run as a line of CSV."""
-        return table(self.everything)
+        return table(self.populations)
 
     @functools.cached_property
     def names(self) -> list[str]:

@@ -15,7 +15,6 @@ from . import (
     findings,
     heatmap_figure,
     names,
-    tradeoff_figure,
     words,
 )
 from .data import AXES, Axis, Lines, SweepData, size
@@ -75,7 +74,7 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
     env = environment(data.keys.values())
     drawn: dict[str, Draw] = {}
     sections = [_lines(data, n, axis, drawn) for n in data.names for axis in data.axes]
-    for more in (_heatmaps, _curves, _tradeoff, _target):
+    for more in (_heatmaps, _curves, _target):
         sections += more(data, drawn)
     populations = list(data.populations)
     return env.get_template("page.html").render(
@@ -90,7 +89,6 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
         sections=sections,
         pictures={n: picture(render(d, WIDE, dpi=dpi)) for n, d in drawn.items()},
         seeds=max(len(p.loss) for p in populations),
-        stopped=any(p.stopped is not None and p.stopped.any() for p in populations),
         settings=list(flat(data.settings)),
         told=_told(data),
         results=download(data.table),
@@ -99,7 +97,7 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
 
 def _told(data: SweepData) -> str:
     """How many runs, and what they took."""
-    seconds = sum(p.seconds for p in data.everything)
+    seconds = sum(p.seconds for p in data.populations)
     told = f"{data.runs} runs of {data.steps} steps in {duration(seconds)}"
     if data.trained is not None:
         told += f"; the target in {duration(data.trained.seconds)}"
@@ -117,7 +115,7 @@ def _tiles(data: SweepData) -> list[tuple[str, str]]:
     ]
     if data.trained.test_accuracy is not None:
         tiles.append((f"{data.trained.test_accuracy:.1%}", "test accuracy of target"))
-    seconds = sum(p.seconds for p in data.everything) + data.trained.seconds
+    seconds = sum(p.seconds for p in data.populations) + data.trained.seconds
     tiles.append((duration(seconds), f"for {data.runs} runs and the target"))
     return tiles
 
@@ -259,7 +257,7 @@ def _heatmaps(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
             place = f"{pair[0]}-{pair[1]}-{axis}"
             title = heatmap_figure.title(data, pair, axis)
             drawn[place] = functools.partial(
-                heatmap_figure.heatmap_figure, data, pair, axis, title=title
+                heatmap_figure.heatmap_figure, data, pair, axis
             )
             made = _plain(
                 place,
@@ -291,9 +289,7 @@ def _curves(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
     for axis in data.axes:
         place = f"curves-{axis}"
         title = curves_figure.title(data, axis)
-        drawn[place] = functools.partial(
-            curves_figure.curves_figure, data, axis, title=title
-        )
+        drawn[place] = functools.partial(curves_figure.curves_figure, data, axis)
         made = _plain(
             place, "learning curves", f"over {axis}, at {held(data, axis)}", title, ""
         )
@@ -307,34 +303,3 @@ def _curves(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
         made["pictures"] = [{"name": place, "alt": alt, "caption": caption}]
         out.append(made)
     return out
-
-
-def _tradeoff(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
-    """Deeper or wider at equal parameters, where it was asked for."""
-    found = data.tradeoff
-    if found is None:
-        return []
-    title = tradeoff_figure.title(found)
-    drawn["tradeoff"] = functools.partial(
-        tradeoff_figure.tradeoff_figure, found, title=title
-    )
-    label = data.keys.get(found.key, found.key)
-    made = _plain(
-        "tradeoff",
-        "deeper or wider",
-        f"at equal parameters, {label}",
-        title,
-        " ".join(tradeoff_figure.sentences(found, label)),
-    )
-    at = [f"{names.noun(n)} {x:.2g}" for n, x in found.hyper.items()]
-    caption = (
-        "All shapes train with what the base likes best "
-        f"({words.listed(at)}), for the same number of steps: with other numbers of "
-        "steps the best depth may be another. Left, thin bars are the range of seeds. "
-        "Right, each loss is moved to exactly equal parameters along its depth's power "
-        "law."
-    )
-    alt = f"{title}. Loss against parameters and against depth."
-    made["pictures"] = [{"name": "tradeoff", "alt": alt, "caption": caption}]
-    made["table"] = tradeoff_figure.table(found)
-    return [made]

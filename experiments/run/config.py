@@ -108,7 +108,6 @@ def _sweep() -> ConfigDict:
     s.seeds = 2  # runs of each grid point, with seeds from the config's seed upwards
     s.steps = placeholder(int)  # of each run; None: the config's
     s.average_last = placeholder(int)  # steps in a run's final loss; None: a quarter
-    s.tradeoff = ()  # deeper or wider? numbers of parameters, as (30_000, 120_000)
     s.memory_share = 0.5  # of the free memory; larger populations go in chunks
     s.lanes = 0  # at most so many runs in a chunk; 0: as many as fit
     return s

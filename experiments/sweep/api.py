@@ -24,8 +24,9 @@ from jaxtyping import Array, Float
 from mupax.optim.display import html_table
 
 from ..errors import UserError
+from ..io import write_durably
 from ..memory import check as check_memory
-from . import engine, executors, fingerprint, grids, optima, statistics, store, verdict
+from . import engine, executors, fingerprint, grids, optima, statistics, verdict
 from .engine import Limits as Limits
 from .own import OwnTask
 from .results import Cell, Population
@@ -567,5 +568,5 @@ def _report(found: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
         subject=getattr(task.make_model, "__name__", "a model of one's own"),
         command="",
     )
-    store.write_durably(folder / "results.csv", data.table)
+    write_durably(folder / "results.csv", data.table)
     report.write_report(data, folder)

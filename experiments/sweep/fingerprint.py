@@ -1,4 +1,4 @@
-"""Fingerprints of a training: equal only where the same numbers are computed."""
+"""Fingerprints of a training and its data: equal only for the same computation."""
 
 import hashlib
 import re
@@ -12,30 +12,29 @@ import numpy as np
 from ..errors import UserError
 from .tasks import Training
 
-# A call into Python that returns numbers. What Python does is not in the program.
+# A call into Python that returns values. The Python code is not in the program.
 _CALLBACK = re.compile(r"custom_call @\w*callback\w*\(.*->.*tensor<")
 
 
 def of_training(
     training: Training, names: Iterable[str], batch_size: int
 ) -> str | None:
-    """A fingerprint of all that a run computes, but for data, steps, seed and values.
+    """The fingerprint of what a run computes, apart from data, steps and seed.
 
-    The initialization and one step are lowered to StableHLO as the engine runs them.
-    The text has the values of all constants, and no source locations: a changed class,
-    global, closure or config value gives another fingerprint, if it changes what is
-    computed. Large constants are not abbreviated.
+    The initialization and one step are lowered to StableHLO. The text holds the values
+    of all constants, and no source locations: a changed class, global, closure or
+    config value gives another fingerprint if it changes what is computed.
 
     Args:
       training: the functions of a task.
       names: of the hyperparameters.
-      batch_size: examples a step.
+      batch_size: examples of each step.
 
     Returns:
       The fingerprint; None where the program calls functions that are not part of it
-      (`jax.pure_callback`, `jax.ffi.ffi_call`), so that nothing can be said.
+      (`jax.pure_callback`, `jax.ffi.ffi_call`).
     """
-    together = jax.default_backend() != "cpu"  # as `programs` does by default
+    together = jax.default_backend() != "cpu"  # as `population.program` by default
 
     def whole(keys: jax.Array, hyper: Any, batch: Any) -> Any:
         every = jax.vmap(jax.vmap(training.init, (None, 0)), (0, None))
@@ -70,12 +69,12 @@ def of_training(
 
 
 def of_arrays(tree: Any) -> str:
-    """A fingerprint of the values, types and shapes of a tree's arrays.
+    """The fingerprint of the values, types and shapes of a tree's arrays.
 
     Raises:
       UserError: an array was deleted, e.g. by a jitted function that it was donated to.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise UserError(
@@ -85,22 +84,22 @@ def of_arrays(tree: Any) -> str:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(
             leaf.dtype, jax.dtypes.prng_key
         ):
-            found.update(str(jax.random.key_impl(leaf)).encode())
+            digest.update(str(jax.random.key_impl(leaf)).encode())
             leaf = jax.random.key_data(leaf)
         array = np.ascontiguousarray(leaf)
-        found.update(f"{array.dtype}{np.shape(leaf)}".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()[:16]
+        digest.update(f"{array.dtype}{np.shape(leaf)}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:16]
 
 
 def _primitives(jaxpr: Any) -> set[str]:
-    """Names of the primitives of a jaxpr, and of those inside it."""
-    found = set()
+    """Names of the primitives of a jaxpr, and of the jaxprs inside it."""
+    names = set()
     for equation in jaxpr.eqns:
-        found.add(equation.primitive.name)
+        names.add(equation.primitive.name)
         for inner in _inner(equation.params.values()):
-            found |= _primitives(inner)
-    return found
+            names |= _primitives(inner)
+    return names
 
 
 def _inner(values: Iterable[Any]) -> Iterator[Any]:

@@ -1,14 +1,15 @@
-"""A user's own model as a task of a sweep, and what is said when its code fails."""
+"""A task that trains a user's own model, and the errors of the user's functions."""
 
 import contextlib
 import dataclasses
 import inspect
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import logging
 from flax import nnx
@@ -19,7 +20,7 @@ from mupax.optim.coord_check import _split
 from ..errors import UserError
 from ..run.step import Hyper, Recipe
 from . import fingerprint
-from .tasks import Task, Training, own_training
+from .tasks import Task, Training, keys_of, orders
 
 _VERSION = "own-2"  # of the seeds' keys and of the order of examples
 
@@ -43,27 +44,50 @@ _REMEDIES = {
 }
 
 
+def own_training(
+    recipe: Recipe,
+    init: Callable[[jax.Array, Hyper], tuple[Any, Any]],
+    examples: Any,
+    task: Task,
+    guess: float | None = None,
+) -> Training:
+    """The training of a recipe on examples in memory.
+
+    Args:
+      recipe: of its step.
+      init: (key, hyper) -> (params, rest).
+      examples: a pytree of arrays with a leading axis.
+      task: gives the steps and the batch size.
+      guess: chance-level loss; None where it is not known.
+    """
+    count = len(jax.tree.leaves(examples)[0])
+
+    def start(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
+        return recipe.start(*init(key, hyper), hyper), ()
+
+    def step(state: Any, fixed: Any, batch: Any, hyper: Hyper, key: Any) -> Any:
+        state, out = recipe.step(state, batch, hyper, key)
+        return state, out.plain
+
+    def feed(seeds: Sequence[int]) -> tuple[Any, np.ndarray]:
+        return examples, orders(count, task.batch_size, seeds, task.steps)
+
+    return Training(start, step, feed, keys_of, guess)
+
+
 @dataclasses.dataclass(frozen=True)
 class OwnTask(Task):
-    """One shape of the user's model.
+    """Runs of a user's model of one shape.
 
     Attributes:
-      width: of the model.
-      depth: of the model.
-      seeds: number of seeds.
-      steps: of each run.
-      batch_size: examples a step.
-      average_last: a run's loss is the mean over its last steps.
-      axes: the hyperparameters and their values, as pairs.
-      make_model: as `api.sweep` takes it.
-      make_optimizer: likewise.
-      loss: likewise.
-      guess: loss of a guesser; None where it is unknown.
+      width: as in `Task`, like the next six.
+      make_model: as `api.sweep` takes it, like the next two.
+      guess: chance-level loss; None where it is not known.
       data: fingerprint of the data.
       settings: the user's own description of the code, as text; None to compare the
         lowered program.
       stop_diverged: as in `engine.Limits`; it changes the losses of diverged runs.
-      program: fingerprint of what is computed; filled in by `bound`.
+      program: fingerprint of what is computed; `bound` sets it.
     """
 
     width: int
@@ -85,38 +109,31 @@ class OwnTask(Task):
 
     @property
     def name(self) -> str:
-        """The stem of its files."""
+        """The stem of its files' names."""
         return f"w{self.width}-d{self.depth}"
 
     @property
-    def grid(self) -> dict[str, tuple[float, ...]]:
-        """The axes and their values."""
-        return dict(self.axes)
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """Empty: no choices besides the grid."""
-        return {}
-
-    @property
     def key(self) -> str:
-        """All that decides a run, but for its seed and place in the grid."""
-        names = [name for name, _ in self.axes]
+        """All that decides a run, but for its seed and its grid point."""
         numbers = (self.steps, self.batch_size, self.average_last, self.guess)
         code = self.program if self.settings is None else f"settings {self.settings}"
         stops = ", stop_diverged" if self.stop_diverged else ""
-        return f"{_VERSION}, {names}, {numbers}{stops}, data {self.data}, {code}"
+        return (
+            f"{_VERSION}, {list(self.grid)}, {numbers}{stops}, data {self.data}, {code}"
+        )
 
     def bound(self, data: Any) -> "OwnTask":
-        """With the fingerprint of its program, made in the process that trains it.
+        """The same task with the fingerprint of its program.
 
-        A worker may have imported a newer version of the user's file than the process
-        that sent the task.
+        The process that trains a task calls this: a worker may have imported a newer
+        version of the user's file than the process that sent the task.
         """
         if self.settings is not None or self.program:
             return self
-        found = fingerprint.of_training(self.training(data), self.grid, self.batch_size)
-        if found is None:
+        program = fingerprint.of_training(
+            self.training(data), self.grid, self.batch_size
+        )
+        if program is None:
             logging.warning(
                 "%s calls functions outside of its compiled program "
                 "(jax.pure_callback, io_callback or ffi_call). Whether they changed "
@@ -124,11 +141,11 @@ class OwnTask(Task):
                 "results, pass settings=... with all that decides them.",
                 self.name,
             )
-            found = f"unknown {secrets.token_hex(8)}"
-        return dataclasses.replace(self, program=found)
+            program = f"unknown {secrets.token_hex(8)}"
+        return dataclasses.replace(self, program=program)
 
     def training(self, data: Any) -> Training:
-        """The functions that are compiled."""
+        """The functions that are compiled, and the examples."""
         sizes = {"width": self.width, "depth": self.depth}
         wanted = inspect.signature(self.make_model).parameters
         used = inspect.signature(self.make_optimizer).parameters
@@ -138,7 +155,6 @@ class OwnTask(Task):
             with self._calling("make_model", mine):
                 return self.make_model(key, **sizes, **mine)
 
-        # One trace's model may not be used in another: each makes its own structure.
         def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
             params, rest, _ = _parts(build(key, hyper))
             if not jax.tree.leaves(params):
@@ -149,7 +165,8 @@ class OwnTask(Task):
             return params, rest
 
         def assemble(params: Any, rest: Any, hyper: Hyper) -> Any:
-            # Of this one only the structure is used, so nothing else is compiled.
+            # A model of one trace may not be used in another. Of this one, made in the
+            # same trace, only the structure is used: nothing of it is compiled.
             twin = build(jax.random.key(0), hyper)
             return _parts(twin)[2](params, rest)
 
@@ -168,14 +185,13 @@ class OwnTask(Task):
             mine = {k: x for k, x in hyper.items() if k in used}
             model = assemble(params, rest, hyper)
             with self._calling("make_optimizer", mine):
-                found = self.make_optimizer(model, **sizes, **mine)
-            if not isinstance(found, optax.GradientTransformation):
+                tx = self.make_optimizer(model, **sizes, **mine)
+            if not isinstance(tx, optax.GradientTransformation):
                 raise UserError(
-                    f"{self._named('make_optimizer')} returned "
-                    f"{type(found).__name__}; return an optax.GradientTransformation, "
-                    "such as optim.adam(...)"
+                    f"{self._named('make_optimizer')} returned {type(tx).__name__}; "
+                    "return an optax.GradientTransformation, such as optim.adam(...)"
                 )
-            return _Guarded(self, mine, found).transformation
+            return self._guarded(tx, mine)
 
         return own_training(Recipe(loss, optimizer), init, data, self, self.guess)
 
@@ -198,13 +214,28 @@ class OwnTask(Task):
             raise
         except Exception as error:
             traced = f" and traced {', '.join(hyper)}" if hyper else ""
-            said = (str(error).strip() or "no message").splitlines()[0]
-            remedy = _REMEDIES[role] if isinstance(error, _TRACED) else ""
+            message = (str(error).strip() or "no message").splitlines()[0]
+            remedy = f" {_REMEDIES[role]}" if isinstance(error, _TRACED) else ""
             raise UserError(
                 f"{self._named(role)} failed at width={self.width}, "
-                f"depth={self.depth}{traced}: {type(error).__name__}: {said}"
-                + (f" {remedy}" if remedy else "")
+                f"depth={self.depth}{traced}: {type(error).__name__}: {message}{remedy}"
             ) from error
+
+    def _guarded(
+        self, tx: optax.GradientTransformation, hyper: Hyper
+    ) -> optax.GradientTransformation:
+        """The same optimizer; its errors name the function that made it."""
+        inner = optax.with_extra_args_support(tx)
+
+        def init(params: Any) -> Any:
+            with self._calling("make_optimizer", hyper):
+                return inner.init(params)
+
+        def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
+            with self._calling("make_optimizer", hyper):
+                return inner.update(updates, state, params, **more)
+
+        return optax.GradientTransformationExtraArgs(init, update)
 
     def _check_loss(self, value: Any) -> None:
         shape, dtype = jnp.shape(value), jnp.result_type(value)
@@ -216,35 +247,10 @@ class OwnTask(Task):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Guarded:
-    """An optimizer whose errors name the function that made it."""
-
-    task: OwnTask
-    hyper: Hyper
-    inner: optax.GradientTransformation
-
-    @property
-    def transformation(self) -> optax.GradientTransformation:
-        """The same transformation."""
-        inner = optax.with_extra_args_support(self.inner)
-
-        def init(params: Any) -> Any:
-            with self.task._calling("make_optimizer", self.hyper):
-                return inner.init(params)
-
-        def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
-            with self.task._calling("make_optimizer", self.hyper):
-                return inner.update(updates, state, params, **more)
-
-        return optax.GradientTransformationExtraArgs(init, update)
-
-
 def _parts(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """(parameters, variables that change beside them, what puts both back)."""
+    """(parameters, other variables, the function that assembles both to a model)."""
     if isinstance(model, nnx.Module):
         graph, params, *others = nnx.split(model, nnx.Param, ...)
-        rest = others[0]
-        return params, rest, lambda p, r: nnx.merge(graph, p, r, copy=True)
+        return params, others[0], lambda p, r: nnx.merge(graph, p, r, copy=True)
     params, assemble = _split(model)
     return params, (), lambda p, _: assemble(p)

@@ -1,13 +1,13 @@
-"""Many runs as one program: the steps of `run.step`, over seeds and grid points.
+"""The runs of a task as one compiled program, over seeds and grid points.
 
-Accelerators train all runs at once, by `jax.vmap`. A core of a CPU trains one run after
+Accelerators train all runs at once, by `jax.vmap`. A CPU core trains one run after
 another, in the same program: a single run keeps the core busy, and its weights stay in
-the cache. The steps are a loop whose first and last step are arguments, so that one
-program trains from any step to any other.
+the cache. Grid points are sharded over the local devices.
 """
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,219 +17,150 @@ if TYPE_CHECKING:
     from ..run.step import Hyper
     from .tasks import Training
 
-# With stop_diverged a run is stopped once its loss is this multiple of chance level.
-_GIVEN_UP = 16.0
+# With stop_diverged, a run stops once its loss exceeds this multiple of its first loss,
+# or of chance-level loss where that is larger.
+_DIVERGED = 16.0
 
 
-class Programs(NamedTuple):
-    """Two jitted functions.
-
-    Attributes:
-      begin: (keys, hyper) to a state, whose leaves lead with (seeds, points).
-      advance: (state, keys, hyper, orders, first, last, examples) to the state after
-        the steps from `first` to before `last`, and the losses of all steps, shape
-        (seeds, points, steps), NaN for steps that were not done. The orders of examples
-        have shape (steps, seeds, batch). `last` has one entry for each point: points
-        that only fill up a device are not trained. The state's buffers are donated.
-    """
-
-    begin: Any
-    advance: Any
-
-
-def programs(
+def program(
     training: "Training", *, stop_diverged: bool = False, together: bool | None = None
-) -> Programs:
-    """The programs of a training, on every local device.
+) -> Any:
+    """Jit all runs of a training, sharded over the local devices.
 
     Args:
-      training: its functions.
-      stop_diverged: do no steps for a run that has diverged; of runs that are trained
-        at once, only once all of them have.
+      training: the functions of one run.
+      stop_diverged: do no steps for a diverged run; where runs train at once, only once
+        all of them have diverged.
       together: whether a device trains its runs at once; by default unless it is a
         CPU.
+
+    Returns:
+      A jitted function (keys, hyper, orders, steps, examples) -> losses. `keys` has
+      shape (seeds,), each leaf of `hyper` (points,), `orders` (steps, seeds, batch).
+      `steps`, shape (points,), is how many steps each point trains: 0 for points that
+      only fill up a device. The losses have shape (seeds, points, steps), NaN for steps
+      that were not done.
     """
     if together is None:
         together = jax.default_backend() != "cpu"
-    population = _together if together else _in_turn
-
-    def start(key: jax.Array, hyper: "Hyper") -> Any:
-        return training.init(key, hyper)[0], jnp.inf
-
-    every = jax.vmap(jax.vmap(start, (None, 0)), (0, None))
-
-    def begin(keys: jax.Array, hyper: "Hyper") -> Any:
-        return _bare(every(keys, hyper))
-
-    def advance(
-        state: Any,
-        keys: jax.Array,
-        hyper: "Hyper",
-        orders: jax.Array,
-        first: jax.Array,
-        last: jax.Array,
-        examples: Any,
-    ) -> Any:
-        def train(
-            step: Any,
-            state: Any,
-            fixed: Any,
-            hyper: Any,
-            keys: Any,
-            orders: Any,
-            last: Any,
-        ) -> Any:
-            """The state, and the losses, led by steps, of one run or of many."""
-
-            def move(state: Any, t: jax.Array) -> Any:
-                order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
-                batch = jax.tree.map(lambda x: x[order], examples)
-                return step(state, fixed, batch, hyper, keys)
-
-            if stop_diverged:
-                move = _careful(move, training.guess or 0.0)
-            else:
-                move = _carefree(move)
-
-            def body(t: jax.Array, carry: Any) -> Any:
-                state, losses = carry
-                state, now = move(state, t)
-                return state, losses.at[t].set(now)
-
-            nothing = jnp.full((len(orders), *state[1].shape), jnp.nan)
-            return jax.lax.fori_loop(first, last, body, (state, nothing))
-
-        state = _like(_kinds(every, keys, hyper), state)
-        state, losses = population(training, train, state, keys, hyper, orders, last)
-        return _bare(state), losses
-
-    return Programs(*_shared(begin, advance))
+    train = _together if together else _in_turn
+    runs = functools.partial(train, training, stop_diverged)
+    count = jax.local_device_count()
+    if count > 1:
+        mesh = jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
+        none, points = PartitionSpec(), PartitionSpec("runs")
+        runs = jax.shard_map(
+            runs,
+            mesh=mesh,
+            in_specs=(none, points, none, points, none),
+            out_specs=PartitionSpec(None, "runs"),
+            check_vma=False,
+        )
+    return jax.jit(runs)
 
 
 def _together(
     training: "Training",
-    train: Any,
-    state: Any,
-    keys: Any,
-    hyper: Any,
-    orders: Any,
-    last: Any,
-) -> Any:
+    stop_diverged: bool,
+    keys: jax.Array,
+    hyper: "Hyper",
+    orders: jax.Array,
+    steps: jax.Array,
+    examples: Any,
+) -> jax.Array:
     """All runs at once."""
-    some = {name: values[0] for name, values in hyper.items()}
-    fixed = jax.vmap(lambda key: training.init(key, some)[1])(keys)
-    # Every point of a seed sees the same batches.
+    every = jax.vmap(jax.vmap(training.init, (None, 0)), (0, None))
+    state = every(keys, hyper)[0]
+    first = {name: values[0] for name, values in hyper.items()}
+    fixed = jax.vmap(lambda key: training.init(key, first)[1])(keys)
+    # All points of a seed see the same batches.
     points = jax.vmap(training.step, (0, None, None, 0, None))
-    steps = jax.vmap(points, (0, 0, 0, None, 0))
-    state, losses = train(steps, state, fixed, hyper, keys, orders, last.max())
-    return state, jnp.moveaxis(losses, 0, -1)
+    seeds = jax.vmap(points, (0, 0, 0, None, 0))
+
+    def step(state: Any, batch: Any) -> Any:
+        return seeds(state, fixed, batch, hyper, keys)
+
+    shape = (len(keys), len(steps))
+    bound = _bound(training, stop_diverged)
+    losses = _loop(step, state, shape, orders, steps.max(), examples, bound)
+    return jnp.moveaxis(losses, 0, -1)
 
 
 def _in_turn(
     training: "Training",
-    train: Any,
-    state: Any,
-    keys: Any,
-    hyper: Any,
-    orders: Any,
-    last: Any,
-) -> Any:
+    stop_diverged: bool,
+    keys: jax.Array,
+    hyper: "Hyper",
+    orders: jax.Array,
+    steps: jax.Array,
+    examples: Any,
+) -> jax.Array:
     """One run after another, each from its first step to its last."""
+    bound = _bound(training, stop_diverged)
 
-    def seed(row: Any) -> Any:
-        state, key, order = row
-        some = {name: values[0] for name, values in hyper.items()}
-        fixed = training.init(key, some)[1]
+    def seed(row: Any) -> jax.Array:
+        key, order = row
 
-        def run(row: Any) -> Any:
-            state, hyper, last = row
-            return train(training.step, state, fixed, hyper, key, order, last)
+        def run(row: Any) -> jax.Array:
+            hyper, steps = row
+            state, fixed = training.init(key, hyper)
 
-        return jax.lax.map(run, (state, hyper, last))
+            def step(state: Any, batch: Any) -> Any:
+                return training.step(state, fixed, batch, hyper, key)
 
-    return jax.lax.map(seed, (state, keys, jnp.moveaxis(orders, 1, 0)))
+            return _loop(step, state, (), order, steps, examples, bound)
 
+        return jax.lax.map(run, (hyper, steps))
 
-def _carefree(move: Any) -> Any:
-    """Steps for all runs, diverged or not."""
-
-    def moved(carry: Any, t: jax.Array) -> Any:
-        state, bound = carry
-        state, losses = move(state, t)
-        return (state, bound), losses
-
-    return moved
+    return jax.lax.map(seed, (keys, jnp.moveaxis(orders, 1, 0)))
 
 
-def _careful(move: Any, guess: float) -> Any:
-    """No steps once every run's loss has exceeded its bound."""
-
-    def moved(carry: Any, t: jax.Array) -> Any:
-        state, bound = carry
-        nothing = jnp.full(bound.shape, jnp.nan)
-        state, losses = jax.lax.cond(
-            ~jnp.isnan(bound).all(),
-            lambda s: move(s, t),
-            lambda s: (s, nothing),
-            state,
-        )
-        # The first step sets the bound: its own loss, or chance level if larger.
-        now = _GIVEN_UP * jnp.maximum(losses, guess)
-        bound = jnp.where(jnp.isinf(bound), now, bound)
-        alive = losses < bound
-        losses = jnp.where(alive, losses, jnp.nan)
-        return (state, jnp.where(alive, bound, jnp.nan)), losses
-
-    return moved
+def _bound(training: "Training", stop_diverged: bool) -> Callable[[Any], Any] | None:
+    """First losses -> losses at which runs stop; None where they never do."""
+    if not stop_diverged:
+        return None
+    return lambda losses: _DIVERGED * jnp.maximum(losses, training.guess or 0.0)
 
 
-def _shared(begin: Any, advance: Any) -> tuple[Any, Any]:
-    """Jitted, with the points shared among the devices."""
-    count = jax.local_device_count()
-    if count == 1:
-        return jax.jit(begin), jax.jit(advance, donate_argnums=0)
-    mesh = jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
-    points, runs, none = (
-        PartitionSpec("runs"),
-        PartitionSpec(None, "runs"),
-        PartitionSpec(),
-    )
-    shared = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
-    begin = shared(begin, in_specs=(none, points), out_specs=runs)
-    advance = shared(
-        advance,
-        in_specs=(runs, none, points, none, none, points, none),
-        out_specs=runs,
-    )
-    return jax.jit(begin), jax.jit(advance, donate_argnums=0)
+def _loop(
+    step: Callable[[Any, Any], Any],
+    state: Any,
+    shape: tuple[int, ...],
+    orders: jax.Array,
+    steps: jax.Array,
+    examples: Any,
+    bound: Callable[[Any], Any] | None,
+) -> jax.Array:
+    """The losses of all steps, with shape (steps, *shape).
 
+    Args:
+      step: (state, batch) -> (state, losses of this shape).
+      state: before the first step.
+      shape: () for one run, (seeds, points) for all runs.
+      orders: the examples of each step.
+      steps: how many are done.
+      examples: a pytree of arrays with a leading axis of examples.
+      bound: see `_bound`.
+    """
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    def move(state: Any, t: jax.Array) -> Any:
+        order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
+        return step(state, jax.tree.map(lambda x: x[order], examples))
 
+    def body(t: jax.Array, carry: Any) -> Any:
+        state, limit, losses = carry
+        if bound is None:
+            state, now = move(state, t)
+            return state, limit, losses.at[t].set(now)
+        # NaN is the limit of a diverged run.
+        skip = lambda state: (state, jnp.full(shape, jnp.nan))  # noqa: E731
+        some = ~jnp.isnan(limit).all()
+        state, now = jax.lax.cond(some, lambda s: move(s, t), skip, state)
+        limit = jnp.where(jnp.isinf(limit), bound(now), limit)
+        fine = now < limit
+        now, limit = jnp.where(fine, now, jnp.nan), jnp.where(fine, limit, jnp.nan)
+        return state, limit, losses.at[t].set(now)
 
-def _bare(tree: Any) -> Any:
-    """With random keys as plain integers, which the host can store."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
-
-
-def _kinds(function: Any, *arguments: Any) -> Any:
-    """The kind of each random key among the results; False for other leaves."""
-    found = []
-
-    def traced(*arguments: Any) -> None:
-        out = function(*arguments)
-        name = jax.tree.map(lambda x: _is_key(x) and jax.random.key_impl(x), out)
-        found.append(name)
-
-    jax.eval_shape(traced, *arguments)
-    return found[0]
-
-
-def _like(kinds: Any, tree: Any) -> Any:
-    """The inverse of `_bare`."""
-
-    def whole(kind: Any, leaf: jax.Array) -> jax.Array:
-        return jax.random.wrap_key_data(leaf, impl=kind) if kind else leaf
-
-    return jax.tree.map(whole, kinds, tree)
+    nothing = jnp.full((len(orders), *shape), jnp.nan)
+    start = state, jnp.full(shape, jnp.inf), nothing
+    return jax.lax.fori_loop(0, steps, body, start)[2]

@@ -1,4 +1,4 @@
-"""What a sweep hands on: plain records, written to and read from JSON."""
+"""The runs of a sweep as plain arrays, and their table."""
 
 import csv
 import dataclasses
@@ -14,21 +14,20 @@ from .grids import coordinate
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cell:
-    """All runs of one model shape under one parametrization.
+    """The runs of one model shape over one hyperparameter.
 
     Attributes:
-      parametrization: the key of the parametrization in the config, e.g. "depth_mup".
-      width: target width of the model.
-      depth: target depth (number of residual blocks).
-      log2_lr: the grid of learning rates, as log2, ascending, shape (lrs,).
-      loss: training loss averaged over the last steps, shape (seeds, lrs);
-        NaN where the run diverged.
-      curves: training loss, shape (seeds, lrs, points), averaged over equal spans
+      parametrization: its key in the config, e.g. "depth_mup".
+      width: of the model.
+      depth: of the model.
+      log2_lr: values of the hyperparameter as `grids.coordinate` gives them (log2 of
+        the learning rate), ascending, shape (values,).
+      loss: training loss averaged over the last steps, shape (seeds, values); NaN where
+        the run diverged.
+      curves: training loss, shape (seeds, values, points), averaged over equal spans
         of steps; NaN from the step of divergence on.
-      seconds: wall time, compilation included.
-      axis: the hyperparameter; where it is not the learning rate, `log2_lr` holds its
-        `grids.coordinate`.
-      stopped: as in `Population`, shape (seeds, lrs).
+      seconds: wall time of the runs, compilation included.
+      axis: the hyperparameter.
     """
 
     parametrization: str
@@ -39,7 +38,6 @@ class Cell:
     curves: np.ndarray
     seconds: float
     axis: str = "learning_rate"
-    stopped: np.ndarray | None = None
 
     def __repr__(self) -> str:
         shape = f"{self.width} x {self.depth}"
@@ -50,39 +48,25 @@ class Cell:
 
     @property
     def diverged(self) -> np.ndarray:
-        """Which runs diverged, shape (seeds, lrs)."""
-        lost = np.isnan(self.loss)
-        return lost if self.stopped is None else lost & (self.stopped == 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON-ready data, with null for NaN."""
-        fields = dataclasses.asdict(self)
-        return {k: _listed(v) for k, v in fields.items()}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Cell":
-        """The inverse of `to_json`."""
-        arrays = _arrays(data, "log2_lr", "loss", "curves", "stopped")
-        return cls(**{**data, **arrays})
+        """Which runs diverged, shape (seeds, values)."""
+        return np.isnan(self.loss)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Population:
-    """All runs of one model shape: seeds times the product of all axes.
+    """All runs of one task: one model shape, every grid point and seed.
 
     Attributes:
-      name: of the job.
+      name: of the task.
       parametrization: its key in the config.
       width: of the model.
       depth: of the model.
-      choices: what was chosen of what is no number, as {"schedule.name": "cosine"}.
-      axes: the hyperparameters and their values, in the order of the grid.
+      choices: config keys that are not numbers and their values, e.g.
+        {"schedule.name": "cosine"}.
+      axes: the values of each hyperparameter, in the order of the grid.
       loss: as in `Cell`, shape (seeds, *grid).
       curves: as in `Cell`, shape (seeds, *grid, points).
-      seconds: wall time, compilation included.
-      stopped: after how many steps each run was stopped early, for others looked
-        better: it has no loss and a curve up to there; 0 where it came to its end or
-        diverged. Shape (seeds, *grid); None where none was to be stopped.
+      seconds: wall time of the runs, compilation included.
     """
 
     name: str
@@ -94,7 +78,6 @@ class Population:
     loss: np.ndarray
     curves: np.ndarray
     seconds: float
-    stopped: np.ndarray | None = None
 
     def __repr__(self) -> str:
         grid = " x ".join(f"{len(v)} {name}" for name, v in self.axes.items())
@@ -104,28 +87,19 @@ class Population:
         )
 
     def cell(self, axis: str = "learning_rate") -> Cell:
-        """One axis, every other at what is best at each of its values.
+        """Loss over one hyperparameter, every other at its best for each value.
 
-        Best by the geometric mean over seeds, of those points where no seed diverged
-        or was stopped if there is one.
+        Best is the least geometric mean over seeds, of points where no seed diverged;
+        where all points lost a seed, of those that lost the fewest.
         """
-        at = list(self.axes).index(axis)
-        loss = np.moveaxis(self.loss, 1 + at, 1)
-        curves = np.moveaxis(self.curves, 1 + at, 1)
-        seeds, values = loss.shape[:2]
-        loss = loss.reshape(seeds, values, -1)
-        curves = curves.reshape(*loss.shape, -1)
-        score = np.where(np.isnan(loss), np.inf, loss)
-        # Where every point lost a seed, the one that lost fewest.
-        broken = np.isnan(loss).sum(axis=0)
+        at = 1 + list(self.axes).index(axis)
+        seeds, values = self.loss.shape[0], self.loss.shape[at]
+        loss = np.moveaxis(self.loss, at, 1).reshape(seeds, values, -1)
+        curves = np.moveaxis(self.curves, at, 1).reshape(*loss.shape, -1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean = np.log(np.maximum(score, 1e-300)).mean(axis=0)
-        stopped = None
-        if self.stopped is not None:
-            stopped = np.moveaxis(self.stopped, 1 + at, 1).reshape(loss.shape)
-            # Of points without a loss those that might have had one.
-            broken = broken - 0.5 * (stopped > 0).sum(axis=0)
-        best = np.where(np.isfinite(mean), mean, 1e30 + 1e30 * broken).argmin(axis=-1)
+            mean = np.log(np.maximum(loss, 1e-300)).mean(axis=0)
+        lost = 1e30 * (1 + np.isnan(loss).sum(axis=0))
+        best = np.where(np.isfinite(mean), mean, lost).argmin(axis=-1)
         rows = np.arange(values)
         return Cell(
             self.parametrization,
@@ -136,51 +110,33 @@ class Population:
             curves[:, rows, best],
             self.seconds,
             axis,
-            None if stopped is None else stopped[:, rows, best],
         )
 
     def best(self) -> dict[str, float]:
         """The grid point of least loss, by the geometric mean over seeds."""
         with np.errstate(divide="ignore"):
             mean = np.log(self.loss).mean(axis=0)
-        whole = np.where(np.isnan(mean), np.inf, mean)
-        at = np.unravel_index(int(whole.argmin()), whole.shape)
+        mean = np.where(np.isnan(mean), np.inf, mean)
+        at = np.unravel_index(int(mean.argmin()), mean.shape)
         return {
             name: values[int(i)]
             for (name, values), i in zip(self.axes.items(), at, strict=True)
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One record a run, for a table.
-
-        Its loss is None where it diverged or was stopped; "stopped_after" holds the
-        steps after which it was, and else None.
-        """
-        names = list(self.axes)
+        """A record of each run; its loss is None where it diverged."""
         for index in np.ndindex(self.loss.shape):
             loss = float(self.loss[index])
+            grid = zip(self.axes.items(), index[1:], strict=True)
             yield {
                 "parametrization": self.parametrization,
                 "width": self.width,
                 "depth": self.depth,
                 **self.choices,
-                **{n: self.axes[n][i] for n, i in zip(names, index[1:], strict=True)},
+                **{name: values[i] for (name, values), i in grid},
                 "seed": index[0],
                 "loss": loss if math.isfinite(loss) else None,
-                "stopped_after": self._stopped_after(index),
             }
-
-    def _stopped_after(self, index: tuple[int, ...]) -> int | None:
-        return None if self.stopped is None else int(self.stopped[index]) or None
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON-ready data, with null for NaN."""
-        return {k: _listed(v) for k, v in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Population":
-        """The inverse of `to_json`."""
-        return cls(**{**data, **_arrays(data, "loss", "curves", "stopped")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +144,7 @@ class Optimum:
     """Where the loss of a cell is least.
 
     Attributes:
-      log2_lr: the fitted optimum, log2 of the learning rate.
+      log2_lr: the fitted optimum, as `Cell.log2_lr`.
       error: its standard error over seeds, in octaves (0 for one seed).
       loss: the fitted loss there.
     """
@@ -199,31 +155,11 @@ class Optimum:
 
 
 def table(populations: Iterable[Population]) -> str:
-    """Every run as a line of CSV; without a loss where it diverged or was stopped."""
+    """Every run as a line of CSV; the loss of a diverged run is empty."""
     rows = [row for population in populations for row in population.rows()]
-    # Populations of a trade-off have the same columns; choices may add some.
-    names = dict.fromkeys(name for row in rows for name in row)
     out = io.StringIO()
+    names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(out, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return _listed(value.tolist())
-    if isinstance(value, list):
-        return [_listed(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _arrays(data: dict[str, Any], *names: str) -> dict[str, np.ndarray]:
-    return {n: _array(data[n]) for n in names if data.get(n) is not None}
-
-
-def _array(value: list) -> np.ndarray:
-    # dtype=float turns None into NaN at any depth of nesting.
-    return np.array(value, dtype=float)

@@ -1,7 +1,8 @@
-"""The space of a sweep: from a config to grids, sizes, choices, and their runs."""
+"""The config of a sweep, parsed once: sizes, hyperparameters, choices, tasks."""
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -38,10 +39,9 @@ from ..run.config import (
 from . import grids
 from .engine import Limits
 from .statistics import Sizes
-from .tasks import Job
+from .tasks import ZooTask
 
-# Values of a learning rate's default grid, a factor of two apart.
-_VALUES = 7
+_DEFAULT_VALUES = 7  # of a learning rate without a grid, a factor of two apart
 _MOST_RUNS = 1_000_000
 _KEY = re.compile(r"[A-Za-z0-9_.+-]{1,60}")
 
@@ -51,16 +51,15 @@ class SweepConfig:
     """A sweep: the run at its base, and what is varied.
 
     Attributes:
-      base: the run at the base's size, for the sweep's steps.
-      parametrizations: what is swept, by key.
+      base: the run at the base's size, with the sweep's number of steps.
+      parametrizations: the swept parametrizations, by key.
       widths: swept at the base's depth, rising.
-      depths: swept at the base's width.
-      axes: the hyperparameters and their values; the learning rate comes first.
-      choices: combinations of other keys' values; one empty one where there are none.
+      depths: swept at the base's width, rising.
+      axes: the values of each hyperparameter; the learning rate comes first.
+      choices: combinations of other keys' values; a single empty one if there are none.
       seeds: runs of each grid point.
       average_last: a run's final loss is the mean over so many last steps.
-      tradeoff: numbers of parameters, or (width, depth) pairs.
-      limits: of memory, and how runs are stopped.
+      limits: of memory.
       featured: key of the parametrization that reports are about.
       target: the run at the target's size, before it is tuned; None for none.
     """
@@ -73,7 +72,6 @@ class SweepConfig:
     choices: tuple[Mapping[str, Any], ...]
     seeds: int
     average_last: int
-    tradeoff: tuple[int | tuple[int, int], ...]
     limits: Limits
     featured: str
     target: RunConfig | None
@@ -90,27 +88,51 @@ class SweepConfig:
 
     def settings(self) -> dict[str, Any]:
         """What a run directory is claimed for, as JSON-ready data."""
-        found = self.base.decisive() | {"seed": self.base.seed}
+        settings = self.base.decisive() | {"seed": self.base.seed}
         for key in ("parametrization", "learning_rate"):  # each run has its own
-            del found[key]
+            del settings[key]
         section = {
             "parametrizations": {
                 key: value.plain() for key, value in self.parametrizations.items()
             },
-            "axes": {k: list(v) for k, v in self.axes.items()},
+            "axes": {name: list(values) for name, values in self.axes.items()},
             "choices": [dict(choice) for choice in self.choices],
             **{
                 key: plain(getattr(self, key))
-                for key in ("widths", "depths", "seeds", "average_last", "tradeoff")
+                for key in ("widths", "depths", "seeds", "average_last")
             },
         }
-        return {**found, "sweep": section}
+        return {**settings, "sweep": section}
 
 
 def sizes_of(config: RunConfig) -> Sizes:
     """A run's width and depth."""
     return Sizes(config.model.options["width"], config.model.options["depth"])
 
+
+def tasks(config: SweepConfig) -> list[ZooTask]:
+    """A task for each size, parametrization and choice; the base's size comes once."""
+    base = config.sizes
+    shapes = {(base.width, depth) for depth in config.depths}
+    shapes |= {(width, base.depth) for width in config.widths}
+    return [
+        ZooTask(
+            key,
+            dataclasses.replace(
+                retargeted(config.base, choice.items()), parametrization=value
+            ).sized(width, depth),
+            tuple(config.axes.items()),
+            config.seeds,
+            config.average_last,
+            tuple(choice.items()),
+        )
+        for key, value in config.parametrizations.items()
+        for choice in config.choices
+        for width, depth in sorted(shapes)
+    ]
+
+
+# ----- Parsing.
 
 _CHECKS: dict[str, Check] = {
     "widths": several,
@@ -122,7 +144,6 @@ _CHECKS: dict[str, Check] = {
     "seeds": whole(1, 10_000),
     "steps": optional(whole()),
     "average_last": optional(whole()),
-    "tradeoff": several,
     "memory_share": number(0, 1, above=True),
     "lanes": whole(0),
 }
@@ -131,21 +152,20 @@ _CHECKS: dict[str, Check] = {
 def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     """Check the config of a sweep and freeze it.
 
-    A training config is a sweep of its base's learning rate.
+    A training config is a sweep of its learning rate at its base's size.
 
     Raises:
-      UserError: in one sentence, naming the key.
+      UserError: in one sentence that names the key.
     """
     given = plain(config)
     section = _section(given)
-    swept = sectionless(given)
-    if (rate := swept.get("learning_rate")) is None and not swept.get("transfer_from"):
-        swept["learning_rate"] = 1.0  # every run's comes from the grid
-    run = parse(swept)
+    own = sectionless(given)
+    if (rate := own.get("learning_rate")) is None and not own.get("transfer_from"):
+        own["learning_rate"] = 1.0  # each run's comes from the grid
+    run = parse(own)
     base = _at_base(run)
     if section["steps"] is not None:
         base = retargeted(base, [("steps", section["steps"])])
-    limits = Limits(section["memory_share"], section["lanes"])
     average = section["average_last"] or max(1, base.steps // 4)
     if average > base.steps:
         raise UserError(
@@ -155,48 +175,50 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     parametrizations = _parametrizations(section, run)
     featured = _featured(given, parametrizations, run)
     base = dataclasses.replace(base, parametrization=parametrizations[featured])
-    found = SweepConfig(
+    parsed = SweepConfig(
         base=base,
         parametrizations=parametrizations,
         widths=_sizes("widths", section, sizes_of(base).width),
         depths=_sizes("depths", section, sizes_of(base).depth),
         axes=_axes(section, base, None if rate is None else run.learning_rate),
-        choices=tuple(_choices(section, base)),
+        choices=_choices(section, base),
         seeds=section["seeds"],
         average_last=average,
-        tradeoff=_tradeoff(section),
-        limits=limits,
+        limits=Limits(section["memory_share"], section["lanes"]),
         featured=featured,
-        target=_target(given, run, base, parametrizations[featured]),
+        target=_target(given, run, base),
     )
-    runs = found.seeds
-    for values in found.axes.values():
-        runs *= len(values)
+    _check_amounts(parsed)
+    return parsed
+
+
+def _check_amounts(config: SweepConfig) -> None:
+    runs = config.seeds * math.prod(map(len, config.axes.values()))
     if runs > _MOST_RUNS:
         raise UserError(
             f"sweep.axes and sweep.seeds make {runs} runs of each size; at most "
             f"{_MOST_RUNS} are allowed"
         )
-    examples = base.steps * base.batch_size * found.seeds
+    examples = config.base.steps * config.base.batch_size * config.seeds
     if examples > MOST:
         raise UserError(
             f"the sweep's runs take {examples} examples (steps, batch_size and "
             f"sweep.seeds); it holds the order of all of them, {MOST} at most: make "
             "sweep.steps smaller"
         )
-    return found
 
 
 def _section(given: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = plain(defaults("sweep").sweep)
+    """The section `sweep`, with defaults and checked."""
+    values = plain(defaults("sweep").sweep)
     section = options("sweep", given.get("sweep", {}))
     for key in section:
-        if key not in wanted:
+        if key not in values:
             raise UserError(
-                f"the config has no key sweep.{key}; there are {', '.join(wanted)}"
+                f"the config has no key sweep.{key}; its keys are {', '.join(values)}"
             )
-    wanted |= section
-    return {key: check(f"sweep.{key}", wanted[key]) for key, check in _CHECKS.items()}
+    values |= section
+    return {key: check(f"sweep.{key}", values[key]) for key, check in _CHECKS.items()}
 
 
 def _at_base(run: RunConfig) -> RunConfig:
@@ -218,41 +240,41 @@ def _at_base(run: RunConfig) -> RunConfig:
 
 
 def _own_size(run: RunConfig, key: str) -> int | None:
-    """The model's width or depth, as the config or else the zoo has it."""
+    """The model's width or depth; the zoo's default where the config has none."""
     return {**default_options(run.model.name), **run.model.options}.get(key)
 
 
 def _sizes(name: str, section: Mapping[str, Any], base: int) -> tuple[int, ...]:
-    found = section[name]
-    for size in found:
+    """The swept widths or depths."""
+    sizes = section[name]
+    for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UserError(
                 f"sweep.{name} holds {shown(size)}; it must be a whole number, at "
                 "least 1"
             )
         whole(1, LARGEST)(f"sweep.{name}", size)
-    if len(set(found)) < len(found):
-        raise UserError(f"sweep.{name} is {shown(found)}; it has a size twice")
-    if found and base not in found:
+    if len(set(sizes)) < len(sizes):
+        raise UserError(f"sweep.{name} is {shown(sizes)}; it has a size twice")
+    if sizes and base not in sizes:
         raise UserError(
-            f"sweep.{name} is {shown(found)} and lacks the base's {base}, where the "
+            f"sweep.{name} is {shown(sizes)} and lacks the base's {base}, where the "
             "two axes cross; add it"
         )
-    return tuple(sorted(found)) or (base,)
+    return tuple(sorted(sizes)) or (base,)
 
 
 def _parametrizations(section: Mapping[str, Any], run: RunConfig) -> dict[str, Named]:
-    given = section["parametrizations"]
+    given, only = section["parametrizations"], section["only"]
     if not given:
         return {run.parametrization.name: run.parametrization}
-    only = section["only"]
     for key in only:
         if key not in given:
             raise UserError(
                 f"sweep.only has {shown(key)}, which sweep.parametrizations lacks; "
-                f"there are {', '.join(given)}"
+                f"its keys are {', '.join(given)}"
             )
-    found = {}
+    parsed = {}
     for key, value in given.items():
         name = f"sweep.parametrizations.{key}"
         if not _KEY.fullmatch(key):
@@ -260,28 +282,26 @@ def _parametrizations(section: Mapping[str, Any], run: RunConfig) -> dict[str, N
                 f"{shown(name)}: a key names files; use at most 60 letters, digits, "
                 "'_', '.', '+' and '-'"
             )
-        chosen = options(name, value)
-        if "name" not in chosen:
+        values = options(name, value)
+        if "name" not in values:
             raise UserError(f"{name} lacks a name")
-        made = Named(text(f"{name}.name", chosen.pop("name")), chosen)
+        parsed[key] = Named(text(f"{name}.name", values.pop("name")), values)
         try:
-            optim.parametrization(made.name, **made.options)
+            optim.parametrization(parsed[key].name, **parsed[key].options)
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: {error}") from None
-        if not only or key in only:
-            found[key] = made
-    return found
+    return {key: value for key, value in parsed.items() if key in (only or parsed)}
 
 
 def _featured(
     given: Mapping[str, Any], known: Mapping[str, Named], run: RunConfig
 ) -> str:
-    """The parametrization of the target; else the config's own, or the last."""
+    """The target's parametrization; else the config's own, or the last one."""
     wanted = options("target", given.get("target", {})).get("parametrization")
     if isinstance(wanted, str) and wanted in known:
         return wanted
-    mine = (key for key, value in known.items() if value == run.parametrization)
-    return next(mine, list(known)[-1])
+    own = (key for key, value in known.items() if value == run.parametrization)
+    return next(own, list(known)[-1])
 
 
 def _axes(
@@ -293,40 +313,42 @@ def _axes(
     for name in given:
         if name not in known:
             raise UserError(
-                f"sweep.axes has {name!r}, which is no hyperparameter of "
-                f"{base.optimizer.name!r} that is a number; there are "
-                f"{', '.join(known)}; anything else goes into sweep.choices, as "
+                f"sweep.axes has {name!r}, which is not a number that "
+                f"{base.optimizer.name!r} or the run takes; it can have "
+                f"{', '.join(known)}; anything else goes into sweep.choices, e.g. "
                 "(('schedule.name', ('constant', 'cosine')),)"
             )
     if "learning_rate" not in given:
         if rate is None:
             raise UserError(
                 "sweep.axes lacks learning_rate, and the config has none to sweep "
-                "around; write a grid, as sweep.axes.learning_rate='2**[-12:-3:1]'"
+                "around; write a grid, e.g. sweep.axes.learning_rate='2**[-12:-3:1]'"
             )
-        half = _VALUES // 2
+        half = _DEFAULT_VALUES // 2
         given["learning_rate"] = [rate * 2.0**i for i in range(-half, half + 1)]
-    found = {name: grids.parse(name, grid) for name, grid in given.items()}
-    for name, values in found.items():
+    axes = {name: grids.parse(name, grid) for name, grid in given.items()}
+    for name, values in axes.items():
         grids.check_range(name, values)
-    rates = found.pop("learning_rate")
+    rates = axes.pop("learning_rate")
     if len(rates) < 3:
         raise UserError(
             f"sweep.axes.learning_rate is {given['learning_rate']!r}; an optimum needs "
-            "at least three learning rates to stand between, as '2**[-12:-3:1]'"
+            "at least three learning rates, e.g. '2**[-12:-3:1]'"
         )
-    return {"learning_rate": rates, **found}
+    return {"learning_rate": rates, **axes}
 
 
-def _choices(section: Mapping[str, Any], base: RunConfig) -> list[dict[str, Any]]:
-    """The combinations of other keys; one empty one where nothing is chosen."""
+def _choices(
+    section: Mapping[str, Any], base: RunConfig
+) -> tuple[Mapping[str, Any], ...]:
+    """The combinations of other keys' values; a single empty one if there are none."""
     given = section["choices"]
     try:
         pairs = [(str(key), tuple(values)) for key, values in given]
     except (TypeError, ValueError):
         raise UserError(
             f"sweep.choices is {shown(given)}; write pairs of a config key and its "
-            "values, as (('schedule.name', ('constant', 'cosine')),)"
+            "values, e.g. (('schedule.name', ('constant', 'cosine')),)"
         ) from None
     for key, values in pairs:
         if key.split(".")[0] not in ("model", "optimizer", "schedule", "batch_size"):
@@ -338,32 +360,17 @@ def _choices(section: Mapping[str, Any], base: RunConfig) -> list[dict[str, Any]
             retargeted(base, [(key, value)])
     names = [key for key, _ in pairs]
     products = itertools.product(*(values for _, values in pairs))
-    return [dict(zip(names, values, strict=True)) for values in products]
-
-
-def _tradeoff(section: Mapping[str, Any]) -> tuple[int | tuple[int, int], ...]:
-    """Numbers of parameters, or (width, depth) pairs."""
-    given = section["tradeoff"]
-    found: list[int | tuple[int, int]] = []
-    for entry in given:
-        sizes = entry if isinstance(entry, tuple | list) else (entry,)
-        counts = all(isinstance(x, int) and x is not True and x > 0 for x in sizes)
-        if not counts or len(sizes) not in (1, 2):
-            raise UserError(
-                f"sweep.tradeoff is {shown(given)}; write numbers of parameters, as "
-                "(30_000, 120_000), or pairs of width and depth, as ((90, 4), (64, 8))"
-            )
-        found.append((sizes[0], sizes[1]) if len(sizes) == 2 else sizes[0])
-    return tuple(found)
+    return tuple(dict(zip(names, values, strict=True)) for values in products)
 
 
 def _target(
-    given: Mapping[str, Any], run: RunConfig, base: RunConfig, point: Named
+    given: Mapping[str, Any], run: RunConfig, base: RunConfig
 ) -> RunConfig | None:
-    """The run at the target's size; the config's own model where it is larger."""
+    """The run at the target's size; by default, the config's own larger model."""
     section = options("target", given.get("target", {}))
     wanted = section.pop("parametrization", None)
-    swept = given.get("sweep", {}).get("parametrizations") or {point.name: 0}
+    swept = given.get("sweep", {}).get("parametrizations")
+    swept = swept or [base.parametrization.name]
     if wanted is not None and wanted not in swept:
         raise UserError(
             f"target.parametrization={shown(wanted)} is not one of the swept ones: "
@@ -371,7 +378,7 @@ def _target(
         )
     for key in SECTIONS:
         if key in section:
-            raise UserError(f"target.{key}: a target has no sections of its own")
+            raise UserError(f"target.{key}: a target has no section {key!r}")
     changes = []
     for key, value in section.items():
         if value is None:
@@ -390,29 +397,7 @@ def _target(
         own, base_width=base.base_width, base_depth=base.base_depth
     )
     try:
-        found = retargeted(own, changes)
+        target = retargeted(own, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
-    return dataclasses.replace(found, parametrization=point)
-
-
-def jobs(config: SweepConfig) -> list[Job]:
-    """Both axes of size under every parametrization and choice, the cross once."""
-    base = config.sizes
-    shapes = {(base.width, depth) for depth in config.depths}
-    shapes |= {(width, base.depth) for width in config.widths}
-    return [
-        Job(
-            key,
-            dataclasses.replace(
-                retargeted(config.base, chosen.items()), parametrization=point
-            ).sized(width, depth),
-            tuple(config.axes.items()),
-            config.seeds,
-            config.average_last,
-            tuple(chosen.items()),
-        )
-        for key, point in config.parametrizations.items()
-        for chosen in config.choices
-        for width, depth in sorted(shapes)
-    ]
+    return dataclasses.replace(target, parametrization=base.parametrization)

@@ -4,142 +4,90 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
 
 from absl import logging
 
 from .. import io
 from ..errors import UserError
-from ..io import write_durably as write_durably
-from .results import Population
 
 Run = tuple[int, tuple[float, ...]]  # (seed, values of the grid point)
-Losses = list[float | None]
+
+
+class Record(NamedTuple):
+    """A finished run.
+
+    Attributes:
+      losses: the final loss, then the learning curve; None where it diverged.
+      seconds: its share of the wall time, compilation included.
+    """
+
+    losses: list[float | None]
+    seconds: float = 0.0
 
 
 class Store:
-    """The runs of one sweep's folder.
+    """The finished runs in a sweep's folder.
 
-    The finished runs of a job are lines of `<job>.runs.jsonl`, each on the disk before
-    the next chunk starts. `<job>.json` holds all runs of a job that is complete. Every
-    line and every file carries a checksum. A damaged line or file is reported by a
-    warning and its runs are trained again; the other lines are used. Damaged lines move
-    to `<job>.runs.damaged`. Records without a checksum, as an earlier version
-    wrote them, count as damaged: nothing tells whether their numbers changed.
+    The runs of a task are lines of `<task>.runs.jsonl`. Every line carries a checksum.
+    A damaged line is reported by a warning, moves to `<task>.runs.damaged`, and its run
+    is trained again; the other lines are used. Lines without a checksum, which earlier
+    versions wrote, count as damaged: nothing tells whether their numbers changed.
 
     Several processes may write to one store. The lock is the operating system's, and
     ends with the process that holds it.
     """
 
-    def __init__(
-        self, folder: pathlib.Path, on_add: Callable[[int], None] | None = None
-    ):
-        """Open a store.
-
-        Args:
-          folder: its folder, made when the first run is written.
-          on_add: called with the number of runs after each write.
-        """
+    def __init__(self, folder: pathlib.Path):
+        """Open a store in a folder, which is made when the first run is written."""
         self._folder = folder
-        self._on_add = on_add or (lambda count: None)
 
-    def get(self, name: str, key: str) -> Population | None:
-        """The population of a complete job; None where there is none.
-
-        Args:
-          name: of the job.
-          key: describes what decides the result. Results under another key are
-            ignored.
-
-        Raises:
-          UserError: the file cannot be read.
-        """
-        path = self._folder / f"{name}.json"
-        with _readable(path):
-            if not path.exists():
-                return None
-            try:
-                record = _unsealed(_content(path))
-                if record.pop("key") != key or record["name"] != name:
-                    return None
-                return Population.from_json(record)
-            except (io.Damaged, KeyError, TypeError, ValueError) as error:
-                logging.warning(
-                    "%s is damaged (%s). It is written again from the stored runs.",
-                    path,
-                    _reason(error),
-                )
-        return None
-
-    def put(self, name: str, key: str, population: Population) -> None:
-        """Write the population of a complete job, in place of an older one.
-
-        Raises:
-          UserError: the folder cannot be written.
-        """
-        record = {"key": key, **population.to_json()}
-        path = self._folder / f"{name}.json"
-        with _writable(path):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_durably(path, json.dumps(io.seal(record)))
-
-    def runs(
-        self, name: str, key: str, stopped: int | None = None
-    ) -> dict[Run, Losses]:
-        """The learning curves of a job's finished runs.
+    def runs(self, name: str, key: str) -> dict[Run, Record]:
+        """The finished runs of a task.
 
         Args:
-          name: of the job.
-          key: describes what decides the result. Runs under another key are ignored.
-          stopped: return the runs that were stopped after this number of steps,
-            instead of the finished ones.
+          name: of the task.
+          key: of the task. Runs with another key are ignored.
 
         Raises:
           UserError: the file cannot be read.
         """
         path = self._folder / f"{name}.runs.jsonl"
-        found, others = {}, 0
+        runs: dict[Run, Record] = {}
+        others = 0
         for record in self._records(path):
             if record["key"] != key:
                 others += 1
-            elif record.get("steps") == stopped:
+            elif "steps" not in record:  # earlier versions stored unfinished runs
                 at = tuple(map(float, record["at"]))
-                found[record["seed"], at] = record["losses"]
-        if others and not found and stopped is None:
+                seconds = float(record.get("seconds", 0.0))
+                runs[record["seed"], at] = Record(record["losses"], seconds)
+        if others and not runs:
             logging.warning(
                 "%s holds %d runs of another program, other data or other settings. "
-                "They are kept and not used; this job trains its own.",
+                "They are kept but not used; new runs are trained.",
                 path,
                 others,
             )
-        return found
+        return runs
 
-    def add(
-        self,
-        name: str,
-        key: str,
-        runs: dict[Run, Losses],
-        stopped: int | None = None,
-    ) -> None:
-        """Write runs; they are on the disk when this returns.
+    def add(self, name: str, key: str, runs: dict[Run, Record]) -> None:
+        """Write finished runs; they are on the disk when this returns.
 
         Args:
-          name: of the job.
-          key: as in `runs`.
-          runs: learning curves.
-          stopped: the number of steps of runs that were stopped; None for finished
-            runs.
+          name: of the task.
+          key: of the task.
+          runs: the runs.
 
         Raises:
           UserError: the folder cannot be written.
         """
-        so_far = {} if stopped is None else {"steps": stopped}
         lines = [
             json.dumps(
-                io.seal({"key": key, "seed": seed, "at": at, "losses": losses} | so_far)
+                io.seal({"key": key, "seed": seed, "at": at, **record._asdict()})
             )
-            for (seed, at), losses in runs.items()
+            for (seed, at), record in runs.items()
         ]
         # The first newline ends a line that a killed writer cut short.
         text = "\n" + "\n".join(lines) + "\n"
@@ -149,20 +97,21 @@ class Store:
             with io.locked(_lock(path)), path.open("ab") as file:
                 file.write(text.encode())
                 _flush(file)
-        self._on_add(len(runs))
 
     def _records(self, path: pathlib.Path) -> list[dict[str, Any]]:
         """The undamaged lines of a file; the others are reported and moved away."""
         with _readable(path):
             if not path.exists():
                 return []
+            if not path.is_file():
+                raise io.Damaged("it is not a regular file")
             with io.locked(_lock(path)):
                 kept, damaged, records = [], [], []
-                for number, line in enumerate(_content(path).split(b"\n"), 1):
+                for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
                     if not line.strip():
                         continue
                     try:
-                        records.append(_run(line))
+                        records.append(_unsealed(line))
                         kept.append(line)
                     except io.Damaged as error:
                         damaged.append(line)
@@ -170,45 +119,14 @@ class Store:
                             "%s, line %d is damaged (%s). Its run is trained again.",
                             path,
                             number,
-                            _reason(error),
+                            error,
                         )
                 if damaged:
-                    self._move(path, kept, damaged)
+                    with path.with_suffix(".damaged").open("ab") as file:
+                        file.write(b"\n".join(damaged) + b"\n")
+                        _flush(file)
+                    io.write_durably(path, b"".join(line + b"\n" for line in kept))
         return records
-
-    def _move(
-        self, path: pathlib.Path, kept: list[bytes], damaged: list[bytes]
-    ) -> None:
-        """Take damaged lines out of a file, and keep them in another."""
-        with path.with_suffix(".damaged").open("ab") as file:
-            file.write(b"\n".join(damaged) + b"\n")
-            _flush(file)
-        write_durably(path, b"".join(line + b"\n" for line in kept))
-
-
-class Nowhere(Store):
-    """A store that keeps nothing, and only reports how many runs ended."""
-
-    def __init__(self, on_add: Callable[[int], None] | None = None):
-        super().__init__(pathlib.Path(), on_add)
-
-    def get(self, name: str, key: str) -> None:
-        """None."""
-
-    def put(self, name: str, key: str, population: Population) -> None:
-        """Nothing."""
-
-    def runs(
-        self, name: str, key: str, stopped: int | None = None
-    ) -> dict[Run, Losses]:
-        """Empty."""
-        return {}
-
-    def add(
-        self, name: str, key: str, runs: dict[Run, Losses], stopped: int | None = None
-    ) -> None:
-        """Report the number of runs."""
-        self._on_add(len(runs))
 
 
 def _flush(file: BinaryIO) -> None:
@@ -220,36 +138,22 @@ def _lock(path: pathlib.Path) -> pathlib.Path:
     return path.with_suffix(".lock")
 
 
-def _content(path: pathlib.Path) -> bytes:
-    if not path.is_file():
-        raise io.Damaged("it is not a regular file")
-    return path.read_bytes()
-
-
-def _run(line: bytes) -> dict[str, Any]:
+def _unsealed(line: bytes) -> dict[str, Any]:
     """The record of one run.
 
     Raises:
       Damaged: it is cut short, altered, or not the record of a run.
     """
-    record = _unsealed(line)
-    if not {"key", "seed", "at", "losses"} <= record.keys():
-        raise io.Damaged("it does not describe a run")
-    return record
-
-
-def _unsealed(text: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(text)
+        record = json.loads(line)
     except (ValueError, RecursionError):
         raise io.Damaged("it is cut short or not JSON") from None
     if isinstance(record, dict) and io.SEAL not in record:
         raise io.Damaged("it has no checksum")
-    return io.unseal(record)
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, io.Damaged) else "it lacks what it must hold"
+    record = io.unseal(record)
+    if not {"key", "seed", "at", "losses"} <= record.keys():
+        raise io.Damaged("it does not describe a run")
+    return record
 
 
 @contextlib.contextmanager
@@ -271,13 +175,12 @@ def _writable(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written: {_cause(error)}; what was finished before is "
-            "kept, and the same call resumes from it"
+            f"{path} cannot be written: {_cause(error)}; the runs that were stored "
+            "before are kept, and the same call resumes from them"
         ) from None
 
 
 def _cause(error: OSError) -> str:
-    """What the system says, with the file that it says it of."""
-    return f"{error.strerror or error}" + (
-        f" ({error.filename})" if error.filename else ""
-    )
+    """The system's reason, and the file that it names."""
+    reason = f"{error.strerror or error}"
+    return f"{reason} ({error.filename})" if error.filename else reason

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
-from ...errors import UserError
 from ...report import SweepData
-from ...sweep import optima, tradeoff
+from ...sweep import optima
 from ...sweep.results import Cell
 from . import curves
 from .registry import Drawing, Line, Panel
@@ -168,47 +168,56 @@ def decay_stays(data: SweepData) -> Drawing:
     return Drawing(panels, ours, share < 0.25 if above.size else None)
 
 
-def middle_depth(data: SweepData) -> Drawing:
-    """At equal parameters neither the flattest nor the deepest is best (B.1)."""
-    if data.tradeoff is None:
-        raise UserError("the base trained nowhere: nothing to train other shapes with")
-    points = data.tradeoff.points
+def middle_depth(*sweeps: SweepData) -> Drawing:
+    """At equal size neither the flattest nor the deepest model is best (B.1).
+
+    Each sweep has one depth; its widths give width² x depth the same values as in the
+    other sweeps.
+    """
+    found = [curves.cells(data, "depth_mup", "width") for data in sweeps]
+    depths = [cells[0].depth for cells in found]
     lines = []
-    for depth in data.tradeoff.depths:
-        mine = [p for p in points if p.depth == depth and p.mean is not None]
-        mine.sort(key=lambda p: p.parameters)
-        best = [curves.mean(p.loss) for p in mine]
-        where, errors = [p.parameters for p in mine], [b.error for b in best]
-        lines.append(Line(f"depth {depth}", where, [b.loss for b in best], errors))
-    found = data.tradeoff.suggestions
-    told = ", ".join(f"{_depth(s)} at {s.parameters:,}" for s in found)
+    for cells in found:
+        best = [curves.least(cell) for cell in cells]
+        sizes = [cell.width**2 * cell.depth for cell in cells]
+        losses, errors = [b.loss for b in best], [b.error for b in best]
+        lines.append(Line(f"depth {cells[0].depth}", sizes, losses, errors))
+    told: list[str] = []
+    inside: list[bool | None] = []
+    for equal in zip(*found, strict=True):
+        size = f"{equal[0].width ** 2 * equal[0].depth:,}"
+        places = [curves.best_point(cell) for cell in equal]
+        if None in places:
+            told.append(f"nothing trained at {size}")
+            inside.append(False)
+            continue
+        at = zip(equal, places, strict=True)
+        log_loss = np.stack([np.log(cell.loss[:, i]) for cell, i in at], axis=1)
+        vertices = [optima.parabola(np.log2(depths), row)[0] for row in log_loss]
+        low, middle, high = 2 ** _interval(np.array(vertices))
+        told.append(f"{middle:.1f} [{low:.1f}, {high:.1f}] at {size}")
+        sure = True if min(depths) < low and high < max(depths) else None
+        outside = int(log_loss.mean(axis=0).argmin()) in (0, len(depths) - 1)
+        inside.append(False if outside else sure)
     panel = Panel(
-        "All at the base's best",
-        "parameters",
+        "Each at its best learning rate",
+        "width² x depth",
         "training loss",
         lines,
         log_x=True,
         log_y=True,
     )
-    inside = [_is_inside(s, data.tradeoff.depths) for s in found]
-    ours = f"best depth by parameters, 95 %: {told}"
+    ours = f"best depth by width² x depth, 95 %: {', '.join(told)}"
     return Drawing([panel], ours, curves.every(*inside))
 
 
-def _depth(found: tradeoff.Suggestion) -> str:
-    if found.depth is None:
-        return "nothing trained"
-    edge = " (an end of the depths)" if found.at_edge else ""
-    low, high = found.interval or (np.nan, np.nan)
-    return f"{found.depth:.1f} [{low:.1f}, {high:.1f}]{edge}"
-
-
-def _is_inside(found: tradeoff.Suggestion, depths: Sequence[int]) -> bool | None:
-    """Whether the best depth is neither the least nor the largest."""
-    if found.depth is None or found.at_edge:
-        return False
-    low, high = found.interval or (0.0, np.inf)
-    return True if min(depths) < low and high < max(depths) else None
+def _interval(draws: np.ndarray) -> np.ndarray:
+    """The mean of independent values and its 95 % interval, as (low, mean, high)."""
+    wide = np.inf
+    if len(draws) > 1:
+        error = draws.std(ddof=1) / np.sqrt(len(draws))
+        wide = float(stats.t.ppf(0.975, len(draws) - 1)) * error
+    return draws.mean() + wide * np.array([-1.0, 0.0, 1.0])
 
 
 def decided_early(data: SweepData) -> Drawing:

@@ -64,11 +64,11 @@ class Part:
         Raises:
           UserError: the data is not there, or the folder holds another sweep.
         """
-        from ...sweep import job as sweep  # it reads data, which theory does not
+        from ...sweep import main  # it reads data, which theory does not
 
         command = ["mupax", *self.words(request)]
         folder = request.folder / self.name
-        return sweep.swept(self.parsed(request), str(folder), command)
+        return main.run(self.parsed(request), str(folder), command)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,6 +154,27 @@ def _cnn(given: dict[str, str], name: str = "sweep") -> Part:
     )
 
 
+def _equal_sizes(depth: int, multiplier: float, small: str, large: str) -> Part:
+    """Widths of one depth, which is its own base; 1/√L is in the multiplier."""
+    widths, paper_widths = (
+        {"model.width": widths[1:].split(",")[0], "sweep.widths": widths}
+        for widths in (small, large)
+    )
+    given = {
+        "model.depth": str(depth),
+        "sweep.depths": f"({depth},)",
+        "sweep.axes.learning_rate": "2**[-8:-4:1]",
+        "sweep.seeds": "3",
+        "model.branch_multiplier": f"{multiplier:.6g}",
+    }
+    return Part(
+        "cnn_sweep",
+        _only("depth_mup") | given | widths,
+        sizes.CNN_PAPER | given | paper_widths,
+        f"depth-{depth}",
+    )
+
+
 _AXIS = {"sweep.axes.learning_rate": "2**[-6:-2:1]", "sweep.depths": "(3,6,12)"}
 
 BORDELON = {
@@ -186,14 +207,9 @@ BORDELON = {
     ),
     "B.1": Sweeps(
         (
-            Part(
-                "cnn_sweep",
-                sizes.FLAT
-                | _only("depth_mup")
-                | {"sweep.tradeoff": "(44_000, 164_000)"},
-                sizes.FLAT_PAPER
-                | {"sweep.tradeoff": "(4_000_000, 40_000_000, 400_000_000)"},
-            ),
+            _equal_sizes(3, 1.0, "(14,28)", "(448,896)"),
+            _equal_sizes(6, 0.5**0.5, "(10,20)", "(320,640)"),
+            _equal_sizes(12, 0.5, "(7,14)", "(224,448)"),
         ),
         bordelon.middle_depth,
     ),

@@ -1,0 +1,202 @@
+"""`mupax sweep`: many hyperparameters at several sizes, as tables and a report."""
+
+import dataclasses
+import json
+import pathlib
+import shlex
+from collections.abc import Sequence
+
+import rich.console
+import rich.progress
+from ml_collections import ConfigDict
+
+from mupax import optim
+
+from .. import report
+from ..data import Dataset
+from ..errors import UserError
+from ..io import write_durably
+from ..run import workdir
+from ..run.build import build
+from . import engine, executors, space
+from .results import Population
+from .space import SweepConfig
+from .tasks import ZooTask
+
+_LABELS = {
+    "sp": "Standard (SP)",
+    "half_alpha": "α = ½, γ = 0",
+    "depth_mup": "Depth-μP",
+}
+
+# Settings that may change in a run directory: stored runs of other values are kept.
+# `tradeoff` was a key of earlier versions.
+_FREE = tuple(
+    f"sweep.{name}"
+    for name in (
+        "axes",
+        "choices",
+        "depths",
+        "parametrizations",
+        "seeds",
+        "tradeoff",
+        "widths",
+    )
+)
+
+
+def run(
+    config: ConfigDict,
+    folder: str,
+    command: Sequence[str],
+    *,
+    executor: str = "here",
+    workers: int = 2,
+    address: str | None = None,
+    stop_diverged: bool = False,
+) -> report.SweepData:
+    """Sweep; the same command resumes a sweep that was killed.
+
+    Args:
+      config: of a sweep, or of a training run, whose learning rate is swept.
+      folder: the run directory.
+      command: the command line, for the report.
+      executor: where tasks run; see `executors.opened`.
+      workers: tasks at once.
+      address: of a Dask scheduler.
+      stop_diverged: as in `engine.Limits`.
+
+    Raises:
+      UserError: bad input, in one sentence; existing files are kept.
+    """
+    console = rich.console.Console()
+    parsed = space.parse_sweep(config)
+    executors.check_name(executor)
+    if workers < 1:
+        raise UserError(f"--workers={workers} must be at least 1")
+    limits = dataclasses.replace(
+        parsed.limits,
+        share=parsed.limits.share / (1 if executor in ("here", "slurm") else workers),
+        stop_diverged=stop_diverged,
+    )
+    directory = pathlib.Path(folder)
+    refuse_old(directory)
+    workdir.check(directory, parsed.settings(), free=_FREE)
+    tasks = space.tasks(parsed)
+    open_data(tasks[0], console)
+    with workdir.claim(directory, parsed.settings(), free=_FREE):
+        populations = train(
+            tasks, directory, limits, console, executor, workers, address
+        )
+        data = report_data(parsed, populations, command)
+        write_tables(directory, data)
+        page = report.write_report(data, directory)[0]
+    report.print_verdicts(data, console)
+    console.print(
+        f"{data.runs} runs: {directory}/results.csv, {directory}/sweep.json\n"
+        f"Report: {page}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return data
+
+
+def refuse_old(directory: pathlib.Path) -> None:
+    """Refuse the run directory of an earlier version, whose runs are not read."""
+    if "base" in (workdir.settings_of(directory) or {}):
+        raise UserError(
+            f"{directory} holds a sweep of an earlier version of mupax, which is not "
+            "read; choose another --workdir, or remove that one"
+        )
+
+
+def open_data(task: ZooTask, console: rich.console.Console) -> Dataset:
+    """Open the dataset of a sweep, and check batch and model against it.
+
+    Raises:
+      UserError: a batch or a model that does not fit the dataset.
+    """
+    with console.status(f"reading {task.config.dataset}"):
+        dataset = task.dataset()
+    if task.batch_size > dataset.train_size:
+        raise UserError(
+            f"batch_size {task.batch_size} is more than the {dataset.train_size} "
+            f"training examples of {dataset.name}; make it smaller"
+        )
+    if task.batch_size % task.config.accumulate:
+        raise UserError(
+            f"batch_size {task.batch_size} does not divide into "
+            f"{task.config.accumulate} parts; change batch_size or accumulate"
+        )
+    build(task.config, dataset)
+    return dataset
+
+
+def train(
+    tasks: list[ZooTask],
+    directory: pathlib.Path,
+    limits: engine.Limits,
+    console: rich.console.Console,
+    executor: str = "here",
+    workers: int = 1,
+    address: str | None = None,
+) -> list[Population]:
+    """Train the runs that a run directory lacks, with a progress bar."""
+    progress = rich.progress.Progress(
+        rich.progress.TextColumn("{task.description:<24}"),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+    )
+    with progress:
+        # By work: tasks differ by a factor of a hundred.
+        bar = progress.add_task("sweep", total=sum(task.work for task in tasks))
+        with executors.opened(executor, workers, directory, address) as pool:
+            populations = executors.run_all(
+                tasks,
+                None,  # each process opens the dataset once
+                directory / "cells",
+                limits,
+                pool,
+                lambda task: progress.advance(bar, task.work),
+            )
+        count = sum(task.runs for task in tasks)
+        progress.update(bar, description=f"{count} runs swept")
+    return populations
+
+
+def report_data(
+    config: SweepConfig, populations: list[Population], command: Sequence[str]
+) -> report.SweepData:
+    """What the report of a sweep is made of.
+
+    Args:
+      config: of the sweep.
+      populations: its runs.
+      command: the command line.
+    """
+    base = config.base
+    return report.SweepData(
+        populations=populations,
+        base=config.sizes,
+        labels={
+            key: _LABELS.get(
+                key, optim.parametrization(value.name, **value.options).name
+            )
+            for key, value in config.parametrizations.items()
+        },
+        featured=config.featured,
+        steps=base.steps,
+        settings={"config": config.settings(), "machine": report.machine()},
+        subject=f"{base.model.name} on {base.dataset}, {base.optimizer.name}",
+        command=shlex.join(command),
+        target=config.target_sizes,
+    )
+
+
+def write_tables(directory: pathlib.Path, data: report.SweepData) -> None:
+    """Write every run as results.csv, and the verdicts as sweep.json."""
+    write_durably(directory / "results.csv", data.table)
+    write_durably(directory / "sweep.json", json.dumps(data.verdicts, indent=1))
