@@ -37,8 +37,9 @@ TINY = {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2, "heads": 2}
 OWN = {
     "vit": {"input_shape": (8, 8, 3), "patch_size": 4, "out_features": 5},
     "gpt": {"vocab_size": 11, "context": 6},
+    "llama": {"vocab_size": 11, "context": 6},
 }
-INPUTS = {"vit": IMAGES, "gpt": TOKENS}
+INPUTS = {"vit": IMAGES, "gpt": TOKENS, "llama": TOKENS}
 KINDS = list(OWN)
 NOISY = {"dropout": 0.2, "drop_path": 0.3}
 

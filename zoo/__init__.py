@@ -6,8 +6,10 @@ grow, `list_models()` lists them; `load_pretrained(name)` comes with weights, an
 """
 
 from .cnn import CNN
+from .generate import generate
 from .gpt import GPT, gpt_names
 from .layers import ModelWarning
+from .llama import Llama, llama_names
 from .mlp import MLP
 from .plan import Frozen, Plan, axis_names, scales
 from .pretrained import list_pretrained, load_pretrained
@@ -24,6 +26,7 @@ __all__ = [
     "MLP",
     "RULES",
     "Frozen",
+    "Llama",
     "ModelWarning",
     "Plan",
     "ResMLP",
@@ -32,9 +35,11 @@ __all__ = [
     "axis_names",
     "batch_sharding",
     "create",
+    "generate",
     "gpt_names",
     "list_models",
     "list_pretrained",
+    "llama_names",
     "load_pretrained",
     "partition_specs",
     "save",

@@ -7,26 +7,17 @@ its architecture, and only those listed here are read.
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Architecture(NamedTuple):
-    """A model of the zoo that computes what another library's network computes.
-
-    Attributes:
-      model: a name of `zoo.list_models()`.
-      options: for `zoo.create`, where they differ from that model's defaults.
-    """
-
-    model: str
-    options: dict[str, Any]
+from .decoder_configs import Architecture, decoder, whole
 
 
 def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
     """The architecture that a `config.json` describes.
 
     Args:
-      config: of a repository of timm, or of transformers for GPT-2.
+      config: of a repository of timm, or of transformers for GPT-2, Llama, Qwen2 and
+        Qwen3.
       where: the repository or directory, for messages.
 
     Returns:
@@ -43,7 +34,7 @@ def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
     if "architecture" in config:
         return _timm(config, where)
     if "model_type" in config:
-        return _transformers(config, where)
+        return decoder(config, where)
     return None
 
 
@@ -136,7 +127,7 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     options = dict(found.options)
     classes = get("num_classes")
     if classes:  # 0 for a backbone without a head
-        options["out_features"] = _whole(classes, "num_classes", where)
+        options["out_features"] = whole(classes, "num_classes", where)
     size = cfg.get("input_size")
     if size is not None:
         channels, height, width = _sizes(size, where)
@@ -170,93 +161,8 @@ def _refusal(name: str, where: str) -> str:
     )
 
 
-def _whole(value: Any, key: str, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(
-            f"the config.json of {where} says {key}={value!r}, which must be a whole "
-            "number, at least 1; it may be damaged, so download it again"
-        )
-    return value
-
-
 def _sizes(value: Any, where: str) -> tuple[int, int, int]:
     if not isinstance(value, list | tuple) or len(value) != 3:
         value = [None]
-    channels, height, width = (_whole(v, "input_size", where) for v in value)
+    channels, height, width = (whole(v, "input_size", where) for v in value)
     return channels, height, width
-
-
-# --- transformers ---
-
-_ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-}
-# Options of GPT-2 that change what it computes, and the only value read here.
-_GPT2_FIXED = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
-_GPT2_SIZES = {
-    (768, 12): "gpt2",
-    (1024, 24): "gpt2_medium",
-    (1280, 36): "gpt2_large",
-    (1600, 48): "gpt2_xl",
-}
-
-
-def _transformers(config: Mapping[str, Any], where: str) -> Architecture:
-    kind = config["model_type"]
-    if kind != "gpt2":
-        raise ValueError(
-            f"{where} holds a {kind!r} with the names of transformers, of which only "
-            "GPT-2 is read; for a ViT or ResNet give timm's repository, as "
-            "timm/vit_base_patch16_224.augreg_in21k_ft_in1k"
-        )
-    for key, only in _GPT2_FIXED.items():
-        if config.get(key, only) != only:
-            raise ValueError(
-                f"{where} holds a GPT-2 with {key}={config[key]!r}; this zoo has only "
-                f"{key}={only!r}"
-            )
-    try:
-        sizes = {
-            "width": config["n_embd"],
-            "depth": config["n_layer"],
-            "heads": config["n_head"],
-            "vocab_size": config["vocab_size"],
-            "context": config.get("n_positions", config.get("n_ctx")),
-        }
-    except KeyError as error:
-        raise ValueError(f"the config.json of {where} lacks {error}") from None
-    sizes = {key: _whole(value, key, where) for key, value in sizes.items()}
-    phi = config.get("activation_function", "gelu_new")
-    if phi not in _ACTIVATIONS:
-        raise ValueError(
-            f"{where} holds a GPT-2 with activation_function={phi!r}; this zoo has "
-            f"{', '.join(_ACTIVATIONS)}"
-        )
-    inner = config.get("n_inner")
-    # What the sizes of the zoo set for themselves.
-    usual = {
-        "vocab_size": 50257,
-        "context": 1024,
-        "nonlinearity": "gelu_tanh",
-        "norm_eps": 1e-5,
-        "mlp_ratio": 4.0,
-    }
-    options = {
-        **sizes,
-        "nonlinearity": _ACTIVATIONS[phi],
-        "norm_eps": float(config.get("layer_norm_epsilon", 1e-5)),
-        "mlp_ratio": 4.0 if inner is None else inner / sizes["width"],
-    }
-    name = _GPT2_SIZES.get((sizes["width"], sizes["depth"]))
-    if name is None or sizes["width"] != 64 * sizes["heads"]:
-        return Architecture("gpt", options)
-    other = {k: v for k, v in options.items() if usual.get(k, v) != v}
-    return Architecture(name, other)

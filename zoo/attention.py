@@ -6,16 +6,29 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from mupax import optim
 
 from .family import Family, ResidualOptions
-from .layers import Dense, LayerNorm, activation, scan, stack, writable_state
+from .layers import Dense, LayerNorm, RMSNorm, activation, scan, stack, writable_state
 from .plan import Axis, Plan
+from .rotary import Rotary
 from .sharding import platform
 
 Implementation = Literal["auto", "xla", "cudnn"]
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens so far; for a stack, with an axis of layers.
+
+    Attributes:
+      key: shape (batch, length, heads of the keys, head_dim).
+      value: the same shape.
+    """
+
+    key: Float[Array, "*layers batch length kv head_dim"]
+    value: Float[Array, "*layers batch length kv head_dim"]
 
 
 class Noise(NamedTuple):
@@ -36,11 +49,15 @@ class BlockOptions:
 
     Attributes:
       causal: each position sees only itself and those before it.
-      layer_norm: LayerNorm at the beginning of each branch, and after the last.
+      layer_norm: a norm at the beginning of each branch, and after the last.
+      rms_norm: that norm is RMSNorm, not LayerNorm.
       norm_eps: added to its variance.
       nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
       qkv_bias: whether queries, keys and values have biases.
       bias: whether the other kernels of a block have.
+      gated: the MLP is W2 (φ(W_gate x) · W1 x), not W2 φ(W1 x).
+      qk_norm: RMSNorm of each query and key over its head.
+      rotary: rotary positions of queries and keys; None for none.
       zero_queries: queries start at zero.
       zero_init: the last kernel of each branch starts at zero.
       dropout: probability, after the MLP's nonlinearity and each branch.
@@ -53,10 +70,14 @@ class BlockOptions:
 
     causal: bool = False
     layer_norm: bool = True
+    rms_norm: bool = False
     norm_eps: float = 1e-6
     nonlinearity: str = "gelu"
     qkv_bias: bool = True
     bias: bool = True
+    gated: bool = False
+    qk_norm: bool = False
+    rotary: Rotary | None = None
     zero_queries: bool = True
     zero_init: bool = False
     dropout: float = 0.0
@@ -75,6 +96,11 @@ class BlockOptions:
         if self.attention not in ("auto", "xla", "cudnn"):
             raise ValueError(
                 f"attention={self.attention!r} must be 'auto', 'xla' or 'cudnn'"
+            )
+        if self.qk_norm and self.zero_queries:
+            raise ValueError(
+                "zero_queries=True with qk_norm=True: a query of zero has no direction "
+                "that a norm could keep; take zero_queries=False"
             )
 
 
@@ -150,6 +176,9 @@ def logit_scale(plan: Plan) -> float:
 class Attention(nnx.Module):
     """Softmax attention of all heads, with the μP scale of the logits.
 
+    Where the plan has an axis "kv_heads", each of its heads of keys and values serves
+    several heads of queries (grouped-query attention).
+
     Args:
       plan: the model's plan, with the axes "heads" and "head_dim".
       options: those of its block.
@@ -162,21 +191,29 @@ class Attention(nnx.Module):
         self.scale = logit_scale(plan)
         self.causal = options.causal
         self.implementation = options.attention
+        self.rotary = options.rotary
+        grouped = "kv_heads" if plan.has("kv_heads") else "heads"
 
-        def read(init: str = "fan_in") -> Dense:
+        def read(heads: str, init: str = "fan_in") -> Dense:
             return Dense(
                 plan,
-                ("embed", "heads", "head_dim"),
+                ("embed", heads, "head_dim"),
                 bias=options.qkv_bias,
                 in_branch=True,
                 init=init,
                 rngs=rngs,
             )
 
+        def norm() -> RMSNorm | None:
+            if not options.qk_norm:
+                return None
+            return RMSNorm(plan, "head_dim", in_branch=True, epsilon=options.norm_eps)
+
         # With queries at zero no gradient reaches the keys until they have moved.
-        self.query = read("zeros" if options.zero_queries else "fan_in")
-        self.key = read()
-        self.value = read()
+        self.query = read("heads", "zeros" if options.zero_queries else "fan_in")
+        self.key = read(grouped)
+        self.value = read(grouped)
+        self.query_norm, self.key_norm = norm(), norm()
         self.out = Dense(
             plan,
             ("heads", "head_dim", "embed"),
@@ -188,7 +225,7 @@ class Attention(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch time n"]:
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key, value = self._heads(x, jnp.arange(x.shape[1]))
         implementation = self.implementation
         if implementation == "auto":
             implementation = "cudnn" if _has_flash(query) else "xla"
@@ -201,6 +238,50 @@ class Attention(nnx.Module):
             implementation=implementation,
         )
         return self.out(heads)
+
+    def decode(
+        self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch time n"], Cache]:
+        """Attention of new tokens to themselves and to those of a cache.
+
+        Args:
+          x: of the new tokens.
+          cache: of the tokens so far; those from `position` on are written over.
+          position: the number of tokens so far.
+        """
+        time, length = x.shape[1], cache.key.shape[1]
+        where = position + jnp.arange(time)
+        query, key, value = self._heads(x, where)
+        start = (0, position, 0, 0)
+        cache = Cache(
+            jax.lax.dynamic_update_slice(cache.key, key, start),
+            jax.lax.dynamic_update_slice(cache.value, value, start),
+        )
+        heads = jax.nn.dot_product_attention(
+            query,
+            cache.key,
+            cache.value,
+            mask=(jnp.arange(length)[None] <= where[:, None])[None, None],
+            scale=self.scale,
+            implementation="xla",
+        )
+        return self.out(heads), cache
+
+    def _heads(
+        self, x: Float[Array, "batch time n"], positions: Int[Array, " time"]
+    ) -> tuple[
+        Float[Array, "batch time heads head_dim"],
+        Float[Array, "batch time kv head_dim"],
+        Float[Array, "batch time kv head_dim"],
+    ]:
+        """Queries, keys and values of tokens at these positions."""
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.rotary is not None:
+            query = self.rotary.rotate(query, positions)
+            key = self.rotary.rotate(key, positions)
+        return query, key, value
 
 
 def _has_flash(query: Float[Array, "batch time heads head_dim"]) -> bool:
@@ -218,13 +299,18 @@ def _has_flash(query: Float[Array, "batch time heads head_dim"]) -> bool:
 
 
 class MLP(nnx.Module):
-    """W2 φ(W1 x), with dropout after the nonlinearity."""
+    """W2 φ(W1 x), or W2 (φ(W_gate x) · W1 x), with dropout before W2."""
 
     def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
         self.nonlinearity = options.nonlinearity
         self.dropout = options.dropout
         bias = options.bias
-        self.up = Dense(plan, ("embed", "mlp"), bias=bias, in_branch=True, rngs=rngs)
+
+        def read() -> Dense:
+            return Dense(plan, ("embed", "mlp"), bias=bias, in_branch=True, rngs=rngs)
+
+        self.gate = read() if options.gated else None
+        self.up = read()
         self.down = Dense(
             plan,
             ("mlp", "embed"),
@@ -237,14 +323,18 @@ class MLP(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch time n"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "batch time n"]:
-        h = activation(self.nonlinearity)(self.up(x))
+        φ = activation(self.nonlinearity)
+        h = φ(self.up(x)) if self.gate is None else φ(self.gate(x)) * self.up(x)
         return self.down(dropout(h, self.dropout, key))
 
 
-def _norm(plan: Plan, options: BlockOptions) -> LayerNorm | None:
+def _norm(
+    plan: Plan, options: BlockOptions, in_branch: bool
+) -> LayerNorm | RMSNorm | None:
     if not options.layer_norm:
         return None
-    return LayerNorm(plan, "embed", in_branch=True, epsilon=options.norm_eps)
+    kind = RMSNorm if options.rms_norm else LayerNorm
+    return kind(plan, "embed", in_branch=in_branch, epsilon=options.norm_eps)
 
 
 class TransformerBlock(nnx.Module):
@@ -258,8 +348,8 @@ class TransformerBlock(nnx.Module):
     def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
         self.branch = plan.branch
         self.dropout = options.dropout
-        self.attention_norm = _norm(plan, options)
-        self.mlp_norm = _norm(plan, options)
+        self.attention_norm = _norm(plan, options, in_branch=True)
+        self.mlp_norm = _norm(plan, options, in_branch=True)
         self.attention = Attention(plan, options, rngs=rngs)
         self.mlp = MLP(plan, options, rngs=rngs)
 
@@ -274,6 +364,16 @@ class TransformerBlock(nnx.Module):
         h = x if self.mlp_norm is None else self.mlp_norm(x)
         h = dropout(self.mlp(h, keys[2]), self.dropout, keys[3])
         return x + self.branch * drop_path(h, rate, keys[4])
+
+    def decode(
+        self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch time n"], Cache]:
+        """The block without noise, for tokens that follow those of a cache."""
+        h = x if self.attention_norm is None else self.attention_norm(x)
+        h, cache = self.attention.decode(h, cache, position)
+        x = x + self.branch * h
+        h = x if self.mlp_norm is None else self.mlp_norm(x)
+        return x + self.branch * self.mlp(h), cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -337,11 +437,7 @@ class Transformer(Family):
         self.blocks = stack(
             lambda rngs: TransformerBlock(self.plan, options, rngs=rngs), depth, rngs
         )
-        self.norm = (
-            LayerNorm(self.plan, "embed", epsilon=options.norm_eps)
-            if options.layer_norm
-            else None
-        )
+        self.norm = _norm(self.plan, options, in_branch=False)
         self.deterministic = False
 
     def build_noise(self, rngs: nnx.Rngs) -> None:
@@ -366,6 +462,17 @@ class Transformer(Family):
             rates = jnp.linspace(0.0, last, self.depth) if last else None
             noise = Noise(jax.random.split(rest, self.depth), rates)
         return scan(self.blocks, x, noise, remat=self.options.remat, lean=True)
+
+    def decode_blocks(
+        self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
+    ) -> tuple[Float[Array, "batch time n"], Cache]:
+        """All blocks, without noise, for tokens that follow those of a cache."""
+        graph, weights = nnx.split(self.blocks)
+
+        def run(x: Array, layer: tuple[nnx.State, Cache]) -> tuple[Array, Cache]:
+            return nnx.merge(graph, layer[0]).decode(x, layer[1], position)
+
+        return jax.lax.scan(run, x, (weights, cache))
 
 
 def dropout(

@@ -12,7 +12,7 @@ from flax import nnx
 from mupax import optim
 
 from .attention import logit_scale
-from .gpt import GPT
+from .decoder import Decoder
 from .plan import scales
 from .resnet import ResNet
 from .vit import ViT
@@ -22,7 +22,7 @@ def factors(model: nnx.Module) -> dict[str, float]:
     """What each parameter is to be multiplied by in a network without multipliers.
 
     Args:
-      model: a ResNet, ViT or GPT, or its abstract twin from `nnx.eval_shape`.
+      model: a ResNet, ViT, GPT or Llama, or its abstract twin from `nnx.eval_shape`.
 
     Returns:
       By path, those that are not one: none for a model at its base size.
@@ -46,7 +46,7 @@ def factors(model: nnx.Module) -> dict[str, float]:
       blocks/mlp/down/bias 0.5
       blocks/mlp/down/kernel 0.5
     """
-    if not isinstance(model, ResNet | ViT | GPT):
+    if not isinstance(model, ResNet | ViT | Decoder):
         raise ValueError(f"a {type(model).__name__} has no twin in other libraries")
     point = model.plan.parametrization
     found = {}
@@ -63,10 +63,10 @@ def factors(model: nnx.Module) -> dict[str, float]:
     return found
 
 
-def _around(model: ResNet | ViT | GPT, path: str) -> float:
+def _around(model: ResNet | ViT | Decoder, path: str) -> float:
     """The factors that stand outside of a parameter's own layer."""
     parts = path.split("/")
-    if isinstance(model, GPT) and model.readout is None:
+    if isinstance(model, Decoder) and model.readout is None:
         after = model.tied_multiplier * model.plan.output
         if model.norm is None and after != 1:
             raise ValueError(
@@ -81,7 +81,10 @@ def _around(model: ResNet | ViT | GPT, path: str) -> float:
         last = str(len(model.stages[0].first.norms) - 1)
         ends = parts[0] == "stages" and parts[-3:-1] == ["norms", last]
         return model.plan.branch if ends else 1.0
-    if parts[:2] == ["blocks", "attention"] and parts[2] == "query":
+    # A norm forgets a factor in front of it.
+    normed = isinstance(model, Decoder) and model.options.qk_norm
+    reads = "query_norm" if normed else "query"
+    if parts[:2] == ["blocks", "attention"] and parts[2] == reads:
         # Theirs is 1/√d_head.
         return logit_scale(model.plan) * model.plan["head_dim"].size ** 0.5
     if parts[1:3] in (["attention", "out"], ["mlp", "down"]):

@@ -12,15 +12,19 @@ import numpy as np
 from flax import nnx
 
 from . import saving
+from .decoder import Decoder
 from .features import explain_mismatch, features
 from .folding import factors
 from .gpt import GPT, gpt_names
+from .llama import Llama, llama_names
 from .resnet import ResNet, resnet_names
 from .sources import Leaf, Source
 from .vit import LAYOUTS, ViT, resize_positions, vit_names
 
 # Buffers that files carry beside the weights, and that nothing here needs.
-_BUFFERS = re.compile(r"num_batches_tracked$|\.attn\.(masked_)?bias$")
+_BUFFERS = re.compile(
+    r"num_batches_tracked$|\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$"
+)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -87,11 +91,14 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
     if isinstance(model, GPT):
         bare = any(key.startswith("h.0.") for key in keys)
         return gpt_names(model, prefix="" if bare else "transformer.")
+    if isinstance(model, Llama):
+        bare = any(key.startswith("layers.0.") for key in keys)
+        return llama_names(model, prefix="" if bare else "model.")
     if isinstance(model, ViT):
         prefix = "params/" if any(k.startswith("params/") for k in keys) else ""
         return vit_names(model, vit_layout(keys), prefix=prefix)
     raise ValueError(
-        f"weights of other libraries are read for resnet, vit and gpt, not for "
+        f"weights of other libraries are read for resnet, vit, gpt and llama, not for "
         f"{type(model).__name__}; give a directory that zoo.save wrote"
     )
 
@@ -292,7 +299,7 @@ def _is_embedding_again(
     table: Mapping[Leaf, Source],
 ) -> bool:
     """Whether a key is the readout of a tied model, which files may repeat."""
-    if not isinstance(model, GPT) or key != "lm_head.weight":
+    if not isinstance(model, Decoder) or key != "lm_head.weight":
         return False
     embedding = arrays[table["embedding", None].key]
     return model.readout is None and np.array_equal(arrays[key], embedding)
@@ -313,14 +320,14 @@ def layouts(model: nnx.Module) -> tuple[str, ...]:
     kinds = {
         ResNet: ("timm", "torchvision"),
         ViT: tuple(LAYOUTS),
-        GPT: ("transformers",),
+        Decoder: ("transformers",),
     }
     for kind, names in kinds.items():
         if isinstance(model, kind):
             return names
     raise ValueError(
         f"no other library has names for a {type(model).__name__}, only for resnet, "
-        "vit and gpt; zoo.save writes a directory of any model"
+        "vit, gpt and llama; zoo.save writes a directory of any model"
     )
 
 
@@ -332,7 +339,7 @@ def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray
     computes.
 
     Args:
-      model: a ResNet, ViT or GPT.
+      model: a ResNet, ViT, GPT or Llama.
       layout: one of `layouts(model)`; None for the first.
 
     Raises:

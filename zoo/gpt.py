@@ -2,32 +2,22 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
 
-from mupax import optim
-
-from .attention import Transformer, TransformerOptions
-from .layers import Dense, single, times
-from .plan import Plan
+from .decoder import Decoder, DecoderOptions
 from .registry import register
-from .sharding import weight
 from .sources import TORCH_LEAVES, Layout, Leaf, Source, sources
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GPTOptions(TransformerOptions):
+class GPTOptions(DecoderOptions):
     """Options of `GPT`, which describes them."""
 
-    vocab_size: int = 256
-    context: int = 256
-    tied: bool = True
     bias: bool = True
 
 
 @register("gpt")
-class GPT(Transformer, options=GPTOptions):
+class GPT(Decoder, options=GPTOptions):
     """Token and position embeddings, causal pre-LN blocks, a readout.
 
     Args:
@@ -81,90 +71,13 @@ class GPT(Transformer, options=GPTOptions):
     """
 
     def build(self, options: GPTOptions, rngs: nnx.Rngs) -> None:
-        if options.tied and options.zero_readout:
-            raise ValueError(
-                "zero_readout=True needs tied=False: a tied readout is the embedding, "
-                "which must not start at zero"
-            )
         self.plan = options.plan(
             growing={"mlp": options.mlp_ratio},
             fixed={"vocab": options.vocab_size, "positions": options.context},
             axes=options.head_axes(),
         )
-        # As large as the other weights of the base: 1/√N.
-        gain = self.plan["embed"].base ** -0.5
-        self.embedding, self.multiplier = self.plan.param(
-            rngs.params, ("vocab", "embed"), inputs=1, init="normal", gain=gain
-        )
-        self.position, self.position_multiplier = self.plan.param(
-            rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
-        )
-        self.build_blocks(
-            options.block(causal=True, qkv_bias=options.bias, bias=options.bias),
-            options.depth,
-            rngs,
-        )
-        self.tied_multiplier = tied_multiplier(self.plan)
-        self.readout = (
-            None
-            if options.tied
-            else Dense(
-                self.plan,
-                ("embed", "vocab"),
-                init="zeros" if options.zero_readout else "fan_in",
-                rngs=rngs,
-            )
-        )
-        self.build_noise(rngs)
-
-    def __call__(
-        self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
-    ) -> Float[Array, "batch time vocab"]:
-        """Logits of the token after each one.
-
-        Args:
-          tokens: numbers below the vocabulary's size; any other gives NaN.
-          rngs: random state of this call, in place of the model's own.
-
-        Raises:
-          ValueError: a sequence longer than the context.
-        """
-        context, time = self.position.shape[0], tokens.shape[1]
-        if time > context:
-            raise ValueError(
-                f"a sequence of {time} tokens does not fit into context={context}"
-            )
-        dtype = self.plan.dtype
-        table = times(weight(self.embedding, dtype), self.multiplier)
-        positions = weight(self.position, dtype)[:time]
-        x = jnp.take(table, tokens, axis=0)
-        x = x + times(positions, self.position_multiplier)[None]
-        x = self.run_blocks(x, rngs)
-        if self.norm is not None:
-            x = self.norm(x)
-        if self.readout is None:
-            logits = times(x @ table.T, self.tied_multiplier)
-        else:
-            logits = self.readout(x)
-        logits = logits * self.plan.output
-        return logits.astype(single(logits.dtype))
-
-
-def tied_multiplier(plan: Plan) -> float:
-    """The factor of logits that are read out by the embedding itself.
-
-    It makes up for what an embedding's initial size lacks of a readout's: 1/m under
-    μP, m^-½ under NTK. SP scales nothing.
-
-    Source: Tensor Programs V, App. B.1.
-    """
-    point = plan.parametrization
-    if not point.scaled:
-        return 1.0
-    scale = optim.ParamScale(
-        "", optim.Role.OUTPUT, (), (), width_in=plan.width, width_last=plan.width
-    )
-    return point.rows[optim.Role.OUTPUT].init.of(scale)
+        block = options.block(causal=True, qkv_bias=options.bias, bias=options.bias)
+        self.build_decoder(options, block, rngs)
 
 
 SIZES = {

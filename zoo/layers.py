@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "abs": jnp.abs,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "silu": jax.nn.silu,
     "tanh": jnp.tanh,
     "erf": jax.scipy.special.erf,
     "identity": lambda x: x,
@@ -196,6 +197,33 @@ class LayerNorm(nnx.Module):
             for p in (self.scale, self.bias)
         )
         return (y * scale + bias).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) over the last axis, with scale and without bias.
+
+    Args:
+      plan: the model's plan.
+      name: the axis that is normalized.
+      in_branch: whether it stands in a residual branch.
+      epsilon: added to the mean square.
+    """
+
+    def __init__(
+        self, plan: Plan, name: str, *, in_branch: bool = False, epsilon: float = 1e-6
+    ):
+        self.epsilon = epsilon
+        self.scale, self.multiplier = plan.param(
+            _no_key, (name,), inputs=0, in_branch=in_branch, init="ones"
+        )
+
+    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        dtype = single(x.dtype)
+        y = x.astype(dtype)
+        square = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(square + self.epsilon)
+        scale = times(weight(self.scale, dtype), self.multiplier)
+        return (y * jnp.broadcast_to(scale, y.shape)).astype(x.dtype)
 
 
 def single(dtype: Any) -> Any:

@@ -53,6 +53,10 @@ class Plan:
     def __getitem__(self, name: str) -> Axis:
         return dict(self.axes)[name]
 
+    def has(self, name: str) -> bool:
+        """Whether there is an axis of this name."""
+        return name in dict(self.axes)
+
     @property
     def branch(self) -> float:
         """The factor a·M^-alpha in front of each residual branch."""

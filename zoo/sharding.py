@@ -33,6 +33,7 @@ RULES: Rules = {
     # The inside of branches.
     "mlp": "tensor",
     "heads": "tensor",
+    "kv_heads": "tensor",
     "mid": ("tensor", "fsdp"),
     "inner": ("tensor", "fsdp"),
     # Both ends.

@@ -1,0 +1,360 @@
+"""The Llama family: parity with transformers, decoding, configs, and its options."""
+
+import json
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from mupax import optim, zoo
+from mupax.zoo import foreign
+from mupax.zoo.architectures import identify
+from mupax.zoo.llama import LLAMA_3, SIZES, llama_names
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+KINDS = ("llama", "smollm", "qwen2", "qwen3")
+# Relative to the largest entry; what float32 leaves is ten times less.
+TOLERANCE = 1e-5
+TINY = {"width": 16, "depth": 2, "head_dim": 4, "vocab_size": 11, "context": 12}
+TOKENS = jax.random.randint(jax.random.key(0), (3, 9), 0, 11)
+
+
+def golden(kind):
+    """(weights under transformers' names, everything else)."""
+    with np.load(GOLDEN / f"{kind}.npz") as file:
+        arrays = dict(file)
+    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
+    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
+
+
+def repository(folder, kind, **changes):
+    """The files that transformers' save_pretrained writes."""
+    weights, data = golden(kind)
+    config = json.loads(str(data["config"])) | changes
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def tiny(seed=0, **options):
+    return zoo.create("llama", rngs=nnx.Rngs(seed), **{**TINY, **options})
+
+
+def apart(ours, theirs):
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+def loss_of(model, tokens):
+    logits = model(tokens)[:, :-1]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_gradients_are_those_of_transformers(kind, tmp_path):
+    model = zoo.load_pretrained(repository(tmp_path, kind))
+    data = golden(kind)[1]
+    tokens = jnp.asarray(data["tokens"])
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def run(params):
+        def loss(params):
+            model = nnx.merge(graph, params)
+            return loss_of(model, tokens), model(tokens)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    (_, logits), gradients = run(params)
+    assert apart(logits, data["logits"]) < TOLERANCE
+    ours = {"/".join(map(str, k)): v for k, v in nnx.to_flat_state(gradients)}
+    keys = set()
+    for (path, layer), source in llama_names(model).items():
+        value = np.asarray(ours[path][...])
+        theirs = data[f"gradient/{source.key}"]
+        found = source.write(value if layer is None else value[layer])
+        assert apart(found, theirs) < TOLERANCE, path
+        keys.add(source.key)
+    assert {f"gradient/{key}" for key in keys} == {
+        key for key in data if key.startswith("gradient/")
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("smollm", {"rms_norm_eps": 1e-4}),
+        ("smollm", {"rope_parameters": {"rope_type": "default", "rope_theta": 101.0}}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        ("qwen3", {"hidden_act": "gelu"}),
+        (
+            "smollm",
+            {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12},
+        ),
+    ],
+)
+def test_the_golden_file_shows_a_wrong_option(kind, changes, tmp_path):
+    model = zoo.load_pretrained(repository(tmp_path, kind, **changes))
+    data = golden(kind)[1]
+    assert apart(model(jnp.asarray(data["tokens"])), data["logits"]) > 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_writes_back_what_was_read(kind, tmp_path):
+    weights, _ = golden(kind)
+    model = zoo.load_pretrained(repository(tmp_path, kind))
+    written = foreign.export(model)
+    assert written.keys() == weights.keys()
+    for key, array in weights.items():
+        np.testing.assert_array_equal(written[key], array)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_grown_model_is_exported_with_its_multipliers(qk_norm):
+    """Heads grow in size, so that the scale of the logits has to be written too."""
+    options = {"head_dim": None, "heads": 2, "queries_per_key": 2, "qk_norm": qk_norm}
+    grown = tiny(base_width=8, base_depth=1, **options)
+    written = foreign.export(grown)
+    plain = tiny(1, **options)
+    foreign.fill(plain, written)
+    assert plain.plan.branch == 1
+    assert grown.plan.branch < 1
+    assert apart(plain(TOKENS), grown(TOKENS)) < TOLERANCE
+
+
+def test_weights_in_bfloat16_are_read(tmp_path):
+    weights, data = golden("smollm")
+    half = {k: np.asarray(jnp.asarray(v, jnp.bfloat16)) for k, v in weights.items()}
+    repository(tmp_path, "smollm")
+    safetensors.numpy.save_file(half, tmp_path / "model.safetensors")
+    model = zoo.load_pretrained(tmp_path)
+    assert model.embedding.dtype == jnp.float32
+    assert apart(model(jnp.asarray(data["tokens"])), data["logits"]) < 0.1
+
+
+# Decoding.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"qk_norm": True, "queries_per_key": 2}, {"qkv_bias": True, "tied": False}],
+)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence(options):
+    model = tiny(**options)
+    whole = model(TOKENS)
+    cache, parts = model.cache(3, 9), []
+    for first, last in ((0, 4), (4, 5), (5, 9)):
+        logits, cache = model.decode(TOKENS[:, first:last], cache, first)
+        parts.append(logits)
+    assert apart(jnp.concatenate(parts, axis=1), np.asarray(whole)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_generate_takes_the_likeliest_token_each_time(name):
+    model = zoo.create(name, rngs=nnx.Rngs(3), **TINY)
+    expected = TOKENS[:, :4]
+    for _ in range(5):
+        following = model(expected)[:, -1].argmax(-1)[:, None]
+        expected = jnp.concatenate([expected, following], axis=1)
+    np.testing.assert_array_equal(zoo.generate(model, TOKENS[:, :4], 5), expected)
+
+
+def test_generate_draws_from_the_distribution_of_the_logits():
+    model = tiny(3)
+    start = jnp.tile(TOKENS[:1, :4], (4000, 1))
+    drawn = zoo.generate(model, start, 1, temperature=0.7, key=jax.random.key(1))
+    share = np.bincount(np.asarray(drawn[:, -1]), minlength=11) / 4000
+    expected = jax.nn.softmax(model(start[:1])[0, -1] / 0.7)
+    # Six standard deviations of a share of 4000 draws.
+    np.testing.assert_allclose(share, expected, atol=6 * 0.5 / math.sqrt(4000))
+    few = zoo.generate(model, start, 1, temperature=0.7, top_k=2, key=jax.random.key(1))
+    likeliest = jnp.argsort(expected)[-2:]
+    assert set(np.unique(few[:, -1])) == set(likeliest.tolist())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": 0}, "at least 1"),
+        ({"temperature": -1.0}, "0 or more"),
+        ({"temperature": 1.0}, r"give key=jax.random.key"),
+        ({"top_k": 12}, r"top_k=12 must lie in \[1, 11\]"),
+        ({"steps": 9}, "does not fit into context=12"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_do(changes, said):
+    given = {"steps": 2, **changes}
+    with pytest.raises(ValueError, match=said):
+        zoo.generate(tiny(), TOKENS[:, :4], given.pop("steps"), **given)
+
+
+def test_generate_needs_a_decoder():
+    model = zoo.create("resmlp", width=8, depth=1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="a ResMLP is no decoder"):
+        zoo.generate(model, TOKENS, 2)
+
+
+# The rules.
+
+
+def test_the_default_is_completep_and_keys_grow_with_the_queries():
+    model = tiny(base_width=8, base_depth=1, queries_per_key=2)
+    assert model.plan.parametrization == optim.parametrization("completep")
+    assert model.plan["kv_heads"] == (1, 2, True)
+    scale = zoo.scales(model)["blocks/attention/key/kernel"]
+    assert scale.role is optim.Role.HIDDEN
+    assert scale.width_in == 2
+
+
+def test_a_frequency_is_kept_or_divided_by_the_factor_of_llama_3():
+    plain = zoo.rotary.Rotary(500000.0).frequencies(64)
+    scaled = zoo.rotary.Rotary(500000.0, LLAMA_3).frequencies(64)
+    assert scaled[0] == plain[0]
+    assert scaled[-1] == plain[-1] / 32
+    assert (np.diff(scaled / plain) <= 0).all()
+
+
+def test_rotary_logits_depend_on_the_distance_alone():
+    rotary = zoo.rotary.Rotary(100.0)
+    x = jax.random.normal(jax.random.key(0), (1, 1, 2, 8))
+
+    def logit(at, other):
+        query = rotary.rotate(x[:, :, :1], jnp.array([at]))
+        key = rotary.rotate(x[:, :, 1:], jnp.array([other]))
+        return jnp.vdot(query, key)
+
+    assert logit(7, 3) == pytest.approx(float(logit(25, 21)), rel=1e-5)
+    assert logit(7, 3) != pytest.approx(float(logit(7, 4)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"queries_per_key": 3}, "4 heads of queries are not a multiple of"),
+        ({"queries_per_key": 0}, "queries_per_key=0 must be a whole number"),
+        ({"head_dim": 1}, "head_dim=1 must be even"),
+        ({"attention_ratio": 0.3}, "attention_ratio=0.3 times width=16 is 4.8"),
+        ({"qk_norm": True, "zero_queries": True}, "zero_queries=False"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0 must be positive"),
+        ({"rope_scaling": (8.0, 4.0, 1.0, 16.0)}, "must be below high"),
+        ({"zero_readout": True}, "needs tied=False"),
+        ({"vocab_size": 0}, "vocab_size=0 must be a whole number"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        tiny(**options)
+
+
+# Configs of transformers.
+
+LLAMA_3_2_1B = {
+    "model_type": "llama",
+    "attention_bias": False,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
+SMOLLM2_135M = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+QWEN3_0_6B = {
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (LLAMA_3_2_1B, "llama3_2_1b"),
+        (SMOLLM2_135M, "smollm2_135m"),
+        (QWEN3_0_6B, "qwen3_0_6b"),
+    ],
+)
+def test_a_published_config_is_the_model_of_that_name(config, name):
+    assert identify(config, "x") == (name, {})
+
+
+# As published in the model cards, without the readout that is tied.
+PARAMETERS = {
+    "smollm2_135m": 134_515_008,
+    "smollm2_360m": 361_821_120,
+    "qwen3_0_6b": 596_049_920,
+    "llama3_2_1b": 1_235_814_400,
+    "llama3_2_3b": 3_212_749_824,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_named_size_has_the_published_number_of_parameters(name):
+    model = nnx.eval_shape(lambda: zoo.create(name, rngs=nnx.Rngs(0)))
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "mixtral"}, "only gpt2, llama, qwen2, qwen3 are read"),
+        ({"attention_bias": True}, "attention_bias=True; this zoo has only"),
+        ({"hidden_act": "relu2"}, "hidden_act='relu2'"),
+        ({"quantization_config": {}}, "quantized weights"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rotary positions of type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "lacks 'factor'"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads=5, which must divide it"),
+        ({"hidden_size": "x"}, "hidden_size='x', which must be a whole number"),
+        ({"rope_theta": 0}, "rope_theta=0, which must be a positive number"),
+    ],
+)
+def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
+    with pytest.raises(ValueError, match=said):
+        identify(LLAMA_3_2_1B | changes, "someone/x")

@@ -1,0 +1,175 @@
+"""What GPT and Llama share: token embedding, causal blocks, readout, decoding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mupax import optim
+
+from .attention import BlockOptions, Cache, Transformer, TransformerOptions
+from .layers import Dense, single, times
+from .plan import Plan
+from .sharding import weight
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderOptions(TransformerOptions):
+    """Options of every decoder; `GPT` and `Llama` describe them."""
+
+    vocab_size: int = 256
+    context: int = 256
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        if self.tied and self.zero_readout:
+            raise ValueError(
+                "zero_readout=True needs tied=False: a tied readout is the embedding, "
+                "which must not start at zero"
+            )
+
+
+class Decoder(Transformer):
+    """A language model over tokens, each of which sees those before it."""
+
+    def build_decoder(
+        self, options: DecoderOptions, block: BlockOptions, rngs: nnx.Rngs
+    ) -> None:
+        """Make the embedding, the position table, the blocks and the readout.
+
+        Args:
+          options: of the family.
+          block: of each block. Without rotary positions there is a table of them.
+          rngs: random state.
+        """
+        self.context = options.context
+        # As large as the other weights of the base: 1/√N.
+        gain = self.plan["embed"].base ** -0.5
+        self.embedding, self.multiplier = self.plan.param(
+            rngs.params, ("vocab", "embed"), inputs=1, init="normal", gain=gain
+        )
+        # Assigned once: NNX takes an attribute that was None for no variable.
+        table: nnx.Variable | None = None
+        self.position_multiplier = 1.0
+        if block.rotary is None:
+            table, self.position_multiplier = self.plan.param(
+                rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
+            )
+        self.position = table
+        self.build_blocks(block, options.depth, rngs)
+        self.tied_multiplier = tied_multiplier(self.plan)
+        self.readout = (
+            None
+            if options.tied
+            else Dense(
+                self.plan,
+                ("embed", "vocab"),
+                init="zeros" if options.zero_readout else "fan_in",
+                rngs=rngs,
+            )
+        )
+        self.build_noise(rngs)
+
+    def __call__(
+        self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "batch time vocab"]:
+        """Logits of the token after each one.
+
+        Args:
+          tokens: numbers below the vocabulary's size; any other gives NaN.
+          rngs: random state of this call, in place of the model's own.
+
+        Raises:
+          ValueError: a sequence longer than the context.
+        """
+        self._check(tokens.shape[1])
+        x = self._embed(tokens, 0)
+        return self._logits(self.run_blocks(x, rngs))
+
+    def cache(self, batch: int, length: int) -> Cache:
+        """An empty cache of keys and values, for `decode`.
+
+        Args:
+          batch: number of sequences.
+          length: the longest that they become.
+
+        Raises:
+          ValueError: a length above the context.
+        """
+        self._check(length)
+        heads = self.plan["kv_heads" if self.plan.has("kv_heads") else "heads"].size
+        shape = (self.depth, batch, length, heads, self.plan["head_dim"].size)
+        return Cache(*(jnp.zeros(shape, self.plan.dtype) for _ in range(2)))
+
+    def decode(
+        self,
+        tokens: Int[Array, "batch time"],
+        cache: Cache,
+        position: int | Int[Array, ""],
+    ) -> tuple[Float[Array, "batch time vocab"], Cache]:
+        """Logits of the token after each new one, without noise.
+
+        Args:
+          tokens: that follow those of the cache.
+          cache: from `cache`, or from the call before.
+          position: the number of tokens in the cache. That it and the new ones fit
+            into the cache is up to the caller.
+
+        Returns:
+          (logits, cache with the new tokens).
+        """
+        position = jnp.asarray(position, jnp.int32)
+        x = self._embed(tokens, position)
+        x, cache = self.decode_blocks(x, cache, position)
+        return self._logits(x), cache
+
+    def _check(self, time: int) -> None:
+        if time > self.context:
+            raise ValueError(
+                f"a sequence of {time} tokens does not fit into context={self.context}"
+            )
+
+    def _table(self) -> Float[Array, "vocab embed"]:
+        return times(weight(self.embedding, self.plan.dtype), self.multiplier)
+
+    def _embed(
+        self, tokens: Int[Array, "batch time"], position: int | Int[Array, ""]
+    ) -> Float[Array, "batch time embed"]:
+        x = jnp.take(self._table(), tokens, axis=0)
+        if self.position is None:
+            return x
+        positions = jax.lax.dynamic_slice_in_dim(
+            weight(self.position, self.plan.dtype), position, tokens.shape[1]
+        )
+        return x + times(positions, self.position_multiplier)[None]
+
+    def _logits(
+        self, x: Float[Array, "batch time embed"]
+    ) -> Float[Array, "batch time vocab"]:
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.readout is None:
+            logits = times(x @ self._table().T, self.tied_multiplier)
+        else:
+            logits = self.readout(x)
+        logits = logits * self.plan.output
+        return logits.astype(single(logits.dtype))
+
+
+def tied_multiplier(plan: Plan) -> float:
+    """The factor of logits that are read out by the embedding itself.
+
+    It makes up for what an embedding's initial size lacks of a readout's: 1/m under
+    μP, m^-½ under NTK. SP scales nothing.
+
+    Source: Tensor Programs V, App. B.1.
+    """
+    point = plan.parametrization
+    if not point.scaled:
+        return 1.0
+    scale = optim.ParamScale(
+        "", optim.Role.OUTPUT, (), (), width_in=plan.width, width_last=plan.width
+    )
+    return point.rows[optim.Role.OUTPUT].init.of(scale)

@@ -1,0 +1,84 @@
+"""Rotary position embedding of queries and keys."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .layers import single
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Rotate the pairs (i, i + d/2) of a head's entries by position · frequency.
+
+    Attributes:
+      theta: frequency i is theta^(-2i/d).
+      scaling: None, or (factor, low, high, context) as in Llama 3: frequencies of
+        fewer than `low` periods in `context` tokens are divided by `factor`, those of
+        more than `high` are kept, and between them the two are mixed linearly.
+
+    Source: Su et al. 2021, arXiv:2104.09864, eq. 15 and 34.
+
+    Examples:
+      >>> Rotary(10000.0).frequencies(4).tolist()
+      [1.0, 0.01]
+    """
+
+    theta: float = 10000.0
+    scaling: tuple[float, float, float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.theta > 0:
+            raise ValueError(f"rope_theta={self.theta!r} must be positive")
+        if self.scaling is not None:
+            if len(self.scaling) != 4 or not all(number > 0 for number in self.scaling):
+                raise ValueError(
+                    f"rope_scaling={self.scaling!r} must be four positive numbers: "
+                    "(factor, low, high, context)"
+                )
+            if self.scaling[1] >= self.scaling[2]:
+                raise ValueError(
+                    f"rope_scaling={self.scaling!r}: low (the second number) must be "
+                    "below high (the third)"
+                )
+
+    def frequencies(self, head_dim: int) -> Float[np.ndarray, " half"]:
+        """Radians per token of each pair, in float64.
+
+        Raises:
+          ValueError: an odd head_dim.
+        """
+        if head_dim % 2:
+            raise ValueError(
+                f"head_dim={head_dim} must be even: rotary positions turn pairs of "
+                "entries"
+            )
+        kept = self.theta ** -(np.arange(0, head_dim, 2) / head_dim)
+        if self.scaling is None:
+            return kept
+        factor, low, high, context = self.scaling
+        periods = context * kept / (2 * math.pi)
+        share = np.clip((periods - low) / (high - low), 0, 1)
+        return kept * (share + (1 - share) / factor)
+
+    def rotate(
+        self,
+        x: Float[Array, "batch time heads head_dim"],
+        positions: Int[Array, " time"],
+    ) -> Float[Array, "batch time heads head_dim"]:
+        """Queries or keys, turned by their positions; angles in float32 at least.
+
+        Args:
+          x: queries or keys.
+          positions: of the tokens, from 0.
+        """
+        dtype = single(x.dtype)
+        frequencies = jnp.asarray(self.frequencies(x.shape[-1]), dtype)
+        angles = positions.astype(dtype)[:, None] * frequencies[None]
+        cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+        first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+        turned = [first * cos - second * sin, second * cos + first * sin]
+        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
