@@ -29,6 +29,7 @@ BEGIN, END = "<!-- begin: python -m benchmarks.zoo_table -->", "<!-- end -->"
 SIZES = {
     "cnn": {"width": 256, "depth": 8},
     "gpt": {"width": 256, "depth": 4},
+    "llama": {"width": 256, "depth": 4},
     "mlp": {"width": 256, "depth": 4},
     "resmlp": {"width": 256, "depth": 8},
     "vit": {"width": 192, "depth": 12},

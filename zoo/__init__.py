@@ -6,6 +6,7 @@ grow, `list_models()` lists them; `load_pretrained(name)` comes with weights, an
 """
 
 from .cnn import CNN
+from .decoder import reads_tokens
 from .generate import generate
 from .gpt import GPT, gpt_names
 from .layers import ModelWarning
@@ -42,6 +43,7 @@ __all__ = [
     "llama_names",
     "load_pretrained",
     "partition_specs",
+    "reads_tokens",
     "save",
     "scales",
     "use_mesh",

@@ -12,6 +12,7 @@ from mupax import optim
 from .attention import BlockOptions, Cache, Transformer, TransformerOptions
 from .layers import Dense, single, times
 from .plan import Plan
+from .registry import options_of
 from .sharding import weight
 
 
@@ -173,3 +174,17 @@ def tied_multiplier(plan: Plan) -> float:
         "", optim.Role.OUTPUT, (), (), width_in=plan.width, width_last=plan.width
     )
     return point.rows[optim.Role.OUTPUT].init.of(scale)
+
+
+def reads_tokens(name: str) -> bool:
+    """Whether a registered model is a decoder, which takes tokens and no images.
+
+    Raises:
+      ValueError: an unknown model.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> zoo.reads_tokens("llama"), zoo.reads_tokens("vit")
+      (True, False)
+    """
+    return issubclass(options_of(name)[0], Decoder)

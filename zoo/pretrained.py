@@ -13,6 +13,7 @@ from flax import nnx
 
 from . import foreign, hub, saving
 from .architectures import Architecture, identify
+from .decoder import reads_tokens
 from .registry import create, options_of
 
 _SHIPPED = "checkpoints"
@@ -223,7 +224,7 @@ def _resolve(
     if name is None or name == described.model:
         return described.model, described.options
     kind, defaults = options_of(described.model)
-    if name in ("vit", "gpt") and options_of(name)[0] is kind:
+    if name in ("vit", "gpt", "llama") and options_of(name)[0] is kind:
         return name, {**defaults, **described.options}
     raise ValueError(f"{str(source)!r} holds a {described.model!r}, not a {name!r}")
 
@@ -233,7 +234,7 @@ def _assumption(
 ) -> str:
     if name.startswith("resnet"):
         library = "timm's or torchvision's"
-    elif name.startswith("gpt"):
+    elif reads_tokens(name):
         library = "transformers'"
     else:
         library = {"timm": "timm's", "torchvision": "torchvision's"}.get(

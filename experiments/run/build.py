@@ -242,7 +242,7 @@ def model_shapes(dataset: Dataset, name: str) -> Shapes:
       UserError: a model of text for images, or the reverse.
     """
     text = dataset.kind == "text"
-    if text != name.startswith("gpt"):
+    if text != zoo.reads_tokens(name):
         raise UserError(
             f"{name} takes {'images' if text else 'text'}, and {dataset.name} is "
             f"{dataset.kind}; choose another model or dataset"
