@@ -131,6 +131,24 @@ CASES = {
         r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
         seeds=96,
     ),
+    "llama": Case(
+        {
+            "width": 32,
+            "depth": 2,
+            "base_width": 2,
+            **HALF,
+            "heads": 2,
+            "queries_per_key": 2,
+            "vocab_size": CLASSES,
+            "context": 6,
+        },
+        (6,),
+        (64, 256),
+        (16, 64),
+        r"^(blocks|norm|output)$",
+        r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
+        seeds=96,
+    ),
 }
 
 # At the base depth all that scale depth are mup; at a given width all that do not are.
@@ -159,7 +177,7 @@ def check(
     """
     case = CASES[model]
     options = {**case.options, "parametrization": point(name)}
-    if model != "gpt":
+    if not zoo.reads_tokens(model):
         options |= {"input_shape": case.shape, "out_features": CLASSES}
 
     def create(key: jax.Array, **size: int) -> nnx.Module:
