@@ -34,12 +34,12 @@ class Hub:
 
     def put(self, repository: str, *, revision: str = "main", **files: bytes) -> None:
         """Add files to a repository; "config" and "model" name the usual two."""
-        names = {"config": "config.json", "model": "model.safetensors"}
+        usual = {"config": "config.json", "model": "model.safetensors"}
         commit = COMMIT if revision == "main" else OTHER_COMMIT
         self.revisions[repository, revision] = commit
         self.revisions[repository, commit] = commit
         for name, content in files.items():
-            self.files[repository, commit, names[name]] = content
+            self.files[repository, commit, usual.get(name, name)] = content
 
 
 @contextlib.contextmanager

@@ -299,3 +299,22 @@ def test_the_command_asks_the_endpoint_of_the_environment(hub: Hub, tmp_path):
         env={**os.environ, **places},
     )
     assert (tmp_path / "vit" / "config.json").is_file()
+
+
+def test_weights_in_several_files_are_downloaded(hub, tmp_path):
+    weights, data = golden("qwen3")
+    keys = sorted(weights)
+    parts = {"model-1.safetensors": keys[::2], "model-2.safetensors": keys[1::2]}
+    listed = {key: name for name, held in parts.items() for key in held}
+    files = {n: as_bytes({k: weights[k] for k in held}) for n, held in parts.items()}
+    files["model.safetensors.index.json"] = config(weight_map=listed)
+    hub.put("someone/large", config=str(data["config"]).encode(), **files)
+    model = zoo.load_pretrained("someone/large", cache_dir=tmp_path)
+    logits = model(jnp.asarray(data["tokens"]))
+    np.testing.assert_allclose(logits, data["logits"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_repository_without_weights_says_so(hub, tmp_path):
+    hub.put("someone/empty", config=config(**VIT_CONFIG))
+    with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
+        zoo.load_pretrained("someone/empty", cache_dir=tmp_path)

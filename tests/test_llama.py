@@ -137,6 +137,53 @@ def test_weights_in_bfloat16_are_read(tmp_path):
     assert apart(model(jnp.asarray(data["tokens"])), data["logits"]) < 0.1
 
 
+def in_parts(folder, kind):
+    """A repository whose weights lie in two files and an index."""
+    weights, data = golden(kind)
+    keys = sorted(weights)
+    parts = {
+        "model-1-of-2.safetensors": keys[::2],
+        "model-2-of-2.safetensors": keys[1::2],
+    }
+    for name, held in parts.items():
+        safetensors.numpy.save_file({k: weights[k] for k in held}, folder / name)
+    listed = {key: name for name, held in parts.items() for key in held}
+    index = {"metadata": {}, "weight_map": listed}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(str(data["config"]))
+    return folder
+
+
+def test_weights_in_several_files_are_read(tmp_path):
+    data = golden("llama")[1]
+    model = zoo.load_pretrained(in_parts(tmp_path, "llama"))
+    assert apart(model(jnp.asarray(data["tokens"])), data["logits"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ({}, "it lists None"),
+        ({"weight_map": {"a": "../else.safetensors"}}, "'../else.safetensors'"),
+        ({"weight_map": {"a": "model.bin"}}, "'model.bin'"),
+        ({"weight_map": {"a": "model-3-of-2.safetensors"}}, "there is no file"),
+    ],
+)
+def test_an_index_that_lists_no_files_is_refused(index, said, tmp_path):
+    in_parts(tmp_path, "smollm")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=said):
+        zoo.load_pretrained(tmp_path)
+
+
+def test_a_key_in_two_files_is_refused(tmp_path):
+    in_parts(tmp_path, "smollm")
+    first = tmp_path / "model-1-of-2.safetensors"
+    (tmp_path / "model-2-of-2.safetensors").write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match="which a file before it holds too"):
+        zoo.load_pretrained(tmp_path)
+
+
 # Decoding.
 
 

@@ -470,7 +470,9 @@ class Transformer(Family):
         graph, weights = nnx.split(self.blocks)
 
         def run(x: Array, layer: tuple[nnx.State, Cache]) -> tuple[Array, Cache]:
-            return nnx.merge(graph, layer[0]).decode(x, layer[1], position)
+            block = nnx.merge(graph, layer[0])
+            assert isinstance(block, TransformerBlock)
+            return block.decode(x, layer[1], position)
 
         return jax.lax.scan(run, x, (weights, cache))
 

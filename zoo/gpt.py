@@ -140,7 +140,7 @@ def gpt_names(model: GPT, *, prefix: str = "transformer.") -> dict[Leaf, Source]
     vocab, n = model.embedding.shape
     special = {
         "embedding": ((vocab, n), (0, 1)),
-        "position": (tuple(model.position.shape), (0, 1)),
+        "position": ((model.context, n), (0, 1)),
         "readout/kernel": ((vocab, n), (1, 0)),
     }
     modules = {key: prefix + name for key, name in LAYOUT.modules.items()}

@@ -16,6 +16,8 @@ FILE_SUFFIXES = (
     *(".pickle", ".h5", ".hdf5", ".msgpack", ".onnx", ".gguf", ".zip", ".tar"),
 )
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+# Names the files of weights that are too large for one.
+INDEX = "model.safetensors.index.json"
 _ID = re.compile(r"(hf[-_]hub:)?(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
 
 

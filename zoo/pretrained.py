@@ -52,7 +52,8 @@ def load_pretrained(
         of timm, torchvision or transformers; a .npz file of big_vision; the id of
         such a repository on the Hugging Face hub, e.g. "timm/resnet50.a1_in1k", with
         "@revision" behind it if need be; a directory with the files of such a
-        repository. None for what comes with the package, which needs no network.
+        repository. Weights may lie in several files, which an index lists. None for
+        what comes with the package, which needs no network.
       revision: a branch, tag or commit of a repository; None for its main branch.
       token: for private or gated repositories; None for the one that `hf auth login`
         stored or HF_TOKEN holds.
@@ -120,7 +121,7 @@ class Loaded(NamedTuple):
 class _Files(NamedTuple):
     """The weights of another library, and the config beside them if there is one."""
 
-    weights: pathlib.Path
+    weights: list[pathlib.Path]
     config: pathlib.Path | None
 
 
@@ -153,7 +154,7 @@ def read_source(
     name, options = _resolve(name, described, source)
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
     options = {**options, **overrides}
-    arrays = foreign.read(files.weights)
+    arrays = _read_all(files.weights)
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
     # What does not fit is said before a large model is made.
     abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
@@ -166,7 +167,7 @@ def read_source(
 
 def _is_ours(directory: pathlib.Path) -> bool:
     """Whether a directory is one of `zoo.save`, rather than a repository's files."""
-    return not (directory / hub.WEIGHTS).is_file()
+    return not any((directory / name).is_file() for name in (hub.WEIGHTS, hub.INDEX))
 
 
 def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
@@ -177,10 +178,22 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
         if config is not None:
             # An architecture that is refused need not be downloaded.
             identify(_read_json(config), str(source))
-        weights = hub.download(str(source), hub.WEIGHTS, options)
-        assert weights is not None
-        return _Files(weights, config)
+        weights = hub.download(str(source), hub.WEIGHTS, options, optional=True)
+        if weights is not None:
+            return _Files([weights], config)
+        index = hub.download(str(source), hub.INDEX, options, optional=True)
+        if index is None:
+            # Says that the repository holds no weights that are read.
+            hub.download(str(source), hub.WEIGHTS, options)
+            raise AssertionError(source)
+        found = [hub.download(str(source), part, options) for part in _parts(index)]
+        return _Files([part for part in found if part is not None], config)
     if path.is_dir():
+        index = path / hub.INDEX
+        if not (path / hub.WEIGHTS).exists() and index.is_file():
+            config = path / hub.CONFIG
+            parts = [path / part for part in _parts(index)]
+            return _Files(parts, config if config.is_file() else None)
         path = path / hub.WEIGHTS
     if not path.exists() and hub.is_file_name(path):
         raise ValueError(f"there is no file {str(path)!r}")
@@ -192,7 +205,40 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
     beside = path.parent / hub.CONFIG
     # A file that was renamed may lie beside the config of another.
     is_whole = path.name == hub.WEIGHTS and beside.is_file()
-    return _Files(path, beside if is_whole else None)
+    return _Files([path], beside if is_whole else None)
+
+
+def _parts(index: pathlib.Path) -> list[str]:
+    """The names of the files that an index of weights lists.
+
+    Raises:
+      ValueError: an index without them, or with a name that is no file beside it.
+    """
+    listed = _read_json(index).get("weight_map")
+    names = sorted(set(listed.values())) if isinstance(listed, dict) else []
+    for name in names or [None]:
+        plain = isinstance(name, str) and pathlib.PurePath(name).name == name
+        if not plain or not name.endswith(".safetensors"):
+            raise ValueError(
+                f"{str(index)!r} must list .safetensors files beside it under "
+                f"'weight_map'; it lists {name!r}, so download it again"
+            )
+    return names
+
+
+def _read_all(paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
+    """The arrays of all files of one network, by key."""
+    arrays: dict[str, np.ndarray] = {}
+    for path in paths:
+        more = foreign.read(path)
+        twice = sorted(arrays.keys() & more.keys())
+        if twice:
+            raise ValueError(
+                f"{str(path)!r} holds {twice[0]!r}, which a file before it holds too; "
+                "download the files again"
+            )
+        arrays |= more
+    return arrays
 
 
 def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
