@@ -1,9 +1,9 @@
-"""An hour of training on small data, whose memory must not grow.
+"""Measure the memory of an hour of training on small data.
 
     python -m benchmarks.soak [--minutes 60]
 
 Trains a small residual MLP on digits with augmentation, evaluations and checkpoints
-every 200 steps, and prints the resident memory of the process ten times on the way.
+every 200 steps, and prints the resident memory of the process ten times.
 """
 
 import argparse
@@ -15,23 +15,23 @@ import time
 
 from ml_collections import ConfigDict
 
-from mupax.experiments.run import job as jobs
 from mupax.experiments.run import train
 from mupax.experiments.run.config import defaults, parse
+from mupax.experiments.run.prepare import prepare
 
 
 def resident() -> float:
-    """MiB of this process that are in memory now."""
+    """Resident memory of this process, MiB."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 class Enough(Exception):
-    """The time is over."""
+    """The time is up."""
 
 
 def soak(minutes: float, points: int = 10, every: int = 200) -> list[tuple[int, float]]:
-    """(step, MiB) at equal distances in time; a checkpoint every so many steps."""
+    """(step, MiB) at equal intervals. Saves and evaluates every `every` steps."""
     c = defaults()
     c.dataset = "digits"
     c.augment = ({"name": "rotate", "degrees": 10},)
@@ -41,32 +41,32 @@ def soak(minutes: float, points: int = 10, every: int = 200) -> list[tuple[int, 
     c.steps = 10**9
     c.log_every = 100
     c.eval_every = c.save_every = every
-    job = jobs.prepare(parse(c))
-    found: list[tuple[int, float]] = []
+    prepared = prepare(parse(c))
+    sizes: list[tuple[int, float]] = []
     start = time.monotonic()
 
     def watch(step: int, loss: float, line: dict[str, float]) -> None:
-        if time.monotonic() - start > 60 * minutes * (len(found) + 1) / points:
-            found.append((step, resident()))
-        if len(found) == points:
+        if time.monotonic() - start > 60 * minutes * (len(sizes) + 1) / points:
+            sizes.append((step, resident()))
+        if len(sizes) == points:
             raise Enough
 
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
         train(
-            job.built.model,
-            job.program,
-            job.dataset,
-            job.plan,
+            prepared.built.model,
+            prepared.program,
+            prepared.dataset,
+            prepared.options,
             workdir=pathlib.Path(folder) / "run",
-            create=job.built.create,
+            create=prepared.built.create,
             on_step=watch,
-            learning_rate=job.rate,
+            learning_rate=prepared.config.learning_rates,
         )
-    return found
+    return sizes
 
 
 def main() -> None:
-    """Print the memory on the way."""
+    """Print the memory during training."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=60)
     for step, size in soak(parser.parse_args().minutes):

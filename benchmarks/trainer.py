@@ -1,4 +1,4 @@
-"""What the trainer costs beside its step, and how soon it starts.
+"""Measure the overhead of the trainer and the time to its first step.
 
     python -m benchmarks.trainer [--pairs 5]
 
@@ -23,10 +23,10 @@ import jax
 from ml_collections import ConfigDict
 
 from mupax import zoo
-from mupax.experiments.run import job as jobs
 from mupax.experiments.run import open_checkpoints, train
 from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.evaluate import place_batch
+from mupax.experiments.run.prepare import PreparedRun, prepare
 
 STEPS = 100
 
@@ -44,43 +44,43 @@ def config() -> ConfigDict:
     return c
 
 
-def bare(job: jobs.Job) -> float:
+def bare(run: PreparedRun) -> float:
     """Seconds a step, of the compiled step alone."""
-    state = job.program.init_on_mesh(job.built.create)
-    feed = job.dataset.train(job.plan.batch_size, 0)
-    batch = place_batch(next(feed), zoo.batch_sharding(job.program.mesh))
+    state = run.program.init_on_mesh(run.built.create)
+    feed = run.dataset.train(run.options.batch_size, 0)
+    batch = place_batch(next(feed), zoo.batch_sharding(run.program.mesh))
     feed.close()
-    step = job.program.jit_step()
+    step = run.program.jit_step()
     for _ in range(3):
-        state, out = step(state, batch, job.program.hyper)
+        state, out = step(state, batch, run.program.hyper)
     jax.block_until_ready(out)
     start = time.perf_counter()
     for _ in range(STEPS):
-        state, out = step(state, batch, job.program.hyper)
+        state, out = step(state, batch, run.program.hyper)
     jax.block_until_ready(out)
     return (time.perf_counter() - start) / STEPS
 
 
-def looped(job: jobs.Job) -> float:
+def looped(run: PreparedRun) -> float:
     """Seconds a step, of the loop between its first steps and its end."""
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         train(
-            job.built.model,
-            job.program,
-            job.dataset,
-            job.plan,
+            run.built.model,
+            run.program,
+            run.dataset,
+            run.options,
             workdir=pathlib.Path(folder) / "run",
-            create=job.built.create,
+            create=run.built.create,
             on_step=lambda step, loss, line: times.append(time.perf_counter()),
         )
     # The last step waits for evaluation and checkpoint.
     return (times[-2] - times[2]) / (len(times) - 4)
 
 
-def checkpoint(job: jobs.Job) -> float:
+def checkpoint(run: PreparedRun) -> float:
     """Seconds that saving holds the loop up: the device is copied, not the disk."""
-    state = job.program.init_on_mesh(job.built.create)
+    state = run.program.init_on_mesh(run.built.create)
     found = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -125,11 +125,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs
-    job = jobs.prepare(parse(config()))
+    run = prepare(parse(config()))
     ratios, alone = [], []
     for pair in range(pairs):
         measures = [bare, looped][:: 1 if pair % 2 else -1]
-        found = {measure: measure(job) for measure in measures}
+        found = {measure: measure(run) for measure in measures}
         ratios.append(found[looped] / found[bare])
         alone.append(found[bare])
     print(
@@ -137,7 +137,7 @@ def main() -> None:
         f"{statistics.median(ratios):.3f} of it (median of {pairs} pairs, "
         f"{min(ratios):.3f} to {max(ratios):.3f})"
     )
-    stop = checkpoint(job)
+    stop = checkpoint(run)
     print(f"checkpoint: {1000 * stop:.0f} ms, {stop / 60:.2%} at one a minute")
     with tempfile.TemporaryDirectory() as cache:
         cold, warm = first_step(cache), first_step(cache)

@@ -1,4 +1,4 @@
-"""The job of `mupax coord-check`: do activations move alike at every size?"""
+"""`mupax coord-check`: do activations change alike at every width and depth?"""
 
 import dataclasses
 import math
@@ -22,8 +22,8 @@ from .run.build import (
     model_shapes,
     open_dataset,
 )
-from .run.config import Named, RunConfig, parse
-from .run.objective import Classification, Objective
+from .run.config import Component, RunConfig, parse, plain
+from .run.loss import Classification, Objective
 
 _MOST_SEEDS = 1000
 
@@ -38,29 +38,28 @@ def run(
     seeds: int = 4,
     tolerance: float = 0.15,
 ) -> optim.CoordCheck:
-    """Check a training config's model, optimizer and data; print and draw it.
+    """Check a training config's model, optimizer and data; print and plot the result.
 
     Args:
-      config: of `mupax train`.
-      folder: where coord_check-width.png, coord_check-depth.png and coord_check.txt
-        are written.
-      widths: as "64,128,256"; by default the base's, and 2 and 4 times it.
-      depths: likewise.
-      learning_rate: the config's own by default.
-      seeds: how many initializations.
-      tolerance: how far from zero a slope may surely be.
+      config: a training config.
+      folder: directory for coord_check-width.png, coord_check-depth.png and
+        coord_check.txt.
+      widths: e.g. "64,128,256"; by default 1, 2 and 4 times the base width.
+      depths: e.g. "4,8,16"; by default 1, 2 and 4 times the base depth.
+      learning_rate: by default the config's.
+      seeds: number of initializations.
+      tolerance: largest absolute slope that passes.
 
     Raises:
-      UserError: bad input, said in one sentence.
+      UserError: bad input; names the flag or key.
     """
     if not 0 < tolerance < math.inf:
         raise UserError(f"--tolerance={tolerance} must be a positive number")
     if not 1 <= seeds <= _MOST_SEEDS:
         raise UserError(f"--seeds={seeds} must lie in 1 to {_MOST_SEEDS}")
-    given = config.copy_and_resolve_references()
-    with given.unlocked():
-        if learning_rate is not None:
-            given.learning_rate = learning_rate
+    given = plain(config)
+    if learning_rate is not None:
+        given["learning_rate"] = learning_rate
     run = parse(given)
     dataset = open_dataset(run, stand_in=True)
     shapes = model_shapes(dataset, run.model.name)
@@ -82,12 +81,9 @@ def run(
         return create_model(run.sized(width, depth), shapes, key)
 
     def optimizer(model: nnx.Module, **_: int) -> Any:
-        constant = Named("constant")
-        return make_optimizer(
-            dataclasses.replace(run, schedule=constant), zoo.scales(model)
-        )
+        constant = dataclasses.replace(run, schedule=Component("constant"))
+        return make_optimizer(constant, zoo.scales(model))
 
-    # Before minutes are spent on what would go there.
     directory = pathlib.Path(folder)
     io.check_writable(directory)
     batch = next(iter(dataset.train(min(run.batch_size, 64), run.seed)))
@@ -95,7 +91,7 @@ def run(
     deep = _sizes("depths", depths, base["depth"])
     try:
         _check_memory(build, wide, deep)
-        found = optim.coord_check(
+        result = optim.coord_check(
             build,
             optimizer,
             _outputs(objective),
@@ -109,15 +105,15 @@ def run(
     except (OverflowError, TypeError, ValueError) as error:
         raise UserError(f"the model cannot be checked: {error}") from None
     directory.mkdir(parents=True, exist_ok=True)
-    io.write_durably(directory / "coord_check.txt", f"{found}\n")
-    print(found)
-    for path in found.plot(directory / "coord_check.png"):
+    io.write_durably(directory / "coord_check.txt", f"{result}\n")
+    print(result)
+    for path in result.plot(directory / "coord_check.png"):
         print(pathlib.Path(path))
-    return found
+    return result
 
 
 def _strength(run: RunConfig) -> float | None:
-    """a²·base_depth of a model with residual branches; None of one without."""
+    """a²·base_depth of a model with residual branches; None for other models."""
     known = default_options(run.model.name)
     if "branch_multiplier" not in known or run.base_depth is None:
         return None
@@ -126,28 +122,28 @@ def _strength(run: RunConfig) -> float | None:
 
 
 def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:
-    """Refuse sizes whose parameters, gradients and Adam's moments do not fit.
+    """Check that parameters, gradients and the moments of Adam fit into memory.
 
     Raises:
-      UserError: naming the sizes.
+      UserError: they do not; names width and depth.
     """
-    here = memory.available()
+    free = memory.available()
     for width, depth in ((max(widths), min(depths)), (min(widths), max(depths))):
         model = nnx.eval_shape(
             lambda w=width, d=depth: build(jax.random.key(0), width=w, depth=d)
         )
         leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
         needed = 4 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        if needed > here:
+        if needed > free:
             raise UserError(
                 f"width {width} at depth {depth} needs at least {needed / 2**30:,.1f} "
-                f"GiB, and {here / 2**30:,.1f} GiB are free; give smaller --widths or "
+                f"GiB, and {free / 2**30:,.1f} GiB are free; give smaller --widths or "
                 "--depths"
             )
 
 
 def _outputs(objective: Objective) -> Any:
-    """The logits; the check takes a loss that is linear in them."""
+    """A function that returns the logits."""
 
     def outputs(model: nnx.Module, batch: Any) -> jax.Array:
         if isinstance(objective, Classification):

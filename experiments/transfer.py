@@ -18,12 +18,14 @@ from mupax import optim
 
 from . import io, report
 from .errors import UserError
-from .run import job as training
-from .run import workdir
+from .run import commands, workdir
 from .run.build import build
-from .run.config import RunConfig, defaults, found_by_transfer, tuned
+from .run.config import RunConfig, defaults
+from .run.hyperparameters import transfer_record, tuned
 from .run.loop import TrainResult
 from .run.mesh import make_mesh
+from .run.prepare import PreparedRun
+from .run.prepare import prepare as prepare_run
 from .sweep import main as sweeping
 from .sweep import optima, space
 from .sweep.results import Cell, Population
@@ -56,8 +58,8 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
     workdir.check(directory, settings)
     sweeping.open_data(tasks[0], console)
     target = prepare(_target(parsed))  # it is checked before any work
-    training.check_job(target)
-    training.check_memory(target)
+    target.check()
+    target.check_memory()
     with workdir.claim(directory, settings):
         started = time.perf_counter()
         populations = sweeping.train(tasks, directory, parsed.limits, console)
@@ -65,7 +67,7 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
         sweeping.write_tables(directory, swept)
         best = best_of_base(parsed, populations)
         tuned_target = tuned(_target(parsed), best)
-        trained = training.train_in(
+        trained = commands.train_in(
             prepare(tuned_target),
             directory / "target",
             directory / "model",
@@ -141,7 +143,7 @@ def _target(config: SweepConfig) -> RunConfig:
     return config.target
 
 
-def prepare(target: RunConfig) -> training.Job:
+def prepare(target: RunConfig) -> PreparedRun:
     """The target on its mesh.
 
     A sweep makes a device of every core of a CPU; the target takes one of them, which
@@ -150,7 +152,7 @@ def prepare(target: RunConfig) -> training.Job:
     mesh = None
     if jax.default_backend() == "cpu" and target.mesh == defaults().mesh.to_dict():
         mesh = make_mesh(devices=jax.devices()[:1])
-    return training.prepare(target, mesh)
+    return prepare_run(target, mesh)
 
 
 def best_of_base(
@@ -206,7 +208,7 @@ def summarize(
         "test_accuracy": trained.test_accuracy,
     }
     # What `mupax train --config.transfer_from=.../summary.json` reads.
-    out["transfer"] = found_by_transfer(config.base, best)
+    out["transfer"] = transfer_record(config.base, best)
     return out
 
 
@@ -215,7 +217,7 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     parsed = space.parse_sweep(config)
     chosen = parsed.target or parsed.base
     built = build(chosen)
-    return optim.explain(built.scales, chosen.point, chosen.optimizer.name)
+    return optim.explain(built.scales, chosen.rules, chosen.optimizer.name)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

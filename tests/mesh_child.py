@@ -17,10 +17,10 @@ from ml_collections import ConfigDict
 
 from mupax import zoo
 from mupax.experiments.estimate.hlo import collectives
-from mupax.experiments.run import job as train
 from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.evaluate import place_batch
 from mupax.experiments.run.mesh import make_mesh
+from mupax.experiments.run.prepare import prepare
 
 DEVICES, BATCH, STEPS = 8, 16, 4
 MESHES = {
@@ -66,7 +66,7 @@ def main() -> None:
         c = config(model)
         count = data * fsdp * tensor
         sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
-        job = train.prepare(parse(c), make_mesh(sizes, jax.devices()[:count]))
+        job = prepare(parse(c), make_mesh(sizes, jax.devices()[:count]))
         state = job.program.init_on_mesh(job.built.create)
         feed = job.dataset.train(BATCH, 0)
         sharding = zoo.batch_sharding(job.program.mesh)

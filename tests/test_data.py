@@ -223,7 +223,7 @@ sizes = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1
 @hypothesis.given(sizes=sizes, seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 12))
 def test_sweeps_and_loops_see_the_same_examples_in_the_same_order(sizes, seed, steps):
     n, batch_size = sizes
-    iterator = data.batches(toy(n), batch_size, seed)
+    iterator = data.from_memory(toy(n)).train(batch_size, seed)
     seen = [next(iterator) for _ in range(steps)]
     iterator.close()
     indices = data.batch_indices(n, batch_size, seed, steps)
@@ -249,7 +249,7 @@ def test_epochs_and_seeds_differ_in_order():
 def test_the_parts_of_the_processes_make_up_the_batch(processes):
     whole = data.batch_indices(31, 6, 5, 20)
     parts = [
-        data.batches(toy(31), 6, 5, process_index=r, process_count=processes)
+        data.from_memory(toy(31)).train(6, 5, process_index=r, process_count=processes)
         for r in range(processes)
     ]
     for expected in whole:
@@ -261,10 +261,10 @@ def test_the_parts_of_the_processes_make_up_the_batch(processes):
 
 @pytest.mark.parametrize("steps", [0, 1, 9])
 def test_an_iterator_goes_on_from_its_saved_state(steps):
-    iterator = data.batches(toy(20), 6, 7)
+    iterator = data.from_memory(toy(20)).train(6, 7)
     for _ in range(steps):
         next(iterator)
-    fresh = data.batches(toy(20), 6, 7)
+    fresh = data.from_memory(toy(20)).train(6, 7)
     fresh.set_state(iterator.get_state())
     for _ in range(9):
         np.testing.assert_array_equal(next(iterator)["label"], next(fresh)["label"])

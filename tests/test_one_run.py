@@ -18,10 +18,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from mupax import zoo
-from mupax.experiments.run import job as training
 from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.evaluate import place_batch
-from mupax.experiments.run.optimizer import make_schedule
+from mupax.experiments.run.prepare import prepare
+from mupax.experiments.run.schedule import make_schedule
 from mupax.experiments.sweep import engine, space
 
 STEPS, BATCH, RATE, SEED = 20, 16, 0.01, 1
@@ -99,7 +99,7 @@ def swept(given: ConfigDict) -> np.ndarray:
 def trained(given: ConfigDict) -> np.ndarray:
     """The losses that `mupax train` has step by step."""
     given.seed += SEED
-    job = training.prepare(parse(given))
+    job = prepare(parse(given))
     state = job.program.init_on_mesh(job.built.create)
     feed = job.dataset.train(BATCH, given.seed)
     sharding = zoo.batch_sharding(job.program.mesh)

@@ -167,7 +167,7 @@ def test_the_default_parametrization_follows_the_layers_of_a_branch(
     run = parse(
         {"dataset": "digits", "learning_rate": 0.1, "model": {"name": name, **options}}
     )
-    assert run.point.name == expected
+    assert run.rules.name == expected
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from mupax.experiments import data as datasets
 from mupax.experiments import memory
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import create_model
-from mupax.experiments.run.config import tuned
+from mupax.experiments.run.hyperparameters import tuned
 from mupax.experiments.sweep import engine, executors, tasks
 from mupax.experiments.sweep.population import program
 from mupax.optim.paths import map_with_paths
@@ -37,7 +37,7 @@ def built(job: tasks.ZooTask, seed: int) -> nnx.Module:
 def one_run(job: tasks.ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
     """The same training written as a plain loop: no vmap, no scan over steps."""
     model = built(job, seed)
-    tx = optim.adam(2.0**log2_lr, zoo.scales(model), job.config.point)
+    tx = optim.adam(2.0**log2_lr, zoo.scales(model), job.config.rules)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     state = tx.init(params)
     order = datasets.batch_indices(len(data.train_labels), 16, seed, job.steps)

@@ -12,10 +12,10 @@ from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.cli.flags import list_configs, parse
 from mupax.experiments.errors import UserError
-from mupax.experiments.run.build import create_model
+from mupax.experiments.run.build import create_model, model_shapes, open_dataset
 from mupax.experiments.run.config import parse as parse_run
 from mupax.experiments.run.config import plain
-from mupax.experiments.run.objective import NextToken
+from mupax.experiments.run.loss import NextToken
 from mupax.experiments.sweep import engine, space
 from mupax.experiments.sweep import main as sweep
 
@@ -53,18 +53,20 @@ def config(name: str, **sections) -> ConfigDict:
 
 
 def test_a_text_is_held_window_by_window(song):
-    held = datasets.hold(song, None, {"context": 8})
+    dataset = datasets.open_dataset(song, context=8)
+    tokens = dataset.training_arrays()["tokens"]
     text = np.frombuffer(SONG.encode(), np.uint8)
-    np.testing.assert_array_equal(held.tokens[0], text[:9])
+    np.testing.assert_array_equal(tokens[0], text[:9])
     np.testing.assert_array_equal(
-        held.tokens[:, -1], text[8 : 9 * 8 * 40 : 8][: len(held.tokens)]
+        tokens[:, -1], text[8 : 9 * 8 * 40 : 8][: len(tokens)]
     )
-    assert held.model_options == {"vocab_size": 256, "context": 8}
+    shapes = {"vocab_size": 256, "context": 8}
+    assert model_shapes(dataset, "gpt") == shapes
 
 
 def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
     (task, *_) = space.tasks(space.parse_sweep(config(song)))
-    held = datasets.hold(song, None, {"context": 8})
+    tokens = datasets.open_dataset(song, context=8).training_arrays()["tokens"]
     lane = engine.run(task, None).curves[0, 1]
     shapes = {"vocab_size": 256, "context": 8}
     model, key = create_model(task.config, shapes, 0), jax.random.key(0)
@@ -80,8 +82,8 @@ def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
         tx.update(model, grads)
         return value
 
-    orders = datasets.batch_indices(len(held.tokens), 4, 0, task.steps)
-    losses = [float(step(model, tx, held.tokens[rows])) for rows in orders]
+    orders = datasets.batch_indices(len(tokens), 4, 0, task.steps)
+    losses = [float(step(model, tx, tokens[rows])) for rows in orders]
     np.testing.assert_allclose(lane, losses, rtol=2e-5)
 
 
@@ -101,16 +103,16 @@ def test_sweep_runs_on_text(song, tmp_path):
 )
 def test_options_that_mean_nothing_are_refused(name, options, said):
     with pytest.raises(UserError, match=said):
-        datasets.hold(name, None, options)
+        open_dataset(parse_run({"dataset": name, "data": options, "learning_rate": 1}))
 
 
 def test_images_are_held_at_the_size_that_is_asked_for():
-    small = datasets.hold("digits", None, {"image_size": 4})
-    full = datasets.hold("digits")
-    assert small.train_images.shape == (len(full.train_labels), 4, 4, 1)
-    np.testing.assert_array_equal(small.test_labels, full.test_labels)
+    small = datasets.open_dataset("digits", image_size=4)
+    arrays, full = small.training_arrays(), datasets.load("digits")
+    assert arrays["image"].shape == (len(full.train_labels), 4, 4, 1)
+    np.testing.assert_array_equal(arrays["label"], full.train_labels)
     # Averages of pixels have about the mean that the pixels have.
-    np.testing.assert_allclose(small.mean, full.mean, atol=0.5)
+    np.testing.assert_allclose(small.statistics[0], full.mean, atol=0.5)
 
 
 @pytest.mark.parametrize("name", list_configs())

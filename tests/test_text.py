@@ -250,4 +250,4 @@ def test_bytes_are_mapped_and_not_read(tmp_path):
     iterator = dataset.train(2, 0)
     assert next(iterator)["tokens"].sum() == 0
     iterator.close()
-    assert all(isinstance(file, np.memmap) for file in dataset._train.files)
+    assert all(isinstance(file, np.memmap) for file in dataset.load_train.files)

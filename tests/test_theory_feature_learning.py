@@ -1,5 +1,7 @@
 """Feature learning by Monte Carlo, against wide networks and the other solvers."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -338,10 +340,10 @@ def test_the_error_that_is_given_is_that_of_other_seeds_and_falls_with_samples()
 # --- bad input -----------------------------------------------------------------
 
 
-def test_tensors_beyond_memory_are_refused_with_their_bytes():
+def test_tensors_beyond_memory_are_refused_with_their_size():
     x, y = np.ones((100, 2, 1)), np.ones((100, 2))
-    needed = feature_learning.memory(100, 2, 8, 10_000)
-    with pytest.raises(UserError, match=f"{needed} bytes"):
+    needed = feature_learning.memory_needed(100, 2, 8, 10_000) / 2**30
+    with pytest.raises(UserError, match=f"would take {re.escape(f'{needed:.3g}')} GiB"):
         feature_learning.dynamics(x, y, 8, samples=10_000)
 
 

@@ -24,7 +24,7 @@ from train_child import STEPS, TinyMLP, digest, run, toy_data
 from mupax.experiments import data
 from mupax.experiments import run as training
 from mupax.experiments.errors import UserError
-from mupax.experiments.run import objective
+from mupax.experiments.run import loss
 
 CHILD = pathlib.Path(__file__).with_name("train_child.py")
 
@@ -431,4 +431,4 @@ def test_weights_of_another_model_are_refused(finished):
 def test_model_and_loss_need_no_implicit_promotion(strict_dtypes):
     model, toy = TinyMLP(nnx.Rngs(0), plain=True), toy_data()
     logits = model(data.normalize(toy.test_images, toy.mean, toy.std))
-    assert objective.cross_entropy(logits, toy.test_labels).dtype == np.float32
+    assert loss.cross_entropy(logits, toy.test_labels).dtype == np.float32

@@ -128,7 +128,9 @@ def test_a_run_leaves_records_checkpoints_events_and_a_model(finished, capsys):
 
 
 def test_utilization_is_logged_where_the_peak_is_known(tmp_path, data_dir, monkeypatch):
-    monkeypatch.setattr("mupax.experiments.run.job.peak_flops", lambda devices: 1e12)
+    monkeypatch.setattr(
+        "mupax.experiments.run.prepare.peak_flops", lambda devices: 1e12
+    )
     args = [TOY, f"--workdir={tmp_path / 'run'}", f"--config.data_dir={data_dir}"]
     args += ["--config.steps=9", "--config.schedule.warmup=0"]
     assert mupax("train", *args) == 0

@@ -15,7 +15,8 @@ from mupax.experiments import data as datasets
 from mupax.experiments import run as training
 from mupax.experiments.cli import flags
 from mupax.experiments.run.build import build, create_model, open_dataset
-from mupax.experiments.run.config import RunConfig, found_by_transfer, parse, tuned
+from mupax.experiments.run.config import RunConfig, parse
+from mupax.experiments.run.hyperparameters import transfer_record, tuned
 from mupax.experiments.run.records import read
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.space import SweepConfig
@@ -75,14 +76,14 @@ def test_the_target_is_the_base_but_for_its_size_and_what_was_tuned(config, targ
     assert target.label_smoothing == 0.2
     assert target.optimizer.plain() == {"name": "adam", "b1": 0.8}
     assert target.model.options["branch_multiplier"] == 2.0
-    assert target.point.richness == 4.0
+    assert target.rules.richness == 4.0
     assert config.target.init_scale == 1.0  # the sweep's own is as it was
 
 
 def test_transfer_from_gives_the_same_run_as_transfer(config, best, target, tmp_path):
     """Both replace by one function, and nothing that was tuned is lost."""
     path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"transfer": found_by_transfer(config.base, best)}))
+    path.write_text(json.dumps({"transfer": transfer_record(config.base, best)}))
     given = config.target.plain() | {"learning_rate": 1.0, "base_width": 2}
     read = parse(given | {"transfer_from": str(path)})
     assert read.plain() == target.plain() | {"transfer_from": str(path)}

@@ -1,4 +1,4 @@
-"""The `mupax` command: a module for each subcommand, which parses and prints."""
+"""The `mupax` command. Each subcommand has a module, which parses flags and prints."""
 
 import difflib
 import os
@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
       argv: as `sys.argv`.
 
     Returns:
-      The exit status: 0; 2 with one sentence on stderr for bad input, damaged files
-      or a file system that refuses; 130 after Ctrl-C.
+      The exit status: 0; 2 with one sentence on stderr for bad input, damaged files or
+      errors of the file system; 130 after Ctrl-C.
     """
     try:
         return _run(argv[1] if len(argv) > 1 else "help", argv[1:])
@@ -54,11 +54,14 @@ def main(argv: list[str]) -> int:
         print("mupax: interrupted; run the same command to resume", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader, such as `head`, has enough. Python would complain at exit.
+        # A reader such as `head` closed the pipe. Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _refuse(_of_system(error))
+        reason = error.strerror or str(error) or type(error).__name__
+        if error.filename is None:
+            return _refuse(f"the system reports: {reason}")
+        return _refuse(f"{os.fsdecode(error.filename)!r} cannot be used: {reason}")
     except Exception as error:
         if not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
             raise
@@ -88,14 +91,6 @@ def _run(name: str, argv: list[str]) -> int:
 def _refuse(sentence: str) -> int:
     print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr)
     return 2
-
-
-def _of_system(error: OSError) -> str:
-    """What the system refused, and of which file."""
-    reason = error.strerror or str(error) or type(error).__name__
-    if error.filename is None:
-        return f"the system refuses: {reason}"
-    return f"{os.fsdecode(error.filename)!r} cannot be used: {reason}"
 
 
 def _help() -> str:

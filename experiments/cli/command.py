@@ -1,4 +1,4 @@
-"""What a command of `mupax` is."""
+"""The definition of a subcommand."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ from .flags import CONFIG, WORKDIR, Flag, describe
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One command.
+    """One subcommand.
 
     Attributes:
-      summary: one line, for the list of commands.
-      run: takes the command's name and what follows it.
+      summary: one line for the list of commands.
+      run: takes the command's name and its arguments.
       flags: its own flags.
       config: whether it takes `--config` and its overrides.
       workdir: whether it takes `--workdir`.
-      text: help that is written elsewhere, in place of the flags.
+      text: help text that replaces the list of flags.
     """
 
     summary: str
@@ -27,7 +27,7 @@ class Command:
     text: Callable[[], str] | None = None
 
     def help(self, name: str) -> str:
-        """What `mupax NAME --help` prints."""
+        """The output of `mupax NAME --help`."""
         if self.text:
             return f"mupax {name}: {self.summary}\n\n{self.text()}"
         shown = [*(CONFIG if self.config else ()), *([WORKDIR] * self.workdir)]

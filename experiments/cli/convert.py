@@ -1,24 +1,61 @@
 """`mupax convert`."""
 
 from .command import Command
+from .flags import Flag, describe, parse_own
+
+FLAGS = (
+    Flag(
+        "source",
+        "",
+        "a directory that zoo.save wrote, a .safetensors or .npz file, or the id of a "
+        "repository on the Hugging Face hub (HF_TOKEN, HF_HUB_CACHE and "
+        "HF_HUB_OFFLINE=1 work as in the hub's own tools)",
+    ),
+    Flag("revision", None, "branch, tag or commit of that repository", kind=str),
+    Flag(
+        "out",
+        "",
+        "output path, which must not exist: a .safetensors or .npz file for other "
+        "libraries, or a directory for zoo.load_pretrained",
+    ),
+    Flag(
+        "model",
+        None,
+        "a name of `mupax models`; not needed for our directories and hub repositories",
+        kind=str,
+    ),
+    Flag(
+        "layout",
+        None,
+        "parameter names of an output file: timm, torchvision, big_vision or augreg "
+        "for a ViT, timm or torchvision for a ResNet, transformers for a GPT",
+        kind=str,
+    ),
+    Flag(
+        "option",
+        None,
+        "KEY=VALUE: an option of the model; may be repeated. Another out_features "
+        "replaces the readout by a new one",
+        kind=list,
+    ),
+    Flag("seed", 0, "seed of a new readout; default: 0"),
+)
+EXAMPLES = """\
+  mupax convert --model resnet50 --source weights.safetensors --out runs/resnet50
+  mupax convert --source timm/resnet50.a1_in1k --out runs/resnet50
+  mupax convert --source runs/resnet50 --out resnet50.safetensors --layout timm"""
 
 
 def run(argv: list[str]) -> None:
-    """Convert weights, and print what was done."""
+    """Convert weights, and print a summary."""
     from .. import convert
 
-    convert.run(argv)
-
-
-def text() -> str:
-    """The flags, as the converter describes them."""
-    from ..convert import HELP
-
-    return HELP
+    _, own = parse_own(argv, FLAGS)
+    convert.run(**own)
 
 
 COMMAND = Command(
     "convert weights from and to timm, torchvision, big_vision and transformers",
     run,
-    text=text,
+    text=lambda: f"{describe(FLAGS)}\n\n{EXAMPLES}",
 )

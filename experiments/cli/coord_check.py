@@ -13,7 +13,7 @@ FLAGS = (
 
 
 def run(argv: list[str]) -> None:
-    """Check a training config's model, optimizer and data."""
+    """Run the coordinate check of a training config."""
     from .. import coord_check
 
     config, workdir, own = parse(argv, FLAGS)

@@ -11,13 +11,13 @@ FLAGS = (
 
 
 def run(argv: list[str]) -> None:
-    """Score a checkpoint and print the result."""
-    from ..run import job
+    """Evaluate a checkpoint and print the result."""
+    from ..run import commands
     from ..run.processes import joined
 
     config, workdir, own = parse(argv, FLAGS)
     with joined(processes.settings(argv, config, workdir, own), **processes.of(own)):
-        job.evaluate(config, workdir, own["checkpoint"])
+        commands.evaluate(config, workdir, own["checkpoint"])
 
 
 COMMAND = Command("evaluate a checkpoint of a run on the test split", run, FLAGS)

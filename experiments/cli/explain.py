@@ -5,13 +5,13 @@ from .flags import parse
 
 
 def run(argv: list[str]) -> None:
-    """Print the table of a training config's model, or of a sweep's target."""
+    """Print the table of a training config's model, or of a transfer's target."""
     from .. import transfer
-    from ..run import job
+    from ..run import commands
 
     config, *_ = parse(argv)
-    swept = "sweep" in config
-    print(transfer.explain_target(config) if swept else job.explain(config))
+    explain = transfer.explain_target if "sweep" in config else commands.explain
+    print(explain(config))
 
 
 COMMAND = Command(

@@ -11,7 +11,7 @@ def run(argv: list[str]) -> None:
 
 
 def text() -> str:
-    """The flags, as the figures describe them."""
+    """The help text of the figures."""
     from ..papers import figures
 
     return figures.HELP

@@ -1,4 +1,4 @@
-"""The flags of a command: described once, parsed, and printed by `--help`."""
+"""Define, parse and print the flags of a command, and find configs."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UserError
 
-if TYPE_CHECKING:  # the base install prints help without it
+if TYPE_CHECKING:  # the base install prints help without ml_collections
     from ml_collections import ConfigDict
 
 
@@ -22,9 +22,9 @@ class Flag:
 
     Attributes:
       name: without the dashes.
-      default: its value where it is not given.
-      help: for `--help`.
-      kind: str, int, float or bool; that of the default, by default.
+      default: its default value.
+      help: text for `--help`.
+      kind: str, int, float, bool or list; by default the type of `default`.
     """
 
     name: str
@@ -34,16 +34,16 @@ class Flag:
 
     @property
     def type(self) -> type:
-        """The type of its values."""
+        """The type of the flag's values."""
         return self.kind or type(self.default)
 
 
 class Parsed(NamedTuple):
-    """A command line.
+    """A parsed command line.
 
     Attributes:
       config: the config, with its overrides.
-      workdir: the run directory; runs/<name of the config> by default.
+      workdir: the run directory; by default runs/<name of the config>.
       flags: the command's own flags, by name.
     """
 
@@ -53,10 +53,10 @@ class Parsed(NamedTuple):
 
 
 def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
-    """Read `--config`, its overrides, `--workdir`, and a command's own flags.
+    """Parse `--config`, its overrides, `--workdir` and a command's own flags.
 
     Args:
-      argv: the command's name and its flags.
+      argv: the command's name and its arguments.
       own: the command's own flags.
 
     Raises:
@@ -73,21 +73,21 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
     _define(own, values)
     before = sys.argv
-    # Names of a config that was loaded before would fill the gaps of this one.
+    # ml_collections would reuse the module of a config that was loaded before.
     sys.modules.pop("config_config", None)
-    # ml_collections finds the overrides of config keys in sys.argv.
+    # ml_collections reads the overrides of config keys from sys.argv.
     sys.argv = argv
     try:
         rest = values(argv)
         loaded = config.value
-        # Where the file could not be read, this raises the error.
+        # Raises the error of a file that could not be read.
         getattr(loaded, "seed", None)
         if later and isinstance(loaded, ConfigDict):
             _override_sections(loaded, later)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(_one_line(error)) from None
     except SystemExit:
-        raise UserError("the config does not load: it ends the process") from None
+        raise UserError("the config does not load: it calls sys.exit") from None
     # A config file is a program, which can raise anything.
     except Exception as error:
         raise UserError(f"the config does not load: {_one_line(error)}") from None
@@ -110,14 +110,14 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
 
 
 def _without_sections(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a command line, and those that override the sections of a sweep."""
+    """Split off the overrides of the sections `sweep` and `target`."""
     starts = tuple(f"--config.{section}." for section in ("sweep", "target"))
     later = [word for word in argv if word.startswith(starts) and "=" in word]
     return [word for word in argv if word not in later], later
 
 
 def _override_sections(config: "ConfigDict", words: list[str]) -> None:
-    """Override keys of a sweep or a target; a training config gets the section."""
+    """Override keys of a section; adds the section if the config lacks it."""
     from absl import flags
     from ml_collections import config_flags
 
@@ -129,7 +129,7 @@ def _override_sections(config: "ConfigDict", words: list[str]) -> None:
             with config.unlocked():
                 config[section] = whole[section]
     values = flags.FlagValues()
-    # It looks for overrides in sys.argv, some of it as soon as the flag is defined.
+    # DEFINE_config_dict reads overrides from sys.argv.
     sys.argv = [sys.argv[0], *words]
     config_flags.DEFINE_config_dict("config", config, flag_values=values)
     values(sys.argv)
@@ -144,18 +144,18 @@ def _folder(argv: Sequence[str]) -> str:
 def parse_own(
     argv: list[str], own: Sequence[Flag], arguments: int = 0
 ) -> tuple[list[str], dict[str, Any]]:
-    """Read the flags of a command that takes no config.
+    """Parse the flags of a command that takes no config.
 
     Args:
-      argv: the command's name, and what follows.
+      argv: the command's name and its arguments.
       own: its flags.
-      arguments: how many words without dashes it takes, at most.
+      arguments: maximal number of arguments without dashes.
 
     Returns:
-      Those words, and the flags by name.
+      These arguments, and the flags by name.
 
     Raises:
-      UserError: an unknown flag, a word too many, or a value of the wrong type.
+      UserError: an unknown flag, too many arguments, or a value of the wrong type.
     """
     from absl import flags
 
@@ -178,17 +178,18 @@ def _define(own: Iterable[Flag], values: Any) -> None:
         int: flags.DEFINE_integer,
         float: flags.DEFINE_float,
         bool: flags.DEFINE_bool,
+        list: flags.DEFINE_multi_string,
     }
     for flag in own:
         define[flag.type](flag.name, flag.default, flag.help, flag_values=values)
 
 
-# absl's own flags: one reads more flags from a file, one hides flags that are unknown.
+# Flags that absl defines: read flags from a file; ignore unknown flags.
 _OF_ABSL = ("flagfile", "undefok")
 
 
 def _check_words(argv: list[str]) -> None:
-    """Refuse words that no path and no flag can be made of."""
+    """Check that no argument contains a NUL byte, bad UTF-8 or a flag of absl."""
     for word in argv[1:]:
         if "\0" in word:
             raise UserError(f"{word!r} holds a NUL byte; leave it out")
@@ -208,7 +209,7 @@ def _no_more(rest: list[str], arguments: int = 0) -> None:
 
 
 def _with_config_path(argv: list[str]) -> list[str]:
-    """`argv` with the config's name replaced by its path, as one argument."""
+    """`argv` with the name of the config replaced by its path, as one argument."""
     out, rest = argv[:1], iter(argv[1:])
     for word in rest:
         flag, equals, value = word.partition("=")
@@ -223,11 +224,11 @@ def _with_config_path(argv: list[str]) -> list[str]:
 def _one_line(error: BaseException) -> str:
     text = str(error)
     if "Error whilst parsing config file" in text:
-        text = text.strip().splitlines()[-1]  # below a traceback
+        text = text.strip().splitlines()[-1]  # after a traceback
     text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-            text = text[1:-1]  # a KeyError quotes what it is given
+            text = text[1:-1]  # KeyError quotes its argument
         text = f"the config has no key {text}"
         if "no attribute 'get_config'" in text:
             text = "the config does not load: it has no function get_config()"
@@ -247,10 +248,10 @@ def list_configs() -> list[str]:
 
 
 def find_config(name: str) -> str:
-    """The path of a config: a file, or the bare name of a packaged one.
+    """The path of a config file, given a path or the name of a packaged config.
 
     Raises:
-      UserError: there is neither, or the file cannot be read.
+      UserError: there is no such file, or it cannot be read.
     """
     if name in list_configs() and not pathlib.Path(name).is_file():
         return str(importlib.resources.files("mupax.configs") / f"{name}.py")
@@ -292,7 +293,7 @@ WORKDIR = Flag("workdir", None, "run directory; default: runs/<config>")
 
 
 def describe(flags: Iterable[Flag]) -> str:
-    """One paragraph for each flag, wrapped to the width of a terminal."""
+    """One paragraph per flag, wrapped to the width of a terminal."""
     rows = []
     for flag in flags:
         text = flag.help.format(configs=", ".join(list_configs()))

@@ -10,7 +10,7 @@ FLAGS = (
 
 
 def run(argv: list[str]) -> None:
-    """Compile the training step for each topology and print what it needs."""
+    """Compile the training step for each topology and print its needs."""
     from ..estimate import plan
 
     config, _, own = parse(argv, FLAGS)

@@ -1,4 +1,4 @@
-"""The flags of a command that several processes run together."""
+"""The flags of commands that run in several processes."""
 
 import os
 from typing import Any
@@ -25,14 +25,14 @@ FLAGS = (
 
 
 def of(own: dict[str, Any]) -> dict[str, Any]:
-    """The values of `FLAGS`, as `joined` takes them."""
+    """The values of `FLAGS`, as arguments of `joined`."""
     return {flag.name: own[flag.name] for flag in FLAGS}
 
 
 def settings(
     argv: list[str], config: Any, workdir: str, own: dict[str, Any]
 ) -> dict[str, Any]:
-    """What must be the same in all processes: all but where the data lies."""
+    """The settings that must be the same in all processes."""
     import jax
 
     import mupax

@@ -1,13 +1,11 @@
-"""Random changes of training images, on the host, one example at a time.
+"""Random augmentations of images, with Pillow.
 
-Pillow does the work: it is what decodes the images in any case, and is well kept,
-while dm-pix has had no release since 2024, albumentations is no longer maintained
-under a free licence, and Keras's and torchvision's layers bring a framework along.
+An operation is a pure function of an image and of `draws` uniform random numbers.
+Grain's `random_map` draws them for each example from the seed and the example's place
+in the run, so that they do not depend on processes and restarts. Pixels are 0..255.
 
-An operation is a pure function of an image and of `draws` uniform numbers, which
-Grain's `random_map` draws for each example from the seed and the example's place in
-the run: so an example looks the same in whichever process and after whichever restart.
-Positions and sizes are pixels of photographs of 0..255.
+No maintained library fits: dm-pix has had no release since 2024, albumentations is no
+longer maintained under a free licence, and torchvision and Keras need their frameworks.
 """
 
 import abc
@@ -25,7 +23,7 @@ from ..errors import UserError
 # Six numbers (a, b, c, d, e, f): x' = a x + b y + c and y' = d x + e y + f.
 Affine = tuple[float, float, float, float, float, float]
 
-#: Ways to resize.
+#: Filters for resizing.
 RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -34,31 +32,31 @@ RESAMPLE = {
 
 
 class Operation(abc.ABC):
-    """A random change of an image.
+    """A random operation on an image.
 
     Attributes:
-      draws: how many uniform numbers it uses.
+      draws: how many random numbers it uses.
     """
 
     draws: ClassVar[int]
 
     @abc.abstractmethod
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
-        """The changed image; `u` are `draws` numbers in [0, 1)."""
+        """The new image; `u` are `draws` numbers in [0, 1)."""
 
 
 class Geometric(Operation):
-    """An operation that moves pixels; several in a row resample the image once.
+    """An affine map of an image. Consecutive maps resample the image once.
 
     Attributes:
-      fill: value of the pixels that come from outside.
+      fill: value of pixels from outside of the image.
     """
 
     fill: int
 
     @abc.abstractmethod
     def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
-        """The map from a point of the result to the point of the image it shows.
+        """The map from points of the result to points of the image.
 
         Args:
           size: (width, height) of both.
@@ -69,14 +67,10 @@ class Geometric(Operation):
         return _resample(image, self.source(image.size, u), self.fill)
 
 
-def _positive(name: str, value: float) -> None:
-    if not value >= 0:
-        raise ValueError(f"{name} is {value}, and must be 0 or more")
-
-
-def _probability(value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"probability is {value}, and must lie in 0..1")
+def _range(name: str, value: float, low: float, high: float = math.inf) -> None:
+    if not low <= value <= high:
+        bounds = f"be {low} or more" if high == math.inf else f"lie in {low}..{high}"
+        raise ValueError(f"{name} is {value}, and must {bounds}")
 
 
 def _interval(name: str, value: Sequence[float]) -> None:
@@ -92,44 +86,42 @@ def _signed(magnitude: float, u: float) -> float:
     return magnitude * (2 * u - 1)
 
 
+def _rotation(size: tuple[int, int], degrees: float) -> Affine:
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return _about_centre(size, cos, -sin, sin, cos)
+
+
 def _about_centre(
     size: tuple[int, int], a: float, b: float, d: float, e: float
 ) -> Affine:
-    """The linear map (a b; d e) with the image's centre kept in place."""
+    """The linear map (a b; d e) about the centre of the image."""
     x, y = size[0] / 2, size[1] / 2
     return a, b, x - a * x - b * y, d, e, y - d * x - e * y
 
 
 def _compose(outer: Affine, inner: Affine) -> Affine:
     """The map that applies `inner` first."""
-    a, b, c, d, e, f = outer
-    g, h, i, j, k, m = inner
-    return (
-        a * g + b * j,
-        a * h + b * k,
-        a * i + b * m + c,
-        d * g + e * j,
-        d * h + e * k,
-        d * i + e * m + f,
-    )
+    first, second = (np.array([*m, 0, 0, 1]).reshape(3, 3) for m in (inner, outer))
+    a, b, c, d, e, f = (second @ first)[:2].ravel().tolist()
+    return a, b, c, d, e, f
 
 
-# --- Geometry.
+# ----- Geometry.
 
 
 @dataclasses.dataclass(frozen=True)
 class Flip(Operation):
-    """Left and right exchanged, for a share of the images.
+    """Flip left and right.
 
     Attributes:
-      probability: that share.
+      probability: of a flip.
     """
 
     probability: float = 0.5
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _probability(self.probability)
+        _range("probability", self.probability, 0, 1)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         if u[0] >= self.probability:
@@ -139,11 +131,11 @@ class Flip(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Rotate(Geometric):
-    """A turn about the centre, by an angle uniform in -degrees..degrees.
+    """Rotate about the centre, by an angle uniform in -degrees..degrees.
 
     Attributes:
       degrees: the largest angle; 10 as in the papers (Bordelon et al., App. A).
-      fill: value of the pixels that come from outside.
+      fill: value of pixels from outside of the image.
     """
 
     degrees: float = 10.0
@@ -151,25 +143,23 @@ class Rotate(Geometric):
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _positive("degrees", self.degrees)
+        _range("degrees", self.degrees, 0)
 
     def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
-        angle = math.radians(_signed(self.degrees, u[0]))
-        cos, sin = math.cos(angle), math.sin(angle)
-        return _about_centre(size, cos, -sin, sin, cos)
+        return _rotation(size, _signed(self.degrees, u[0]))
 
 
 @dataclasses.dataclass(frozen=True)
 class AffineMap(Geometric):
-    """Shear, zoom and shift about the centre; `rotate` does the turning.
+    """Shear, zoom and shift about the centre. See `Rotate` for rotations.
 
-    The papers name no magnitudes (Bordelon et al., App. A): these are ours.
+    The defaults are ours: the papers give no magnitudes (Bordelon et al., App. A).
 
     Attributes:
       shear: the largest angle, in degrees, along the horizontal.
       scale: the zoom is uniform between these two.
       translate: the largest shift, as a share of each side.
-      fill: value of the pixels that come from outside.
+      fill: value of pixels from outside of the image.
     """
 
     shear: float = 10.0
@@ -179,8 +169,8 @@ class AffineMap(Geometric):
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        _positive("shear", self.shear)
-        _positive("translate", self.translate)
+        _range("shear", self.shear, 0)
+        _range("translate", self.translate, 0)
         _interval("scale", self.scale)
 
     def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
@@ -194,17 +184,17 @@ class AffineMap(Geometric):
 
 @dataclasses.dataclass(frozen=True)
 class PadCrop(Operation):
-    """A window of the image's size, at random within the image and a margin.
+    """A random window, of the image's size, of the padded image.
 
     Attributes:
-      pad: the margin, in pixels of 0; 4 for CIFAR (He et al. 2016, 4.2).
+      pad: padding, in black pixels; 4 for CIFAR (He et al. 2016, 4.2).
     """
 
     pad: int = 4
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _positive("pad", self.pad)
+        _range("pad", self.pad, 0)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         x, y = (int(v * (2 * self.pad + 1)) - self.pad for v in u)
@@ -213,11 +203,11 @@ class PadCrop(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(Operation):
-    """A box of random area and shape, resized to the size that the model takes.
+    """A box of random area and shape, resized to the size of the model's input.
 
-    Inception's crop (Szegedy et al. 2015), with torchvision's defaults and its ten
-    attempts. As the first operation it has JPEG files decoded at a reduced scale
-    where the box is at least twice as large as the result.
+    The crop of Inception (Szegedy et al. 2015), with torchvision's defaults and ten
+    attempts. As the first operation, it decodes JPEG files at a reduced scale if the
+    box is at least twice as large as the result.
 
     Attributes:
       scale: area of the box as a share of the image's, uniform between these two.
@@ -252,14 +242,14 @@ class RandomResizedCrop(Operation):
             if w <= width and h <= height:
                 x, y = u[0] * (width - w), u[1] * (height - h)
                 return x, y, x + w, y + h
-        # Too long an image for any of them: the most of it, from the middle.
+        # No attempt fits: the largest central box of an allowed ratio.
         aspect = min(max(width / height, self.ratio[0]), self.ratio[1])
         w, h = min(width, height * aspect), min(height, width / aspect)
         x, y = (width - w) / 2, (height - h) / 2
         return x, y, x + w, y + h
 
     def draft(self, image: Image.Image, u: Sequence[float]) -> None:
-        """Has an image that is not decoded yet decoded no larger than need be."""
+        """Reduce the scale at which a JPEG file will be decoded."""
         assert self.size is not None
         left, upper, right, lower = self.box(image.size, u)
         shrink = min((lower - upper) / self.size[0], (right - left) / self.size[1])
@@ -276,22 +266,22 @@ class RandomResizedCrop(Operation):
         )
 
 
-# --- Colour.
+# ----- Colour.
 
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(Operation):
-    """Brightness, contrast, saturation and hue, each by a random factor.
+    """Random brightness, contrast, saturation and hue.
 
-    All four are linear in (r, g, b), hue turning about the grey axis (YIQ), and they
-    commute: they are applied as one matrix, and clipped to 0..255 once.
-    The papers name no magnitudes (Bordelon et al., App. A): these are ours.
+    All four are linear in (r, g, b), with hue as a rotation about the grey axis (YIQ).
+    They commute, are applied as one matrix, and are clipped to 0..255 once. The
+    defaults are ours: the papers give no magnitudes (Bordelon et al., App. A).
 
     Attributes:
-      brightness: factor uniform in 1 - brightness..1 + brightness, and so on.
-      contrast: likewise, about the image's mean grey.
-      saturation: likewise, about each pixel's grey.
-      hue: largest turn, as a share of the full circle.
+      brightness: the factor is uniform in 1 - brightness..1 + brightness.
+      contrast: the same, about the mean grey of the image.
+      saturation: the same, about the grey of each pixel.
+      hue: largest rotation, as a share of the full circle.
     """
 
     brightness: float = 0.2
@@ -302,7 +292,7 @@ class ColorJitter(Operation):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _positive(field.name, getattr(self, field.name))
+            _range(field.name, getattr(self, field.name), 0)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         brightness = 1 + _signed(self.brightness, u[0])
@@ -312,7 +302,7 @@ class ColorJitter(Operation):
         if image.mode == "L":
             return image.point([gain * v + offset for v in range(256)])
         saturation = 1 + _signed(self.saturation, u[2])
-        # Each pixel's grey, and what differs from it.
+        # Weights of each pixel's grey, and of its difference from grey.
         r, g, b = (gain * (1 - saturation) * v for v in _GREY)
         own = gain * saturation
         rows: tuple[float, ...]
@@ -328,7 +318,7 @@ _RGB = np.linalg.inv(_YIQ)
 
 
 def _mean_grey(image: Image.Image) -> float:
-    # To one pixel: several times as quick as through NumPy, and exact to 1/2 of 255.
+    # Several times as fast as with NumPy, with an error of at most 1/2.
     mean = image.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
     if isinstance(mean, tuple):
         return sum(w * v for w, v in zip(_GREY, mean, strict=True))
@@ -338,19 +328,19 @@ def _mean_grey(image: Image.Image) -> float:
 def _turn_hue(rows: tuple[float, ...], turn: float) -> tuple[float, ...]:
     cos, sin = math.cos(2 * math.pi * turn), math.sin(2 * math.pi * turn)
     turned = _RGB @ np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) @ _YIQ
-    found = np.reshape(rows, (3, 4))
-    found[:, :3] = found[:, :3] @ turned
-    return tuple(found.ravel().tolist())
+    matrix = np.reshape(rows, (3, 4))
+    matrix[:, :3] = matrix[:, :3] @ turned
+    return tuple(matrix.ravel().tolist())
 
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment(Operation):
-    """`num` operations out of fourteen, all of one magnitude (Cubuk et al. 2020).
+    """`num` random operations of fourteen, of one magnitude (Cubuk et al. 2020).
 
     Attributes:
-      num: how many in a row.
+      num: number of operations.
       magnitude: 0..30; 9 in the paper's ImageNet runs.
-      fill: value of the pixels that come from outside.
+      fill: value of pixels from outside of the image.
     """
 
     num: int = 2
@@ -359,10 +349,8 @@ class RandAugment(Operation):
     draws: ClassVar[int] = 2 * 8
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num <= 8:
-            raise ValueError(f"num is {self.num}, and must lie in 1..8")
-        if not 0 <= self.magnitude <= 30:
-            raise ValueError(f"magnitude is {self.magnitude}, and must lie in 0..30")
+        _range("num", self.num, 1, 8)
+        _range("magnitude", self.magnitude, 0, 30)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         for which, sign in zip(u[: self.num], u[8 : 8 + self.num], strict=True):
@@ -389,13 +377,7 @@ def _mover(source: Callable[[tuple[int, int], float], Affine]) -> Change:
     return move
 
 
-def _turn(size: tuple[int, int], level: float) -> Affine:
-    angle = math.radians(30 * level)
-    cos, sin = math.cos(angle), math.sin(angle)
-    return _about_centre(size, cos, -sin, sin, cos)
-
-
-# The paper's operations; magnitudes at 30 are those of its code (and torchvision's).
+# The paper's operations, with the magnitudes of its code (and of torchvision) at 30.
 _CHANGES: tuple[Change, ...] = (
     lambda image, level, sign, fill: image,
     lambda image, level, sign, fill: ImageOps.autocontrast(image),
@@ -406,7 +388,7 @@ _CHANGES: tuple[Change, ...] = (
     _enhancer(ImageEnhance.Contrast),
     _enhancer(ImageEnhance.Brightness),
     _enhancer(ImageEnhance.Sharpness),
-    _mover(_turn),
+    _mover(lambda size, level: _rotation(size, 30 * level)),
     _mover(lambda size, level: _about_centre(size, 1, 0.3 * level, 0, 1)),
     _mover(lambda size, level: _about_centre(size, 1, 0, 0.3 * level, 1)),
     _mover(lambda size, level: (1, 0, 150 / 331 * size[0] * level, 0, 1, 0)),
@@ -416,10 +398,10 @@ _CHANGES: tuple[Change, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class RandomErasing(Operation):
-    """A box of the image blotted out, for a share of the images (Zhong et al. 2020).
+    """Erase a random box (Zhong et al. 2020).
 
     Attributes:
-      probability: that share.
+      probability: of erasing.
       scale: area of the box as a share of the image's, uniform between these two.
       ratio: width by height of the box, log-uniform between these two.
       fill: a value of 0..255, or "noise" for pixels uniform in 0..255.
@@ -432,7 +414,7 @@ class RandomErasing(Operation):
     draws: ClassVar[int] = 24
 
     def __post_init__(self) -> None:
-        _probability(self.probability)
+        _range("probability", self.probability, 0, 1)
         _interval("scale", self.scale)
         _interval("ratio", self.ratio)
         if isinstance(self.fill, str) and self.fill != "noise":
@@ -447,7 +429,7 @@ class RandomErasing(Operation):
         pixels = np.array(image)
         hole = pixels[upper:lower, left:right]
         if self.fill == "noise":
-            # The other draws are used up by the box: this one seeds the noise.
+            # u[1] is the seed of the noise.
             noise = np.random.Generator(np.random.Philox(int(u[1] * 2**53)))
             hole[...] = noise.integers(0, 256, hole.shape, np.uint8)
         else:
@@ -455,7 +437,7 @@ class RandomErasing(Operation):
         return Image.fromarray(pixels)
 
 
-# --- What a config names.
+# ----- Operations of a config.
 
 OPERATIONS: dict[str, type[Operation]] = {
     "flip": Flip,
@@ -468,22 +450,23 @@ OPERATIONS: dict[str, type[Operation]] = {
     "random_erasing": RandomErasing,
 }
 
-#: What the papers train on (Bordelon et al. 2024, App. A).
+#: The augmentations of the papers (Bordelon et al. 2024, App. A).
 PAPER_CIFAR10 = ("flip", "rotate", "affine", "color_jitter")
 PAPER_IMAGENET = ("random_resized_crop", "flip")
 
 
 def parse(augment: Iterable[str | Mapping[str, Any]]) -> tuple[Operation, ...]:
-    """The operations that a config names, in order.
+    """The operations of a config, in order.
 
     Args:
-      augment: names out of `OPERATIONS`, or {"name": ..., option: value, ...}.
+      augment: names of `OPERATIONS`, or {"name": ..., option: value, ...}.
 
     Raises:
-      UserError: a name or an option that there is not, or a value out of its range.
+      UserError: an unknown name or option, or a value out of range.
 
-    >>> parse(["flip", {"name": "rotate", "degrees": 15}])
-    (Flip(probability=0.5), Rotate(degrees=15, fill=0))
+    Examples:
+      >>> parse(["flip", {"name": "rotate", "degrees": 15}])
+      (Flip(probability=0.5), Rotate(degrees=15, fill=0))
     """
     if isinstance(augment, str):
         raise UserError(
@@ -530,17 +513,17 @@ def _resample(image: Image.Image, source: Affine, fill: int) -> Image.Image:
     )
 
 
-# --- From an image of any size to the array that a batch holds.
+# ----- From an image of any size to an example of a batch.
 
 
 class Transform:
     """Decodes, augments and resizes one image.
 
     Args:
-      operations: what `parse` gives; none for evaluation.
+      operations: from `parse`; none for evaluation.
       shape: (height, width, channels) of the result; 1 channel is grey, 3 is RGB.
-      crop: evaluation keeps this share of the shorter side, from the middle.
-      resample: how it resizes where no operation does.
+      crop: share of the shorter side that is kept, in the centre.
+      resample: filter for resizing, if no operation resizes.
     """
 
     def __init__(
@@ -563,11 +546,11 @@ class Transform:
             for op in operations
         )
         self._resizes = any(isinstance(op, RandomResizedCrop) for op in operations)
-        #: Uniform numbers that an example takes.
+        #: Number of random numbers per example.
         self.draws = sum(op.draws for op in operations)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
-        """The image as the batch holds it; `u` are `draws` numbers in [0, 1)."""
+        """The image for a batch; `u` are `draws` numbers in [0, 1)."""
         if self.operations and isinstance(self.operations[0], RandomResizedCrop):
             self.operations[0].draft(image, u[: self.operations[0].draws])
         if image.mode != self._mode:
@@ -595,8 +578,5 @@ class Transform:
         height, width = self._size
         if image.size == (width, height):
             return image
-        # The box of the result's shape in the middle, of `crop` of what there is.
-        shrink = self._crop * min(image.width / width, image.height / height)
-        w, h = width * shrink, height * shrink
-        x, y = (image.width - w) / 2, (image.height - h) / 2
-        return image.resize((width, height), self._resample, box=(x, y, x + w, y + h))
+        border = (1 - self._crop) / 2
+        return ImageOps.fit(image, (width, height), self._resample, border)

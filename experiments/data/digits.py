@@ -1,4 +1,4 @@
-"""The digits that scikit-learn carries, as a TFDS dataset that needs no download."""
+"""scikit-learn's digits as a TFDS dataset, which needs no download."""
 
 import io
 from collections.abc import Iterator
@@ -10,21 +10,20 @@ from etils import epath
 from PIL import Image
 from sklearn import datasets, model_selection
 
-# The split is part of the dataset: another seed would be another dataset.
+# Part of the definition of the dataset.
 _SPLIT_SEED = 0
 _TEST_FRACTION = 0.2
 
 
 class Digits(tfds.core.GeneratorBasedBuilder):
-    """1,797 scanned digits, 8x8 pixels of 0..16, split 1,437 train and 360 test.
+    """1,797 scanned digits, 8x8 pixels of 0..16: 1,437 to train and 360 to test.
 
-    Both splits hold the ten classes in the same proportions. Preparing takes about
-    a second and needs neither the network nor TensorFlow.
+    Both splits are stratified by class. Preparing takes a second, without network and
+    TensorFlow.
     """
 
     VERSION = tfds.core.Version("1.0.0")
-    # TFDS 4.9 looks its builders' files up with importlib_resources, which nothing
-    # installs on Python 3.9 and later; a known path spares it the look-up.
+    # Without this path, TFDS 4.9 needs importlib_resources, which nothing installs.
     code_path = epath.Path(__file__)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -65,7 +64,7 @@ class Digits(tfds.core.GeneratorBasedBuilder):
         self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         for index in indices:
-            # TFDS encodes arrays with TensorFlow, and takes encoded bytes as they are.
+            # TFDS needs TensorFlow to encode arrays, and stores encoded bytes as is.
             png = io.BytesIO()
             Image.fromarray(images[index].astype(np.uint8)).save(png, format="PNG")
             png.seek(0)

@@ -1,4 +1,4 @@
-"""Image datasets as arrays in memory, read from what TFDS has prepared."""
+"""Image datasets in memory, read from files that TFDS prepared."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,6 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,23 +20,23 @@ from . import intact, prepared, sources
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 
-# Records read at once: ArrayRecord reads a list some ten times faster than one by one.
+# Records per read. ArrayRecord reads a list about ten times as fast as single records.
 _CHUNK = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageData:
-    """A labelled image dataset, whole and undecorated.
+    """A labelled image dataset in memory.
 
     Attributes:
-      name: as TFDS calls it.
+      name: as in TFDS.
       train_images: raw pixels, shape (train, height, width, channels).
       train_labels: classes 0..num_classes-1, shape (train,).
       test_images: raw pixels, shape (test, height, width, channels).
       test_labels: shape (test,).
-      mean: mean raw pixel of the training images, shape (channels,); 0..255 for
+      mean: mean pixel of the training images, shape (channels,); 0..255 for
         photographs, 0..16 for digits.
-      std: their standard deviation, in the same unit (1 where it is 0), (channels,).
+      std: standard deviation of the pixels (1 where it is 0), shape (channels,).
       num_classes: number of classes.
     """
 
@@ -50,21 +49,6 @@ class ImageData:
     std: np.ndarray
     num_classes: int
 
-    @property
-    def examples(self) -> tuple[np.ndarray, ...]:
-        """Training images and labels."""
-        return self.train_images, self.train_labels
-
-    @property
-    def model_options(self) -> dict[str, Any]:
-        """What tells a zoo model the sizes of its input and output."""
-        shape = self.train_images.shape[1:]
-        return {"input_shape": shape, "out_features": self.num_classes}
-
-    def inputs(self, batch: tuple[Array, ...]) -> tuple[Array, Array]:
-        """(normalized images, labels) of rows of `examples`; works under jit."""
-        return normalize(batch[0], self.mean, self.std), batch[1]
-
     @classmethod
     def from_arrays(
         cls,
@@ -73,24 +57,31 @@ class ImageData:
         test: tuple[np.ndarray, np.ndarray],
         num_classes: int,
     ) -> "ImageData":
-        """Data of one's own: (images, labels) for each split; measures mean and std."""
-        # Sums of integers are exact, and take no float copy of the images.
-        images = train[0]
-        pixels = images.size // images.shape[-1]
-        mean = images.sum((0, 1, 2), dtype=np.int64) / pixels
-        squares = np.einsum("nhwc,nhwc->c", images, images, dtype=np.int64)
-        variance = squares / pixels - mean**2
+        """A dataset from (images, labels) of each split; measures mean and std."""
+        mean, std = pixel_statistics(train[0])
         return cls(
             name=name,
-            train_images=images,
+            train_images=train[0],
             train_labels=train[1].astype(np.int32),
             test_images=test[0],
             test_labels=test[1].astype(np.int32),
-            mean=mean.astype(np.float32),
-            # A channel of one value has nothing to scale.
-            std=np.where(variance > 0, np.sqrt(variance), 1).astype(np.float32),
+            mean=mean,
+            std=std,
             num_classes=num_classes,
         )
+
+
+def pixel_statistics(
+    images: UInt8[np.ndarray, "n height width channels"],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the pixels (1 where it is 0), each (channels,)."""
+    # Integer sums are exact, and need no float copy of the images.
+    pixels = images.size // images.shape[-1]
+    mean = images.sum((0, 1, 2), dtype=np.int64) / pixels
+    squares = np.einsum("nhwc,nhwc->c", images, images, dtype=np.int64)
+    variance = squares / pixels - mean**2
+    std = np.where(variance > 0, np.sqrt(variance), 1)
+    return mean.astype(np.float32), std.astype(np.float32)
 
 
 def normalize(
@@ -98,27 +89,24 @@ def normalize(
     mean: Float[np.ndarray, " channels"],
     std: Float[np.ndarray, " channels"],
 ) -> Float[Array, "*batch channels"]:
-    """Raw pixels to float32 of mean 0 and standard deviation 1; works under jit."""
-    # Broadcast by hand, for callers who let rank promotion raise.
+    """Maps raw pixels to float32 of mean 0 and standard deviation 1."""
+    # An explicit shape, for callers that disable implicit rank promotion.
     shape = (1,) * (images.ndim - 1) + (-1,)
     shifted = jax.numpy.asarray(images, np.float32) - np.reshape(mean, shape)
     return shifted / np.reshape(std, shape)
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData:
-    """Reads a dataset into memory; prepares digits first, where they are missing.
+    """Read a dataset into memory. Prepares digits if they are missing.
 
     Args:
       name: one of `DATASETS`.
-      data_dir: a TFDS data directory. None: TFDS_DATA_DIR, where that is set, then
+      data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
         ~/tensorflow_datasets.
 
-    Returns:
-      Both splits, decoded.
-
     Raises:
-      UserError: if the name is unknown, or if no directory holds the dataset; the
-        message says which were looked in, and how to prepare it.
+      UserError: an unknown name, or a dataset that is not prepared; the message gives
+        the directories and the command.
     """
     if name not in DATASETS:
         raise UserError(
@@ -143,25 +131,25 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
 
 
 def prepare_digits(data_dir: Path) -> None:
-    """Writes the digits dataset below data_dir.
+    """Write the digits dataset to a TFDS data directory.
 
-    TFDS writes into a directory of another name and renames it when all is written,
-    so that a killed preparation leaves nothing that reads as a dataset.
+    TFDS renames the complete dataset into place, so that a killed preparation leaves no
+    dataset.
 
     Raises:
-      UserError: if the directory cannot be written.
+      UserError: the directory cannot be written.
     """
-    from .digits import Digits  # scikit-learn: only where it is needed
+    from .digits import Digits  # imports scikit-learn
 
     tfds.disable_progress_bar()
     try:
-        # TFDS prints "Downloading", which would alarm: nothing is downloaded.
+        # TFDS prints "Downloading" although nothing is downloaded.
         with contextlib.redirect_stdout(io.StringIO()):
             Digits(
                 data_dir=os.fspath(data_dir), file_format="array_record"
             ).download_and_prepare()
     except OSError as error:
-        # Another process may have renamed its own copy into place first.
+        # Another process may have prepared it at the same time.
         if prepared.find("digits", [data_dir]) is None:
             raise UserError(
                 f"Cannot write the digits dataset to {data_dir} ({error}); give a "
@@ -175,7 +163,7 @@ def prepare_digits(data_dir: Path) -> None:
 def _first_writable(places: list[Path]) -> Path:
     for place in places:
         existing = next(p for p in (place, *place.absolute().parents) if p.exists())
-        # Root may write anywhere; a directory without a write bit was meant not to be.
+        # Root can write to directories without a write bit, which are read-only.
         marked_read_only = not stat.S_IMODE(existing.stat().st_mode) & 0o222
         if os.access(existing, os.W_OK) and not marked_read_only:
             return place

@@ -1,7 +1,7 @@
-"""Damage of prepared TFDS datasets: found where they are read, and said with the file.
+"""Detect damaged TFDS datasets, and name the damaged file.
 
-ArrayRecord files carry checksums of their own. The metadata, dataset_info.json and
-features.json, carry none, and are compared with the records.
+ArrayRecord files have checksums. The metadata files, dataset_info.json and
+features.json, have none and are compared with the records.
 """
 
 import contextlib
@@ -19,23 +19,23 @@ from ..errors import UserError
 
 METADATA = ("dataset_info.json", "features.json")
 
-# Files of a split that are opened to count their records; of more, none is.
+# Records are counted only in splits of at most this many files.
 _COUNTED = 64
 
-# Records whose labels are compared with the number of classes that the metadata says.
+# Records whose labels are compared with the number of classes.
 _SAMPLED = 1024
 
 
 @contextlib.contextmanager
 def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what TFDS raises for damaged metadata into one sentence with the file.
+    """Turn TFDS's errors for damaged metadata into one sentence that names the file.
 
     Args:
       folder: of the dataset's version.
 
     Raises:
-      UserError: in place of any other exception but NotImplementedError, which TFDS
-        raises for files that need TensorFlow.
+      UserError: for any exception except NotImplementedError, which TFDS raises for
+        files that need TensorFlow.
     """
     try:
         yield
@@ -48,13 +48,13 @@ def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_files(files: Sequence[Any]) -> None:
-    """Compare the files of a split with what dataset_info.json says of them.
+    """Compare the files of a split with dataset_info.json.
 
     Args:
       files: TFDS's file instructions.
 
     Raises:
-      UserError: a file is missing, is damaged, or holds another number of records.
+      UserError: a file is missing, damaged, or has another number of records.
     """
     for file in files:
         path = Path(os.fspath(file.filename))
@@ -77,7 +77,7 @@ def _check_shard(path: Path, count: int, shards: int) -> None:
     except Exception as error:
         raise UserError(broken(path, error)) from error
     finally:
-        with contextlib.suppress(RuntimeError):  # it raises the error again
+        with contextlib.suppress(RuntimeError):  # close raises the error again
             if reader is not None:
                 reader.close()
     if found != count:
@@ -88,17 +88,17 @@ def _check_shard(path: Path, count: int, shards: int) -> None:
 
 
 def broken(path: Path, error: Exception) -> str:
-    """What to say of a file of records that cannot be read."""
+    """The error for a file of records that cannot be read."""
     return f"{path} is damaged ({short(error)}); {_remedy(path.parent)}"
 
 
 def check_labels(
     folder: str | os.PathLike[str], labels: np.ndarray, classes: int
 ) -> None:
-    """Refuse labels that the metadata has no class for.
+    """Check that all labels are below the number of classes.
 
     Raises:
-      UserError: naming features.json.
+      UserError: one is not; names features.json.
     """
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         wrong = labels[(labels < 0) | (labels >= classes)][0]
@@ -111,10 +111,10 @@ def check_labels(
 def check_all_seen(
     folder: str | os.PathLike[str], labels: np.ndarray, classes: int
 ) -> None:
-    """Refuse more classes than a dataset that has examples of each.
+    """Check that every class has a label.
 
     Raises:
-      UserError: naming features.json.
+      UserError: one has none; names features.json.
     """
     check_labels(folder, labels, classes)
     if len(np.unique(labels)) < classes:
@@ -127,20 +127,19 @@ def check_all_seen(
 def compare_classes(
     folder: str | os.PathLike[str], source: Any, key: str, classes: int
 ) -> None:
-    """Compare the number of classes with the labels of up to 1,024 records.
+    """Compare the number of classes with the class names, or else with 1,024 labels.
 
-    Nothing is read where the names of the classes tell their number. Where they have
-    no names, a class without an example may be meant, so that more classes than labels
-    are only warned of.
+    Without class names, fewer labels than classes only cause a warning, because a class
+    may have no examples.
 
     Args:
       folder: of the dataset's version.
       source: its records.
-      key: the feature that holds the label.
-      classes: as features.json says.
+      key: the feature of the label.
+      classes: number of classes in features.json.
 
     Raises:
-      UserError: there are fewer classes than labels, or not as many as names.
+      UserError: fewer classes than labels, or another number than names.
     """
     file = Path(folder) / f"{key}.labels.txt"
     if file.is_file():
@@ -170,9 +169,9 @@ def check_picture(
     found: Sequence[int | None],
     said: Sequence[int | None],
 ) -> None:
-    """Compare an image's (height, width, channels) with what features.json says.
+    """Compare an image's (height, width, channels) with features.json.
 
-    Grey images among coloured ones are common, and coloured ones among grey are not.
+    A grey image in a colour dataset is allowed.
 
     Raises:
       UserError: they differ.
@@ -188,13 +187,13 @@ def check_picture(
 
 
 def incomplete(name: str, places: Sequence[Path]) -> str | None:
-    """What to say of a dataset whose files are there, but not all of its metadata."""
+    """The error for a dataset that has records but lacks metadata, if there is one."""
     for place in places:
         base = place / name.split(":")[0]
         with contextlib.suppress(OSError, ValueError):
             records = [*base.glob("*array_record*"), *base.glob("*/*array_record*")]
             for folder in sorted({file.parent for file in records}):
-                # What TFDS writes to before it is complete.
+                # TFDS's temporary directory.
                 if "incomplete" in folder.name:
                     continue
                 for file in METADATA:
@@ -204,7 +203,7 @@ def incomplete(name: str, places: Sequence[Path]) -> str | None:
 
 
 def _culprit(folder: Path) -> Path:
-    """The file that is damaged, as well as can be told."""
+    """The metadata file that is probably damaged."""
     for name in METADATA:
         try:
             found = json.loads((folder / name).read_bytes())
@@ -220,7 +219,7 @@ def _culprit(folder: Path) -> Path:
 
 
 def short(error: BaseException) -> str:
-    """The first line of an error's message, and its type."""
+    """The type of an error, and the first line of its message."""
     lines = str(error).strip().splitlines()
     return (
         f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The next batches, on the device before they are asked for."""
+"""Prefetch batches to the device."""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ Placed = TypeVar("Placed")
 
 
 class Resumable(Protocol):
-    """An endless iterator whose state can be saved, such as `Dataset.train` gives."""
+    """An endless iterator with a state, e.g. from `Dataset.train`."""
 
     def __next__(self) -> Any: ...
 
@@ -23,9 +23,9 @@ class Resumable(Protocol):
 
 
 class Prefetched(Iterator[Placed], Generic[Placed]):
-    """An iterator of batches on the device; its state is that of what was consumed.
+    """An iterator of batches on the device, from `prefetch`.
 
-    Made by `prefetch`.
+    Its state is that of the consumed batches.
     """
 
     def __init__(self, iterator: Resumable, place: Callable[[Any], Placed], depth: int):
@@ -43,17 +43,17 @@ class Prefetched(Iterator[Placed], Generic[Placed]):
         return batch
 
     def get_state(self) -> Any:
-        """The state after the last batch that was given out, not placed."""
+        """The state after the last consumed batch."""
         return self._state
 
     def set_state(self, state: Any) -> None:
-        """Goes on after the batch that the state was saved after."""
+        """Resume after the batch at which the state was saved."""
         self._ready.clear()
         self._iterator.set_state(state)
         self._state = self._iterator.get_state()
 
     def close(self) -> None:
-        """Drops what is on the device, and closes the iterator below."""
+        """Drop prefetched batches, and close the iterator."""
         self._ready.clear()
         self._iterator.close()
 
@@ -61,13 +61,12 @@ class Prefetched(Iterator[Placed], Generic[Placed]):
 def prefetch(
     iterator: Resumable, place: Callable[[Any], Placed], depth: int = 2
 ) -> Prefetched[Placed]:
-    """Keeps the next batches on the device, while the device is at work.
+    """Prefetch batches to the device while it computes.
 
     Args:
-      iterator: gives batches on the host; used by nobody else from now on.
-      place: puts one on the device without waiting for it, as jax.device_put and
-        jax.make_array_from_process_local_data do.
-      depth: batches that are placed, the one that is asked for included.
+      iterator: of batches on the host. It must not be used elsewhere.
+      place: copies a batch to the device without waiting, e.g. jax.device_put.
+      depth: number of batches on the device, including the next one.
 
     Raises:
       UserError: depth is less than 1.

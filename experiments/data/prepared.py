@@ -1,4 +1,4 @@
-"""Where datasets that TFDS has prepared lie, and how to prepare those that do not."""
+"""Find datasets that TFDS prepared, and tell how to prepare a missing one."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from ..errors import UserError
 from . import intact
 
-# What a builder cannot download by itself.
+# Datasets that TFDS cannot download.
 _FETCHED_BY_HAND = {
     "imagenet2012": (
         " ImageNet is not downloaded for you: first put ILSVRC2012_img_train.tar and "
@@ -21,17 +21,17 @@ _FETCHED_BY_HAND = {
 
 
 def data_dirs(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The TFDS data directories to look in: the given one, or those of the user."""
+    """The TFDS data directories to search: the given one, or the user's."""
     if data_dir is not None:
         return [Path(data_dir).expanduser()]
     environment = os.environ.get("TFDS_DATA_DIR")
     places = [Path(environment).expanduser()] if environment else []
-    # A shared, read-only TFDS_DATA_DIR is common: one's own datasets go to one's home.
+    # TFDS_DATA_DIR is often read-only; users prepare datasets in their home.
     return [*places, Path.home() / "tensorflow_datasets"]
 
 
 def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:
-    """The prepared dataset of this name in the first place that has one.
+    """The prepared dataset of this name in the first directory that has it.
 
     Raises:
       UserError: its metadata is damaged or incomplete.
@@ -46,7 +46,7 @@ def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:
 
 def _find(name: str, place: Path) -> tfds.core.DatasetBuilder | None:
     try:
-        # From the files, not from TFDS's code: any version of them will do.
+        # From the files, so that any version of the dataset works.
         return tfds.core.read_only_builder.builder_from_files(
             name, data_dir=os.fspath(place)
         )
@@ -65,7 +65,7 @@ def _find(name: str, place: Path) -> tfds.core.DatasetBuilder | None:
 
 
 def _version(name: str, place: Path) -> Path | None:
-    """The folder of a dataset's version, that with metadata in it."""
+    """The folder of a dataset's version that contains metadata."""
     with contextlib.suppress(OSError, ValueError):
         base = place / name.split(":")[0]
         found = [base, *sorted(base.glob("*"), reverse=True)]
@@ -76,7 +76,7 @@ def _version(name: str, place: Path) -> Path | None:
 
 
 def how_to_prepare(name: str, places: Sequence[Path]) -> str:
-    """One sentence or two: where the dataset is not, and the command that makes it."""
+    """The error for a missing dataset, with the command that prepares it."""
     target = os.fspath(places[0])
     if name == "digits":
         return f"The digits dataset could not be read from {listed(places)}."
@@ -97,7 +97,7 @@ def how_to_prepare(name: str, places: Sequence[Path]) -> str:
 
 
 def not_array_record(builder: tfds.core.DatasetBuilder, places: Sequence[Path]) -> str:
-    """What to do about TFRecord files, which need TensorFlow to be read."""
+    """The error for TFRecord files, which need TensorFlow."""
     return (
         f"{builder.name} in {builder.data_dir} is not in ArrayRecord files; prepare it "
         f"anew in another directory. {how_to_prepare(builder.name, places)}"
@@ -105,5 +105,5 @@ def not_array_record(builder: tfds.core.DatasetBuilder, places: Sequence[Path]) 
 
 
 def listed(places: Sequence[Path]) -> str:
-    """`places` as they stand in a sentence."""
+    """Directories as a part of a sentence."""
     return " or ".join(os.fspath(p) for p in places)

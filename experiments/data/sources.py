@@ -1,4 +1,4 @@
-"""Where images come from: arrays, prepared files, or nowhere."""
+"""Sources of images: arrays, prepared files, noise."""
 
 import contextlib
 import dataclasses
@@ -20,15 +20,15 @@ from . import intact
 
 
 class Source(Protocol):
-    """Labelled images by number."""
+    """Labelled images by index."""
 
     def __len__(self) -> int: ...
 
     def read(self, indices: np.ndarray) -> tuple[Any, Int32[np.ndarray, " batch"]]:
-        """The images and labels of these numbers, read at once.
+        """The images and labels of several indices.
 
-        Images are one array, uint8 (batch, height, width, channels), or a list of
-        files' contents, not decoded yet.
+        Images are an array, uint8 (batch, height, width, channels), or a list of
+        encoded files.
         """
 
 
@@ -54,16 +54,16 @@ class Arrays:
 
 
 class Records:
-    """A split of a prepared TFDS dataset of ArrayRecord files, read as it is needed.
+    """A split of a TFDS dataset of ArrayRecord files.
 
     Attributes:
       folder: of the dataset's version.
-      shape: (height, width, channels) of all images; None for what differs.
+      shape: (height, width, channels) of the images; None for sizes that differ.
 
     Args:
-      builder: the dataset.
-      split: its split, or a slice of it: "train[:90%]".
-      keys: the features that hold image and label.
+      builder: of the dataset.
+      split: a split or slice, e.g. "train[:90%]".
+      keys: the features of image and label.
 
     Raises:
       NotImplementedError: the files are not ArrayRecord.
@@ -80,7 +80,7 @@ class Records:
         self._files = [os.fspath(file.filename) for file in files]
         self._ends = np.cumsum([file.take for file in files])
         intact.check_files(files)
-        # We decode with Pillow ourselves: TFDS would do the same, with a warning.
+        # Decoded with Pillow below; TFDS would do the same, with a warning.
         self._records: Any = builder.as_data_source(
             split, decoders={self._image: tfds.decode.SkipDecoding()}
         )
@@ -89,10 +89,10 @@ class Records:
         return len(self._records)
 
     def read(self, indices: np.ndarray) -> tuple[list[bytes], Int32[np.ndarray, " b"]]:
-        # A list at once: one by one takes ArrayRecord two to three times as long.
+        # Reading single records takes two to three times as long.
         try:
             examples = self._records.__getitems__(indices.tolist())
-        except Exception as error:  # ArrayRecord's RuntimeError, and TFDS's own
+        except Exception as error:  # of ArrayRecord or TFDS
             raise UserError(
                 intact.broken(self._damaged(indices, error), error)
             ) from error
@@ -101,7 +101,7 @@ class Records:
         return [e[self._image] for e in examples], labels
 
     def _damaged(self, indices: np.ndarray, error: Exception) -> pathlib.Path:
-        """The file that holds the first record that cannot be read."""
+        """The file with the first record that cannot be read."""
         which = np.unique(np.searchsorted(self._ends, indices, side="right"))
         for number in which:
             first = 0 if number == 0 else self._ends[number - 1]
@@ -115,15 +115,15 @@ class Records:
 
 @contextlib.contextmanager
 def opened(file: bytes, number: int, name: str) -> Iterator[Image.Image]:
-    """An image, with one sentence for whatever Pillow raises while it is used.
+    """Open an image, and turn Pillow's errors into one sentence.
 
     Args:
       file: the encoded image.
-      number: of the image.
+      number: index of the image.
       name: of its dataset and split.
 
     Raises:
-      UserError: it cannot be decoded.
+      UserError: the image cannot be decoded.
     """
     try:
         with Image.open(io.BytesIO(file)) as image:
@@ -139,15 +139,14 @@ def opened(file: bytes, number: int, name: str) -> Iterator[Image.Image]:
 
 
 class Noise:
-    """Images of uniform noise that mean nothing, for compiling, timing and dry runs.
+    """Uniform noise, for compiling, timing and dry runs.
 
-    Each is a window of one buffer of random bytes, at a place that its number gives:
-    as quick as copying, the same in every process, and distinct.
+    Image i is a window at place i of one buffer of random bytes.
 
     Args:
-      n: how many.
+      n: number of images.
       shape: (height, width, channels).
-      num_classes: image i is of class i mod num_classes.
+      num_classes: the label of image i is i mod num_classes.
       seed: of the noise.
     """
 
@@ -177,8 +176,9 @@ def parse_fake(name: str) -> tuple[tuple[int, int, int], int]:
     Raises:
       UserError: the name has another form.
 
-    >>> parse_fake("fake:224x224x3:1000")
-    ((224, 224, 3), 1000)
+    Examples:
+      >>> parse_fake("fake:224x224x3:1000")
+      ((224, 224, 3), 1000)
     """
     try:
         _, sizes, classes = name.split(":")

@@ -1,4 +1,4 @@
-"""Text as windows of tokens: bytes, or the pieces of a Hugging Face tokenizer."""
+"""Text as windows of tokens: bytes, or tokens of a Hugging Face tokenizer."""
 
 import contextlib
 import dataclasses
@@ -8,32 +8,28 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import grain
-import jax
 import numpy as np
-from jaxtyping import Array, Int32
 
 from .. import memory
 from ..errors import UserError
-from .pipeline import Hosts, Workers, check_batch, iterate, run_through
-
-Batch = dict[str, np.ndarray]
+from .dataset import Batch, Dataset
+from .pipeline import Workers
 
 _BYTES = 256
-_TEST_SHARE = 10  # one window in so many, where no test file is given
+_TEST_SHARE = 10  # one window in ten, if there is no test file
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
-    """Windows of context + 1 tokens, whose last is the next one's first.
+    """Windows of context + 1 tokens. The last token of a window starts the next one.
 
-    So every token but the first is predicted once. No window crosses from one file
-    into another, and what is left over at a file's end is dropped.
+    Every token except the first is predicted once. No window crosses files; the rest of
+    each file is dropped.
 
     Attributes:
       files: the tokens of each file.
-      context: tokens that a model sees at once.
-      start: the first window, counted over all files.
+      context: tokens that a model reads at once.
+      start: first window, counted over all files.
       stop: the window after the last.
     """
 
@@ -47,12 +43,12 @@ class Windows:
 
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
-        """The number of each file's first window."""
+        """The index of each file's first window."""
         counts = [window_count(file, self.context) for file in self.files]
         return np.cumsum([0, *counts[:-1]])
 
     def __call__(self, indices: np.ndarray, _: np.ndarray) -> Batch:
-        """The windows of these numbers: "tokens", int32 (b, context + 1)."""
+        """The windows of these indices: "tokens", int32 (b, context + 1)."""
         window = indices + self.start
         which = np.searchsorted(self._firsts, window, side="right") - 1
         first = (window - self._firsts[which]) * self.context
@@ -62,126 +58,8 @@ class Windows:
         return {"tokens": out}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TextData:
-    """The training windows of a text.
-
-    Attributes:
-      name: as it was asked for.
-      tokens: shape (windows, context + 1).
-      num_classes: size of the vocabulary.
-    """
-
-    name: str
-    tokens: Int32[np.ndarray, "windows tokens"]
-    num_classes: int
-
-    @property
-    def examples(self) -> tuple[np.ndarray, ...]:
-        """The windows."""
-        return (self.tokens,)
-
-    @property
-    def model_options(self) -> dict[str, Any]:
-        """Vocabulary and context."""
-        return {"vocab_size": self.num_classes, "context": self.tokens.shape[1] - 1}
-
-    def inputs(self, batch: tuple[Array, ...]) -> tuple[Array, Array]:
-        """All tokens but the last, and all but the first."""
-        return batch[0][:, :-1], batch[0][:, 1:]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TextDataset:
-    """Windows of text: "tokens", int32 (b, context + 1), for `data.Dataset`.
-
-    Attributes:
-      name: as it was asked for.
-      out_features: size of the vocabulary.
-      input_shape: (context,).
-      decode: tokens to text.
-      kind: "text".
-    """
-
-    name: str
-    out_features: int
-    input_shape: tuple[int]
-    decode: Callable[[Sequence[int] | np.ndarray], str]
-    _train: Windows
-    _test: Windows
-    _workers: Workers
-    kind: str = "text"
-
-    @property
-    def train_size(self) -> int:
-        return len(self._train)
-
-    @property
-    def test_size(self) -> int:
-        return len(self._test)
-
-    def spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """As `Dataset.spec`."""
-        shape = (batch_size, self.input_shape[0] + 1)
-        return {"tokens": jax.ShapeDtypeStruct(shape, np.int32)}
-
-    def train(
-        self,
-        batch_size: int,
-        seed: int,
-        *,
-        process_index: int | None = None,
-        process_count: int | None = None,
-    ) -> grain.DatasetIterator[Batch]:
-        """As `Dataset.train`."""
-        check_batch(batch_size, self.train_size, self.name)
-        return iterate(
-            self.train_size,
-            self._train,
-            batch_size,
-            seed,
-            hosts=Hosts.of(process_index, process_count),
-            workers=self._workers,
-        )
-
-    def test(
-        self,
-        batch_size: int,
-        *,
-        process_index: int | None = None,
-        process_count: int | None = None,
-    ) -> Iterator[Batch]:
-        """As `Dataset.test`."""
-        return run_through(
-            self.test_size,
-            self._test,
-            batch_size,
-            hosts=Hosts.of(process_index, process_count),
-            workers=self._workers,
-        )
-
-    def whole(self) -> TextData:
-        """The training split in memory, in the order of the text.
-
-        Raises:
-          UserError: it does not fit.
-        """
-        memory.check(
-            4 * self.train_size * (self.input_shape[0] + 1),
-            f"The windows of {self.name}",
-            "take less text",
-        )
-        every = np.arange(self.train_size)
-        tokens = self._train(every, np.empty((self.train_size, 0)))["tokens"]
-        return TextData(self.name, tokens, self.out_features)
-
-    def normalize(self, batch: dict[str, Array]) -> dict[str, Array]:
-        """The batch as it is."""
-        return batch
-
-
 def window_count(tokens: np.ndarray, context: int) -> int:
-    """How many windows of context + 1 tokens a file holds."""
+    """The number of windows of context + 1 tokens in a file."""
     return max(0, len(tokens) - 1) // context
 
 
@@ -192,21 +70,20 @@ def open_text(
     tokenizer: str | os.PathLike[str] = "bytes",
     test_path: str | os.PathLike[str] | None = None,
     workers: Workers | None = None,
-) -> TextDataset:
-    """Text as a dataset.
+) -> Dataset:
+    """Open text as a dataset.
 
     Args:
-      path: a file, or a directory whose *.txt files are read in the order of their
-        names. Bytes are mapped into memory, and not read; other tokens are made of
-        the whole text at once.
-      context: tokens that a model sees at once.
-      tokenizer: "bytes", or a tokenizer.json of Hugging Face.
-      test_path: test text; None: the last tenth of the windows of `path`.
-      workers: what prepares batches.
+      path: a file, or a directory of *.txt files, which are read in the order of their
+        names. Bytes are mapped into memory; a tokenizer reads the whole text.
+      context: tokens that a model reads at once.
+      tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
+      test_path: test text; by default the last tenth of the windows of `path`.
+      workers: prepare batches.
 
     Raises:
-      UserError: a file that is not there, is not UTF-8 or is too short, or a
-        tokenizer that does not load.
+      UserError: a file is missing, not UTF-8 or too short, or the tokenizer does not
+        load.
     """
     if not isinstance(context, int) or isinstance(context, bool) or context < 1:
         raise UserError(f"context is {context!r}; it must be an integer, 1 or more.")
@@ -232,35 +109,50 @@ def open_text(
                     f"{place} is shorter than one window of {context + 1} tokens; make "
                     "context smaller."
                 )
-    return TextDataset(
-        name=f"text:{os.fspath(path)}",
+    return _dataset(f"text:{os.fspath(path)}", vocabulary, decode, train, test, workers)
+
+
+def _dataset(
+    name: str,
+    vocabulary: int,
+    decode: "Decode",
+    train: Windows,
+    test: Windows,
+    workers: Workers | None,
+) -> Dataset:
+    return Dataset(
+        name=name,
+        kind="text",
         out_features=vocabulary,
-        input_shape=(context,),
+        input_shape=(train.context,),
+        train_size=len(train),
+        test_size=len(test),
+        load_train=train,
+        load_plain=train,
+        load_test=test,
+        workers=workers or Workers(),
         decode=decode,
-        _train=train,
-        _test=test,
-        _workers=workers or Workers(),
     )
 
 
-_FAKE = 100  # windows of noise, repeated as often; a tenth of all to test
+_FAKE = 100  # windows of random tokens, repeated 100 times
 
 
 def is_fake_text(name: str) -> bool:
-    """Whether a name is that of noise of tokens, as "fake:2048:50304"."""
+    """Whether a name is that of random tokens, e.g. "fake:2048:50304"."""
     kind, *sizes = name.split(":")
     return kind == "fake" and len(sizes) == 2 and all(map(str.isdigit, sizes))
 
 
-def fake_text(name: str, workers: Workers) -> TextDataset:
-    """Tokens drawn at random, for plans and benchmarks.
+def fake_text(name: str, workers: Workers) -> Dataset:
+    """Random tokens, for estimates and benchmarks.
 
     Args:
       name: "fake:CONTEXT:VOCABULARY".
-      workers: what prepares batches.
+      workers: prepare batches.
 
     Raises:
-      UserError: a size that is not positive.
+      UserError: a size is not positive.
     """
     context, vocabulary = map(int, name.split(":")[1:])
     if min(context, vocabulary) < 1:
@@ -272,14 +164,9 @@ def fake_text(name: str, workers: Workers) -> TextDataset:
     files = [rng.integers(0, vocabulary, (_FAKE * context + 1,), np.int32)] * _FAKE
     total = _FAKE * _FAKE
     cut = total - total // _TEST_SHARE
-    return TextDataset(
-        name=name,
-        out_features=vocabulary,
-        input_shape=(context,),
-        decode=lambda ids: " ".join(map(str, ids)),
-        _train=Windows(files, context, 0, cut),
-        _test=Windows(files, context, cut, total),
-        _workers=workers,
+    train, test = Windows(files, context, 0, cut), Windows(files, context, cut, total)
+    return _dataset(
+        name, vocabulary, lambda ids: " ".join(map(str, ids)), train, test, workers
     )
 
 
@@ -309,12 +196,12 @@ Decode = Callable[[Sequence[int] | np.ndarray], str]
 
 
 def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
-    """(size of the vocabulary, file to tokens, tokens to text)."""
+    """(size of the vocabulary, map from a file to tokens, map from tokens to text)."""
     if name == "bytes":
         return _BYTES, _map_bytes, _text_of_bytes
     found = _load_tokenizer(pathlib.Path(name).expanduser())
     with _working(name):
-        # Not the number of tokens: there may be gaps between them.
+        # The number of tokens may be smaller, if ids have gaps.
         vocabulary = 1 + max(found.get_vocab().values(), default=-1)
     if vocabulary < 1:
         raise UserError(f"The tokenizer {name} has no tokens.")
@@ -363,15 +250,15 @@ def _load_tokenizer(path: pathlib.Path) -> Any:
 
 @contextlib.contextmanager
 def _working(path: str | os.PathLike[str]) -> Iterator[None]:
-    """One sentence for whatever a tokenizer raises.
+    """Turn the errors of a tokenizer into one sentence.
 
     Raises:
-      UserError: the tokenizer is damaged, or none.
+      UserError: the tokenizer is damaged.
     """
     try:
         yield
     except BaseException as error:
-        # It raises Exception itself, and its panics are no Exceptions.
+        # Tokenizers raise Exception itself; their panics are no Exceptions.
         if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
             raise
         said = " ".join(str(error).split())[:300]

@@ -1,9 +1,9 @@
-"""Tiny ImageNet as a TFDS dataset, which TFDS itself has no builder for.
+"""Prepare Tiny ImageNet as a TFDS dataset.
 
     python -m mupax.experiments.data.tiny_imagenet tiny-imagenet-200.zip DATA_DIR
 
 The file is http://cs231n.stanford.edu/tiny-imagenet-200.zip (ImageNet's terms:
-research and education only). Needs no TensorFlow: the JPEG files are kept as they are.
+research and education only). TensorFlow is not needed: JPEG files are stored as is.
 """
 
 import io
@@ -22,7 +22,7 @@ from ..errors import UserError
 
 
 class TinyImagenet(tfds.core.GeneratorBasedBuilder):
-    """200 classes of ImageNet, 64x64 pixels; some are grey. 500 and 50 of each class.
+    """200 classes of ImageNet, 64x64 pixels, some grey; 500 and 50 images per class.
 
     Args:
       archive: tiny-imagenet-200.zip.
@@ -30,14 +30,13 @@ class TinyImagenet(tfds.core.GeneratorBasedBuilder):
 
     name = "tiny_imagenet"
     VERSION = tfds.core.Version("1.0.0")
-    # TFDS 4.9 looks its builders' files up with importlib_resources, which nothing
-    # installs on Python 3.9 and later; a known path spares it the look-up.
+    # Without this path, TFDS 4.9 needs importlib_resources, which nothing installs.
     code_path = epath.Path(__file__)
 
     def __init__(self, *, archive: zipfile.ZipFile, **options: Any):
         self._archive = archive
         self._root = _root(archive)
-        # In this file's order, which is that of the labels wherever one looks.
+        # The order of this file is the usual order of the labels.
         self._classes = archive.read(f"{self._root}wnids.txt").decode().split()
         super().__init__(**options)
 
@@ -76,7 +75,7 @@ class TinyImagenet(tfds.core.GeneratorBasedBuilder):
         self, files: list[tuple[str, str]]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         for path, name in files:
-            # TFDS encodes arrays with TensorFlow, and takes encoded bytes as they are.
+            # TFDS needs TensorFlow to encode arrays, and stores encoded bytes as is.
             image = io.BytesIO(self._archive.read(path))
             yield posixpath.basename(path), {"image": image, "label": name}
 
@@ -84,15 +83,14 @@ class TinyImagenet(tfds.core.GeneratorBasedBuilder):
 def prepare_tiny_imagenet(
     archive: str | os.PathLike[str], data_dir: str | os.PathLike[str]
 ) -> None:
-    """Writes Tiny ImageNet below data_dir, where it is not there yet.
+    """Write Tiny ImageNet to a TFDS data directory, if it is not there yet.
 
     Args:
       archive: tiny-imagenet-200.zip.
       data_dir: a TFDS data directory.
 
     Raises:
-      UserError: the archive is not there, is no such archive, or data_dir cannot be
-        written.
+      UserError: not the right archive, or data_dir cannot be written.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -120,7 +118,7 @@ def _root(archive: zipfile.ZipFile) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The command above; 2 where it is used wrongly or cannot be done."""
+    """Run the command of this module. Returns 2 for wrong arguments or failures."""
     if len(argv) != 3:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The job of `mupax plan`: the real training step, compiled for machines elsewhere."""
+"""`mupax plan`: compile the training step for TPUs or GPUs that are not here."""
 
 import contextlib
 import dataclasses
@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from ..errors import UserError
-from ..run import job as train
 from ..run.config import parse
 from ..run.mesh import make_mesh
+from ..run.prepare import prepare, step_flops
+from ..run.program import Program
 from .hardware import CHIPS, Chip
 from .hlo import COLLECTIVES, collectives
 
@@ -25,13 +26,13 @@ _SIMULATED = 4096  # CPU devices in the place of GPUs
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Accelerators that need not be here.
+    """A set of accelerators.
 
     Attributes:
-      name: as it was asked for, "v6e:16x16" or "h100:8".
-      chip: what each of them is.
-      devices: JAX's descriptions of them; of a GPU, CPU devices that stand in.
-      compiled: whether their own compiler is here.
+      name: as given by the user, e.g. "v6e:16x16" or "h100:8".
+      chip: type of each accelerator.
+      devices: JAX devices: descriptions of TPUs, or CPU devices in place of GPUs.
+      compiled: whether the TPU compiler compiles for them.
     """
 
     name: str
@@ -42,21 +43,21 @@ class Topology:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a training step needs of each device, and how long it takes at least.
+    """Memory, communication and minimal time of a training step.
 
-    Bytes are those of one device. Read off the compiled program are `state`, `peak`
-    and `sent`, and counted in the traced one is `flops`; times are estimates.
+    Bytes are per device and come from the compiled program. `flops` is counted in the
+    traced program. Times are estimates.
 
     Attributes:
       topology: the devices.
-      batch_size: examples in a step.
-      parameters: of the model, in all.
+      batch_size: examples per step.
+      parameters: number of parameters of the model.
       weights: bytes of parameters.
       optimizer: bytes of all other state.
-      activations: bytes of temporary memory at its fullest.
-      peak: bytes of everything at its fullest.
-      flops: of a step, over all devices.
-      sent: bytes that a device sends in a step, by kind of collective.
+      activations: peak bytes of temporary memory.
+      peak: peak bytes of all memory.
+      flops: floating-point operations per step, over all devices.
+      sent: bytes that a device sends per step, by kind of collective.
     """
 
     topology: Topology
@@ -76,10 +77,10 @@ class Estimate:
 
     @property
     def times(self) -> dict[str, float]:
-        """Seconds that arithmetic, memory and links each need at their peaks.
+        """Seconds that arithmetic, memory and links need at their peak rates.
 
-        Memory is a lower bound: state is read and written once, and what is temporary
-        written and read once.
+        The time of the memory is a lower bound: state and temporary memory are each
+        read and written once.
         """
         chip = self.topology.chip
         traffic = 2 * (self.weights + self.optimizer + self.activations)
@@ -91,47 +92,47 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """The roofline: the largest of the times."""
+        """The largest of the times (roofline)."""
         return max(self.times.values())
 
     @property
     def bound(self) -> str:
-        """Which of the times is the largest."""
+        """The name of the largest time."""
         return max(self.times, key=lambda name: self.times[name])
 
 
 def run(config: ConfigDict, names: str, batches: str = "") -> list[Estimate]:
-    """Print what a config's training step needs of each of some machines.
+    """Print the estimates of a config's training step for several topologies.
 
     Args:
-      config: of a training run.
+      config: a training config.
       names: topologies, separated by commas.
-      batches: batch sizes, separated by commas; the config's own by default.
+      batches: batch sizes, separated by commas; by default the config's.
 
     Raises:
-      UserError: an unknown topology, or one that the model or batch does not suit.
+      UserError: an unknown topology, or one that does not suit the model or batch.
     """
     if not names:
         raise UserError(
-            "--topology is missing; give one or more, as v6e:16x16,h100:8 (chips: "
+            "--topology is missing; give one or more, e.g. v6e:16x16,h100:8 (chips: "
             f"{', '.join(CHIPS)})"
         )
     sizes = [_whole(b, "--batch_sizes") for b in batches.split(",")] if batches else []
-    found = []
+    estimates = []
     for topology in topologies(names.split(",")):
         for size in sizes or [config.batch_size]:
             with config.unlocked():
                 config.batch_size = size
-            found.append(estimate(config, topology))
-    show(found, config)
-    return found
+            estimates.append(estimate(config, topology))
+    show(estimates, config)
+    return estimates
 
 
 def topologies(names: Iterable[str]) -> list[Topology]:
-    """Descriptions of machines by name.
+    """Topologies by name.
 
     Args:
-      names: "chip:shape", the shape being that of a TPU slice, or a number of GPUs.
+      names: "chip:shape" with the shape of a TPU slice, or "chip:number" for GPUs.
 
     Raises:
       UserError: an unknown chip or shape, or TPUs without their compiler.
@@ -143,7 +144,7 @@ def topologies(names: Iterable[str]) -> list[Topology]:
         chip = {"gpu": "h100"}.get(chip, chip)
         if chip not in CHIPS or not colon:
             raise UserError(
-                f"topology {name!r} is not known; write chip:shape, as v6e:16x16 or "
+                f"topology {name!r} is not known; write chip:shape, e.g. v6e:16x16 or "
                 f"gpu:8, with a chip of {', '.join(CHIPS)}"
             )
         parsed.append((name, CHIPS[chip], shape))
@@ -163,18 +164,18 @@ def topologies(names: Iterable[str]) -> list[Topology]:
 
 
 def estimate(config: ConfigDict, topology: Topology) -> Estimate:
-    """Compile a config's training step for a machine, and read off what it needs.
+    """Compile a config's training step for a topology.
 
     Raises:
-      UserError: a mesh or batch that does not suit it, or a program that its compiler
-        refuses, as for want of memory.
+      UserError: the mesh or batch does not suit the topology, or the program does not
+        compile, e.g. for lack of memory.
     """
     run = parse(config)
     mesh: Mesh = make_mesh(run.mesh, topology.devices)
-    job = train.prepare(run, mesh, stand_in=True)
-    train.check_job(job)
-    program = job.program
-    batch = job.dataset.spec(job.plan.batch_size)
+    prepared = prepare(run, mesh, stand_in=True)
+    prepared.check()
+    program = prepared.program
+    batch = prepared.dataset.spec(run.batch_size)
     lowered = program.jit_step().lower(program.abstract, batch, program.hyper)
     try:
         compiled = lowered.compile()
@@ -193,7 +194,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     state = memory.argument_size_in_bytes
     return Estimate(
         topology=topology,
-        batch_size=job.plan.batch_size,
+        batch_size=run.batch_size,
         parameters=sum(x.size for x in jax.tree.leaves(program.abstract["params"])),
         weights=weights,
         optimizer=max(state - weights - _batch_bytes(batch, mesh), 0),
@@ -202,63 +203,62 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         + memory.temp_size_in_bytes
         + memory.output_size_in_bytes
         - memory.alias_size_in_bytes,
-        flops=train.flops(program, batch),
+        flops=step_flops(program, batch),
         sent=sent,
     )
 
 
-def show(found: list[Estimate], config: ConfigDict) -> None:
-    """A table, one column a machine."""
+def show(estimates: list[Estimate], config: ConfigDict) -> None:
+    """Print a table with one column per topology."""
     console = rich.console.Console()
     table = rich.table.Table(title=f"{config.model.name}, a step of training")
     table.add_column("")
-    for e in found:
+    for e in estimates:
         table.add_column(f"{e.topology.name}\nbatch {e.batch_size:,}", justify="right")
     rows: list[tuple[str, list[str]]] = [
-        ("devices", [f"{len(e.topology.devices):,}" for e in found]),
-        ("mesh", [_mesh_text(config, e) for e in found]),
-        ("parameters", [f"{e.parameters:,}" for e in found]),
-        ("weights, each", [_size(e.weights) for e in found]),
-        ("optimizer and rest, each", [_size(e.optimizer) for e in found]),
-        ("temporary, each", [_size(e.activations) for e in found]),
-        ("peak, each", [_size(e.peak) for e in found]),
-        ("memory of the chip", [_size(e.topology.chip.memory) for e in found]),
-        ("fits", ["yes" if e.fits else "NO" for e in found]),
-        ("TFLOP a step, all", [f"{e.flops / 1e12:,.3g}" for e in found]),
+        ("devices", [f"{len(e.topology.devices):,}" for e in estimates]),
+        ("mesh", [_mesh_text(config, e) for e in estimates]),
+        ("parameters", [f"{e.parameters:,}" for e in estimates]),
+        ("weights, each", [_size(e.weights) for e in estimates]),
+        ("optimizer and rest, each", [_size(e.optimizer) for e in estimates]),
+        ("temporary, each", [_size(e.activations) for e in estimates]),
+        ("peak, each", [_size(e.peak) for e in estimates]),
+        ("memory of the chip", [_size(e.topology.chip.memory) for e in estimates]),
+        ("fits", ["yes" if e.fits else "NO" for e in estimates]),
+        ("TFLOP a step, all", [f"{e.flops / 1e12:,.3g}" for e in estimates]),
         *(
-            (f"sent by {kind}", [_size(e.sent[kind]) for e in found])
+            (f"sent by {kind}", [_size(e.sent[kind]) for e in estimates])
             for kind in COLLECTIVES
-            if any(e.sent[kind] for e in found)
+            if any(e.sent[kind] for e in estimates)
         ),
         *(
-            (f"{name}, estimate", [_time(e.times[name]) for e in found])
+            (f"{name}, estimate", [_time(e.times[name]) for e in estimates])
             for name in ("arithmetic", "memory", "links")
         ),
-        ("step at least, estimate", [_time(e.seconds) for e in found]),
-        ("largest term", [e.bound for e in found]),
+        ("step at least, estimate", [_time(e.seconds) for e in estimates]),
+        ("largest term", [e.bound for e in estimates]),
         (
             "examples/s at most",
-            [f"{e.batch_size / e.seconds:,.0f}" for e in found],
+            [f"{e.batch_size / e.seconds:,.0f}" for e in estimates],
         ),
     ]
     for name, cells in rows:
         table.add_row(name, *cells)
     console.print(table)
-    compiled = [e.topology.name for e in found if e.topology.compiled]
-    others = [e.topology.name for e in found if not e.topology.compiled]
+    compiled = [e.topology.name for e in estimates if e.topology.compiled]
+    others = [e.topology.name for e in estimates if not e.topology.compiled]
     if compiled:
         console.print(
-            f"{', '.join(compiled)}: memory and bytes sent are those of the program "
-            "that the TPU compiler made."
+            f"{', '.join(compiled)}: memory and bytes sent are those of the program of "
+            "the TPU compiler."
         )
     if others:
         console.print(
-            f"{', '.join(others)}: no GPU compiler is used; memory and bytes sent are "
-            "those of the same program compiled for as many CPU devices, an estimate."
+            f"{', '.join(others)}: memory and bytes sent are estimates from the same "
+            "program compiled for as many CPU devices."
         )
     console.print(
-        "Times are rooflines at the chips' stated peaks, each term alone: a real step "
-        "is slower."
+        "Times are lower bounds at the chips' peak rates; a real step is slower."
     )
 
 
@@ -267,7 +267,7 @@ def _is_tpu(chip: Chip) -> bool:
 
 
 def _slice(name: str, chip: Chip, shape: str) -> Topology:
-    """A TPU slice, by device: a chip of v4 may be two of them."""
+    """A TPU slice. A chip may have several devices, which share its limits."""
     devices = _tpus(name)
     chips = math.prod(map(int, shape.split("x")))
     share = chips / len(devices)
@@ -284,24 +284,24 @@ def _slice(name: str, chip: Chip, shape: str) -> Topology:
 def _tpus(name: str) -> list[jax.Device]:
     from jax.experimental import topologies as described
 
-    # Without it libtpu asks a server of the cloud, which is not there.
+    # Without this variable libtpu queries a cloud server.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     try:
         return list(
             described.get_topology_desc(platform="tpu", topology_name=name).devices
         )
-    except Exception as error:  # of libtpu, or for want of it
+    except Exception as error:  # libtpu raises various errors, or is missing
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"topology {name!r} cannot be described ({reason}); it needs "
-            "pip install 'mupax[tpu]', and a shape that this chip comes in, as "
+            "pip install 'mupax[tpu]' and an existing shape of this chip, e.g. "
             "v5e:4x8, v6e:16x16, v4:2x2x4, v5p:8x8x16"
         ) from None
 
 
 def _cpu_devices(count: int) -> list[jax.Device]:
-    """As many CPU devices, if JAX has not been started with fewer."""
-    # It may run already, with what it was given.
+    """CPU devices in place of others."""
+    # Fails if JAX is initialized already.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices("cpu")
@@ -322,7 +322,7 @@ def _whole(text: str, name: str) -> int:
     return int(text)
 
 
-def _bytes_each(program: train.Program, part: str) -> int:
+def _bytes_each(program: Program, part: str) -> int:
     leaves = jax.tree.leaves(program.abstract[part])
     shardings = jax.tree.leaves(program.shardings[part])
     return sum(

@@ -1,18 +1,19 @@
-"""The trainer: mesh, step, loop, evaluation, checkpoints, records."""
+"""One run: config, model, schedule, loss, step, loop, checkpoints, records."""
 
 from .checkpoints import load_weights, open_checkpoints, read_weights
 from .fit import evaluate, fit
-from .loop import Plan, TrainResult, train
+from .loop import LoopOptions, TrainResult, train
+from .loss import Classification, NextToken
 from .mesh import make_mesh
-from .objective import Classification, NextToken
-from .optimizer import build_optimizer, make_schedule
+from .optimizer import build_optimizer
 from .program import Program, make_program
+from .schedule import make_schedule
 from .step import Recipe
 
 __all__ = [
     "Classification",
+    "LoopOptions",
     "NextToken",
-    "Plan",
     "Program",
     "Recipe",
     "TrainResult",

@@ -1,4 +1,4 @@
-"""From the config of a run to its data, model, optimizer, loss and step."""
+"""Build the dataset, model, optimizer, loss and step of a run from its config."""
 
 import dataclasses
 import functools
@@ -16,8 +16,9 @@ from mupax.optim.paths import map_with_paths
 from .. import data as datasets
 from ..data import Dataset, mixing
 from ..errors import UserError
-from .config import RunConfig, tuned
-from .objective import Classification, NextToken, Objective
+from .config import RunConfig
+from .hyperparameters import tuned
+from .loss import Classification, NextToken, Objective
 from .optimizer import build_optimizer
 from .program import loss_of
 from .step import Hyper, Recipe
@@ -27,14 +28,14 @@ Shapes = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A run, built but not begun.
+    """The parts of a run before it starts.
 
     Attributes:
       config: of the run.
-      dataset: opened.
-      shapes: what the dataset tells a model.
-      model: its abstract twin; the pretrained model itself where there is one.
-      recipe: what a step computes; its hyperparameters are those of `config.tuned`.
+      dataset: the open dataset.
+      shapes: options of the model that follow from the dataset; see `model_shapes`.
+      model: an abstract model (shapes only), or the pretrained model.
+      recipe: the training step, a function of the hyperparameters of `tuned`.
     """
 
     config: RunConfig
@@ -45,33 +46,33 @@ class Built:
 
     @property
     def pretrained(self) -> bool:
-        """Whether the run starts from given weights."""
+        """Whether the run starts from pretrained weights."""
         return self.config.init_from is not None
 
     @property
     def scales(self) -> optim.Scales:
-        """Of the model's parameters."""
+        """The scales of the model's parameters."""
         return zoo.scales(self.model)
 
     @property
     def objective(self) -> Objective:
-        """What is minimized and evaluated."""
+        """The loss and the evaluation."""
         return make_objective(self.config, self.dataset)
 
     def create(self) -> nnx.Module:
-        """The model, initialized by the config's seed."""
+        """The model, initialized with the config's seed."""
         return create_model(self.config, self.shapes, self.config.seed)
 
 
 def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
-    """Build a run; nothing of it is computed yet.
+    """Build a run without training it or allocating its state.
 
     Args:
       config: of the run.
-      dataset: an open one, in place of the config's.
+      dataset: replaces the config's dataset.
 
     Raises:
-      UserError: bad input, in one sentence that names the key.
+      UserError: the config does not fit the dataset or the model; names the key.
     """
     dataset = dataset or open_dataset(config)
     shapes = model_shapes(dataset, config.model.name)
@@ -94,7 +95,7 @@ def _line(error: BaseException) -> str:
 
 
 def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
-    # What the config does not say is as it was saved.
+    # Options that the config leaves out are as they were saved.
     given = {k: v for k, v in _options(config, shapes).items() if v is not None}
     return zoo.load_pretrained(config.model.name, config.init_from or "", **given)
 
@@ -104,62 +105,58 @@ def _options(config: RunConfig, shapes: Shapes) -> dict[str, Any]:
         **config.model.options,
         "base_width": config.base_width,
         "base_depth": config.base_depth,
-        "parametrization": config.point,
+        "parametrization": config.rules,
         **shapes,
     }
 
 
 def create_model(config: RunConfig, shapes: Shapes, seed: Any) -> nnx.Module:
-    """The model of a run, initialized.
+    """Create and initialize the model of a run.
 
     Args:
       config: of the run.
-      shapes: as `model_shapes` gives them.
-      seed: a number, or a key, which may be traced.
+      shapes: see `model_shapes`.
+      seed: an int or a JAX key; may be traced.
     """
     options = _options(config, shapes)
     model = zoo.create(config.model.name, **options, rngs=nnx.Rngs(seed))
     if isinstance(config.init_scale, jax.Array) or config.init_scale != 1:
         params = nnx.state(model, nnx.Param)
-        scaled = scaled_init(params, zoo.scales(model), config.init_scale)
-        nnx.update(model, scaled)
+        scales = zoo.scales(model)
+
+        def scaled(path: str, leaf: jax.Array) -> jax.Array:
+            factor = jnp.asarray(config.init_scale, leaf.dtype)
+            return leaf * factor if scales[path].in_axes else leaf
+
+        nnx.update(model, map_with_paths(scaled, params))
     return model
-
-
-def scaled_init(params: Any, scales: optim.Scales, factor: Any) -> Any:
-    """Multiply the weights that have a fan-in; biases and norms stay as they are."""
-
-    def scaled(path: str, leaf: jax.Array) -> jax.Array:
-        return leaf * jnp.asarray(factor, leaf.dtype) if scales[path].in_axes else leaf
-
-    return map_with_paths(scaled, params)
 
 
 def make_recipe(
     config: RunConfig, dataset: Dataset, shapes: Shapes, model: nnx.Module
 ) -> Recipe:
-    """What a step of a run computes, for any values of its hyperparameters.
+    """The training step of a run, as a function of its hyperparameters.
 
     Args:
       config: of the run.
-      dataset: tells how a batch becomes a model's input.
-      shapes: as `model_shapes` gives them.
-      model: its abstract twin, or itself.
+      dataset: maps a batch to model inputs.
+      shapes: see `model_shapes`.
+      model: of the run, abstract or not.
     """
     model.train()
-    plain = nnx.graphdef(model)
+    structure = nnx.graphdef(model)
     scales = zoo.scales(model)
 
     def graph(hyper: Hyper) -> nnx.GraphDef:
         if not set(hyper) & {"branch_multiplier", "richness"}:
-            return plain
-        # These stand in the model's structure: it is made anew in each trace.
+            return structure
+        # These two are part of the structure, which each trace therefore rebuilds.
         some = {k: v for k, v in hyper.items() if k != "init_scale"}
-        twin = nnx.eval_shape(
+        abstract = nnx.eval_shape(
             lambda: create_model(tuned(config, some), shapes, jax.random.key(0))
         )
-        twin.train()
-        return nnx.graphdef(twin)
+        abstract.train()
+        return nnx.graphdef(abstract)
 
     def loss(params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any) -> Any:
         objective = make_objective(tuned(config, hyper), dataset)
@@ -175,15 +172,15 @@ def make_optimizer(config: RunConfig, scales: optim.Scales) -> Any:
     """The optimizer of a run."""
     return build_optimizer(
         config.optimizer.plain(),
-        config.rate,
+        config.learning_rates,
         scales,
-        config.point,
+        config.rules,
         clip_norm=config.clip_norm,
     )
 
 
 def make_objective(config: RunConfig, dataset: Dataset) -> Objective:
-    """What a run minimizes on a dataset."""
+    """The loss and the evaluation of a run."""
     if dataset.kind == "text":
         for key in ("mixup", "cutmix"):
             if getattr(config, key):
@@ -203,32 +200,32 @@ def make_objective(config: RunConfig, dataset: Dataset) -> Objective:
 
 
 def open_dataset(config: RunConfig, *, stand_in: bool = False) -> Dataset:
-    """The dataset of a run.
+    """Open the dataset of a run.
 
     Args:
       config: of the run.
-      stand_in: take the config's stand-in for data that is not prepared.
+      stand_in: open `config.stand_in` if the dataset is not prepared.
 
     Raises:
-      UserError: there is no such dataset, or an option that means nothing for it.
+      UserError: the dataset does not exist or does not have such an option.
     """
     if stand_in and config.stand_in:
         try:
             return open_dataset(config)
         except UserError:
             return datasets.open_dataset(config.stand_in)
-    named = config.plain()
-    options = named["data"]
+    given = config.plain()
+    options = given["data"]
     if config.augment:
-        datasets.augment.parse(named["augment"])
-        options["augment"] = named["augment"]
+        datasets.augment.parse(given["augment"])
+        options["augment"] = given["augment"]
     text = json.dumps(options, sort_keys=True, default=str)
     return _opened(config.dataset, config.data_dir, text)
 
 
 @functools.lru_cache(maxsize=2)
 def _opened(name: str, data_dir: str | None, options: str) -> Dataset:
-    """An open dataset, which the many runs of a process share."""
+    """An open dataset, shared by the runs of a process."""
     try:
         return datasets.open_dataset(name, data_dir, **json.loads(options))
     except (TypeError, AttributeError) as error:
@@ -236,10 +233,14 @@ def _opened(name: str, data_dir: str | None, options: str) -> Dataset:
 
 
 def model_shapes(dataset: Dataset, name: str) -> Shapes:
-    """What a dataset tells a model.
+    """The options of a model that follow from its dataset.
+
+    Args:
+      dataset: of images or text.
+      name: of the model.
 
     Raises:
-      UserError: a model of text for images, or the reverse.
+      UserError: the model takes text and the dataset has images, or the reverse.
     """
     text = dataset.kind == "text"
     if text != zoo.reads_tokens(name):

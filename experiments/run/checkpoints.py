@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: asynchronous, few, read back past a bad one."""
+"""Checkpoints of a run: asynchronous, with checksums."""
 
 import contextlib
 import json
@@ -24,12 +24,12 @@ _UNREADABLE = "unreadable"
 
 
 class Restored(NamedTuple):
-    """What a checkpoint held.
+    """A restored checkpoint.
 
     Attributes:
-      step: how many steps had been trained.
-      state: the pytree of arrays, placed as was asked for.
-      progress: the JSON beside it.
+      step: number of trained steps.
+      state: pytree of arrays, sharded as requested.
+      progress: the JSON data of the checkpoint.
     """
 
     step: int
@@ -40,8 +40,8 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints in one directory, each named by its step.
 
-    A checkpoint is written beside its place and renamed when it is whole, so that a
-    killed save leaves nothing that reads as a checkpoint.
+    Orbax writes a checkpoint to a temporary directory and renames it, so that a killed
+    save leaves no checkpoint.
     """
 
     def __init__(self, manager: ocp.CheckpointManager):
@@ -54,19 +54,18 @@ class Checkpoints:
         progress: dict[str, Any],
         score: float | None = None,
     ) -> None:
-        """Copies the state off the device, and writes it while training goes on.
+        """Copy the state off the device, and write it in the background.
 
         Args:
-          step: steps trained.
-          state: a pytree of jax arrays; it may be donated as soon as this returns.
-          progress: JSON-ready; it must not be changed later, for it too is written
-            in the background.
-          score: how good these weights are, lower being better; None if not known.
+          step: number of trained steps.
+          state: a pytree of JAX arrays. It may be donated as soon as this returns.
+          progress: JSON-ready data. It must not change afterwards.
+          score: test loss of these weights, if known.
 
         Raises:
           UserError: this checkpoint, or the one before, could not be written.
         """
-        # Orbax finds a file that is cut short, but not a flipped bit in an array.
+        # Orbax detects truncated files, but not flipped bits in arrays.
         sums = jax.device_get(_checksums(state)).tolist()
         named = _named(jax.tree.unflatten(jax.tree.structure(state), sums))
         sealed = {"progress": progress, "checksums": sums, "named": named}
@@ -77,30 +76,30 @@ class Checkpoints:
                     state=ocp.args.StandardSave(state),
                     progress=ocp.args.JsonSave(sealed | {"seal": _seal(sealed)}),
                 ),
-                # Always some: Orbax warns where there is none.
+                # Orbax warns if there are no metrics.
                 metrics=io.seal({"score": math.inf if score is None else score}),
             )
 
     def wait(self) -> None:
-        """Return when all is written.
+        """Wait until all checkpoints are written.
 
         Raises:
-          UserError: it could not be.
+          UserError: one could not be written.
         """
         with self._writing():
             self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:
-        """The steps of which there is a checkpoint."""
+        """The steps that have a checkpoint."""
         self._manager.reload()
         return list(self._manager.all_steps())
 
     def latest(self) -> int | None:
-        """The newest step that was written whole; None where there is none."""
+        """The newest step that has a checkpoint, if any."""
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step of the best score; None where none was scored."""
+        """The step of the lowest test loss; None if no checkpoint has one."""
         self._manager.reload()
         step = self._manager.best_step()
         if step is None or math.isinf(_score(self._manager.metrics(step))):
@@ -111,7 +110,7 @@ class Checkpoints:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        # A full disk raises whatever Orbax, TensorStore or the system make of it.
+        # Orbax, TensorStore and the system raise different errors for a full disk.
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             good = None
@@ -124,17 +123,17 @@ class Checkpoints:
             ) from error
 
     def restore(self, like: Any) -> Restored | None:
-        """The newest checkpoint that can be read, or None where there is none.
+        """The newest readable checkpoint, or None if there are no checkpoints.
 
-        Newer ones that cannot be read are moved out of the way, with a warning.
+        Moves newer checkpoints that cannot be read to another directory, with a
+        warning.
 
         Args:
-          like: pytree of arrays or `jax.ShapeDtypeStruct`s with shardings: what the
-            state looks like, and where it goes.
+          like: pytree of arrays or `jax.ShapeDtypeStruct`s: shapes and shardings of the
+            state.
 
         Raises:
-          UserError: if there are checkpoints and none can be read. All are left as
-            they are: starting again would remove them.
+          UserError: there are checkpoints, and none can be read. They are unchanged.
         """
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         bad: list[int] = []
@@ -163,19 +162,19 @@ class Checkpoints:
         return None
 
     def path(self, step: int) -> pathlib.Path:
-        """Where the checkpoint of a step lies."""
+        """The directory of the checkpoint of a step."""
         return pathlib.Path(self._manager.directory) / str(step)
 
     def _read(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
         _check_shapes(self.path(step), abstract)
-        found = self._manager.restore(
+        content = self._manager.restore(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardRestore(abstract),
                 progress=ocp.args.JsonRestore(),
             ),
         )
-        state, sealed = found["state"], dict(found["progress"])
+        state, sealed = content["state"], dict(content["progress"])
         if sealed.pop("seal") != _seal(sealed):
             raise ValueError("its history was altered")
         if jax.device_get(_checksums(state)).tolist() != sealed["checksums"]:
@@ -183,7 +182,7 @@ class Checkpoints:
         return state, sealed["progress"]
 
     def _set_aside(self, bad: list[int], used: int) -> None:
-        # They stand where the run is going to save again.
+        # The run will save checkpoints of the same steps.
         for step in bad:
             if jax.process_index() == 0:
                 aside = self.path(step).parent.with_name(_UNREADABLE)
@@ -191,7 +190,7 @@ class Checkpoints:
                 taken = len(list(aside.iterdir()))
                 self.path(step).rename(aside / f"{step}-{taken}")
             absl_logging.warning(
-                "Going on from step %d; that of step %d is now below %s.",
+                "Resuming from step %d; the checkpoint of step %d is now in %s/.",
                 used,
                 step,
                 _UNREADABLE,
@@ -204,12 +203,12 @@ class Checkpoints:
 def open_checkpoints(
     folder: pathlib.Path, *, keep_last: int = 2, keep_best: bool = False
 ) -> Iterator[Checkpoints]:
-    """The checkpoints in a directory; on leaving, waits for the last to be written.
+    """Opens the checkpoints in a directory, and waits for writes at the end.
 
     Args:
       folder: the directory.
-      keep_last: how many of the newest to keep.
-      keep_best: keep the one of the lowest score, too.
+      keep_last: number of newest checkpoints to keep.
+      keep_best: keep the checkpoint of the lowest score too.
     """
     policies = ocp.checkpoint_managers
     keep = [policies.LatestN(keep_last)]
@@ -234,9 +233,9 @@ def open_checkpoints(
         yield checkpoints
         checkpoints.wait()
     except BaseException as error:
-        # Closing may wait for the other processes, and they for this one.
+        # Closing may wait for other processes, which may wait for this one.
         processes.announce(error)
-        # What failed in the background would be raised again, in place of this.
+        # Closing would raise errors of background writes in place of this error.
         with contextlib.suppress(Exception):
             manager.close()
         raise
@@ -244,17 +243,16 @@ def open_checkpoints(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # A failed write reaches the caller, who says so in a sentence; Orbax prints the
-    # traceback of each of its threads, too.
-    told = ("_SignalingThread", "background save thread", "Save Finalize thread")
-    return not any(text in str(record.msg) for text in told)
+    # `save` and `wait` raise failed writes; Orbax also logs a traceback per thread.
+    threads = ("_SignalingThread", "background save thread", "Save Finalize thread")
+    return not any(text in str(record.msg) for text in threads)
 
 
 logging.getLogger("absl").addFilter(_is_news)
 
 
 def _score(metrics: Any) -> float:
-    """The score of a checkpoint; infinite where it was altered, or there is none."""
+    """The score of a checkpoint; infinite if it is damaged or missing."""
     try:
         return float(io.unseal(metrics)["score"])
     except (io.Damaged, KeyError, TypeError, ValueError):
@@ -262,9 +260,9 @@ def _score(metrics: Any) -> float:
 
 
 def _mend(folder: pathlib.Path) -> None:
-    """Replace or remove small damaged files, which Orbax reads as it starts.
+    """Replace or remove small damaged files that Orbax reads at start.
 
-    They hold scores and times, and none of the arrays: the checkpoints stay.
+    They hold scores and times, not arrays.
 
     Raises:
       OSError: the directory cannot be written.
@@ -299,15 +297,15 @@ def _check_times(metadata: dict[str, Any]) -> None:
 def load_weights(
     model: nnx.Module, checkpoint: pathlib.Path, *, ema: bool = False
 ) -> None:
-    """Puts the weights of a checkpoint into a model of the same shape.
+    """Load the weights of a checkpoint into a model of the same shape.
 
     Args:
       model: changed in place.
-      checkpoint: the directory of one step, as `TrainResult.checkpoint` names it.
-      ema: take the moving average of the weights.
+      checkpoint: directory of one step, e.g. `TrainResult.checkpoint`.
+      ema: load the moving average of the weights.
 
     Raises:
-      UserError: if it is no checkpoint, or one of another model.
+      UserError: not a checkpoint of this model.
     """
     _, *variables = nnx.split(model, nnx.Param, ...)
     nnx.update(model, *read_weights(checkpoint, *variables, ema=ema))
@@ -319,14 +317,14 @@ def read_weights(
     """The weights of a checkpoint.
 
     Args:
-      checkpoint: the directory of one step.
+      checkpoint: directory of one step.
       params: arrays, or `jax.ShapeDtypeStruct`s with shardings: what the parameters
-        look like, and where they go.
-      rest: the same of a model's other variables.
-      ema: take the moving average of the weights.
+        look like.
+      rest: the same for the model's other variables.
+      ema: read the moving average of the weights.
 
     Raises:
-      UserError: if it is no checkpoint, or one of another model.
+      UserError: not a checkpoint of this model.
     """
     weights = "ema" if ema else "params"
     like = jax.tree.map(
@@ -335,7 +333,7 @@ def read_weights(
     try:
         _check_shapes(checkpoint, like)
         with ocp.PyTreeCheckpointer() as reader:
-            found = reader.restore(
+            weights_and_rest = reader.restore(
                 checkpoint.absolute() / "state",
                 args=ocp.args.PyTreeRestore(
                     item=like,
@@ -343,48 +341,47 @@ def read_weights(
                     partial_restore=True,
                 ),
             )
-        _check_sums(checkpoint, found)
+        _check_sums(checkpoint, weights_and_rest)
     except Exception as error:  # see Checkpoints.restore
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{checkpoint} does not hold weights of this model ({reason}); give the "
             "directory of one step, such as target/checkpoints/600."
         ) from error
-    return found[weights], found["rest"]
+    return weights_and_rest[weights], weights_and_rest["rest"]
 
 
 def _named(tree: Any) -> dict[str, Any]:
-    """The leaves of a state, or of a part of one, by names such as "params.kernel"."""
+    """The leaves of a tree by names such as "params.kernel"."""
     return ocp.tree.to_flat_dict(tree, sep=".")
 
 
-def _check_sums(checkpoint: pathlib.Path, found: Any) -> None:
-    """Raises ValueError where arrays that were read are not those that were saved."""
+def _check_sums(checkpoint: pathlib.Path, arrays: Any) -> None:
+    """Raise ValueError if arrays differ from those that were saved."""
     sealed = json.loads((checkpoint / "progress" / "metadata").read_bytes())
     if sealed.pop("seal") != _seal(sealed):
         raise ValueError("its history was altered")
-    if "named" not in sealed:  # by an earlier version
+    if "named" not in sealed:  # a checkpoint of mupax 0.1
         return
-    sums = jax.device_get(_checksums(found)).tolist()
+    sums = jax.device_get(_checksums(arrays)).tolist()
     for name, value in _named(
-        jax.tree.unflatten(jax.tree.structure(found), sums)
+        jax.tree.unflatten(jax.tree.structure(arrays), sums)
     ).items():
         if sealed["named"].get(name) != value:
             raise ValueError(f"its {name} was altered")
 
 
 def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
-    """Raises ValueError where a checkpoint lacks an array, or has it in another shape.
+    """Raise ValueError if a checkpoint lacks an array or has it in another shape.
 
-    Orbax would find it out in the middle of reading, and leave the other reads to
-    complain of an event loop that is gone.
+    Orbax would detect this only while it reads, and leave its other reads unfinished.
     """
     stored = ocp.PyTreeCheckpointHandler().metadata(checkpoint.absolute() / "state")
     held = ocp.tree.to_flat_dict(stored.tree, sep=".")
     for name, leaf in ocp.tree.to_flat_dict(like, sep=".").items():
         if name not in held:
             raise ValueError(f"it has no {name}")
-        # A key is stored as the words that it is made of.
+        # Orbax stores a key as an array of words.
         key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         shape = (jax.eval_shape(jax.random.key_data, leaf) if key else leaf).shape
         if held[name].shape != shape:
@@ -399,7 +396,7 @@ def _seal(content: dict[str, Any]) -> int:
 def _checksums(tree: Any) -> UInt32[Array, " leaves"]:
     """For each leaf, the sum of its bits as words, modulo 2^32.
 
-    Taken on the device, and exact: the same however the arrays are sharded.
+    It is computed on the device, and does not depend on the sharding.
     """
 
     def words(leaf: Array) -> UInt32[Array, "..."]:

@@ -1,4 +1,4 @@
-"""Checks of a config's values: each names the key, what it is and what it must be."""
+"""Checks of single config values. Their errors name the key and the allowed values."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,19 +8,19 @@ from ..errors import UserError
 
 Check = Callable[[str, Any], Any]
 
-MOST = 2**31 - 1  # what a C integer holds
-LARGEST = 10_000_000  # width or depth of a model
-_LONGEST = 1000  # characters of a name; file systems allow fewer
+MOST = 2**31 - 1  # largest C int
+LARGEST = 10_000_000  # largest width or depth of a model
+_LONGEST = 1000  # characters of a name
 
 
 def shown(value: Any) -> str:
-    """A value as an error quotes it, cut where it is long."""
+    """A value as an error message quotes it, shortened to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def whole(least: int = 1, most: int = MOST) -> Check:
-    """An int within bounds."""
+    """Check for an int within bounds."""
 
     def check(key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -40,20 +40,20 @@ def number(
     above: bool = False,
     below: bool = False,
 ) -> Check:
-    """A finite float within bounds; `above` and `below` exclude the bounds."""
+    """Check for a finite number; `above` and `below` exclude the bounds."""
 
     def check(key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"{key} is {shown(value)}; it must be a number")
         try:
-            found = float(value)
+            converted = float(value)
         except OverflowError:
-            found = math.inf
-        inside = low < found if above else low <= found
-        inside &= found < high if below else found <= high
-        if not (inside and math.isfinite(found)):
+            converted = math.inf
+        inside = low < converted if above else low <= converted
+        inside &= converted < high if below else converted <= high
+        if not (inside and math.isfinite(converted)):
             raise UserError(f"{key}={shown(value)} must be {_bounds(low, high, above)}")
-        return found
+        return converted
 
     return check
 
@@ -67,7 +67,7 @@ def _bounds(low: float, high: float, above: bool) -> str:
 
 
 def text(key: str, value: Any) -> str:
-    """A string that a file system could hold."""
+    """Check for a string that a file system could store."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise UserError(f"{key} is {shown(value)}; it must be a text")
     if len(value) > _LONGEST:
@@ -79,14 +79,14 @@ def text(key: str, value: Any) -> str:
 
 
 def flag(key: str, value: Any) -> bool:
-    """True or False."""
+    """Check for True or False."""
     if not isinstance(value, bool):
         raise UserError(f"{key} is {shown(value)}; it must be True or False")
     return value
 
 
 def options(key: str, value: Any) -> dict[str, Any]:
-    """A mapping from names to values."""
+    """Check for a mapping from names to values."""
     if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
         raise UserError(
             f"{key} is {shown(value)}; it must be a mapping from option to value, set "
@@ -96,12 +96,12 @@ def options(key: str, value: Any) -> dict[str, Any]:
 
 
 def several(key: str, value: Any) -> tuple[Any, ...]:
-    """A sequence."""
+    """Check for a sequence."""
     if not isinstance(value, list | tuple):
-        raise UserError(f"{key} is {shown(value)}; it must be a tuple, as ('flip',)")
+        raise UserError(f"{key} is {shown(value)}; it must be a tuple: ('flip',)")
     return tuple(value)
 
 
 def optional(check: Check) -> Check:
-    """None, or what a check accepts."""
+    """Check for None or a value that another check accepts."""
     return lambda key, value: None if value is None else check(key, value)

@@ -1,4 +1,4 @@
-"""Loss and accuracy on a whole test split."""
+"""Evaluate loss and accuracy on a test split."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,15 +22,15 @@ _STAGED_BYTES = 2**30  # a test split up to this size stays on the devices
 def tester(
     program: Program, dataset: Dataset, batch_size: int
 ) -> Callable[[State], Float[Array, " 3"]]:
-    """A function of a state to sums of loss, hits and count, which does not wait.
+    """A function that maps a state to sums of loss, correct predictions and count.
 
-    A test split that is small is put on the devices once. The last batch is padded,
-    so that all have one shape and one compilation does.
+    It does not wait for the device. A small test split is copied to the devices once.
+    The last batch is padded, so that one compilation is enough.
 
     Args:
-      program: the model and its mesh.
-      dataset: its test split is gone through.
-      batch_size: examples at once, over all devices.
+      program: of the model.
+      dataset: its test split is used.
+      batch_size: examples per batch, over all devices.
     """
     score = program.jit_score()
     sharding = zoo.batch_sharding(program.mesh)
@@ -48,8 +48,8 @@ def tester(
         staged = [place(batch) for batch in batches()]
 
     def test(state: State) -> Float[Array, " 3"]:
-        # One after another by what they compute: programs in flight together, whose
-        # collectives meet in another order in another process, wait for ever.
+        # Each batch depends on the one before. Independent programs could meet their
+        # collectives in different orders in two processes, and deadlock.
         sums = zeros
         for batch in staged or map(place, batches()):
             sums = score(state, batch, sums)
@@ -59,7 +59,7 @@ def tester(
 
 
 def means(sums: Any) -> tuple[float, float]:
-    """(mean loss, accuracy) of the sums that a tester returned; waits for them."""
+    """(mean loss, accuracy) from the sums of a tester; waits for the device."""
     loss, hits, count = jax.device_get(sums).tolist()
     return loss / count, hits / count
 
@@ -67,7 +67,7 @@ def means(sums: Any) -> tuple[float, float]:
 def place_batch(
     batch: dict[str, np.ndarray], sharding: NamedSharding
 ) -> dict[str, Array]:
-    """A batch on the devices, made of the rows that each process has."""
+    """Copies this process's rows of a batch to the devices."""
     return {
         key: jax.make_array_from_process_local_data(sharding, value)
         for key, value in batch.items()

@@ -1,4 +1,4 @@
-"""Train or evaluate a model that is there, on images in memory."""
+"""Train or evaluate a given model on images in memory."""
 
 import pathlib
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 
 from .. import data as datasets
 from .evaluate import means, tester
-from .loop import Plan, TrainResult, train
+from .loop import LoopOptions, TrainResult, train
+from .loss import Classification
 from .mesh import check_batch, make_mesh, put
-from .objective import Classification
 from .program import Program, make_program, recipe_of
 
 
@@ -33,30 +33,30 @@ def fit(
     settings: dict[str, Any] | None = None,
     label_smoothing: float = 0.0,
 ) -> TrainResult:
-    """Trains a classifier of images in place; a killed run goes on where it stopped.
+    """Train an image classifier in place, or resume from its last checkpoint.
 
     Args:
-      model: takes float32 (batch, height, width, channels), normalized, and gives
-        logits (batch, classes). Its `nnx.Param`s are trained; its other variables
-        (frozen weights, statistics, random streams) are carried along.
+      model: maps normalized float32 images (batch, height, width, channels) to logits
+        (batch, classes). Its `nnx.Param`s are trained; other variables (frozen weights,
+        batch statistics, random streams) are kept.
       tx: the optimizer, with its learning rate.
       data: the dataset.
-      workdir: directory of this run alone.
-      batch_size: examples in a step, over all devices.
-      steps: how many to train for.
-      seed: of the order of the examples. The model comes initialized.
-      eval_every: steps between evaluations on the test split; the last step has one.
-      save_every: steps between checkpoints; the last step has one.
-      mesh: all devices along "data" by default.
+      workdir: directory of this run only.
+      batch_size: examples per step, over all devices.
+      steps: number of training steps.
+      seed: of the order of the examples.
+      eval_every: steps between evaluations on the test split.
+      save_every: steps between checkpoints.
+      mesh: by default all devices along "data".
       on_step: called with (step, training loss) one step late, and with the step that
-        a run goes on from.
-      settings: JSON-ready; what decides the result, learning rate and model among
-        them. A workdir goes on only with the settings that it began with.
-      label_smoothing: share of each label that is spread over all classes.
+        the run resumes from.
+      settings: JSON-ready settings that decide the result, e.g. the learning rate. A
+        run resumes only if they are the same.
+      label_smoothing: probability that is spread over all classes, 0..1.
 
     Raises:
-      UserError: as `train`.
-      Stopped: as `train`.
+      UserError: see `train`.
+      Stopped: see `train`.
     """
     dataset = datasets.from_memory(data)
     program = _program(model, tx, data, seed, mesh, label_smoothing)
@@ -64,7 +64,7 @@ def fit(
         model,
         program,
         dataset,
-        Plan(batch_size, steps, seed, eval_every, save_every),
+        LoopOptions(batch_size, steps, seed, eval_every, save_every),
         workdir=workdir,
         on_step=None if on_step is None else lambda step, loss, _: on_step(step, loss),
         settings=settings,
@@ -82,8 +82,14 @@ def evaluate(
 ) -> tuple[float, float]:
     """Mean cross-entropy (nats) and accuracy (0..1) on the whole test split.
 
+    Args:
+      model: as in `fit`.
+      data: the dataset.
+      batch_size: examples per batch, over all devices.
+      mesh: by default all devices along "data".
+
     Raises:
-      UserError: if the batch does not divide over the devices.
+      UserError: the mesh cannot divide the batch.
     """
     program = _program(model, optax.identity(), data, 0, mesh)
     check_batch(batch_size, program.mesh)

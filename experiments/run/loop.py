@@ -1,4 +1,4 @@
-"""The training loop: however often it is killed, it ends with the same weights."""
+"""The training loop: steps, evaluations, records and checkpoints of one run."""
 
 import contextlib
 import dataclasses
@@ -23,32 +23,34 @@ from ..errors import Stopped, UserError
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
+from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
-from .objective import Batch
 from .program import Program, parts
 from .records import Records, Sink
 from .step import State
 from .stopping import Stopper
 
-_SHARED_WITHIN = 10  # seconds for a network file system to show a new directory
-_AVERAGED = 50  # steps that the reported training loss is the mean of
+_SHARED_WITHIN = 10  # seconds until a network file system shows a new directory
+_AVERAGED = 50  # steps in the mean of the reported training loss
+
+OnStep = Callable[[int, float, dict[str, float]], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What to do when.
+class LoopOptions:
+    """Length of a run, and how often it evaluates, saves and traces.
 
     Attributes:
-      batch_size: examples in a step, over all devices.
-      steps: how many to train for.
+      batch_size: examples per step, over all devices.
+      steps: number of training steps.
       seed: of the order of the examples.
-      eval_every: steps between evaluations on the test split; the last step has one.
-      save_every: steps between checkpoints; the last step has one.
-      keep_last: newest checkpoints to keep.
-      keep_best: keep that of the lowest test loss, too.
-      profile: (first, last) step of a profiler's trace; None for none.
-      flops: floating-point operations of a step, over all devices; None if unknown.
-      peak: operations a second of all devices together; None if unknown.
+      eval_every: steps between evaluations; the last step is always evaluated.
+      save_every: steps between checkpoints; the last step is always saved.
+      keep_last: number of newest checkpoints to keep.
+      keep_best: keep the checkpoint of the lowest test loss too.
+      profile: (first, last) step of a profiler trace.
+      flops: floating-point operations of a step, over all devices, if known.
+      peak: floating-point operations per second of all devices, if known.
     """
 
     batch_size: int
@@ -65,19 +67,18 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """A finished run.
+    """The results of a finished run.
 
     Attributes:
-      train_loss: what was minimized, mean over about the last 50 steps; nats.
-      test_loss: mean cross-entropy of the test split after the last step, nats.
-      test_accuracy: share of the test split (of its tokens, for text) that is
-        right, 0..1.
-      curve: (step, training loss) of every logged step, mean since the one before.
-      evals: (step, test loss, test accuracy) of every evaluation.
-      checkpoint: directory of the last step's checkpoint.
-      resumed_from: the step that this call went on from; None for a fresh start.
-      seconds: wall time, compilation included, of all calls that led here, each up
-        to its last checkpoint.
+      train_loss: mean training loss of about the last 50 steps, nats.
+      test_loss: mean cross-entropy on the test split after the last step, nats.
+      test_accuracy: on the test split (of tokens, for text), 0..1.
+      curve: (step, mean training loss since the last logged step) per logged step.
+      evals: (step, test loss, test accuracy) per evaluation.
+      checkpoint: directory of the last checkpoint.
+      resumed_from: step that this call resumed from; None for a fresh start.
+      seconds: wall time, including compilation, of this call and of the calls that it
+        resumed, each up to its last checkpoint.
     """
 
     train_loss: float
@@ -92,18 +93,18 @@ class TrainResult:
 
 @dataclasses.dataclass
 class _Progress:
-    """What a checkpoint remembers beside the arrays and the order of the examples."""
+    """The part of a checkpoint that is neither arrays nor the order of examples."""
 
     losses: list[float] = dataclasses.field(default_factory=list)  # since the last log
-    examples: int = 0  # since the last log
+    examples: int = 0  # unused; in checkpoints of mupax 0.1
     seconds: float = 0.0
-    lines: int | None = None  # of the log so far
-    recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of them
+    lines: int | None = None  # in the log so far
+    recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Waiting:
-    """What a step computed, which is looked at one step later."""
+class _Pending:
+    """Outputs of a step that are still on the device."""
 
     step: int
     out: tuple[Array, Array]  # loss, norms
@@ -114,80 +115,79 @@ def train(
     model: nnx.Module,
     program: Program,
     dataset: Dataset,
-    plan: Plan,
+    options: LoopOptions,
     *,
     workdir: pathlib.Path,
     create: Callable[[], nnx.Module] | None = None,
-    on_step: Callable[[int, float, dict[str, float]], None] | None = None,
+    on_step: OnStep | None = None,
     settings: dict[str, Any] | None = None,
     sinks: Callable[[], tuple[Sink, ...]] = tuple,
     learning_rate: optax.Schedule | None = None,
 ) -> tuple[TrainResult, State]:
-    """Trains a model; a killed run goes on from its last checkpoint.
+    """Train a model, or resume from the last checkpoint in `workdir`.
 
-    On the same devices, a run that was killed ends with the same weights, bit for
-    bit, and the same curve as one that was not.
+    On the same devices, a resumed run has the same weights, bit for bit, and the same
+    curve as an uninterrupted run.
 
     Args:
-      model: whose weights to start from; with `create`, only its shapes matter.
+      model: holds the initial weights; with `create`, only shapes are used.
       program: of this model.
-      dataset: what to train and test on.
-      plan: what to do when.
-      workdir: directory of this run alone.
-      create: makes the model on the mesh, each device its own part.
-      on_step: called with (step, training loss, what was logged) one step late, and
-        with the step that a run goes on from.
-      settings: JSON-ready; what decides the result. A workdir goes on only with the
-        settings that it began with.
-      sinks: opened once the workdir is known to be ours.
+      dataset: to train and test on.
+      options: of the loop.
+      workdir: directory of this run only.
+      create: creates the model on the mesh, sharded.
+      on_step: called with (step, training loss, logged values) one step late, and
+        with the step that the run resumes from.
+      settings: JSON-ready settings that decide the result. A run resumes only if they
+        are the same.
+      sinks: opens the sinks of the records, after the workdir was claimed.
       learning_rate: for the log.
 
     Returns:
-      The result, and the state, on the mesh.
+      The result, and the state on the mesh.
 
     Raises:
-      UserError: if the workdir holds a run of other settings (nothing in it is
-        touched), the batch does not suit the devices or the dataset, a checkpoint
-        cannot be written, or the loss stops being finite.
-      Stopped: told to stop by SIGTERM; all is saved.
+      UserError: the workdir holds a run of other settings (its files are unchanged),
+        the batch does not suit the devices or the dataset, a checkpoint cannot be
+        written, or the loss is not finite.
+      Stopped: SIGTERM arrived; a checkpoint was saved.
     """
     started = time.perf_counter()
 
-    # ----- Checks and claim: nothing is written before all of it is known to fit.
-    check(plan, program, dataset)
-    wanted = {
+    # ----- Checks before anything is written.
+    check(options, program, dataset)
+    keys = ("batch_size", "steps", "seed", "eval_every")
+    claimed = {
         "settings": settings or {},
         "dataset": dataset.name,
-        **{k: getattr(plan, k) for k in ("batch_size", "steps", "seed", "eval_every")},
+        **{key: getattr(options, key) for key in keys},
     }
-    with _claimed(workdir, wanted), Stopper() as stopper:
-        # ----- State, made on the mesh or copied to it.
-        if create is not None:
-            state = program.init_on_mesh(create)
-        else:
-            state = _start(program, model)
-
-        # ----- Resume: first the arrays, then the order of the examples and the
-        # history that go with them, all from one checkpoint.
-        index, count = batch_share(plan.batch_size, program.mesh)
-        sharding = zoo.batch_sharding(program.mesh)
-        feed = prefetch(
-            dataset.train(
-                plan.batch_size, plan.seed, process_index=index, process_count=count
-            ),
-            lambda batch: place_batch(batch, sharding),
+    with _claimed(workdir, claimed), Stopper() as stopper:
+        # ----- State: initialized on the mesh, or copied to it.
+        state = (
+            _start(program, model) if create is None else program.init_on_mesh(create)
         )
+
+        # ----- Resume: arrays, order of the examples and history of one checkpoint.
+        index, count = batch_share(options.batch_size, program.mesh)
+        sharding = zoo.batch_sharding(program.mesh)
+        batches = dataset.train(
+            options.batch_size, options.seed, process_index=index, process_count=count
+        )
+        feed = prefetch(batches, lambda batch: place_batch(batch, sharding))
         progress = _Progress()
         done, resumed_from = 0, None
         with open_checkpoints(
-            workdir / "checkpoints", keep_last=plan.keep_last, keep_best=plan.keep_best
+            workdir / "checkpoints",
+            keep_last=options.keep_last,
+            keep_best=options.keep_best,
         ) as checkpoints:
             if restored := checkpoints.restore(like=state):
                 state = restored.state
                 feed.set_state(restored.progress["examples"])
                 progress = _Progress(**restored.progress["progress"])
                 done = resumed_from = restored.step
-                logging.info("Going on from step %d in %s.", done, workdir)
+                logging.info("Resuming from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
             records = Records(
                 workdir,
@@ -199,10 +199,10 @@ def train(
             )
             if resumed_from and on_step and records.curve():
                 on_step(resumed_from, records.curve()[-1][1], {})
-            run = _Run(
+            loop = _Loop(
                 program=program,
                 dataset=dataset,
-                plan=plan,
+                options=options,
                 feed=feed,
                 checkpoints=checkpoints,
                 records=records,
@@ -214,77 +214,92 @@ def train(
                 clock=started - progress.seconds,
             )
             try:
-                state = run.go(state, done)
+                state = loop.run(state, done)
             finally:
-                run.stop_tracing()
+                loop.stop_tracing()
                 feed.close()
                 records.close()
-        return _result(records, checkpoints, plan, progress, resumed_from), state
+        return loop.result(resumed_from), state
 
 
 @dataclasses.dataclass
-class _Run:
-    """The loop's own hands: what it feeds from, and where it writes."""
+class _Loop:
+    """The inputs and outputs of the loop. `clock` is the start of the whole run."""
 
     program: Program
     dataset: Dataset
-    plan: Plan
+    options: LoopOptions
     feed: Prefetched[Batch]
     checkpoints: Checkpoints
     records: Records
     progress: _Progress
     stopper: Stopper
-    on_step: Callable[[int, float, dict[str, float]], None] | None
+    on_step: OnStep | None
     learning_rate: optax.Schedule | None
     workdir: pathlib.Path
-    clock: float  # when the run would have started, had it never been killed
-    logged_at: float | None = None  # when the last line was written
+    clock: float
+    logged_at: float | None = None  # time of the last line
     tracing: bool = False
 
-    def go(self, state: State, done: int) -> State:
-        """Train from a step to the end."""
-        plan = self.plan
+    def run(self, state: State, done: int) -> State:
+        """Train from step `done` to the last step."""
+        options = self.options
         step_fn = self.program.jit_step()
         hyper = put(self.program.hyper, replicated(self.program.mesh))
         test = None
-        waiting: _Waiting | None = None
-        if done == plan.steps and not any(e[0] == done for e in self.records.evals()):
-            # The log was lost after the last step, and so was its evaluation.
-            self._evaluated(
-                done, tester(self.program, self.dataset, self._at_once)(state)
-            )
-        for step in range(done + 1, plan.steps + 1):
+        pending: _Pending | None = None
+        if done == options.steps and not any(
+            step == done for step, _, _ in self.records.evals()
+        ):
+            # The log lost the evaluation of the last step.
+            self._add_evaluation(done, self._tester()(state))
+        for step in range(done + 1, options.steps + 1):
             with self._traced(step):
                 state, out = step_fn(state, next(self.feed), hyper)
-            # Fetched one step late, so that the device always has the next to do.
-            if waiting:
-                self._record(waiting)
-            last = step == plan.steps
+            # Outputs are fetched one step late, so that the device is never idle.
+            if pending:
+                self._record(pending)
+            last = step == options.steps
             sums = None
-            if step % plan.eval_every == 0 or last:
-                test = test or tester(self.program, self.dataset, self._at_once)
+            if step % options.eval_every == 0 or last:
+                test = test or self._tester()
                 sums = test(state)
-            waiting = _Waiting(step, out, sums)
+            pending = _Pending(step, out, sums)
             stop = self.stopper.now(step) and not last
-            if step % plan.save_every == 0 or last or stop:
-                # Saving waits for this step in any case: the state is copied.
-                score = self._record(waiting)
-                waiting = None
+            if step % options.save_every == 0 or last or stop:
+                # Saving copies the state and therefore waits for this step.
+                score = self._record(pending)
+                pending = None
                 self._save(step, state, score)
             if stop:
                 self.checkpoints.wait()
                 raise Stopped(step)
         return state
 
-    @property
-    def _at_once(self) -> int:
-        """Examples that are known to fit into the devices' memory."""
-        return self.plan.batch_size // self.program.recipe.accumulate
+    def result(self, resumed_from: int | None) -> TrainResult:
+        """The result of the finished run."""
+        curve, evals = self.records.curve(), self.records.evals()
+        last = [loss for step, loss in curve if step > self.options.steps - _AVERAGED]
+        return TrainResult(
+            train_loss=float(np.mean(last or self.progress.losses)),
+            test_loss=evals[-1][1],
+            test_accuracy=evals[-1][2],
+            curve=curve,
+            evals=evals,
+            checkpoint=self.checkpoints.path(self.options.steps),
+            resumed_from=resumed_from,
+            seconds=self.progress.seconds,
+        )
 
-    def _record(self, waiting: "_Waiting") -> float | None:
-        """Look at a step's loss, and write the lines that are due; its test loss."""
-        step = waiting.step
-        loss, norms = jax.device_get(waiting.out)
+    def _tester(self) -> Callable[[State], Float[Array, " 3"]]:
+        # Training has shown that batches of this size fit into memory.
+        batch_size = self.options.batch_size // self.program.recipe.accumulate
+        return tester(self.program, self.dataset, batch_size)
+
+    def _record(self, pending: _Pending) -> float | None:
+        """Fetch the outputs of a step and log them; returns the test loss, if any."""
+        step = pending.step
+        loss, norms = jax.device_get(pending.out)
         value = float(loss)
         if not math.isfinite(value):
             self._diverged(step, value)
@@ -295,13 +310,15 @@ class _Run:
             self.records.add({"step": step, **line})
         if self.on_step:
             self.on_step(step, value, line)
-        return None if waiting.sums is None else self._evaluated(step, waiting.sums)
+        return (
+            None if pending.sums is None else self._add_evaluation(step, pending.sums)
+        )
 
     def _line(self, step: int, norms: np.ndarray) -> dict[str, float]:
         losses, self.progress.losses = self.progress.losses, []
         line = {"loss": float(np.mean(losses))}
         if self.learning_rate is not None:
-            # Not on an accelerator, which would finish its next step first.
+            # On the CPU: an accelerator would first finish its next step.
             with jax.default_device(jax.local_devices(backend="cpu")[0]):
                 line["learning_rate"] = float(self.learning_rate(step - 1))
         line |= dict(zip(self.program.norms, norms.tolist(), strict=True))
@@ -309,14 +326,14 @@ class _Run:
         if self.logged_at is not None:
             seconds = (now - self.logged_at) / len(losses)
             line["step_seconds"] = seconds
-            line["examples_per_second"] = self.plan.batch_size / seconds
-            if self.plan.flops and self.plan.peak:
-                line["mfu"] = self.plan.flops / seconds / self.plan.peak
+            line["examples_per_second"] = self.options.batch_size / seconds
+            if self.options.flops and self.options.peak:
+                line["mfu"] = self.options.flops / seconds / self.options.peak
         self.logged_at = now
         return line
 
-    def _evaluated(self, step: int, sums: Array) -> float:
-        """Write the line of an evaluation; the test loss."""
+    def _add_evaluation(self, step: int, sums: Array) -> float:
+        """Log an evaluation; returns the test loss."""
         loss, accuracy = means(sums)
         self.records.add({"step": step, "test_loss": loss, "test_accuracy": accuracy})
         return loss
@@ -326,15 +343,11 @@ class _Run:
         self.progress.lines = len(self.records.lines)
         self.progress.recent = self.records.recent(_AVERAGED)
         self.records.sync()
-        self.checkpoints.save(
-            step,
-            state,
-            {
-                "examples": self.feed.get_state(),
-                "progress": dataclasses.asdict(self.progress),
-            },
-            score,
-        )
+        progress = {
+            "examples": self.feed.get_state(),
+            "progress": dataclasses.asdict(self.progress),
+        }
+        self.checkpoints.save(step, state, progress, score)
 
     def _diverged(self, step: int, value: float) -> None:
         self.checkpoints.wait()
@@ -347,15 +360,15 @@ class _Run:
         )
 
     def stop_tracing(self) -> None:
-        """Write the profiler's trace, if one is being taken."""
+        """Write the profiler trace, if one is open."""
         if self.tracing:
             jax.profiler.stop_trace()
             self.tracing = False
 
     def _traced(self, step: int) -> Any:
-        """A step's mark in the profiler's trace, which starts and ends here."""
-        if self.plan.profile:
-            start, end = self.plan.profile
+        """Start or stop the profiler trace, and annotate a step in it."""
+        if self.options.profile:
+            start, end = self.options.profile
             if step == start:
                 jax.profiler.start_trace(str(self.workdir / "profile"))
                 self.tracing = True
@@ -366,7 +379,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
-    """The workdir is ours, in all processes once the first has claimed it."""
+    """Claim the workdir in process 0; the other processes wait for it."""
     with contextlib.ExitStack() as held:
         if jax.process_index() == 0:
             held.enter_context(workdirs.claim(workdir, settings))
@@ -377,7 +390,7 @@ def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
 
 
 def _check_shared(workdir: pathlib.Path) -> None:
-    """Raise unless this process sees the directory that process 0 has claimed."""
+    """Check that this process sees the directory that process 0 claimed."""
     until = time.monotonic() + _SHARED_WITHIN
     while workdirs.settings_of(workdir) is None:
         if time.monotonic() > until:
@@ -388,57 +401,30 @@ def _check_shared(workdir: pathlib.Path) -> None:
         time.sleep(0.2)
 
 
-def check(plan: Plan, program: Program, dataset: Dataset) -> None:
-    """Refuse a plan that does not suit the devices or the dataset.
+def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:
+    """Check that the options suit the devices and the dataset.
 
     Raises:
-      UserError: in one sentence.
+      UserError: they do not; names the option.
     """
-    recipe = program.recipe
-    for name, value in (
-        ("batch_size", plan.batch_size),
-        ("steps", plan.steps),
-        ("eval_every", plan.eval_every),
-        ("save_every", plan.save_every),
-        ("keep_last", plan.keep_last),
-        ("log_every", program.log_every),
-        ("accumulate", recipe.accumulate),
-    ):
+    accumulate = program.recipe.accumulate
+    keys = ("batch_size", "steps", "eval_every", "save_every", "keep_last")
+    values = {key: getattr(options, key) for key in keys}
+    values |= {"log_every": program.log_every, "accumulate": accumulate}
+    for name, value in values.items():
         if value < 1:
             raise UserError(f"{name} is {value}; it must be 1 or more.")
-    check_batch(plan.batch_size, program.mesh, recipe.accumulate)
-    if plan.batch_size > dataset.train_size:
+    check_batch(options.batch_size, program.mesh, accumulate)
+    if options.batch_size > dataset.train_size:
         raise UserError(
-            f"batch_size {plan.batch_size} is more than the {dataset.train_size} "
+            f"batch_size {options.batch_size} is more than the {dataset.train_size} "
             f"training examples of {dataset.name}; make it smaller."
         )
 
 
 def _start(program: Program, model: nnx.Module) -> State:
-    """The state of a model whose weights are there, copied to the mesh."""
+    """The initial state of a model whose weights exist, copied to the mesh."""
     params, rest = parts(model)
     params = put(params, program.shardings["params"])
     rest = put(rest, program.shardings["rest"])
-    start = jax.jit(program.start, out_shardings=program.shardings)
-    return start(params, rest)
-
-
-def _result(
-    records: Records,
-    checkpoints: Checkpoints,
-    plan: Plan,
-    progress: _Progress,
-    resumed_from: int | None,
-) -> TrainResult:
-    curve, evals = records.curve(), records.evals()
-    last = [loss for step, loss in curve if step > plan.steps - _AVERAGED]
-    return TrainResult(
-        train_loss=float(np.mean(last or progress.losses)),
-        test_loss=evals[-1][1],
-        test_accuracy=evals[-1][2],
-        curve=curve,
-        evals=evals,
-        checkpoint=checkpoints.path(plan.steps),
-        resumed_from=resumed_from,
-        seconds=progress.seconds,
-    )
+    return jax.jit(program.start, out_shardings=program.shardings)(params, rest)

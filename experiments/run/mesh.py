@@ -1,4 +1,4 @@
-"""The mesh of a run, and where each array of its state lies on it."""
+"""The mesh of a run, and the sharding of its state."""
 
 import math
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from ..errors import UserError
 def make_mesh(
     sizes: Mapping[str, int] | None = None, devices: list[Any] | None = None
 ) -> Mesh:
-    """A mesh of all devices.
+    """A mesh of devices.
 
     Args:
-      sizes: devices along "data", "fsdp" and "tensor"; those left out are 1, and one
-        may be -1, for what remains. All along "data" by default.
-      devices: all of `jax.devices()` by default.
+      sizes: number of devices along "data", "fsdp" and "tensor". Missing axes have size
+        1; -1 stands for the remaining devices. By default all devices along "data".
+      devices: by default `jax.devices()`.
 
     Raises:
-      UserError: sizes whose product is not the number of devices.
+      UserError: unknown axes, or sizes whose product is not the number of devices.
 
     Examples:
       >>> dict(make_mesh({"data": -1, "tensor": 1}).shape)
@@ -43,33 +43,33 @@ def make_mesh(
         whole = isinstance(size, int) and not isinstance(size, bool)
         if not whole or (size < 1 and size != -1):
             raise UserError(
-                f"mesh.{axis}={size!r} must be a number of devices, or -1 for what "
-                "remains"
+                f"mesh.{axis}={size!r} must be a number of devices, or -1 for the "
+                "remaining devices"
             )
     shape = [wanted.get(axis, 1) for axis in MESH_AXES]
     known = math.prod(size for size in shape if size > 0)
     if shape.count(-1) > 1:
-        raise UserError("only one axis of the mesh can be -1, for what remains")
+        raise UserError("only one axis of the mesh can be -1 (the remaining devices)")
     remains, over = divmod(len(devices), known)
     if over or (-1 not in shape and remains != 1):
-        said = ", ".join(f"{axis}={size}" for axis, size in wanted.items())
+        given = ", ".join(f"{axis}={size}" for axis, size in wanted.items())
         raise UserError(
-            f"a mesh of {said} does not suit {len(devices)} devices: their number "
-            "must be the product of its sizes; -1 stands for what remains"
+            f"a mesh of {given} does not suit {len(devices)} devices: their number "
+            "must be the product of the sizes; -1 stands for the remaining devices"
         )
     shape = [remains if size == -1 else size for size in shape]
     kinds = (AxisType.Auto,) * len(shape)
     if devices[0] in jax.devices() and len(devices) == jax.device_count():
-        # Placed so that neighbours on the mesh are neighbours in the machine.
+        # make_mesh puts neighbours of the mesh on devices that are close together.
         return jax.make_mesh(shape, MESH_AXES, axis_types=kinds)
     return Mesh(np.asarray(devices).reshape(shape), MESH_AXES, axis_types=kinds)
 
 
 def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
-    """Refuse a batch that the mesh cannot share out.
+    """Check that the mesh can divide a batch.
 
     Raises:
-      UserError: it does not divide.
+      UserError: it cannot.
     """
     devices = mesh.shape["data"] * mesh.shape.get("fsdp", 1)
     parts = devices * accumulate
@@ -85,13 +85,13 @@ def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
 
 
 def batch_share(batch_size: int, mesh: Mesh) -> tuple[int, int]:
-    """Which part of a batch this process feeds: (index, count), as contiguous rows.
+    """The part of a batch that this process reads: (index, count), as contiguous rows.
 
-    Processes that hold the same examples, each with another part of the weights, feed
-    the same rows.
+    Processes that hold different parts of the weights for the same examples read the
+    same rows.
 
     Raises:
-      UserError: a mesh on which a process's rows do not lie together.
+      UserError: the rows of this process are not contiguous on this mesh.
     """
     indices = zoo.batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     rows = {
@@ -103,14 +103,14 @@ def batch_share(batch_size: int, mesh: Mesh) -> tuple[int, int]:
     first, number = min(rows), len(rows)
     if max(rows) - first + 1 != number or first % number or batch_size % number:
         raise UserError(
-            "on this mesh a process's examples do not lie together in the batch; make "
+            "on this mesh the rows of a process are not contiguous in the batch; make "
             "fsdp times tensor a divisor, or a multiple, of the devices of a process"
         )
     return first // number, batch_size // number
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """The sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -120,19 +120,20 @@ def state_shardings(
     mesh: Mesh,
     rules: Rules | None = None,
 ) -> Any:
-    """Where each array of a training state lies.
+    """The sharding of each array of a training state.
 
-    Whatever has a parameter's path at its end, and its shape, as the moments of Adam,
-    lies where the parameter does; all else is on every device.
+    An array whose path ends with a parameter's path, and which has the parameter's
+    shape, e.g. a moment of Adam, is sharded like the parameter. Other arrays are
+    replicated.
 
     Args:
-      state: pytree of arrays, or abstract ones.
-      model: the model, or its abstract twin.
-      mesh: the mesh.
+      state: pytree of arrays, abstract or not.
+      model: abstract or not.
+      mesh: of devices.
       rules: changes to `zoo.RULES`.
 
     Raises:
-      UserError: a model that this mesh cannot split.
+      UserError: this mesh cannot shard the model.
     """
     try:
         specs = zoo.partition_specs(model, mesh, rules)
@@ -155,9 +156,9 @@ def state_shardings(
 
 
 def put(tree: Any, shardings: Any) -> Any:
-    """A copy of every array where it belongs; what is donated is never the original."""
+    """Copies arrays to their shardings. The copy may be donated."""
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings, may_alias=False)
-    # device_put does not reach the devices of other processes; a program does.
+    # device_put cannot reach the devices of other processes; a program can.
     copy = jax.jit(lambda t: jax.tree.map(jax.numpy.copy, t), out_shardings=shardings)
     return copy(tree)

@@ -1,4 +1,4 @@
-"""One of several processes: join the others, agree with them, end with them."""
+"""Join the other processes of a run, compare settings, and end together."""
 
 import contextlib
 import ctypes
@@ -23,8 +23,8 @@ _ALIVE = "mupax/alive"
 _FAILED = "mupax/failed"
 _SEEN = "mupax/seen"
 
-_BEAT = 1.0  # seconds between two looks at the others, for up to 100 processes
-_GRACE = 15  # seconds after which JAX gives up where this module did not
+_BEAT = 1.0  # seconds between two signs of life, for up to 100 processes
+_GRACE = 15  # seconds by which JAX's own timeouts are longer
 
 
 class Disagreement(UserError):
@@ -41,23 +41,22 @@ def joined(
     process: int = -1,
     timeout: int = 45,
 ) -> Iterator[None]:
-    """Join the other processes, if there are any, and leave them at the end.
+    """Join the other processes of a run, and leave them at the end of the context.
 
-    A process that fails tells the others, and all end. So do the others when one of
-    them is killed: at once where a collective fails, and otherwise when it has not
-    been heard from for `timeout` seconds.
+    If a process fails, all processes end. If a process is killed, the others end at the
+    next collective, or after `timeout` seconds without a sign of life.
 
     Args:
-      settings: JSON-ready; they must be the same in all processes.
-      distributed: whether there are others. This alone lets JAX find them, as it can
-        on Cloud TPU, GKE, Slurm and MPI.
+      settings: JSON-ready settings that must be the same in all processes.
+      distributed: whether there are other processes. JAX finds them on Cloud TPU, GKE,
+        Slurm and MPI; elsewhere also give the next three arguments.
       coordinator: host:port on which process 0 listens.
-      processes: how many there are.
-      process: the index of this one.
-      timeout: seconds to wait for the others, at the start and later.
+      processes: number of processes.
+      process: index of this process.
+      timeout: seconds to wait for the other processes, at the start and later.
 
     Raises:
-      UserError: bad flags, the others are not found, or they have other settings.
+      UserError: bad flags, missing processes, or different settings.
     """
     if not distributed:
         given = {
@@ -115,7 +114,7 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
         "them with the same --coordinator and --processes and each with its own "
         "--process, or give a longer --timeout"
     )
-    # JAX aborts the process with a stack trace, a little later.
+    # JAX would abort the process with a stack trace, a little later.
     _explain_abort(
         "the process on which --coordinator listens refuses this one, as JAX says "
         "above; give all of them the same --processes, and each its own --process"
@@ -132,7 +131,7 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
             heartbeat_timeout_seconds=timeout + _GRACE,
             shutdown_timeout_seconds=timeout,
         )
-    # Of each cluster's own detection, too.
+    # Cluster detection can raise other exceptions.
     except Exception as error:
         raise UserError(
             f"the other processes were not found ({_first_line(error)}); where JAX "
@@ -144,11 +143,11 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
 
 
 def _agree(settings: dict[str, Any], timeout: int) -> None:
-    """Compare settings; all processes return, or all raise.
+    """Compare settings. All processes return, or all raise.
 
     Raises:
-      Disagreement: naming what differs, and in which process.
-      UserError: a process did not say what it was started with.
+      Disagreement: the settings differ; names the keys and processes.
+      UserError: a process did not send its settings.
     """
     store, index = _store(), jax.process_index()
     store.key_value_set(f"{_SETTINGS}/{index}", json.dumps(settings, default=str))
@@ -174,8 +173,8 @@ def _verdict(settings: dict[str, Any], timeout: int) -> str:
 
 def _of_two(difference: Difference, index: int) -> str:
     return (
-        f"{difference.key} ({short(difference.found)} in process 0, "
-        f"{short(difference.wanted)} in process {index})"
+        f"{difference.key} ({short(difference.first)} in process 0, "
+        f"{short(difference.second)} in process {index})"
     )
 
 
@@ -196,9 +195,9 @@ def _get(key: str, timeout: float) -> str:
 
 
 class _Watch:
-    """Ends this process when another one fails or is gone.
+    """Ends this process after another process failed or died.
 
-    A thread says that this process lives, and looks at the others.
+    A thread writes signs of life and reads those of the other processes.
     """
 
     def __init__(self, timeout: float):
@@ -211,33 +210,33 @@ class _Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more: the processes are about to part in good order."""
+        """Stop the thread, before the processes part."""
         self._done.set()
         self._thread.join()
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others why this process is about to end."""
-        # The store may be gone; or another process was first to fail.
+        """Tell the other processes why this process fails."""
+        # The store may be gone, or another process may have failed first.
         with contextlib.suppress(Exception):
             text = f"process {self._index} failed: {_sentence(error)}"
             _store().key_value_set(f"{_FAILED}/first", text)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others why this process ends, and end it."""
+        """Tell the other processes why this process fails, and end it."""
         self.stop()
         self.tell(error)
         if not (
             isinstance(error, UserError | OSError)
             or _is_interrupt(error)
             or _of_collective(error)
-        ):  # a mistake of ours
+        ):  # a bug
             sys.excepthook(type(error), error, error.__traceback__)
         self._leave(_sentence(error), 130 if _is_interrupt(error) else 2)
 
     def _leave(self, sentence: str, status: int = 2) -> None:
         with contextlib.suppress(Exception):
             _store().key_value_set(f"{_SEEN}/{self._index}", "", True)
-            # The store ends with process 0: the others must have read it.
+            # The store ends with process 0, after the others have read it.
             until = time.monotonic() + 5 * self._beat
             while self._index == 0 and time.monotonic() < until:
                 if len(_store().key_value_dir_get(_SEEN)) == self._count:
@@ -263,7 +262,7 @@ class _Watch:
                 self._leave(failed[0])
 
     def _silent(self) -> str | None:
-        """What to say of a process that has not been heard from for too long."""
+        """A sentence about a process without signs of life, if any."""
         now = time.monotonic()
         beats = dict(_store().key_value_dir_get(_ALIVE))
         for index in range(1, self._count):
@@ -281,9 +280,9 @@ class _Watch:
 
 
 def announce(error: BaseException) -> None:
-    """Tell other processes of an error, before what may wait for them.
+    """Tell the other processes about an error, before code that may wait for them.
 
-    They end, and so does this one soon after, if it has not ended by itself.
+    The other processes end, and so does this process if it is still running.
     """
     if _watch is not None and not isinstance(error, Disagreement | Stopped):
         _watch.tell(error)
@@ -308,7 +307,7 @@ def _is_interrupt(error: BaseException) -> bool:
 
 
 def _of_collective(error: BaseException) -> bool:
-    """Whether a computation of all processes failed for want of one of them."""
+    """Whether a collective failed because another process is gone."""
     if not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
         return False
     words = ("Gloo", "NCCL", "collective", "UNAVAILABLE", "coordination")
@@ -316,20 +315,20 @@ def _of_collective(error: BaseException) -> bool:
 
 
 def _end(sentence: str, status: int = 2) -> None:
-    """End the process at once, whatever its threads are waiting for."""
+    """End the process immediately, whatever its threads wait for."""
     print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(status)
 
 
-_abort: Any = None  # held here, for C does not
+_abort: Any = None  # keeps the C callback alive
 
 
 def _explain_abort(sentence: str) -> None:
-    """Say a sentence where JAX's runtime aborts the process, which it does in C++.
+    """Print a sentence if JAX's C++ runtime aborts the process.
 
     Args:
-      sentence: takes the place of the last one.
+      sentence: replaces that of an earlier call.
     """
     if os.name != "posix":
         return
@@ -340,7 +339,7 @@ def _explain_abort(sentence: str) -> None:
         os.write(2, text)
         os._exit(2)
 
-    # Python's own handlers run between two bytecodes, and there is no next one.
+    # Python's signal handlers run only between bytecodes.
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(explain)
     install = ctypes.CDLL(None).signal
     install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), None

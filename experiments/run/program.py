@@ -1,4 +1,4 @@
-"""A run's step and evaluation as programs on a mesh."""
+"""A run's training step and evaluation, compiled for a mesh."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,27 +16,27 @@ from mupax import zoo
 from mupax.optim.paths import flatten
 from mupax.zoo.sharding import Rules
 
+from .loss import Batch, Objective
 from .mesh import replicated, state_shardings
-from .objective import Batch, Objective
 from .step import Hyper, Recipe, State
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A model's training and evaluation on a mesh, ready to be compiled.
+    """The training step and evaluation of a model on a mesh.
 
     Attributes:
-      recipe: what a step computes.
-      objective: what an evaluation counts.
-      hyper: the run's hyperparameters that are arguments of its step.
-      seed: of all that is random in a step.
+      recipe: defines the step.
+      objective: defines the evaluation.
+      hyper: hyperparameters that the step takes as arguments.
+      seed: of the random numbers of the steps.
       log_every: steps between those that measure norms.
-      testing: the model's structure while it is evaluated.
-      mesh: the devices.
+      testing: structure of the model in evaluation mode.
+      mesh: of devices.
       rules: changes to `zoo.RULES`.
-      roles: the role of each parameter, by path.
+      roles: role of each parameter, by path.
       abstract: shapes and dtypes of the state.
-      shardings: where its arrays lie.
+      shardings: of the state.
     """
 
     recipe: Recipe
@@ -53,7 +53,7 @@ class Program:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Names of the norms that a logged step measures."""
+        """The names of the norms that a logged step measures."""
         roles = sorted(set(self.roles.values()))
         kinds = ("parameter_norm", "update_norm")
         return ("gradient_norm", *(f"{k}/{role}" for k in kinds for role in roles))
@@ -61,7 +61,7 @@ class Program:
     def step(
         self, state: State, batch: Batch, hyper: Hyper
     ) -> tuple[State, tuple[Array, Array]]:
-        """The next state, the loss, and the norms, which are zero unless logged."""
+        """Returns the next state, the loss, and the norms (zero if not logged)."""
         with zoo.use_mesh(self.mesh, self.rules):
             key = jax.random.key(self.seed)
             new, out = self.recipe.step(state, batch, hyper, key)
@@ -75,14 +75,14 @@ class Program:
     def score(
         self, state: State, batch: Batch, sums: Float[Array, " 3"]
     ) -> Float[Array, " 3"]:
-        """Sums of loss, hits and count, a test batch added to those before."""
+        """Adds the loss, correct predictions and count of a test batch to `sums`."""
         weights = state.get("ema", state["params"])
         with zoo.use_mesh(self.mesh, self.rules):
             model = nnx.merge(self.testing, weights, state["rest"], copy=True)
             return sums + self.objective.score(model, batch)
 
     def jit_step(self) -> Any:
-        """`step`, compiled for the mesh; it takes the state's memory for the next."""
+        """`step`, compiled for the mesh. It donates the state."""
         batch = zoo.batch_sharding(self.mesh)
         every = replicated(self.mesh)
         return jax.jit(
@@ -103,11 +103,11 @@ class Program:
         )
 
     def start(self, params: nnx.State, rest: nnx.State) -> State:
-        """The state of a model that has not been trained; traced or not."""
+        """The initial state. May be traced."""
         return self.recipe.start(params, rest, self.hyper)
 
     def init_on_mesh(self, create: Callable[[], nnx.Module]) -> State:
-        """The first state, each device making only its own part of it."""
+        """The initial state. Each device creates only its own part."""
 
         def init() -> State:
             with zoo.use_mesh(self.mesh, self.rules):
@@ -118,18 +118,18 @@ class Program:
     def _measure(
         self, params: nnx.State, updates: nnx.State, grads: nnx.State
     ) -> Float[Array, " norms"]:
-        """Root of the sum of squares, of all gradients and of each role."""
+        """Norms of all gradients, and of parameters and updates by role."""
         roles = sorted(set(self.roles.values()))
-        found = [optax.tree.norm(grads)]
+        norms = [optax.tree.norm(grads)]
         for tree in (params, updates):
             for role in roles:
                 leaves = [x for path, x in flatten(tree) if self.roles[path] == role]
-                found.append(optax.tree.norm(leaves))
-        return jnp.stack([x.astype(jnp.float32) for x in found])
+                norms.append(optax.tree.norm(leaves))
+        return jnp.stack([x.astype(jnp.float32) for x in norms])
 
 
 def parts(model: nnx.Module) -> tuple[nnx.State, nnx.State]:
-    """The parameters of a model in training mode, and its other variables."""
+    """The parameters and the other variables of a model in training mode."""
     model.train()
     params, rest = nnx.state(model, nnx.Param, ...)
     return params, rest
@@ -146,20 +146,20 @@ def make_program(
     log_every: int = 1,
     rules: Rules | None = None,
 ) -> Program:
-    """The program of a model.
+    """Builds the program of a model.
 
     Args:
-      model: of the zoo or any other, or its abstract twin from `nnx.eval_shape`.
-      recipe: what a step computes.
-      objective: what an evaluation counts.
-      mesh: the devices.
+      model: of the zoo or any other; abstract or not.
+      recipe: defines the step.
+      objective: defines the evaluation.
+      mesh: of devices.
       hyper: hyperparameters that the recipe takes, by name.
-      seed: of all that is random in a step.
+      seed: of the random numbers of the steps.
       log_every: steps between those that measure norms.
       rules: changes to `zoo.RULES`.
 
     Raises:
-      UserError: a model that this mesh cannot split.
+      UserError: this mesh cannot shard the model.
     """
     model.eval()
     testing = nnx.graphdef(model)
@@ -186,13 +186,13 @@ def recipe_of(
     tx: optax.GradientTransformation,
     **options: Any,
 ) -> Recipe:
-    """The recipe of a model whose structure and optimizer are known.
+    """The recipe of a model with a given optimizer.
 
     Args:
-      model: or its abstract twin.
-      objective: what is minimized.
+      model: abstract or not.
+      objective: defines the loss.
       tx: the optimizer, with its learning rate.
-      **options: as `Recipe` has them.
+      **options: other fields of `Recipe`.
     """
     model.train()
     graph = nnx.graphdef(model)
@@ -211,15 +211,15 @@ def loss_of(
     batch: Batch,
     key: Any,
 ) -> tuple[Array, tuple[Array, Any]]:
-    """The loss of a model's parts, as `Recipe.loss` returns it."""
-    # Copied: batch statistics change under the trace of the gradient.
+    """The loss of a model, as `Recipe.loss` returns it."""
+    # A copy, because the gradient's trace changes batch statistics.
     model = nnx.merge(graph, params, rest, copy=True)
     value, plain = objective.loss(model, batch, key)
     return value, (plain, nnx.state(model, nnx.Not(nnx.Param)))
 
 
 def _roles(model: nnx.Module) -> dict[str, str]:
-    """The role of each parameter; "all" where the model does not tell."""
+    """The role of each parameter; "all" for models outside the zoo."""
     params = nnx.state(model, nnx.Param)
     if not isinstance(getattr(model, "plan", None), zoo.Plan):
         return {path: "all" for path, _ in flatten(params)}

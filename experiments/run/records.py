@@ -1,4 +1,4 @@
-"""What a run writes down of itself: lines of JSON, TensorBoard events, W&B."""
+"""The records of a run: metrics.jsonl, TensorBoard events and Weights & Biases."""
 
 import contextlib
 import errno
@@ -18,30 +18,29 @@ ASIDE = "metrics.jsonl.damaged"
 
 
 class Sink(Protocol):
-    """Somewhere that numbers of a step are shown."""
+    """Receives the metrics of logged steps."""
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Take the numbers of one step."""
+        """Write the metrics of one step."""
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Flush and close."""
 
 
 class Records:
-    """The lines of `metrics.jsonl`: for each logged step one, and one per evaluation.
+    """The lines of `metrics.jsonl`: one per logged step and one per evaluation.
 
-    Lines stand in the order of their steps, the evaluation of a step after its
-    training loss, and each carries a checksum. A run that resumes from a step keeps
-    the lines up to it and removes later ones, which it is going to write again: so
-    the file of a run that was stopped has the lines of one that was not.
+    Lines are in the order of their steps, training before evaluation, and each has a
+    checksum. A run that resumes from a step keeps the lines up to it and removes later
+    ones, so that its file equals that of an uninterrupted run.
 
     Args:
-      folder: of the run.
-      upto: the step that the run resumes from; 0 for a fresh start.
-      sinks: shown every line, too.
-      writes: False in all processes but the first, which only remember.
-      known: lines that a checkpoint remembers; those that the file lacks are restored.
-      count: how many lines there were up to that checkpoint, if that is known.
+      folder: the run directory.
+      upto: step that the run resumes from; 0 for a fresh start.
+      sinks: receive every line too.
+      writes: whether this process writes; True only in process 0.
+      known: lines in the checkpoint. Those that the file lacks are restored.
+      count: number of lines up to the checkpoint, if known.
 
     Raises:
       UserError: the file cannot be read or written.
@@ -61,9 +60,9 @@ class Records:
         self._file: Any = None
         with self._usable():
             log = read_log(folder)
-            found = {_place(line): line for line in log.lines if line["step"] <= upto}
-            found |= {_place(line): line for line in known if _place(line) not in found}
-            self.lines = [found[place] for place in sorted(found)]
+            lines = {_place(line): line for line in log.lines if line["step"] <= upto}
+            lines = {_place(line): line for line in known} | lines
+            self.lines = [lines[place] for place in sorted(lines)]
             if writes:
                 if log.damaged:
                     _keep_aside(folder, log)
@@ -79,10 +78,10 @@ class Records:
                 self._file = self._path.open("a")
 
     def add(self, line: dict[str, Any]) -> None:
-        """Write a line; "step" is among its keys.
+        """Write a line, which has a key "step".
 
         Raises:
-          UserError: the disk is full, or the file is gone.
+          UserError: the disk is full, or the file was removed.
         """
         self.lines.append(line)
         if self._file is None:
@@ -95,25 +94,25 @@ class Records:
             sink.write(line["step"], numbers)
 
     def sync(self) -> None:
-        """Return when all lines are on the disk, before a checkpoint relies on them.
+        """Wait until all lines are on the disk.
 
         Raises:
-          UserError: the disk is full, or the file is gone.
+          UserError: the disk is full, or the file was removed.
         """
         if self._file is None:
             return
         with self._usable():
             os.fsync(self._file.fileno())
-            # A deleted file can be written to, and is lost.
+            # Writing to a deleted file succeeds; stat does not.
             self._path.stat()
 
     def close(self) -> None:
-        """Close file and sinks."""
+        """Close the file and the sinks."""
         closing = [sink.close for sink in self._sinks]
         if self._file is not None:
             closing.append(self._file.close)
         for close in closing:
-            # What a full disk refuses was said when it was refused first.
+            # A full disk has already raised an error in `add` or `sync`.
             with contextlib.suppress(OSError):
                 close()
 
@@ -130,7 +129,7 @@ class Records:
         ]
 
     def recent(self, steps: int) -> list[dict[str, Any]]:
-        """The lines of the last steps, and the last line of each kind before."""
+        """The lines of the last `steps` steps, and the last line of each kind."""
         last = self.lines[-1]["step"] if self.lines else 0
         kept = {_place(r): r for r in self.lines if r["step"] > last - steps}
         for kind in (False, True):
@@ -151,7 +150,7 @@ class Records:
 
 
 def _place(line: dict[str, Any]) -> tuple[int, bool]:
-    """Where a line stands: by step, the evaluation last."""
+    """Sort key of a line: by step, evaluations last."""
     return line["step"], "test_loss" in line
 
 
@@ -160,11 +159,11 @@ def _sealed(line: dict[str, Any]) -> str:
 
 
 class Log(NamedTuple):
-    """What `metrics.jsonl` holds.
+    """The content of `metrics.jsonl`.
 
     Attributes:
-      lines: those that are as they were written.
-      damaged: the others, by their number from 1. A last line without an end, as a
+      lines: undamaged lines.
+      damaged: damaged lines, by line number from 1. An incomplete last line, which a
         killed run leaves, is not among them.
     """
 
@@ -173,19 +172,19 @@ class Log(NamedTuple):
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a run's records that are as they were written.
+    """The undamaged lines of a run's records.
 
     Raises:
-      OSError: the file is there and cannot be read.
+      OSError: the file cannot be read.
     """
     return read_log(folder).lines
 
 
 def read_log(folder: pathlib.Path) -> Log:
-    """The lines of a run's records, and those that were altered since.
+    """The undamaged and the damaged lines of a run's records.
 
     Raises:
-      OSError: the file is there and cannot be read.
+      OSError: the file cannot be read.
     """
     path = folder / NAME
     try:
@@ -194,10 +193,10 @@ def read_log(folder: pathlib.Path) -> Log:
         content = path.read_bytes()
     except FileNotFoundError:
         return Log([], {})
-    # Earlier versions wrote no checksums; where there are some, each line has one.
+    # mupax 0.1 wrote no checksums. If one line has a checksum, all must have one.
     is_sealed = f'"{io.SEAL}"'.encode() in content
     texts = content.split(b"\n")
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     damaged = {}
     for number, text in enumerate(texts, 1):
         if not text:
@@ -206,26 +205,26 @@ def read_log(folder: pathlib.Path) -> Log:
             line = io.parse_sealed(text)
             whole = isinstance(line.get("step"), int) and _is_line(line)
             if not whole or (is_sealed and not text.startswith(_START)):
-                raise io.Damaged("it is no line of a log")
+                raise io.Damaged("it is not a line of a log")
         except io.Damaged:
-            if number < len(texts):  # the last has no end: its writer was killed
+            if number < len(texts):  # an incomplete last line: the writer was killed
                 damaged[number] = text
         else:
-            found.append(line)
-    return Log(found, damaged)
+            lines.append(line)
+    return Log(lines, damaged)
 
 
 _START = f'{{"{io.SEAL}": '.encode()
 
 
 def _is_line(line: dict[str, Any]) -> bool:
-    """Whether it has what the curves are made of."""
+    """Whether a line has the keys of the curves."""
     keys = ("test_loss", "test_accuracy") if "test_loss" in line else ("loss",)
     return all(isinstance(line.get(key), int | float) for key in keys)
 
 
 def _keep_aside(folder: pathlib.Path, log: Log) -> None:
-    """Name the damaged lines, and keep them in a file of their own."""
+    """Warn of damaged lines, and move them to a file of their own."""
     aside = folder / ASIDE
     numbers = ", ".join(map(str, log.damaged))
     logging.warning(
@@ -237,34 +236,34 @@ def _keep_aside(folder: pathlib.Path, log: Log) -> None:
 
 
 class TensorBoard:
-    """Event files for TensorBoard."""
+    """Writes event files for TensorBoard."""
 
     def __init__(self, folder: pathlib.Path):
-        # Only here: the base install trains without it.
+        # Imported here: the base install lacks it.
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), flush_secs=30)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One scalar a value."""
+        """Write one scalar per metric."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Flush and close."""
         self._writer.close()
 
 
 class WandB:
-    """A run of Weights & Biases.
+    """Writes to a run of Weights & Biases.
 
     Args:
       project: its name.
-      folder: where it writes, and by whose name the run is continued.
-      settings: shown beside it.
+      folder: the run directory. Its name is that of the run, which it resumes.
+      settings: shown as the run's config.
 
     Raises:
-      UserError: it does not start.
+      UserError: Weights & Biases does not start.
     """
 
     def __init__(self, project: str, folder: pathlib.Path, settings: dict[str, Any]):
@@ -278,11 +277,11 @@ class WandB:
                 config=settings,
                 resume="allow",
             )
-        except Exception as error:  # of its own, without a common ancestor
+        except Exception as error:  # wandb's exceptions have no common base class
             raise UserError(f"Weights & Biases does not start: {error}") from None
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One chart a value."""
+        """Write one scalar per metric."""
         self._run.log(values, step=step)
 
     def close(self) -> None:

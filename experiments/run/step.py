@@ -1,9 +1,9 @@
-"""The training step: the only one, of trainer and sweep alike.
+"""The training step of all runs.
 
 A `Recipe` holds pure functions of (state, batch, hyperparameters, key). The trainer
-compiles its step on a mesh (`program`), and a sweep runs it for many values of the
-hyperparameters (`mupax.experiments.sweep.population`). Hyperparameters are arguments in
-both, so that the compiler rounds both in the same way.
+compiles its step on a mesh (`program`). A sweep runs it for many values of the
+hyperparameters (`mupax.experiments.sweep.population`). Both pass hyperparameters as
+arguments, so that XLA rounds them in the same way.
 """
 
 import dataclasses
@@ -21,13 +21,14 @@ Batch = Any
 
 
 class Out(NamedTuple):
-    """What a step computed besides the next state.
+    """The outputs of a step besides the next state.
 
     Attributes:
-      loss: what was minimized.
-      plain: the same without label smoothing, for comparisons between smoothings.
-      grads: the gradient.
-      updates: what was added to the parameters.
+      loss: training loss.
+      plain: training loss without label smoothing, which can be compared between runs
+        of different smoothing.
+      grads: gradients.
+      updates: added to the parameters.
     """
 
     loss: Array
@@ -38,15 +39,14 @@ class Out(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """All that decides what a step computes.
+    """The definition of a training step.
 
     Attributes:
-      loss: (params, rest, batch, hyper, key) to (loss, (plain loss, rest)), as `Out`
-        has them; `rest` is what changes beside the parameters, e.g. batch statistics.
-      optimizer: (hyper, params, rest) to an optimizer.
-      accumulate: parts that a batch is computed in, one after another.
-      ema: decay of the moving average of the parameters, which is then what is
-        evaluated; None for none.
+      loss: maps (params, rest, batch, hyper, key) to (loss, (plain loss, rest)); see
+        `Out`. `rest` holds other variables of the model, e.g. batch statistics.
+      optimizer: maps (hyper, params, rest) to an optimizer.
+      accumulate: number of parts of a batch, computed one after another.
+      ema: decay of a moving average of the parameters, which evaluations then use.
     """
 
     loss: Callable[[Any, Any, Batch, Hyper, Any], tuple[Array, tuple[Array, Any]]]
@@ -69,13 +69,13 @@ class Recipe:
     def step(
         self, state: State, batch: Batch, hyper: Hyper, key: Key[Array, ""]
     ) -> tuple[State, Out]:
-        """The next state.
+        """One training step.
 
         Args:
-          state: as `start` makes it.
+          state: from `start` or the step before.
           batch: a pytree of arrays with a leading axis of examples.
-          hyper: values of the hyperparameters, by name.
-          key: of the run; each step folds its number into it.
+          hyper: hyperparameters by name.
+          key: of the run. The step folds its number into it.
         """
         params, rest = state["params"], state["rest"]
         key = jax.random.fold_in(key, state["step"])
@@ -92,7 +92,7 @@ class Recipe:
     def _gradients(
         self, params: Any, rest: Any, batch: Batch, hyper: Hyper, key: Key[Array, ""]
     ) -> tuple[Array, Array, Any, Any]:
-        """Mean loss and plain loss, what changed, and the mean gradient."""
+        """Mean loss, mean plain loss, other variables and mean gradients."""
 
         def loss(params: Any, rest: Any, part: Batch, key: Any) -> Any:
             return self.loss(params, rest, part, hyper, key)
@@ -104,7 +104,7 @@ class Recipe:
             return value, plain, rest, grads
 
         def split(x: Array) -> Array:
-            # Every part takes some rows of each device: none of them moves.
+            # Every part has rows of each device, so that no row moves.
             return x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
 
         def add(carry: Any, part: tuple[Batch, Array]) -> tuple[Any, None]:
@@ -123,6 +123,6 @@ class Recipe:
 
 
 def _average(ema: Any, params: Any, decay: float, count: Array) -> Any:
-    # Less of the past at first, when there is little of it, as in TensorFlow and timm.
+    # A smaller decay in the first steps, as in TensorFlow and timm.
     share = jnp.minimum(decay, (1.0 + count) / (10.0 + count))
     return optax.incremental_update(params, ema, 1.0 - share)

@@ -1,4 +1,4 @@
-"""Told to stop: SIGTERM becomes a checkpoint and a clean end."""
+"""Stop a run on SIGTERM after a checkpoint."""
 
 import signal
 import threading
@@ -10,9 +10,9 @@ from jax.experimental import multihost_utils
 
 
 class Stopper:
-    """Whether this run has been told to stop.
+    """Whether this run was told to stop.
 
-    A single process listens for SIGTERM itself; several agree, through JAX, on the
+    A single process listens for SIGTERM. Several processes agree, through JAX, on the
     step at which all of them stop.
     """
 
@@ -39,7 +39,7 @@ class Stopper:
             signal.signal(signal.SIGTERM, self._before)
 
     def now(self, step: int) -> bool:
-        """Whether to save and stop after this step; every process asks at each step."""
+        """Whether to save and stop now. Every process must call this at each step."""
         if jax.process_count() > 1:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._told

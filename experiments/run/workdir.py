@@ -1,4 +1,4 @@
-"""The run directory: whose it is, before anything is written to it."""
+"""Claim a run directory for one experiment."""
 
 import contextlib
 import json
@@ -20,19 +20,19 @@ _LOCK = ".lock"
 def claim(
     workdir: pathlib.Path, settings: dict[str, Any], free: Collection[str] = ()
 ) -> Iterator[None]:
-    """Make the run directory this experiment's, or resume the one that it holds.
+    """Claim a run directory for an experiment, or resume the experiment in it.
 
-    It is held until the context is left, or the process dies.
+    The directory is locked until the context ends or the process dies.
 
     Args:
-      workdir: the directory; it need not exist yet.
+      workdir: the directory; it need not exist.
       settings: JSON-ready settings that decide the results.
-      free: of them, as "sweep.seeds", those that may differ from what is there, and
-        take its place.
+      free: keys, e.g. "sweep.seeds", that may differ from the stored settings and
+        replace them.
 
     Raises:
-      UserError: it holds another experiment, or somebody else's files, or cannot be
-        written, or another process is at work in it. Nothing in it is touched.
+      UserError: the directory holds another experiment or other files, cannot be
+        written, or is in use by another process. Its files are unchanged.
     """
     settings = json.loads(json.dumps(settings))
     check(workdir, settings, free)
@@ -40,9 +40,9 @@ def claim(
         with _usable(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
             held.enter_context(io.locked(workdir / _LOCK, wait=False))
-            # Again, for another process may have been quicker.
-            found = _compared(workdir, settings, free)
-            if found.settings != settings or not found.whole:
+            # Again: another process may have claimed it since `check`.
+            stored = _compared(workdir, settings, free)
+            if stored.settings != settings or not stored.whole:
                 for name in (_NAME, _COPY):
                     io.write_sealed(workdir / name, settings)
         yield
@@ -51,13 +51,11 @@ def claim(
 def check(
     workdir: pathlib.Path, settings: dict[str, Any] | None, free: Collection[str] = ()
 ) -> None:
-    """Raise what `claim` would raise, before work that would be lost.
-
-    Nothing is written. Another process may still take the directory afterwards.
+    """Raise what `claim` would raise, without writing anything.
 
     Args:
-      workdir: the directory; it need not exist yet.
-      settings: as in `claim`; None where they are not known yet.
+      workdir: the directory; it need not exist.
+      settings: as in `claim`; None if they are not known yet.
       free: as in `claim`.
 
     Raises:
@@ -72,16 +70,16 @@ def check(
 
 
 def settings_of(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The settings that a run directory was claimed with; None where it is none.
+    """The settings of a run directory; None if it is not one.
 
     Raises:
-      UserError: they are damaged, and so is their copy.
+      UserError: the settings and their copy are damaged.
     """
     return _stored(workdir).settings
 
 
 class _Stored(NamedTuple):
-    """The settings in a run directory, and whether both files of them are whole."""
+    """The settings in a run directory, and whether both copies are undamaged."""
 
     settings: dict[str, Any] | None
     whole: bool
@@ -97,22 +95,21 @@ def _stored(workdir: pathlib.Path) -> _Stored:
             "%s/%s is damaged (%s); its copy is used.", workdir, _NAME, why or "missing"
         )
         return _Stored(copy, False)
-    # An earlier version wrote one file, without a checksum.
+    # mupax 0.1 wrote one file, without a checksum.
     if not (workdir / _COPY).exists():
         first, why = _read(workdir / _NAME, required=False)
         if first is not None or why is None:
             return _Stored(first, False)
     raise UserError(
-        f"{workdir / _NAME} is damaged ({why or 'missing'}), so that the settings of "
-        "this run are not known; choose another --workdir, or remove this one to start "
-        "again"
+        f"{workdir / _NAME} is damaged ({why or 'missing'}), and the settings of this "
+        "run are unknown; choose another --workdir, or remove this one to start again"
     )
 
 
 def _read(
     path: pathlib.Path, *, required: bool = True
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Settings; or None and what is wrong with the file, None where it is missing."""
+    """The settings; or None and a description of the damage (None: no such file)."""
     try:
         return io.read_sealed(path, required=required), None
     except (FileNotFoundError, NotADirectoryError):
@@ -124,22 +121,22 @@ def _read(
 def _compared(
     workdir: pathlib.Path, settings: dict[str, Any] | None, free: Collection[str]
 ) -> _Stored:
-    """What is stored, once it is known to be of this experiment, or nothing."""
+    """The stored settings, after checking that they belong to this experiment."""
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"{workdir} is a file; choose another --workdir")
-    found = _stored(workdir)
-    if found.settings is None:
+    stored = _stored(workdir)
+    if stored.settings is None:
         if workdir.exists() and not _is_free(workdir):
             raise UserError(
                 f"{workdir} holds files that are not a mupax run's; choose another "
                 "--workdir, or an empty one"
             )
-        return found
+        return stored
     if settings is None:
-        return found
+        return stored
     differ = [
-        f"{d.key} ({short(d.found)}, here {short(d.wanted)})"
-        for d in differences(found.settings, settings)
+        f"{d.key} ({short(d.first)}, here {short(d.second)})"
+        for d in differences(stored.settings, settings)
         if not any(f"{d.key}.".startswith(f"{x}.") for x in free)
     ]
     if differ:
@@ -147,12 +144,12 @@ def _compared(
             f"{workdir} holds another experiment, which differs in "
             f"{', '.join(differ)}; choose another --workdir, or remove that one"
         )
-    return found
+    return stored
 
 
 @contextlib.contextmanager
 def _usable(workdir: pathlib.Path) -> Iterator[None]:
-    """Make a sentence of what the system refuses."""
+    """Turn errors of the system into one sentence."""
     try:
         yield
     except io.Busy:
@@ -168,42 +165,42 @@ def _usable(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def _is_free(workdir: pathlib.Path) -> bool:
-    # A run that was killed while it claimed the directory leaves a temporary file.
+    # A run that was killed in `claim` leaves a temporary file.
     starts = (f".{_NAME}.", _LOCK)
     return all(p.name.startswith(starts) for p in workdir.iterdir())
 
 
 class Difference(NamedTuple):
-    """A setting that two experiments have not in common.
+    """A key with different values in two experiments.
 
     Attributes:
-      key: as "sweep.seeds".
-      found: its value in the first.
-      wanted: its value in the second.
+      key: e.g. "sweep.seeds".
+      first: its value in the first.
+      second: its value in the second.
     """
 
     key: str
-    found: Any
-    wanted: Any
+    first: Any
+    second: Any
 
 
-def differences(found: Any, wanted: Any, prefix: str = "") -> list[Difference]:
-    """Where two settings differ.
+def differences(first: Any, second: Any, prefix: str = "") -> list[Difference]:
+    """The keys in which two settings differ.
 
     Examples:
       >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-      [Difference(key='a.b', found=1, wanted=3)]
+      [Difference(key='a.b', first=1, second=3)]
     """
-    if isinstance(found, dict) and isinstance(wanted, dict):
+    if isinstance(first, dict) and isinstance(second, dict):
         out = []
-        for key in sorted({*found, *wanted}):
-            out += differences(found.get(key), wanted.get(key), f"{prefix}.{key}")
+        for key in sorted({*first, *second}):
+            out += differences(first.get(key), second.get(key), f"{prefix}.{key}")
         return out
-    return [] if found == wanted else [Difference(prefix[1:], found, wanted)]
+    return [] if first == second else [Difference(prefix[1:], first, second)]
 
 
 def short(value: Any) -> str:
-    """A value in a message, cut where it is long.
+    """A value for a message, shortened to 120 characters.
 
     Examples:
       >>> short("x" * 300)[-8:]

@@ -27,15 +27,15 @@ from ..run.checks import (
 )
 from ..run.config import (
     SECTIONS,
-    Named,
+    Component,
     RunConfig,
     defaults,
     parse,
     plain,
-    retargeted,
-    sectionless,
-    tunable,
+    with_keys,
+    without_sections,
 )
+from ..run.hyperparameters import tunable
 from . import grids
 from .engine import Limits
 from .statistics import Sizes
@@ -65,7 +65,7 @@ class SweepConfig:
     """
 
     base: RunConfig
-    parametrizations: Mapping[str, Named]
+    parametrizations: Mapping[str, Component]
     widths: tuple[int, ...]
     depths: tuple[int, ...]
     axes: Mapping[str, tuple[float, ...]]
@@ -88,7 +88,7 @@ class SweepConfig:
 
     def settings(self) -> dict[str, Any]:
         """What a run directory is claimed for, as JSON-ready data."""
-        settings = self.base.decisive() | {"seed": self.base.seed}
+        settings = self.base.loss_settings() | {"seed": self.base.seed}
         for key in ("parametrization", "learning_rate"):  # each run has its own
             del settings[key]
         section = {
@@ -119,7 +119,7 @@ def tasks(config: SweepConfig) -> list[ZooTask]:
         ZooTask(
             key,
             dataclasses.replace(
-                retargeted(config.base, choice.items()), parametrization=value
+                with_keys(config.base, choice.items()), parametrization=value
             ).sized(width, depth),
             tuple(config.axes.items()),
             config.seeds,
@@ -159,13 +159,13 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     """
     given = plain(config)
     section = _section(given)
-    own = sectionless(given)
+    own = without_sections(given)
     if (rate := own.get("learning_rate")) is None and not own.get("transfer_from"):
         own["learning_rate"] = 1.0  # each run's comes from the grid
     run = parse(own)
     base = _at_base(run)
     if section["steps"] is not None:
-        base = retargeted(base, [("steps", section["steps"])])
+        base = with_keys(base, [("steps", section["steps"])])
     average = section["average_last"] or max(1, base.steps // 4)
     if average > base.steps:
         raise UserError(
@@ -264,7 +264,9 @@ def _sizes(name: str, section: Mapping[str, Any], base: int) -> tuple[int, ...]:
     return tuple(sorted(sizes)) or (base,)
 
 
-def _parametrizations(section: Mapping[str, Any], run: RunConfig) -> dict[str, Named]:
+def _parametrizations(
+    section: Mapping[str, Any], run: RunConfig
+) -> dict[str, Component]:
     given, only = section["parametrizations"], section["only"]
     if not given:
         return {run.parametrization.name: run.parametrization}
@@ -285,7 +287,7 @@ def _parametrizations(section: Mapping[str, Any], run: RunConfig) -> dict[str, N
         values = options(name, value)
         if "name" not in values:
             raise UserError(f"{name} lacks a name")
-        parsed[key] = Named(text(f"{name}.name", values.pop("name")), values)
+        parsed[key] = Component(text(f"{name}.name", values.pop("name")), values)
         try:
             optim.parametrization(parsed[key].name, **parsed[key].options)
         except (TypeError, ValueError) as error:
@@ -294,7 +296,7 @@ def _parametrizations(section: Mapping[str, Any], run: RunConfig) -> dict[str, N
 
 
 def _featured(
-    given: Mapping[str, Any], known: Mapping[str, Named], run: RunConfig
+    given: Mapping[str, Any], known: Mapping[str, Component], run: RunConfig
 ) -> str:
     """The target's parametrization; else the config's own, or the last one."""
     wanted = options("target", given.get("target", {})).get("parametrization")
@@ -357,7 +359,7 @@ def _choices(
                 "schedule.* and batch_size"
             )
         for value in values:
-            retargeted(base, [(key, value)])
+            with_keys(base, [(key, value)])
     names = [key for key, _ in pairs]
     products = itertools.product(*(values for _, values in pairs))
     return tuple(dict(zip(names, values, strict=True)) for values in products)
@@ -397,7 +399,7 @@ def _target(
         own, base_width=base.base_width, base_depth=base.base_depth
     )
     try:
-        target = retargeted(own, changes)
+        target = with_keys(own, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
     return dataclasses.replace(target, parametrization=base.parametrization)

@@ -25,7 +25,8 @@ from .. import data as datasets
 from ..data import Dataset, batch_indices
 from ..errors import UserError
 from ..run.build import build, create_model, open_dataset
-from ..run.config import RunConfig, tuned
+from ..run.config import RunConfig
+from ..run.hyperparameters import tuned
 from ..run.program import parts
 from ..run.step import Hyper
 
@@ -185,7 +186,7 @@ class ZooTask(Task):
     @property
     def key(self) -> str:
         """All that decides a run, but for its seed and its grid point."""
-        decisive = self.config.decisive() | {"first_seed": self.config.seed}
+        decisive = self.config.loss_settings() | {"first_seed": self.config.seed}
         if "learning_rate" in self.grid:
             del decisive["learning_rate"]
         kept = [self.average_last, sorted(self.grid)]
@@ -253,7 +254,7 @@ def _feed(
 @functools.lru_cache(maxsize=2)
 def _whole(dataset: Any) -> dict[str, np.ndarray]:
     """The training split."""
-    return dict(zip(dataset.spec(1), dataset.whole().examples, strict=True))
+    return dataset.training_arrays()
 
 
 @functools.lru_cache(maxsize=2)

@@ -40,8 +40,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ... import memory
 from ...errors import UserError
-from .memory import refuse_beyond_memory
 
 Activation = Callable[[Array], Array]
 
@@ -208,7 +208,7 @@ def statistics(
     if not 0 <= s <= 1:
         raise UserError(f"s={s:g} must be in [0, 1] (Yaida, section III C)")
     parameters = width * ((features or width) + width * (depth - 2) + depth)
-    refuse_beyond_memory(
+    memory.check(
         16 * parameters * 8,  # the parameters and their derivatives to third order
         f"the derivatives of a network of width {width} and depth {depth}",
         "take a smaller width or depth",

@@ -28,29 +28,27 @@ are the rates of W^0 and w over that of the W^l, and (eq. 39, 131)
     A_ts^l = <∂φ(h_t^l)/∂r_s^l>,          B_ts^l = <∂g_t^{l+1}/∂u_s^{l+1}>,
     μ0 f_t = <w_t φ(h_t^L)> = <∂φ(h_t^L)/∂w> + ρ' Σ_{s<t} c_s Φ_ts^L.
 
-**The response at equal times.** A is zero unless s < t, but B_tt is not: g_t feels
-its own h_t through φ', so that B_tt holds <φ''(h_t) z_t ∂h_t/∂u_t>. It is zero for
-linear networks and before training, and of the order of the learned features after.
-Under the integral over time of eq. 38 it is a delta function of t - s, which eq. 39
-does not show; without it the networks of `tests/test_theory_feature_learning.py` are
-missed.
+**The response at equal times.** A_ts is zero unless s < t, but B_tt is not zero: g_t
+depends on h_t through φ', so that B_tt contains <φ''(h_t) z_t ∂h_t/∂u_t>. It is zero
+for linear networks and before training. Later it is of the order of the learned
+features. In the time integral of eq. 38 it is a delta function of t - s, which eq. 39
+omits. Without it, `tests/test_theory_feature_learning.py` fails.
 
-**How it is solved.** No equation looks ahead: h_t^{l+1} needs layers below it and
-earlier times, g_t^l layers above it too. So one sweep, forward and backward through
-the layers for each time, is the fixed point that iterating the equations would come
-to, without iterations. The averages are over `samples` draws; u = R ε with R the
-Cholesky root of Φ, row t of which needs no later row. Derivatives of every h and g
-with respect to every source are carried along with each draw, by the same equations
-linearized. Memory is O(samples T² L²) for T vectors, time O(samples T³ L²).
+**How it is solved.** h_t^{l+1} depends on lower layers and earlier times, and g_t^l
+also on higher layers. One sweep, forward and backward through the layers for each time,
+therefore solves all equations without iterations. Averages are over `samples` draws,
+with u = R ε and R the Cholesky root of Φ. The same equations, linearized, give the
+derivatives of every h and g with respect to every source for each draw. Memory is
+O(samples T² L²) for T vectors, time O(samples T³ L²).
 
-**What the error is.** First and second moments of the draws are made exact, so that a
-linear network has no sampling error at all. What is left is independent in each of
-the `replicas`, whose mean and standard error are given. A bias of order 1/samples is
-below that error while replicas are far fewer than samples. Responses in place of
-averages over w, also in f_t, let small μ0 be solved as precisely as large.
+**The error.** The draws have exact first and second moments, so that a linear network
+has no sampling error. Errors of the `replicas` are independent; their mean and standard
+error are returned. A bias of order 1/samples is below this error if there are far fewer
+replicas than samples. Responses replace averages over w, also in f_t, so that a small
+μ0 is as precise as a large one.
 
-A kink has no second derivative to sample, and B would be wrong: ReLU and |x| are
-refused. softplus(k x)/k is a smooth ReLU.
+ReLU and |x| raise an error: at their kink there is no second derivative to sample, and
+B would be wrong. softplus(k x)/k is a smooth ReLU.
 """
 
 import dataclasses
@@ -63,15 +61,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ... import memory
 from ...errors import UserError
 from .gaussian import Activation
 from .linear_sgd import squared_loss
-from .memory import refuse_beyond_memory
 
 Scalar = Callable[[Array], Array]
 _NAMED: dict[str, Scalar] = {"erf": jax.scipy.special.erf, "linear": lambda x: x}
 
-# Below this share of its variance a draw is a combination of those before it.
+# Below this share of its variance, a draw is a linear combination of earlier draws.
 _DEPENDENT = 1e-12
 
 
@@ -133,26 +131,26 @@ def dynamics(
       depth: L.
       activation: φ, a scalar JAX function with two derivatives, "erf" or "linear".
       loss: of one output and target, both scalar.
-      learning_rate: η0, one or one a step.
+      learning_rate: η0, a number or one per step.
       richness: μ0. Small values are lazy.
       multiplier: a, of the branches.
-      activate_readout: φ stands before the readout, as in eq. 1.
+      activate_readout: apply φ before the readout, as in eq. 1.
       readin: ρ, the learning rate of W^0 over that of W^l; 0 freezes it.
       readout: ρ', the learning rate of w over that of W^l; 0 freezes it.
       weights: of the batch in the loss, (batch,); by default 1/batch each. A vector
-        of weight 0 is only watched.
+        of weight 0 does not affect training.
       samples: draws of a replica.
       replicas: independent solutions, at least 2 for an error.
-      seed: of the draws. Same seed and sizes, same draws: differences between two
-        settings have far smaller errors than each.
+      seed: of the draws. With the same seed and sizes, differences between two settings
+        have far smaller errors than each result.
 
     Returns:
       `Dynamics`, in float64.
 
     Raises:
       UserError: shapes that do not fit, sizes below one, too few samples, an unknown
-        activation or one with a kink, tensors that would not fit in memory (with
-        their bytes), or training that diverges (with the step and the layer time).
+        activation or one with a kink, tensors that do not fit into memory, or training
+        that diverges (with the step and the layer time).
 
     Source: Bordelon et al., eq. 36 to 39, 129 to 131.
 
@@ -173,8 +171,8 @@ def dynamics(
         )
     steps, batch = y.shape
     _check_sizes(steps, batch, depth, richness, samples, replicas)
-    refuse_beyond_memory(
-        memory(steps, batch, depth, samples),
+    memory.check(
+        memory_needed(steps, batch, depth, samples),
         f"{samples} samples of {steps} steps of {batch} vectors at depth {depth}",
         "take fewer samples (and more replicas), steps or vectors",
     )
@@ -200,8 +198,8 @@ def dynamics(
     return Dynamics(times, *(_estimate(np.asarray(part)) for part in found))
 
 
-def memory(steps: int, batch: int, depth: int, samples: int) -> int:
-    """The bytes that `dynamics` takes: derivatives by source, and copies in a step."""
+def memory_needed(steps: int, batch: int, depth: int, samples: int) -> int:
+    """The bytes that `dynamics` needs: derivatives by source, and copies in a step."""
     count = steps * batch
     derivatives = 2 * (depth + 1) * count * (2 * depth * count + 1)
     return int(2.5 * derivatives * samples * 8)
@@ -226,14 +224,14 @@ def _check_sizes(
 
 
 def _smooth(activation: Activation) -> Scalar:
-    """The function of a name; refused where its second derivative misses a kink."""
+    """The function of a name. Raises UserError if it has a kink."""
     if not callable(activation):
         if activation in ("relu", "abs"):
             raise UserError(f"activation {activation!r} has a kink; {_REMEDY}")
         if activation not in _NAMED:
             raise UserError(
-                f"activation {activation!r} is none of {', '.join(sorted(_NAMED))}; "
-                "pass a JAX function for another"
+                f"activation {activation!r} must be one of "
+                f"{', '.join(sorted(_NAMED))}, or a JAX function"
             )
         return _NAMED[activation]
     if not float(_kink(activation)) < 1e-6:
@@ -243,7 +241,7 @@ def _smooth(activation: Activation) -> Scalar:
 
 @functools.partial(jax.jit, static_argnames=("activation",))
 def _kink(activation: Scalar) -> Array:
-    """The largest change of φ' that the integral of φ'' misses, on [-8, 8]."""
+    """The largest difference between φ' and the integral of φ'' on [-8, 8]."""
     first, second = _derivatives(activation)
     grid = jnp.linspace(-8.0, 8.0, 16001)
     inner, middle = second(grid), second((grid[1:] + grid[:-1]) / 2)
@@ -251,7 +249,7 @@ def _kink(activation: Scalar) -> Array:
     return jnp.abs(jnp.diff(first(grid)) - simpson).max()
 
 
-_REMEDY = "pass a smooth one, as lambda x: jax.nn.softplus(10 * x) / 10"
+_REMEDY = "pass a smooth one, e.g. lambda x: jax.nn.softplus(10 * x) / 10"
 
 
 def _derivatives(function: Scalar) -> tuple[Scalar, Scalar]:
@@ -290,7 +288,7 @@ def _estimate(values: np.ndarray) -> Estimate:
 
 
 class _Setup(NamedTuple):
-    """What the compiled code depends on."""
+    """The static arguments of the compiled functions."""
 
     depth: int
     activation: Scalar
@@ -310,7 +308,7 @@ class _Found(NamedTuple):
 
 
 class _Noise(NamedTuple):
-    """Standard Gaussian draws; roots of the kernels correlate them."""
+    """Standard Gaussian draws, which are multiplied by roots of the kernels."""
 
     u0: Float[Array, "N S"]
     u: Float[Array, "L N S"]
@@ -319,10 +317,10 @@ class _Noise(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Fields by layer and vector; those of vectors that are yet to come are zero.
+    """Fields by layer and vector; zero for later vectors.
 
-    Derivatives are with respect to the sources r of every layer and vector, then u,
-    and w at last.
+    Derivatives are with respect to the sources r of every layer and vector, then u, and
+    w last.
     """
 
     h: Float[Array, "layers N S"]
@@ -346,12 +344,12 @@ def _replicate(
         noise = _draw(key, len(gram), setup)
         return _sweep(noise, gram, targets, rates, share, constants, setup)
 
-    # One after the other: each takes all the memory that it may.
+    # One after another, because each may need all memory.
     return jax.lax.map(one, keys)
 
 
 def _draw(key: Array, count: int, setup: _Setup) -> _Noise:
-    """Draws whose first and second moments are those of their distribution."""
+    """Draws with exact first and second moments."""
     ups, depth, samples = (setup.depth + 1) * count, setup.depth, setup.samples
     sources = ups + depth * count + 1
     draws = jax.random.normal(key, (samples, 1 + sources), jnp.float64)
@@ -373,7 +371,7 @@ def _sweep(
     constants: Float[Array, "4"],
     setup: _Setup,
 ) -> _Found:
-    """Every time in its order: forward through the layers, then backward."""
+    """Solve all times in order: forward through the layers, then backward."""
     steps, batch = targets.shape
     count, depth, samples = steps * batch, setup.depth, setup.samples
     sources = 2 * depth * count + 1
@@ -397,7 +395,7 @@ def _sweep(
             return _where(seen, fields) @ _where(seen, fields).T / samples
 
         def kick(half: int, layer: Array) -> Float[Array, "batch sources 1"]:
-            """The derivative of these vectors' own sources."""
+            """The derivative with respect to the sources of these vectors."""
             first = (half * depth + layer) * count + start
             place = first + jnp.arange(batch)
             return jax.nn.one_hot(place, sources)[..., None]
@@ -485,7 +483,7 @@ def _sweep(
 
 
 def _answers(count: int, start: Array, batch: int) -> Array:
-    """The vectors of which B is not zero: the present ones too."""
+    """The vectors whose B is not zero, including the present ones."""
     return jnp.arange(count) < start + batch
 
 

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ... import memory
 from ...errors import UserError
-from .memory import refuse_beyond_memory
 from .relu_mlp import PowerLaw, fit_power_law
 
 Activation = Callable[[Array], Array]
@@ -42,7 +42,7 @@ class Errors:
 
     Attributes:
       widths: N.
-      depths: L, each the double of the one before.
+      depths: L, each twice the one before.
       outputs: f at the points, of shape (widths, depths, seeds, P).
     """
 
@@ -59,7 +59,7 @@ class Errors:
     def depth_gaps(self) -> Float[np.ndarray, "widths gaps"]:
         """Root mean square over points of E[f_L - f_2L], for all L but the last."""
         gaps = self.outputs[:, :-1] - self.outputs[:, 1:]
-        # The noise that is left in the average of the square is taken off.
+        # Subtract the variance of the mean.
         mean = gaps.mean(axis=2)
         noise = gaps.var(axis=2, ddof=1) / gaps.shape[2]
         return np.sqrt(np.maximum((mean**2 - noise).mean(axis=-1), 0))
@@ -118,8 +118,7 @@ def train(
       `Errors`.
 
     Raises:
-      UserError: depths that do not double, or networks that would not fit in memory
-        (with their bytes).
+      UserError: depths that do not double, or networks that do not fit into memory.
 
     Source: Bordelon et al., eq. 1 and Table 1; Figures 5 and B.7.
 
@@ -134,7 +133,7 @@ def train(
     if not depths or not widths or min(*depths, *widths, steps, seeds - 1) < 1:
         raise UserError("widths, depths and steps must be at least 1, and seeds 2")
     widest, deepest = max(widths), depths[-1]
-    refuse_beyond_memory(
+    memory.check(
         5 * deepest * widest**2 * 8,
         f"a network of width {widest} and depth {deepest}, its gradient and updates",
         "take a smaller width or depth",
@@ -146,8 +145,8 @@ def train(
             _train, depths=tuple(depths), activation=activation, steps=steps
         )
         seed = jnp.arange(seeds)
-        found = [run(seed, points, labels, constants, width=n) for n in widths]
-        outputs = np.stack([np.asarray(f).swapaxes(0, 1) for f in found])
+        by_width = [run(seed, points, labels, constants, width=n) for n in widths]
+        outputs = np.stack([np.asarray(f).swapaxes(0, 1) for f in by_width])
     if not np.isfinite(outputs).all():
         raise UserError("training diverges; take a smaller learning rate")
     return Errors(tuple(widths), tuple(depths), outputs)
@@ -190,13 +189,13 @@ def _train(
         first = jax.random.normal(keys[0], (width, features))
         last = jax.random.normal(keys[2], (width,))
         blocks = jax.random.normal(keys[1], (depths[-1], width, width))
-        found: list[Array] = []
+        trained: list[Array] = []
         for _ in depths:
             params, _ = jax.lax.scan(step, (first, blocks, last), length=steps)
-            found.insert(0, outputs(params))
+            trained.insert(0, outputs(params))
             if blocks.shape[0] > depths[0]:
                 pairs = blocks.reshape(-1, 2, width, width)
                 blocks = pairs.sum(axis=1) / np.sqrt(2)
-        return jnp.stack(found)
+        return jnp.stack(trained)
 
     return jax.lax.map(network, seeds)

@@ -57,8 +57,8 @@ def averages(covariance: Matrix, activation: Activation, centred: bool) -> Avera
         phi, slope, mean = _CLOSED[activation](scale, both, rho)
     else:
         raise UserError(
-            f"activation {activation!r} is none of {', '.join(sorted(_CLOSED))}; pass "
-            "a JAX function for another"
+            f"activation {activation!r} must be one of {', '.join(sorted(_CLOSED))}, "
+            "or a JAX function"
         )
     return Averages(phi - mean[:, None] * mean[None] if centred else phi, slope)
 

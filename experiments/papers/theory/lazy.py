@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ... import memory
 from ...errors import UserError
 from .gaussian import Activation, averages, check
-from .memory import refuse_beyond_memory
 
 Matrix = Float[Array, "P P"]
 
@@ -90,7 +90,7 @@ def kernels(
       multiplier: a.
       centred: subtract the mean over neurons in each block (MS of Tensor Programs
         VI, section 6.3).
-      activate_readout: φ stands before the readout, as in eq. 1.
+      activate_readout: apply φ before the readout, as in eq. 1.
       readin: the learning rate of W^0 over that of W^l; 0 freezes it.
       readout: the learning rate of w over that of W^l.
       times: how many layer times of [0, 1] to keep in infinite depth; a finite depth
@@ -124,8 +124,8 @@ def kernels(
         raise UserError(f"times={times} must be at least 2")
     check(activation)
     points, layers = len(start), times if depth is None else depth + 1
-    refuse_beyond_memory(
-        memory(points, layers),
+    memory.check(
+        memory_needed(points, layers),
         f"kernels of {points} points at {layers} layers",
         "take fewer points or layers",
     )
@@ -142,7 +142,7 @@ def kernels(
         return Kernels(grid, *(np.asarray(x) for x in (h, phi, g, kernel)))
 
 
-def memory(points: int, layers: int) -> int:
+def memory_needed(points: int, layers: int) -> int:
     """The bytes that `kernels` takes: what it returns, and 24 of the ODE's stages."""
     return (5 * layers + 24) * points**2 * 8
 
@@ -289,7 +289,7 @@ def _solve(
         stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),
         adjoint=diffrax.DirectAdjoint(),
         max_steps=1024,
-        throw=False,  # what is not reached is infinite, and reported with its time
+        throw=False,  # times that are not reached become infinite and are reported
     )
     return solution.ys
 

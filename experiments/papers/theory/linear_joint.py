@@ -167,7 +167,7 @@ def dynamics(
         `resolution`, 2 · `resolution` and 4 · `resolution`.
       resolution: the number of layer times, less one, at infinite depth.
       loss: of one output and target; the batch takes its mean.
-      learning_rate: η0, one or one a step.
+      learning_rate: η0, a number or one per step.
       richness: μ0. Small values are lazy.
       readin: the read-in is trained.
       readout: the readout is trained.

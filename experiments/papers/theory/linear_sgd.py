@@ -21,19 +21,19 @@ where ŵ_t^l stands for the paper's hat of W_0^l x_t^{l-1} and v̂_t^l for that 
 W_0^lᵀ δ_t^l (Definition 4.1), of covariances C_0 and C_1. That is Lemma 4.3, with
 η = a = 1 in the paper.
 
-**How it is solved.** Γ(l, m) as printed has T² L² entries. But for each time these
-equations are a linear two-point boundary problem in the layer: what comes from a
-source at layer m is, on either side of m, a solution without sources. With P(l) the
-solutions that have x_t^0 = 1 (columns u_t) or δ_t^L = χ-term = 1 (columns v_t),
+**How it is solved.** Γ(l, m) as printed has T² L² entries. For each time, however, the
+equations are a linear two-point boundary problem in the layer. The response to a source
+at layer m is, on either side of m, a solution without sources. Let P(l) be the
+solutions with x_t^0 = 1 (columns u_t) or δ_t^L = χ-term = 1 (columns v_t). Then
 
     Γ(l, m) = P_u(l) R_u(m) for m <= l,    P_v(l) R_v(m) for m > l,
 
 and R(m) is, up to signs, the inverse of P at the source, (P_x(m-1), P_δ(m)). P is
-unit triangular in time, so that a step appends rows to it and to its inverse. Memory
+unit triangular in time, so that each step appends rows to it and to its inverse. Memory
 is O(T² L) and time O(T³ L).
 
-A batch is several vectors with one time. Vectors that no update uses (weight zero)
-are probes. Trained U and V only change the ends:
+A batch is several vectors with one time. Vectors of weight zero do not affect training.
+Trained U and V only change the ends:
 
     x_t^0 = ξ_t U - r Σ_{s<t} η_s (ξ_t·ξ_s) δ_s^0,
     δ_t^L = χ_t nV - r' Σ_{s<t} η_s (χ_t·χ_s) x_s^L.
@@ -49,8 +49,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ... import memory
 from ...errors import UserError
-from .memory import refuse_beyond_memory
 
 Loss = Callable[[Array, Array], Array]
 
@@ -62,12 +62,12 @@ def squared_loss(f: Array, y: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A network of infinite width, as it trains.
+    """The training of a network of infinite width.
 
     The N = steps · batch vectors are numbered in order of time.
 
     Attributes:
-      outputs: f of each vector, with the weights that its step starts with.
+      outputs: f of each vector, before its step.
       losses: of each step's batch, before the step.
       rms: root mean square of the coordinates of x^0, ..., x^L.
       forward: <x_i^l x_j^l>, at l = 0, ..., L. C_{t,s,0} at (l+1)/L of the paper.
@@ -123,19 +123,19 @@ def train(
       targets: y, of shape (steps, batch, outputs).
       depth: L.
       loss: of one vector's output and target; differentiable by JAX.
-      learning_rate: η, a number or one a step, in μP units: independent of the width.
+      learning_rate: η, a number or one per step, in μP units: independent of the width.
       multiplier: a, of the branches.
       readin: the learning rate of U over that of W; 0 freezes it, as in the paper.
       readout: the learning rate of V over that of W.
       weights: of the batch in the loss, of shape (batch,); by default 1/batch each.
-        A vector of weight 0 is only watched.
+        A vector of weight 0 does not affect training.
 
     Returns:
       A `Training`.
 
     Raises:
       UserError: shapes that do not fit, a depth below one, tensors that would not
-        fit in memory (with their bytes), or training that diverges (with the step
+        fit into memory, or training that diverges (with the step
         and the layer time).
 
     Source: Tensor Programs VI, Program 1 and Lemma 4.3.
@@ -159,15 +159,15 @@ def train(
             f"depth={depth}, steps={steps}, batch={batch} must each be at least 1"
         )
     count = steps * batch
-    refuse_beyond_memory(
-        memory(steps, batch, depth),
+    memory.check(
+        memory_needed(steps, batch, depth),
         f"{steps} steps of {batch} vectors at depth {depth}",
         "take fewer steps, fewer vectors or a smaller depth",
     )
     rates = np.broadcast_to(np.asarray(learning_rate, np.float64), steps)
     share = np.full(batch, 1 / batch) if weights is None else np.asarray(weights)
     if share.shape != (batch,):
-        raise UserError(f"weights {share.shape} must be ({batch},), one a vector")
+        raise UserError(f"weights {share.shape} must be ({batch},), one per vector")
     flat = x.reshape(count, -1)
     with jax.enable_x64(True):
         state, outputs, losses = _train(
@@ -183,15 +183,15 @@ def train(
         outputs, losses = np.asarray(outputs), np.asarray(losses)
     _check_finite(state.x_cov, state.d_cov, outputs, batch, depth)
     power = np.diagonal(state.x_cov, axis1=1, axis2=2).T.reshape(steps, batch, -1)
-    # Below zero only by rounding.
+    # Rounding can make it negative.
     rms = np.sqrt(np.maximum(power, 0))
     return Training(
         outputs, losses, rms, state.x_cov, state.d_cov, (state.px, state.pd), state.r
     )
 
 
-def memory(steps: int, batch: int, depth: int) -> int:
-    """The bytes that `train` takes: 12 numbers for each layer and pair of vectors."""
+def memory_needed(steps: int, batch: int, depth: int) -> int:
+    """The bytes that `train` needs: 12 numbers per layer and pair of vectors."""
     return 12 * (depth + 1) * (steps * batch) ** 2 * 8
 
 
@@ -200,7 +200,7 @@ class Limit(NamedTuple):
 
     Attributes:
       value: extrapolated.
-      error: how far the last two extrapolations lie apart; an estimate, no bound.
+      error: distance of the last two extrapolations; an estimate, not a bound.
     """
 
     value: np.ndarray
@@ -209,7 +209,7 @@ class Limit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class InfiniteDepth:
-    """A network of infinite width and depth, as it trains (Proposition 4.4).
+    """The training of a network of infinite width and depth (Proposition 4.4).
 
     Attributes:
       times: layer times l/L, a grid of [0, 1].
@@ -314,7 +314,7 @@ def _check_finite(
 
 
 class _State(NamedTuple):
-    """By layer; rows of vectors that are yet to come are zero."""
+    """By layer; rows of later vectors are zero."""
 
     px: Float[Array, "layers N 2*N"]  # P_x(l)
     pd: Float[Array, "layers N 2*N"]  # P_δ(l)

@@ -1,12 +1,12 @@
-r"""Any point of the (α, γ) plane, measured: Figure 1 of Tensor Programs VI.
+r"""Measure the stability of (α, γ): Figure 1 of Tensor Programs VI.
 
 Section 6.3: a residual network with mean subtraction,
 
     x^0 = U ξ,   x^l = x^{l-1} + L^-α MS(φ(h^l)),   h^l = W^l x^{l-1},   f = Vᵀ x^L,
 
 trained by (eq. 4) W ← W - η n^-1 L^-γ Q(n L^α g), with Q the identity (SGD) or the
-sign. U and V stay as they are: with them trained, no point would be trivial. Section 7
-asks how sizes go with depth:
+sign. U and V are not trained; otherwise no point would be trivial. Section 7 defines
+properties by the growth of sizes with depth:
 
   - stable at initialization (Def. 7.2, Claim 7.1): x^L = O(1), iff α >= ½;
   - stable in training (Def. 7.2, Claim 7.2): Δx, Δf = O(1), iff α + γ >= 1;
@@ -18,17 +18,17 @@ asks how sizes go with depth:
   - layerwise linearization (Def. 7.7, Claim 7.6): the part of a block's change that
     is not linear in ΔW is o(1/L), iff ½ <= α < 1.
 
-Definition 7.2 asks for Δh = O(1) too. A layer's own step moves h by L^-γ, so that on
-the line α + γ = 1 this fails for α > 1, where Claim 7.2 still says stable; Claim 7.3
-counts it under faithfulness, and so do the verdicts here.
+Definition 7.2 also requires Δh = O(1). The step of a layer changes its h by L^-γ, so
+that this fails on the line α + γ = 1 for α > 1, where Claim 7.2 still says stable.
+Claim 7.3 and the verdicts here count it as faithfulness.
 
 Exponents are slopes of log rms against log L. Changes are those of one step at a small
-η, where they are linear in η; diversity and linearization are looked at after a few
-steps at a rate that learns.
+η, where they are linear in η. Diversity and linearization are measured after a few
+steps at a larger rate.
 
 At finite depth |x^{(λ+ε)L} - x^{λL}|² has a part from the random weights, A ε with
-A ~ L^{1-2α}, and a learned part, B ε². The limit of infinite depth comes before that
-of small ε: κ is ½ where A stays as L grows, and 0 where it vanishes and B stays.
+A ~ L^{1-2α}, and a learned part, B ε². The limit of infinite depth is taken before that
+of small ε: κ is ½ if A does not vanish as L grows, and 0 if only B remains.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ... import memory
 from ...errors import UserError
-from .memory import refuse_beyond_memory
 
 Activation = Callable[[Array], Array]
 Verdicts = dict[str, bool]
@@ -51,21 +51,21 @@ _FEATURES, _BATCH = 8, 4
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What was measured at a point of the plane.
+    """The measurements at a point of the plane.
 
     Attributes:
       alpha: of the branch multiplier L^-α.
       gamma: of the learning rate L^-γ.
       family: "sgd" or "sign".
       depths: the L that were trained.
-      exponents: slopes against log L of "x" and "h" at initialization, of their
-        changes "dx", "dh" and "df" by one step, and of "residual", L times the part
-        of a block's change that is not linear in ΔW.
+      exponents: slopes against log L of "x" and "h" at initialization, of their changes
+        "dx", "dh" and "df" by one step, and of "residual", L times the part of a
+        block's change that is not linear in ΔW.
       errors: standard errors of the exponents over seeds.
-      diversity: by depth, 1 minus the slope of log |x^{(λ+ε)L} - x^{λL}| against
-        log ε: κ as seen at that depth.
+      diversity: by depth, 1 minus the slope of log |x^{(λ+ε)L} - x^{λL}| against log ε:
+        κ at that depth.
       noise: the exponent of A in L; 1 - 2α is expected.
-      tolerance: how far from zero a slope may be for a verdict.
+      tolerance: largest slope of a bounded quantity.
     """
 
     alpha: float
@@ -80,7 +80,7 @@ class Point:
 
     @property
     def verdicts(self) -> Verdicts:
-        """The properties of section 7, as measured; see `predicted`."""
+        """The measured properties of section 7; see `predicted`."""
         slope, tolerance = self.exponents, self.tolerance
         bounded = {name: slope[name] <= tolerance for name in slope}
         kept = {name: slope[name] >= -tolerance for name in slope}
@@ -97,9 +97,10 @@ class Point:
 
     @property
     def kappa(self) -> float:
-        """Definition 7.6 in the limit of depth: ½ where the random part stays.
+        """κ of Definition 7.6 in the limit of depth: ½ if the random part remains, else
+        0.
 
-        Not a number where the training that it is looked at after diverged.
+        NaN if training diverged.
         """
         if not np.isfinite(self.noise):
             return float("nan")
@@ -107,29 +108,29 @@ class Point:
 
 
 def predicted(alpha: float, gamma: float) -> Verdicts:
-    """Claims 7.1 to 7.6, for the points of which they speak.
+    """Claims 7.1 to 7.6 at a point.
 
-    Faithfulness, diversity and linearization are claimed only of stable and
-    nontrivial points, and left out elsewhere.
+    The claims about faithfulness, diversity and linearization cover only stable and
+    nontrivial points. Elsewhere these keys are missing.
 
     Examples:
       >>> predicted(0.5, 0.5)["diverse"], predicted(1.0, 0.0)["diverse"]
       (True, False)
     """
     both = alpha + gamma
-    found = {
+    properties = {
         "stable at initialization": alpha >= 0.5,
         "stable in training": both >= 1,
         "nontrivial": both <= 1,
     }
     if alpha < 0.5:
-        # Claims 7.2 and on are of points that are stable at initialization.
+        # Claim 7.2 and later claims need stability at initialization.
         return {"stable at initialization": False}
     if both == 1:
-        found |= {"faithful": alpha <= 1, "linearizes": alpha < 1}
+        properties |= {"faithful": alpha <= 1, "linearizes": alpha < 1}
     if both == 1 and alpha <= 1:
-        found |= {"diverse": alpha == 0.5, "feature learning": True}
-    return found
+        properties |= {"diverse": alpha == 0.5, "feature learning": True}
+    return properties
 
 
 def measure(
@@ -146,18 +147,18 @@ def measure(
     small_rate: float = 1e-4,
     tolerance: float = 0.15,
 ) -> Point:
-    """Train networks of several depths, and fit how sizes go with depth.
+    """Train networks of several depths, and fit the growth of sizes with depth.
 
     Args:
       alpha: α.
       gamma: γ.
-      family: "sgd", or "sign" for Adam without memory.
-      activation: φ. Where it is smooth the residual of Def. 7.7 falls as L^-γ on the
-        line α + γ = 1; the kink of a ReLU makes that L^(-γ/2).
-      depths: L of the networks, each a power of two of at least 16.
+      family: "sgd", or "sign" (Adam without memory).
+      activation: φ. If it is smooth, the residual of Def. 7.7 falls as L^-γ on the line
+        α + γ = 1; with the kink of a ReLU it falls as L^(-γ/2).
+      depths: L of the networks, powers of two of at least 16.
       width: n.
-      seeds: how many networks of each depth.
-      steps: before diversity and linearization are looked at.
+      seeds: number of networks per depth.
+      steps: number of steps before diversity and linearization are measured.
       rate: η of those steps.
       small_rate: η of the step whose changes are measured.
       tolerance: of the verdicts.
@@ -166,8 +167,8 @@ def measure(
       A `Point`.
 
     Raises:
-      UserError: an unknown family, fewer than two depths or one that is no power of
-        two, or networks that would not fit in memory (with their bytes).
+      UserError: an unknown family, fewer than two depths, a depth that is not a power
+        of two, or networks that do not fit into memory.
 
     Source: Tensor Programs VI, Definitions 6.2 and 7.2 to 7.7.
 
@@ -183,20 +184,20 @@ def measure(
         raise UserError(
             f"depths={sizes} must be at least two different powers of two, from 16"
         )
-    refuse_beyond_memory(
+    memory.check(
         4 * max(sizes) * width**2 * 8,
         f"a network of depth {max(sizes)} and width {width}, its gradient and updates",
         "take a smaller depth or width",
     )
-    found = []
+    samples = []
     with jax.enable_x64(True):
         constants = jnp.asarray([alpha, gamma, rate, small_rate], jnp.float64)
         for depth in sizes:
             sample = _sample(
                 jnp.arange(seeds), constants, depth, width, steps, family, activation
             )
-            found.append(jax.device_get(sample))
-    return _summarize(alpha, gamma, family, sizes, found, tolerance)
+            samples.append(jax.device_get(sample))
+    return _summarize(alpha, gamma, family, sizes, samples, tolerance)
 
 
 @functools.partial(
@@ -283,7 +284,7 @@ def _summarize(
     gamma: float,
     family: str,
     depths: tuple[int, ...],
-    found: list[dict[str, np.ndarray]],
+    samples: list[dict[str, np.ndarray]],
     tolerance: float,
 ) -> Point:
     size = np.log(np.asarray(depths, float))
@@ -291,12 +292,12 @@ def _summarize(
     weights = size / (size**2).sum()
     exponents, errors = {}, {}
     for name in ("x", "h", "dx", "dh", "df", "residual"):
-        values = np.stack([f[name] for f in found])
+        values = np.stack([sample[name] for sample in samples])
         with np.errstate(divide="ignore", invalid="ignore"):
             slopes = weights @ np.log(values)
         exponents[name] = float(slopes.mean())
         errors[name] = float(slopes.std(ddof=1) / np.sqrt(len(slopes)))
-    squares = [np.mean(np.square(f["distance"]), axis=0) for f in found]
+    squares = [np.mean(np.square(s["distance"]), axis=0) for s in samples]
     random = np.array([_parts(d, s)[0] for d, s in zip(depths, squares, strict=True)])
     with np.errstate(divide="ignore", invalid="ignore"):
         noise = float(weights @ np.log(random))

@@ -1,4 +1,4 @@
-r"""The first step of a plain ReLU network: how far do its preactivations move?
+r"""The change of preactivations in the first step of a plain ReLU network.
 
 Jelassi et al., "Depth dependence of μP learning rates in ReLU MLPs". A network of
 widths n_0, ..., n_L with He initialization and a mean-field readout (eq. 1.1, 1.2)
@@ -25,14 +25,14 @@ B = (E y²) (a1 + (n_ℓ - 1) b1) / (2 n_ℓ n_L), B~ is of a1 and b2, C of a2 a
 C~ of a2 and b4.
 
 Two slips of the paper cancel in its leading term. Eq. 2.1, 2.2 and 2.11 lack a factor
-½ (σ'² of the last hidden layer); eq. 2.19 takes ¼ for equal neurons too, where ½ is
-right. The first doubles B, the second halves its ℓ³ term. At infinite width, with
+½ (σ'² of the last hidden layer); eq. 2.19 uses ¼ for equal neurons, where ½ is
+correct. The first doubles B, the second halves its ℓ³ term. At infinite width, with
 E x_i² = 1,
 
     B = η² (2ℓ³ + ℓ) / 6,    η* = √3 L^-3/2 (1 + O(L^-2)),
 
-where the print gives η² (ℓ³/3 + ℓ²/2 + ...). A layer whose neurons are all off, of
-probability 2^-n, is not counted: σ'(0) is taken as a fair coin, as in the paper.
+while the paper prints η² (ℓ³/3 + ℓ²/2 + ...). Layers whose neurons are all off, of
+probability 2^-n, are ignored: σ'(0) is a fair coin, as in the paper.
 """
 
 import functools
@@ -50,7 +50,7 @@ Scalar = Float[Array, ""]
 
 
 class _Moments(NamedTuple):
-    """The eight moments of a layer, after the average over its weights."""
+    """The eight moments of a layer, averaged over its weights."""
 
     a1: Scalar
     a2: Scalar
@@ -63,7 +63,7 @@ class _Moments(NamedTuple):
 
 
 class _Traces(NamedTuple):
-    """Averages of what the next layer sees: s = σ(z), P = σ'(z) K σ'(z)."""
+    """Averages of the inputs of the next layer: s = σ(z), P = σ'(z) K σ'(z)."""
 
     pp: Scalar  # tr P²
     p_p: Scalar  # (tr P)²
@@ -82,9 +82,9 @@ def mean_squared_change(
 ) -> Float[np.ndarray, " depth"]:
     """E[(Δz_i^ℓ)²] of every hidden layer after one small step: B of Lemma 2.1.
 
-    Exact in the linear response, at any width. What the output at initialization
-    adds (A of Lemma 2.1) is smaller by 1/n_L and left out: the number is that of a
-    network whose output at initialization is subtracted.
+    Exact in the linear response, at any width. The contribution of the output at
+    initialization (A of Lemma 2.1) is smaller by 1/n_L and is not included: the result
+    holds for a network whose output at initialization is subtracted.
 
     Args:
       widths: n_0 (of the input), n_1, ..., n_L: L hidden layers.
@@ -119,7 +119,7 @@ def mean_squared_change(
     if rates.ndim and rates.shape != (depth,):
         raise UserError(
             f"{rates.size} learning rates for {depth} hidden layers; pass one for "
-            "all or one a layer"
+            "all or one per layer"
         )
     if readout_variance is None:
         readout_variance = 1 / n[-1] ** 2

@@ -1,0 +1,171 @@
+"""A dataset: batches of a training and a test split, and model inputs."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import grain
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from .. import memory
+from ..errors import UserError
+from . import images
+from .pipeline import Hosts, Load, Workers, iterate, run_through
+
+Batch = dict[str, np.ndarray]
+
+_MEASURED = 1024  # training images for measuring statistics
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset:
+    """A dataset with a training and a test split.
+
+    Batches of images have "image", uint8 (b, h, w, c), and "label", int32 (b,). Batches
+    of text have "tokens", int32 (b, context + 1).
+
+    Attributes:
+      name: that it was opened with.
+      kind: "images" or "text".
+      out_features: number of classes, or size of the vocabulary.
+      input_shape: (height, width, channels), or (context,).
+      train_size: number of training examples.
+      test_size: number of test examples.
+      load_train: loads training examples, augmented.
+      load_plain: loads training examples, not augmented.
+      load_test: loads test examples.
+      draws: random numbers per augmented example.
+      workers: prepare batches.
+      known_statistics: mean and standard deviation of raw pixels, if known.
+      decode: maps tokens to text.
+    """
+
+    name: str
+    kind: str
+    out_features: int
+    input_shape: tuple[int, ...]
+    train_size: int
+    test_size: int
+    load_train: Load
+    load_plain: Load
+    load_test: Load
+    draws: int = 0
+    workers: Workers = dataclasses.field(default_factory=Workers)
+    known_statistics: tuple[np.ndarray, np.ndarray] | None = None
+    decode: Callable[[Sequence[int] | np.ndarray], str] | None = None
+
+    def spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of a training batch. Reads nothing."""
+        if self.kind == "text":
+            shape = batch_size, self.input_shape[0] + 1
+            return {"tokens": jax.ShapeDtypeStruct(shape, np.int32)}
+        return {
+            "image": jax.ShapeDtypeStruct((batch_size, *self.input_shape), np.uint8),
+            "label": jax.ShapeDtypeStruct((batch_size,), np.int32),
+        }
+
+    def train(
+        self,
+        batch_size: int,
+        seed: int,
+        *,
+        process_index: int | None = None,
+        process_count: int | None = None,
+    ) -> grain.DatasetIterator[Batch]:
+        """Endless training batches: this process's contiguous rows.
+
+        The state of the iterator (get_state, set_state) counts batches of the whole
+        run. It may be restored with another number of processes.
+
+        Args:
+          batch_size: examples per step, over all processes.
+          seed: of order and augmentation, 0 <= seed < 2**32.
+          process_index: by default jax.process_index().
+          process_count: by default jax.process_count().
+
+        Raises:
+          UserError: the batch does not divide over the processes, or is larger than
+            the training split.
+        """
+        if batch_size > self.train_size:
+            raise UserError(
+                f"batch_size {batch_size} is more than the {self.train_size} training "
+                f"examples of {self.name}; make it smaller."
+            )
+        self._check_memory(batch_size, f"A batch of {batch_size} examples of")
+        return iterate(
+            self.train_size,
+            self.load_train,
+            batch_size,
+            seed,
+            draws=self.draws,
+            hosts=Hosts.of(process_index, process_count),
+            workers=self.workers,
+        )
+
+    def test(
+        self,
+        batch_size: int,
+        *,
+        process_index: int | None = None,
+        process_count: int | None = None,
+    ) -> Iterator[Batch]:
+        """Every test example once. The last batch is padded.
+
+        Returns:
+          Batches as from `train`, with a key "counts", float32 (rows,): 1 for an
+          example, 0 for padding.
+
+        Raises:
+          UserError: the batch does not divide over the processes.
+        """
+        return run_through(
+            self.test_size,
+            self.load_test,
+            batch_size,
+            hosts=Hosts.of(process_index, process_count),
+            # Worker processes would take seconds to start, at each evaluation.
+            workers=dataclasses.replace(self.workers, processes=0),
+        )
+
+    def training_arrays(self) -> Batch:
+        """The training split in memory, not augmented.
+
+        Raises:
+          UserError: it does not fit into memory.
+        """
+        self._check_memory(self.train_size, "The training split of")
+        return self._plain(np.arange(self.train_size))
+
+    def normalize(self, batch: dict[str, Array]) -> dict[str, Array]:
+        """Model inputs: images as float32 of mean 0 and standard deviation 1."""
+        if self.kind == "text":
+            return batch
+        return {**batch, "image": images.normalize(batch["image"], *self.statistics)}
+
+    @functools.cached_property
+    def statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of raw pixels, each float32 (channels,).
+
+        They are known for ImageNet and for data in memory. Otherwise they are measured
+        on 1,024 evenly spaced training images.
+        """
+        if self.known_statistics:
+            return self.known_statistics
+        n = min(_MEASURED, self.train_size)
+        indices = np.arange(n) * self.train_size // n
+        return images.pixel_statistics(self._plain(indices)["image"])
+
+    def _plain(self, indices: np.ndarray) -> Batch:
+        return self.load_plain(indices, np.empty((len(indices), 0)))
+
+    def _check_memory(self, examples: int, what: str) -> None:
+        size = sum(math.prod(s.shape) * s.dtype.itemsize for s in self.spec(1).values())
+        memory.check(
+            examples * size,
+            f"{what} {self.name}",
+            "make the batch, data.image_size or data.context smaller, or use less data",
+        )

@@ -1,0 +1,265 @@
+"""`mupax train`, `mupax eval` and `mupax explain` for one run."""
+
+import pathlib
+import shlex
+from typing import Any
+
+import jax
+import rich.console
+import rich.progress
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mupax import optim, zoo
+
+from ..errors import UserError
+from . import workdir
+from .build import build
+from .checkpoints import open_checkpoints, read_weights
+from .config import RunConfig, parse
+from .evaluate import means, tester
+from .loop import TrainResult, train
+from .prepare import PreparedRun, prepare
+from .program import Program
+from .records import Sink, TensorBoard, WandB
+
+
+def run(
+    config: ConfigDict, folder: str, *, command: list[str], dry_run: bool = False
+) -> TrainResult | None:
+    """Train a run, or resume it.
+
+    Args:
+      config: of the run.
+      folder: the run directory.
+      command: the command line, for the model card.
+      dry_run: only print a description of the run.
+
+    Raises:
+      UserError: bad input. Existing files are unchanged.
+      Stopped: the run was told to stop, and saved a checkpoint.
+    """
+    first = jax.process_index() == 0
+    console = rich.console.Console(quiet=not first)
+    directory = pathlib.Path(folder)
+    if first and not dry_run:  # before data is read
+        workdir.check(directory, None)
+    prepared = prepare(parse(config), stand_in=dry_run)
+    prepared.check()
+    console.print(describe(prepared), highlight=False, markup=False, soft_wrap=True)
+    if dry_run:
+        return None
+    return train_in(prepared, directory, directory / "model", command, console)
+
+
+def train_in(
+    prepared: PreparedRun,
+    directory: pathlib.Path,
+    model: pathlib.Path,
+    command: list[str],
+    console: rich.console.Console,
+) -> TrainResult:
+    """Train a prepared run with records and checkpoints, and save the model.
+
+    Args:
+      prepared: the run.
+      directory: of this run only.
+      model: directory for the trained model.
+      command: the command line, for the model card.
+      console: shows progress.
+
+    Raises:
+      UserError: see `mupax.experiments.run.loop.train`.
+      Stopped: see there.
+    """
+    prepared.check_memory()
+    config, dataset = prepared.config, prepared.dataset
+    with _Bar(console, config.steps) as bar:
+        result, state = train(
+            prepared.built.model,
+            prepared.program,
+            dataset,
+            prepared.options,
+            workdir=directory,
+            create=None if prepared.built.pretrained else prepared.built.create,
+            on_step=bar.step,
+            settings=config.settings(),
+            sinks=lambda: _sinks(config, directory),
+            learning_rate=config.learning_rates,
+        )
+    console.print(
+        f"{config.dataset}: test loss {result.test_loss:.4f}, "
+        f"test accuracy {result.test_accuracy:.2%}; {directory}/metrics.jsonl",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if jax.process_count() == 1 and not model.exists():
+        weights = state["ema"] if "ema" in state else state["params"]
+        _save(prepared, weights, state["rest"], model, result, command)
+        console.print(f"the model: {model}", highlight=False, soft_wrap=True)
+    return result
+
+
+def evaluate(config: ConfigDict, folder: str, checkpoint: str) -> tuple[float, float]:
+    """Print and return (loss, accuracy) of a checkpoint on the test split.
+
+    Args:
+      config: of the run.
+      folder: the run directory.
+      checkpoint: "latest", "best" or a step.
+
+    Raises:
+      UserError: there is no such checkpoint, or it belongs to another model.
+    """
+    prepared = prepare(parse(config))
+    directory = pathlib.Path(folder)
+    step = _find_checkpoint(directory, checkpoint)
+    prepared.check()
+    program = prepared.program
+    params, rest = read_weights(
+        directory / "checkpoints" / str(step),
+        _abstract(program, "params"),
+        _abstract(program, "rest"),
+        ema=bool(prepared.config.ema),
+    )
+    state = jax.jit(program.start, out_shardings=program.shardings)(params, rest)
+    batch_size = prepared.config.batch_size // prepared.config.accumulate
+    loss, accuracy = means(tester(program, prepared.dataset, batch_size)(state))
+    if jax.process_index() == 0:
+        print(
+            f"{prepared.config.dataset}, step {step}: test loss {loss:.4f}, "
+            f"test accuracy {accuracy:.2%}"
+        )
+    return loss, accuracy
+
+
+def explain(config: ConfigDict) -> optim.Explanation:
+    """The scaling of each parameter of a config's model."""
+    built = build(parse(config))
+    return optim.explain(built.scales, built.config.rules, built.config.optimizer.name)
+
+
+def describe(prepared: PreparedRun) -> str:
+    """Model, scaling, data, optimizer and devices of a run, one per line."""
+    config, program, dataset = prepared.config, prepared.program, prepared.dataset
+    mesh = program.mesh
+    axes = {axis: n for axis, n in mesh.shape.items() if n > 1} or {"data": 1}
+    sizes = ", ".join(f"{axis} {n}" for axis, n in axes.items())
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(program.abstract["params"]))
+    scaling: Any = prepared.built.model.plan  # type: ignore[attr-defined]
+    steps, batch, size = config.steps, config.batch_size, dataset.train_size
+    amount = f"{size:,} examples, {steps * batch / size:.1f} epochs"
+    if dataset.name != config.dataset:
+        amount = f"not prepared (described with {dataset.name})"
+    origin = f" (from {config.transfer_from})" if config.transfer_from else ""
+    rows = {
+        "model": f"{config.model.name}, {parameters:,} parameters",
+        "scaling": f"{scaling.parametrization.name}, width x {scaling.width:g}, "
+        f"depth x {scaling.depth:g} of the base",
+        "data": f"{config.dataset}, {amount}, {steps:,} steps of {batch}",
+        "optimizer": f"{config.optimizer.name}, {config.schedule.name} learning rate "
+        f"{config.learning_rate:.3g} at the base{origin}",
+        "devices": f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}: {sizes}",
+        "state": f"{prepared.state_bytes / 2**20:,.1f} MiB of weights and optimizer on "
+        "each device",
+    }
+    return "\n".join(f"{name:<10} {text}" for name, text in rows.items())
+
+
+def _abstract(program: Program, part: str) -> Any:
+    """Shapes, dtypes and shardings of a part of the state."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding
+        ),
+        program.abstract[part],
+        program.shardings[part],
+    )
+
+
+def _sinks(config: RunConfig, directory: pathlib.Path) -> tuple[Sink, ...]:
+    sinks: list[Sink] = []
+    if config.tensorboard:
+        sinks.append(TensorBoard(directory / "tensorboard"))
+    if config.wandb:
+        sinks.append(WandB(config.wandb, directory, config.settings()))
+    return tuple(sinks)
+
+
+def _save(
+    prepared: PreparedRun,
+    weights: nnx.State,
+    rest: nnx.State,
+    directory: pathlib.Path,
+    result: TrainResult,
+    command: list[str],
+) -> None:
+    """Save the trained model for `zoo.load_pretrained`."""
+    config, built, dataset = prepared.config, prepared.built, prepared.dataset
+    model = built.model if built.pretrained else built.create()
+    nnx.update(model, weights, rest)
+    inputs = ""
+    if dataset.kind == "images":
+        mean, std = (", ".join(f"{x:.4g}" for x in v) for v in dataset.statistics)
+        inputs = f" Input: (pixel - {mean}) / {std}, by channel."
+    notes = (
+        f"Trained on {config.dataset} for {config.steps} steps of "
+        f"{config.batch_size} examples: test accuracy {result.test_accuracy:.2%}, "
+        f"test loss {result.test_loss:.4g}.{inputs} Command:\n\n"
+        f"    {shlex.join(command)}"
+    )
+    zoo.save(model, directory, notes=notes)
+
+
+def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
+    folder = directory / "checkpoints"
+    if not folder.is_dir():
+        raise UserError(f"{directory} holds no checkpoints; give a --workdir that does")
+    with open_checkpoints(folder, keep_last=1_000_000) as checkpoints:
+        steps = checkpoints.steps()
+        by_name = {"latest": max(steps, default=None), "best": checkpoints.best()}
+    step = by_name.get(which, int(which) if which.isdecimal() else None)
+    if step is None or step not in steps:
+        raise UserError(
+            f"there is no checkpoint {which!r} in {folder}; there are "
+            f"{', '.join(map(str, sorted(steps))) or 'none'}"
+        )
+    return step
+
+
+class _Bar:
+    """A progress bar on a terminal; otherwise a line per logged step."""
+
+    def __init__(self, console: rich.console.Console, steps: int):
+        self._console = console
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("compiling", total=steps)
+
+    def __enter__(self) -> "_Bar":
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
+
+    def step(self, step: int, loss: float, line: dict[str, float]) -> None:
+        """Show a step; `line` holds what was logged, if anything."""
+        self._bar.update(self._task, completed=step)
+        if not line:
+            return
+        text = f"loss {line['loss']:.4f}"
+        if "examples_per_second" in line:
+            text += f", {line['examples_per_second']:,.0f}/s"
+            text += f", {1000 * line['step_seconds']:,.1f} ms a step"
+        if "mfu" in line:
+            text += f", MFU {line['mfu']:.1%}"
+        self._bar.update(self._task, description=text)
+        if not self._console.is_terminal:
+            self._console.print(f"step {step:,}: {text}", highlight=False)

@@ -1,0 +1,148 @@
+"""The hyperparameters that a sweep can tune, and their place in a run's config."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mupax import optim
+
+from .. import io
+from ..errors import UserError
+from .checks import options, shown, whole
+from .optimizer import check_optimizer
+
+if TYPE_CHECKING:
+    from .config import RunConfig
+
+_COMMON = (
+    "learning_rate",
+    "branch_multiplier",
+    "richness",
+    "init_scale",
+    "warmup",
+    "label_smoothing",
+)
+_OF_OPTIMIZERS = (
+    "momentum",
+    "b1",
+    "b2",
+    "beta",
+    "eps",
+    "weight_decay",
+    "adam_b1",
+    "adam_b2",
+    "adam_weight_decay",
+)
+TUNABLE = _COMMON + _OF_OPTIMIZERS
+
+
+def tunable(optimizer: str) -> tuple[str, ...]:
+    """The hyperparameters that a sweep can tune with this optimizer.
+
+    Examples:
+      >>> tunable("sgd")[-2:]
+      ('label_smoothing', 'momentum')
+    """
+    accepted = check_optimizer({"name": optimizer})
+    return _COMMON + tuple(name for name in _OF_OPTIMIZERS if name in accepted)
+
+
+def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
+    """Replace hyperparameters of a run.
+
+    A sweep calls this inside its compiled program, with traced values. `mupax transfer`
+    and `transfer_from` call it with floats.
+
+    Args:
+      config: of the run.
+      values: hyperparameters by name; see `tunable`. Warm-up is a share of the steps.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        traced = not isinstance(value, int | float)
+        if name in ("learning_rate", "init_scale", "label_smoothing"):
+            changes[name] = value
+        elif name == "branch_multiplier":
+            value = optim.Traced(value) if traced else value
+            changes["model"] = config.model.with_options(branch_multiplier=value)
+        elif name == "richness":
+            value = optim.Traced(value) if traced else value
+            changes["parametrization"] = config.parametrization.with_options(
+                richness=value
+            )
+        elif name == "warmup":
+            steps = value * config.steps
+            steps = steps if traced else round(steps)
+            changes["schedule"] = config.schedule.with_options(warmup=steps)
+        else:
+            optimizer = changes.get("optimizer", config.optimizer)
+            changes["optimizer"] = optimizer.with_options(**{name: value})
+    return dataclasses.replace(config, **changes)
+
+
+def transfer_record(base: "RunConfig", values: Mapping[str, float]) -> dict[str, Any]:
+    """The part of summary.json that `transfer_from` reads.
+
+    Args:
+      base: config of the sweep's base.
+      values: its best hyperparameters, by name.
+    """
+    best = tuned(base, values)
+    return {
+        "hyperparameters": dict(values),
+        "base_width": best.model.options["width"],
+        "base_depth": best.model.options["depth"],
+        "parametrization": best.parametrization.plain(),
+        "optimizer": best.optimizer.plain(),
+        "clip_norm": best.clip_norm,
+        "branch_multiplier": best.model.options.get("branch_multiplier", 1.0),
+        "init_scale": best.init_scale,
+        "label_smoothing": best.label_smoothing,
+    }
+
+
+def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """Replace the values of a plain config by those of a `transfer_record`.
+
+    Args:
+      config: a config as a dict.
+      path: the summary.json of `mupax transfer`.
+
+    Raises:
+      UserError: the file is missing, damaged or of another kind.
+    """
+    try:
+        record = io.read_sealed(path)["transfer"]
+        values = dict(record.get("hyperparameters", {}))
+        if "log2_learning_rate" in record:  # of mupax 0.1
+            values |= {"learning_rate": 2.0 ** float(record["log2_learning_rate"])}
+            values |= {"warmup": w} if (w := record.get("warmup")) else {}
+        config = config | {
+            "learning_rate": float(values["learning_rate"]),
+            "base_width": int(record["base_width"]),
+            "base_depth": int(record["base_depth"]),
+            "parametrization": dict(record["parametrization"]),
+            "optimizer": dict(record["optimizer"]),
+            "init_scale": float(record.get("init_scale", 1.0)),
+            "model": options("model", config["model"]),
+        }
+        if "branch_multiplier" in record:
+            multiplier = float(record["branch_multiplier"])
+            config["model"]["branch_multiplier"] = multiplier
+        smoothing = float(record.get("label_smoothing", 0.0))
+        warmup = float(values.get("warmup", 0.0))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "
+            f"({shown(str(error))})"
+        ) from None
+    # Smoothing and warm-up that the sweep did not use stay as the config has them.
+    if smoothing or "label_smoothing" in values:
+        config["label_smoothing"] = smoothing
+    if record.get("clip_norm") is not None:
+        config["clip_norm"] = record["clip_norm"]
+    if warmup or "warmup" in values:
+        steps = round(warmup * whole()("steps", config["steps"]))
+        config["schedule"] = options("schedule", config["schedule"]) | {"warmup": steps}
+    return config

@@ -1,0 +1,131 @@
+"""Prepare a run on a mesh, and check that it fits."""
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from ..data import Dataset
+from ..errors import UserError
+from ..estimate.flops import count_flops
+from ..estimate.hardware import peak_flops
+from .build import Built, build, open_dataset
+from .config import RunConfig
+from .loop import LoopOptions, check
+from .mesh import make_mesh
+from .program import Program, make_program
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRun:
+    """A run on a mesh, ready to start.
+
+    Attributes:
+      built: the run's dataset, model and recipe.
+      program: its step and evaluation on the mesh.
+      options: of the training loop.
+    """
+
+    built: Built
+    program: Program
+    options: LoopOptions
+
+    @property
+    def config(self) -> RunConfig:
+        """The config of the run."""
+        return self.built.config
+
+    @property
+    def dataset(self) -> Dataset:
+        """The open dataset."""
+        return self.built.dataset
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of parameters and optimizer state on each device."""
+        leaves = jax.tree.leaves(self.program.abstract)
+        shardings = jax.tree.leaves(self.program.shardings)
+        return sum(
+            math.prod(sharding.shard_shape(leaf.shape)) * _itemsize(leaf)
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        )
+
+    def check(self) -> None:
+        """Check that the batch suits the devices and the dataset.
+
+        Raises:
+          UserError: it does not.
+        """
+        check(self.options, self.program, self.dataset)
+
+    def check_memory(self) -> None:
+        """Check that the state fits into the memory of a device.
+
+        Raises:
+          UserError: it does not; gives both sizes.
+        """
+        device = self.program.mesh.local_devices[0]
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        limit = limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if (needed := self.state_bytes) > limit:
+            raise UserError(
+                f"the model and its optimizer take {needed / 2**30:,.1f} GiB on each "
+                f"device, which has {limit / 2**30:,.1f} GiB; make the model smaller, "
+                "or use more devices along mesh.fsdp or mesh.tensor"
+            )
+
+
+def prepare(
+    config: RunConfig, mesh: Mesh | None = None, *, stand_in: bool = False
+) -> PreparedRun:
+    """Prepare a run on a mesh. Computes and writes nothing.
+
+    Args:
+      config: of the run.
+      mesh: replaces the config's mesh. Its devices need not exist here.
+      stand_in: open `config.stand_in` if the dataset is not prepared.
+
+    Raises:
+      UserError: bad input; names the key.
+    """
+    mesh = mesh or make_mesh(config.mesh)
+    built = build(config, open_dataset(config, stand_in=stand_in))
+    program = make_program(
+        built.model,
+        built.recipe,
+        built.objective,
+        mesh,
+        hyper={"learning_rate": config.learning_rate},
+        seed=config.seed,
+        log_every=config.log_every,
+        rules=config.plain()["sharding"],
+    )
+    peak = peak_flops(list(mesh.devices.flat))
+    spec = built.dataset.spec(config.batch_size)
+    options = LoopOptions(
+        batch_size=config.batch_size,
+        steps=config.steps,
+        seed=config.seed,
+        eval_every=config.eval_every,
+        save_every=config.save_every,
+        keep_last=config.keep_last,
+        keep_best=config.keep_best,
+        profile=(config.profile[0], config.profile[1]) if config.profile else None,
+        flops=step_flops(program, spec) if peak else None,
+        peak=peak,
+    )
+    return PreparedRun(built, program, options)
+
+
+def step_flops(program: Program, batch: Any) -> float:
+    """Floating-point operations of a step, over all devices."""
+    return count_flops(program.step, program.abstract, batch, program.hyper)
+
+
+def _itemsize(leaf: Any) -> int:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return 8
+    return leaf.dtype.itemsize
