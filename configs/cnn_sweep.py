@@ -20,7 +20,9 @@ def get_config() -> ConfigDict:
     c.data.image_size = 16
     c.batch_size = 32
     c.steps = 200
+    # L counts the convolutions behind the three poolings, as in App. A.1.
     c.model = ConfigDict({"name": "cnn", "branch_multiplier": 1.0})
+    c.model.count_pooling = True
     c.model.width = 16  # the base's
     c.model.depth = 3
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})

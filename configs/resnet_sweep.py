@@ -2,7 +2,7 @@
 
     mupax sweep --config resnet_sweep --config.data_dir=DIR --workdir runs/bordelon-2
 
-A ResNet of two stages with batch norm, layer norm and none, on CIFAR-10 of 16 x 16
+A ResNet of two stages with batch norm, a norm of each channel and none, on CIFAR-10 of 16 x 16
 pixels. docs/evidence.md holds what came out.
 """
 
@@ -29,7 +29,8 @@ def get_config() -> ConfigDict:
     c.sweep.depths = (1, 2, 4)  # how often the blocks of a stage are repeated
     c.sweep.widths = (8,)
     c.sweep.axes.learning_rate = "2**[-8:-2:1]"
-    c.sweep.choices = (("model.norm", ("batch", "layer", "none")),)
+    # "instance" is the paper's LayerNorm, over each two-dimensional channel (App. A.2).
+    c.sweep.choices = (("model.norm", ("batch", "instance", "none")),)
     c.sweep.seeds = 2
     c.sweep.average_last = 25
     c.sweep.parametrizations = ConfigDict(

@@ -524,7 +524,7 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
 
 # --- what decays ---
 
-DECAYING = {
+MASKS = {
     "adamw": ("weight_decay", "mask"),
     "lion": ("weight_decay", "mask"),
     "lamb": ("weight_decay", "mask"),
@@ -533,9 +533,9 @@ DECAYING = {
 }
 
 
-@pytest.mark.parametrize("name", DECAYING)
+@pytest.mark.parametrize("name", MASKS)
 def test_of_matrices_alone_biases_do_not_decay(name):
-    decay, mask = DECAYING[name]
+    decay, mask = MASKS[name]
     params, zeros = tree(32, 8), jax.tree.map(jnp.zeros_like, tree(32, 8))
     options = {decay: 0.5} | ({"weight_decay": 0.5} if name == "muon" else {})
 

@@ -238,12 +238,12 @@ FIGURES = [
     sweeps.bordelon_figure(
         "2",
         "batch norm alone transfers less reliably than 1/√L scaling",
-        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 100 steps",
+        "two stages",
     ),
     sweeps.bordelon_figure(
         "3",
         "the learning rate of ViTs under Adam transfers over depth",
-        "width 32, CIFAR-10 in place of Tiny ImageNet and ImageNet, 200 steps",
+        "CIFAR-10 in place of Tiny ImageNet and ImageNet",
     ),
     sweeps.bordelon_figure("4", "momentum and the richness μ0 transfer over depth"),
     Figure(
@@ -284,12 +284,12 @@ FIGURES = [
     sweeps.bordelon_figure(
         "B.4",
         "LayerNorm helps μP to transfer over depth, 1/√L scaling more",
-        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 100 steps",
+        "two stages",
     ),
     sweeps.bordelon_figure(
         "B.5",
         "batch norm helps μP to transfer over depth, 1/√L scaling more",
-        "width 8, two stages, CIFAR-10 of 16 x 16 pixels, 100 steps",
+        "two stages",
     ),
     Figure(
         id="bordelon-b.6",
@@ -313,11 +313,11 @@ FIGURES = [
     sweeps.bordelon_figure(
         "B.8",
         "weight decay's dynamics transfer over depth",
-        "AdamW in place of SGD; " + sweeps.SMALL_CNN,
+        "AdamW in place of SGD",
     ),
     sweeps.bordelon_figure(
         "M.1",
         "branches of 4 layers: ODE scaling improves with depth, SDE scaling does not",
-        "residual MLPs in place of ResNets; " + sweeps.SMALL_MLP,
+        "residual MLPs in place of ResNets",
     ),
 ]

@@ -1,22 +1,25 @@
 """`mupax figure`: list the figures of the papers, draw one."""
 
+import dataclasses
 import pathlib
 
 import rich.console
 import rich.table
 
 from ...errors import UserError
-from . import draw
-from .registry import Drawing, Figure, Request
-
-SCALES = ("laptop", "paper")
+from . import draw, drawings
+from .registry import SCALES, Drawing, Figure, Request
 
 HELP = """  list             every figure of the four papers
-  ID               draw one, as tp6-9
-  --scale          laptop (the default, at most ten minutes on two cores) or paper
-  --workdir        where to write; by default runs/figures/ID; a killed figure goes on
+  ID               draw one, e.g. tp6-9; all: every figure that needs no training
+  pages            rewrite docs/figures.md and docs/evidence.md from docs/data
+  --scale          laptop (the default: minutes on two cores), medium (hours of one
+                   core) or paper
+  --workdir        where to write; by default runs/figures; a killed figure resumes
+  --tables         folder of the tables; by default data inside the workdir
+  --from_data      draw from the tables alone, and train nothing
   --data_dir       of TFDS, for figures that train on images
-  --dataset        in place of the paper's, as digits, or text:FILE for transformers"""
+  --dataset        in place of the paper's, e.g. digits; text:FILE for transformers"""
 
 
 def figures() -> dict[str, Figure]:
@@ -31,7 +34,7 @@ def run(argv: list[str]) -> None:
     """List the figures, or draw one and print claim, number and verdict.
 
     Args:
-      argv: `["figure", ID]` and its flags; or `["figure", "list"]`.
+      argv: `["figure", ID]` and its flags; or "list", "all" or "pages" for ID.
 
     Raises:
       UserError: an unknown id, scale or flag, a figure that is not drawn here, data
@@ -41,7 +44,19 @@ def run(argv: list[str]) -> None:
     if name == "list":
         print_list(rich.console.Console())
         return
+    if name == "pages":
+        from . import pages
+
+        pages.write(pathlib.Path("docs"))
+        return
     known = figures()
+    if name == "all":
+        draw.prepare(request.folder)
+        for figure in known.values():
+            if (found := from_data(figure, request)) is not None:
+                draw.write(request.folder, figure, found)
+                print(verdict(figure, found.ours, found.agrees))
+        return
     if name not in known:
         raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
     figure = known[name]
@@ -71,10 +86,37 @@ def check(figure: Figure, request: Request) -> None:
 def drawn(figure: Figure, request: Request) -> Drawing:
     """A figure's panels and verdict; whatever is missing is computed."""
     if figure.draw:
-        return figure.draw(request.paper)
+        if request.from_data:
+            return drawings.read(drawings.path(figure, request))
+        found = figure.draw(request.paper)
+        return drawings.write(drawings.path(figure, request), found)
     if figure.train:
         return figure.train(request)
     raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
+
+
+def from_data(figure: Figure, request: Request) -> Drawing | None:
+    """A figure from the tables of the largest scale that has all of them.
+
+    Args:
+      figure: to draw.
+      request: tells the folder of the tables.
+
+    Returns:
+      None where no scale has all tables.
+    """
+    if not figure.is_drawn:
+        return None
+    for scale in reversed(SCALES):
+        again = dataclasses.replace(request, scale=scale, from_data=True)
+        paths = (
+            [part.path(again) for part in figure.train.parts]
+            if figure.train
+            else [drawings.path(figure, again)]
+        )
+        if all(path.exists() for path in paths):
+            return dataclasses.replace(drawn(figure, again), scale=scale)
+    return None
 
 
 def verdict(figure: Figure, ours: str, agrees: bool | None) -> str:
@@ -102,7 +144,8 @@ def parse(argv: list[str]) -> tuple[str, Request]:
     )
     parser.add_argument("id", nargs="?")
     parser.add_argument("--scale", default="laptop")
-    for name in ("--workdir", "--data_dir", "--dataset"):
+    parser.add_argument("--from_data", action="store_true")
+    for name in ("--workdir", "--tables", "--data_dir", "--dataset"):
         parser.add_argument(name)
     try:
         found, rest = parser.parse_known_args(argv[1:])
@@ -111,15 +154,21 @@ def parse(argv: list[str]) -> tuple[str, Request]:
     if rest:
         raise UserError(
             f"{rest[0]!r} is not understood; mupax figure takes an id, --scale, "
-            "--workdir, --data_dir and --dataset"
+            "--workdir, --tables, --from_data, --data_dir and --dataset"
         )
     if found.id is None:
         raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
     if found.scale not in SCALES:
         raise UserError(f"--scale {found.scale} must be one of: {', '.join(SCALES)}")
-    folder = pathlib.Path(found.workdir or f"runs/figures/{found.id}")
-    paper = found.scale == "paper"
-    return found.id, Request(paper, folder, found.data_dir, found.dataset)
+    folder = pathlib.Path(found.workdir or "runs/figures")
+    return found.id, Request(
+        found.scale,
+        folder,
+        found.data_dir,
+        found.dataset,
+        pathlib.Path(found.tables) if found.tables else folder / "data",
+        found.from_data,
+    )
 
 
 def print_list(console: rich.console.Console) -> None:

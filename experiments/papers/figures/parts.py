@@ -1,41 +1,59 @@
 """The sweeps of which a figure is made: packaged configs and what is overridden."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import datetime
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from ...cli import flags
 from ...errors import UserError
 from ...report import SweepData
+from . import tables
 from .registry import Drawing, Request
+from .tables import Table
 
 _TEXT = "text:"
+_TUNED = "branch_multiplier"
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A sweep.
+    """A sweep. Figures that need the same runs share it by its name.
 
     Attributes:
       config: name of a packaged config.
+      name: of its folder and of its table.
       overrides: config keys and values, as typed after `--config.`.
-      paper: further ones at the paper's sizes.
-      name: of its folder in the figure's.
-      edit: changes the config where no override can, as one that takes a key away.
+      sizes: further overrides, by scale.
+      edit: changes the config where no override can, e.g. removes a key.
+      tuned: a sweep of the base over the learning rate and the block multiplier. Its
+        best block multiplier is that of this sweep, as in Tensor Programs VI: tune
+        the base, and scale from there.
+      view: the part of the table that the figure is about; all of it by default.
     """
 
     config: str
+    name: str
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    paper: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    name: str = "sweep"
+    sizes: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     edit: Callable[[ConfigDict], None] | None = None
+    tuned: "Part | None" = None
+    view: Callable[[SweepData], SweepData] | None = None
 
-    def words(self, request: Request) -> list[str]:
-        """The command line of `mupax sweep` that runs it, but for an `edit`."""
-        given = dict(self.overrides)
-        if request.paper:
-            given |= self.paper
+    def words(self, request: Request, multiplier: float | None = None) -> list[str]:
+        """The command line of `mupax sweep` that runs it, but for an `edit`.
+
+        Args:
+          request: tells the scale and the data.
+          multiplier: the base's best block multiplier, of a sweep that is tuned.
+        """
+        given = {**self.overrides, **self.sizes.get(request.scale, {})}
+        if multiplier is not None:
+            given[f"model.{_TUNED}"] = f"{multiplier:g}"
         if request.dataset:
             given["dataset"] = request.dataset
         if request.data_dir:
@@ -43,13 +61,13 @@ class Part:
         changes = [f"--config.{key}={value}" for key, value in given.items()]
         return ["sweep", "--config", self.config, *changes]
 
-    def parsed(self, request: Request) -> ConfigDict:
+    def parsed(self, request: Request, multiplier: float | None = None) -> ConfigDict:
         """The config.
 
         Raises:
-          UserError: an override that means nothing, or text is needed and not named.
+          UserError: an override that is not valid, or a text is needed and not named.
         """
-        config = flags.parse(self.words(request)).config
+        config = flags.parse(self.words(request, multiplier)).config
         if self.edit:
             self.edit(config)
         if config.dataset.startswith(_TEXT) and not request.dataset:
@@ -58,17 +76,83 @@ class Part:
             )
         return config
 
-    def train(self, request: Request) -> SweepData:
-        """Sweep in a folder of its own; what is done there is not done again.
+    def path(self, request: Request) -> pathlib.Path:
+        """The file of its table."""
+        return request.tables / request.scale / f"{self.name}.csv"
+
+    def read(self, request: Request) -> Table:
+        """Its table, without training.
+
+        Raises:
+          UserError: there is no such table.
+        """
+        path = self.path(request)
+        found = tables.read(path)
+        if found is None or not found.data.populations:
+            raise UserError(
+                f"there is no table {path}; leave --from_data out to train what it "
+                "needs, or name another --tables or --scale"
+            )
+        return found
+
+    def train(self, request: Request) -> Table:
+        """Sweep what its table lacks, in a folder of its own, and write the table.
 
         Raises:
           UserError: the data is not there, or the folder holds another sweep.
         """
-        from ...sweep import main  # it reads data, which theory does not
+        from ...run.build import open_dataset  # these read data; theory does not
+        from ...sweep import job as sweep
+        from ...sweep.space import parse_sweep
 
-        command = ["mupax", *self.words(request)]
-        folder = request.folder / self.name
-        return main.run(self.parsed(request), str(folder), command)
+        multiplier, folder = None, request.folder / request.scale / self.name
+        if self.tuned is not None:
+            base = self.tuned.train(request).data
+            multiplier = base.populations[0].best()[_TUNED]
+            folder = folder.with_name(f"{self.name}-a{multiplier:g}")
+        config = self.parsed(request, multiplier)
+        wanted = parse_sweep(config)
+        known = tables.read(self.path(request))
+        if known is not None and tables.same_settings(known, wanted.settings()):
+            lacking = {
+                one["parametrization"]
+                for one in _populations(wanted)
+                if not tables.covers(known, [one], wanted.seeds)
+            }
+            if not lacking:
+                return known
+            if set(wanted.parametrizations) != lacking:
+                config.sweep.only = tuple(sorted(lacking))
+        words = ["mupax", *self.words(request, multiplier)]
+        data = sweep.swept(config, str(folder), words)
+        epochs = None
+        if not config.dataset.startswith(_TEXT):
+            size = open_dataset(wanted.base).train_size
+            epochs = round(wanted.base.steps * wanted.base.batch_size / size, 2)
+        today = datetime.date.today().isoformat()
+        facts = tables.facts(data, epochs=epochs, measured=today)
+        return tables.add(self.path(request), data, facts)
+
+    def seen(self, table: Table) -> SweepData:
+        """What the figure draws of a table."""
+        return self.view(table.data) if self.view else table.data
+
+
+def _populations(wanted: Any) -> Iterator[dict[str, Any]]:
+    """What a `SweepConfig` asks for, as `tables.covers` takes it."""
+    base = wanted.sizes
+    shapes = {(base.width, depth) for depth in wanted.depths}
+    shapes |= {(width, base.depth) for width in wanted.widths}
+    for key, chosen, (width, depth) in itertools.product(
+        wanted.parametrizations, wanted.choices, sorted(shapes)
+    ):
+        yield {
+            "parametrization": key,
+            "width": width,
+            "depth": depth,
+            "choices": chosen,
+            "axes": wanted.axes,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +168,17 @@ class Sweeps:
     draw: Callable[..., Drawing]
 
     def __call__(self, request: Request) -> Drawing:
-        """Run what is missing, then draw."""
+        """Train what is missing, or only read the tables, then draw."""
         from ...sweep.space import parse_sweep
 
-        for part in self.parts:  # bad input is said before any work
-            parse_sweep(part.parsed(request))
-        return self.draw(*(part.train(request) for part in self.parts))
+        if request.from_data:
+            found = [part.read(request) for part in self.parts]
+        else:
+            for part in self.parts:  # bad input is reported before any work
+                parse_sweep(part.parsed(request))
+            found = [part.train(request) for part in self.parts]
+        drawing = self.draw(
+            *(part.seen(table) for part, table in zip(self.parts, found, strict=True))
+        )
+        length = "; ".join(dict.fromkeys(table.length for table in found))
+        return dataclasses.replace(drawing, length=length)

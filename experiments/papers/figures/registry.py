@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -49,28 +49,56 @@ class Drawing:
       panels: side by side.
       ours: the number measured here, in half a sentence.
       agrees: computed from the same numbers; None where they cannot tell.
+      length: how long the networks were trained, how wide, with how many seeds; ""
+        where nothing was trained on data.
+      scale: of the tables that it was drawn from; "" where it was not.
     """
 
     panels: Sequence[Panel]
     ours: str
     agrees: bool | None
+    length: str = ""
+    scale: str = ""
+
+
+SCALES = ("laptop", "medium", "paper")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What was asked for, as far as a figure of trained networks needs it.
+    """What was asked for.
 
     Attributes:
-      paper: whether the paper's sizes are wanted.
-      folder: the figure's, where its sweeps are kept.
+      scale: "laptop", "medium" or "paper".
+      folder: of the pictures; the sweeps are in a folder of each scale inside.
       data_dir: of TFDS; None for where TFDS looks.
       dataset: in place of the paper's.
+      tables: folder of the tables; by default "data" inside `folder`.
+      from_data: draw from the tables alone, and train nothing.
     """
 
-    paper: bool
+    scale: str
     folder: pathlib.Path = pathlib.Path()
     data_dir: str | None = None
     dataset: str | None = None
+    tables: pathlib.Path = pathlib.Path("data")
+    from_data: bool = False
+
+    @property
+    def paper(self) -> bool:
+        """Whether the paper's sizes are wanted."""
+        return self.scale == "paper"
+
+
+class Trained(Protocol):
+    """Draws a figure from sweeps, which it trains where their tables are missing."""
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The sweeps."""
+
+    def __call__(self, request: Request) -> Drawing:
+        """The drawing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +122,7 @@ class Figure:
     number: str
     claim: str
     draw: Callable[[bool], Drawing] | None = None
-    train: Callable[[Request], Drawing] | None = None
+    train: Trained | None = None
     how: str = ""
     command: str = ""
 

@@ -1,73 +1,177 @@
-"""Sizes of the figures' sweeps, as overrides of the packaged configs.
+"""Sizes of the figures' sweeps at each scale, as overrides of the packaged configs.
 
-Those of the papers are as far as their texts tell them: of Megatron and the ViTs they
-tell no widths.
+"laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
+core, two epochs. "paper" has the papers' sizes as far as their texts tell them: they
+tell no widths of Megatron and the ViTs.
 """
 
-MLP = {"sweep.depths": "(8,32,128)"}
-MLP_PAPER = {
+from collections.abc import Mapping
+
+Sizes = Mapping[str, Mapping[str, str]]
+
+_MEDIUM = {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "3"}
+
+
+def joined(*many: Sizes) -> dict[str, dict[str, str]]:
+    """The overrides of each scale; later ones count."""
+    scales = dict.fromkeys(scale for sizes in many for scale in sizes)
+    return {
+        scale: {k: v for sizes in many for k, v in sizes.get(scale, {}).items()}
+        for scale in scales
+    }
+
+
+# ----- Residual MLPs of Tensor Programs VI.
+
+_MLP_PAPER = {
     "data.image_size": "32",
     "model.width": "256",
     "sweep.widths": "(256,)",
-    "sweep.depths": "(8,16,32,64,128,256,512,1024)",
     "sweep.seeds": "5",
     "steps": "39100",
     "sweep.average_last": "1000",
-    "model.branch_multiplier": "2.0",
 }
-# As many layers as above.
-TWO = {
-    "model.block_depth": "2",
-    "model.depth": "4",
-    "sweep.depths": "(4,16,64)",
+MLP: Sizes = {
+    "laptop": {
+        "sweep.depths": "(8,32,128)",
+        "sweep.axes.learning_rate": "2**[-11:-4:1]",
+    },
+    "medium": _MEDIUM
+    | {"sweep.depths": "(8,32,128)", "sweep.axes.learning_rate": "2**[-11:-5:1]"},
+    "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
-TWO_PAPER = MLP_PAPER | {"sweep.depths": "(4,8,16,32,64,128,256,512)"}
-ABS = {"model.nonlinearity": "abs", "model.layer_norm": "True"}
-A = {"sweep.axes.branch_multiplier": "2**[-2:2]"}
+# The learning rate and the block multiplier a together: for the base alone, and over
+# depth, where the best over both is wanted.
+BASE: Sizes = {
+    "laptop": {
+        "sweep.axes.learning_rate": "2**[-10:-4:1]",
+        "sweep.axes.branch_multiplier": "2**[-4:1]",
+    },
+    "medium": _MEDIUM
+    | {
+        "sweep.axes.learning_rate": "2**[-10:-5:1]",
+        "sweep.axes.branch_multiplier": "2**[-4:1]",
+    },
+    "paper": _MLP_PAPER
+    | {
+        "sweep.axes.learning_rate": "2**[-13:-7:1]",
+        "sweep.axes.branch_multiplier": "2**[-2:3]",
+    },
+}
+BOTH: Sizes = {
+    "laptop": {
+        "sweep.depths": "(8,32,128)",
+        "sweep.axes.learning_rate": "2**[-10:-4:1]",
+        "sweep.axes.branch_multiplier": "2**[-4:0]",
+    },
+    "medium": _MEDIUM
+    | {
+        "sweep.depths": "(8,32,64)",
+        "sweep.axes.learning_rate": "2**[-10:-6:1]",
+        "sweep.axes.branch_multiplier": "2**[-4:0]",
+    },
+    "paper": _MLP_PAPER
+    | {
+        "sweep.depths": "(8,16,32,64,128,256,512,1024)",
+        "sweep.axes.learning_rate": "2**[-13:-7:1]",
+        "sweep.axes.branch_multiplier": "2**[-2:3]",
+    },
+}
+# Branches of two layers, with as many layers as above.
+TWO: Sizes = {
+    "laptop": {"sweep.depths": "(4,16,64)"},
+    "medium": {"sweep.depths": "(4,16,32)"},
+    "paper": {"sweep.depths": "(4,8,16,32,64,128,256,512)"},
+}
+# From depth 2 on, for the slope of the valley.
+TWO_ABS: Sizes = {
+    "laptop": {
+        "sweep.depths": "(2,4,16,64)",
+        "sweep.axes.learning_rate": "2**[-9:-3:1]",
+        "sweep.axes.branch_multiplier": "2**[-6:-1]",
+    },
+    "medium": {
+        "sweep.depths": "(2,4,16,32)",
+        "sweep.axes.learning_rate": "2**[-9:-4:1]",
+        "sweep.axes.branch_multiplier": "2**[-6:-1]",
+    },
+    "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
+}
+LONG: Sizes = {
+    "laptop": {"sweep.depths": "(2,8,32)"},
+    "medium": {"sweep.depths": "(2,8,32)"},
+    "paper": {"sweep.depths": "(2,8,32,128)"},
+}
 
-CNN_PAPER = {
-    "data.image_size": "32",
-    "batch_size": "64",
-    "model.width": "64",
-    "sweep.widths": "(64,128,256,512)",
-    "sweep.depths": "(3,6,9,12,15,18,30)",
-    "steps": "15640",
-    "sweep.average_last": "782",
+# ----- Transformers of Tensor Programs VI.
+
+GPT: Sizes = {
+    "laptop": {},
+    "medium": _MEDIUM,
+    "paper": {
+        "data.context": "4096",
+        "batch_size": "256",
+        "model.head_dim": "64",
+        "schedule.name": "cosine",
+        "schedule.warmup": "500",
+        "model.width": "1024",
+        "model.depth": "4",
+        "sweep.widths": "(1024,)",
+        "sweep.depths": "(4,8,16,32)",
+        "steps": "3900",
+        "sweep.average_last": "100",
+    },
 }
-FLAT = {"sweep.widths": "(16,)"}
-FLAT_PAPER = CNN_PAPER | {"model.width": "512", "sweep.widths": "(512,)"}
-RESNET_PAPER = {
-    "data.image_size": "32",
-    "batch_size": "64",
-    "model.blocks": "(2,2,2,2)",
-    "model.width": "64",
-    "model.depth": "1",
-    "sweep.widths": "(64,)",
-    "sweep.depths": "(1,2,4,8)",
-    "steps": "15640",
-    "sweep.average_last": "782",
+
+# ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
+
+_AUGMENT = "('flip', 'rotate', 'affine', 'color_jitter')"
+_LONG_CNN = {"steps": "15640", "sweep.average_last": "782", "batch_size": "64"}
+CNN: Sizes = {
+    "laptop": {"sweep.depths": "(3,6,12,24)"},
+    "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(3,6,12)"},
+    "paper": _LONG_CNN
+    | {
+        "augment": _AUGMENT,
+        "data.image_size": "32",
+        "model.width": "64",
+        "sweep.widths": "(64,128,256,512)",
+        "sweep.depths": "(3,6,9,12,15,18,30)",
+    },
 }
-VIT_PAPER = {
-    "dataset": "tiny_imagenet",
-    "batch_size": "64",
-    "schedule.warmup": "1000",
-    "model.width": "256",
-    "model.depth": "3",
-    "sweep.widths": "(256,)",
-    "sweep.depths": "(3,6,9,12,15)",
-    "steps": "31260",
-    "sweep.average_last": "1563",
+# At one width.
+FLAT: Sizes = {
+    "laptop": {"sweep.widths": "(16,)"},
+    "medium": {"sweep.widths": "(16,)"},
+    "paper": {"model.width": "512", "sweep.widths": "(512,)"},
 }
-GPT_PAPER = {
-    "data.context": "4096",
-    "batch_size": "256",
-    "model.head_dim": "64",
-    "schedule.name": "cosine",
-    "schedule.warmup": "500",
-    "model.width": "1024",
-    "model.depth": "4",
-    "sweep.widths": "(1024,)",
-    "sweep.depths": "(4,8,16,32)",
-    "steps": "3900",
-    "sweep.average_last": "100",
+RESNET: Sizes = {
+    "laptop": {},
+    "medium": _MEDIUM | {"batch_size": "64"},
+    "paper": _LONG_CNN
+    | {
+        "augment": _AUGMENT,
+        "data.image_size": "32",
+        "model.blocks": "(2,2,2,2)",
+        "model.width": "64",
+        "model.depth": "1",
+        "sweep.widths": "(64,)",
+        "sweep.depths": "(1,2,4,8)",
+    },
+}
+VIT: Sizes = {
+    "laptop": {"sweep.depths": "(2,4,8)"},
+    "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(2,4,8)"},
+    "paper": {
+        "dataset": "tiny_imagenet",
+        "augment": "('random_resized_crop', 'flip')",
+        "batch_size": "64",
+        "schedule.warmup": "1000",
+        "model.width": "256",
+        "model.depth": "3",
+        "sweep.widths": "(256,)",
+        "sweep.depths": "(3,6,9,12,15)",
+        "steps": "31260",
+        "sweep.average_last": "1563",
+    },
 }

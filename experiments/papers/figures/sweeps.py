@@ -1,49 +1,83 @@
 """The figures of both papers that are sweeps of networks on data.
 
-Each is a packaged config, what is overridden, and a check. Laptop sizes run in ten
-minutes on two cores.
+Each is one or more sweeps, and a check. Figures that need the same runs share a sweep.
 """
 
 import functools
+from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from ...report import SweepData
 from . import claims_bordelon as bordelon
 from . import claims_tp6 as tp6
-from . import sizes
+from . import sizes, tables
 from .parts import Part, Sweeps
 from .registry import Figure
+
+View = Callable[[SweepData], SweepData]
 
 
 def _only(*keys: str) -> dict[str, str]:
     return {"sweep.only": f"({', '.join(repr(key) for key in keys)},)"}
 
 
-def _resnet(*norms: str) -> Part:
-    choices = {"sweep.choices": f"(('model.norm', {norms!r}),)"}
-    given = _only("mup", "depth_mup") | choices
-    return Part("resnet_sweep", given, sizes.RESNET_PAPER)
+def _keys(*keys: str) -> View:
+    """The runs of some parametrizations."""
+    return functools.partial(tables.only, keys=keys)
 
 
-def _mlp(
-    given: dict[str, str],
-    paper: dict[str, str] | None = None,
-    name: str = "sweep",
-) -> Part:
+# At the base's best block multiplier.
+_at_best = functools.partial(tables.tuned, name="branch_multiplier")
+
+# ----- Residual MLPs of Tensor Programs VI.
+
+_ABS = {"model.nonlinearity": "abs", "model.layer_norm": "True"}
+_TWO = {"model.block_depth": "2"}
+# The value itself is swept; the same number at every scale keeps tables comparable.
+_SWEPT = {"model.branch_multiplier": "1.0"}
+
+
+def _base(name: str, given: dict[str, str]) -> Part:
+    """The base alone, over the learning rate and the block multiplier."""
+    base = _only("depth_mup") | _SWEPT | {"sweep.depths": "(8,)"} | given
+    return Part("resmlp_sweep", f"{name}-base", base, sizes.BASE)
+
+
+def _mlp(name: str, keys: tuple[str, ...], given: dict[str, str]) -> Part:
+    """Over depth at the base's best block multiplier."""
     return Part(
-        "resmlp_sweep", sizes.MLP | given, sizes.MLP_PAPER | (paper or {}), name
+        "resmlp_sweep",
+        name,
+        _only(*keys) | given,
+        sizes.MLP,
+        tuned=_base(name, given),
     )
 
 
-def _two(given: dict[str, str], paper: dict[str, str], name: str) -> Part:
-    paper = sizes.TWO_PAPER | paper
-    return Part("resmlp_sweep", sizes.TWO | _only("depth_mup") | given, paper, name)
+def _both(name: str, given: dict[str, str], more: sizes.Sizes | None = None) -> Part:
+    """Depth-μP over depth, the learning rate and the block multiplier."""
+    return Part(
+        "resmlp_sweep",
+        f"{name}-both",
+        _only("depth_mup") | _SWEPT | given,
+        sizes.joined(sizes.BOTH, more or {}),
+    )
 
 
-def _adamw(config: ConfigDict) -> None:
-    # No override takes SGD's momentum away.
-    with config.unlocked():
-        config.optimizer = ConfigDict({"name": "adamw"})
+_ONE_RELU = _mlp("one-relu", ("no_depth_scaling", "half_alpha", "ode", "depth_mup"), {})
+_ONE_ABSLN = _mlp("one-absln", ("half_alpha", "depth_mup"), _ABS)
+_ONE_RELU_BOTH = _both("one-relu", {})
+_ONE_ABSLN_BOTH = _both("one-absln", _ABS)
+_TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
+_TWO_ABSLN_BOTH = _both("two-absln", _TWO | _ABS | {"model.depth": "2"}, sizes.TWO_ABS)
+
+
+def _seen(part: Part, view: View) -> Part:
+    """The same sweep, seen in part."""
+    return Part(
+        part.config, part.name, part.overrides, part.sizes, part.edit, part.tuned, view
+    )
 
 
 def _zero_readouts(config: ConfigDict) -> None:
@@ -51,106 +85,70 @@ def _zero_readouts(config: ConfigDict) -> None:
         config.model.update(zero_init=True, activation_first=True)
 
 
-_SHORT = {"steps": "11000"}
+_GPT = Part("gpt_sweep", "gpt", _only("depth_mup"), sizes.GPT)
 
 TP6 = {
     "2": Sweeps(
-        (
-            _mlp(_only("depth_mup") | {"model.activation_first": "True"}),
-            _mlp(_only("depth_mup"), name="weights-first"),
-        ),
+        (_both("first-relu", {"model.activation_first": "True"}), _ONE_RELU_BOTH),
         tp6.weights_last,
     ),
     "3": Sweeps(
-        (
-            _mlp(_only("depth_mup") | {"model.nonlinearity": "abs"}, name="abs"),
-            _mlp(_only("depth_mup"), name="relu"),
-        ),
+        (_both("one-abs", {"model.nonlinearity": "abs"}), _ONE_RELU_BOTH),
         tp6.absolute_gains,
     ),
-    "4": Sweeps(
-        (
-            _two({}, _SHORT, "two-layers"),
-            _mlp(_only("depth_mup"), _SHORT, "one-layer"),
-        ),
-        tp6.two_layers_lose,
-    ),
-    "5": Sweeps(
-        (
-            _two(sizes.ABS, _SHORT, "two-layers"),
-            _mlp(_only("depth_mup") | sizes.ABS, _SHORT, "one-layer"),
-        ),
-        tp6.two_layers_lose,
-    ),
+    "4": Sweeps((_TWO_RELU_BOTH, _ONE_RELU_BOTH), tp6.two_layers_lose),
+    "5": Sweeps((_TWO_ABSLN_BOTH, _ONE_ABSLN_BOTH), tp6.two_layers_lose),
     "6": Sweeps(
-        (_two({}, {}, "relu"), _two(sizes.ABS, {}, "abs")),
+        (_seen(_TWO_RELU_BOTH, _at_best), _seen(_TWO_ABSLN_BOTH, _at_best)),
         tp6.two_layers_move,
     ),
-    "7": Sweeps(
-        (
-            Part(
-                "resmlp_sweep",
-                sizes.TWO
-                | _only("depth_mup")
-                | sizes.ABS
-                | {
-                    "model.depth": "2",
-                    "sweep.depths": "(2,8,32)",
-                    "sweep.axes.learning_rate": "2**[-9:-3:1]",
-                    "sweep.axes.branch_multiplier": "2**[-7:-1]",
-                },
-                sizes.TWO_PAPER | {"sweep.depths": "(2,32,1024)"},
-            ),
-        ),
-        tp6.valley_turns,
-    ),
+    "7": Sweeps((_TWO_ABSLN_BOTH,), tp6.valley_turns),
     "10": Sweeps(
-        (_mlp(_only("no_depth_scaling", "half_alpha", "depth_mup")),),
+        (_seen(_ONE_RELU, _keys("no_depth_scaling", "half_alpha", "depth_mup")),),
         tp6.rate_over_depth,
     ),
-    "11": Sweeps((_mlp(_only("ode", "depth_mup")),), tp6.ode_moves),
-    "12": Sweeps(
-        (_mlp(_only("half_alpha", "depth_mup") | sizes.ABS),), tp6.rate_over_depth
-    ),
-    "13": Sweeps(
-        (
-            _mlp(
-                _only("depth_mup")
-                | {"sweep.axes.branch_multiplier": "2**[-5:0]"}
-                | {"sweep.axes.learning_rate": "2**[-11:-6:1]"}
-            ),
-        ),
-        tp6.multiplier_settles,
-    ),
+    "11": Sweeps((_seen(_ONE_RELU, _keys("ode", "depth_mup")),), tp6.ode_moves),
+    "12": Sweeps((_ONE_ABSLN,), tp6.rate_over_depth),
+    "13": Sweeps((_ONE_RELU_BOTH,), tp6.multiplier_settles),
     "14": Sweeps(
         (
             Part(
                 "gpt_sweep",
+                "gpt-multiplier",
                 _only("depth_mup")
-                | sizes.A
                 | {
                     "sweep.depths": "(2,4,8)",
+                    "sweep.axes.branch_multiplier": "2**[-2:2]",
                     "sweep.axes.learning_rate": "2**[-9:-4:1]",
                 },
-                sizes.GPT_PAPER,
+                sizes.GPT,
             ),
         ),
         tp6.multiplier_is_free,
     ),
-    "15": Sweeps(
-        (Part("gpt_sweep", _only("depth_mup"), sizes.GPT_PAPER),),
-        tp6.deeper_starts_worse,
-    ),
-    "16": Sweeps(
-        (Part("gpt_sweep", _only("depth_mup"), sizes.GPT_PAPER),),
-        tp6.root_law_at_the_end,
-    ),
+    "15": Sweeps((_GPT,), tp6.deeper_starts_worse),
+    "16": Sweeps((_GPT,), tp6.root_law_at_the_end),
 }
 
+# ----- Networks of Bordelon et al.
 
-def _cnn(given: dict[str, str], name: str = "sweep") -> Part:
+_CNN = Part("cnn_sweep", "cnn", _only("sp", "mup", "depth_mup"), sizes.CNN)
+_RESNET = Part(
+    "resnet_sweep",
+    "resnet",
+    _only("mup", "depth_mup")
+    | {"sweep.choices": "(('model.norm', ('batch', 'instance', 'none')),)"},
+    sizes.RESNET,
+)
+
+
+def _flat(name: str, given: dict[str, str]) -> Part:
+    """Depth-μP at one width, over another hyperparameter too."""
     return Part(
-        "cnn_sweep", sizes.FLAT | _only("depth_mup") | given, sizes.FLAT_PAPER, name
+        "cnn_sweep",
+        f"cnn-{name}",
+        _only("depth_mup") | given,
+        sizes.joined(sizes.CNN, sizes.FLAT, {"laptop": {"sweep.depths": "(3,6,12)"}}),
     )
 
 
@@ -169,75 +167,76 @@ def _equal_sizes(depth: int, multiplier: float, small: str, large: str) -> Part:
     }
     return Part(
         "cnn_sweep",
-        _only("depth_mup") | given | widths,
-        sizes.CNN_PAPER | given | paper_widths,
-        f"depth-{depth}",
+        f"cnn-depth-{depth}",
+        _only("depth_mup"),
+        sizes.joined(
+            sizes.CNN,
+            {"laptop": given | widths, "medium": given | widths},
+            {"paper": given | paper_widths},
+        ),
     )
 
 
-_AXIS = {"sweep.axes.learning_rate": "2**[-6:-2:1]", "sweep.depths": "(3,6,12)"}
+def _adamw(config: ConfigDict) -> None:
+    # No override takes SGD's momentum away.
+    with config.unlocked():
+        config.optimizer = ConfigDict({"name": "adamw"})
+
+
+_RATES = {"sweep.axes.learning_rate": "2**[-6:-2:1]"}
 
 BORDELON = {
-    "1": Sweeps(
-        (Part("cnn_sweep", _only("mup", "depth_mup"), sizes.CNN_PAPER),),
-        bordelon.both_sizes,
-    ),
+    "1": Sweeps((_seen(_CNN, _keys("mup", "depth_mup")),), bordelon.both_sizes),
     "2": Sweeps(
-        (_resnet("batch", "none"),),
+        (_RESNET,),
         functools.partial(
             bordelon.norm_is_not_enough, norm="batch", label="batch norm"
         ),
     ),
     "3": Sweeps(
-        (
-            Part(
-                "vit_sweep",
-                _only("mup", "depth_mup") | {"sweep.depths": "(2,4,8)"},
-                sizes.VIT_PAPER,
-            ),
-        ),
+        (Part("vit_sweep", "vit", _only("mup", "depth_mup"), sizes.VIT),),
         bordelon.transformers,
     ),
     "4": Sweeps(
         (
-            _cnn(_AXIS | {"sweep.axes.momentum": "1-2**[-4:0]"}, "momentum"),
-            _cnn(_AXIS | {"sweep.axes.richness": "2**[-4:1]"}, "richness"),
+            _flat("momentum", _RATES | {"sweep.axes.momentum": "1-2**[-4:0]"}),
+            _flat("richness", _RATES | {"sweep.axes.richness": "2**[-4:1]"}),
         ),
         bordelon.other_axes,
     ),
     "B.1": Sweeps(
         (
-            _equal_sizes(3, 1.0, "(14,28)", "(448,896)"),
-            _equal_sizes(6, 0.5**0.5, "(10,20)", "(320,640)"),
-            _equal_sizes(12, 0.5, "(7,14)", "(224,448)"),
+            _equal_sizes(3, 1.0, "(80,160)", "(448,896)"),
+            _equal_sizes(6, 0.5**0.5, "(56,112)", "(320,640)"),
+            _equal_sizes(12, 0.5, "(40,80)", "(224,448)"),
         ),
         bordelon.middle_depth,
     ),
-    "B.2": Sweeps(
-        (Part("cnn_sweep", _only("sp", "mup"), sizes.CNN_PAPER),),
-        bordelon.without_scaling,
-    ),
-    "B.3": Sweeps((_cnn({}),), bordelon.decided_early),
+    "B.2": Sweeps((_seen(_CNN, _keys("sp", "mup")),), bordelon.without_scaling),
+    "B.3": Sweeps((_seen(_CNN, _keys("depth_mup")),), bordelon.decided_early),
     "B.4": Sweeps(
-        (_resnet("layer", "none"),),
-        functools.partial(bordelon.norm_helps, norm="layer", label="LayerNorm"),
+        (_RESNET,),
+        functools.partial(
+            bordelon.norm_helps, norm="instance", label="LayerNorm of each channel"
+        ),
     ),
     "B.5": Sweeps(
-        (_resnet("batch", "none"),),
+        (_RESNET,),
         functools.partial(bordelon.norm_helps, norm="batch", label="batch norm"),
     ),
     "B.8": Sweeps(
         (
             Part(
                 "cnn_sweep",
-                sizes.FLAT
-                | _only("depth_mup")
+                "cnn-decay",
+                _only("depth_mup")
                 | {
-                    "sweep.depths": "(3,6,12)",
                     "sweep.axes.learning_rate": "2**[-11:-6:1]",
                     "sweep.axes.weight_decay": "2**[-4:4:2]",
                 },
-                sizes.FLAT_PAPER,
+                sizes.joined(
+                    sizes.CNN, sizes.FLAT, {"laptop": {"sweep.depths": "(3,6,12)"}}
+                ),
                 edit=_adamw,
             ),
         ),
@@ -247,13 +246,11 @@ BORDELON = {
         (
             Part(
                 "resmlp_sweep",
+                "long-branches",
                 _only("ode", "depth_mup")
-                | {
-                    "model.block_depth": "4",
-                    "model.depth": "2",
-                    "sweep.depths": "(2,8,32)",
-                },
-                sizes.MLP_PAPER | {"sweep.depths": "(2,8,32,128)"},
+                | _SWEPT
+                | {"model.block_depth": "4", "model.depth": "2"},
+                sizes.joined(sizes.MLP, sizes.LONG),
                 edit=_zero_readouts,
             ),
         ),
@@ -261,25 +258,24 @@ BORDELON = {
     ),
 }
 
-SMALL_MLP = "width 64, CIFAR-10 of 16 x 16 pixels, 300 steps"
-SMALL_CNN = "width 16, CIFAR-10 of 16 x 16 pixels, 200 steps"
-_SMALL_GPT = "width 32 on a text file of yours, 200 steps: --dataset=text:FILE"
+_CIFAR = "CIFAR-10 of 16 x 16 pixels"
+_TEXT = "a text file of yours: --dataset=text:FILE"
 
 
 def tp6_figure(number: str, claim: str, how: str = "") -> Figure:
     """A figure of Tensor Programs VI that is a sweep."""
-    small = _SMALL_GPT if number in ("14", "15", "16") else SMALL_MLP
+    data = _TEXT if number in ("14", "15", "16") else _CIFAR
     return Figure(
         f"tp6-{number}",
         "TP-VI",
         f"Figure {number}",
         claim,
         train=TP6[number],
-        how="; ".join(filter(None, (how, small))),
+        how="; ".join(filter(None, (how, data))),
     )
 
 
-def bordelon_figure(number: str, claim: str, how: str = SMALL_CNN) -> Figure:
+def bordelon_figure(number: str, claim: str, how: str = "") -> Figure:
     """A figure of Bordelon et al. that is a sweep."""
     return Figure(
         f"bordelon-{number.lower()}",
@@ -287,5 +283,5 @@ def bordelon_figure(number: str, claim: str, how: str = SMALL_CNN) -> Figure:
         f"Figure {number}",
         claim,
         train=BORDELON[number],
-        how=how,
+        how="; ".join(filter(None, (how, _CIFAR))),
     )

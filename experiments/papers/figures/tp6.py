@@ -258,22 +258,19 @@ FIGURES = [
     sweeps.tp6_figure(
         "4",
         "ReLU branches of two layers do worse than of one at the same depth",
-        "block multiplier 1",
     ),
     sweeps.tp6_figure(
         "5",
         "|x| branches of two layers do worse than of one at the same depth",
-        "block multiplier 1",
     ),
     sweeps.tp6_figure(
         "6",
         "the best learning rate of branches of two layers moves with depth",
-        "block multiplier 1",
     ),
     sweeps.tp6_figure(
         "7",
         "the slope of the best (η, a) goes from -2 to -1 with depth at block depth 2",
-        "depths 2 to 32",
+        "|x| and LayerNorm",
     ),
     Figure(
         id="tp6-8",

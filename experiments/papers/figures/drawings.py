@@ -1,0 +1,89 @@
+"""Drawings as files, so that a figure from a solver is drawn again without solving."""
+
+import csv
+import io
+import json
+import math
+import pathlib
+
+from ...errors import UserError
+from ...io import write_durably
+from .registry import Drawing, Figure, Line, Panel, Request
+
+
+def path(figure: Figure, request: Request) -> pathlib.Path:
+    """The file of a figure that is computed and not trained."""
+    return request.tables / request.scale / f"{figure.id}.csv"
+
+
+def write(file: pathlib.Path, drawing: Drawing) -> Drawing:
+    """Write a drawing, and return what the file holds."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(file, text(drawing))
+    return read(file)
+
+
+def text(drawing: Drawing) -> str:
+    """A drawing as CSV: its points, under a comment with its words."""
+    head = {
+        "ours": drawing.ours,
+        "agrees": drawing.agrees,
+        "panels": [
+            {
+                "title": panel.title,
+                "x_label": panel.x_label,
+                "y_label": panel.y_label,
+                "log_x": panel.log_x,
+                "log_y": panel.log_y,
+                "lines": [[line.label, line.look] for line in panel.lines],
+            }
+            for panel in drawing.panels
+        ],
+    }
+    out = io.StringIO()
+    out.write(f"# {json.dumps(head, ensure_ascii=False)}\n")
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(["panel", "line", "x", "y", "standard_error"])
+    for i, panel in enumerate(drawing.panels):
+        for j, line in enumerate(panel.lines):
+            errors = line.error if line.error is not None else [math.nan] * len(line.x)
+            for values in zip(line.x, line.y, errors, strict=True):
+                rows.writerow([i, j, *(_short(float(value)) for value in values)])
+    return out.getvalue()
+
+
+def _short(value: float) -> str:
+    return f"{value:.7g}" if math.isfinite(value) else ""
+
+
+def read(file: pathlib.Path) -> Drawing:
+    """The inverse of `write`.
+
+    Raises:
+      UserError: there is no such file, or it is not a drawing.
+    """
+    try:
+        head, _, body = file.read_text().partition("\n")
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be read ({error.strerror}); leave --from_data out to "
+            "compute the figure"
+        ) from None
+    try:
+        known = json.loads(head.removeprefix("# "))
+        rows = list(csv.DictReader(io.StringIO(body)))
+        panels = []
+        for i, panel in enumerate(known["panels"]):
+            lines = []
+            for j, (label, look) in enumerate(panel.pop("lines")):
+                mine = [r for r in rows if (r["panel"], r["line"]) == (str(i), str(j))]
+                x, y = ([float(r[k] or "nan") for r in mine] for k in "xy")
+                errors = [float(r["standard_error"] or "nan") for r in mine]
+                some = errors if any(map(math.isfinite, errors)) else None
+                lines.append(Line(label, x, y, some, look))
+            panels.append(Panel(lines=lines, **panel))
+        return Drawing(panels, known["ours"], known["agrees"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} is not a drawing ({error}); remove it and draw the figure again"
+        ) from None

@@ -1,0 +1,316 @@
+"""Tables of runs, small enough to commit: a figure is drawn from them without training.
+
+A table is a CSV file with a line for each run, under a comment that holds what all of
+its runs share: steps, epochs, sizes, dataset and settings.
+"""
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...io import write_durably
+from ...report import SweepData
+from ...sweep.results import Population
+from ...sweep.statistics import Sizes
+
+# Points of a learning curve in a table: each is the mean over a 20th of the run.
+SPANS = 20
+_FIXED = ("parametrization", "width", "depth")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The runs of a sweep, and what they share.
+
+    Attributes:
+      data: the populations, with as many seeds each; sizes, labels and steps.
+      facts: JSON-ready: "epochs", "batch_size", "dataset", "settings" (what decides the
+        losses), "measured" (a date) and the fields of `data` that are not runs.
+    """
+
+    data: SweepData
+    facts: Mapping[str, Any]
+
+    @property
+    def seeds(self) -> int:
+        """Runs of each grid point."""
+        return min((len(p.loss) for p in self.data.populations), default=0)
+
+    @property
+    def length(self) -> str:
+        """How long and how wide, as "1,560 steps (2.0 epochs), width 64, 3 seeds"."""
+        widths = sorted({p.width for p in self.data.populations})
+        wide = f"width {widths[0]}" + (f" to {widths[-1]}" if widths[1:] else "")
+        steps = f"{self.data.steps:,} steps"
+        if self.facts.get("epochs"):
+            steps += f" ({self.facts['epochs']:.3g} epochs)"
+        return f"{steps}, {wide}, {self.seeds} seeds"
+
+
+def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, Any]:
+    """What a table says of all its runs.
+
+    Args:
+      data: of the sweep.
+      epochs: how often a run sees each example; None for text.
+      measured: the date.
+    """
+    settings = data.settings["config"]
+    return {
+        "steps": data.steps,
+        "epochs": epochs,
+        "batch_size": settings["batch_size"],
+        "dataset": settings["dataset"],
+        "base": list(data.base),
+        "labels": dict(data.labels),
+        "featured": data.featured,
+        "subject": data.subject,
+        "command": data.command,
+        "measured": measured,
+        "settings": {k: v for k, v in settings.items() if k != "sweep"},
+    }
+
+
+def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
+    """The table as CSV.
+
+    Args:
+      populations: of the same hyperparameters and choices.
+      shared: as `facts` gives it.
+    """
+    choices = list(dict.fromkeys(k for p in populations for k in p.choices))
+    axes = list(dict.fromkeys(k for p in populations for k in p.axes))
+    out = io.StringIO()
+    head = {**shared, "choices": choices, "axes": axes}
+    out.write(f"# {json.dumps(head, ensure_ascii=False)}\n")
+    rows = csv.writer(out, lineterminator="\n")
+    spans = [f"at_{(i + 1) / SPANS:g}" for i in range(SPANS)]
+    rows.writerow([*_FIXED, *choices, *axes, "seed", "loss", *spans])
+    for p in sorted(populations, key=lambda p: (p.parametrization, p.width, p.depth)):
+        chosen = [json.dumps(p.choices.get(k)) for k in choices]
+        curves = _coarse(p.curves)
+        for seed, *at in np.ndindex(p.loss.shape):
+            values = [f"{p.axes[k][i]:.10g}" for k, i in zip(axes, at, strict=True)]
+            place = (seed, *at)
+            losses = [_short(x) for x in (p.loss[place], *curves[place])]
+            sizes = (p.parametrization, p.width, p.depth)
+            rows.writerow([*sizes, *chosen, *values, seed, *losses])
+    return out.getvalue()
+
+
+def _coarse(curves: np.ndarray) -> np.ndarray:
+    """Learning curves in `SPANS` parts, the means of the finer ones."""
+    count = curves.shape[-1]
+    if count == SPANS:
+        return curves
+    if count < SPANS or count % SPANS:
+        ends = np.linspace(0, count, SPANS + 1)
+        at = np.minimum(((ends[:-1] + ends[1:]) / 2).astype(int), count - 1)
+        return curves[..., at]
+    return curves.reshape(*curves.shape[:-1], SPANS, -1).mean(axis=-1)
+
+
+def _short(loss: float) -> str:
+    """Five digits; empty where the run diverged."""
+    return f"{loss:.5g}" if math.isfinite(loss) else ""
+
+
+def parse(csv_text: str, where: str) -> Table:
+    """The inverse of `text`.
+
+    Runs of a seed are taken where the whole grid of the population is there, and seeds
+    where every population has them, so that sizes are compared seed by seed.
+
+    Args:
+      csv_text: the file.
+      where: its name, for messages.
+
+    Raises:
+      UserError: it is not such a table.
+    """
+    head, _, body = csv_text.partition("\n")
+    try:
+        shared = json.loads(head.removeprefix("# "))
+        choices, axes = shared.pop("choices"), shared.pop("axes")
+        rows = list(csv.DictReader(io.StringIO(body)))
+        groups: dict[tuple[Any, ...], list[dict[str, str]]] = {}
+        for row in rows:
+            key = (row["parametrization"], int(row["width"]), int(row["depth"]))
+            chosen = tuple(row[k] for k in choices)
+            groups.setdefault((*key, chosen), []).append(row)
+        found = [
+            _population(key, group, choices, axes) for key, group in groups.items()
+        ]
+        whole = [(population, seeds) for population, seeds in found if seeds]
+        common = sorted(set.intersection(*(set(s) for _, s in whole))) if whole else []
+        populations = [
+            dataclasses.replace(p, loss=p.loss[common], curves=p.curves[common])
+            for p, _ in whole
+        ]
+        data = SweepData(
+            populations=populations,
+            base=Sizes(*shared["base"]),
+            labels=shared["labels"],
+            featured=shared["featured"],
+            steps=shared["steps"],
+            settings={"config": shared["settings"]},
+            subject=shared["subject"],
+            command=shared["command"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{where} is not a table of runs ({type(error).__name__}: {error}); remove "
+            "it and run the figure again"
+        ) from None
+    return Table(data, shared)
+
+
+def _population(
+    key: tuple[Any, ...],
+    rows: list[dict[str, str]],
+    choices: list[str],
+    axes: list[str],
+) -> tuple[Population, list[int]]:
+    """A population, and the seeds that have its whole grid."""
+    name, width, depth, chosen = key
+    grid = {k: sorted({float(row[k]) for row in rows}) for k in axes}
+    shape = (1 + max(int(row["seed"]) for row in rows), *map(len, grid.values()))
+    loss, curves = np.full(shape, np.nan), np.full((*shape, SPANS), np.nan)
+    there = np.zeros(shape, bool)
+    for row in rows:
+        at = (int(row["seed"]), *(grid[k].index(float(row[k])) for k in axes))
+        values = [float(x) if x else np.nan for x in list(row.values())[-SPANS - 1 :]]
+        loss[at], curves[at], there[at] = values[0], values[1:], True
+    seeds = np.flatnonzero(there.reshape(shape[0], -1).all(axis=1)).tolist()
+    chosen = {k: json.loads(v) for k, v in zip(choices, chosen, strict=True)}
+    label = f"{name}-w{width}-d{depth}"
+    return Population(label, name, width, depth, chosen, grid, loss, curves, 0.0), seeds
+
+
+def read(path: pathlib.Path) -> Table | None:
+    """A table, or None where there is no such file.
+
+    Raises:
+      UserError: it is not a table.
+    """
+    try:
+        return parse(path.read_text(), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def add(path: pathlib.Path, data: SweepData, shared: Mapping[str, Any]) -> Table:
+    """Write the runs of a sweep into its table; runs of other settings are replaced.
+
+    Args:
+      path: of the table. Populations that it holds, that `data` lacks, and whose
+        settings are the same, stay.
+      data: of the sweep.
+      shared: as `facts` gives it.
+
+    Returns:
+      What the file holds now.
+    """
+    populations = list(data.populations)
+    old = read(path)
+    if old is not None and same_settings(old, shared["settings"]):
+        new = {_key(p) for p in populations}
+        kept = [p for p in old.data.populations if _key(p) not in new]
+        axes = {tuple(p.axes) for p in (*kept, *populations)}
+        populations = [*kept, *populations] if len(axes) == 1 else populations
+        shared = {**shared, "labels": {**old.facts["labels"], **shared["labels"]}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, text(populations, shared))
+    found = read(path)
+    assert found is not None
+    return found
+
+
+def same_settings(table: Table, settings: Mapping[str, Any]) -> bool:
+    """Whether a table's runs are of these settings, as `SweepConfig` gives them."""
+    mine = {k: v for k, v in settings.items() if k != "sweep"}
+    return bool(table.facts["settings"] == _plain(mine))
+
+
+def _plain(settings: Any) -> Any:
+    """As it comes back from a file."""
+    return json.loads(json.dumps(settings))
+
+
+def _key(population: Population) -> tuple[Any, ...]:
+    chosen = json.dumps(population.choices, sort_keys=True)
+    return population.parametrization, population.width, population.depth, chosen
+
+
+# ----- Views: the part of a table that a figure is about.
+
+
+def only(data: SweepData, keys: Iterable[str]) -> SweepData:
+    """The runs of some parametrizations."""
+    wanted = set(keys)
+    kept = [p for p in data.populations if p.parametrization in wanted]
+    labels = {k: v for k, v in data.labels.items() if k in wanted}
+    featured = data.featured if data.featured in wanted else next(iter(labels))
+    return dataclasses.replace(data, populations=kept, labels=labels, featured=featured)
+
+
+def tuned(data: SweepData, name: str) -> SweepData:
+    """The runs at the base's best value of a hyperparameter: tune it there, and scale.
+
+    Args:
+      data: a sweep over this and other hyperparameters.
+      name: of the hyperparameter; it is no longer an axis.
+    """
+    bases = [p for p in data.populations if (p.width, p.depth) == tuple(data.base)]
+    best = {p.parametrization: p.best()[name] for p in bases}
+    sliced = []
+    for p in data.populations:
+        at = list(p.axes).index(name)
+        i = p.axes[name].index(best[p.parametrization])
+        sliced.append(
+            dataclasses.replace(
+                p,
+                axes={k: v for k, v in p.axes.items() if k != name},
+                loss=p.loss.take(i, axis=1 + at),
+                curves=p.curves.take(i, axis=1 + at),
+            )
+        )
+    return dataclasses.replace(data, populations=sliced)
+
+
+def covers(table: Table, wanted: Iterable[Mapping[str, Any]], seeds: int) -> bool:
+    """Whether a table holds all runs that a sweep would make.
+
+    Args:
+      table: of the same settings.
+      wanted: of each population its "parametrization", "width", "depth", "choices"
+        and "axes".
+      seeds: at least so many.
+    """
+    known = {_key(p): p for p in table.data.populations}
+    for one in wanted:
+        chosen = json.dumps(dict(one["choices"]), sort_keys=True)
+        key = (one["parametrization"], one["width"], one["depth"], chosen)
+        have = known.get(key)
+        if (
+            have is None
+            or len(have.loss) < seeds
+            or list(have.axes) != list(one["axes"])
+        ):
+            return False
+        for name, values in one["axes"].items():
+            pairs = itertools.zip_longest(have.axes[name], values, fillvalue=math.nan)
+            if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
+                return False
+    return True
