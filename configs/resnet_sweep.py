@@ -2,8 +2,8 @@
 
     mupax sweep --config resnet_sweep --config.data_dir=DIR --workdir runs/bordelon-2
 
-A ResNet of two stages with batch norm, a norm of each channel and none, on CIFAR-10 of 16 x 16
-pixels. docs/evidence.md holds what came out.
+A ResNet of two stages with batch norm, a norm of each channel and none, on CIFAR-10 of
+16 x 16 pixels. docs/evidence.md holds what came out.
 """
 
 from ml_collections import ConfigDict
