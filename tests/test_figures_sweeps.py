@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +18,10 @@ from PIL import Image
 from sweep_populations import swept
 
 from mupax.experiments import cli
-from mupax.experiments.errors import UserError
 from mupax.experiments.papers import figures
 from mupax.experiments.papers.figures import claims_bordelon as bordelon
 from mupax.experiments.papers.figures import claims_tp6 as tp6
-from mupax.experiments.papers.figures import curves, draw, job, parts
+from mupax.experiments.papers.figures import curves, draw, job, parts, tables
 from mupax.experiments.sweep import engine, grids, space
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.statistics import Sizes
@@ -421,7 +421,7 @@ def test_every_sweep_of_a_figure_parses_and_plans(name, paper, tmp_path):
 
 def pretended(part, request):
     """What a part's sweep would find, were every loss a bowl."""
-    given = space.parse_sweep(part.parsed(request))
+    given = planned(part, request)
     populations = []
     for task in space.tasks(given):
         places = dict.fromkeys(task.grid, 0.0) | {"learning_rate": RATE}
@@ -438,11 +438,16 @@ def pretended(part, request):
     return found(*populations, base=given.sizes)
 
 
+def seen(part, request):
+    data = pretended(part, request)
+    return part.seen(tables.Table(data, {}))
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_figure_draws_what_its_own_sweeps_find(name, tmp_path):
-    request = figures.Request(False, tmp_path, dataset="text:some.txt")
+    request = figures.Request("laptop", tmp_path, dataset="text:some.txt")
     sweeps = TRAINED[name].train
-    drawing = sweeps.draw(*(pretended(part, request) for part in sweeps.parts))
+    drawing = sweeps.draw(*(seen(part, request) for part in sweeps.parts))
     assert drawing.agrees in (True, False, None)
     assert all(line.x for line in drawing.panels[0].lines)
 
@@ -486,7 +491,14 @@ TINY = {
 
 def tiny_figure():
     """Figure 11 of Tensor Programs VI, so small that it trains in seconds."""
-    tiny = parts.Sweeps((parts.Part("resmlp_sweep", TINY),), tp6.ode_moves)
+    base = TINY | {
+        "sweep.depths": "(1,)",
+        "sweep.only": "('depth_mup',)",
+        "sweep.axes.branch_multiplier": "(0.5, 1.0)",
+    }
+    tuned = parts.Part("resmlp_sweep", "tiny-base", base)
+    part = parts.Part("resmlp_sweep", "tiny", TINY, tuned=tuned)
+    tiny = parts.Sweeps((part,), tp6.ode_moves)
     return dataclasses.replace(TRAINED["tp6-11"], train=tiny)
 
 
@@ -538,13 +550,22 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     assert "agree" in first.lower() or "CANNOT TELL" in first
     assert (tmp_path / "tp6-11.png").read_bytes().startswith(b"\x89PNG")
     assert "depth 2" in (tmp_path / "tp6-11.csv").read_text()
-    assert (tmp_path / "sweep" / "report.html").exists()
+    (folder,) = (tmp_path / "laptop").glob("tiny-a*")
+    assert (folder / "report.html").exists()
+    picture = (tmp_path / "tp6-11.png").read_bytes()
+    # The tables alone give the same verdict and picture.
+    again = [*words, "--from_data"]
+    shutil.rmtree(tmp_path / "laptop")
+    assert cli.main(again) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == first
+    assert (tmp_path / "tp6-11.png").read_bytes() == picture
     monkeypatch.setattr(engine, "Chunks", None)
     assert cli.main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == first
-    # Other sizes are another experiment, which must not mix with this one.
-    part = figure.train.parts[0]
-    other = dataclasses.replace(part, overrides=TINY | {"batch_size": "4"})
-    request = figures.Request(False, tmp_path, str(tmp_path / "data"), "digits")
-    with pytest.raises(UserError, match="another experiment"):
-        other.train(request)
+    # Another batch size is another experiment, which replaces the table.
+    part = figure.train.parts[0].tuned
+    other = dataclasses.replace(part, overrides=part.overrides | {"batch_size": "4"})
+    request = job.parse(words[1:])[1]
+    assert not tables.same_settings(
+        part.read(request), planned(other, request).settings()
+    )

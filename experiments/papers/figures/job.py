@@ -96,25 +96,24 @@ def drawn(figure: Figure, request: Request) -> Drawing:
 
 
 def from_data(figure: Figure, request: Request) -> Drawing | None:
-    """A figure from the tables of the largest scale that has all of them.
+    """A figure from the tables of the largest scale that has all of its runs.
 
     Args:
       figure: to draw.
       request: tells the folder of the tables.
 
     Returns:
-      None where no scale has all tables.
+      None where no scale has all runs.
     """
     if not figure.is_drawn:
         return None
     for scale in reversed(SCALES):
         again = dataclasses.replace(request, scale=scale, from_data=True)
-        paths = (
-            [part.path(again) for part in figure.train.parts]
-            if figure.train
-            else [drawings.path(figure, again)]
-        )
-        if all(path.exists() for path in paths):
+        if figure.train:
+            there = all(part.is_complete(again) for part in figure.train.parts)
+        else:
+            there = drawings.path(figure, again).exists()
+        if there:
             return dataclasses.replace(drawn(figure, again), scale=scale)
     return None
 

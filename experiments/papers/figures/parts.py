@@ -33,7 +33,9 @@ class Part:
       tuned: a sweep of the base over the learning rate and the block multiplier. Its
         best block multiplier is that of this sweep, as in Tensor Programs VI: tune
         the base, and scale from there.
-      view: the part of the table that the figure is about; all of it by default.
+      keys: the parametrizations that the figure is about; all by default.
+      at_best: whether the figure is about the base's best block multiplier alone, of a
+        sweep over several.
     """
 
     config: str
@@ -42,7 +44,8 @@ class Part:
     sizes: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     edit: Callable[[ConfigDict], None] | None = None
     tuned: "Part | None" = None
-    view: Callable[[SweepData], SweepData] | None = None
+    keys: tuple[str, ...] = ()
+    at_best: bool = False
 
     def words(self, request: Request, multiplier: float | None = None) -> list[str]:
         """The command line of `mupax sweep` that runs it, but for an `edit`.
@@ -133,9 +136,26 @@ class Part:
         facts = tables.facts(data, epochs=epochs, measured=today)
         return tables.add(self.path(request), data, facts)
 
+    def is_complete(self, request: Request) -> bool:
+        """Whether its table has every run that the figure is about, of any seeds."""
+        from ...sweep.space import parse_sweep
+
+        found = tables.read(self.path(request))
+        if found is None:
+            return False
+        asked = dataclasses.replace(request, dataset=found.facts["dataset"])
+        wanted = parse_sweep(self.parsed(asked))
+        mine = [
+            one
+            for one in _populations(wanted)
+            if not self.keys or one["parametrization"] in self.keys
+        ]
+        return tables.covers(found, mine, 1)
+
     def seen(self, table: Table) -> SweepData:
         """What the figure draws of a table."""
-        return self.view(table.data) if self.view else table.data
+        data = tables.only(table.data, self.keys) if self.keys else table.data
+        return tables.tuned(data, _TUNED) if self.at_best else data
 
 
 def _populations(wanted: Any) -> Iterator[dict[str, Any]]:

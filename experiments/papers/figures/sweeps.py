@@ -3,32 +3,21 @@
 Each is one or more sweeps, and a check. Figures that need the same runs share a sweep.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from ...report import SweepData
 from . import claims_bordelon as bordelon
 from . import claims_tp6 as tp6
-from . import sizes, tables
+from . import sizes
 from .parts import Part, Sweeps
 from .registry import Figure
-
-View = Callable[[SweepData], SweepData]
 
 
 def _only(*keys: str) -> dict[str, str]:
     return {"sweep.only": f"({', '.join(repr(key) for key in keys)},)"}
 
-
-def _keys(*keys: str) -> View:
-    """The runs of some parametrizations."""
-    return functools.partial(tables.only, keys=keys)
-
-
-# At the base's best block multiplier.
-_at_best = functools.partial(tables.tuned, name="branch_multiplier")
 
 # ----- Residual MLPs of Tensor Programs VI.
 
@@ -73,11 +62,14 @@ _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
 _TWO_ABSLN_BOTH = _both("two-absln", _TWO | _ABS | {"model.depth": "2"}, sizes.TWO_ABS)
 
 
-def _seen(part: Part, view: View) -> Part:
-    """The same sweep, seen in part."""
-    return Part(
-        part.config, part.name, part.overrides, part.sizes, part.edit, part.tuned, view
-    )
+def _seen(part: Part, *keys: str) -> Part:
+    """The same sweep, of which the figure is about some parametrizations."""
+    return dataclasses.replace(part, keys=keys)
+
+
+def _at_best(part: Part) -> Part:
+    """The same sweep, at the base's best block multiplier."""
+    return dataclasses.replace(part, at_best=True)
 
 
 def _zero_readouts(config: ConfigDict) -> None:
@@ -99,15 +91,15 @@ TP6 = {
     "4": Sweeps((_TWO_RELU_BOTH, _ONE_RELU_BOTH), tp6.two_layers_lose),
     "5": Sweeps((_TWO_ABSLN_BOTH, _ONE_ABSLN_BOTH), tp6.two_layers_lose),
     "6": Sweeps(
-        (_seen(_TWO_RELU_BOTH, _at_best), _seen(_TWO_ABSLN_BOTH, _at_best)),
+        (_at_best(_TWO_RELU_BOTH), _at_best(_TWO_ABSLN_BOTH)),
         tp6.two_layers_move,
     ),
     "7": Sweeps((_TWO_ABSLN_BOTH,), tp6.valley_turns),
     "10": Sweeps(
-        (_seen(_ONE_RELU, _keys("no_depth_scaling", "half_alpha", "depth_mup")),),
+        (_seen(_ONE_RELU, "no_depth_scaling", "half_alpha", "depth_mup"),),
         tp6.rate_over_depth,
     ),
-    "11": Sweeps((_seen(_ONE_RELU, _keys("ode", "depth_mup")),), tp6.ode_moves),
+    "11": Sweeps((_seen(_ONE_RELU, "ode", "depth_mup"),), tp6.ode_moves),
     "12": Sweeps((_ONE_ABSLN,), tp6.rate_over_depth),
     "13": Sweeps((_ONE_RELU_BOTH,), tp6.multiplier_settles),
     "14": Sweeps(
@@ -186,7 +178,7 @@ def _adamw(config: ConfigDict) -> None:
 _RATES = {"sweep.axes.learning_rate": "2**[-6:-2:1]"}
 
 BORDELON = {
-    "1": Sweeps((_seen(_CNN, _keys("mup", "depth_mup")),), bordelon.both_sizes),
+    "1": Sweeps((_seen(_CNN, "mup", "depth_mup"),), bordelon.both_sizes),
     "2": Sweeps(
         (_RESNET,),
         functools.partial(
@@ -212,8 +204,8 @@ BORDELON = {
         ),
         bordelon.middle_depth,
     ),
-    "B.2": Sweeps((_seen(_CNN, _keys("sp", "mup")),), bordelon.without_scaling),
-    "B.3": Sweeps((_seen(_CNN, _keys("depth_mup")),), bordelon.decided_early),
+    "B.2": Sweeps((_seen(_CNN, "sp", "mup"),), bordelon.without_scaling),
+    "B.3": Sweeps((_seen(_CNN, "depth_mup"),), bordelon.decided_early),
     "B.4": Sweeps(
         (_RESNET,),
         functools.partial(

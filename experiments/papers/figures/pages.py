@@ -1,0 +1,178 @@
+"""The verdicts in docs/figures.md and docs/evidence.md, generated from docs/data.
+
+Both pages are made from the same tables by the same functions, so that they agree.
+"""
+
+import io
+import pathlib
+from collections.abc import Iterator
+
+import rich.console
+
+from ... import report
+from ...errors import UserError
+from ...io import write_durably
+from . import draw, job
+from .parts import Part
+from .registry import SCALES, Drawing, Figure, Request
+
+_COMMAND = "mupax figure pages"
+BEGIN, END = f"<!-- begin: {_COMMAND} -->", "<!-- end -->"
+_WORDS = {True: "agrees", False: "**does not agree**", None: "cannot tell"}
+
+
+def write(docs: pathlib.Path) -> None:
+    """Draw the pictures and rewrite the generated part of both pages.
+
+    Args:
+      docs: with "data", "figures", "figures.md" and "evidence.md".
+
+    Raises:
+      UserError: a page or its markers are missing, or a table cannot be read.
+    """
+    found = drawings(docs)
+    for figure, drawing in found.items():
+        if drawing is not None:
+            picture = draw.picture(drawing, "png")
+            write_durably(docs / "figures" / f"{figure.id}.png", picture)
+    for name, body in (("figures", figures(found)), ("evidence", evidence(docs))):
+        page = docs / f"{name}.md"
+        write_durably(page, replaced(page, body))
+
+
+def drawings(docs: pathlib.Path) -> dict[Figure, Drawing | None]:
+    """Every figure that can be drawn, and its drawing where its tables are there."""
+    request = Request("laptop", docs / "figures", tables=docs / "data", from_data=True)
+    known = job.figures().values()
+    return {f: job.from_data(f, request) for f in known if f.is_drawn}
+
+
+def replaced(page: pathlib.Path, body: str) -> str:
+    """A page with another generated part.
+
+    Raises:
+      UserError: it is not there, or has no markers.
+    """
+    try:
+        text = page.read_text()
+    except OSError as error:
+        raise UserError(
+            f"{page} cannot be read ({error.strerror}); run `{_COMMAND}` in the "
+            "repository's root"
+        ) from None
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"{page} lacks the lines {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{body.strip()}\n\n{END}{after}"
+
+
+def figures(found: dict[Figure, Drawing | None]) -> str:
+    """The generated part of figures.md: counts, verdicts, gallery.
+
+    Args:
+      found: as `drawings` gives it.
+    """
+    drawn = {f: d for f, d in found.items() if d is not None}
+    missing = [f for f, d in found.items() if d is None]
+    count = dict.fromkeys(_WORDS, 0)
+    for drawing in drawn.values():
+        count[drawing.agrees] += 1
+    lines = [
+        f"Of {len(found)} figures {len(drawn)} have tables: {count[True]} agree with "
+        f"the paper, {count[False]} do not, {count[None]} cannot tell.",
+        "",
+        "| | the paper says | measured here | trained | verdict |",
+        "|---|---|---|---|---|",
+    ]
+    for figure, drawing in drawn.items():
+        length = f"{drawing.scale}: {drawing.length}" if drawing.length else "solved"
+        cells = (
+            f"[{figure.id}](figures/{figure.id}.png)",
+            f"{figure.number}: {figure.claim}",
+            drawing.ours,
+            length,
+            _WORDS[drawing.agrees],
+        )
+        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+    if missing:
+        lines += [
+            "",
+            "Not measured yet: `mupax figure ID --scale medium --tables docs/data`.",
+            "",
+            "| | the paper says |",
+            "|---|---|",
+        ]
+        lines += [f"| {f.id} | {f.number}: {_cell(f.claim)} |" for f in missing]
+    lines += ["", "### Pictures"]
+    for figure in drawn:
+        how = f". {figure.how[0].upper()}{figure.how[1:]}" if figure.how else ""
+        lines += ["", f"**{figure.id}**: {figure.paper}, {figure.number}{how}."]
+        lines += ["", f"![{figure.claim}](figures/{figure.id}.png)"]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def evidence(docs: pathlib.Path) -> str:
+    """The generated part of evidence.md: each table's verdicts, as a sweep prints them.
+
+    Args:
+      docs: with "data".
+    """
+    lines = []
+    request = Request("laptop", tables=docs / "data", from_data=True)
+    for scale in reversed(SCALES):
+        at = Request(scale, tables=request.tables, from_data=True)
+        for part in parts():
+            if not part.path(at).exists():
+                continue
+            table = part.read(at)
+            name = part.path(at).relative_to(docs)
+            lines += [
+                "",
+                f"### {part.name}, {scale}",
+                "",
+                f"{table.data.subject}: {table.length}; base of width "
+                f"{table.data.base.width} and depth {table.data.base.depth}; measured "
+                f"{table.facts['measured']}: [{name}]({name}).",
+                "",
+                *(f"    {line}" for line in _wrapped(table.data.command)),
+                "",
+                "```text",
+                *_printed(table.data),
+                "```",
+            ]
+    return "\n".join(lines)
+
+
+def parts() -> Iterator[Part]:
+    """Every sweep of a figure once, each after the one that tunes it."""
+    known: set[str] = set()
+    for figure in job.figures().values():
+        for part in figure.train.parts if figure.train else ():
+            for one in filter(None, (part.tuned, part)):
+                if one.name not in known:
+                    known.add(one.name)
+                    yield one
+
+
+def _printed(data: report.SweepData) -> list[str]:
+    """What `mupax sweep` prints of a sweep."""
+    out = io.StringIO()
+    report.print_verdicts(data, rich.console.Console(file=out, width=160))
+    return [line.rstrip() for line in out.getvalue().strip().splitlines()]
+
+
+def _wrapped(command: str) -> list[str]:
+    """A command line in lines of 90 characters."""
+    lines, now = [], ""
+    for word in command.split(" "):
+        if now and len(now) + len(word) > 88:
+            lines.append(f"{now} \\")
+            now = f"    {word}"
+        else:
+            now = f"{now} {word}" if now else word
+    return [*lines, now]

@@ -1,0 +1,155 @@
+"""Tables of runs: what is written is read, and the pages are what the tables say."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+
+from mupax.experiments.errors import UserError
+from mupax.experiments.papers.figures import drawings, pages, tables
+from mupax.experiments.papers.figures.registry import Drawing, Line, Panel
+from mupax.experiments.report import SweepData
+from mupax.experiments.sweep.results import Population
+from mupax.experiments.sweep.statistics import Sizes
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+RATES, MULTIPLIERS = [0.25, 0.5, 1.0], [0.5, 1.0]
+
+
+def made(key="depth_mup", depth=8, seeds=2, choices=None):
+    """A population of random losses; one run of it diverged half-way."""
+    rng = np.random.default_rng(depth)
+    shape = (seeds, len(RATES), len(MULTIPLIERS))
+    curves = rng.uniform(1, 2, (*shape, 40))
+    loss = curves[..., -1].copy()
+    loss[0, 2, 1], curves[0, 2, 1, 20:] = np.nan, np.nan
+    axes = {"learning_rate": RATES, "branch_multiplier": MULTIPLIERS}
+    name = f"{key}-w16-d{depth}"
+    return Population(name, key, 16, depth, choices or {}, axes, loss, curves, 1.0)
+
+
+def data(*populations, **config):
+    settings = {"batch_size": 8, "dataset": "digits", "steps": 40, **config}
+    return SweepData(
+        populations=populations,
+        base=Sizes(16, 8),
+        labels={"depth_mup": "Depth-μP", "ode": "ode"},
+        featured="depth_mup",
+        steps=40,
+        settings={"config": settings},
+        subject="resmlp on digits, adam",
+        command="mupax sweep --config resmlp_sweep",
+    )
+
+
+def facts(found):
+    return tables.facts(found, epochs=0.2, measured="2026-11-22")
+
+
+def test_a_table_comes_back():
+    known = {"model.norm": "batch", "model.layer_norm": True}
+    found = data(made(choices=known), made("ode", 32, choices=known))
+    again = tables.parse(tables.text(found.populations, facts(found)), "it")
+    assert again.data.base == found.base
+    assert again.data.steps == 40
+    for old, new in zip(found.populations, again.data.populations, strict=True):
+        assert (old.parametrization, old.depth) == (new.parametrization, new.depth)
+        assert new.choices == old.choices
+        assert new.axes == old.axes
+        np.testing.assert_allclose(new.loss, old.loss, rtol=1e-4)
+        halves = old.curves.reshape(*old.loss.shape, 20, 2).mean(-1)
+        np.testing.assert_allclose(new.curves, halves, rtol=1e-4)
+
+
+def test_a_table_says_how_long_its_runs_are():
+    found = data(made())
+    told = tables.parse(tables.text(found.populations, facts(found)), "it").length
+    assert told == "40 steps (0.2 epochs), width 16, 2 seeds"
+
+
+def test_seeds_that_a_population_lacks_are_left_out_of_all():
+    found = data(made(seeds=3), made("ode", 32, seeds=2))
+    again = tables.parse(tables.text(found.populations, facts(found)), "it")
+    assert [len(p.loss) for p in again.data.populations] == [2, 2]
+    assert again.seeds == 2
+
+
+def test_a_population_without_its_whole_grid_is_left_out():
+    found = data(made(), made("ode", 32))
+    lines = tables.text(found.populations, facts(found)).splitlines(keepends=True)
+    again = tables.parse("".join(lines[:-8]), "it")
+    assert [p.parametrization for p in again.data.populations] == ["depth_mup"]
+
+
+def test_later_sweeps_add_to_a_table(tmp_path):
+    path = tmp_path / "medium" / "it.csv"
+    first, more = data(made()), data(made("ode", 32))
+    tables.add(path, first, facts(first))
+    both = tables.add(path, more, facts(more))
+    assert [p.parametrization for p in both.data.populations] == ["depth_mup", "ode"]
+    other = data(made(), batch_size=16)
+    alone = tables.add(path, other, facts(other))
+    assert len(alone.data.populations) == 1
+
+
+def test_a_table_covers_what_it_holds():
+    found = data(made())
+    table = tables.parse(tables.text(found.populations, facts(found)), "it")
+    axes = {"learning_rate": RATES, "branch_multiplier": MULTIPLIERS}
+    one = {"parametrization": "depth_mup", "width": 16, "depth": 8, "choices": {}}
+    one["axes"] = axes
+    assert tables.covers(table, [one], 2)
+    assert not tables.covers(table, [one], 3)
+    assert not tables.covers(table, [one | {"depth": 16}], 2)
+    wider = axes | {"learning_rate": [0.125, *RATES]}
+    assert not tables.covers(table, [one | {"axes": wider}], 2)
+
+
+def test_what_is_tuned_at_the_base_is_fixed_at_every_size():
+    deep, base = made(depth=32), made()
+    base.loss[:, 1, 0] = 0.1  # the best: multiplier 0.5
+    found = tables.tuned(data(base, deep), "branch_multiplier")
+    assert all(list(p.axes) == ["learning_rate"] for p in found.populations)
+    np.testing.assert_array_equal(found.populations[1].loss, deep.loss[:, :, 0])
+
+
+def test_a_file_that_is_no_table_is_refused():
+    with pytest.raises(UserError, match="it is not a table of runs"):
+        tables.parse("a,b\n1,2\n", "it")
+
+
+def test_a_drawing_comes_back(tmp_path):
+    lines = [
+        Line("measured", [1, 2], [0.5, 0.25], [0.01, 0.02]),
+        Line("½", [1, 2], [0.5, 0.5], look="theory"),
+    ]
+    drawing = Drawing([Panel("a", "x", "y", lines, log_x=True)], "exponent -1", True)
+    again = drawings.write(tmp_path / "it.csv", drawing)
+    assert dataclasses.asdict(again) == dataclasses.asdict(drawing)
+
+
+def test_a_page_without_markers_is_refused(tmp_path):
+    (tmp_path / "page.md").write_text("nothing")
+    with pytest.raises(UserError, match="lacks the lines"):
+        pages.replaced(tmp_path / "page.md", "new")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return pages.drawings(DOCS)
+
+
+@pytest.mark.parametrize("name", ["figures", "evidence"])
+def test_the_pages_hold_what_the_tables_say(name, found):
+    """If you meant this: mupax figure pages."""
+    body = pages.figures(found) if name == "figures" else pages.evidence(DOCS)
+    page = DOCS / f"{name}.md"
+    assert pages.replaced(page, body) == page.read_text(), "run: mupax figure pages"
+
+
+def test_every_table_belongs_to_a_figure():
+    known = {part.name for part in pages.parts()}
+    known |= {figure.id for figure in pages.job.figures().values() if figure.draw}
+    held = {path.stem for path in (DOCS / "data").glob("*/*.csv")}
+    assert held <= known
