@@ -31,7 +31,7 @@ def write(docs: pathlib.Path) -> None:
       UserError: a page or its markers are missing, or a table cannot be read.
     """
     found = drawings(docs)
-    for figure, drawing in found.items():
+    for figure, drawing in found:
         if drawing is not None:
             picture = draw.picture(drawing, "png")
             write_durably(docs / "figures" / f"{figure.id}.png", picture)
@@ -40,11 +40,14 @@ def write(docs: pathlib.Path) -> None:
         write_durably(page, replaced(page, body))
 
 
-def drawings(docs: pathlib.Path) -> dict[Figure, Drawing | None]:
+Found = list[tuple[Figure, Drawing | None]]
+
+
+def drawings(docs: pathlib.Path) -> Found:
     """Every figure that can be drawn, and its drawing where its tables are there."""
     request = Request("laptop", docs / "figures", tables=docs / "data", from_data=True)
     known = job.figures().values()
-    return {f: job.from_data(f, request) for f in known if f.is_drawn}
+    return [(f, job.from_data(f, request)) for f in known if f.is_drawn]
 
 
 def replaced(page: pathlib.Path, body: str) -> str:
@@ -67,16 +70,16 @@ def replaced(page: pathlib.Path, body: str) -> str:
     return f"{before}{BEGIN}\n\n{body.strip()}\n\n{END}{after}"
 
 
-def figures(found: dict[Figure, Drawing | None]) -> str:
+def figures(found: Found) -> str:
     """The generated part of figures.md: counts, verdicts, gallery.
 
     Args:
       found: as `drawings` gives it.
     """
-    drawn = {f: d for f, d in found.items() if d is not None}
-    missing = [f for f, d in found.items() if d is None]
-    count = dict.fromkeys(_WORDS, 0)
-    for drawing in drawn.values():
+    drawn = [(f, d) for f, d in found if d is not None]
+    missing = [f for f, d in found if d is None]
+    count: dict[bool | None, int] = dict.fromkeys(_WORDS, 0)
+    for _, drawing in drawn:
         count[drawing.agrees] += 1
     lines = [
         f"Of {len(found)} figures {len(drawn)} have tables: {count[True]} agree with "
@@ -85,7 +88,7 @@ def figures(found: dict[Figure, Drawing | None]) -> str:
         "| | the paper says | measured here | trained | verdict |",
         "|---|---|---|---|---|",
     ]
-    for figure, drawing in drawn.items():
+    for figure, drawing in drawn:
         length = f"{drawing.scale}: {drawing.length}" if drawing.length else "solved"
         cells = (
             f"[{figure.id}](figures/{figure.id}.png)",
@@ -105,7 +108,7 @@ def figures(found: dict[Figure, Drawing | None]) -> str:
         ]
         lines += [f"| {f.id} | {f.number}: {_cell(f.claim)} |" for f in missing]
     lines += ["", "### Pictures"]
-    for figure in drawn:
+    for figure, _ in drawn:
         how = f". {figure.how[0].upper()}{figure.how[1:]}" if figure.how else ""
         lines += ["", f"**{figure.id}**: {figure.paper}, {figure.number}{how}."]
         lines += ["", f"![{figure.claim}](figures/{figure.id}.png)"]
