@@ -21,7 +21,7 @@ from mupax.experiments import cli
 from mupax.experiments.papers import figures
 from mupax.experiments.papers.figures import claims_bordelon as bordelon
 from mupax.experiments.papers.figures import claims_tp6 as tp6
-from mupax.experiments.papers.figures import curves, draw, job, parts, tables
+from mupax.experiments.papers.figures import curves, draw, job, parts, registry, tables
 from mupax.experiments.sweep import engine, grids, space
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.statistics import Sizes
@@ -407,23 +407,53 @@ def test_a_loss_of_nothing_is_the_higher():
     assert curves.lower(nothing, nothing) is None
 
 
-@pytest.mark.parametrize("paper", [False, True])
+def planned(part, request):
+    """What a part would train, checked as the engine takes it."""
+    return space.parse_sweep(part.parsed(request, 0.25 if part.tuned else None))
+
+
+@pytest.mark.parametrize("scale", registry.SCALES)
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_sweep_of_a_figure_parses_and_plans(name, paper, tmp_path):
+def test_every_sweep_of_a_figure_parses_and_plans(name, scale, tmp_path):
     sweeps = TRAINED[name].train
-    request = figures.Request(paper, tmp_path, dataset="text:some.txt")
+    request = figures.Request(scale, tmp_path, dataset="text:some.txt")
     for part in sweeps.parts:
-        found = part.parsed(request)
-        assert len(space.tasks(space.parse_sweep(found))) > 1
+        found = planned(part, request)
+        trained = [(j.parametrization, j.width, j.depth) for j in space.jobs(found)]
+        assert len(trained) > 1
+        # What a table must hold is what the sweep trains.
+        held = [
+            (one["parametrization"], one["width"], one["depth"])
+            for one in parts._populations(found)
+        ]
+        assert sorted(held) == sorted(trained)
     names = [part.name for part in sweeps.parts]
     assert len(set(names)) == len(names)
+
+
+def test_parts_of_one_name_are_one_sweep():
+    """Figures share tables by name; another sweep under it would replace the table."""
+    known = {}
+    for figure in TRAINED.values():
+        for part in figure.train.parts:
+            for one in filter(None, (part.tuned, part)):
+                plain = dataclasses.replace(one, keys=(), at_best=False, edit=None)
+                assert known.setdefault(one.name, plain) == plain
+
+
+@pytest.mark.parametrize("scale", registry.SCALES)
+@pytest.mark.parametrize("name", ["tp6-4", "tp6-5"])
+def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path):
+    request = figures.Request(scale, tmp_path)
+    two, one = (planned(p, request) for p in TRAINED[name].train.parts)
+    assert len({2 * depth for depth in two.depths} & set(one.depths)) >= 3
 
 
 def pretended(part, request):
     """What a part's sweep would find, were every loss a bowl."""
     given = planned(part, request)
     populations = []
-    for task in space.tasks(given):
+    for task in space.jobs(given):
         places = dict.fromkeys(task.grid, 0.0) | {"learning_rate": RATE}
         values = [[grids.coordinate(n, x) for x in v] for n, v in task.grid.items()]
         grid = dict(zip(task.grid, np.meshgrid(*values, indexing="ij"), strict=True))

@@ -65,7 +65,7 @@ def test_a_table_comes_back():
 def test_a_table_says_how_long_its_runs_are():
     found = data(made())
     told = tables.parse(tables.text(found.populations, facts(found)), "it").length
-    assert told == "40 steps (0.2 epochs), width 16, 2 seeds"
+    assert told == "40 steps (0.2 epochs), width 16, depth 8, 2 seeds"
 
 
 def test_seeds_that_a_population_lacks_are_left_out_of_all():

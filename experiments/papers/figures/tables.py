@@ -47,9 +47,10 @@ class Table:
 
     @property
     def length(self) -> str:
-        """How long and how wide, as "1,560 steps (2.0 epochs), width 64, 3 seeds"."""
-        widths = sorted({p.width for p in self.data.populations})
-        wide = f"width {widths[0]}" + (f" to {widths[-1]}" if widths[1:] else "")
+        """Steps, sizes and seeds: "300 steps (0.4 epochs), width 64, depth 8, ..."."""
+        widths = ", ".join(map(str, sorted({p.width for p in self.data.populations})))
+        depths = ", ".join(map(str, sorted({p.depth for p in self.data.populations})))
+        wide = f"width {widths}, depth {depths}"
         steps = f"{self.data.steps:,} steps"
         if self.facts.get("epochs"):
             steps += f" ({self.facts['epochs']:.3g} epochs)"
@@ -88,7 +89,11 @@ def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
       shared: as `facts` gives it.
     """
     choices = list(dict.fromkeys(k for p in populations for k in p.choices))
-    axes = list(dict.fromkeys(k for p in populations for k in p.axes))
+    names = dict.fromkeys(k for p in populations for k in p.axes)
+    axes = {
+        k: sorted({float(_grid(x)) for p in populations for x in p.axes.get(k, ())})
+        for k in names
+    }
     out = io.StringIO()
     head = {**shared, "choices": choices, "axes": axes}
     out.write(f"# {json.dumps(head, ensure_ascii=False)}\n")
@@ -99,7 +104,7 @@ def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
         chosen = [json.dumps(p.choices.get(k)) for k in choices]
         curves = _coarse(p.curves)
         for seed, *at in np.ndindex(p.loss.shape):
-            values = [f"{p.axes[k][i]:.10g}" for k, i in zip(axes, at, strict=True)]
+            values = [_grid(p.axes[k][i]) for k, i in zip(axes, at, strict=True)]
             place = (seed, *at)
             losses = [_short(x) for x in (p.loss[place], *curves[place])]
             sizes = (p.parametrization, p.width, p.depth)
@@ -117,6 +122,10 @@ def _coarse(curves: np.ndarray) -> np.ndarray:
         at = np.minimum(((ends[:-1] + ends[1:]) / 2).astype(int), count - 1)
         return curves[..., at]
     return curves.reshape(*curves.shape[:-1], SPANS, -1).mean(axis=-1)
+
+
+def _grid(value: float) -> str:
+    return f"{value:.10g}"
 
 
 def _short(loss: float) -> str:
@@ -178,22 +187,22 @@ def _population(
     key: tuple[Any, ...],
     rows: list[dict[str, str]],
     choices: list[str],
-    axes: list[str],
+    grid: dict[str, list[float]],
 ) -> tuple[Population, list[int]]:
-    """A population, and the seeds that have its whole grid."""
+    """A population, and the seeds that have the whole grid."""
     name, width, depth, chosen = key
-    grid = {k: sorted({float(row[k]) for row in rows}) for k in axes}
     shape = (1 + max(int(row["seed"]) for row in rows), *map(len, grid.values()))
     loss, curves = np.full(shape, np.nan), np.full((*shape, SPANS), np.nan)
     there = np.zeros(shape, bool)
     for row in rows:
-        at = (int(row["seed"]), *(grid[k].index(float(row[k])) for k in axes))
+        at = (int(row["seed"]), *(grid[k].index(float(row[k])) for k in grid))
         values = [float(x) if x else np.nan for x in list(row.values())[-SPANS - 1 :]]
         loss[at], curves[at], there[at] = values[0], values[1:], True
     seeds = np.flatnonzero(there.reshape(shape[0], -1).all(axis=1)).tolist()
     chosen = {k: json.loads(v) for k, v in zip(choices, chosen, strict=True)}
     label = f"{name}-w{width}-d{depth}"
-    return Population(label, name, width, depth, chosen, grid, loss, curves, 0.0), seeds
+    axes = {k: list(values) for k, values in grid.items()}
+    return Population(label, name, width, depth, chosen, axes, loss, curves, 0.0), seeds
 
 
 def read(path: pathlib.Path) -> Table | None:
