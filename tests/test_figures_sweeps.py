@@ -419,7 +419,7 @@ def test_every_sweep_of_a_figure_parses_and_plans(name, scale, tmp_path):
     request = figures.Request(scale, tmp_path, dataset="text:some.txt")
     for part in sweeps.parts:
         found = planned(part, request)
-        trained = [(j.parametrization, j.width, j.depth) for j in space.jobs(found)]
+        trained = [(j.parametrization, j.width, j.depth) for j in space.tasks(found)]
         assert len(trained) > 1
         # What a table must hold is what the sweep trains.
         held = [
@@ -453,7 +453,7 @@ def pretended(part, request):
     """What a part's sweep would find, were every loss a bowl."""
     given = planned(part, request)
     populations = []
-    for task in space.jobs(given):
+    for task in space.tasks(given):
         places = dict.fromkeys(task.grid, 0.0) | {"learning_rate": RATE}
         values = [[grids.coordinate(n, x) for x in v] for n, v in task.grid.items()]
         grid = dict(zip(task.grid, np.meshgrid(*values, indexing="ij"), strict=True))

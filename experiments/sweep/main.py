@@ -26,6 +26,8 @@ from .tasks import ZooTask
 _LABELS = {
     "sp": "Standard (SP)",
     "half_alpha": "α = ½, γ = 0",
+    "no_depth_scaling": "No depth scaling",
+    "ode": "ODE",
     "depth_mup": "Depth-μP",
 }
 

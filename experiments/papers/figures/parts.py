@@ -105,7 +105,7 @@ class Part:
           UserError: the data is not there, or the folder holds another sweep.
         """
         from ...run.build import open_dataset  # these read data; theory does not
-        from ...sweep import job as sweep
+        from ...sweep import main as sweep
         from ...sweep.space import parse_sweep
 
         multiplier, folder = None, request.folder / request.scale / self.name
@@ -127,7 +127,7 @@ class Part:
             if set(wanted.parametrizations) != lacking:
                 config.sweep.only = tuple(sorted(lacking))
         words = ["mupax", *self.words(request, multiplier)]
-        data = sweep.swept(config, str(folder), words)
+        data = sweep.run(config, str(folder), words)
         epochs = None
         if not config.dataset.startswith(_TEXT):
             size = open_dataset(wanted.base).train_size
