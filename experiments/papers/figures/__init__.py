@@ -1,4 +1,4 @@
-"""The figures of the papers, redrawn: a module for each paper.
+"""The figures of the papers, redrawn; a module for each paper.
 
 registry: what a figure is. draw: PNG, SVG and CSV. job: the command. Those that are
 sweeps of networks are listed in sweeps; parts: how they are run; curves and claims_*:

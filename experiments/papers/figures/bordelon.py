@@ -14,13 +14,13 @@ from .registry import Drawing, Figure, Line, Panel, near
 def _trained(paper: bool) -> finite_size.Errors:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 5)), rng.normal(size=6)
-    # The bias is far smaller than the noise of a network: many seeds.
+    # The bias is far smaller than the noise of one network, so many seeds are needed.
     widths, seeds = ((64, 128, 256, 512), 256) if paper else ((16, 32, 64), 400)
     return finite_size.train(x, y, widths=widths, depths=(4, 8, 16, 32), seeds=seeds)
 
 
 def _bias_law(found: finite_size.Errors) -> tuple[float, float]:
-    """The exponent of the bias in depth, and its standard error by resampling."""
+    """The exponent of the bias in depth, with its bootstrap standard error."""
     draw, count = np.random.default_rng(0), found.outputs.shape[2]
     slopes = []
     for _ in range(100):
@@ -31,7 +31,7 @@ def _bias_law(found: finite_size.Errors) -> tuple[float, float]:
 
 
 def depths_agree(paper: bool) -> Drawing:
-    """Training at infinite width over depths, held against networks (Figure 5a)."""
+    """Training at infinite width at several depths, against networks (Figure 5a)."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 5)), rng.normal(size=2)
     steps, rate, depths = 5, 0.5, (2, 4, 8, 16)
@@ -75,7 +75,7 @@ def depths_agree(paper: bool) -> Drawing:
 def _gap_law(
     found: list[feature_learning.Dynamics], depths: tuple[int, ...]
 ) -> tuple[float, float]:
-    """The exponent in L of the last loss's gap to 2L; its error by the losses'."""
+    """The exponent in L of the last losses' difference between L and 2L, with error."""
     last = np.array([[part[-1] for part in run.losses] for run in found])
     draws = np.random.default_rng(0).normal(size=(200, len(depths)))
 
@@ -90,7 +90,7 @@ def _gap_law(
 def finite_sizes(paper: bool) -> Drawing:
     """Squared distance of single networks from the limit (Figure 5b)."""
     found = _trained(paper)
-    # As the paper: what stands for the limit is the ensemble of the largest networks.
+    # As in the paper, the ensemble of the largest networks stands for the limit.
     proxy = found.outputs[-1, -1].mean(axis=0)
     errors = ((found.outputs - proxy) ** 2).mean(axis=(2, 3))
     lines = [
@@ -117,7 +117,7 @@ def finite_sizes(paper: bool) -> Drawing:
 
 
 def ensembles(paper: bool) -> Drawing:
-    """Variance over initializations, and what is left after averaging (B.7)."""
+    """Variance over initializations, and the bias of the average (Figure B.7)."""
     found = _trained(paper)
     lines = [
         Line(f"L = {d}", found.widths, column.tolist())
@@ -210,7 +210,7 @@ def linear_features(paper: bool) -> Drawing:
             at = np.unique(np.linspace(0, depth, 11).round().astype(int))
             name, where = f"L = {depth}", run.times[at].tolist()
             before.append(Line(name, where, start[at].tolist()))
-            # Nothing changes at the frozen read-in: a logarithm has no place for it.
+            # The frozen read-in does not change, and zero has no logarithm.
             after.append(Line(name, where[1:], change[at][1:].tolist()))
     theory = Line("infinite depth", times.tolist(), closed.h.tolist(), look="theory")
     moved = Line(

@@ -14,7 +14,7 @@ from ...io import write_durably
 from ...report import style
 from .registry import Drawing, Figure, Line, Panel
 
-# A gallery of many pictures: small files; the SVG is there for print.
+# The gallery has many pictures, so files are small; the SVG is for print.
 _PIXELS = 110
 
 
@@ -34,7 +34,7 @@ def write(directory: pathlib.Path, figure: Figure, drawing: Drawing) -> None:
 
 
 def prepare(directory: pathlib.Path) -> None:
-    """Make the directory, before minutes are spent on what would go into it.
+    """Make the directory and check that it can be written, before minutes of work.
 
     Raises:
       UserError: it cannot be made or written.
@@ -49,7 +49,7 @@ def prepare(directory: pathlib.Path) -> None:
 
 
 def unusable(directory: pathlib.Path, error: OSError | ValueError) -> str:
-    """The sentence for a directory that cannot be written."""
+    """The message for a directory that cannot be written."""
     why = getattr(error, "strerror", None) or error
     return f"{str(directory)!r} cannot be used ({why}); choose another --workdir"
 
@@ -69,13 +69,13 @@ def table(drawing: Drawing) -> str:
 
 
 def picture(drawing: Drawing, kind: str) -> bytes:
-    """The panels side by side, more than three in two rows, as PNG or SVG."""
+    """The panels as PNG or SVG: up to three in a row, more in two rows."""
     made = style.render(_canvas, drawing, kind=kind, dpi=_PIXELS)
     return small(made) if kind == "png" else made
 
 
 def small(png: bytes) -> bytes:
-    """The same picture in 64 colours, which lines and letters do with."""
+    """The same picture in 64 colours, which are enough for lines and letters."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
         image.convert("RGB").quantize(64).save(buffer, "png", optimize=True)
@@ -85,7 +85,7 @@ def small(png: bytes) -> bytes:
 def _canvas(drawing: Drawing) -> Canvas:
     panels = drawing.panels
     count = len(panels)
-    # Panels of the same lines need one legend, where it hides none of them.
+    # Panels with the same lines share one legend, outside of the panels.
     shared = count > 1 and len({tuple(x.label for x in p.lines) for p in panels}) == 1
     rows = 1 if count <= 3 else 2
     columns = -(-count // rows)
@@ -124,13 +124,13 @@ def _panel(ax: Any, panel: Panel, legend: bool) -> None:
         if low > 1e-3 and high < 1e4:
             style.log_ticks(ax.yaxis, low, high)
     if legend and len(panel.lines) > 1:
-        # Below: inside it hides a line sooner or later.
+        # Below the panel: inside, it would hide lines.
         anchor = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17)}
         ax.legend(ncols=2, **anchor, **_LEGEND)
 
 
 def _sizes(axis: Any, sizes: list[float]) -> None:
-    """Ticks at the sizes themselves, where they are few; every other if many."""
+    """Put ticks at the sizes if they are few, and at every other one if many."""
     apart: list[float] = []
     for size in sizes:  # labels of sizes that are almost equal would overlap
         if not apart or size > 1.2 * apart[-1]:
@@ -143,7 +143,7 @@ def _sizes(axis: Any, sizes: list[float]) -> None:
 
 
 def _short(size: float) -> str:
-    """Whole numbers in full; of others three digits, lest neighbours overlap."""
+    """Whole numbers in full, others with three digits, so that labels do not overlap."""
     return f"{size:g}" if size == round(size) else f"{size:.3g}"
 
 

@@ -67,14 +67,14 @@ def run(argv: list[str]) -> None:
     except ModuleNotFoundError as error:
         if error.name is not None:
             raise
-        # Ours, with a sentence that names the extra.
+        # Raised by mupax: the message names the missing extra.
         raise UserError(str(error)) from None
     draw.write(request.folder, figure, drawing)
     print(verdict(figure, drawing.ours, drawing.agrees))
 
 
 def check(figure: Figure, request: Request) -> None:
-    """Refuse what cannot be drawn, before anything is written."""
+    """Raise for figures that cannot be drawn, before anything is written."""
     if figure.draw is None and figure.train is None:
         raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
     if figure.train is None and (request.data_dir or request.dataset):
@@ -119,19 +119,19 @@ def from_data(figure: Figure, request: Request) -> Drawing | None:
 
 
 def verdict(figure: Figure, ours: str, agrees: bool | None) -> str:
-    """The paper's claim, our number, agree or not."""
+    """One line: the paper's claim, the measured number, and the verdict."""
     word = {True: "agrees", False: "DOES NOT AGREE", None: "CANNOT TELL"}[agrees]
     return f"{figure.id}: {figure.claim} | here: {ours} | {word}"
 
 
 def why_not(figure: Figure) -> str:
-    """Why a figure is not drawn, and what would draw it."""
+    """Why a figure is not drawn, and the command that would measure it."""
     remedy = f"; {figure.command}" if figure.command else ""
     return figure.how + remedy
 
 
 def parse(argv: list[str]) -> tuple[str, Request]:
-    """The id, and what else a command line asks for.
+    """Parse a command line: the id of a figure, and the request.
 
     Raises:
       UserError: a flag or scale that is not known, or no id.
@@ -171,7 +171,7 @@ def parse(argv: list[str]) -> tuple[str, Request]:
 
 
 def print_list(console: rich.console.Console) -> None:
-    """Print every figure: drawn here, or why not and what would draw it."""
+    """Print every figure, and for those that are not drawn the reason."""
     table = rich.table.Table(title="figures of the papers", show_lines=True)
     table.add_column("id", no_wrap=True)
     for head in ("figure", "claim", "here"):

@@ -1,4 +1,4 @@
-"""What a figure is: a claim of a paper, and how it is drawn and checked here."""
+"""A figure: a claim of a paper, and how it is drawn and checked."""
 
 import dataclasses
 import pathlib
@@ -12,7 +12,7 @@ Look = Literal["measured", "theory", "points"]
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a panel, which is also what the CSV holds.
+    """A line of a panel; the CSV holds its points.
 
     Attributes:
       label: in the legend.
@@ -43,7 +43,7 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A figure's numbers, and whether they bear out its claim.
+    """A figure's numbers, and whether they agree with its claim.
 
     Attributes:
       panels: side by side.
@@ -109,12 +109,12 @@ class Figure:
       id: as typed after `mupax figure`.
       paper: its short name.
       number: as printed, or the theorem where the paper has no picture of it.
-      claim: what it shows, in one sentence.
-      draw: takes whether the paper's sizes are wanted.
-      train: in place of `draw` where networks are trained on data; with neither it is
-        not drawn.
-      how: what is drawn where it differs from the paper, or why nothing is.
-      command: what would draw it, where nothing here does.
+      claim: the paper's claim, in one sentence.
+      draw: computes the figure; its argument is whether the paper's sizes are wanted.
+      train: trains networks on data, in place of `draw`. A figure with neither is not
+        drawn.
+      how: how it differs from the paper's figure, or why it is not drawn.
+      command: a command that would measure it, if it is not drawn.
     """
 
     id: str
@@ -128,7 +128,7 @@ class Figure:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether there is anything that draws it."""
+        """Whether mupax can draw it."""
         return self.draw is not None or self.train is not None
 
 

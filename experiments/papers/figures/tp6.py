@@ -17,12 +17,12 @@ _REGIONS = ("unstable", "trivial", "unfaithful", "redundant", "diverse")
 
 
 def regions(paper: bool) -> Drawing:
-    """What happens at points of the (α, γ) plane (section 7)."""
+    """Measured behaviour at points of the (α, γ) plane (section 7)."""
     points = [
         *((0.25, 0.5), (0.5, 0.25), (0.75, 0.0), (0.5, 0.5), (0.75, 0.25)),
         *((1.0, 0.0), (1.5, -0.5), (0.5, 1.0), (0.75, 0.75), (1.0, 0.5)),
     ]
-    # The change per step of 1/4 in α + γ is L^(1/4): a slope far beyond the tolerance.
+    # Points are 1/4 apart in α + γ, so that slopes differ by far more than the tolerance.
     sizes: dict[str, Any] = {"depths": (16, 64), "width": 32, "seeds": 6}
     if paper:
         sizes = {"depths": (16, 64, 256), "width": 64, "seeds": 8}
@@ -96,7 +96,7 @@ _RATE = 0.1
 
 
 def _stream(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """One example a step, of a linear teacher."""
+    """Inputs and targets of a linear teacher, one example per step."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(steps, 1, 16)) / 4
     return x, x @ rng.normal(size=(16, 1))
@@ -104,7 +104,7 @@ def _stream(steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.partial(jax.jit, static_argnames=("width", "depth"))
 def _simulate(seeds: Any, x: Any, y: Any, width: int, depth: int) -> Any:
-    """Rms of every layer before each step, (seeds, steps, layers)."""
+    """Root mean square of every layer before each step, (seeds, steps, layers)."""
 
     def layers(blocks: Any, start: Any) -> Any:
         def block(h: Any, w: Any) -> tuple[Any, Any]:
@@ -114,7 +114,7 @@ def _simulate(seeds: Any, x: Any, y: Any, width: int, depth: int) -> Any:
         return jnp.concatenate([start[None], jax.lax.scan(block, start, blocks)[1]])
 
     def network(seed: Any) -> Any:
-        # Without the width, wide networks would hold the numbers of narrow ones.
+        # With the same key, wide networks would contain the weights of narrow ones.
         key = jax.random.fold_in(jax.random.key(seed), width)
         keys = jax.random.split(key, 3)
         read = jax.random.normal(keys[0], (width, x.shape[1]))
@@ -127,8 +127,8 @@ def _simulate(seeds: Any, x: Any, y: Any, width: int, depth: int) -> Any:
 
         def step(blocks: Any, sample: Any) -> tuple[Any, Any]:
             grads, h = jax.grad(loss, has_aux=True)(blocks, sample)
-            # In μP the gradient of an entry is of size 1/n and so is its update;
-            # W's standard deviation is n^-½ here, and the rate stands for itself.
+            # In μP the entries of gradients and of updates are of order 1/n. Weights have a
+            # standard deviation of n^-½ here, so that the learning rate needs no factor.
             return blocks - _RATE * grads, jnp.sqrt((h**2).mean(axis=-1))
 
         return jax.lax.scan(step, blocks, (x, y))[1]
@@ -179,8 +179,8 @@ def diversity(paper: bool) -> Drawing:
     deep, ode = (found[name].diversity for name in _LAWS)
     depths = _sizes(paper)["depths"]
     lines = [Line(name, depths, point.diversity) for name, point in found.items()]
-    # No finite depth shows κ = 0; that the random part of the distance vanishes
-    # with depth, as L^(1-2α), is what makes it 0 in the limit.
+    # κ is above 0 at every finite depth. It is 0 in the limit because the random part
+    # of the distance vanishes with depth, as L^(1-2α).
     noise = found["ODE"].noise
     ours = (
         f"κ from {deep[0]:.2f} to {deep[-1]:.2f} for Depth-μP (agrees above 0.4), from "

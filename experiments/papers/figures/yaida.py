@@ -9,7 +9,7 @@ from .registry import Drawing, Figure, Line, Panel, near
 def emergent_scale(paper: bool) -> Drawing:
     """The second differential against γ = L/n^(1-s) (eq. 1.1, 4.9, 4.10)."""
     widths = (16, 32, 64, 128) if paper else (16, 32, 64)
-    # As deep as wide, a few networks in a hundred carry the whole average.
+    # In networks as deep as wide, a few in a hundred dominate the average.
     shapes = [(n, d) for n in widths for d in (4, 8, 16) if 2 * d <= n]
     seeds = 256 if paper else 96
     lines, scales, values = [], [], []
