@@ -143,7 +143,7 @@ def _sizes(axis: Any, sizes: list[float]) -> None:
 
 
 def _short(size: float) -> str:
-    """Whole numbers in full, others with three digits, so that labels do not overlap."""
+    """Whole numbers in full, others with three digits, for labels that fit."""
     return f"{size:g}" if size == round(size) else f"{size:.3g}"
 
 

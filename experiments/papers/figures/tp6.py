@@ -22,7 +22,7 @@ def regions(paper: bool) -> Drawing:
         *((0.25, 0.5), (0.5, 0.25), (0.75, 0.0), (0.5, 0.5), (0.75, 0.25)),
         *((1.0, 0.0), (1.5, -0.5), (0.5, 1.0), (0.75, 0.75), (1.0, 0.5)),
     ]
-    # Points are 1/4 apart in α + γ, so that slopes differ by far more than the tolerance.
+    # Points are 1/4 apart in α + γ: slopes differ by far more than the tolerance.
     sizes: dict[str, Any] = {"depths": (16, 64), "width": 32, "seeds": 6}
     if paper:
         sizes = {"depths": (16, 64, 256), "width": 64, "seeds": 8}
@@ -127,8 +127,8 @@ def _simulate(seeds: Any, x: Any, y: Any, width: int, depth: int) -> Any:
 
         def step(blocks: Any, sample: Any) -> tuple[Any, Any]:
             grads, h = jax.grad(loss, has_aux=True)(blocks, sample)
-            # In μP the entries of gradients and of updates are of order 1/n. Weights have a
-            # standard deviation of n^-½ here, so that the learning rate needs no factor.
+            # In μP the entries of gradients and of updates are of order 1/n. With
+            # weights of standard deviation n^-½ the learning rate needs no factor.
             return blocks - _RATE * grads, jnp.sqrt((h**2).mean(axis=-1))
 
         return jax.lax.scan(step, blocks, (x, y))[1]
