@@ -4,12 +4,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-long check lint types docs-examples wheel install clean
+DOCS := build/docs-env/bin
+
+.PHONY: help demo test test-long check lint types docs-examples docs notebooks wheel install clean
 
 help:
 	@echo "make demo   tune small, train big, on real digits: runs/demo/report.html"
 	@echo "make test   the tests (make test-long: those that take minutes)"
-	@echo "make check  lint, types, docstring examples, wheel"
+	@echo "make check  lint, types, docstring examples, wheel and sdist"
+	@echo "make docs   the site, into build/site (make notebooks: run the tutorials again)"
 
 install: .venv/.installed
 
@@ -40,24 +43,46 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy does not follow the editable install's import hook: give it the tree as installed.
-types: install
-	@mkdir -p build/types/mupax
-	@for d in optim zoo experiments configs; do ln -sfn ../../../$$d build/types/mupax/$$d; done
-	@for f in __init__.py __main__.py py.typed; do ln -sfn ../../../mupax/$$f build/types/mupax/$$f; done
+# mypy and mkdocstrings do not follow the editable install's import hook: give them the
+# tree as installed.
+build/types/mupax:
+	@mkdir -p $@
+	@for d in optim zoo experiments configs; do ln -sfn ../../../$$d $@/$$d; done
+	@for f in __init__.py __main__.py py.typed; do ln -sfn ../../../mupax/$$f $@/$$f; done
+
+types: install build/types/mupax
 	MYPYPATH=build/types $(BIN)/mypy -p mupax
 
 docs-examples: install
 	$(BIN)/python -m pytest --doctest-modules optim zoo experiments
 
-# The wheel must import, with its dependencies and nothing else, where the source is not.
+# The site's own environment: neither tests nor the library need its packages.
+build/docs-env/.installed: docs/requirements.txt
+	$(PYTHON) -m venv build/docs-env
+	$(DOCS)/python -m pip install --quiet --require-hashes -r docs/requirements.txt
+	@touch $@
+
+# Every warning is an error; so are broken links and anchors (mkdocs.yml).
+docs: build/docs-env/.installed build/types/mupax
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --strict --quiet
+	$(PYTHON) docs/check_site.py build/site
+
+# Runs the tutorials, and stores them with their outputs. The kernel is that of .venv.
+notebooks: install build/docs-env/.installed
+	$(DOCS)/python docs/run_notebooks.py --python $(BIN)/python
+
+# Wheel and sdist must install and import, with their dependencies and nothing else,
+# where the source is not.
 wheel: install
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/python -m build --quiet --wheel --no-isolation --outdir build/wheel .
-	$(PYTHON) -m venv build/wheel/env
+	$(BIN)/python -m build --quiet --no-isolation --outdir build/wheel .
 	sed -E '/^ *--hash/d; s/ *\\$$//' requirements.txt > build/wheel/constraints.txt
-	build/wheel/env/bin/python -m pip install --quiet --constraint build/wheel/constraints.txt build/wheel/*.whl
-	cd build/wheel && env/bin/python -c "import mupax; print('mupax', mupax.__version__, 'imports')"
+	@for kind in whl tar.gz; do \
+	  $(PYTHON) -m venv --clear build/wheel/env && \
+	  build/wheel/env/bin/python -m pip install --quiet --constraint build/wheel/constraints.txt build/wheel/*.$$kind && \
+	  (cd build/wheel && env/bin/mupax help > help.txt && env/bin/python -c "import mupax; \
+	    mupax.zoo.load_pretrained('resmlp_digits'); print('$$kind: mupax', mupax.__version__, 'imports')") \
+	  || exit 1; done
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -9,9 +9,9 @@ from .chain_check import ChainCheck, inspect_chain
 from .display import html_table
 from .optimizers import is_hidden_matrix, muon_learning_rate
 from .parametrizations import Parametrization
-from .rules import family_of, multipliers
+from .rules import OptimizerName, family_of, multipliers
 from .scales import ParamScale, Scales
-from .transforms import resolve
+from .transforms import ParametrizationLike, resolve
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
 _WITH_EPS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop", "lamb")
@@ -145,8 +145,8 @@ class Explanation:
 
 def explain(
     scales: Scales,
-    parametrization: str | Parametrization | None = None,
-    optimizer: str = "adam",
+    parametrization: ParametrizationLike | None = None,
+    optimizer: OptimizerName | str = "adam",
     *,
     tx: Any = None,
     params: Any = None,

@@ -311,17 +311,16 @@ def adafactor(
     """`optax.adafactor`, scaled: relative to the weight, or as Adam without that.
 
     Optax takes the size of a weight to be at least 1e-3: one that starts at zero
-    moves by that much relative to nothing, whatever the rule of width.
+    moves by that much relative to nothing, whatever the rule of width. Its decay is a
+    rate per step, apart from the learning rate, and so it is here.
+
+    Arguments that are not listed are as in `optax.adafactor`.
 
     Args:
       learning_rate: that of the base model, or None as in Optax.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
         that of the scales; "mup" if they know none and depth stays.
-      min_dim_size_to_factor, decay_rate, decay_offset, multiply_by_parameter_scale,
-        clipping_threshold, momentum, dtype_momentum, weight_decay_rate, eps,
-        factored: as in `optax.adafactor`. There the decay is a rate per step, apart
-        from the learning rate, and so it is here.
       weight_decay_mask: what decays, as in Optax; or "matrices" for the weights that
         sum over inputs, without biases, norm scales and tokens.
 
@@ -400,15 +399,14 @@ def muon(
     the scales: embeddings and readouts go to AdamW, stacked kernels (layers, d, d)
     are orthogonalized layer by layer, convolutions as (height·width·in, out).
 
+    Arguments that are not listed are as in `optax.contrib.muon`, whose dimension
+    numbers are found from the scales.
+
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
       parametrization: a name, or what `optim.parametrization` returns; by default
         that of the scales; "mup" if they know none and depth stays.
-      ns_coeffs, ns_steps, beta, eps, weight_decay, mu_dtype, nesterov,
-        adaptive, preconditioning, adam_b1, adam_b2, adam_eps_root,
-        adam_weight_decay, adam_learning_rate, consistent_rms: as in
-        `optax.contrib.muon`, whose dimension numbers are found from the scales.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam, without biases, norm
         scales and tokens.

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .scales import ParamScale, Role
 from .traced import Traced
@@ -404,6 +404,21 @@ _REGISTRY: dict[str, Callable[..., Parametrization]] = {
 }
 
 
+# For an editor to complete.
+Name = Literal[
+    "sp",
+    "ntk",
+    "mup",
+    "mean_field",
+    "meta_principled",
+    "depth_mup",
+    "ode",
+    "completep",
+    "residual",
+    "relu_mlp",
+]
+
+
 def list_parametrizations() -> list[str]:
     """The names that `parametrization` knows.
 
@@ -415,7 +430,7 @@ def list_parametrizations() -> list[str]:
 
 
 def parametrization(
-    name: str | Parametrization,
+    name: Name | str | Parametrization,
     *,
     gauge: Gauge | None = None,
     richness: float | None = None,

@@ -16,6 +16,7 @@ Depth enters through Δ (another M^-γ) and g (another M^-α).
 
 import dataclasses
 import enum
+from typing import Literal
 
 from .parametrizations import Parametrization, unknown
 from .scales import ParamScale, Scales
@@ -52,6 +53,26 @@ _MEMBERS = {
     Family.SPECTRAL: ("spectral", "muon"),
     Family.RELATIVE: ("relative", "lars", "lamb", "adafactor"),
 }
+# The names above, for an editor to complete.
+OptimizerName = Literal[
+    "sgd",
+    "momentum",
+    "nesterov",
+    "adam",
+    "adamw",
+    "lion",
+    "sign",
+    "signsgd",
+    "rmsprop",
+    "nadam",
+    "amsgrad",
+    "spectral",
+    "muon",
+    "relative",
+    "lars",
+    "lamb",
+    "adafactor",
+]
 _FAMILIES = {name: family for family, names in _MEMBERS.items() for name in names}
 
 

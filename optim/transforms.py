@@ -7,19 +7,19 @@ import jax
 import optax
 
 from .links import SCALING, Kind, Link, mark
-from .parametrizations import Parametrization, parametrization
+from .parametrizations import Name, Parametrization, parametrization
 from .paths import map_with_paths
 from .probing import Acting, Mode, mode, record
-from .rules import check_depth, family_of, multipliers
+from .rules import OptimizerName, check_depth, family_of, multipliers
 from .scales import ParamScale, Scales
 
-ParametrizationLike = str | Parametrization
+ParametrizationLike = Name | str | Parametrization
 
 
 def scale_by_parametrization(
     scales: Scales,
     parametrization: ParametrizationLike | None = None,
-    family: str = "adam",
+    family: OptimizerName | str = "adam",
 ) -> optax.GradientTransformation:
     """Multiply each parameter's update by its learning-rate multiplier.
 

@@ -19,7 +19,7 @@ from mupax.experiments import cli
 from mupax.experiments.run.config import parse
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
 
 

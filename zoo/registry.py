@@ -8,13 +8,47 @@ import inspect
 import re
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from .family import Family
+
+if TYPE_CHECKING:
+    from .cnn import CNN
+    from .gpt import GPT
+    from .llama import Llama
+    from .mlp import MLP
+    from .resmlp import ResMLP
+    from .resnet import ResNet
+    from .vit import ViT
+
+# Names by class, for an editor to complete. A new model goes in here too.
+GPTName = Literal["gpt", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"]
+LlamaName = Literal[
+    "llama",
+    "smollm2_135m",
+    "smollm2_360m",
+    "qwen3_0_6b",
+    "llama3_2_1b",
+    "llama3_2_3b",
+]
+ResNetName = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+ViTName = Literal[
+    "vit",
+    "vit_tiny_patch4_32",
+    "vit_small_patch4_32",
+    "vit_base_patch4_32",
+    "vit_tiny_patch8_64",
+    "vit_small_patch8_64",
+    "vit_base_patch8_64",
+    "vit_tiny_patch16_224",
+    "vit_small_patch16_224",
+    "vit_base_patch16_224",
+    "vit_large_patch16_224",
+]
 
 M = TypeVar("M", bound=type[nnx.Module])
 
@@ -35,6 +69,22 @@ def register(name: str, **defaults: Any) -> Callable[[M], M]:
     return add
 
 
+@overload
+def create(name: Literal["mlp"], **overrides: Any) -> "MLP": ...
+@overload
+def create(name: Literal["resmlp"], **overrides: Any) -> "ResMLP": ...
+@overload
+def create(name: Literal["cnn"], **overrides: Any) -> "CNN": ...
+@overload
+def create(name: ResNetName, **overrides: Any) -> "ResNet": ...
+@overload
+def create(name: ViTName, **overrides: Any) -> "ViT": ...
+@overload
+def create(name: GPTName, **overrides: Any) -> "GPT": ...
+@overload
+def create(name: LlamaName, **overrides: Any) -> "Llama": ...
+@overload
+def create(name: str, **overrides: Any) -> nnx.Module: ...
 def create(name: str, **overrides: Any) -> nnx.Module:
     """A model of the zoo.
 
