@@ -17,7 +17,7 @@ TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
 
 
 def snippets(path: pathlib.Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.S | re.M)
+    return re.findall(r"^```python[^\n]*\n(.*?)^```", path.read_text(), re.S | re.M)
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda p: str(p.relative_to(DOCS)))
@@ -58,7 +58,8 @@ def test_code_of_other_libraries_is_marked_as_such():
     kinds = set()
     for path in DOCS.rglob("*.md"):
         kinds |= set(re.findall(r"^```(\S[^\n]*)$", path.read_text(), re.M))
-    assert kinds <= {"python", "sh", '{.python title="mup"}'}
+    ours = {"python", 'python title="mupax"', "sh"}
+    assert kinds <= ours | {'{.python title="mup"}'}
 
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda p: p.stem)
@@ -72,6 +73,7 @@ def test_a_notebook_has_the_code_of_its_script_and_ran(script):
     shown = ["".join(c["source"]).strip() for c in code]
     assert shown == cells_of(script), f"edit {script.name}; then run: make notebooks"
 
+    assert any(c["outputs"] for c in code)
     assert not any(o["output_type"] == "error" for c in code for o in c["outputs"])
 
 
