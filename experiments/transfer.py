@@ -28,10 +28,11 @@ from .run.prepare import PreparedRun
 from .run.prepare import prepare as prepare_run
 from .sweep import main as sweeping
 from .sweep import optima, space
-from .sweep.results import Cell, Population
+from .sweep.results import Population
 from .sweep.space import SweepConfig
+from .sweep.transfers import transfers
 
-AXES = ("depth", "width")
+_RATE = "learning_rate"
 
 
 def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
@@ -186,18 +187,17 @@ def summarize(
     trained: TrainResult,
 ) -> dict[str, Any]:
     """What `summary.json` holds, but for the times."""
-    cells: list[Cell] = [found.cell() for found in populations]
+    rates = [t for t in transfers(populations, config.sizes) if t.name == _RATE]
     out: dict[str, Any] = {"optimal_log2_lr": {}, "shift_octaves": {}, "regret": {}}
-    for axis in AXES:
-        fixed = config.sizes.width if axis == "depth" else config.sizes.depth
-        for key in config.parametrizations:
-            found = optima.along(cells, key, axis, fixed)
-            out["optimal_log2_lr"].setdefault(axis, {})[key] = {
-                str(size): None if best is None else round(best.log2_lr, 3)
-                for size, best in zip(found.sizes, found.optima, strict=True)
-            }
-            out["shift_octaves"].setdefault(axis, {})[key] = _rounded(found.shift, 3)
-            out["regret"].setdefault(axis, {})[key] = _rounded(found.regret, 6)
+    for t in rates:
+        places = zip(t.sizes, t.optima, strict=True)
+        out["optimal_log2_lr"].setdefault(t.axis, {})[t.key] = {
+            str(size): None if best is None else round(best, 3) for size, best in places
+        }
+        change = t.trend.change if len(t.sizes) > 1 else math.nan
+        out["shift_octaves"].setdefault(t.axis, {})[t.key] = _rounded(change, 3)
+        share = math.nan if t.regret is None else t.regret.share
+        out["regret"].setdefault(t.axis, {})[t.key] = _rounded(share, 6)
     width, depth = space.sizes_of(target)
     out["target"] = {
         "width": width,
@@ -220,5 +220,5 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     return optim.explain(built.scales, chosen.rules, chosen.optimizer.name)
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+def _rounded(value: float, digits: int) -> float | None:
+    return round(value, digits) if math.isfinite(value) else None

@@ -15,6 +15,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import stats
 from sweep_populations import swept
 
 from mupax.experiments import cli
@@ -238,7 +239,7 @@ CASES = {
     ),
     "a moves": (
         tp6.multiplier_settles,
-        (axis_over_depth("branch_multiplier", 0.4),),
+        (axis_over_depth("branch_multiplier", 0.5, -0.8),),
         False,
     ),
     "no gain": (tp6.weights_last, (one(gain=0.0, level=2.0), one()), True),
@@ -297,7 +298,7 @@ CASES = {
     "1/√L at once": (tp6.root_law_at_the_end, (found(*early_late(RISING)),), False),
     "both sizes": (bordelon.both_sizes, cnns(), True),
     "μP stays": (bordelon.both_sizes, cnns(mup=0.0), False),
-    "widths move": (bordelon.both_sizes, cnns(width=0.5), False),
+    "widths move": (bordelon.both_sizes, cnns(width=1.0), False),
     "μP moves": (bordelon.without_scaling, standards(-0.5), True),
     "μP does not": (bordelon.without_scaling, standards(0.0), False),
     "norm alone moves": (
@@ -347,7 +348,7 @@ CASES = {
     "the deepest": (bordelon.middle_depth, equal_sizes(256), False),
     "decided early": (
         bordelon.decided_early,
-        (found(*early_late(FALLING, drift=0.1)),),
+        (found(*early_late(FALLING, drift=0.05)),),
         True,
     ),
     "decided late": (
@@ -381,13 +382,13 @@ def test_more_than_three_panels_make_two_rows():
 def test_an_optimum_at_the_end_of_the_grid_is_not_known():
     beyond = [made("depth_mup", d, learning_rate=-15.0) for d in DEPTHS]
     moved = curves.move(curves.cells(found(*beyond), "depth_mup"))
-    assert moved.stays is None
-    assert "end of the grid" in str(moved)
+    assert curves.stays(moved) is None
+    assert "end of the grid" in curves.shift(moved)
 
 
 def test_an_optimum_that_the_seeds_dispute_is_not_known():
     loose = [made("depth_mup", d, noise=0.6) for d in DEPTHS]
-    assert curves.move(curves.cells(found(*loose), "depth_mup")).stays is None
+    assert curves.stays(curves.move(curves.cells(found(*loose), "depth_mup"))) is None
 
 
 def test_a_size_that_does_not_train_is_said_and_moves():
@@ -395,16 +396,37 @@ def test_a_size_that_does_not_train_is_said_and_moves():
     lost = dataclasses.replace(large, loss=large.loss * np.nan)
     cells = curves.cells(found(*small, lost), "depth_mup")
     moved = curves.move(cells)
-    assert moved.moves
-    assert "nothing trained at depth 128" in str(moved)
+    assert curves.moves(moved)
+    assert "nothing trained at depth 128" in curves.shift(moved)
     assert "depth 128: none trained" in [x.label for x in curves.panel("", cells).lines]
 
 
 def test_a_loss_of_nothing_is_the_higher():
-    nothing, some = curves.Least(math.nan, math.nan, 0), curves.Least(1.0, 0.1, 2)
-    assert curves.lower(some, nothing) is True
-    assert curves.lower(nothing, some) is False
-    assert curves.lower(nothing, nothing) is None
+    nothing, some = curves.Least(np.empty(0)), curves.Least(np.array([0.0, 0.1, 0.2]))
+    assert curves.lower([some], [nothing]) == [True]
+    assert curves.lower([nothing], [some]) == [False]
+    assert curves.lower([nothing], [nothing]) == [None]
+
+
+def test_losses_are_compared_seed_by_seed():
+    """Seeds differ by ten times the gap, and the gap is known."""
+    seeds = np.array([0.0, 0.1, 0.2])
+    other = curves.Least(seeds + np.array([0.011, 0.010, 0.009]))
+    assert curves.lower([curves.Least(seeds)], [other]) == [True]
+    shuffled = curves.Least(np.roll(other.log_loss, 1))
+    assert curves.lower([curves.Least(seeds)], [shuffled]) == [None]
+
+
+def test_the_variance_of_pairs_is_pooled_over_sizes():
+    """Two seeds say little about one pair, and more about four pairs."""
+    rng = np.random.default_rng(0)
+    pairs = [
+        tuple(curves.Least(x + rng.normal(0, 0.01, 2)) for x in (1.0, 1.04))
+        for _ in range(4)
+    ]
+    alone, together = curves.gaps(pairs[:1])[0], curves.gaps(pairs)[0]
+    assert alone.wide / together.wide > stats.t.ppf(0.975, 1) / stats.t.ppf(0.975, 3)
+    assert together.below is True
 
 
 def planned(part, request):

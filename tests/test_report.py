@@ -13,6 +13,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from sweep_populations import LABELS, populations, swept
 
+from mupax.experiments.papers.figures import curves
 from mupax.experiments.report import (
     Trained,
     findings,
@@ -22,7 +23,7 @@ from mupax.experiments.report import (
     write_report,
 )
 from mupax.experiments.sweep.statistics import Sizes
-from mupax.experiments.sweep.verdict import Verdict
+from mupax.experiments.sweep.verdict import Verdict, percent
 
 
 def trained(**changes):
@@ -131,29 +132,37 @@ def test_the_page_has_its_sections_alternatives_and_command(report):
 
 def test_headline_table_and_figures_give_one_verdict():
     """There is one definition: the same runs cannot transfer in one place only."""
-    for shift, wanted in ((0.0, Verdict.TRANSFERS), (-0.75, Verdict.SHIFTS)):
-        data = made(populations({"sp": -1.0, "depth_mup": shift}))
+    cases = ((0.0, Verdict.TRANSFERS), (-0.75, Verdict.COSTS))
+    for shift, wanted in cases:
+        data = made(populations({"sp": -1.0, "depth_mup": shift}, seeds=8, noise=0.01))
         mine = data.verdicts["learning_rate"]["depth_mup"]["depth"]
         assert mine["verdict"] is wanted
-        verb = {"transfers": "transfers across", "shifts": "shifts by"}[wanted]
-        assert verb in words.headline(data)
-        assert verb in words.title(data, "learning_rate", "depth")
-        (row,) = [
-            row
-            for row in words.every(data)
-            if (row.key, row.axis) == ("depth_mup", "depth")
+        said = {
+            Verdict.TRANSFERS: "transfers across",
+            Verdict.COSTS: "does not transfer across depth",
+        }[wanted]
+        assert said in words.headline(data)
+        assert said in words.title(data, "learning_rate", "depth")
+        (found,) = [
+            t for t in data.transfers if (t.key, t.axis) == ("depth_mup", "depth")
         ]
-        assert row.verdict is wanted
-        assert str(wanted) in printed(data, width=200)
+        assert found.verdict is wanted
+        assert found.words in printed(data, width=300)
+        assert found.words in text_of(data)
+        moved = curves.move(curves.cells(data, "depth_mup"), base=data.base)
+        assert moved.verdict is wanted
+        assert moved.words == found.words
 
 
-def test_regret_is_told_as_extra_loss_or_divergence():
-    lines = made(populations({"sp": -1.0, "depth_mup": -0.3})).lines("learning_rate")
-    f = findings.find(lines, "depth", "depth_mup")
-    assert f.regret == lines.regret["depth"]["depth_mup"]
-    assert f.transferred == pytest.approx(f.own + f.regret)
-    assert findings.cost(f) == f"{1 + f.regret / f.own:.2f}×"
-    assert findings.cost(findings.find(lines, "depth", "sp")) == "diverges"
+def test_cost_is_told_as_a_share_of_the_loss_or_as_divergence():
+    data = made(populations({"sp": -1.0, "depth_mup": -0.3}))
+    sp, deep = (t for t in data.transfers if t.axis == "depth")
+    share = deep.regret.share
+    assert deep.regret.given == pytest.approx(deep.own * (1 + share))
+    assert findings.cost(deep).startswith(percent(share))
+    assert "%" in findings.cost(sp)
+    (fallen, _) = made(populations({"depth_mup": -1.5})).transfers
+    assert findings.cost(fallen) == "diverges at depth 64"
 
 
 def test_a_transfer_in_which_nothing_trained_has_no_target():
@@ -170,10 +179,11 @@ def test_a_target_that_diverged_is_said_so(accuracy):
 
 
 def test_an_optimum_at_the_edge_of_the_grid_is_noted():
-    lines = made(populations({"depth_mup": 2.2})).lines("learning_rate")
-    (note,) = findings.notes(lines, "depth")
+    data = made(populations({"depth_mup": 2.2}))
+    deep, wide = (t for t in data.transfers)
+    (note,) = findings.notes(data, [deep])
     assert "the optimum lies at the edge" in note
-    assert findings.notes(lines, "width") == []
+    assert findings.notes(data, [wide]) == []
 
 
 def test_what_people_name_is_escaped():
@@ -192,9 +202,9 @@ def printed(data, width=120):
 
 
 def test_the_terminal_shows_headline_verdicts_cost_and_target():
-    lines = printed(made(), width=200).splitlines()
-    assert lines[1].startswith("With Depth-μP, the learning rate transfers")
+    lines = printed(made(), width=250).splitlines()
+    assert lines[1].startswith("With Depth-μP, the learning rate ")
     (row, _) = [r for r in lines if "Standard (SP)" in r]
-    assert row.endswith("diverges")
-    assert "shifts by −" in row
+    assert "does not transfer: costs " in row
+    assert "−0." in row or "−1." in row
     assert lines[-1].startswith("The target (width 256, depth 64), trained once")

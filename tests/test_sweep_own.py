@@ -19,7 +19,7 @@ from flax import nnx
 
 from mupax import optim
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import api, engine, executors, fingerprint
+from mupax.experiments.sweep import api, engine, executors, fingerprint, verdict
 from mupax.experiments.sweep import own as own_model
 
 DATA = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
@@ -465,17 +465,18 @@ def small_and_large():
 
 
 def test_the_cost_is_what_the_small_models_best_loses_at_the_largest():
-    told = api.cost(*small_and_large())
-    assert told["loss"] == pytest.approx(2 * (2**0.1 - 1), rel=1e-6)
-    assert told["share"] == pytest.approx(2**0.1 - 1, rel=1e-6)
-    assert told["noise"] == pytest.approx(0.02, rel=1e-6)
+    found = verdict.transfer(small_and_large(), "width")
+    assert found.regret.share == pytest.approx(2**0.1 - 1, rel=1e-6)
+    assert found.regret.own == pytest.approx(2 * (0.99 * 1.01) ** 0.5, rel=1e-6)
+    assert "of the loss at width 4" in found.words
 
 
 def test_a_cost_that_is_not_known_is_not_a_number():
     small, large = small_and_large()
     large.loss[:, :4] = np.nan
-    assert api.cost(small, large)["loss"] is None
-    assert "diverges" in api._cost_text(api.cost(small, large))
+    found = verdict.transfer([small, large], "width")
+    assert found.regret is None
+    assert found.words == "does not transfer: diverges at width 4"
 
 
 def test_a_base_that_diverged_everywhere_has_no_best():

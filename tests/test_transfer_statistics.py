@@ -1,12 +1,13 @@
-"""Fits, shifts and regret, on curves whose optimum is known."""
+"""Fits and regret, on curves whose optimum is known."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupax.experiments.sweep import optima
-from mupax.experiments.sweep.results import Cell, Optimum
+from mupax.experiments.sweep import optima, statistics
+from mupax.experiments.sweep.regret import regret
+from mupax.experiments.sweep.results import Cell
 
 GRID = np.arange(-13.0, -1.0)
 
@@ -20,6 +21,11 @@ def cell(loss: np.ndarray, width: int = 64, depth: int = 8) -> Cell:
 def valley(at: float, curvature: float = 0.5, least: float = 0.01) -> np.ndarray:
     """Losses whose log2 is a parabola in log2 of the learning rate."""
     return least * 2.0 ** (curvature * (GRID - at) ** 2)
+
+
+def fits(*losses: np.ndarray) -> list[optima.Fit]:
+    found = [optima.fit(cell(loss)) for loss in losses]
+    return [fit for fit in found if fit is not None]
 
 
 @given(
@@ -38,7 +44,7 @@ def test_the_error_is_the_standard_error_over_seeds():
     assert found.error == pytest.approx(0.5)
 
 
-def test_where_one_seed_diverged_is_no_optimum():
+def test_a_grid_point_at_which_one_seed_diverged_is_no_optimum():
     loss = np.stack([valley(-7), valley(-7)])
     loss[1, 6] = np.nan  # 2^-7 itself
     found = optima.optimum(cell(loss))
@@ -48,45 +54,67 @@ def test_where_one_seed_diverged_is_no_optimum():
 def test_a_cell_whose_every_run_diverged_has_no_optimum():
     nothing = cell(np.full((2, 12), np.nan))
     assert optima.optimum(nothing) is None
-    assert optima.regret(nothing, -7.0) is None
+    assert optima.fit(nothing) is None
 
 
 def test_an_optimum_at_the_edge_of_the_grid_stays_on_the_grid():
     assert optima.optimum(cell(valley(-20))).log2_lr == GRID[0]
+    (fit,) = fits(valley(-20))
+    assert fit.at_edge
+    assert fit.optimum == GRID[0]
 
 
-def test_shift_is_the_distance_between_the_outermost_optima():
-    best = [Optimum(x, 0.0, 0.01) for x in (-7.0, -7.5, -6.8)]
-    assert optima.shift(best) == pytest.approx(0.7)
+@given(at=st.floats(-11.5, -3.5), value=st.floats(-12.4, -2.6))
+def test_between_grid_points_the_fit_of_a_parabola_is_exact(at, value):
+    (fit,) = fits(valley(at, least=1.0))
+    assert fit.at(value)[0] == pytest.approx(0.5 * (value - at) ** 2, abs=1e-6)
 
 
-def test_shift_is_unknown_where_some_size_did_not_train():
-    assert optima.shift([Optimum(-7.0, 0.0, 0.01), None]) is None
-
-
-@given(at=st.sampled_from(list(GRID[2:-2])), other=st.floats(-11, -3))
-def test_regret_is_zero_at_the_own_best_and_positive_elsewhere(at, other):
-    large = cell(valley(at))
-    assert optima.regret(large, at) == pytest.approx(0.0, abs=1e-12)
-    assert optima.regret(large, other) >= 0
-
-
-def test_regret_follows_the_valley():
-    # log2 of the loss rises by ½·2² = 2 two octaves away: four times the loss.
-    assert optima.regret(cell(valley(-7)), -9.0) == pytest.approx(0.03, rel=1e-6)
+@given(at=st.floats(-9, -5), other=st.floats(-11, -3))
+def test_regret_is_read_off_the_fit_of_the_optimum(at, other):
+    """No bias between grid points, and none from subtracting a grid minimum."""
+    found = regret(fits(valley(at)), 0, other)
+    assert found.share == pytest.approx(2 ** (0.5 * (other - at) ** 2) - 1, abs=1e-6)
+    assert found.own == pytest.approx(0.01, rel=1e-6)
 
 
 def test_regret_is_unknown_where_the_large_model_diverges():
     loss = valley(-9)
     loss[GRID >= -7] = np.nan
-    large = cell(loss)
-    assert optima.regret(large, -6.5) is None
-    assert optima.regret(large, -8.0) is not None
+    large = fits(loss)
+    assert regret(large, 0, -6.5) is None
+    assert regret(large, 0, -7.4) is None  # closer to a run that diverged
+    assert regret(large, 0, -8.0) is not None
+
+
+def test_one_seed_has_no_upper_bound():
+    found = regret(fits(valley(-7), valley(-7)), 1, -7.0)
+    assert (found.low, found.high) == (0.0, np.inf)
+
+
+def test_a_level_that_all_learning_rates_share_is_no_noise():
+    """Common random numbers: seeds differ by 20 %, and the regret is exact."""
+    seeds = np.array([[0.8], [1.0], [1.2]])
+    told = regret(fits(*[seeds * valley(-7.0, 0.05)] * 3), 2, -8.0)
+    # What is left is the error of the grid.
+    assert told.high < (1 + told.share) * (1 + told.slip) - 1 + 1e-6
+    assert told.noise == pytest.approx(np.exp(np.log([0.8, 1, 1.2]).std(ddof=1)) - 1)
+
+
+def test_pooling_over_sizes_narrows_the_bounds():
+    rng = np.random.default_rng(0)
+    wide = []
+    for _ in range(20):
+        noise = np.exp(rng.normal(0, 0.03, (5, 2, 12)))
+        noisy = fits(*(valley(-7, 0.03) * e for e in noise))
+        alone, together = regret(noisy[-1:], 0, -7.2), regret(noisy, 4, -7.2)
+        assert together.share == alone.share
+        wide.append((alone.high - alone.share, together.high - together.share))
+    alone, together = np.median(wide, axis=0)
+    assert together < 0.5 * alone
 
 
 def test_along_picks_one_axis_from_small_to_large():
     cells = [cell(valley(-7), w, d) for w, d in [(64, 32), (128, 8), (64, 8), (64, 4)]]
-    found = optima.along(cells, "depth_mup", "depth", 64)
-    assert found.sizes == [4, 8, 32]
-    assert found.shift == pytest.approx(0.0)
-    assert found.regret == pytest.approx(0.0)
+    found = statistics.along(cells, "depth_mup", "depth", 64)
+    assert [c.depth for c in found] == [4, 8, 32]

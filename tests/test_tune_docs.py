@@ -31,7 +31,7 @@ def test_the_session_runs_as_written(capsys, tmp_path, monkeypatch):
     assert float(space["value"]) < 0.3
     _, target, schedule, *_ = snippets()
     exec(compile(target, "docs/tune.md", "exec"), space)
-    assert "costs 64 x 8 a loss of" in capsys.readouterr().out
+    assert "at width 64, depth 8" in capsys.readouterr().out
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
     exec(compile(schedule, "docs/tune.md", "exec"), space)
     # With the optimizer of the last snippet: another program, which trains.

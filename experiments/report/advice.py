@@ -3,18 +3,17 @@
 import math
 
 from ..sweep.verdict import Verdict, listed
-from . import findings, names
+from . import findings, names, words
 from .data import SweepData, least
-from .words import MANY, dead, every, phrase, prediction, target
 
 
 def at_base(data: SweepData) -> str:
-    """Where the base does best, in a sentence."""
+    """The base's best values and its loss there, in a sentence."""
     population = data.at_base(data.main)
     size = f"The base (width {data.base.width}, depth {data.base.depth})"
     loss = least(population)
     if loss == math.inf:
-        return f"{size} has no point of the grid at which every seed trained."
+        return f"{size} has no grid point at which every seed trained."
     where = (data.main, data.base.width, data.base.depth)
     best = [
         f"{names.noun(n)} {names.value(n, found.log2_lr)}"
@@ -26,18 +25,21 @@ def at_base(data: SweepData) -> str:
 
 
 def advice(data: SweepData) -> list[str]:
-    """What to do with it: where to train the target, what to run next."""
+    """What to do next: where to train the target, what to run again."""
     out = [at_base(data)]
-    found = {n: prediction(data, n, data.main) for n in data.names}
+    found = {n: words.prediction(data, n, data.main) for n in data.names}
     parts = [f"{names.noun(n)} at {text}" for n, text in found.items() if text]
     if parts:
-        out.append(f"At {target(data)}, expect the best {listed(parts)}.")
-    mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
-    unsure = dict.fromkeys(v.axis for v in mine if v.verdict is Verdict.SEEDS)
-    if unsure:
-        axes = listed(list(unsure))
-        out.append(f"To tell across {axes}, run it again with more seeds.")
-    edge = dict.fromkeys(v.name for v in mine if v.told["at_edge"])
+        out.append(f"At {words.target(data)}, expect the best {listed(parts)}.")
+    mine = words.featured(data)
+    for verdict, remedy in (
+        (Verdict.SEEDS, "with more seeds"),
+        (Verdict.GRID, "on a finer grid"),
+    ):
+        axes = dict.fromkeys(t.axis for t in mine if t.verdict is verdict)
+        if axes:
+            out.append(f"To judge {listed(list(axes))}, run it again {remedy}.")
+    edge = dict.fromkeys(t.name for t in mine if t.at_edge)
     if edge:
         out.append(f"Widen the grid of {listed([names.noun(n) for n in edge])}.")
     return out
@@ -46,19 +48,16 @@ def advice(data: SweepData) -> list[str]:
 def contrast(data: SweepData) -> str:
     """What the first other parametrization does with the same hyperparameters."""
     others = [key for key in data.keys if key != data.main]
-    if not others or all(dead(p) for p in data.populations):
+    if not others or all(words.dead(p) for p in data.populations):
         return ""
     key = next((k for k in others if k.split(",")[0] == "sp"), others[0])
     label = data.keys[key]
-    if all(dead(p) for p in data.of(key)):
+    if all(words.dead(p) for p in data.of(key)):
         return f"With {label}, nothing trained."
-    parts = []
-    for name in data.names[:MANY]:
-        found = [
-            v
-            for v in every(data)
-            if v.name == name and v.key == key and len(v.sizes) > 1
-        ]
-        if found:
-            parts.append(f"the {names.noun(name)} {phrase(found)}")
+    mine = [t for t in data.transfers if t.key == key and len(t.sizes) > 1]
+    parts = [
+        f"the {names.noun(name)} {words.phrase(found)}"
+        for name in data.names[: words.MANY]
+        if (found := [t for t in mine if t.name == name])
+    ]
     return f"With {label}, {'; '.join(parts)}." if parts else ""

@@ -12,9 +12,11 @@ import numpy as np
 
 import mupax
 
-from ..sweep import optima, statistics, verdict
+from ..sweep import optima, statistics
 from ..sweep.results import Cell, Optimum, Population, table
 from ..sweep.statistics import Sizes
+from ..sweep.transfers import transfers, verdicts
+from ..sweep.verdict import Transfer
 
 Axis = Literal["depth", "width"]
 AXES: tuple[Axis, Axis] = ("depth", "width")
@@ -29,8 +31,6 @@ class Lines:
         those of the base depth the width axis; the base cell belongs to both.
       optima: (parametrization, width, depth) to its optimum, None where every run
         diverged.
-      shift: octaves between the extremes of the optima, by axis and parametrization.
-      regret: of the smallest model's optimum at the largest, likewise.
       labels: parametrization key to the name that a reader sees, in reading order.
       featured: key of the parametrization that the verdict is about.
       base_width: width at which depth is swept.
@@ -40,8 +40,6 @@ class Lines:
 
     cells: Sequence[Cell]
     optima: Mapping[tuple[str, int, int], Optimum | None]
-    shift: Mapping[str, Mapping[str, float | None]]
-    regret: Mapping[str, Mapping[str, float | None]]
     labels: Mapping[str, str]
     featured: str
     base_width: int
@@ -143,9 +141,21 @@ class SweepData:
     trained: Trained | None = None
 
     @functools.cached_property
+    def transfers(self) -> list[Transfer]:
+        """Every verdict with its numbers, parametrizations in the order of `labels`."""
+        found = transfers(self.populations, self.base)
+        order = list(self.keys)
+        names = list(dict.fromkeys(t.name for t in found))
+        place = {"depth": 0, "width": 1}
+        return sorted(
+            found,
+            key=lambda t: (names.index(t.name), order.index(t.key), place[t.axis]),
+        )
+
+    @functools.cached_property
     def verdicts(self) -> dict[str, Any]:
-        """As `verdict.verdicts` gives them."""
-        return verdict.verdicts(self.populations, self.base, self.target)
+        """The same as JSON-ready data; see `sweep.transfers.verdicts`."""
+        return verdicts(self.transfers, self.base, self.target)
 
     @property
     def runs(self) -> int:
@@ -219,20 +229,11 @@ class SweepData:
             for p in self.populations
             if name in p.axes
         ]
-        shift: dict[str, Any] = {}
-        regret: dict[str, Any] = {}
-        for axis, fixed in (("depth", self.base.width), ("width", self.base.depth)):
-            along = {key: optima.along(cells, key, axis, fixed) for key in self.keys}
-            known = {key: a for key, a in along.items() if a.cells}
-            shift[axis] = {k: a.shift for k, a in known.items()}
-            regret[axis] = {k: a.regret for k, a in known.items()}
         return Lines(
             cells=cells,
             optima={
                 (c.parametrization, c.width, c.depth): optima.optimum(c) for c in cells
             },
-            shift=shift,
-            regret=regret,
             labels=self.keys,
             featured=self.main,
             base_width=self.base.width,

@@ -47,16 +47,16 @@ def value(name: str, coordinate: float) -> str:
     return f"{found:.2g}"
 
 
-def distance(name: str, change: float) -> str:
-    """How far apart two values are.
+def factor(name: str, change: float) -> str:
+    """How far apart two values are, as a ratio where they are counted in octaves.
 
     Examples:
-      >>> distance("learning_rate", 3.21), distance("warmup", 0.05)
-      ('3.2 octaves', '0.05')
+      >>> factor("learning_rate", -3.21), factor("warmup", 0.05)
+      ('9.3x', '0.05')
     """
     if grids.unit(name) == "linear":
-        return f"{change:.2g}"
-    return f"{change:.1f} octaves"
+        return f"{abs(change):.2g}"
+    return f"{2 ** abs(change):.2g}x"
 
 
 def signed(name: str, change: float) -> str:

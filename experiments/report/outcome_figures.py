@@ -1,6 +1,7 @@
 """What a transferred learning rate costs, and how the target trained."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from ..sweep.verdict import Transfer, Verdict, percent
 from . import findings
-from .data import AXES, Lines, SweepData, Trained, finite
+from .data import SweepData, Trained, finite
 from .style import INK, MUTED, Page, Sheet, log_ticks, ramp, say_nothing
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
@@ -17,41 +19,45 @@ _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": 
 _LIGHT, _DARK = ramp(2)
 
 
-def regret_figure(data: Lines, page: Page) -> Figure:
-    """A line from the own best loss to the loss at the small model's rate."""
-    keys = data.parametrizations
-    axes = [a for a in AXES if len(data.sizes(a)) > 1]
+def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) -> Figure:
+    """Own least loss of the largest models, and their loss at the base's best rate."""
+    labels = dict.fromkeys(data.keys[t.key] for t in transfers)
+    axes = list(dict.fromkeys(t.axis for t in transfers))
     columns = max(1, min(page.columns, len(axes)))
     names = 1.75
     left, right, gap = names, 0.25, 0.3
     width = (page.width - left - right - gap * (columns - 1)) / columns
     row = 0.5
-    head, main, foot = 0.34, row * max(len(keys), 1) + 0.1, 0.62
+    head, main, foot = 0.34, row * max(len(labels), 1) + 0.1, 0.62
 
-    sheet = Sheet(page, findings.regret_title(data))
+    sheet = Sheet(page, findings.regret_title(data, transfers))
     handles = [
         Line2D([], [], mfc=_DARK, label="own best learning rate", **_OWN),
-        Line2D([], [], mfc="white", label="the smallest model's", **_GIVEN),
+        Line2D([], [], mfc="white", label="the base's best, 90 %", **_GIVEN),
     ]
     first = sheet.top + 0.4
     step = head + main + foot
     sheet.open(first + step * max(1, math.ceil(len(axes) / columns)))
     sheet.legend(0.14, sheet.top, handles, 2)
 
-    found = {a: [findings.find(data, a, k) for k in keys] for a in axes}
-    limits = _limits([f for fs in found.values() for f in fs])
+    limits = _limits(transfers)
     for i, axis in enumerate(axes):
         x, y = left + i % columns * (width + gap), first + i // columns * step
-        large = f"Largest {axis}: {data.sizes(axis)[-1]} ({data.held(axis)})"
+        found = {data.keys[t.key]: t for t in transfers if t.axis == axis}
+        most = max(t.sizes[-1] for t in found.values())
+        base = data.base
+        held = f"width {base.width}" if axis == "depth" else f"depth {base.depth}"
+        large = f"Largest {axis}: {most} ({held})"
         sheet.text(x, y, large, size=page.size + 0.5, weight="bold")
         ax = sheet.axes(x, y + head, width, main)
-        ax.set(xscale="log", xlim=limits, ylim=(len(keys) - 0.3, -0.7))
-        for r, f in enumerate(found[axis]):
-            _draw_regret(ax, r, f, page)
+        ax.set(xscale="log", xlim=limits, ylim=(len(labels) - 0.3, -0.7))
+        for r, label in enumerate(labels):
+            if label in found:
+                _draw_regret(ax, r, found[label], page)
         beside = i % columns == 0
-        ax.set_yticks(range(len(keys)), [data.label(k) for k in keys] if beside else [])
+        ax.set_yticks(range(len(labels)), list(labels) if beside else [])
         ax.tick_params(axis="y", length=0, labelsize=page.size, labelcolor=INK)
-        if any(f.own is not None for f in found[axis]):
+        if any(t.own is not None for t in found.values()):
             log_ticks(ax.xaxis, *limits)
         else:
             ax.set(xticks=[])
@@ -61,50 +67,47 @@ def regret_figure(data: Lines, page: Page) -> Figure:
     return sheet.figure
 
 
-def _limits(found: list[findings.Finding]) -> tuple[float, float]:
-    losses = [v for f in found for v in (f.own, f.transferred) if v is not None]
-    losses = [v for v in losses if v > 0]
-    if not losses:
+def _limits(transfers: Sequence[Transfer]) -> tuple[float, float]:
+    losses = [t.own for t in transfers] + [
+        t.regret.given for t in transfers if t.regret is not None
+    ]
+    known = [v for v in losses if v is not None and v > 0]
+    if not known:
         return 0.1, 1.0
-    low, high = min(losses), max(losses)
+    low, high = min(known), max(known)
     margin = max(0.12 * math.log10(high / low), 0.15)
-    # More room on the right, where the ratios are written.
-    return low * 10**-margin, high * 10 ** (3.2 * margin)
+    # More room on the right, for the text.
+    return low * 10**-margin, high * 10 ** (4.5 * margin)
 
 
-def _draw_regret(ax: Any, row: int, f: findings.Finding, page: Page) -> None:
+def _draw_regret(ax: Any, row: int, found: Transfer, page: Page) -> None:
     color = _DARK
     label: dict[str, Any] = {"va": "center", "size": page.size}
-    own, given = f.own, f.transferred
+    cost, own = found.regret, found.own
     across = ax.get_yaxis_transform()
+    words = {"color": MUTED, "style": "italic"}
     if own is None or own <= 0:
-        words = {"color": MUTED, "style": "italic"}
-        ax.text(0.02, row, findings.cost(f), transform=across, **label, **words)
+        ax.text(0.02, row, findings.cost(found), transform=across, **label, **words)
         return
-    if f.diverges:
-        right = ax.get_xlim()[1]
+    right = ax.get_xlim()[1]
+    if found.verdict is Verdict.DIVERGES:
         ax.plot([own, right], [row, row], color=color, lw=2.2, ls=(0, (2, 1.5)))
         ax.plot(1, row, ">", color=color, ms=9, transform=across, clip_on=False)
         ax.text(0.97, row - 0.24, "diverges", transform=across, ha="right", **label)
-    elif given is not None and given > 0:
-        ax.plot([own, given], [row, row], color=color, lw=2.2, zorder=2)
-        ax.plot(given, row, mfc="white", zorder=4, **_GIVEN)
-        ax.annotate(
-            findings.cost(f),
-            (max(own, given), row),
-            xytext=(11, 0),
-            textcoords="offset points",
-            weight="bold",
-            **label,
-        )
+    elif cost is None:
+        beside = {"xytext": (11, 0), "textcoords": "offset points"}
+        ax.annotate(findings.cost(found), (own, row), **beside, **label, **words)
     else:
-        ax.annotate(
-            findings.cost(f),
-            (own, row),
-            xytext=(11, 0),
-            textcoords="offset points",
-            color=MUTED,
-            style="italic",
+        ends = [own * (1 + x) for x in (cost.low, cost.high)]
+        ends = [min(x, right) for x in ends]
+        ax.plot([own, cost.given], [row, row], color=color, lw=2.2, zorder=2)
+        ax.plot(ends, [row, row], color=INK, lw=1, zorder=2)
+        ax.plot(cost.given, row, mfc="white", zorder=4, **_GIVEN)
+        ax.text(
+            *(0.99, row - 0.3, f"{percent(cost.share)} more"),
+            transform=across,
+            ha="right",
+            weight="bold",
             **label,
         )
     ax.plot(own, row, mfc=color, zorder=3, **_OWN)

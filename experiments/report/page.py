@@ -1,6 +1,7 @@
 """The report of a sweep or a transfer: one page, verdict first."""
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..sweep import grids
+from ..sweep.verdict import Transfer
 from . import (
     advice,
     curves_figure,
@@ -49,19 +50,26 @@ def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
 def _pictures(data: SweepData) -> dict[str, Draw]:
     """The files beside the report of a transfer."""
     lines = data.lines(_RATE)
+    found = rates(data)
     drawn: dict[str, Draw] = {
         axis: functools.partial(
             sweep_figure,
             lines,
             axis,
+            [t for t in found if t.axis == axis],
             title=words.title(data, _RATE, axis),
             captions=words.captions(data, _RATE, axis),
         )
         for axis in AXES
     }
-    drawn["regret"] = functools.partial(regret_figure, lines)
+    drawn["regret"] = functools.partial(regret_figure, data, found)
     drawn["target"] = functools.partial(target_figure, data)
     return drawn
+
+
+def rates(data: SweepData) -> list[Transfer]:
+    """The verdicts on the learning rate, along axes of several sizes."""
+    return [t for t in data.transfers if t.name == _RATE and len(t.sizes) > 1]
 
 
 def report_page(data: SweepData, dpi: int = DPI) -> str:
@@ -81,6 +89,7 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
         data=data,
         headline=words.headline(data),
         advice=advice.advice(data),
+        numbers=words.numbers(data),
         contrast=advice.contrast(data),
         target=findings.target(data),
         tiles=_tiles(data),
@@ -108,11 +117,14 @@ def _tiles(data: SweepData) -> list[tuple[str, str]]:
     """The few numbers of a transfer that a reader takes away, each with its name."""
     if data.trained is None:
         return []
-    tiles = [
-        (row.shift.split(" [")[0], f"octaves of shift per doubling of {row.axis}")
-        for row in words.every(data)
-        if (row.name, row.key) == (_RATE, data.main) and row.slope is not None
-    ]
+    tiles = []
+    for t in data.transfers:
+        if (t.name, t.key) != (_RATE, data.main) or len(t.sizes) < 2:
+            continue
+        if math.isfinite(t.trend.change):
+            over = f"over {t.axis} {t.sizes[0]} to {t.sizes[-1]}"
+            moved = names.factor(_RATE, t.trend.change)
+            tiles.append((moved, f"change of the best learning rate {over}"))
     if data.trained.test_accuracy is not None:
         tiles.append((f"{data.trained.test_accuracy:.1%}", "test accuracy of target"))
     seconds = sum(p.seconds for p in data.populations) + data.trained.seconds
@@ -125,31 +137,30 @@ def _target(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
     found = data.trained
     if found is None:
         return []
-    lines = data.lines(_RATE)
-    drawn["regret"] = functools.partial(regret_figure, lines)
+    rows = rates(data)
+    drawn["regret"] = functools.partial(regret_figure, data, rows)
     drawn["target"] = functools.partial(target_figure, data)
     cost = _plain(
         "regret",
         "what transfer costs",
         "",
-        findings.regret_title(lines),
-        "A shift matters as much as it costs. Here is the largest model of each axis "
-        "at two learning rates: its own best one (the star), and the best one of the "
-        "smallest model (the circle). The distance between the two is the regret.",
+        findings.regret_title(data, rows),
+        "Here is the largest model of each axis at two learning rates: its own best "
+        "one (the star), and the base's best one (the circle, with a 90 % interval). "
+        "The distance between the two is the cost of not tuning the large model.",
     )
-    alt = f"{cost['title']}. Own best loss and loss at the small model's learning rate."
+    alt = f"{cost['title']}. Own best loss and loss at the base's learning rate."
     cost["pictures"] = [{"name": "regret", "alt": alt, "caption": ""}]
-    rows = [
-        (find.label, find.axis, *_costs(find))
-        for axis in AXES
-        for key in lines.parametrizations
-        if len((find := findings.find(lines, axis, key)).sizes) > 1
-    ]
     if rows:
         cost["table"] = {
-            "caption": "Training loss of the largest model",
-            "heads": ("", "over", "own best", "transferred", "ratio"),
-            "body": rows,
+            "caption": "Training loss of the largest model, at its own best learning "
+            "rate and at the base's",
+            "heads": ("", "over", "own best", "base's", "cost (90 %)", "verdict"),
+            "body": [
+                (data.keys[t.key], t.axis, *_losses(t), findings.cost(t), told)
+                for t in rows
+                for told in [f"{words.sign(t)} {t.verdict}"]
+            ],
         }
     base = data.base
     target = _plain(
@@ -166,30 +177,41 @@ def _target(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
     return [cost, target]
 
 
-def _costs(find: findings.Finding) -> tuple[str, str, str]:
-    own = "–" if find.own is None else findings.loss(find.own)
-    given = "–" if find.transferred is None else findings.loss(find.transferred)
-    return own, given, findings.cost(find)
+def _losses(found: Transfer) -> tuple[str, str]:
+    """The largest model's own least loss, and its loss at the base's best value."""
+    own = found.own
+    given = None if found.regret is None else found.regret.given
+    told = ["–" if x is None else findings.loss(x) for x in (own, given)]
+    return told[0], told[1]
 
 
-def _optima(data: Lines, axis: Axis, title: str) -> dict[str, Any]:
+def _optima(data: SweepData, lines: Lines, axis: Axis, title: str) -> dict[str, Any]:
     """One axis: its finding, and the table of optima, a row per parametrization."""
+    name = lines.hyperparameter
+    found = [t for t in data.transfers if (t.name, t.axis) == (name, axis)]
     rows = []
-    for key in data.parametrizations:
-        f = findings.find(data, axis, key)
-        cells = {size(c, axis): data.optimum(c) for c in data.along(axis, key)}
-        rows.append((f, [(s in cells, cells.get(s)) for s in data.sizes(axis)]))
-    name = data.hyperparameter
-    octaves = grids.unit(name) != "linear"
+    for t in found:
+        cells = {size(c, axis): lines.optimum(c) for c in t.cells}
+        optima = [(s in cells, cells.get(s)) for s in lines.sizes(axis)]
+        change = t.trend.change if len(t.sizes) > 1 else math.nan
+        moved = names.factor(name, change) if math.isfinite(change) else "–"
+        rows.append(
+            {
+                "label": data.keys[t.key],
+                "featured": t.key == data.main,
+                "moved": moved,
+                "shift": words.shift(t),
+                "optima": optima,
+            }
+        )
     return {
         "axis": axis,
         "title": title,
         "rows": rows,
-        "sizes": data.sizes(axis),
-        "notes": findings.notes(data, axis),
+        "sizes": lines.sizes(axis),
+        "notes": findings.notes(data, found),
         "value": functools.partial(names.power, name),
-        "unit": " in octaves" if octaves else "",
-        "octaves": findings.octaves if octaves else lambda f: f"{f.shift:.2g}",
+        "unit": words.unit(name),
     }
 
 
@@ -205,6 +227,7 @@ def _lines(
         sweep_figure,
         lines,
         axis,
+        [t for t in data.transfers if (t.name, t.axis) == (name, axis)],
         title=title,
         captions=words.captions(data, name, axis),
     )
@@ -216,7 +239,7 @@ def _lines(
         f"{title}. Training loss against {noun}, a line per {axis}, a panel per "
         "parametrization; a star marks each optimum."
     )
-    made = _optima(lines, axis, title)
+    made = _optima(data, lines, axis, title)
     if told := words.fixed(data, name, axis):
         made["notes"] = [*made["notes"], told]
     return {

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from matplotlib.lines import Line2D
 
 from ..sweep import grids
 from ..sweep.results import Cell
-from . import findings, names
+from ..sweep.verdict import Transfer
+from . import names
 from .data import Axis, Lines, size
 from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, say_nothing, strokes, wrap
 
@@ -24,6 +25,7 @@ _NO_LIMITS = (0.1, 1.0)
 def sweep_figure(
     data: Lines,
     axis: Axis,
+    transfers: Sequence[Transfer],
     page: Page,
     *,
     title: str,
@@ -37,6 +39,7 @@ def sweep_figure(
     Args:
       data: the sweep of one hyperparameter.
       axis: of size.
+      transfers: the verdicts along this axis.
       page: to draw on.
       title: the finding.
       captions: what stands above each panel, by parametrization.
@@ -50,7 +53,7 @@ def sweep_figure(
     left, right, gap = 0.82, 0.18, 0.2
     width = (page.width - left - right - gap * (columns - 1)) / columns
     lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
-    found = [findings.find(data, axis, key) for key in keys]
+    found = {t.key: t for t in transfers}
     told = [wrap(captions.get(key, "not swept"), width, page.size) for key in keys]
     head = 0.36 + 0.2 * max((t.count("\n") + 1 for t in told), default=1)
     foot = 0.28 if columns > 1 else 0.5
@@ -84,7 +87,8 @@ def sweep_figure(
         panel = sheet.axes(x, y + head + lane, width, main)
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
         _draw_runs(panel, data, cells, axis, looks)
-        _draw_shift(panel, found[i], data.hyperparameter, page)
+        if key in found:
+            _draw_change(panel, found[key], page)
         _dress(panel, column == 0 and y_limits != _NO_LIMITS)
         panel.set_xticks(ticks, [names.tick(data.hyperparameter, x) for x in ticks])
     sheet.text(
@@ -224,10 +228,10 @@ def _draw_runs(
         ax.plot(best.log2_lr, best.loss, mfc=color, zorder=5, **_STAR)
 
 
-def _draw_shift(ax: Any, found: findings.Finding, name: str, page: Page) -> None:
+def _draw_change(ax: Any, found: Transfer, page: Page) -> None:
     """A ruler from the least to the greatest optimum, with its length."""
     known = [o for o in found.optima if o is not None]
-    if not found.measured or not known:
+    if len(known) < max(len(found.sizes), 2):
         return
     low, high = min(known), max(known)
     across = ax.get_xaxis_transform()
@@ -244,7 +248,7 @@ def _draw_shift(ax: Any, found: findings.Finding, name: str, page: Page) -> None
     ax.text(
         place,
         y + 0.035,
-        names.distance(name, found.shift or 0.0),
+        names.factor(found.name, high - low),
         transform=across,
         ha=side,
         va="bottom",

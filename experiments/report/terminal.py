@@ -12,15 +12,20 @@ def print_verdicts(data: SweepData, console: Console) -> None:
     """Print the headline, a row for each verdict, and how the target did."""
     console.print()
     console.print(escape(words.headline(data)), style="bold", highlight=False)
+    for sentence in words.numbers(data):
+        console.print(escape(sentence), highlight=False)
     table = Table(box=None, pad_edge=False)
-    for head in ("hyperparameter", "parametrization", "over", "best", "verdict"):
+    for head in ("hyperparameter", "parametrization", "over", "best"):
         table.add_column(head)
-    table.add_column("cost", justify="right")
-    for row in words.every(data):
-        best = ["none" if x is None else names.value(row.name, x) for x in row.optima]
-        style = "bold" if row.key == data.main else ""
-        cells = (names.noun(row.name), row.label, row.axis, " ".join(best))
-        table.add_row(*cells, row.words, row.cost, style=style)
+    table.add_column("verdict")
+    table.add_column("shift per doubling", justify="right")
+    for found in data.transfers:
+        name = found.name
+        best = ["none" if x is None else names.value(name, x) for x in found.optima]
+        style = "bold" if found.key == data.main else ""
+        label = escape(data.keys[found.key])
+        cells = (names.noun(name), label, found.axis, " ".join(best))
+        table.add_row(*cells, found.words, escape(words.shift(found)), style=style)
     console.print(table, highlight=False)
     if target := findings.target(data):
         console.print(f"\n{escape(target)}", highlight=False)

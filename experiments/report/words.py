@@ -1,127 +1,59 @@
-"""From verdicts to sentences: what transfers, what shifts, what cannot be told.
+"""From verdicts to sentences: what transfers, what does not, what is not known.
 
-The verdicts themselves are those of `mupax.experiments.sweep.verdict`.
+The verdicts are those of `mupax.experiments.sweep.verdict`.
 """
 
-import dataclasses
-import re
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..sweep import grids
 from ..sweep.results import Population
-from ..sweep.verdict import Verdict, listed, reason
-from . import findings, names
+from ..sweep.verdict import SHARE, Transfer, Verdict, listed, percent
+from . import names
 from .data import Axis, SweepData
 
 GUIDE = (
-    "An optimum transfers where the 95 % interval of its shift per doubling of the "
-    "size lies within a quarter of an octave, and shifts where the interval excludes "
-    "zero and the shift is larger than that. In between the seeds are too few to tell."
+    "The cost is the share of the loss that the largest model gives up at the base's "
+    "best value, with a 90 % interval: seeds are compared one by one. A hyperparameter "
+    f"transfers if the upper end of the interval lies below {percent(SHARE)}, or below "
+    "the standard deviation of the loss between seeds where that is larger. It does "
+    "not transfer if the lower end lies above it, or if the largest model diverges."
 )
 MANY = 3  # more hyperparameters than that are counted before they are named
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What one hyperparameter does under one parametrization along one axis.
-
-    Attributes:
-      name: of the hyperparameter.
-      key: of the parametrization.
-      label: its name.
-      axis: "depth" or "width".
-      sizes: swept sizes, rising.
-      optima: `grids.coordinate` of the best value at each; None: nothing trained.
-      slope: shift per doubling; None where it is unknown.
-      interval: 95 % of the slope; None where it is unknown.
-      told: as `sweep.verdict.verdicts` gives it.
-      cost: of the smallest size's best value at the largest.
-    """
-
-    name: str
-    key: str
-    label: str
-    axis: Axis
-    sizes: tuple[int, ...]
-    optima: tuple[float | None, ...]
-    slope: float | None
-    interval: tuple[float, float] | None
-    told: Mapping[str, Any]
-    cost: str
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict itself."""
-        return Verdict(self.told["verdict"])
-
-    @property
-    def sign(self) -> str:
-        """The verdict as one character, for a glance and for black and white."""
-        if self.verdict is Verdict.SHIFTS:
-            return "↗" if (self.slope or 0.0) > 0 else "↘"
-        return {True: "✓", False: "✗", None: "?"}[self.verdict.known]
-
-    @property
-    def reason(self) -> str:
-        """What is missing, or where nothing trained."""
-        return reason(self.axis, self.told)
-
-    @property
-    def shift(self) -> str:
-        """The shift with its interval, "−0.98 [−1.05, −0.91]"."""
-        if self.slope is None:
-            return "–"
-        slope = names.signed(self.name, self.slope)
-        if self.interval is None:
-            return slope
-        low, high = (names.signed(self.name, x) for x in self.interval)
-        return f"{slope} [{low}, {high}]"
-
-    @property
-    def words(self) -> str:
-        """The verdict for a table, with a proper minus."""
-        return re.sub(r"-(?=\d)", "−", self.told["words"])
+def sign(found: Transfer) -> str:
+    """The verdict as one character, for a glance and for black and white."""
+    return {True: "✓", False: "✗", None: "?"}[found.verdict.known]
 
 
-def every(data: SweepData) -> list[Row]:
-    """All verdicts: by hyperparameter, parametrization and axis."""
-    found = []
-    for name, by_key in data.verdicts.items():
-        lines = data.lines(name)
-        for key, label in data.keys.items():
-            for axis in data.axes:
-                if axis not in by_key.get(key, {}):
-                    continue
-                told = by_key[key][axis]
-                finding = findings.find(lines, axis, key)
-                low, high = told["interval"]
-                found.append(
-                    Row(
-                        name,
-                        key,
-                        label,
-                        axis,
-                        tuple(told["sizes"]),
-                        tuple(told["optimum"]),
-                        told["shift_per_doubling"],
-                        None if low is None or high is None else (low, high),
-                        told,
-                        findings.cost(finding) if len(finding.sizes) > 1 else "–",
-                    )
-                )
-    return found
+def shift(found: Transfer) -> str:
+    """The shift per doubling with its interval, "−0.98 [−1.05, −0.91]"."""
+    slope = found.trend.slope
+    if not math.isfinite(slope):
+        return "–"
+    told = names.signed(found.name, slope)
+    ends = found.trend.interval
+    if not math.isfinite(ends[0]):
+        return told
+    low, high = (names.signed(found.name, x) for x in ends)
+    return f"{told} [{low}, {high}]"
+
+
+def unit(name: str) -> str:
+    """What a shift is counted in: "octaves" or "units"."""
+    return "units" if grids.unit(name) == "linear" else "octaves"
 
 
 def groups(data: SweepData) -> list[dict[str, Any]]:
     """The rows of the table of verdicts, a group for each hyperparameter."""
-    found = every(data)
     return [
         {
             "noun": _capital(names.noun(name)),
-            "rows": [_row(v, data.main) for v in found if v.name == name],
+            "rows": [_row(data, t) for t in data.transfers if t.name == name],
             "predicted": [
                 {
                     "label": label,
@@ -136,31 +68,32 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
     ]
 
 
-def _row(found: Row, featured: str) -> dict[str, Any]:
+def _row(data: SweepData, found: Transfer) -> dict[str, Any]:
     best = [
         "nothing trained" if x is None else names.value(found.name, x)
         for x in found.optima
     ]
+    told = shift(found)
     return {
-        "label": found.label,
+        "label": data.keys[found.key],
         "axis": found.axis,
-        "sign": found.sign,
+        "sign": sign(found),
         "words": found.words,
-        "shift": found.shift,
+        "change": found.change_words or "–",
+        "shift": told if told == "–" else f"{told} {unit(found.name)} per doubling",
         "best": list(zip(found.sizes, best, strict=True)),
-        "cost": found.cost,
-        "featured": found.key == featured,
+        "featured": found.key == data.main,
     }
 
 
 def prediction(data: SweepData, name: str, key: str) -> str:
     """The predicted optimum at the target with its interval, or nothing."""
-    told = data.verdicts[name].get(key, {})
-    found = told.get("predicted")
+    found = data.verdicts[name].get(key, {}).get("predicted")
     if found is None or data.target is None:
         return ""
-    # An optimum beyond the grid has no place to predict from.
-    if any(told[axis]["at_edge"] for axis in data.axes if axis in told):
+    mine = [t for t in data.transfers if (t.name, t.key) == (name, key)]
+    # An optimum at the edge of the grid may lie beyond it.
+    if any(t.at_edge for t in mine):
         return ""
     low, high = (names.value(name, x) for x in found["interval"])
     return f"{names.value(name, found['optimum'])} (95 %: {low} to {high})"
@@ -180,23 +113,23 @@ def headline(data: SweepData) -> str:
     label = data.keys[data.main]
     if all(dead(p) for p in data.of(data.main)):
         return f"No answer: with {label}, nothing trained."
-    mine = [v for v in every(data) if v.key == data.main and len(v.sizes) > 1]
+    mine = featured(data)
     if not mine:
         what = "size" if data.names else "value of each hyperparameter"
         return f"No answer: with {label}, only one {what} was swept."
-    by_name = {n: [v for v in mine if v.name == n] for n in data.names}
+    by_name = {n: [t for t in mine if t.name == n] for n in data.names}
     if len(by_name) > MANY:
         good = [
             n
-            for n, v in by_name.items()
-            if {x.verdict for x in v} == {Verdict.TRANSFERS}
+            for n, found in by_name.items()
+            if {t.verdict for t in found} == {Verdict.TRANSFERS}
         ]
         which = f": {listed([names.noun(n) for n in good])}" if good else ""
         return (
             f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
             f"across {listed(data.axes)}{which}."
         )
-    # Those of which the same is said are told together.
+    # Hyperparameters with the same verdicts share one clause.
     told: dict[tuple[str, str], list[str]] = {}
     for name, found in by_name.items():
         told.setdefault((phrase(found), phrase(found, many=True)), []).append(name)
@@ -207,59 +140,75 @@ def headline(data: SweepData) -> str:
     return f"With {label}, {'; '.join(parts)}."
 
 
+def featured(data: SweepData) -> list[Transfer]:
+    """The verdicts of the featured parametrization along axes of several sizes."""
+    return [t for t in data.transfers if t.key == data.main and len(t.sizes) > 1]
+
+
 def dead(population: Population) -> bool:
-    """Whether no run of a population came to its end."""
+    """Whether every run of a population diverged."""
     return bool(np.isnan(population.loss).all())
 
 
-def phrase(found: Sequence[Row], *, many: bool = False) -> str:
+def phrase(found: Sequence[Transfer], *, many: bool = False) -> str:
     """What one hyperparameter does along its axes: "transfers across depth and …".
 
     Args:
       found: verdicts of one hyperparameter and parametrization.
-      many: whether the subject is more than one.
+      many: whether the subject is plural.
     """
     s, do = ("", "do") if many else ("s", "does")
     parts = []
-    stay = [v.axis for v in found if v.verdict is Verdict.TRANSFERS]
+    stay = [t.axis for t in found if t.verdict is Verdict.TRANSFERS]
     if stay:
         parts.append(f"transfer{s} across {listed(stay)}")
-    for v in found:
-        if v.verdict is Verdict.SHIFTS:
-            unit = " octaves" if grids.unit(v.name) != "linear" else ""
-            least = " at least" if v.told["at_edge"] else ""
-            moved = names.signed(v.name, v.slope or 0.0)
-            parts.append(f"shift{s} by{least} {moved}{unit} per doubling of {v.axis}")
-    for v in found:
-        if v.verdict is Verdict.FAILS:
-            parts.append(f"{do} not transfer across {v.axis} ({v.reason})")
+    for t in found:
+        if t.verdict.known is False:
+            why = t.reason or f"costs {t.cost} at {t.size_text()}"
+            parts.append(f"{do} not transfer across {t.axis} ({why})")
     reasons: dict[str, list[str]] = {}
-    for v in found:
-        if v.verdict.known is None:
-            reasons.setdefault(v.reason, []).append(v.axis)
+    for t in found:
+        if t.verdict.known is None:
+            reasons.setdefault(t.reason, []).append(t.axis)
     for why, axes in reasons.items():
         parts.append(f"cannot be judged across {listed(axes)} ({why})")
     return listed(parts)
 
 
+def numbers(data: SweepData) -> list[str]:
+    """The numbers behind the headline: change and cost, a sentence for each axis."""
+    out = []
+    for t in featured(data)[: 2 * MANY]:
+        change = t.trend.change
+        if not math.isfinite(change):
+            continue
+        grows = t.sizes[-1] / t.sizes[0]
+        told = f"While {t.axis} grows {grows:g}x, the best {names.noun(t.name)} "
+        told += f"changes by {names.factor(t.name, change)}"
+        if t.cost:
+            told += f"; keeping the base's best value costs {t.cost}"
+        out.append(f"{told}.")
+    return out
+
+
 def title(data: SweepData, name: str, axis: Axis) -> str:
     """The finding about one hyperparameter along one axis, for its picture."""
-    found = [v for v in every(data) if v.name == name and v.axis == axis]
-    if all(all(x is None for x in v.optima) for v in found):
+    found = [t for t in data.transfers if t.name == name and t.axis == axis]
+    if all(all(x is None for x in t.optima) for t in found):
         return f"{_capital(names.noun(name))}: nothing trained"
     # The featured one first.
-    found.sort(key=lambda v: v.key != data.main)
+    found.sort(key=lambda t: t.key != data.main)
     told: dict[str, list[str]] = {}
-    for v in found[:3]:
-        told.setdefault(phrase([v]), []).append(v.label)
+    for t in found[:MANY]:
+        told.setdefault(phrase([t]), []).append(data.keys[t.key])
     parts = [f"{words} with {listed(labels)}" for words, labels in told.items()]
-    return f"The best {names.noun(name)} {', '.join(parts)}"
+    return f"The best {names.noun(name)} {'; it '.join(parts)}"
 
 
 def captions(data: SweepData, name: str, axis: Axis) -> dict[str, str]:
-    """What stands above each panel, by parametrization."""
-    found = [v for v in every(data) if v.name == name and v.axis == axis]
-    return {v.key: f"{v.sign} {v.words}" for v in found}
+    """The text above each panel, by parametrization."""
+    found = [t for t in data.transfers if t.name == name and t.axis == axis]
+    return {t.key: f"{sign(t)} {t.words}" for t in found}
 
 
 def fixed(data: SweepData, name: str, axis: Axis) -> str:

@@ -26,10 +26,19 @@ from mupax.optim.display import html_table
 from ..errors import UserError
 from ..io import write_durably
 from ..memory import check as check_memory
-from . import engine, executors, fingerprint, grids, optima, statistics, verdict
+from . import (
+    engine,
+    executors,
+    fingerprint,
+    grids,
+    optima,
+    statistics,
+    transfers,
+    verdict,
+)
 from .engine import Limits as Limits
 from .own import OwnTask
-from .results import Cell, Population
+from .results import Population
 
 _RESERVED = ("key", "model", "width", "depth")
 
@@ -40,11 +49,10 @@ class Sweep:
 
     Attributes:
       populations: all runs, one population a shape.
-      verdicts: as `verdict.verdicts` gives them, for "width", for "depth" and, where
+      verdicts: as `transfers.verdicts` gives them, for "width", for "depth" and, where
         `sizes` were swept, for "joint": from the base to shapes of another width and
-        depth. "cost" says what the best value of the smallest model (of the base, for
-        "joint") costs the largest: "loss" and "share" of its least loss, None where
-        it diverges there, and "noise", the standard error of that loss over seeds.
+        depth. "regret" says which share of its loss the largest model gives up at the
+        base's best value, with a 90 % interval.
       base: the sizes where the axes cross.
     """
 
@@ -81,18 +89,18 @@ class Sweep:
 
     def __str__(self) -> str:
         lines = []
-        for name, words, at, cost in self._told():
-            lines.append(f"{name}: {words}  (best at {at})")
-            lines.extend(["  " + cost] if cost else [])
+        for name, words, at, change in self._told():
+            lines.append(f"{name}: {words}")
+            lines.append(f"  best at {at}" + f"; {change}" * bool(change))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = ["hyperparameter", "verdict", "best at (width x depth)", "cost"]
+        head = ["hyperparameter", "verdict", "best at", "change of the best value"]
         title = f"{len(self.populations)} shapes, base {self.base.width} x "
         return html_table(title + str(self.base.depth), head, self._told())
 
     def _told(self) -> list[tuple[str, str, str, str]]:
-        """(what over which axis, the verdict, the optima by size, the cost)."""
+        """(what over which axis, the verdict, the optima by size, their change)."""
         rows = []
         for name, by_key in self.verdicts.items():
             for axis, told in next(iter(by_key.values())).items():
@@ -104,8 +112,7 @@ class Sweep:
                     for size, x in zip(told["sizes"], told["optimum"], strict=True)
                 )
                 over = "width and depth" if axis == "joint" else axis
-                cost = _cost_text(told.get("cost"))
-                rows.append((f"{name} over {over}", told["words"], at, cost))
+                rows.append((f"{name} over {over}", told["words"], at, told["change"]))
         return rows
 
 
@@ -450,84 +457,21 @@ def _verdicts(
     base: statistics.Sizes,
     sizes: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """The verdicts over width, depth and both, each with its cost."""
-    found = verdict.verdicts(populations, base)
-    for name, by_key in found.items():
-        for told in by_key.values():
-            for axis in ("depth", "width"):
-                fixed = base.width if axis == "depth" else base.depth
-                cells = optima.along(
-                    [p.cell(name) for p in populations], "own", axis, fixed
-                ).cells
-                if len(cells) < 2:
-                    continue
-                told[axis]["cost"] = cost(cells[0], cells[-1])
-            pairs = {tuple(map(int, pair)) for pair in sizes} - {tuple(base)}
-            if pairs:
-                ordered = sorted(pairs, key=lambda pair: (math.prod(pair), pair))
-                chain = [
-                    _population(populations, *pair).cell(name)
-                    for pair in [tuple(base), *ordered]
-                ]
-                told["joint"] = _joint(chain, name)
-    return found
-
-
-def _joint(cells: Sequence[Cell], name: str) -> dict[str, Any]:
-    """The verdict from the base to shapes of another width and depth.
-
-    A size is counted as width times depth; the optimum's shift is one per doubling of
-    this product.
-    """
-    line = statistics.trend(
-        [dataclasses.replace(c, width=c.width * c.depth) for c in cells], "width"
-    )
-    return {
-        **verdict.told(line, name, "width times depth"),
-        "sizes": [[c.width, c.depth] for c in cells],
-        "cost": cost(cells[0], cells[-1]),
-    }
-
-
-def cost(small: Cell, large: Cell) -> dict[str, Any]:
-    """What a large model loses by the best value of a small one.
-
-    Returns:
-      "of" and "at", the two shapes; "loss", what the small model's optimum gives
-      more than the large model's best; "share" of the latter; and "noise", its standard
-      error over seeds. None where the value diverges, was not trained or lies outside
-      the grid.
-    """
-    best = optima.optimum(small)
-    more = None if best is None else optima.regret(large, best.log2_lr)
-    mean = large.loss.mean(axis=0)
-    found: dict[str, Any] = {
-        "of": [small.width, small.depth],
-        "at": [large.width, large.depth],
-        "loss": _finite(more),
-        "share": None,
-        "noise": None,
-    }
-    if more is not None:
-        column = int(np.nanargmin(mean))
-        found["share"] = _finite(more / max(float(mean[column]), 1e-300))
-        seeds = large.loss[:, column]
-        if len(seeds) > 1:
-            found["noise"] = _finite(seeds.std(ddof=1) / math.sqrt(len(seeds)))
-    return found
-
-
-def _cost_text(cost: Mapping[str, Any] | None) -> str:
-    if cost is None:
-        return ""
-    of, at = (_size_text(cost[name]) for name in ("of", "at"))
-    if cost["loss"] is None:
-        return f"at {at} the best value of {of} diverges, or lies outside the grid"
-    noise = "" if cost["noise"] is None else f"; seeds: ± {cost['noise']:.2g}"
-    return (
-        f"the best value of {of} costs {at} a loss of {cost['loss']:.2g} "
-        f"({cost['share']:.1%} of its best{noise})"
-    )
+    """The verdicts over width, depth and both."""
+    found = transfers.transfers(populations, base)
+    pairs = {tuple(map(int, pair)) for pair in sizes} - {tuple(base)}
+    chain = [tuple(base), *sorted(pairs, key=lambda pair: (math.prod(pair), pair))]
+    if pairs:
+        names = dict.fromkeys(one.name for one in found)
+        found += [
+            verdict.transfer(
+                [_population(populations, *pair).cell(name) for pair in chain],
+                "joint",
+                name=name,
+            )
+            for name in names
+        ]
+    return transfers.verdicts(found, base)
 
 
 def _size_text(size: int | Sequence[int]) -> str:

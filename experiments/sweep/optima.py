@@ -1,24 +1,32 @@
-"""Does the optimum stay? Fits, shifts and regret, from the cells of a sweep."""
+"""Where the loss of one model size is least: the fit, and the loss at other values."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
 
+from . import grids
 from .results import Cell, Optimum
+
+# Standard deviation of the error that the position of the grid adds to a fitted
+# optimum, in octaves, for a grid of octaves. The loss rises faster above the optimum
+# than below it, so the vertex of a parabola depends on where the three grid points
+# lie. The error is quadratic in the spacing. `python -m benchmarks.sweep_statistics`
+# measures it: fits to the two octave grids that make up a half-octave grid.
+PHASE = 0.1
 
 
 def optimum(cell: Cell) -> Optimum | None:
-    """The learning rate at which a cell's loss is least.
+    """The value of the hyperparameter at which a cell's loss is least.
 
-    A parabola in log2 of the learning rate through the least log loss (geometric
-    mean over seeds) and its two neighbours. A learning rate counts as diverged where
-    any seed diverged: a learning rate that fails one time in two is no optimum.
+    Fits a parabola to the log loss (geometric mean over seeds) at the best grid point
+    and its two neighbours. A grid point counts as diverged if any of its seeds
+    diverged.
 
     Args:
-      cell: losses of shape (seeds, lrs).
+      cell: losses of shape (seeds, points).
 
     Returns:
       The optimum; its error is the standard error over seeds of the same fit made
@@ -34,9 +42,8 @@ def optimum(cell: Cell) -> Optimum | None:
     """
     if np.isnan(cell.loss).all():
         return None
-    # NaN where any seed diverged; if that leaves nothing, where all did.
     log_loss = log2(cell.loss)
-    mean = log_loss.mean(axis=0)
+    mean = log_loss.mean(axis=0)  # NaN where any seed diverged
     if np.isnan(mean).all():
         mean = nanmean(log_loss)
     where, least = parabola(cell.log2_lr, mean)
@@ -47,117 +54,178 @@ def optimum(cell: Cell) -> Optimum | None:
     return Optimum(where, float(error), 2.0**least)
 
 
-def shift(optima: Sequence[Optimum | None]) -> float | None:
-    """How far the optimum moves over an axis, in octaves.
-
-    Args:
-      optima: the axis' optima.
-
-    Returns:
-      Largest minus smallest log2 of the optimal learning rate; None where at some
-      size nothing trained.
-    """
-    found = [o.log2_lr for o in optima if o is not None]
-    if not found or len(found) < len(optima):
-        return None
-    return max(found) - min(found)
-
-
-def regret(large: Cell, transferred: float) -> float | None:
-    """Loss that a large model gives up by using a learning rate tuned elsewhere.
-
-    Args:
-      large: the cell of the large model.
-      transferred: log2 of the learning rate that the small model likes best.
-
-    Returns:
-      Loss at the transferred learning rate minus the least loss, both read off a
-      monotone interpolation of log loss; None where the large model diverges there
-      or everywhere.
-    """
-    loss = large.loss.mean(axis=0)  # NaN where any seed diverged
-    good = ~np.isnan(loss)
-    if not good.any():
-        return None
-    x, y = large.log2_lr[good], log2(loss[good])
-    neighbours = np.abs(large.log2_lr - transferred) < _spacing(large.log2_lr)
-    if not good[neighbours].all() or not x[0] <= transferred <= x[-1]:
-        return None
-    if len(x) == 1:
-        return 0.0
-    at = float(2.0 ** PchipInterpolator(x, y)(transferred))
-    return at - float(loss[good].min())
-
-
 @dataclasses.dataclass(frozen=True)
-class Axis:
-    """The cells of one parametrization along depth or along width, small to large."""
+class Fit:
+    """Log loss of one model size, at grid points and between them.
 
-    sizes: list[int]
-    cells: list[Cell]
+    Between two grid points the loss is read off a parabola through them and a third
+    point: the next on the left or on the right, whichever parabola is the flatter
+    (essentially non-oscillatory interpolation; Harten et al., J. Comput. Phys. 71,
+    231, 1987). Where the loss jumps up, towards divergence, the other parabola would
+    dip far below every measured loss. Every fitted loss is a weighted sum of the
+    losses at grid points, with the same weights for all seeds, and seeds can be
+    compared one by one.
 
-    @property
-    def optima(self) -> list[Optimum | None]:
-        """One a size, None where nothing trained."""
-        return [optimum(cell) for cell in self.cells]
-
-    @property
-    def shift(self) -> float | None:
-        """See `shift`."""
-        return shift(self.optima)
-
-    @property
-    def regret(self) -> float | None:
-        """Regret of the largest model at the smallest model's learning rate."""
-        first = self.optima[0]
-        return None if first is None else regret(self.cells[-1], first.log2_lr)
-
-
-def along(cells: Sequence[Cell], parametrization: str, axis: str, fixed: int) -> Axis:
-    """The cells of one parametrization along an axis.
-
-    Args:
-      cells: all cells of a sweep.
-      parametrization: its key in the config.
-      axis: "depth" or "width".
-      fixed: the size of the other one, the base's.
+    Attributes:
+      grid: coordinates of the grid points around the best one at which all seeds
+        trained, shape (points,).
+      log_loss: log2 of their losses, shape (seeds, points).
+      first: index of `grid[0]` in the cell's whole grid.
+      size: points of the cell's whole grid.
+      linear: whether the coordinate is the value itself, not its log2.
     """
-    other = {"depth": "width", "width": "depth"}[axis]
-    chosen = sorted(
-        (
-            c
-            for c in cells
-            if c.parametrization == parametrization and getattr(c, other) == fixed
-        ),
-        key=lambda c: getattr(c, axis),
+
+    grid: np.ndarray
+    log_loss: np.ndarray
+    first: int
+    size: int
+    linear: bool = False
+
+    @functools.cached_property
+    def best(self) -> int:
+        """Index of the grid point of least mean log loss."""
+        return int(self.log_loss.mean(axis=0).argmin())
+
+    @property
+    def optimum(self) -> float:
+        """Coordinate of the least loss, as `optimum` gives it."""
+        return parabola(self.grid, self.log_loss.mean(axis=0))[0]
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best grid point is the first or last of the whole grid."""
+        return self.first + self.best in (0, self.size - 1)
+
+    @property
+    def place_error(self) -> float:
+        """Standard deviation of the optimum's error that the grid causes.
+
+        In units of the coordinate: of a parabola, `PHASE` times the square of the
+        spacing in octaves (times the spacing for a linear coordinate). Without two
+        neighbours the optimum is a grid point, with an error as large as that of a
+        uniform distribution over one spacing.
+        """
+        if len(self.grid) < 2:
+            return 0.0
+        step = float(np.diff(self.grid).max())
+        if not 0 < self.best < len(self.grid) - 1:
+            return step / math.sqrt(12)
+        return PHASE * step * (1.0 if self.linear else step)
+
+    def holds(self, x: float) -> bool:
+        """Whether the loss at a coordinate is known: no further than half a spacing
+        from a grid point at which all seeds trained, and inside the grid."""
+        near = np.abs(self.grid - x).min()
+        steps = np.diff(self.grid)
+        return bool(near <= (steps.max() / 2 if len(steps) else 0.0) + 1e-9)
+
+    def weights(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Weights of the grid points' log losses in the losses at given coordinates.
+
+        Args:
+          values: coordinates, shape (values,).
+
+        Returns:
+          Shape (values, points); each row sums to one.
+        """
+        x, count = np.asarray(values, float), len(self.grid)
+        width = min(count, 3)
+        # The interval of each value, and the flatter of the parabolas around it.
+        left = (np.searchsorted(self.grid, x) - 1).clip(0, max(count - 2, 0))
+        first = np.zeros(len(x), int)
+        if width == 3:
+            bend = np.append(np.append(np.inf, self._bend), np.inf)
+            first = np.where(bend[left] <= bend[left + 1], left - 1, left)
+        nodes = self.grid[first[:, None] + np.arange(width)]
+        out = np.zeros((len(x), count))
+        for i in range(width):
+            others = np.delete(nodes, i, axis=1)
+            terms = (x[:, None] - others) / (nodes[:, [i]] - others)
+            out[np.arange(len(x)), first + i] = terms.prod(axis=1)
+        return out
+
+    @functools.cached_property
+    def _bend(self) -> np.ndarray:
+        """Curvature of the parabola around each inner grid point, without sign."""
+        slope = np.diff(self.log_loss.mean(axis=0)) / np.diff(self.grid)
+        return np.abs(np.diff(slope)) / (self.grid[2:] - self.grid[:-2])
+
+    def at(self, x: float) -> np.ndarray:
+        """Log2 loss of each seed at a coordinate, shape (seeds,)."""
+        return self.log_loss @ self.weights([x])[0]
+
+
+def fit(cell: Cell) -> Fit | None:
+    """Fit a cell; None where no grid point trained with every seed.
+
+    Examples:
+      >>> import numpy as np
+      >>> lrs = np.arange(-10.0, -4.0)
+      >>> loss = np.exp2(0.3 * (lrs + 7.25) ** 2)[None]
+      >>> found = fit(Cell("sp", 64, 8, lrs, loss, np.empty((1, 6, 0)), 0.0))
+      >>> found.at(-7.75).round(3)  # half an octave from the optimum: 0.3 * 0.5**2
+      array([0.075])
+    """
+    log_loss = log2(cell.loss)
+    mean = log_loss.mean(axis=0)
+    if np.isnan(mean).all():
+        return None
+    best = int(np.nanargmin(mean))
+    lost = np.flatnonzero(np.isnan(mean))
+    first = int(max(lost[lost < best], default=-1)) + 1
+    last = int(min(lost[lost > best], default=len(mean)))
+    return Fit(
+        np.asarray(cell.log2_lr, float)[first:last],
+        log_loss[:, first:last],
+        first,
+        len(mean),
+        grids.unit(cell.axis) == "linear",
     )
-    return Axis([getattr(c, axis) for c in chosen], chosen)
 
 
 def log2(loss: np.ndarray) -> np.ndarray:
-    """Where a loss is zero, the least that a float can be."""
+    """Log2 of losses; of zero, log2 of the smallest positive float."""
     return np.log2(np.maximum(loss, np.finfo(float).tiny))
 
 
 def parabola(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Vertex (x, y) of the parabola through the least point and its neighbours."""
-    best = int(np.nanargmin(y))
-    around = slice(max(best - 1, 0), best + 2)
-    # In the middle of the grid, with both neighbours finite; otherwise the point.
-    if y[around].size < 3 or np.isnan(y[around]).any():
-        return float(x[best]), float(y[best])
-    a, b, c = np.polyfit(x[around] - x[best], y[around], 2)
-    if a <= 0:
-        return float(x[best]), float(y[best])
-    return float(x[best] - b / (2 * a)), float(c - b * b / (4 * a))
+    """Vertex (x, y) of the parabola through the least point and its neighbours.
+
+    The least point itself where a neighbour is missing or not finite.
+    """
+    where, least = vertices(x, np.asarray(y, float)[None])
+    return float(where[0]), float(least[0])
+
+
+def vertices(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`parabola` for many rows at once.
+
+    Args:
+      x: coordinates, shape (points,).
+      y: values, shape (rows, points); no row without a finite value.
+
+    Returns:
+      The vertices' coordinates and values, each of shape (rows,).
+    """
+    rows, best = np.arange(len(y)), np.nanargmin(y, axis=1)
+    where, least = x[best], y[rows, best]
+    if len(x) < 3:
+        return where, least
+    middle = best.clip(1, len(x) - 2)
+    left, right = x[middle - 1] - x[middle], x[middle + 1] - x[middle]
+    down, up = (y[rows, middle + i] - y[rows, middle] for i in (-1, 1))
+    slopes = down / left, up / right
+    with np.errstate(invalid="ignore", divide="ignore"):
+        a = (slopes[1] - slopes[0]) / (right - left)
+        b = slopes[0] - a * left
+        inside = (middle == best) & (a > 0)  # not where a neighbour is NaN
+        where = np.where(inside, where - b / (2 * a), where)
+        least = np.where(inside, least - b * b / (4 * a), least)
+    return where, least
 
 
 def nanmean(rows: np.ndarray) -> np.ndarray:
-    """Mean over the first axis of what is a number; NaN where nothing is."""
+    """Mean over the first axis of the finite entries; NaN where there are none."""
     count = (~np.isnan(rows)).sum(axis=0)
     total = np.nansum(rows, axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def _spacing(grid: np.ndarray) -> float:
-    return float(np.diff(grid).max())

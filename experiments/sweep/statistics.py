@@ -1,8 +1,9 @@
-"""Where the best value of a hyperparameter goes as the model grows, how surely."""
+"""Where the best value of a hyperparameter moves as the model grows."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,10 @@ from scipy import stats
 
 from . import grids, optima
 from .results import Cell, Population
+
+# Octaves per doubling within which an optimum counts as staying: five doublings then
+# move it by about one octave, the spacing of the usual grid.
+TOLERANCE = 0.25
 
 _RESAMPLES = 400
 
@@ -26,11 +31,13 @@ class Trend:
     """The line through the optima of one axis, against log2 of the size.
 
     Attributes:
-      slope: units (octaves) a doubling.
-      error: its standard error, from resampled seeds.
-      freedom: degrees of freedom of the error.
-      optima: at each size, None where nothing trained.
+      slope: units (octaves) per doubling of the size.
+      error: standard error of the slope, from resampled seeds and the grid's error.
+      freedom: degrees of freedom of the error; 0 for one seed.
+      sizes: widths or depths, rising.
+      optima: coordinate of the optimum at each size, None where nothing trained.
       at_edge: sizes whose optimum lies at an end of the grid.
+      draws: resampled (intercept at size 1, slope), shape (resamples, 2).
     """
 
     slope: float
@@ -39,21 +46,50 @@ class Trend:
     sizes: tuple[int, ...]
     optima: tuple[float | None, ...]
     at_edge: tuple[int, ...]
-    draws: np.ndarray  # resampled (intercept at size 1, slope), shape (resamples, 2)
+    draws: np.ndarray
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % of the slope, by Student's t."""
-        wide = self.error * float(stats.t.ppf(0.975, max(self.freedom, 1)))
+        """90 % interval of the slope, by Student's t; NaN for one seed.
+
+        Each end is a one-sided 95 % bound, so that a slope whose interval lies within
+        `TOLERANCE` is equivalent to zero at the 5 % level (two one-sided tests;
+        Schuirmann, J. Pharmacokinet. Biopharm. 15, 657, 1987).
+        """
+        if self.freedom < 1:
+            return math.nan, math.nan
+        wide = self.error * float(stats.t.ppf(0.95, self.freedom))
         return self.slope - wide, self.slope + wide
+
+    def within(self, low: float, high: float) -> bool | None:
+        """Whether the slope lies between two values, at the 5 % level.
+
+        True where the whole interval does, False where none of it does, None where
+        part of it does.
+        """
+        least, most = self.interval
+        if least >= low and most <= high:
+            return True
+        return False if least > high or most < low else None
+
+    @property
+    def stays(self) -> bool | None:
+        """Whether the slope lies within `TOLERANCE` of zero; None: not known."""
+        return self.within(-TOLERANCE, TOLERANCE)
+
+    @property
+    def change(self) -> float:
+        """Units by which the line changes from the smallest size to the largest."""
+        return self.slope * math.log2(self.sizes[-1] / self.sizes[0])
 
 
 def trend(cells: Sequence[Cell], axis: str) -> Trend:
     """Fit the optima of cells along an axis, with a bootstrap over seeds.
 
-    Each size's seeds are drawn anew with replacement, and the optimum is fitted to
-    their mean as `optima.optimum` does. What n seeds vary is too small by
-    √((n-1)/n), and is corrected.
+    Each size's seeds are drawn again with replacement, and the optimum is fitted to
+    their mean as `optima.optimum` does; the errors of all sizes go into the slope's.
+    The bootstrap's spread is multiplied by √(n/(n-1)) for n seeds. To its variance is
+    added that of the grid's error, `optima.Fit.place_error`, of each optimum.
 
     Args:
       cells: of one parametrization and hyperparameter, of rising size.
@@ -73,32 +109,82 @@ def trend(cells: Sequence[Cell], axis: str) -> Trend:
         nothing = np.full((1, 2), math.nan)
         return Trend(math.nan, math.nan, 0, sizes, located, edge, nothing)
     line = _line(x, np.array(located, float)[None])[0]
-    seeds = len(cells[0].loss)
-    rng = np.random.default_rng(0)
-    resampled = np.array(
-        [
-            [_resampled(cell, rng.integers(seeds, size=seeds)) for cell in cells]
-            for _ in range(_RESAMPLES if seeds > 1 else 0)
-        ]
-    )
+    seeds = min(len(c.loss) for c in cells)
     if seeds < 2:
         return Trend(float(line[1]), math.nan, 0, sizes, located, edge, line[None])
-    draws = line + (_line(x, resampled) - line) * math.sqrt(seeds / (seeds - 1))
+    rng = np.random.default_rng(0)
+    shape = (_RESAMPLES, len(cells))
+    drawn = np.stack([_resampled(cell, rng) for cell in cells], axis=1)
+    spread = (_line(x, drawn) - line) * math.sqrt(seeds / (seeds - 1))
+    fits = [optima.fit(cell) for cell in cells]
+    grid = np.array([0.0 if f is None else f.place_error for f in fits])
+    draws = line + spread + _line(x, grid * rng.normal(size=shape))
     error = float(draws[:, 1].std(ddof=1))
     freedom = len(sizes) * (seeds - 1)
     return Trend(float(line[1]), error, freedom, sizes, located, edge, draws)
 
 
-def _resampled(cell: Cell, seeds: np.ndarray) -> float:
+def along(cells: Sequence[Cell], key: str, axis: str, fixed: int) -> list[Cell]:
+    """The cells of one parametrization along an axis, small to large.
+
+    Args:
+      cells: all cells of a sweep.
+      key: of the parametrization.
+      axis: "depth" or "width".
+      fixed: the other size, the base's.
+    """
+    other = {"depth": "width", "width": "depth"}[axis]
+    mine = [c for c in cells if c.parametrization == key and getattr(c, other) == fixed]
+    return sorted(mine, key=lambda c: getattr(c, axis))
+
+
+def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Variance over seeds, pooled over sizes, and its degrees of freedom.
+
+    Sizes that share seeds are not independent: by Satterthwaite's rule, n sizes count
+    as n / (1 + (n - 1) r²) independent ones, with r² the mean squared correlation
+    between the rows of two sizes, less what independent seeds give on average. Two
+    seeds say nothing about r: ½ is assumed.
+
+    Args:
+      rows: of each size, deviations from the mean over seeds, shape (seeds,).
+
+    Examples:
+      >>> same = np.array([-0.1, 0.0, 0.1])
+      >>> variance, freedom = pooled([same, same])
+      >>> round(variance, 4), freedom  # two sizes that are as good as one
+      (0.01, 2.0)
+    """
+    if not rows or len(rows[0]) < 2:
+        return math.nan, 0.0
+    seeds = len(rows[0])
+    spare = len(rows) * (seeds - 1)
+    variance = sum(float(row @ row) for row in rows) / spare
+    agree = 0.25
+    if seeds > 2 and len(rows) > 1:
+        pairs = itertools.combinations(rows, 2)
+        alike = [
+            float(a @ b) ** 2 / max(float(a @ a) * float(b @ b), 1e-300)
+            for a, b in pairs
+        ]
+        chance = 1 / (seeds - 1)
+        agree = max((float(np.mean(alike)) - chance) / (1 - chance), 0.0)
+    return variance, spare / (1 + (len(rows) - 1) * agree)
+
+
+def _resampled(cell: Cell, rng: np.random.Generator) -> np.ndarray:
+    """Optima of means over resampled seeds, shape (resamples,)."""
     log_loss = optima.log2(cell.loss)
-    mean = log_loss[seeds].mean(axis=0)
-    if np.isnan(mean).all():
-        mean = optima.nanmean(log_loss)
-    # Where any seed diverged the mean over all decides, as for the optimum itself.
-    broken = np.isnan(log_loss.mean(axis=0))
-    if not broken.all():
-        mean = np.where(broken, np.nan, mean)
-    return optima.parabola(cell.log2_lr, mean)[0]
+    seeds = rng.integers(len(log_loss), size=(_RESAMPLES, len(log_loss)))
+    whole = log_loss.mean(axis=0)
+    if np.isnan(whole).all():
+        mean = np.stack([optima.nanmean(log_loss[one]) for one in seeds])
+        lost = np.isnan(mean).all(axis=1)
+        mean[lost] = optima.nanmean(log_loss)
+    else:
+        # A grid point at which any seed diverged is left out, as for the optimum.
+        mean = np.where(np.isnan(whole), np.nan, log_loss[seeds].mean(axis=1))
+    return optima.vertices(np.asarray(cell.log2_lr, float), mean)[0]
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -108,22 +194,22 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def fixed_after(cell: Cell) -> float | None:
-    """When the optimum was decided: from where on it stays where it ends.
+    """The share of the run after which the optimum stays where it ends.
 
-    The optimum is fitted to every span of the learning curves as to the final losses,
-    and stays where it is within half an octave of its final place, or half the
-    grid's spacing where that is more (of hyperparameters that are not counted in
-    octaves always). Each span is a 40th of the run, as the slices of 1000 steps are
-    that Yang, Yu, Zhu & Hayou (arXiv 2310.02244), Figure 10, average over. Bordelon,
-    Noci, Li, Hanin & Pehlevan (arXiv 2309.16620), Section B.2 and Figure B.3, find it
+    The optimum is fitted to every span of the learning curves as to the final losses.
+    It stays where it is within half an octave of its final place, or half the grid's
+    spacing if that is more (of hyperparameters not counted in octaves: always half
+    the spacing). A span is a 40th of the run, like the slices of 1000 steps over which
+    Yang, Yu, Zhu & Hayou (arXiv 2310.02244), Figure 10, average. Bordelon, Noci, Li,
+    Hanin & Pehlevan (arXiv 2309.16620), Section B.2 and Figure B.3, find the optimum
     decided after the first few epochs.
 
     Args:
       cell: with its learning curves.
 
     Returns:
-      The share of the run, in 0 to 1, after which the optimum no more leaves; None
-      where nothing trained, or it is elsewhere in the last span still.
+      A share in 0 to 1; None where nothing trained, or where the optimum of the last
+      span is elsewhere.
 
     Examples:
       >>> rates = np.arange(-10.0, -4.0)
@@ -151,15 +237,25 @@ def fixed_after(cell: Cell) -> float | None:
 
 
 def key_of(population: Population) -> str:
-    """Its parametrization and choices, as verdicts are listed by."""
+    """The parametrization and choices of a population, as one key."""
     chosen = (f"{k}={v}" for k, v in population.choices.items())
     return ", ".join([population.parametrization, *chosen])
 
 
 def predicted(
-    trends: dict[str, Trend], base: Sizes, target: Sizes
+    trends: Mapping[str, Trend], base: Sizes, target: Sizes
 ) -> dict[str, Any] | None:
-    """The optimum at a target size by the lines of depth and width, with 95 %."""
+    """The optimum at a target size, extrapolated along depth and width.
+
+    Args:
+      trends: by axis, "depth" and "width".
+      base: the sizes where the axes cross.
+      target: the sizes to predict at.
+
+    Returns:
+      "optimum", a coordinate, and "interval", its 95 % interval; None where the trends
+      have no error.
+    """
     count = min(len(t.draws) for t in trends.values())
     if count < 2:
         return None

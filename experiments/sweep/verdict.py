@@ -1,169 +1,308 @@
-"""When a hyperparameter transfers: the one definition, for tables and figures alike.
+"""Whether a hyperparameter transfers: the one verdict, for tables, figures and docs.
 
-A line is fitted to the optima against log2 of the size (`trend`). The optimum
-*transfers* where the 95 % interval of its slope lies within a quarter of a unit (an
-octave, for most hyperparameters) per doubling. It *shifts* where the interval excludes
-zero and the slope is larger than that. In between, more seeds are needed to tell.
+The verdict goes by cost. The value that is best at the base is used at the largest
+size of an axis, and the regret there is the share of the loss that this gives up. The
+hyperparameter *transfers* if the upper 95 % bound of the regret lies below what is
+allowed. It *does not transfer* if the lower 95 % bound lies above it, or if the largest
+size diverges at the base's value. In between the sweep cannot tell.
+
+Allowed is 1 % of the loss (`SHARE`). With the compute exponent 0.05 of language models
+(Kaplan et al., arXiv 2001.08361, eq. 1.3) about 20 % more compute buys 1 % of the loss
+(1.01^20 = 1.22). Retuning costs at least one more training of the large model, which is
+100 % more compute. Where the loss of one run varies by more than 1 % between seeds, one
+such standard deviation is allowed: the seed then changes the loss by more than retuning
+would.
+
+The shift of the optimum per doubling of the size (`Trend`) stands beside the verdict. A
+flat valley has no identifiable optimum and an uncertain shift; its regret is small and
+well known all the same.
 """
 
 import dataclasses
 import enum
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from . import grids, optima
-from .results import Population
-from .statistics import Sizes, Trend, fixed_after, key_of, predicted, trend
+from . import grids
+from .optima import fit, optimum
+from .regret import Regret, regret
+from .results import Cell
+from .statistics import Trend, fixed_after, trend
 
-# Units per doubling: five doublings then stay within about the octave that a grid of
-# powers of two can tell.
-TOLERANCE = 0.25
+SHARE = 0.01
 
 
 class Verdict(enum.StrEnum):
-    """What the optimum of a hyperparameter does as the model grows."""
+    """Whether the best value of a hyperparameter can be used at the largest size."""
 
     TRANSFERS = "transfers"
-    SHIFTS = "shifts"
-    FAILS = "nothing trained"  # at some size
-    EDGE = "edge of the grid"  # the optimum may lie beyond
+    COSTS = "does not transfer"
+    DIVERGES = "diverges"  # the largest size, at the base's best value
+    FAILS = "nothing trained"  # at some size, with every seed
+    EDGE = "wider grid needed"  # the optimum may lie outside the grid
+    GRID = "finer grid needed"
     SEEDS = "more seeds needed"
     ONE_SIZE = "one size"
 
     @property
     def known(self) -> bool | None:
-        """True where it transfers, False where it does not, None where nobody knows."""
-        known = {Verdict.TRANSFERS: True, Verdict.SHIFTS: False, Verdict.FAILS: False}
-        return known.get(self)
+        """True where it transfers, False where it does not, None where unknown."""
+        if self is Verdict.TRANSFERS:
+            return True
+        no = (Verdict.COSTS, Verdict.DIVERGES, Verdict.FAILS)
+        return False if self in no else None
 
 
-def judge(trend: Trend) -> Verdict:
-    """The verdict on a trend."""
-    if len(trend.sizes) < 2:
-        return Verdict.ONE_SIZE
-    if None in trend.optima:
-        return Verdict.FAILS
-    if len(trend.at_edge) == len(trend.sizes):
-        return Verdict.EDGE
-    if trend.freedom == 0:
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """What one hyperparameter does along one axis of size: the verdict and its numbers.
+
+    Attributes:
+      name: of the hyperparameter.
+      key: of the parametrization, with its choices.
+      axis: "depth", "width" or "joint" (width times depth).
+      cells: the runs, small to large.
+      base: index in `cells` of the size whose best value is used at the largest.
+      trend: the line through the optima.
+      regret: of the base's best value at the largest size; None where the loss there
+        is not known.
+      at_base: of the same value at the base: how well the base's optimum is known.
+      at_edge: sizes whose best grid point is an end of the grid.
+      failed: sizes at which no value trained with every seed.
+    """
+
+    name: str
+    key: str
+    axis: str
+    cells: tuple[Cell, ...]
+    base: int
+    trend: Trend
+    regret: Regret | None
+    at_base: Regret | None
+    at_edge: tuple[int, ...]
+    failed: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths or depths, rising; of "joint", their products."""
+        return self.trend.sizes
+
+    @property
+    def optima(self) -> tuple[float | None, ...]:
+        """`grids.coordinate` of the best value at each size; None: nothing trained."""
+        return self.trend.optima
+
+    @property
+    def allowed(self) -> float:
+        """Share of the loss that may be given up; see the module."""
+        return max(SHARE, self.regret.noise if self.regret else 0.0)
+
+    @property
+    def own(self) -> float | None:
+        """Least loss of the largest size; None where nothing trained."""
+        if self.regret is not None:
+            return self.regret.own
+        best = optimum(self.cells[-1])
+        return None if best is None else best.loss
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        if len(self.cells) < 2:
+            return Verdict.ONE_SIZE
+        if self.failed:
+            return Verdict.FAILS
+        ends = {self.sizes[self.base], self.sizes[-1]}
+        edge = ends.intersection(self.at_edge)
+        if edge == ends:
+            return Verdict.EDGE
+        cost, own = self.regret, self.at_base
+        if cost is None or own is None:
+            grid, best = self.cells[-1].log2_lr, self.optima[self.base]
+            inside = best is not None and grid.min() <= best <= grid.max()
+            return Verdict.DIVERGES if inside else Verdict.EDGE
+        if math.isinf(cost.high):
+            return Verdict.SEEDS
+        # A badly tuned base costs at every size: that is no failure to transfer.
+        if cost.low > max(self.allowed, own.high):
+            return Verdict.COSTS
+        if edge:
+            return Verdict.EDGE
+        if cost.high < self.allowed:
+            return Verdict.TRANSFERS
+        if cost.share < self.allowed <= cost.share + cost.slip:
+            return Verdict.GRID
         return Verdict.SEEDS
-    low, high = trend.interval
-    if (low > 0 or high < 0) and abs(trend.slope) > TOLERANCE:
-        return Verdict.SHIFTS
-    if trend.at_edge:
-        return Verdict.EDGE
-    if low >= -TOLERANCE and high <= TOLERANCE:
-        return Verdict.TRANSFERS
-    return Verdict.SEEDS
+
+    def size_text(self, index: int = -1) -> str:
+        """One of the sizes: "depth 64", or "width 64, depth 8"."""
+        if self.axis == "joint":
+            cell = self.cells[index]
+            return f"width {cell.width}, depth {cell.depth}"
+        return f"{self.axis} {self.sizes[index]}"
+
+    @property
+    def cost(self) -> str:
+        """The cost in a few words: "at most 0.6% of the loss"; "" where not known."""
+        regret = self.regret
+        if regret is None:
+            return ""
+        if self.verdict is Verdict.TRANSFERS:
+            return f"at most {percent(regret.high)} of the loss"
+        told = percent(regret.share)
+        if math.isfinite(regret.high):
+            told += f" ({percent(regret.low)} to {percent(regret.high)})"
+        return f"{told} of the loss"
+
+    @property
+    def reason(self) -> str:
+        """What is missing for a verdict, or what fails; "" where neither."""
+        match self.verdict:
+            case Verdict.DIVERGES:
+                return f"diverges at {self.size_text()}"
+            case Verdict.FAILS:
+                where = "size" if self.axis == "joint" else self.axis
+                return f"nothing trained at {where} {listed(self.failed)}"
+            case Verdict.EDGE:
+                return "the optimum is at the edge of the grid; widen it"
+            case Verdict.GRID | Verdict.SEEDS:
+                return str(self.verdict)
+            case Verdict.ONE_SIZE:
+                return f"only one {'size' if self.axis == 'joint' else self.axis}"
+        return ""
+
+    @property
+    def words(self) -> str:
+        """The verdict in a few words, led by its cost."""
+        cost = f"costs {self.cost} at {self.size_text()}" if self.cost else ""
+        match self.verdict:
+            case Verdict.TRANSFERS | Verdict.COSTS:
+                return f"{self.verdict}: {cost}"
+            case Verdict.DIVERGES | Verdict.FAILS:
+                return f"does not transfer: {self.reason}"
+        return "cannot tell: " + "; ".join(t for t in (cost, self.reason) if t)
+
+    @property
+    def change_words(self) -> str:
+        """How far the best value moves over all sizes: "grows 1.3x over depth 4 to 64".
+
+        "" where a size is missing.
+        """
+        change = self.trend.change if len(self.sizes) > 1 else math.nan
+        if not math.isfinite(change):
+            return ""
+        over = f"from {self.size_text(0)} to {self.size_text()}"
+        if self.axis != "joint":
+            over = f"over {self.axis} {self.sizes[0]} to {self.sizes[-1]}"
+        if grids.unit(self.name) == "linear":
+            return f"changes by {change:+.2g} {over}"
+        verb = "grows" if change > 0 else "falls"
+        return f"{verb} {2 ** abs(change):.3g}x {over}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict and its numbers as JSON-ready data.
+
+        "regret" holds shares of the loss: "share", its 90 % "interval" and what is
+        "allowed"; "of" is the base's size and "at" the largest. "fixed_after" is the
+        share of the run after which each optimum stays.
+        """
+        cost = self.regret
+        joint = self.axis == "joint"
+        sizes = [[c.width, c.depth] if joint else None for c in self.cells]
+        listed_sizes = sizes if joint else list(self.sizes)
+        return {
+            "sizes": listed_sizes,
+            "optimum": [None if o is None else round(o, 3) for o in self.optima],
+            "at_edge": list(self.at_edge),
+            "unit": grids.unit(self.name),
+            "shift_per_doubling": _number(self.trend.slope),
+            "interval": [_number(x) for x in self.trend.interval],
+            "regret": None
+            if cost is None
+            else {
+                "of": listed_sizes[self.base],
+                "at": listed_sizes[-1],
+                "share": _number(cost.share),
+                "interval": [_number(cost.low), _number(cost.high)],
+                "allowed": _number(self.allowed),
+                "loss": _number(cost.own),
+            },
+            "verdict": self.verdict,
+            "words": self.words,
+            "change": self.change_words,
+            "fixed_after": [_number(fixed_after(cell)) for cell in self.cells],
+        }
 
 
-def words(name: str, axis: str, told: Mapping[str, Any]) -> str:
-    """A verdict, as `verdicts` gives it, in a few words.
+def transfer(
+    cells: Sequence[Cell], axis: str, base: int | None = None, name: str | None = None
+) -> Transfer:
+    """Judge one hyperparameter along one axis.
 
     Args:
-      name: of the hyperparameter.
-      axis: "depth" or "width".
-      told: verdict, slope and sizes.
+      cells: of one parametrization, of rising size.
+      axis: "depth", "width" or "joint"; of the latter, sizes are width times depth.
+      base: the size that is tuned; the smallest where None or where it is the largest.
+      name: of the hyperparameter; by default the cells' own.
+
+    Examples:
+      >>> import numpy as np
+      >>> grid, seeds = np.arange(-10.0, -4.0), np.array([[0.0], [0.01]])
+      >>> def cell(depth, best):
+      ...     loss = np.exp2(0.05 * (grid - best) ** 2 + seeds)
+      ...     return Cell("p", 64, depth, grid, loss, loss[..., None], 0.0)
+      >>> found = transfer([cell(8, -7.0), cell(16, -7.0), cell(32, -7.1)], "depth")
+      >>> found.words
+      'transfers: costs at most 0.21% of the loss at depth 32'
+      >>> found.change_words
+      'falls 1.07x over depth 8 to 32'
     """
-    match Verdict(told["verdict"]):
-        case Verdict.TRANSFERS:
-            return "transfers"
-        case Verdict.SHIFTS:
-            unit = "octaves" if grids.unit(name) != "linear" else "units"
-            moved = f"shifts by {told['shift_per_doubling']:+.2f} {unit} per doubling"
-            beyond = ", at least: the optimum reaches the edge of the grid"
-            return moved + beyond * bool(told["at_edge"])
-        case Verdict.FAILS:
-            return f"does not transfer: {reason(axis, told)}"
-    return f"cannot tell: {reason(axis, told)}"
+    sized = cells
+    if axis == "joint":
+        sized = [dataclasses.replace(c, width=c.width * c.depth) for c in cells]
+    line = trend(sized, "width" if axis == "joint" else axis)
+    at = line.sizes.index(base) if base in line.sizes[:-1] else 0
+    fits = [fit(cell) for cell in cells]
+    pairs = list(zip(line.sizes, fits, strict=True))
+    trained = [found for found in fits if found is not None]
+    cost = own = None
+    if len(trained) == len(fits):
+        best = trained[at].optimum
+        cost, own = (regret(trained, i, best) for i in (len(trained) - 1, at))
+    return Transfer(
+        name or cells[0].axis,
+        cells[0].parametrization,
+        axis,
+        tuple(cells),
+        at,
+        line,
+        cost,
+        own,
+        tuple(size for size, found in pairs if found and found.at_edge),
+        tuple(size for size, found in pairs if found is None),
+    )
 
 
-def reason(axis: str, told: Mapping[str, Any]) -> str:
-    """Why a verdict is not that it transfers or shifts; "" where it is."""
-    match Verdict(told["verdict"]):
-        case Verdict.FAILS:
-            pairs = zip(told["sizes"], told["optimum"], strict=True)
-            failed = [size for size, optimum in pairs if optimum is None]
-            return f"nothing trained at {axis} {listed(failed)}"
-        case Verdict.EDGE:
-            verb = "reaches" if len(told["at_edge"]) < len(told["sizes"]) else "lies at"
-            return f"the optimum {verb} the edge of the grid; widen it"
-        case Verdict.SEEDS:
-            return "more seeds needed"
-        case Verdict.ONE_SIZE:
-            return f"only one {axis}"
-    return ""
+def percent(share: float) -> str:
+    """A share of the loss, to two digits.
+
+    Examples:
+      >>> percent(0.0042), percent(0.26), percent(3.0), percent(0.0)
+      ('0.42%', '26%', '300%', '0%')
+    """
+    value = 100 * share
+    if value < 0.005:
+        return "0%"
+    digits = max(1 - math.floor(math.log10(value)), 0)
+    return f"{round(value, digits):g}%" if value < 1e4 else f"{share:.2g} times"
 
 
 def listed(items: Sequence[object]) -> str:
     """ "4", "4 and 8", "4, 8 and 16"."""
     texts = [str(i) for i in items]
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if texts[1:] else texts)
-
-
-def verdicts(
-    populations: Sequence[Population], base: Sizes, target: Sizes | None = None
-) -> dict[str, Any]:
-    """By hyperparameter, parametrization and axis: optima, shift, regret, verdict.
-
-    Args:
-      populations: all of a sweep. Choices count as parametrizations of their own.
-      base: the sizes where the axes cross.
-      target: the size to predict the optimum at; None for none.
-
-    Returns:
-      JSON-ready data. Optima are `grids.coordinate`s; "fixed_after" is the share of
-      the run after which each of them stayed, or None.
-    """
-    out: dict[str, Any] = {}
-    keys = dict.fromkeys(key_of(p) for p in populations)
-    names = dict.fromkeys(n for p in populations for n, v in p.axes.items() if v[1:])
-    for name in names:
-        for key in keys:
-            mine = [p for p in populations if key_of(p) == key and name in p.axes]
-            cells = [
-                dataclasses.replace(p.cell(name), parametrization=key) for p in mine
-            ]
-            found: dict[str, Any] = {}
-            trends: dict[str, Trend] = {}
-            for axis, fixed in (("depth", base.width), ("width", base.depth)):
-                along = optima.along(cells, key, axis, fixed)
-                if not along.cells:
-                    continue
-                trends[axis] = trend(along.cells, axis)
-                found[axis] = told(trends[axis], name, axis, along.regret)
-                found[axis]["fixed_after"] = [
-                    _number(fixed_after(cell)) for cell in along.cells
-                ]
-            if target is not None and len(trends) == 2:
-                found["predicted"] = predicted(trends, base, target)
-            out.setdefault(name, {})[key] = found
-    return out
-
-
-def told(
-    found: Trend, name: str, axis: str, regret: float | None = None
-) -> dict[str, Any]:
-    """A trend, its verdict and the verdict's words, as JSON-ready data.
-
-    Args:
-      found: the trend.
-      name: of the hyperparameter.
-      axis: "depth" or "width".
-      regret: of the smallest model's optimum at the largest.
-    """
-    out: dict[str, Any] = {
-        "sizes": list(found.sizes),
-        "optimum": [None if o is None else round(o, 3) for o in found.optima],
-        "at_edge": list(found.at_edge),
-        "unit": grids.unit(name),
-        "shift_per_doubling": _number(found.slope),
-        "interval": [_number(x) for x in found.interval],
-        "regret": _number(regret),
-        "verdict": judge(found),
-    }
-    return out | {"words": words(name, axis, out)}
 
 
 def _number(value: float | None) -> float | None:

@@ -1,6 +1,6 @@
 """From sweeps to the pictures and verdicts of Bordelon et al.
 
-Verdicts are made as in `claims_tp6`.
+Whether an optimum stays is the verdict of `sweep.verdict`, as in `claims_tp6`.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from scipy import stats
 from ...report import SweepData
 from ...sweep import optima
 from ...sweep.results import Cell
+from ...sweep.verdict import Transfer
 from . import curves
 from .registry import Drawing, Line, Panel
 
@@ -33,8 +34,8 @@ def both_sizes(data: SweepData) -> Drawing:
         "μP and 1/√L over depth": curves.cells(data, "depth_mup"),
     }
     wide = curves.cells(data, "depth_mup", "width")
-    alone, both = (curves.move(cells) for cells in found.values())
-    width = curves.move(wide, "width")
+    alone, both = (curves.move(cells, base=data.base) for cells in found.values())
+    width = curves.move(wide, "width", data.base)
     moves = {
         "1/√L over depth": both,
         "μP over depth": alone,
@@ -45,7 +46,7 @@ def both_sizes(data: SweepData) -> Drawing:
     return Drawing(
         panels,
         curves.told(moves),
-        curves.every(both.stays, width.stays, alone.moves),
+        curves.every(curves.stays(both), curves.stays(width), curves.moves(alone)),
     )
 
 
@@ -56,15 +57,15 @@ def without_scaling(data: SweepData) -> Drawing:
     """
     deep = curves.cells(data, "mup")
     wide = {key: curves.cells(data, key, "width") for key in ("sp", "mup")}
-    depth = curves.move(deep)
-    sp, mup = (curves.move(cells, "width") for cells in wide.values())
+    depth = curves.move(deep, base=data.base)
+    sp, mup = (curves.move(cells, "width", data.base) for cells in wide.values())
     moves = {"both over depth": depth, "SP over width": sp, "μP over width": mup}
     panels = [curves.panel("Both over depth", deep)]
     panels += [
         curves.panel(f"{_TITLES[key]} over width", cells, "width")
         for key, cells in wide.items()
     ]
-    return Drawing(panels, curves.told(moves), depth.moves)
+    return Drawing(panels, curves.told(moves), curves.moves(depth))
 
 
 def norm_is_not_enough(data: SweepData, norm: str, label: str) -> Drawing:
@@ -77,7 +78,8 @@ def norm_is_not_enough(data: SweepData, norm: str, label: str) -> Drawing:
     panels, moves = _keyed(data, keys)
     alone, both, bare = moves.values()
     agrees = curves.every(
-        both.stays, bare.stays, alone.size > max(both.size, bare.size)
+        *(curves.stays(one) for one in (both, bare)),
+        *(curves.moves_more(alone, one) for one in (both, bare)),
     )
     return Drawing(panels, curves.told(moves), agrees)
 
@@ -91,16 +93,21 @@ def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
     }
     panels, moves = _keyed(data, keys)
     none, alone, both = moves.values()
-    agrees = curves.every(both.stays, none.size > alone.size > both.size)
+    agrees = curves.every(
+        curves.stays(both),
+        curves.moves_more(none, alone),
+        curves.moves_more(alone, both),
+    )
     return Drawing(panels, curves.told(moves), agrees)
 
 
 def _keyed(
     data: SweepData, keys: dict[str, str]
-) -> tuple[list[Panel], dict[str, curves.Move]]:
+) -> tuple[list[Panel], dict[str, Transfer]]:
     found = {title: curves.cells(data, key) for title, key in keys.items()}
     panels = [curves.panel(title, cells) for title, cells in found.items()]
-    return panels, {title: curves.move(cells) for title, cells in found.items()}
+    moves = {n: curves.move(cells, base=data.base) for n, cells in found.items()}
+    return panels, moves
 
 
 def transformers(data: SweepData) -> Drawing:
@@ -112,21 +119,26 @@ def transformers(data: SweepData) -> Drawing:
         )
     }
     panels, moves = _keyed(data, keys)
-    gains = {n: _gain(curves.cells(data, key)) for n, key in keys.items()}
-    of_depth = ", ".join(f"{gain:.1%} ({n})" for n, gain in gains.items())
-    ours = f"{curves.told(moves)}; depth lowers the loss by {of_depth}"
-    better = all(
-        gains[f"1/√L{norm}"] > gains[f"μP{norm}"] for norm in ("", ", LayerNorm")
+    falls = {n: _fall(curves.cells(data, key)) for n, key in keys.items()}
+    told = ", ".join(
+        f"{1 - np.exp(fall.log_loss.mean()):.1%} ({n})" if len(fall.log_loss) else n
+        for n, fall in falls.items()
     )
-    return Drawing(
-        panels, ours, curves.every(*(m.stays for m in moves.values()), better)
+    ours = f"{curves.told(moves)}; depth lowers the loss by {told}"
+    norms = ("", ", LayerNorm")
+    better = curves.lower(
+        [falls[f"1/√L{norm}"] for norm in norms], [falls[f"μP{norm}"] for norm in norms]
     )
+    stays = (curves.stays(one) for one in moves.values())
+    return Drawing(panels, ours, curves.every(*stays, *better))
 
 
-def _gain(found: Sequence[Cell]) -> float:
-    """By which share the best loss falls; -inf where the deepest does not train."""
-    first, last = curves.least(found[0]).loss, curves.least(found[-1]).loss
-    return 1 - last / first if np.isfinite(last) else -np.inf
+def _fall(found: Sequence[Cell]) -> curves.Least:
+    """Log of the deepest size's least loss over the smallest's, seed by seed."""
+    first, last = curves.least(found[0]), curves.least(found[-1])
+    if not len(first.log_loss) or not len(last.log_loss):
+        return curves.Least(np.empty(0))
+    return curves.Least(last.log_loss - first.log_loss)
 
 
 def other_axes(momentum: SweepData, richness: SweepData) -> Drawing:
@@ -134,10 +146,10 @@ def other_axes(momentum: SweepData, richness: SweepData) -> Drawing:
     panels, moves = [], {}
     for name, data in (("momentum", momentum), ("richness", richness)):
         found = curves.cells(data, "depth_mup", name=name)
-        moves[name] = curves.move(found)
+        moves[name] = curves.move(found, base=data.base)
         panels.append(curves.panel(f"{name.capitalize()}, best learning rate", found))
     return Drawing(
-        panels, curves.told(moves), curves.every(*(m.stays for m in moves.values()))
+        panels, curves.told(moves), curves.every(*map(curves.stays, moves.values()))
     )
 
 
@@ -224,10 +236,11 @@ def decided_early(data: SweepData) -> Drawing:
     """The best learning rate shows after a few epochs of twenty (Figure B.3)."""
     found = curves.cells(data, "depth_mup")
     early = curves.at(found, _SOON)
-    gaps = [_apart(*pair) for pair in zip(early, found, strict=True)]
+    pairs = list(zip(early, found, strict=True))
+    gaps = [_apart(*pair) for pair in pairs]
     ours = (
         f"after {_SOON:.0%} of the steps the optimum is "
-        f"{', '.join(f'{gap:.2f}' for gap in gaps)} octaves from where it ends, at "
+        f"{', '.join(f'{gap:.2f}' for gap, _ in gaps)} octaves from where it ends, at "
         f"depths {', '.join(str(c.depth) for c in found)} (agrees within ½)"
     )
     cell = found[-1]
@@ -241,17 +254,22 @@ def decided_early(data: SweepData) -> Drawing:
         curves.panel("After a quarter of the steps", early),
         curves.panel("At the end", found),
     ]
-    return Drawing(panels, ours, all(gap <= 0.5 for gap in gaps))
+    near = [curves.under(curves.Gap(gap, 1.645 * error), 0.5) for gap, error in gaps]
+    return Drawing(panels, ours, curves.every(*near))
 
 
 _SOON = 0.25
 
 
-def _apart(one: Cell, other: Cell) -> float:
-    """Octaves between two optima; NaN where either trained nowhere."""
-    found = [optima.optimum(cell) for cell in (one, other)]
-    places = [np.nan if o is None else o.log2_lr for o in found]
-    return abs(places[0] - places[1])
+def _apart(one: Cell, other: Cell) -> tuple[float, float]:
+    """Octaves between two optima and their error; infinite where either is missing."""
+    first, last = (optima.optimum(cell) for cell in (one, other))
+    fits = [optima.fit(cell) for cell in (one, other)]
+    if first is None or last is None:
+        return np.inf, 0.0
+    grid = [fit.place_error for fit in fits if fit is not None]
+    error = float(np.sqrt(np.sum(np.square([first.error, last.error, *grid]))))
+    return abs(first.log2_lr - last.log2_lr), error
 
 
 def long_branches(data: SweepData) -> Drawing:
@@ -262,17 +280,16 @@ def long_branches(data: SweepData) -> Drawing:
         key: [curves.least(c) for c in curves.at(cells, _SOON)]
         for key, cells in found.items()
     }
-    named = {_TITLES[key]: curves.move(cells) for key, cells in found.items()}
+    named = {
+        _TITLES[key]: curves.move(cells, base=data.base) for key, cells in found.items()
+    }
     told = {key: ", ".join(map(str, losses)) for key, losses in early.items()}
     ours = (
         f"after {_SOON:.0%} of the steps the best loss over depths is {told['ode']} "
         f"for 1/L and {told['depth_mup']} for 1/√L; {curves.told(named)}"
     )
-    monotone = {
-        key: all(a.loss > b.loss for a, b in itertools.pairwise(losses))
-        for key, losses in early.items()
-    }
-    agrees = curves.every(monotone["ode"], not monotone["depth_mup"])
+    gains = {key: curves.falls_always(losses) for key, losses in early.items()}
+    agrees = curves.every(gains["ode"], curves.opposite(gains["depth_mup"]))
     panels = [curves.panel(_TITLES[key], cells) for key, cells in found.items()]
     return Drawing(panels, ours, agrees)
 

@@ -1,7 +1,7 @@
 """From sweeps to the pictures and verdicts of Tensor Programs VI.
 
-An optimum stays or moves as `curves.Move` says; a loss is lower where
-`curves.lower` says so. What the seeds do not tell, no verdict tells.
+Whether an optimum stays or moves is the verdict of `sweep.verdict`; whether a loss is
+lower is decided by `curves.gaps`. Where either cannot tell, the figure cannot tell.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy as np
 from ...report import SweepData
 from ...sweep import valley
 from ...sweep.results import Cell
+from ...sweep.verdict import SHARE
 from . import curves
 from .registry import Drawing, Line, Panel, near
 
@@ -27,14 +28,14 @@ def rate_over_depth(data: SweepData) -> Drawing:
     others = [key for key in _keys(data) if key != "depth_mup"]
     order = ["depth_mup", *others]
     found = {key: curves.cells(data, key) for key in order}
-    moves = {key: curves.move(cells) for key, cells in found.items()}
+    moves = {key: curves.move(cells, base=data.base) for key, cells in found.items()}
     losses = _least(found["depth_mup"])
     named = {_TITLES[key]: moves[key] for key in order}
     ours = f"{curves.told(named)}; loss of Depth-μP {curves.span(losses)}"
     agrees = curves.every(
-        moves["depth_mup"].stays,
+        curves.stays(moves["depth_mup"]),
         curves.falls(losses),
-        *(moves[key].moves for key in others),
+        *(curves.moves(moves[key]) for key in others),
     )
     panels = [curves.panel(_TITLES[key], found[key]) for key in order]
     return Drawing(panels, ours, agrees)
@@ -43,25 +44,29 @@ def rate_over_depth(data: SweepData) -> Drawing:
 def ode_moves(data: SweepData) -> Drawing:
     """The ODE's optimum moves, and its loss is the larger (Figure 11)."""
     ode, deep = (curves.cells(data, key) for key in ("ode", "depth_mup"))
-    moved = curves.move(ode)
-    ours_ode, ours_deep = curves.least(ode[-1]), curves.least(deep[-1])
+    moved = curves.move(ode, base=data.base)
+    losses, others = _least(ode), _least(deep)
+    gap = curves.gaps(list(zip(losses, others, strict=True)))[-1]
     ours = (
-        f"{curves.told({'ODE': moved})}; loss at depth {ode[-1].depth} {ours_ode}, of "
-        f"Depth-μP {ours_deep}"
+        f"{curves.told({'ODE': moved})}; loss at depth {ode[-1].depth} {losses[-1]}, "
+        f"of Depth-μP {others[-1]}, difference {gap} (95 %, seed by seed)"
     )
     panels = [
         curves.panel(_TITLES[key], cells)
         for key, cells in (("ode", ode), ("depth_mup", deep))
     ]
     return Drawing(
-        panels, ours, curves.every(moved.moves, curves.lower(ours_deep, ours_ode))
+        panels,
+        ours,
+        curves.every(curves.moves(moved), curves.lower(others, losses)[-1]),
     )
 
 
 def multiplier_settles(data: SweepData) -> Drawing:
     """The best block multiplier moves less and less (Figure 13)."""
     found = curves.cells(data, "depth_mup", name="branch_multiplier")
-    whole, last = curves.move(found), curves.move(found[-2:])
+    whole = curves.move(found, base=data.base)
+    last = curves.move(found[-2:])
     values = ", ".join(f"{curves.value('branch_multiplier', c):.2f}" for c in found)
     moves = {"between the deepest two": last, "over all": whole}
     ours = f"best a {values} over the depths; {curves.told(moves)}"
@@ -71,19 +76,21 @@ def multiplier_settles(data: SweepData) -> Drawing:
             "Each at its best block multiplier", curves.cells(data, "depth_mup")
         ),
     ]
-    return Drawing(panels, ours, last.stays)
+    return Drawing(panels, ours, curves.stays(last))
 
 
 def weights_last(pre: SweepData, post: SweepData) -> Drawing:
     """W φ(x) stays, gains nothing by depth and is worse than φ(W x) (Figure 2)."""
     before, after = (curves.cells(data, "depth_mup") for data in (pre, post))
-    moved, losses, others = curves.move(before), _least(before), _least(after)
+    moved = curves.move(before, base=pre.base)
+    losses, others = _least(before), _least(after)
     ours = (
         f"{curves.told({'nonlinearity first': moved})}; its loss over depths "
         f"{curves.span(losses)}, weights first {curves.span(others)}"
     )
-    gains = any(curves.lower(deeper, losses[0]) for deeper in losses[1:])
-    agrees = curves.every(moved.stays, not gains, curves.lower(others[-1], losses[-1]))
+    agrees = curves.every(
+        curves.stays(moved), _no_gain(losses), curves.lower(others, losses)[-1]
+    )
     panels = [
         curves.panel("Nonlinearity first", before),
         _by_depth({"nonlinearity first": before, "weights first": after}),
@@ -104,7 +111,7 @@ def absolute_gains(absolute: SweepData, relu: SweepData) -> Drawing:
         curves.panel("ReLU", other),
         _by_depth({"|x|": mine, "ReLU": other}),
     ]
-    return Drawing(panels, ours, curves.lower(best[-1], others[-1]))
+    return Drawing(panels, ours, curves.lower(best, others)[-1])
 
 
 def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
@@ -130,7 +137,9 @@ def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
     return Drawing(
         panels,
         ours,
-        curves.every(*(curves.lower(others[n], losses[n]) for n in layers)),
+        curves.every(
+            *curves.lower([others[n] for n in layers], [losses[n] for n in layers])
+        ),
     )
 
 
@@ -140,11 +149,11 @@ def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
         "ReLU": curves.cells(relu, "depth_mup"),
         "|x| and LayerNorm": curves.cells(absolute, "depth_mup"),
     }
-    moves = {name: curves.move(cells) for name, cells in found.items()}
+    moves = {n: curves.move(cells, base=relu.base) for n, cells in found.items()}
     ours = curves.told(moves)
     panels = [curves.panel(name, cells) for name, cells in found.items()]
     return Drawing(
-        panels, ours, curves.every(*(moved.moves for moved in moves.values()))
+        panels, ours, curves.every(*(curves.moves(one) for one in moves.values()))
     )
 
 
@@ -189,18 +198,30 @@ def valley_turns(data: SweepData) -> Drawing:
 def multiplier_is_free(data: SweepData) -> Drawing:
     """A transformer's loss hardly depends on the block multiplier (Figure 14)."""
     found = curves.cells(data, "depth_mup", name="branch_multiplier")
-    spreads = []
-    for cell in found:
-        loss = np.exp(np.log(cell.loss).mean(axis=0))
-        spreads.append(float(loss.max() / loss.min() - 1))  # NaN where one diverged
-    told = ", ".join(f"{x:.1%}" for x in spreads)
+    spreads = [_spread(cell) for cell in found]
+    told = ", ".join(map(str, spreads))
     ours = (
         f"over a from {2 ** found[0].log2_lr[0]:g} to {2 ** found[0].log2_lr[-1]:g} "
         f"the loss differs by {told} at depths "
         f"{', '.join(str(c.depth) for c in found)} (agrees below 2%)"
     )
     panels = [curves.panel("Each at its best learning rate", found)]
-    return Drawing(panels, ours, all(x < 0.02 for x in spreads))
+    return Drawing(
+        panels, ours, curves.every(*(curves.under(x, _FREE) for x in spreads))
+    )
+
+
+_FREE = np.log(1.02)
+
+
+def _spread(cell: Cell) -> curves.Gap:
+    """By how much the worst grid point's log loss lies above the best one's."""
+    log_loss = np.log(cell.loss)
+    mean = log_loss.mean(axis=0)
+    if np.isnan(mean).any():
+        return curves.Gap(np.inf, 0.0)
+    pair = (log_loss[:, mean.argmax()], log_loss[:, mean.argmin()])
+    return curves.gaps([(curves.Least(pair[0]), curves.Least(pair[1]))])[0]
 
 
 def deeper_starts_worse(data: SweepData) -> Drawing:
@@ -220,7 +241,7 @@ def deeper_starts_worse(data: SweepData) -> Drawing:
         panels,
         ours,
         curves.every(
-            curves.lower(early[0], early[-1]), curves.lower(late[-1], late[0])
+            *curves.lower([early[0]], [early[-1]]), *curves.lower([late[-1]], [late[0]])
         ),
     )
 
@@ -234,7 +255,7 @@ def _standing(cell: Cell, share: float) -> curves.Least:
     if best is None:
         return curves.least(cell)
     (then,) = curves.at([cell], share)
-    return curves.mean(then.loss[:, best])
+    return curves.Least(np.log(then.loss[:, best]))
 
 
 def root_law_at_the_end(data: SweepData) -> Drawing:
@@ -245,16 +266,17 @@ def root_law_at_the_end(data: SweepData) -> Drawing:
     """
     found = curves.cells(data, "depth_mup")
     middle = curves.at(found, 0.5)
-    half, end = curves.move(middle), curves.move(found)
+    half, end = (curves.move(c, base=data.base) for c in (middle, found))
     ours = (
-        f"with the learning rate over √L the optimum moves by {half} octaves per "
-        f"doubling in the middle (agrees within ¼ of ½), by {end} at the end (of 0)"
+        f"with the learning rate over √L the optimum in the middle: "
+        f"{curves.shift(half)} octaves per doubling (agrees within ¼ of ½); at the "
+        f"end: {curves.shift(end)}"
     )
     panels = [
         curves.panel("In the middle", middle),
         curves.panel("At the end", found),
     ]
-    agrees = curves.every(near(half.trend.slope, 0.5, 0.25), end.stays)
+    agrees = curves.every(half.trend.within(0.25, 0.75), curves.stays(end))
     return Drawing(panels, ours, agrees)
 
 
@@ -264,6 +286,12 @@ def _keys(data: SweepData) -> list[str]:
 
 def _least(found: Sequence[Cell]) -> list[curves.Least]:
     return [curves.least(cell) for cell in found]
+
+
+def _no_gain(found: Sequence[curves.Least]) -> bool | None:
+    """Whether depth lowers the loss by less than 1 %; None where it is not known."""
+    gains = curves.gaps([(found[0], deeper) for deeper in found[1:]])
+    return curves.every(*(curves.under(gain, np.log1p(SHARE)) for gain in gains))
 
 
 def _losses(label: str, found: Sequence[Cell], scale: int = 1) -> Line:

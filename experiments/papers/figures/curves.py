@@ -1,4 +1,9 @@
-"""From a sweep's runs to lines, and to what is said of their optima."""
+"""From a sweep's runs to lines, and to what is said of losses and optima.
+
+Seeds share the initialization and the order of examples over sizes and
+parametrizations. Losses are therefore compared seed by seed, with the variance of the
+differences pooled over sizes.
+"""
 
 import dataclasses
 import itertools
@@ -10,8 +15,8 @@ from scipy import stats
 from ...report import SweepData
 from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
-from ...sweep.statistics import Trend
-from ...sweep.verdict import judge
+from ...sweep.statistics import Sizes
+from ...sweep.verdict import Transfer, transfer
 from .registry import Line, Panel
 
 _NAMES = {
@@ -40,7 +45,7 @@ def cells(
         if statistics.key_of(p) == key
     ]
     fixed = data.base.width if axis == "depth" else data.base.depth
-    return optima.along(found, key, axis, fixed).cells
+    return statistics.along(found, key, axis, fixed)
 
 
 def at(found: Sequence[Cell], share: float) -> list[Cell]:
@@ -86,38 +91,41 @@ def panel(
 
 @dataclasses.dataclass(frozen=True)
 class Least:
-    """The loss at the best point of a grid.
+    """The least loss of a cell, read off the fit that gives its optimum.
 
     Attributes:
-      loss: geometric mean over seeds; NaN where nothing trained.
-      error: its standard error.
-      freedom: degrees of freedom of the error; 0 of one seed.
+      log_loss: natural log of each seed's loss, shape (seeds,); empty where nothing
+        trained.
     """
 
-    loss: float
-    error: float
-    freedom: int
+    log_loss: np.ndarray
+
+    @property
+    def loss(self) -> float:
+        """Geometric mean over seeds; NaN where nothing trained."""
+        return float(np.exp(self.log_loss.mean())) if len(self.log_loss) else np.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of the loss; NaN for one seed."""
+        if len(self.log_loss) < 2:
+            return np.nan
+        return self.loss * float(self.log_loss.std(ddof=1)) / len(self.log_loss) ** 0.5
 
     def __str__(self) -> str:
-        """With its standard error, as "1.858 ± 0.012"."""
-        if np.isnan(self.loss):
+        """The loss with its standard error, as "1.858 ± 0.012"."""
+        if not len(self.log_loss):
             return "nothing trained"
-        return f"{self.loss:.3f}" + (f" ± {self.error:.3f}" if self.freedom else "")
+        error = f" ± {self.error:.3f}" if np.isfinite(self.error) else ""
+        return f"{self.loss:.3f}{error}"
 
 
 def least(cell: Cell) -> Least:
-    """At the grid point of least mean log loss; NaN where nothing trained."""
-    best = best_point(cell)
-    if best is None:
-        return Least(np.nan, np.nan, 0)
-    return mean(cell.loss[:, best])
-
-
-def mean(losses: np.ndarray) -> Least:
-    """Of losses over seeds."""
-    seeds = len(losses)
-    error = float(losses.std(ddof=1) / np.sqrt(seeds)) if seeds > 1 else np.nan
-    return Least(float(np.exp(np.log(losses).mean())), error, seeds - 1)
+    """The loss at the fitted optimum; empty where no point trained every seed."""
+    found = optima.fit(cell)
+    if found is None:
+        return Least(np.empty(0))
+    return Least(found.at(found.optimum) * np.log(2))
 
 
 def learning(cell: Cell, label: str, steps: int) -> Line:
@@ -136,40 +144,110 @@ def best_point(cell: Cell) -> int | None:
     return None if np.isnan(mean).all() else int(np.nanargmin(mean))
 
 
-def lower(this: Least, that: Least) -> bool | None:
-    """Whether a loss is lower than another; None where 95 % (Student's t) do not tell.
+Pair = tuple[Least, Least]
 
-    What trained nowhere is higher than anything.
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """Difference of the log losses of a pair, with its 95 % interval.
+
+    Attributes:
+      value: mean over seeds of the first log loss less the second.
+      wide: half the width of the interval; infinite for one seed.
+    """
+
+    value: float
+    wide: float
+
+    @property
+    def below(self) -> bool | None:
+        """Whether the first loss is the lower; None where the interval holds zero."""
+        return None if abs(self.value) <= self.wide else self.value < 0
+
+    def __str__(self) -> str:
+        """As shares of the loss: "-1.3% ± 0.4%"."""
+        wide = f" ± {self.wide:.1%}" if np.isfinite(self.wide) else ""
+        return f"{np.expm1(self.value):+.1%}{wide}"
+
+
+def gaps(pairs: Sequence[Pair]) -> list[Gap]:
+    """Compare losses in pairs, seed by seed.
+
+    A pair's error is that of its seeds' differences. Their variance is pooled over
+    the pairs, which are those of an axis of sizes. Sizes share seeds: as in
+    `sweep.regret`, n sizes whose differences correlate by r count as
+    n / (1 + (n - 1) r²) independent ones.
+
+    Args:
+      pairs: losses of two cells with the same seeds. Where nothing trained the loss
+        counts as infinite.
 
     Examples:
-      >>> lower(Least(1.0, 0.1, 2), Least(2.0, 0.1, 2))
-      True
-      >>> lower(Least(1.0, 0.1, 2), Least(1.1, 0.1, 2)) is None
+      >>> seeds = np.array([0.0, 0.1, 0.3])
+      >>> pair = Least(seeds), Least(seeds + [0.06, 0.05, 0.07])
+      >>> gaps([pair])[0].below
       True
     """
-    if np.isnan(this.loss) or np.isnan(that.loss):
-        both = np.isnan(this.loss) and np.isnan(that.loss)
-        return None if both else bool(np.isnan(that.loss))
-    freedom = this.freedom + that.freedom
-    if not freedom:
-        return None
-    wide = np.hypot(this.error, that.error) * stats.t.ppf(0.975, freedom)
-    gap = that.loss - this.loss
-    return None if abs(gap) <= wide else bool(gap > 0)
+    known = [(a.log_loss, b.log_loss) for a, b in pairs]
+    whole = [(a, b) for a, b in known if len(a) and len(b)]
+    rows = [a - b for a, b in whole]
+    variance, freedom = statistics.pooled([row - row.mean() for row in rows])
+    out = []
+    for a, b in known:
+        if len(a) and len(b):
+            seeds = len(a)
+            wide = np.inf
+            if freedom:
+                wide = stats.t.ppf(0.975, freedom) * (variance / seeds) ** 0.5
+            out.append(Gap(float((a - b).mean()), float(wide)))
+        elif len(a) or len(b):
+            out.append(Gap(-np.inf if len(a) else np.inf, 0.0))
+        else:
+            out.append(Gap(0.0, np.inf))
+    return out
+
+
+def lower(these: Sequence[Least], those: Sequence[Least]) -> list[bool | None]:
+    """Whether each loss is lower than its partner, at 95 %; None: not known."""
+    return [gap.below for gap in gaps(list(zip(these, those, strict=True)))]
+
+
+def under(gap: Gap, limit: float) -> bool | None:
+    """Whether a difference lies below a limit; None where its interval holds it.
+
+    Examples:
+      >>> under(Gap(0.01, 0.005), 0.02), under(Gap(0.01, 0.02), 0.02)
+      (True, None)
+    """
+    if gap.value + gap.wide < limit:
+        return True
+    return False if gap.value - gap.wide > limit else None
 
 
 def falls(found: Sequence[Least]) -> bool | None:
     """Whether the last is lower than the first, and no step rises; None: not known.
 
     Examples:
-      >>> falls([Least(x, 0.1, 2) for x in (2.0, 1.9, 1.0)])
+      >>> noise = np.array([0.0, 0.01, 0.02])
+      >>> falls([Least(x + noise) for x in (2.0, 1.9, 1.0)])
       True
-      >>> falls([Least(x, 0.1, 2) for x in (2.0, 2.9, 1.0)])
+      >>> falls([Least(x + noise) for x in (2.0, 2.9, 1.0)])
       False
     """
-    if any(lower(a, b) for a, b in itertools.pairwise(found)):
+    if False in _steps(found):
         return False
-    return lower(found[-1], found[0])
+    return gaps([(found[-1], found[0])])[0].below
+
+
+def falls_always(found: Sequence[Least]) -> bool | None:
+    """Whether every step falls; False where one rises, None where one is not known."""
+    return every(*_steps(found))
+
+
+def _steps(found: Sequence[Least]) -> list[bool | None]:
+    """Whether each loss is lower than the one before."""
+    pairs = [(after, before) for before, after in itertools.pairwise(found)]
+    return [gap.below for gap in gaps(pairs)]
 
 
 def every(*known: bool | None) -> bool | None:
@@ -194,58 +272,59 @@ def span(found: Sequence[Least]) -> str:
     return f"{found[0]} to {found[-1]}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """Where an optimum goes as a model grows.
+def move(
+    found: Sequence[Cell], axis: str = "depth", base: Sizes | None = None
+) -> Transfer:
+    """The verdict along an axis.
 
-    Attributes:
-      trend: the fit.
+    Args:
+      found: as `cells` gives them.
       axis: "depth" or "width".
+      base: the sizes that are tuned; the smallest where None.
     """
-
-    trend: Trend
-    axis: str
-
-    @property
-    def _failed(self) -> list[int]:
-        found = zip(self.trend.sizes, self.trend.optima, strict=True)
-        return [size for size, optimum in found if optimum is None]
-
-    @property
-    def stays(self) -> bool | None:
-        """Whether the optimum transfers; None where it is not known."""
-        return judge(self.trend).known
-
-    @property
-    def moves(self) -> bool | None:
-        """The opposite."""
-        return opposite(self.stays)
-
-    @property
-    def size(self) -> float:
-        """Units a doubling, without the sign; infinite where a size does not train."""
-        return np.inf if self._failed else abs(self.trend.slope)
-
-    def __str__(self) -> str:
-        """With 95 %, as "+0.18 [0.07, 0.29]"."""
-        if self._failed:
-            return f"nothing trained at {self.axis} " + " and ".join(
-                map(str, self._failed)
-            )
-        low, high = self.trend.interval
-        edge = ", at an end of the grid" if self.trend.at_edge else ""
-        return f"{self.trend.slope:+.2f} [{low:.2f}, {high:.2f}]{edge}"
+    return transfer(found, axis, None if base is None else getattr(base, axis))
 
 
-def move(found: Sequence[Cell], axis: str = "depth") -> Move:
-    """Fit the optima along an axis."""
-    return Move(statistics.trend(found, axis), axis)
+def stays(found: Transfer) -> bool | None:
+    """Whether the optimum transfers; None where the sweep cannot tell."""
+    return found.verdict.known
 
 
-def told(moves: Mapping[str, Move]) -> str:
-    """What several optima move by, in half a sentence."""
-    each = "; ".join(f"{name}: {moved}" for name, moved in moves.items())
-    return f"shift in octaves per doubling (stays within ¼) of {each}"
+def moves(found: Transfer) -> bool | None:
+    """The opposite of `stays`."""
+    return opposite(stays(found))
+
+
+def moves_more(this: Transfer, that: Transfer) -> bool | None:
+    """Whether one optimum shifts more than another, in either direction, at 95 %.
+
+    An optimum that is missing at some size shifts more than any other.
+    """
+    if this.failed or that.failed:
+        both = this.failed and that.failed
+        return None if both else bool(this.failed)
+    one, other = this.trend, that.trend
+    freedom = one.freedom + other.freedom
+    if not freedom:
+        return None
+    gap = abs(one.slope) - abs(other.slope)
+    wide = stats.t.ppf(0.975, freedom) * np.hypot(one.error, other.error)
+    return None if abs(gap) <= wide else bool(gap > 0)
+
+
+def shift(found: Transfer) -> str:
+    """Cost and shift of one optimum: "costs at most 0.6% …, +0.18 [0.07, 0.29]"."""
+    if found.failed:
+        return found.words
+    low, high = found.trend.interval
+    edge = ", at an end of the grid" if found.at_edge else ""
+    return f"{found.words}, {found.trend.slope:+.2f} [{low:.2f}, {high:.2f}]{edge}"
+
+
+def told(found: Mapping[str, Transfer]) -> str:
+    """Several verdicts in half a sentence, each with its shift."""
+    each = "; ".join(f"{name}: {shift(one)}" for name, one in found.items())
+    return f"cost at the base's optimum, and shift in octaves per doubling: {each}"
 
 
 def value(name: str, cell: Cell) -> float:

@@ -1,0 +1,178 @@
+"""What a hyperparameter's value costs a model: the regret, with an interval.
+
+Seeds share the initialization and the order of examples over all values of a
+hyperparameter (common random numbers). Losses are therefore compared seed by seed:
+the error of a difference of two losses is that of the seeds' differences, with the
+variance pooled over the model sizes of an axis.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+from .optima import Fit
+
+_BETWEEN = 9  # values around the best grid point that may be the best one
+
+
+@dataclasses.dataclass(frozen=True)
+class Regret:
+    """Share of the loss that a model gives up at a value tuned elsewhere.
+
+    Attributes:
+      share: loss at the value over the least loss, minus one.
+      low: lower 95 % bound of the share; at least 0.
+      high: upper 95 % bound of the share; infinite for one seed.
+      noise: standard deviation of the loss over seeds, as a share of the loss.
+      slip: upper 95 % bound of the grid's error of the share.
+      own: least loss, geometric mean over seeds.
+
+    Together the bounds are a 90 % interval. The least loss is that over the range of
+    the grid in which all seeds trained.
+    """
+
+    share: float
+    low: float
+    high: float
+    noise: float
+    slip: float
+    own: float
+
+    @property
+    def given(self) -> float:
+        """Loss at the value tuned elsewhere."""
+        return self.own * (1 + self.share)
+
+
+def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
+    """The regret of one model at a given value of the hyperparameter.
+
+    The estimate is read off the parabola that gives the model's optimum. The bounds
+    compare the value with other values x: all grid points, and values in between
+    around the best of them. With d(x) the mean difference of the log losses at the
+    value and at x, e(x) its standard error and t Student's 95 % quantile:
+
+    - the upper bound is the largest d(x) + t e(x). One of the x is the best, and its
+      own bound holds with 95 %; so no correction for the number of x is needed
+      (multiple comparisons with the best; Hsu, The Annals of Statistics 12, 1136,
+      1984). It does not matter whether the best x can be told from the others.
+    - the lower bound is the largest d(x) - c e(x) over grid points x, with c for as
+      many comparisons (Bonferroni).
+
+    To t e(x) is added, in quadrature, the normal quantile times the grid's error: what
+    the loss at the value changes by when the value moves by `Fit.place_error`.
+
+    Args:
+      fits: of all sizes of an axis, from which the variance is pooled.
+      index: of the model in `fits`.
+      value: coordinate of the hyperparameter.
+
+    Returns:
+      None where the loss at the value is not known, because a seed diverged near it
+      or it lies outside the grid.
+
+    Examples:
+      >>> grid = np.arange(-10.0, -4.0)
+      >>> seeds = np.array([[0.01], [-0.01]])
+      >>> fits = [Fit(grid, 0.3 * (grid + 7) ** 2 + seeds, 0, 6) for _ in range(2)]
+      >>> found = regret(fits, 1, -7.1)  # 2 ** (0.3 * 0.1**2) - 1
+      >>> round(found.share, 4), found.low, found.high < 0.02
+      (0.0021, 0.0, True)
+    """
+    fit = fits[index]
+    if not fit.holds(value):
+        return None
+    mean = fit.log_loss.mean(axis=0)
+    at_value, at_best = fit.weights([value, fit.optimum])
+    least = float(at_best @ mean)
+    share = max(float(at_value @ mean) - least, 0.0)
+    variance, _ = _pooled(fits, index, at_best[None])
+    beside = np.array([value - fit.place_error, value + fit.place_error])
+    beside = beside.clip(min(fit.grid[0], value), max(fit.grid[-1], value))
+    slip = float(np.abs((fit.weights(beside) - at_value) @ mean).max())
+    low, high = _bounds(fits, index, value, slip)
+    return Regret(
+        share=2.0**share - 1,
+        low=2.0 ** min(max(low, 0.0), share) - 1,
+        high=2.0 ** max(high, share) - 1,
+        noise=2.0 ** math.sqrt(float(variance[0])) - 1,
+        slip=2.0 ** (float(stats.norm.ppf(0.95)) * slip) - 1,
+        own=2.0**least,
+    )
+
+
+def _bounds(
+    fits: Sequence[Fit], index: int, value: float, slip: float
+) -> tuple[float, float]:
+    """The 95 % bounds of the regret as log2 of a ratio of losses; see `regret`.
+
+    Args:
+      fits: of all sizes.
+      index: of the model in `fits`.
+      value: coordinate of the hyperparameter.
+      slip: standard deviation of the grid's error of the log2 loss at the value.
+    """
+    fit = fits[index]
+    seeds, last = len(fit.log_loss), len(fit.grid) - 1
+    if seeds < 2:
+        return 0.0, math.inf
+    beside = fit.grid[max(fit.best - 1, 0) : fit.best + 2]
+    between = np.linspace(beside[0], beside[-1], _BETWEEN)
+    others = np.concatenate([fit.grid, between, [fit.optimum]])
+    contrasts = fit.weights([value]) - fit.weights(others)
+    variance, freedom = _pooled(fits, index, contrasts)
+    gap = contrasts @ fit.log_loss.mean(axis=0)
+
+    def wide(level: float) -> np.ndarray:
+        drawn = stats.t.ppf(level, freedom) * np.sqrt(variance / seeds)
+        return np.hypot(drawn, stats.norm.ppf(level) * slip)
+
+    low = (gap - wide(1 - 0.05 / max(last, 1)))[: last + 1]
+    return float(low.max()), float((gap + wide(0.95)).max())
+
+
+def _pooled(
+    fits: Sequence[Fit], index: int, contrasts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Variance over seeds of contrasts of one model's grid points.
+
+    The same contrast is taken at every size, and the variances are averaged: moved
+    by the distance between the best grid points, or at the same grid points where
+    that leads out of the grid. Sizes that did not train there are left out. Seeds that
+    agree over sizes (common random numbers) make the sizes' variances agree too: by
+    Satterthwaite's rule the n sizes count as n / (1 + (n - 1) r²) independent ones,
+    with r² the mean squared correlation between two sizes.
+
+    Args:
+      fits: of all sizes.
+      index: of the model to which the contrasts belong.
+      contrasts: weights of grid points, shape (contrasts, points).
+
+    Returns:
+      Variances and their degrees of freedom, shape (contrasts,).
+    """
+    own = fits[index]
+    drawn = np.zeros((len(fits), len(own.log_loss), len(contrasts)))
+    covered = np.zeros((len(fits), len(contrasts)), bool)
+    used = np.abs(contrasts) > 1e-9
+    for i, fit in enumerate(fits):
+        residual = fit.log_loss - fit.log_loss.mean(axis=0)
+        for move in (own.first - fit.first, fit.best - own.best):
+            place = np.arange(len(own.grid)) + move
+            there = (place >= 0) & (place < len(fit.grid))
+            noise = np.where(there, residual[:, np.where(there, place, 0)], 0.0)
+            good = ~(used & ~there).any(axis=1)
+            drawn[i] = np.where(good, noise @ contrasts.T, drawn[i])
+            covered[i] |= good
+    seeds, sizes = len(own.log_loss), covered.sum(axis=0)
+    variance = (drawn**2).sum(axis=(0, 1)) / np.maximum(sizes * (seeds - 1), 1)
+    flat = drawn.reshape(len(fits), -1)
+    length = np.sqrt((flat**2).sum(axis=1))
+    alike = (flat @ flat.T / np.maximum(np.outer(length, length), 1e-300)) ** 2
+    pairs = alike[np.triu_indices(len(fits), 1)]
+    agree = float(pairs.mean()) if len(pairs) else 0.0
+    freedom = sizes * (seeds - 1) / (1 + np.maximum(sizes - 1, 0) * agree)
+    return variance, np.maximum(freedom, 1)

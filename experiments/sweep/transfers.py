@@ -1,0 +1,60 @@
+"""All verdicts of a sweep: by hyperparameter, parametrization and axis."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .results import Population
+from .statistics import Sizes, Trend, along, key_of, predicted
+from .verdict import Transfer, transfer
+
+
+def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
+    """Every verdict of a sweep: by hyperparameter, parametrization and axis.
+
+    Args:
+      populations: all of a sweep. Choices count as parametrizations of their own.
+      base: the sizes where the axes cross.
+    """
+    out = []
+    keys = dict.fromkeys(key_of(p) for p in populations)
+    names = dict.fromkeys(n for p in populations for n, v in p.axes.items() if v[1:])
+    for name in names:
+        for key in keys:
+            mine = [p for p in populations if key_of(p) == key and name in p.axes]
+            cells = [
+                dataclasses.replace(p.cell(name), parametrization=key) for p in mine
+            ]
+            for axis, tuned in (("depth", base.depth), ("width", base.width)):
+                fixed = base.width if axis == "depth" else base.depth
+                if line := along(cells, key, axis, fixed):
+                    out.append(transfer(line, axis, tuned, name))
+    return out
+
+
+def verdicts(
+    found: Sequence[Transfer], base: Sizes, target: Sizes | None = None
+) -> dict[str, Any]:
+    """All verdicts as JSON-ready data, by hyperparameter, parametrization and axis.
+
+    Args:
+      found: as `transfers` gives them.
+      base: the sizes where the axes cross.
+      target: the sizes to predict the optimum at; None for none.
+    """
+    out: dict[str, Any] = {}
+    for one in found:
+        by_key = out.setdefault(one.name, {}).setdefault(one.key, {})
+        by_key[one.axis] = one.to_json()
+    if target is not None:
+        for name, by_key in out.items():
+            for key in by_key:
+                lines = trends_of(found, name, key)
+                if len(lines) == 2:
+                    by_key[key]["predicted"] = predicted(lines, base, target)
+    return out
+
+
+def trends_of(found: Sequence[Transfer], name: str, key: str) -> Mapping[str, Trend]:
+    """The trends of one hyperparameter and parametrization, by axis."""
+    return {t.axis: t.trend for t in found if (t.name, t.key) == (name, key)}
