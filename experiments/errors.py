@@ -1,19 +1,18 @@
-"""The one exception that reaches a user as a sentence instead of a traceback."""
+"""Exceptions that the command line turns into one sentence."""
 
 
 class UserError(Exception):
-    """Bad input, said in one clear sentence that names what to do.
+    """Bad input. The message is one sentence that names the remedy.
 
-    The command line prints the sentence and exits with 2; nothing that stood in
-    the run directory has been touched.
+    The command line prints it and exits with status 2. Existing files are unchanged.
     """
 
 
 class Stopped(Exception):
-    """A run was told to stop, and saved what it had.
+    """A run was told to stop, and saved a checkpoint.
 
     Attributes:
-      step: of its checkpoint.
+      step: of the checkpoint.
     """
 
     def __init__(self, step: int):

@@ -1,4 +1,4 @@
-"""Files that survive: durable writes, locks between processes, sealed JSON."""
+"""Durable writes, locks between processes, and JSON with checksums."""
 
 import contextlib
 import errno
@@ -19,21 +19,22 @@ class Busy(Exception):
 
 
 class Damaged(ValueError):
-    """A file that was altered after it was written, or cut short."""
+    """A file was changed or truncated after it was written."""
 
 
 # ----- Durable writes.
 
 
 def write_durably(path: pathlib.Path, content: str | bytes) -> None:
-    """Write a file so that a reader, or a power cut, finds it whole or not at all.
+    """Write a file so that a reader, even after a power cut, sees all of it or none of
+    it.
 
     Args:
-      path: the file; one that is there is replaced.
+      path: of the file; an existing file is replaced.
       content: text is written as UTF-8.
 
     Raises:
-      OSError: it cannot be written. What was there stays.
+      OSError: the file cannot be written. An existing file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     with replacing(path) as temporary:
@@ -42,15 +43,15 @@ def write_durably(path: pathlib.Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary file that takes the place of `path` when the context ends well.
+    """A temporary file that replaces `path` at the end of the context.
 
-    For writers that want a path. The file exists, is empty, and is readable like any
-    other new file. After an exception it is removed, and `path` is as it was.
+    For writers that need a path. The file exists, is empty, and has the usual
+    permissions. After an exception it is removed, and `path` is unchanged.
 
     Args:
-      path: the file; one that is there is replaced.
+      path: of the file; an existing file is replaced.
     """
-    # Names have a length limit of their own, which `path` may use up.
+    # Shortened, because the length of file names is limited.
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
@@ -65,13 +66,13 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def check_writable(folder: pathlib.Path) -> None:
-    """Raise if files could not be written below a directory; nothing is written.
+    """Check that files could be written in a directory. Writes nothing.
 
     Args:
-      folder: need not exist: then its nearest parent that does is looked at.
+      folder: need not exist; then its nearest existing parent is checked.
 
     Raises:
-      OSError: as writing would.
+      OSError: as a write would.
     """
     folder = folder.absolute()
     while True:
@@ -93,7 +94,7 @@ def _read_only(folder: pathlib.Path) -> bool:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Return when the names in a directory are on the disk, where a system can tell."""
+    """Wait until the names in a directory are on the disk."""
     if os.name != "posix":
         return
     with contextlib.suppress(OSError):  # not on every file system
@@ -109,24 +110,24 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock that a file stands for, against other processes and threads.
+    """Hold a lock against other processes and threads.
 
-    The operating system holds it: it ends with the process, however that ends.
+    The operating system releases the lock when the process ends.
 
     Args:
-      path: the lock file, made if missing. It stays, empty.
-      wait: until the lock is free.
+      path: of the lock file, an empty file that is created and stays.
+      wait: wait until the lock is free.
 
     Raises:
-      Busy: somebody else holds it, and `wait` is False.
+      Busy: the lock is held elsewhere, and `wait` is False.
       OSError: the file cannot be used as a lock.
     """
-    import filelock  # only here: the base install has no need of it
+    import filelock  # the base install lacks it
 
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise OSError(errno.EINVAL, "its lock is not a regular file", str(path))
-    # A lock that is a mere file would outlive a killed process.
+    # A soft lock (the file itself) would outlive a killed process.
     lock = filelock.FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(blocking=wait)
@@ -142,7 +143,7 @@ def locked(path: pathlib.Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def seal(record: dict[str, Any]) -> dict[str, Any]:
-    """A record as JSON reads it back, with a checksum of all else in it.
+    """A record as JSON reads it back, with a checksum of its other keys.
 
     Examples:
       >>> seal({"step": 3})
@@ -154,15 +155,15 @@ def seal(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
-    """A record without its seal, once that was found to fit.
+    """Check the checksum of a record, and remove it.
 
     Args:
       record: from JSON.
-      required: refuse a record without a seal. By default it is taken as it is: an
-        earlier version wrote none, and people write such files by hand.
+      required: raise an error for a record without a checksum, e.g. one of mupax 0.1 or
+        one written by hand.
 
     Raises:
-      Damaged: it is no record, or not the one that was sealed.
+      Damaged: not a record, or the checksum is wrong.
     """
     if not isinstance(record, dict):
         raise Damaged("it is not a JSON object")
@@ -175,18 +176,18 @@ def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
 
 
 def parse_sealed(text: str | bytes, *, required: bool = False) -> dict[str, Any]:
-    """The record that a text holds, without its seal.
+    """Parse a JSON record, and check and remove its checksum.
 
     Args:
       text: JSON.
       required: as in `unseal`.
 
     Raises:
-      Damaged: it is not JSON, or not what was sealed.
+      Damaged: not JSON, or the checksum is wrong.
     """
     try:
         record = json.loads(text)
-    # Noise may be no UTF-8, or nested deeper than the parser goes.
+    # Damaged text may be invalid UTF-8, or nested too deeply.
     except (ValueError, RecursionError) as error:
         raise Damaged(f"it is not JSON: {error}") from None
     return unseal(record, required=required)
@@ -198,15 +199,15 @@ def write_sealed(path: pathlib.Path, record: dict[str, Any]) -> None:
 
 
 def read_sealed(path: pathlib.Path, *, required: bool = False) -> dict[str, Any]:
-    """The record that `write_sealed` wrote, without its seal.
+    """Read a record that `write_sealed` wrote.
 
     Args:
-      path: the file.
+      path: of the file.
       required: as in `unseal`.
 
     Raises:
-      Damaged: it was altered or cut short.
-      OSError: it cannot be read.
+      Damaged: the file was changed or truncated.
+      OSError: the file cannot be read.
     """
     if not path.is_file() and path.exists():
         raise Damaged("it is not a regular file")

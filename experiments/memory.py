@@ -1,4 +1,4 @@
-"""How much memory there is for a program, and how much it needs."""
+"""Measure the free memory, and the memory that a program needs."""
 
 import math
 import pathlib
@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def available() -> float:
-    """Free bytes of one device; of a CPU, of the machine or container."""
+    """Free bytes of one device; for a CPU, its share of the machine's or container's."""
     device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
@@ -29,8 +29,8 @@ def available() -> float:
 
 
 def host() -> float:
-    """Free bytes of the machine or container, or of what this process may take."""
-    import psutil  # only here: the base install has no need of it
+    """Free bytes of the machine or container, within the limit of this process."""
+    import psutil  # the base install lacks it
 
     free = float(psutil.virtual_memory().available)
     for limit, used in _CGROUPS:
@@ -38,11 +38,11 @@ def host() -> float:
             left = int(pathlib.Path(limit).read_text()) - int(
                 pathlib.Path(used).read_text()
             )
-        except (OSError, ValueError):  # another kind of system, or "max"
+        except (OSError, ValueError):  # another system, or "max" (no limit)
             continue
         free = min(free, float(left))
     process = psutil.Process()
-    if hasattr(process, "rlimit"):  # not on every kind of system
+    if hasattr(process, "rlimit"):  # not on all systems
         most, _ = process.rlimit(psutil.RLIMIT_AS)
         if most != psutil.RLIM_INFINITY:
             free = min(free, float(most - process.memory_info().vms))
@@ -50,36 +50,37 @@ def host() -> float:
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether a program died for want of memory; devices word it differently."""
+    """Whether a program failed for lack of memory."""
     text = str(error)
     return "RESOURCE_EXHAUSTED" in text or "Out of memory" in text
 
 
 def needed(compiled: Any) -> float:
-    """Bytes of one device that a compiled program needs; 0 where nothing tells."""
-    found = compiled.memory_analysis()
-    if found is None:
+    """Bytes that a compiled program needs on one device; 0 if unknown."""
+    sizes = compiled.memory_analysis()
+    if sizes is None:
         return 0.0
     return float(
-        found.temp_size_in_bytes
-        + found.argument_size_in_bytes
-        + found.output_size_in_bytes
-        - found.alias_size_in_bytes
+        sizes.temp_size_in_bytes
+        + sizes.argument_size_in_bytes
+        + sizes.output_size_in_bytes
+        - sizes.alias_size_in_bytes
     )
 
 
 def check(needed: float, what: str, remedy: str = "make it smaller") -> None:
-    """Refuse what would take more than the free memory of this machine.
+    """Check that an allocation fits into the free memory of this machine.
 
     Args:
       needed: bytes.
-      what: what takes them, as the beginning of a sentence.
-      remedy: what to change.
+      what: subject of the error's sentence.
+      remedy: end of the error's sentence.
 
     Raises:
-      UserError: there is not so much.
+      UserError: it does not fit.
 
-    >>> check(8.0, "A number")
+    Examples:
+      >>> check(8.0, "A number")
     """
     free = host()
     if math.isfinite(free) and needed > free:

@@ -73,16 +73,16 @@ def _check_shard(path: Path, count: int, shards: int) -> None:
     reader = None
     try:
         reader = array_record_module.ArrayRecordReader(str(path))
-        found = reader.num_records()
+        records = reader.num_records()
     except Exception as error:
         raise UserError(broken(path, error)) from error
     finally:
         with contextlib.suppress(RuntimeError):  # close raises the error again
             if reader is not None:
                 reader.close()
-    if found != count:
+    if records != count:
         raise UserError(
-            f"{path} holds {found} records, and {path.parent / METADATA[0]} says "
+            f"{path} holds {records} records, and {path.parent / METADATA[0]} says "
             f"{count}: one of them is damaged; {_remedy(path.parent)}"
         )
 
@@ -166,8 +166,8 @@ def compare_classes(
 
 def check_picture(
     folder: str | os.PathLike[str],
-    found: Sequence[int | None],
-    said: Sequence[int | None],
+    actual: Sequence[int | None],
+    declared: Sequence[int | None],
 ) -> None:
     """Compare an image's (height, width, channels) with features.json.
 
@@ -176,12 +176,12 @@ def check_picture(
     Raises:
       UserError: they differ.
     """
-    sizes = zip(found[:2], said[:2], strict=True)
-    if all(s in (None, f) for f, s in sizes) and not (said[2] == 1 != found[2]):
+    sizes = zip(actual[:2], declared[:2], strict=True)
+    if all(d in (None, a) for a, d in sizes) and not (declared[2] == 1 != actual[2]):
         return
     raise UserError(
         f"{Path(folder) / METADATA[1]} says images of (height, width, channels) = "
-        f"{tuple(said)}, and a record has {tuple(found)}: one of them is damaged; "
+        f"{tuple(declared)}, and a record has {tuple(actual)}: one of them is damaged; "
         f"{_remedy(folder)}"
     )
 
@@ -206,10 +206,10 @@ def _culprit(folder: Path) -> Path:
     """The metadata file that is probably damaged."""
     for name in METADATA:
         try:
-            found = json.loads((folder / name).read_bytes())
+            content = json.loads((folder / name).read_bytes())
         except (OSError, ValueError, RecursionError):
             return folder / name
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             return folder / name
     try:
         tfds.features.FeatureConnector.from_config(os.fspath(folder))

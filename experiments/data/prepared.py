@@ -68,9 +68,9 @@ def _version(name: str, place: Path) -> Path | None:
     """The folder of a dataset's version that contains metadata."""
     with contextlib.suppress(OSError, ValueError):
         base = place / name.split(":")[0]
-        found = [base, *sorted(base.glob("*"), reverse=True)]
+        folders = [base, *sorted(base.glob("*"), reverse=True)]
         return next(
-            (f for f in found if any((f / m).exists() for m in intact.METADATA)), None
+            (f for f in folders if any((f / m).exists() for m in intact.METADATA)), None
         )
     return None
 

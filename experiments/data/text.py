@@ -177,8 +177,8 @@ def _total(files: Sequence[np.ndarray], context: int) -> int:
 def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
     place = pathlib.Path(path).expanduser()
     try:
-        found = sorted(place.glob("*.txt")) if place.is_dir() else [place]
-        files = [file for file in found if file.is_file()]
+        paths = sorted(place.glob("*.txt")) if place.is_dir() else [place]
+        files = [file for file in paths if file.is_file()]
         if files:
             for file in files:
                 file.open("rb").close()
@@ -199,10 +199,10 @@ def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
     """(size of the vocabulary, map from a file to tokens, map from tokens to text)."""
     if name == "bytes":
         return _BYTES, _map_bytes, _text_of_bytes
-    found = _load_tokenizer(pathlib.Path(name).expanduser())
+    loaded = _load_tokenizer(pathlib.Path(name).expanduser())
     with _working(name):
         # The number of tokens may be smaller, if ids have gaps.
-        vocabulary = 1 + max(found.get_vocab().values(), default=-1)
+        vocabulary = 1 + max(loaded.get_vocab().values(), default=-1)
     if vocabulary < 1:
         raise UserError(f"The tokenizer {name} has no tokens.")
     dtype = np.min_scalar_type(vocabulary - 1)
@@ -215,10 +215,10 @@ def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
                 f"{path} is not UTF-8 text ({error}); convert it, or use bytes."
             ) from error
         with _working(name):
-            ids = found.encode(text, add_special_tokens=False).ids
+            ids = loaded.encode(text, add_special_tokens=False).ids
         return np.array(ids, dtype)
 
-    return vocabulary, encode, lambda t: found.decode([int(i) for i in t])
+    return vocabulary, encode, lambda t: loaded.decode([int(i) for i in t])
 
 
 def _text_of_bytes(tokens: Sequence[int] | np.ndarray) -> str:

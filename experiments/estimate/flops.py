@@ -1,4 +1,4 @@
-"""Counting the operations of a traced function, scanned loops in full."""
+"""Count the floating-point operations of a function, including scanned loops."""
 
 import math
 from collections.abc import Callable
@@ -9,18 +9,17 @@ from jax.extend import core
 
 
 def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
-    """Multiplications and additions in the matrix products of a function.
+    """Floating-point operations in the matrix products and convolutions of a function.
 
-    XLA's own count takes the body of a loop once; here it counts as often as it runs.
-    What is not a matrix product or a convolution is not counted, as is usual for the
-    utilization of a device's peak.
+    XLA's own count takes the body of a loop once. Other operations are not counted, as
+    usual for the utilization of a device.
 
     Args:
-      function: traced, not run.
-      *arguments: arrays, or abstract ones.
+      function: is traced, not run.
+      *arguments: arrays, abstract or not.
 
     Returns:
-      Operations, over all devices; one multiplication and one addition count two.
+      Operations, over all devices. A multiplication and an addition count as two.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -50,22 +49,22 @@ def _equation(equation: Any) -> float:
 
 
 def _convolution(equation: Any) -> float:
-    """Products of a convolution, without those with the zeros of dilation."""
+    """Operations of a convolution, without products with the zeros of dilation."""
     kernel = equation.invars[1].aval
     out = equation.outvars[0].aval
     dims = equation.params["dimension_numbers"]
     taps = math.prod(kernel.shape[i] for i in dims.rhs_spec[2:])
     summed = kernel.shape[dims.rhs_spec[1]]
-    # The gradient of a strided convolution spreads its input with zeros between.
+    # The gradient of a strided convolution inserts zeros into its input.
     spread = math.prod(equation.params["lhs_dilation"])
     return 2.0 * out.size * taps * summed / spread
 
 
 def _inner(params: dict[str, Any]) -> list[core.Jaxpr]:
-    """The functions that an equation calls, once each."""
-    found = []
+    """The functions that an equation calls."""
+    inner = []
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if key in params:
             value = params[key]
-            found.append(value.jaxpr if hasattr(value, "jaxpr") else value)
-    return found
+            inner.append(value.jaxpr if hasattr(value, "jaxpr") else value)
+    return inner

@@ -1,4 +1,4 @@
-"""What accelerators can do at most, as their makers state it."""
+"""The peak rates of accelerators, as their manufacturers state them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ class Chip:
     """The limits of one accelerator.
 
     Attributes:
-      name: as in a topology, "v5e".
-      kinds: what JAX calls it, in lower case, as a part of `device_kind`.
-      flops: bf16 multiplications and additions a second.
+      name: as in a topology, e.g. "v5e".
+      kinds: parts of JAX's `device_kind`, in lower case.
+      flops: bf16 operations per second.
       memory: bytes of HBM.
-      bandwidth: of the HBM, bytes a second.
-      link: bytes a second that a collective along one axis moves out of a chip: both
-        directions of one axis of the torus of a TPU, half of all NVLinks of a GPU.
-      source: where the numbers stand.
+      bandwidth: of the HBM, bytes per second.
+      link: bytes per second that a collective along one axis sends from a chip: both
+        directions of one axis of a TPU's torus, half of all NVLinks of a GPU.
+      source: of the numbers.
     """
 
     name: str
@@ -31,41 +31,24 @@ class Chip:
 
 _TPU = "cloud.google.com/tpu/docs/{}; link: jax-ml.github.io/scaling-book/tpus"
 _GPU = "nvidia.com/en-us/data-center/{}"
+_GIB = 2**30
 
 CHIPS: dict[str, Chip] = {
-    chip.name: chip
-    for chip in (
-        Chip("v4", ("v4",), 275e12, 32 * 2**30, 1.2e12, 9.0e10, _TPU.format("v4")),
-        Chip(
-            "v5e",
-            ("v5 lite", "v5e"),
-            197e12,
-            16 * 2**30,
-            8.1e11,
-            9.0e10,
-            _TPU.format("v5e"),
-        ),
-        Chip(
-            "v5p", ("v5p", "v5"), 459e12, 95 * 2**30, 2.8e12, 1.8e11, _TPU.format("v5p")
-        ),
-        Chip(
-            "v6e",
-            ("v6 lite", "v6e"),
-            918e12,
-            32 * 2**30,
-            1.6e12,
-            1.8e11,
-            _TPU.format("v6e"),
-        ),
-        Chip("a100", ("a100",), 312e12, 80e9, 2.0e12, 3.0e11, _GPU.format("a100")),
-        Chip("h100", ("h100",), 989e12, 80e9, 3.35e12, 4.5e11, _GPU.format("h100")),
-        Chip("h200", ("h200",), 989e12, 141e9, 4.8e12, 4.5e11, _GPU.format("h200")),
+    name: Chip(name, kinds, *numbers, (_TPU if name[0] == "v" else _GPU).format(name))
+    for name, kinds, numbers in (
+        ("v4", ("v4",), (275e12, 32 * _GIB, 1.2e12, 9.0e10)),
+        ("v5e", ("v5 lite", "v5e"), (197e12, 16 * _GIB, 8.1e11, 9.0e10)),
+        ("v5p", ("v5p", "v5"), (459e12, 95 * _GIB, 2.8e12, 1.8e11)),
+        ("v6e", ("v6 lite", "v6e"), (918e12, 32 * _GIB, 1.6e12, 1.8e11)),
+        ("a100", ("a100",), (312e12, 80e9, 2.0e12, 3.0e11)),
+        ("h100", ("h100",), (989e12, 80e9, 3.35e12, 4.5e11)),
+        ("h200", ("h200",), (989e12, 141e9, 4.8e12, 4.5e11)),
     )
 }
 
 
 def peak_flops(devices: Sequence[Any]) -> float | None:
-    """Operations a second of all devices together; None where they are not known.
+    """Floating-point operations per second of all devices; None if unknown.
 
     Examples:
       >>> import jax
@@ -77,7 +60,7 @@ def peak_flops(devices: Sequence[Any]) -> float | None:
 
 
 def find_chip(kind: str) -> Chip | None:
-    """The chip that JAX calls `kind`.
+    """The chip with this `device_kind` of JAX; None if unknown.
 
     Examples:
       >>> find_chip("TPU v5 lite").name

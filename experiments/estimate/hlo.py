@@ -1,4 +1,4 @@
-"""What a compiled program moves between devices, read off its HLO."""
+"""The collectives of a compiled program, parsed from its HLO."""
 
 import collections
 import dataclasses
@@ -14,28 +14,17 @@ COLLECTIVES = (
     "collective-permute",
 )
 
-# How the TPU's compiler writes what it overlaps with arithmetic: the same collective
-# stands where it starts, in every fusion meanwhile, and where it is done.
+# The TPU compiler writes an overlapped collective at its start, in each fusion that
+# overlaps it, and at its end.
 _OVERLAPPED, _DONE = "async_collective_fusion", "async-collective-done"
-# An all-reduce of which each device takes only its part is one reduce-scatter.
+# An all-reduce of which each device uses only a part is a reduce-scatter.
 _FUSED_SCATTER = "all-reduce-scatter"
 
 _BYTES = {
-    "pred": 1,
-    "s8": 1,
-    "u8": 1,
-    "f8e4m3fn": 1,
-    "f8e5m2": 1,
-    "s16": 2,
-    "u16": 2,
-    "f16": 2,
-    "bf16": 2,
-    "s32": 4,
-    "u32": 4,
-    "f32": 4,
-    "s64": 8,
-    "u64": 8,
-    "f64": 8,
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
+    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
+    **dict.fromkeys(("s32", "u32", "f32"), 4),
+    **dict.fromkeys(("s64", "u64", "f64"), 8),
 }
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
@@ -60,13 +49,13 @@ _LISTED = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One communication of a program.
+    """One collective operation of a program.
 
     Attributes:
       kind: one of `COLLECTIVES`.
-      shapes: of what each device gets, as ("f32", (16, 64)).
-      group: how many devices take part in it together.
-      times: how often a step runs it.
+      shapes: of the result on each device, e.g. ("f32", (16, 64)).
+      group: number of devices that take part.
+      times: executions per step.
     """
 
     kind: str
@@ -76,18 +65,12 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """Of what each device gets, once."""
-        total = 0
-        for dtype, shape in self.shapes:
-            size = _BYTES.get(dtype, 4)
-            for n in shape:
-                size *= n
-            total += size
-        return total
+        """Bytes of the result on each device."""
+        return sum(_BYTES[dtype] * math.prod(shape) for dtype, shape in self.shapes)
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends in a step, along a ring."""
+        """Bytes that each device sends per step, along a ring."""
         share = (self.group - 1) / self.group
         factor = {
             "all-reduce": 2 * share,
@@ -100,18 +83,18 @@ class Collective:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """The communications of a compiled program.
+    """The collectives of a compiled program.
 
     Args:
       text: `compiled.as_text()`.
-      devices: how many it was compiled for.
+      devices: number of devices that it was compiled for.
 
     Returns:
-      One for each operation; those in a loop count as often as it runs.
+      One entry per operation. Operations in a loop have its number of iterations.
     """
     bodies, entry = _computations(text)
     times = _times(bodies, entry)
-    found = []
+    listed = []
     for name, lines in bodies.items():
         if not times[name]:
             continue
@@ -124,15 +107,15 @@ def collectives(text: str, devices: int) -> list[Collective]:
                 continue
             shapes = list(_shapes(operation[1]))
             if operation[2].endswith("-start") and kind != "all-reduce":
-                # An asynchronous one returns its operands, too.
+                # An asynchronous operation also returns its operands.
                 shapes = shapes[len(shapes) // 2 :][: max(1, len(shapes) // 2)]
             group = _group(line, devices)
             if name.startswith(_FUSED_SCATTER):
                 kind = "reduce-scatter"
                 shapes = [(d, (math.prod(shape) // group,)) for d, shape in shapes]
             if group > 1:
-                found.append(Collective(kind, tuple(shapes), group, times[name]))
-    return found
+                listed.append(Collective(kind, tuple(shapes), group, times[name]))
+    return listed
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -149,7 +132,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _times(bodies: dict[str, list[str]], entry: str) -> dict[str, int]:
-    """How often each computation runs in one step."""
+    """Executions of each computation per step."""
     times: dict[str, int] = collections.defaultdict(int)
 
     def visit(name: str, count: int) -> None:
@@ -172,13 +155,13 @@ def _times(bodies: dict[str, list[str]], entry: str) -> dict[str, int]:
 
 
 def _trips(line: str, bodies: dict[str, list[str]]) -> int:
-    """How often a loop runs: as the compiler notes, or as its condition compares."""
+    """Iterations of a loop, from the compiler's note or the loop's condition."""
     if noted := _TRIPS.search(line):
         return int(noted[1])
     condition = _CONDITION.search(line)
     inside = bodies.get(condition[1], []) if condition else []
     bounds = [int(n) for text in inside for n in _CONSTANT.findall(text)]
-    # A loop that ends when it ends, as the drawing of a Beta variable: at least once.
+    # Loops without a bound, e.g. rejection sampling, count once.
     return max(bounds, default=1)
 
 
@@ -189,13 +172,13 @@ def _shapes(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _group(line: str, devices: int) -> int:
-    if found := _GROUPS.search(line):
-        return len(found[1].split(","))
-    if found := _IOTA_GROUPS.search(line):
-        return int(found[2])
-    if found := _MESH_GROUPS.search(line):
-        sizes = {name: int(n) for name, n in _AXIS.findall(found[1])}
-        listed = _LISTED.findall(found[2])
+    if match := _GROUPS.search(line):
+        return len(match[1].split(","))
+    if match := _IOTA_GROUPS.search(line):
+        return int(match[2])
+    if match := _MESH_GROUPS.search(line):
+        sizes = {name: int(n) for name, n in _AXIS.findall(match[1])}
+        listed = _LISTED.findall(match[2])
         return math.prod(int(part) if part else sizes[name] for name, part in listed)
     if "source_target_pairs" in line:
         return 2

@@ -1,15 +1,15 @@
-r"""How much a network learns features: the NTK and its differentials at init.
+r"""The NTK and its differentials at initialization, which measure feature learning.
 
 Yaida, "Meta-principled family of hyperparameter scaling strategies". A perceptron of
 L layers and width n (eq. 2.1, 2.2) in the family s (eq. 3.16 to 3.20), s = 0 the
-neural-tangent and s = 1 the maximal-update scaling, with biases by option:
+neural-tangent and s = 1 the maximal-update scaling, with optional biases:
 
     W^l ~ N(0, C_W / n_{l-1}),  η λ_l = n^s λ_W / n_{l-1}   for l < L,
     W^L ~ N(0, C_W / n^{1+s}),  η λ_L = λ_W / n,
     b^l ~ N(0, C_b),            η λ_l = n^s λ_b             for l < L,
     b^L ~ N(0, C_b / n^s),      η λ_L = λ_b.
 
-With v_j = Λ ∇f_j, and all powers of η in, the differentials are derivatives of f
+With v_j = Λ ∇f_j and all powers of η included, the differentials are derivatives of f
 along the v (eq. 2.11 to 2.13, 2.15):
 
     ηH_ij        = ∇f_i · v_j
@@ -17,16 +17,17 @@ along the v (eq. 2.11 to 2.13, 2.15):
     η³ddH^I_ijkl = f_i'''[v_j, v_k, v_l]
     η³ddH^II_ijkl = f_i''[v_k] · Λ f_j''[v_l]
 
-so that nested forward derivatives give them and no tensor of second or third order
-in the parameters is ever formed. Over initializations (eq. 4.3, 4.6, 4.9, 4.10)
+Nested forward derivatives compute them without tensors of second or third order in the
+parameters. Over initializations (eq. 4.3, 4.6, 4.9, 4.10)
 
     E[z η²dH] / E[ηH]²                  ~ L/n      at any s,
     n^s E[z²] E[η³ddH] / E[ηH]³         ~ γ = L / n^{1-s}.
 
-The power of E[ηH] in the second is 3: with 2, as footnote 16 reads in our copy, it
-would depend on the unit of the learning rate. The factor E[z²] is that footnote's:
-tanh at criticality has E[z²] ~ 1/L, and labels of order one instead of z would give
-another power of L.
+The power of E[ηH] in the second line is 3. With 2, as in footnote 16 of our copy, the
+ratio would depend on the unit of the learning rate. The factor E[z²] is from that
+footnote: tanh at criticality has E[z²] ~ 1/L, and labels of order one instead of z
+  would
+give another power of L.
 """
 
 import dataclasses
@@ -116,8 +117,9 @@ def differentials(
     Source: Yaida, eq. 2.11, 2.12, 2.13 and 2.15.
 
     Examples:
-      >>> found = differentials(lambda p, x: p**2 * x, jnp.array(3.0), jnp.array([1.0]))
-      >>> float(found.ntk[0, 0]), float(found.dntk[0, 0, 0])  # (2p)², 2 (2p)²
+      >>> result = differentials(lambda p, x: p**2 * x, jnp.array(3.0),
+      jnp.array([1.0]))
+      >>> float(result.ntk[0, 0]), float(result.dntk[0, 0, 0])  # (2p)², 2 (2p)²
       (36.0, 72.0)
     """
     flat, rebuild = jax.flatten_util.ravel_pytree(params)
@@ -191,8 +193,8 @@ def statistics(
     Source: Yaida, eq. 3.16 to 3.20 and section IV.
 
     Examples:
-      >>> found = statistics(16, 2, s=1.0, activation=lambda z: z, seeds=16)
-      >>> bool(abs(found.z_dntk - 2 / 16 / 4) < 4 * found.error["z_dntk"])
+      >>> result = statistics(16, 2, s=1.0, activation=lambda z: z, seeds=16)
+      >>> bool(abs(result.z_dntk - 2 / 16 / 4) < 4 * result.error["z_dntk"])
       True
     """
     if depth < 2 or width < 1 or seeds < 2 or min(weight_scale, rate) <= 0:
@@ -215,14 +217,14 @@ def statistics(
     )
     with jax.enable_x64(True):
         # Seed by seed: memory does not grow with their number.
-        found = _sample(
+        sample = _sample(
             jnp.arange(first_seed, first_seed + seeds),
             (features or width, width, depth),
             activation,
             jnp.asarray([s, weight_scale, rate, bias_scale, bias_rate], jnp.float64),
             bias_rate > 0,
         )
-        single = [np.asarray(part).reshape(seeds) for part in found]
+        single = [np.asarray(part).reshape(seeds) for part in sample]
     return _summarize(width, depth, s, *single)
 
 

@@ -156,11 +156,11 @@ def dynamics(
 
     Examples:
       >>> x, y = np.ones((3, 1, 1)), np.ones((3, 1))
-      >>> found = dynamics(x, y, 2, activation="linear", learning_rate=0.1)
+      >>> result = dynamics(x, y, 2, activation="linear", learning_rate=0.1)
       >>> from . import linear_joint
       >>> ends = {"readin": True, "readout": True}
       >>> exact = linear_joint.dynamics(x, y, depth=2, learning_rate=0.1, **ends)
-      >>> bool(np.allclose(found.outputs.value, exact.outputs, atol=1e-10))
+      >>> bool(np.allclose(result.outputs.value, exact.outputs, atol=1e-10))
       True
     """
     x, y = np.asarray(inputs, np.float64), np.asarray(targets, np.float64)
@@ -183,7 +183,7 @@ def dynamics(
     with jax.enable_x64(True):
         setup = _Setup(depth, _smooth(activation), activate_readout, loss, samples)
         flat = jnp.asarray(x.reshape(steps * batch, -1))
-        found = _replicate(
+        fields = _replicate(
             jax.random.split(jax.random.key(seed), replicas),
             flat @ flat.T / x.shape[2],
             jnp.asarray(y),
@@ -192,10 +192,10 @@ def dynamics(
             jnp.asarray([multiplier, richness, readin, readout], jnp.float64),
             setup,
         )
-        found = _Found(*(np.asarray(part) for part in found))
-    _check_finite(found, batch, depth)
+        fields = _Fields(*(np.asarray(part) for part in fields))
+    _check_finite(fields, batch, depth)
     times = np.linspace(0, 1, depth + 1)
-    return Dynamics(times, *(_estimate(np.asarray(part)) for part in found))
+    return Dynamics(times, *(_estimate(np.asarray(part)) for part in fields))
 
 
 def memory_needed(steps: int, batch: int, depth: int, samples: int) -> int:
@@ -261,8 +261,8 @@ def _derivatives(function: Scalar) -> tuple[Scalar, Scalar]:
     return derivative(function), derivative(derivative(function))
 
 
-def _check_finite(found: "_Found", batch: int, depth: int) -> None:
-    for name, kernels in (("Φ", found.phi), ("G", found.g)):
+def _check_finite(fields: "_Fields", batch: int, depth: int) -> None:
+    for name, kernels in (("Φ", fields.phi), ("G", fields.g)):
         # By layer and vector, of any replica.
         finite = np.isfinite(np.diagonal(kernels, axis1=2, axis2=3)).all(axis=0)
         if not finite.all():
@@ -275,7 +275,7 @@ def _check_finite(found: "_Found", batch: int, depth: int) -> None:
                 f"time {layer / depth:g}: training diverges; take a smaller learning "
                 "rate"
             )
-    if not all(np.isfinite(part).all() for part in found):
+    if not all(np.isfinite(part).all() for part in fields):
         raise UserError(
             "outputs or responses are not finite: training diverges; take a smaller "
             "learning rate"
@@ -297,7 +297,7 @@ class _Setup(NamedTuple):
     samples: int
 
 
-class _Found(NamedTuple):
+class _Fields(NamedTuple):
     outputs: Array | np.ndarray
     losses: Array | np.ndarray
     h: Array | np.ndarray
@@ -339,8 +339,8 @@ def _replicate(
     share: Float[Array, " batch"],
     constants: Float[Array, "4"],
     setup: _Setup,
-) -> _Found:
-    def one(key: Array) -> _Found:
+) -> _Fields:
+    def one(key: Array) -> _Fields:
         noise = _draw(key, len(gram), setup)
         return _sweep(noise, gram, targets, rates, share, constants, setup)
 
@@ -370,7 +370,7 @@ def _sweep(
     share: Float[Array, " batch"],
     constants: Float[Array, "4"],
     setup: _Setup,
-) -> _Found:
+) -> _Fields:
     """Solve all times in order: forward through the layers, then backward."""
     steps, batch = targets.shape
     count, depth, samples = steps * batch, setup.depth, setup.samples
@@ -471,7 +471,7 @@ def _sweep(
     def by_layer(response: Float[Array, "steps L batch N"]) -> Array:
         return response.swapaxes(0, 1).reshape(depth, count, count)
 
-    return _Found(
+    return _Fields(
         outputs,
         losses,
         average(state.h),

@@ -1,4 +1,4 @@
-r"""Errors of finite width and depth after training, and what ensembles remove.
+r"""Errors of finite width and depth after training, and the effect of ensembles.
 
 Bordelon et al., Figures 5 and B.7 and appendices H, I: after a fixed number of steps
 the output of a network of width N and depth L differs from its joint limit by
@@ -12,10 +12,10 @@ those of eq. 1, with W ~ N(0, 1) in every layer:
 
 trained by gradient descent at the rate η0 μ0² N on all of W^0, ..., w.
 
-The bias in depth would drown in the noise of the width. So networks of different
-depths share their weights as discretizations of one Brownian motion: a layer of the
-depth L is the sum of two layers of the depth 2L over √2, and only the difference of
-their outputs is averaged.
+The noise of the width would be larger than the bias of the depth. Networks of different
+depths therefore share their weights, as discretizations of one Brownian motion: a layer
+at depth L is the sum of two layers at depth 2L over √2. Only the difference of their
+outputs is averaged.
 """
 
 import dataclasses
@@ -124,8 +124,8 @@ def train(
 
     Examples:
       >>> x, y = np.eye(2), np.array([1.0, -1.0])
-      >>> found = train(x, y, widths=(16, 64), depths=(2, 4), seeds=8)
-      >>> found.outputs.shape
+      >>> errors = train(x, y, widths=(16, 64), depths=(2, 4), seeds=8)
+      >>> errors.outputs.shape
       (2, 2, 8, 2)
     """
     if any(b != 2 * a for a, b in itertools.pairwise(depths)):

@@ -1,8 +1,8 @@
-r"""The joint limit of a linear residual network that learns features.
+r"""The joint limit of a linear residual network with feature learning.
 
 Bordelon et al., sections 4.3.2 and G.2: infinite width and depth with any richness
 μ0. In the paper's gauge f = w·h(1)/(μ0 N), learning rate η0 μ0² N. Before training
-(eq. 92; its G0 does not solve its own equation)
+(eq. 92, where the printed G0 does not solve its equation)
 
     H0(τ) = e^τ H0(0),    G0(τ) = e^(1-τ).
 
@@ -20,9 +20,9 @@ eq. 95, with <g0(τ) g0(τ')> = G0(max(τ, τ')), the change of H obeys
     ΔH(τ) = c² h0² e^(1+τ) [r + 2 P(τ)],
     P(τ) = τ³/3 + τ²/2 (frozen),  τ³/3 + 3τ²/2 + 2τ (trained),
 
-in place of eq. 7 and 99, which drop y², print 1 + 1/e where the integral of eq. 98
-gives 1 - 1/e, and inherit the wrong G0. By symmetry, with σ = 1 - τ and r' for r,
-ΔG(τ) = c² h0 e^(1+σ) [r' + 2 P(σ)]. The output moves by η0 K y with
+which differs from eq. 7 and 99: they lack y², print 1 + 1/e where the integral of eq.
+98 gives 1 - 1/e, and use the wrong G0. By symmetry, with σ = 1 - τ and r' for r,
+ΔG(τ) = c² h0 e^(1+σ) [r' + 2 P(σ)]. The output changes by η0 K y with
 K = e (1 + r + r') h0, which is exact: the terms of second order average to zero.
 
 **Many samples and steps** (eq. 88 to 91): the kernels and responses of the DMFT are
@@ -184,9 +184,9 @@ def dynamics(
 
     Examples:
       >>> x, y = np.ones((2, 1, 1)), np.ones((2, 1))
-      >>> found = dynamics(x, y, learning_rate=0.1)
-      >>> closed = one_step(found.times, learning_rate=0.1)
-      >>> bool(np.allclose(found.h[:, 1, 1] - closed.h, closed.change_h, rtol=1e-3))
+      >>> result = dynamics(x, y, learning_rate=0.1)
+      >>> closed = one_step(result.times, learning_rate=0.1)
+      >>> bool(np.allclose(result.h[:, 1, 1] - closed.h, closed.change_h, rtol=1e-3))
       True
     """
     x = np.asarray(inputs, np.float64)
@@ -208,16 +208,16 @@ def dynamics(
     }
     if depth is not None:
         run = linear_sgd.train(*arguments, depth, **settings)
-        found = [run.forward, run.backward, run.outputs, run.losses]
+        result = [run.forward, run.backward, run.outputs, run.losses]
         times, error = np.linspace(0, 1, depth + 1), np.zeros(y.shape)
     else:
         limit = linear_sgd.infinite_depth(*arguments, depth=resolution, **settings)
-        found = [
+        result = [
             part.value
             for part in (limit.forward, limit.backward, limit.outputs, limit.losses)
         ]
         times, error = limit.times, limit.outputs.error[..., 0] / richness
-    h, backward, outputs, losses = found
+    h, backward, outputs, losses = result
     outputs = outputs[..., 0] / richness
     g = backward / _chi(scaled, outputs, y, backward)
     return Dynamics(times, h, g, outputs, losses, error)
