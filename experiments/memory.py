@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def available() -> float:
-    """Free bytes of one device; for a CPU, its share of the machine's or container's."""
+    """Free bytes of one device, or of a CPU device's share of the machine."""
     device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
