@@ -1,22 +1,22 @@
-"""Training, sweeps and reports; `mupax` on the command line is made of it.
+"""Training, sweeps and reports, and the `mupax` command.
 
-| room | what it holds |
+| folder | content |
 |---|---|
-| `cli` | one module for each command |
+| `cli` | one module per command |
 | `run` | one run: config, model, schedule, loss, step, loop, checkpoints |
-| `sweep` | many runs as one program; fits, verdicts, a sweep of your own model |
-| `report` | sentences, pictures and the page |
+| `sweep` | many runs as one program; fits, verdicts, sweeps of your own model |
+| `report` | sentences, plots and the page |
 | `data` | datasets |
-| `estimate` | what `mupax plan` computes |
+| `estimate` | the estimates of `mupax plan` |
 | `papers` | theory and figures of the papers |
 
-The names below are those to use from Python; each room has more.
+The names below are the public API.
 """
 
 import importlib
 from typing import Any
 
-# By name, where each stands. They are imported when they are asked for.
+# The module of each name, which is imported at first use.
 _NAMES = {
     "RunConfig": "run.config",
     "defaults": "run.config",
