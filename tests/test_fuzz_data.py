@@ -91,11 +91,17 @@ def prepared(tmp_path_factory):
 def read(name, directory):
     """All that a sweep and a trainer would see."""
     if name == "mnist":
-        held = data.load(name, directory)
-    else:
-        held = data.open_dataset(name, directory).whole()
-    arrays = [held.train_images, held.train_labels, held.test_images, held.test_labels]
-    return [*arrays, held.num_classes]
+        loaded = data.load(name, directory)
+        train = loaded.train_images, loaded.train_labels
+        return [*train, loaded.test_images, loaded.test_labels, loaded.num_classes]
+    dataset = data.open_dataset(name, directory)
+    n = dataset.test_size
+    splits = (
+        dataset.training_arrays(),
+        dataset.load_test(np.arange(n), np.empty((n, 0))),
+    )
+    arrays = [split[key] for split in splits for key in ("image", "label")]
+    return [*arrays, dataset.out_features]
 
 
 @pytest.fixture(scope="module")
