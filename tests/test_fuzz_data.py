@@ -281,7 +281,7 @@ def test_metadata_is_read_once_its_permission_is_there(prepared, tmp_path):
 def text_outcome(path, tokenizer):
     try:
         found = data.open_dataset(f"text:{path}", context=8, tokenizer=tokenizer)
-        tokens = found.whole().tokens
+        tokens = found.training_arrays()["tokens"]
     except UserError as error:
         return str(error)
     assert tokens.min() >= 0
@@ -338,7 +338,7 @@ def test_a_directory_of_data_that_no_system_has_is_said():
 # --- Numbers that no memory holds: nothing is allocated.
 
 HUGE = {
-    "images": lambda: data.open_dataset("digits", image_size=2**15).whole(),
+    "images": lambda: data.open_dataset("digits", image_size=2**15).training_arrays(),
     "a side": lambda: data.open_dataset("digits", image_size=10**12),
     "a side of text": lambda: data.open_dataset("digits", image_size="224"),
     "a fractional side": lambda: data.open_dataset("digits", image_size=2.5),
@@ -369,7 +369,7 @@ def test_what_fits_is_not_refused(monkeypatch):
     monkeypatch.setattr(memory, "host", lambda: 2.0**30)
     assert data.open_dataset("fake:224x224x3:1000").spec(64)
     with pytest.raises(UserError, match=r"would take .* GiB of memory, and 1 GiB are"):
-        data.open_dataset("fake:8192x8192x3:10").whole()
+        data.open_dataset("fake:8192x8192x3:10").training_arrays()
 
 
 def test_the_files_of_the_metadata_are_json_that_tfds_wrote(prepared):
