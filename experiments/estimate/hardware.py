@@ -29,22 +29,20 @@ class Chip:
     source: str
 
 
-_TPU = "cloud.google.com/tpu/docs/{}; link: jax-ml.github.io/scaling-book/tpus"
-_GPU = "nvidia.com/en-us/data-center/{}"
+_TPU = "cloud.google.com/tpu/docs; link: jax-ml.github.io/scaling-book/tpus"
+_GPU = "nvidia.com/en-us/data-center"
 _GIB = 2**30
 
-CHIPS: dict[str, Chip] = {
-    name: Chip(name, kinds, *numbers, (_TPU if name[0] == "v" else _GPU).format(name))
-    for name, kinds, numbers in (
-        ("v4", ("v4",), (275e12, 32 * _GIB, 1.2e12, 9.0e10)),
-        ("v5e", ("v5 lite", "v5e"), (197e12, 16 * _GIB, 8.1e11, 9.0e10)),
-        ("v5p", ("v5p", "v5"), (459e12, 95 * _GIB, 2.8e12, 1.8e11)),
-        ("v6e", ("v6 lite", "v6e"), (918e12, 32 * _GIB, 1.6e12, 1.8e11)),
-        ("a100", ("a100",), (312e12, 80e9, 2.0e12, 3.0e11)),
-        ("h100", ("h100",), (989e12, 80e9, 3.35e12, 4.5e11)),
-        ("h200", ("h200",), (989e12, 141e9, 4.8e12, 4.5e11)),
-    )
-}
+_CHIPS = (
+    Chip("v4", ("v4",), 275e12, 32 * _GIB, 1.2e12, 9.0e10, _TPU),
+    Chip("v5e", ("v5 lite", "v5e"), 197e12, 16 * _GIB, 8.1e11, 9.0e10, _TPU),
+    Chip("v5p", ("v5p", "v5"), 459e12, 95 * _GIB, 2.8e12, 1.8e11, _TPU),
+    Chip("v6e", ("v6 lite", "v6e"), 918e12, 32 * _GIB, 1.6e12, 1.8e11, _TPU),
+    Chip("a100", ("a100",), 312e12, 80e9, 2.0e12, 3.0e11, _GPU),
+    Chip("h100", ("h100",), 989e12, 80e9, 3.35e12, 4.5e11, _GPU),
+    Chip("h200", ("h200",), 989e12, 141e9, 4.8e12, 4.5e11, _GPU),
+)
+CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 
 
 def peak_flops(devices: Sequence[Any]) -> float | None:
