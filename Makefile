@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 DOCS := build/docs-env/bin
 
-.PHONY: help demo test test-long check lint types docs-examples docs notebooks wheel install clean
+.PHONY: help demo test test-long test-ci check lint types docs-examples docs notebooks wheel install clean
 
 help:
 	@echo "make demo   tune small, train big, on real digits: runs/demo/report.html"
@@ -36,6 +36,10 @@ test: install
 
 test-long: install
 	$(BIN)/python -m pytest -m long --numprocesses auto --dist loadfile
+
+# Of the long tests, those of crashes, meshes and processes; and claims about single bits.
+test-ci: install
+	$(BIN)/python -m pytest -m ci --numprocesses auto --dist worksteal
 
 check: lint types docs-examples wheel
 

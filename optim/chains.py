@@ -242,7 +242,7 @@ def _check_running(tx: Any, params: Any) -> None:
             "scale already: drop scale_by_parametrization, or chain it with Optax's "
             "own scale_by_... transforms"
         )
-    for name in _state_types(jax.eval_shape(tx.init, params)):
+    for name in sorted(_state_types(jax.eval_shape(tx.init, params))):
         if STATES.get(name) is Kind.CURVATURE:
             raise ValueError(_NO_RULE.format(name))
         if STATES.get(name) is Kind.OWN_STEP:

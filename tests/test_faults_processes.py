@@ -135,6 +135,7 @@ def test_what_differs_is_named_by_both(tmp_path, pair, change, named):
         assert named in said
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_another_command_is_named_by_both(tmp_path, pair):
     for said in refused(tmp_path, pair([], [], command=("train", "eval"))):
@@ -175,6 +176,7 @@ def mnist() -> str:
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_a_workdir_that_is_held_is_said_by_both(tmp_path, pair):
     with claim(tmp_path / "run", {}):
@@ -190,6 +192,7 @@ def wait_for_line(run: pathlib.Path, children: list[subprocess.Popen]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("victim", [0, 1])
@@ -203,6 +206,7 @@ def test_when_one_ends_the_other_ends_within_a_minute(tmp_path, pair, victim, ho
     assert other.lines == 1
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_a_process_that_stands_still_is_named(tmp_path, pair):
     children = pair([], [])

@@ -559,6 +559,7 @@ def tiny_words(folder):
     return [*words, "--dataset", "digits", "--data_dir", str(folder / "data")]
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):
     code = (

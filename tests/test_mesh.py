@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
+from patience import ended
 
 from mupax import zoo
 from mupax.experiments.errors import UserError
@@ -21,11 +22,11 @@ SMALL = 4096  # bytes; norms, losses and biases are below, weights and batches a
 
 
 def on_meshes(model: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, str(CHILD), model], capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    command, pipe = [sys.executable, str(CHILD), model], subprocess.PIPE
+    child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    out, err = ended(child)
+    assert child.returncode == 0, err
+    return json.loads(out)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,7 @@ def test_a_vit_trains_the_same_on_every_mesh(vit, mesh):
     np.testing.assert_allclose(vit[mesh]["losses"], vit["one"]["losses"], rtol=2e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["resmlp", "gpt", "resnet18"])
 def test_every_model_trains_the_same_on_every_mesh(model):

@@ -119,6 +119,7 @@ def assert_same(given: ConfigDict) -> None:
     np.testing.assert_allclose(here, there, rtol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("model", "optimizer", "schedule", "extra"),
     [

@@ -116,6 +116,7 @@ def train(tx, params, steps=4):
     return run(params)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "rate", "options"), CASES)
 def test_at_base_size_each_is_its_namesake_bit_for_bit(name, rate, options):
     maker, namesake = NAMESAKES[name]

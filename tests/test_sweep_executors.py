@@ -69,6 +69,7 @@ def runs_stored(folder, job):
     return sorted((run["seed"], *run["at"]) for run in found)
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path):
     """By SIGKILL, when a third of the job is done; no run is done twice."""
@@ -85,6 +86,7 @@ def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path):
         assert runs_stored(tmp_path, job) == [(s, x) for s in (0, 1) for x in rates]
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_a_local_worker_that_is_killed_is_said_and_the_next_call_goes_on(tmp_path):
     point_by_point = engine.Limits(0.2, lanes=2)

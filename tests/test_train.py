@@ -19,6 +19,7 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh
+from patience import ended
 from train_child import STEPS, TinyMLP, digest, run, toy_data
 
 from mupax.experiments import data
@@ -41,18 +42,21 @@ def spawn(workdir: pathlib.Path, *flags: str, devices: int = 1) -> subprocess.Po
 
 
 def finish(child: subprocess.Popen) -> dict:
-    out, err = child.communicate(timeout=120)
+    out, err = ended(child)
     assert child.returncode == 0, err
     return json.loads(out)
 
 
-def killed(child: subprocess.Popen, after: float = 120) -> bool:
+def killed(child: subprocess.Popen, after: float | None = None) -> bool:
     """Waits for its death, and brings it about after so many seconds."""
-    try:
-        child.communicate(timeout=after)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.communicate()
+    if after is None:
+        ended(child)
+    else:
+        try:
+            child.communicate(timeout=after)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
     assert child.returncode in (0, -signal.SIGKILL)
     return child.returncode != 0
 
@@ -115,6 +119,7 @@ def test_a_killed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, finished)
     assert chain(tmp_path / "run", finished, kills) == 3, kills
 
 
+@pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, finished, seed):
@@ -295,6 +300,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 # --- what is computed
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_eight_devices_and_then_one_give_the_losses_of_one(tmp_path, finished):
     workdir = tmp_path / "run"
@@ -306,6 +312,7 @@ def test_eight_devices_and_then_one_give_the_losses_of_one(tmp_path, finished):
     np.testing.assert_allclose(result.evals, finished[1].evals, rtol=1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_eight_devices_give_the_losses_of_one_to_the_end(tmp_path, finished):
     found = finish(spawn(tmp_path / "run", devices=8))
@@ -314,6 +321,7 @@ def test_eight_devices_give_the_losses_of_one_to_the_end(tmp_path, finished):
     np.testing.assert_allclose(found["evals"], finished[1].evals, rtol=1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.long
 def test_two_processes_and_then_one_give_the_losses_of_one(tmp_path, finished):
     workdir = tmp_path / "run"
@@ -323,7 +331,7 @@ def test_two_processes_and_then_one_give_the_losses_of_one(tmp_path, finished):
     flags = ("--port", port, "--kill-at-step", "33", "--process")
     for child in [spawn(workdir, *flags, rank) for rank in "01"]:
         # Either the order to die, or the loss of the other one, ends it.
-        child.communicate(timeout=120)
+        ended(child)
         assert child.returncode < 0
     result, _ = run(workdir)
     assert result.resumed_from in (25, 30)
