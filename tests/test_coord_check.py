@@ -395,6 +395,7 @@ def test_the_verdict_names_layers_slopes_and_failures():
     assert f"{check.slopes['width']['readout']:+.3f}" in line
     assert line.endswith("WRONG")
     assert "\nwrong: " in text
+    assert check.hints
     assert all(f"- {hint}" in text.splitlines() for hint in check.hints)
 
 
