@@ -29,6 +29,7 @@ import numpy as np
 import optax
 
 from mupax.experiments import data as datasets
+from mupax.experiments import memory
 from mupax.experiments.cli import flags
 from mupax.experiments.sweep import engine, space, tasks
 
@@ -152,6 +153,22 @@ def against_plain(data: datasets.ImageData) -> None:
     print(f"ratio, median of 3: {statistics.median(growth):.2f}")
 
 
+def processor_time(data: datasets.ImageData) -> None:
+    """Print the processor time and the memory of a cell's program, at depth 8."""
+    cell = job(8)
+    for _ in range(3):
+        start = time.process_time()
+        program, points = compiled(cell, data)
+        middle = time.process_time()
+        program(points)
+        end = time.process_time()
+        needed = memory.needed(program._program) / 2**20
+        print(
+            f"{cell.runs} runs: {middle - start:.2f} processor seconds to trace and "
+            f"compile, {end - middle:.2f} to train, in {needed:.1f} MiB"
+        )
+
+
 def rate_of_arithmetic(data: datasets.ImageData) -> None:
     """Print the share of the machine's matrix-multiply rate at width 256."""
     cell = job(32, 256)
@@ -221,13 +238,15 @@ def main() -> None:
     """Print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", help="the Python of torch and mup")
-    parser.add_argument("--only", choices=("plain", "arithmetic", "torch"))
+    parser.add_argument("--only", choices=("plain", "processor", "arithmetic", "torch"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = datasets.load("digits", folder)
     engine.run(job(4), data)  # what is done once a process
     if given.only in (None, "plain"):
         against_plain(data)
+    if given.only in (None, "processor"):
+        processor_time(data)
     if given.only in (None, "arithmetic"):
         rate_of_arithmetic(data)
     if given.torch:

@@ -1,7 +1,7 @@
-"""`mupax transfer`: tune small, train big, and show whether it was right to.
+"""`mupax transfer`: sweep small models, train the target with their hyperparameters.
 
-Sweep the hyperparameters of small models, replace those of the target's config by the
-base's best, train the target as `mupax train` does, and write the report.
+The sweep finds the base's best hyperparameters. They replace those of the target's
+config, the target is trained as `mupax train` does, and a report shows both.
 """
 
 import dataclasses
@@ -41,14 +41,14 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
     Args:
       config: of a transfer; see `parse`.
       folder: the run directory.
-      command: what was typed, for the report.
+      command: the command line, for the report.
 
     Returns:
-      What `summary.json` holds.
+      The contents of `summary.json`.
 
     Raises:
-      UserError: bad input, in one sentence; nothing that was there is lost.
-      Stopped: told to stop while the target trained; everything is saved.
+      UserError: bad input, in one sentence; existing files are kept.
+      Stopped: a signal stopped the target's training; its state is saved.
     """
     console = rich.console.Console()
     parsed = parse(config)
@@ -56,12 +56,12 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": _target(parsed).settings()}
     sweeping.refuse_old(directory)
-    workdir.check(directory, settings)
+    workdir.check(directory, settings, free=sweeping.REMOVED)
     sweeping.open_data(tasks[0], console)
-    target = prepare(_target(parsed))  # it is checked before any work
+    target = prepare(_target(parsed))  # checked before any work
     target.check()
     target.check_memory()
-    with workdir.claim(directory, settings):
+    with workdir.claim(directory, settings, free=sweeping.REMOVED):
         started = time.perf_counter()
         populations = sweeping.train(tasks, directory, parsed.limits, console)
         swept = sweeping.report_data(parsed, populations, command)
@@ -95,7 +95,7 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
 
 
 def _below(directory: pathlib.Path, trained: TrainResult) -> str:
-    """The last checkpoint, as a path that starts like the run directory."""
+    """The path of the last checkpoint, which begins with the run directory."""
     return str(directory / trained.checkpoint.relative_to(directory.resolve()))
 
 
@@ -116,9 +116,9 @@ def _shown(
 
 
 def parse(config: ConfigDict) -> SweepConfig:
-    """The config of a transfer: a sweep's with a target that differs from the base.
+    """Parse the config of a transfer: a sweep config with a target.
 
-    A training config whose model is larger than its base is one as well.
+    A training config works too if its model is larger than its base.
 
     Raises:
       UserError: in one sentence, naming the key.
@@ -132,8 +132,8 @@ def parse(config: ConfigDict) -> SweepConfig:
         )
     if len(parsed.choices) > 1 or parsed.choices[0]:
         raise UserError(
-            "sweep.choices is for `mupax sweep`; `transfer` trains one target, of one "
-            "kind"
+            "sweep.choices is for `mupax sweep`; `mupax transfer` trains one target: "
+            "leave it empty"
         )
     return parsed
 
@@ -159,7 +159,7 @@ def prepare(target: RunConfig) -> PreparedRun:
 def best_of_base(
     config: SweepConfig, populations: list[Population]
 ) -> dict[str, float]:
-    """The base's best hyperparameters; the learning rate as the fit has it.
+    """The base's best hyperparameters; the learning rate is the fitted optimum.
 
     Raises:
       UserError: nothing trained at the base.
@@ -186,7 +186,7 @@ def summarize(
     target: RunConfig,
     trained: TrainResult,
 ) -> dict[str, Any]:
-    """What `summary.json` holds, but for the times."""
+    """The contents of `summary.json`, without the times."""
     rates = [t for t in transfers(populations, config.sizes) if t.name == _RATE]
     out: dict[str, Any] = {"optimal_log2_lr": {}, "shift_octaves": {}, "regret": {}}
     for t in rates:
@@ -213,7 +213,7 @@ def summarize(
 
 
 def explain_target(config: ConfigDict) -> optim.Explanation:
-    """How each parameter of a config's target is scaled; without one, its base's."""
+    """How each parameter of the target is scaled; without a target, of the base."""
     parsed = space.parse_sweep(config)
     chosen = parsed.target or parsed.base
     built = build(chosen)

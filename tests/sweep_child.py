@@ -49,15 +49,15 @@ def main() -> None:
     engine.Chunks.__call__ = counted  # type: ignore[method-assign]
     if mebibytes:  # as on accelerators, where memory grows with the runs at once
         engine.program = functools.partial(engine.program, together=True)
-    job = sweep_toys.job(log2_lr=RATES)
+    task = sweep_toys.task(log2_lr=RATES)
     if mebibytes:
         # Weights, moments and gradients of 16 runs are 256 MiB, and as much again is
         # in flight.
-        job = sweep_toys.job(log2_lr=RATES, width=512, steps=6)
+        task = sweep_toys.task(log2_lr=RATES, width=512, steps=6)
         limit(mebibytes)
     if "blind" in sys.argv:
         memory.host = lambda: math.inf
-    found = engine.run(job, sweep_toys.stripes())
+    found = engine.run(task, sweep_toys.stripes())
     json.dump({"losses": found.loss.tolist(), "chunks": chunks}, sys.stdout)
 
 

@@ -13,8 +13,9 @@ import optax
 from mupax.experiments import data as datasets
 from mupax.experiments.run.config import parse
 from mupax.experiments.run.step import Recipe
-from mupax.experiments.sweep import own, tasks
+from mupax.experiments.sweep.own import own_training
 from mupax.experiments.sweep.store import Store
+from mupax.experiments.sweep.tasks import Task, Training, ZooTask
 
 
 def stripes() -> datasets.ImageData:
@@ -28,7 +29,7 @@ def stripes() -> datasets.ImageData:
     return datasets.ImageData.from_arrays("stripes", train, test, 4)
 
 
-def job(
+def task(
     *,
     log2_lr: tuple[float, ...] = (-9.0, -7.0, -5.0),
     axes: tuple[tuple[str, tuple[float, ...]], ...] = (),
@@ -39,8 +40,8 @@ def job(
     seeds: int = 2,
     average_last: int = 5,
     **config: object,
-) -> tasks.ZooTask:
-    """A job of six runs; what is left over are keys of a run's config."""
+) -> ZooTask:
+    """A task of six runs; what is left over are keys of a run's config."""
     given = {
         "dataset": "stripes",
         "model": {**(model or {"name": "resmlp"}), "width": width, "depth": depth},
@@ -54,7 +55,7 @@ def job(
         "batch_size": 16,
     }
     rates = tuple(2.0**x for x in log2_lr)
-    return tasks.ZooTask(
+    return ZooTask(
         parametrization=parametrization,
         config=parse(given | config),
         axes=(("learning_rate", rates), *axes),
@@ -64,13 +65,13 @@ def job(
 
 
 @dataclasses.dataclass(frozen=True)
-class Deadly(tasks.ZooTask):
-    """A job that kills its worker the first time, once its first chunk is stored."""
+class Deadly(ZooTask):
+    """A task that kills its worker the first time, once its first chunk is stored."""
 
     mark: str = ""
 
-    def training(self, data: datasets.ImageData) -> tasks.Training:
-        """As a job's."""
+    def training(self, data: datasets.ImageData) -> Training:
+        """As a task's."""
         mark = pathlib.Path(self.mark)
         add = Store.add
 
@@ -85,7 +86,7 @@ class Deadly(tasks.ZooTask):
 
 
 @dataclasses.dataclass(frozen=True)
-class Line(tasks.Task):
+class Line(Task):
     """Linear regression with noisy weights: it compiles at once; a key is state."""
 
     rates: tuple[float, ...] = tuple(2.0**x for x in range(-9, 3))
@@ -108,7 +109,7 @@ class Line(tasks.Task):
         """All but seeds and grid."""
         return repr(dataclasses.replace(self, rates=(), seeds=0))
 
-    def training(self, data: jax.Array) -> tasks.Training:
+    def training(self, data: jax.Array) -> Training:
         """Of data of shape (examples, width)."""
 
         def init(key, hyper):
@@ -124,7 +125,7 @@ class Line(tasks.Task):
         def optimizer(hyper, params, rest):
             return optax.adam(hyper["learning_rate"])
 
-        return own.own_training(Recipe(loss, optimizer), init, data, self)
+        return own_training(Recipe(loss, optimizer), init, data, self)
 
 
 def points() -> np.ndarray:

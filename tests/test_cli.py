@@ -132,6 +132,9 @@ def test_an_unknown_config_key_is_named(capsys, tmp_path):
 
 def test_an_unknown_flag_is_named(capsys):
     assert "wrokdir" in refused(capsys, "transfer", *TOY, "--wrokdir=x")
+    said = refused(capsys, "sweep", *TOY, "--halving=2")  # a flag of earlier versions
+    assert "Unknown command line flag 'halving'" in said
+    assert said.count("\n") == 1
 
 
 def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):

@@ -47,7 +47,7 @@ DOORS = (
     "run.commands.run",
     "run.commands.evaluate",
     "run.commands.explain",
-    "sweep.job.run",
+    "sweep.main.run",
     "transfer.run",
     "transfer.explain_target",
 )

@@ -10,7 +10,7 @@ import optax
 import pytest
 import sweep_toys
 from flax import nnx
-from sweep_toys import job
+from sweep_toys import task
 
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
@@ -18,8 +18,9 @@ from mupax.experiments import memory
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import create_model
 from mupax.experiments.run.hyperparameters import tuned
-from mupax.experiments.sweep import engine, executors, tasks
+from mupax.experiments.sweep import engine, executors
 from mupax.experiments.sweep.population import program
+from mupax.experiments.sweep.tasks import ZooTask
 from mupax.optim.paths import map_with_paths
 
 
@@ -28,19 +29,19 @@ def data() -> datasets.ImageData:
     return sweep_toys.stripes()
 
 
-def built(job: tasks.ZooTask, seed: int) -> nnx.Module:
-    """The model of a job, initialized."""
+def built(task: ZooTask, seed: int) -> nnx.Module:
+    """The model of a task, initialized."""
     shapes = {"input_shape": (4, 4, 1), "out_features": 4}
-    return create_model(job.config, shapes, seed)
+    return create_model(task.config, shapes, seed)
 
 
-def one_run(job: tasks.ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
+def one_run(task: ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
     """The same training written as a plain loop: no vmap, no scan over steps."""
-    model = built(job, seed)
-    tx = optim.adam(2.0**log2_lr, zoo.scales(model), job.config.rules)
+    model = built(task, seed)
+    tx = optim.adam(2.0**log2_lr, zoo.scales(model), task.config.rules)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     state = tx.init(params)
-    order = datasets.batch_indices(len(data.train_labels), 16, seed, job.steps)
+    order = datasets.batch_indices(len(data.train_labels), 16, seed, task.steps)
 
     @jax.jit
     def step(params, state, images, labels):
@@ -73,17 +74,17 @@ def lanes(request, monkeypatch):
 
 @pytest.mark.usefixtures("lanes")
 def test_a_lane_is_the_training_that_a_plain_loop_does(data):
-    cell = engine.run(job(), data).cell()
+    cell = engine.run(task(), data).cell()
     for seed, lane in ((0, 1), (1, 2)):
-        losses = one_run(job(), data, seed, (-9.0, -7.0, -5.0)[lane])
+        losses = one_run(task(), data, seed, (-9.0, -7.0, -5.0)[lane])
         np.testing.assert_allclose(cell.curves[seed, lane], losses, rtol=2e-4)
         np.testing.assert_allclose(cell.loss[seed, lane], losses[-5:].mean(), rtol=2e-4)
 
 
 @pytest.mark.usefixtures("lanes")
 def test_a_diverged_run_is_recorded_and_spoils_no_neighbour(data):
-    calm = engine.run(job(log2_lr=(-9.0, -7.0)), data).cell()
-    wild = engine.run(job(log2_lr=(-9.0, 60.0, -7.0)), data).cell()
+    calm = engine.run(task(log2_lr=(-9.0, -7.0)), data).cell()
+    wild = engine.run(task(log2_lr=(-9.0, 60.0, -7.0)), data).cell()
     assert wild.diverged.tolist() == [[False, True, False]] * 2
     assert np.isnan(wild.curves[:, 1, -1]).all()
     np.testing.assert_allclose(wild.loss[:, [0, 2]], calm.loss, rtol=1e-4)
@@ -93,7 +94,7 @@ def test_a_run_that_ends_far_above_guessing_is_diverged(data):
     # At 2^-60 nothing moves. At depth 64 SP's outputs begin in the hundreds,
     # Depth-μP's of order one, which is slow and not diverged.
     def loss(name):
-        still = job(parametrization=name, depth=64, log2_lr=(-60.0,))
+        still = task(parametrization=name, depth=64, log2_lr=(-60.0,))
         return engine.run(still, data).cell()
 
     assert np.isfinite(loss("sp").curves).all()
@@ -104,7 +105,7 @@ def test_a_run_that_ends_far_above_guessing_is_diverged(data):
 def test_parametrizations_agree_at_base_size(data):
     at_base = {"width": 8, "depth": 2}
     losses = [
-        engine.run(job(parametrization=name, **at_base), data).cell().loss
+        engine.run(task(parametrization=name, **at_base), data).cell().loss
         for name in ("sp", "mup", "depth_mup", "ode")
     ]
     for other in losses[1:]:
@@ -112,21 +113,21 @@ def test_parametrizations_agree_at_base_size(data):
 
 
 def test_a_sweep_does_only_what_is_missing(data, tmp_path, monkeypatch):
-    jobs = [job(depth=2), job(depth=4)]
+    tasks = [task(depth=2), task(depth=4)]
     done = []
     compiled = engine.Chunks
 
-    def counted(job, *arguments, **options):
-        done.append(job.name)
-        return compiled(job, *arguments, **options)
+    def counted(task, *arguments, **options):
+        done.append(task.name)
+        return compiled(task, *arguments, **options)
 
     monkeypatch.setattr(engine, "Chunks", counted)
     limits = engine.Limits()
-    executors.run_all(jobs[:1], data, tmp_path / "cells", limits, None)
+    executors.run_all(tasks[:1], data, tmp_path / "cells", limits, None)
     done.clear()
-    first = executors.run_all(jobs, data, tmp_path / "cells", limits, None)
-    again = executors.run_all(jobs, data, tmp_path / "cells", limits, None)
-    assert done == [jobs[1].name]
+    first = executors.run_all(tasks, data, tmp_path / "cells", limits, None)
+    again = executors.run_all(tasks, data, tmp_path / "cells", limits, None)
+    assert done == [tasks[1].name]
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a.loss, b.loss)
 
@@ -183,7 +184,7 @@ def test_a_task_that_memory_cramped_beside_another_is_compiled_anew(data, monkey
     # As on accelerators, where memory grows with the runs at once.
     at_once = functools.partial(program, together=True)
     monkeypatch.setattr(engine, "program", at_once)
-    small = job(depth=2)
+    small = task(depth=2)
     whole = engine.run(small, data)
     free = memory.available
     needed = []
@@ -204,7 +205,7 @@ def test_a_task_that_memory_cramped_beside_another_is_compiled_anew(data, monkey
 def test_a_model_with_batch_statistics_is_swept(data):
     model = {"name": "resnet18", "blocks": (1,), "stem": "cifar"}
     size = {"width": 4, "depth": 1, "base_width": 4, "base_depth": 1}
-    small = job(model=model, steps=2, average_last=1, **size)
+    small = task(model=model, steps=2, average_last=1, **size)
     cell = engine.run(small, data).cell()
     assert np.isfinite(cell.curves).all()
 
@@ -231,7 +232,7 @@ def swept_at_once(data, request):
     for name in SWEPT:
         changed = {**plain, name: SWEPT[name]}
         points.append(tuple(changed.get(k, 1.0) for k in SWEPT))
-    small = job(axes=tuple((name, (0.0,)) for name in SWEPT), **ONE)
+    small = task(axes=tuple((name, (0.0,)) for name in SWEPT), **ONE)
     training = small.training(data)
     hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
@@ -253,10 +254,10 @@ ONE = {
 def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, data):
     """`tuned` puts a plain number where the sweep puts a lane's."""
     lane = swept_at_once[1 + list(SWEPT).index(name)]
-    small = job(**ONE)
+    small = task(**ONE)
     config = tuned(small.config, {name: SWEPT[name]})
     if name == "label_smoothing":  # as a sweep of it, which keeps the plain loss
-        small = job(axes=((name, (SWEPT[name],)),), **ONE)
+        small = task(axes=((name, (SWEPT[name],)),), **ONE)
         config = small.config
     changed = dataclasses.replace(small, config=config)
     alone = engine.run(changed, data).curves.reshape(-1)
@@ -267,7 +268,7 @@ def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, d
 @pytest.mark.parametrize("name", ["resmlp", "vit"])
 def test_init_scale_multiplies_weights_and_leaves_biases_and_norms(name, data):
     options = {"vit": {"patch_size": 2, "heads": 2}, "resmlp": {"layer_norm": True}}
-    scaled = job(model={"name": name, **options[name]})
+    scaled = task(model={"name": name, **options[name]})
     init, key = scaled.training(data).init, jax.random.key(3)
     rate = {"learning_rate": 1.0}
     plain = init(key, rate)[0]["params"]
@@ -287,7 +288,7 @@ def test_init_scale_multiplies_weights_and_leaves_biases_and_norms(name, data):
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_a_run_with_an_init_scale_begins_at_the_scaled_weights(scale, data):
-    small = job(steps=1, average_last=1, seeds=1, axes=(("init_scale", (scale,)),))
+    small = task(steps=1, average_last=1, seeds=1, axes=(("init_scale", (scale,)),))
     found = engine.run(small, data)
     model = built(small, 0)
     params = nnx.state(model, nnx.Param)

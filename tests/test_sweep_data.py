@@ -12,6 +12,7 @@ from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.cli.flags import list_configs, parse
 from mupax.experiments.errors import UserError
+from mupax.experiments.run import workdir
 from mupax.experiments.run.build import create_model, model_shapes, open_dataset
 from mupax.experiments.run.config import parse as parse_run
 from mupax.experiments.run.config import plain
@@ -92,6 +93,16 @@ def test_sweep_runs_on_text(song, tmp_path):
     shapes = [(p.width, p.depth) for p in found.populations]
     assert shapes == [(8, 1), (8, 2), (16, 1)]
     assert all(np.isfinite(p.loss).all() for p in found.populations)
+
+
+def test_a_directory_of_an_earlier_version_is_extended(song, tmp_path):
+    """Its settings have a key more: `sweep.tradeoff`, whose runs are elsewhere."""
+    settings = space.parse_sweep(config(song)).settings()
+    older = settings | {"sweep": settings["sweep"] | {"tradeoff": []}}
+    with workdir.claim(tmp_path, older):
+        pass
+    sweep.run(config(song), str(tmp_path), ["mupax", "sweep"])
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import sweep_toys
 
-from mupax.experiments import memory
+from mupax.experiments import io, memory
 from mupax.experiments.errors import UserError
 from mupax.experiments.sweep import engine, executors
 from mupax.experiments.sweep.store import Record, Store
 
-JOBS = [sweep_toys.job(depth=depth) for depth in (2, 4, 8)]
+TASKS = [sweep_toys.task(depth=depth) for depth in (2, 4, 8)]
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """What this process finds by itself."""
     folder = tmp_path_factory.mktemp("here")
-    return executors.run_all(JOBS, sweep_toys.stripes(), folder, engine.Limits(), None)
+    return executors.run_all(TASKS, sweep_toys.stripes(), folder, engine.Limits(), None)
 
 
 def same(found, wanted):
@@ -32,11 +32,11 @@ def same(found, wanted):
         np.testing.assert_array_equal(a.curves, b.curves)
 
 
-def on(name, folder, jobs=JOBS, limits=None):
+def on(name, folder, tasks=TASKS, limits=None):
     limits = limits or engine.Limits(0.2)
     with executors.opened(name, 2, folder) as pool:
         return executors.run_all(
-            jobs, sweep_toys.stripes(), folder / "cells", limits, pool
+            tasks, sweep_toys.stripes(), folder / "cells", limits, pool
         )
 
 
@@ -55,16 +55,16 @@ def test_dask_finds_the_same(tmp_path, here):
 def test_submitit_finds_the_same(tmp_path, here):
     pytest.importorskip("submitit")
     same(on("submitit_local", tmp_path), here)
-    assert len(list((tmp_path / "slurm").glob("*_result.pkl"))) == len(JOBS)
+    assert len(list((tmp_path / "slurm").glob("*_result.pkl"))) == len(TASKS)
 
 
-def deadly(job, folder):
-    fields = {f.name: getattr(job, f.name) for f in dataclasses.fields(job)}
+def deadly(task, folder):
+    fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
     return sweep_toys.Deadly(**fields, mark=str(folder / "died"))
 
 
-def runs_stored(folder, job):
-    lines = (folder / "cells" / f"{job.name}.runs.jsonl").read_text().split("\n")
+def runs_stored(folder, task):
+    lines = (folder / "cells" / f"{task.name}.runs.jsonl").read_text().split("\n")
     found = [json.loads(line) for line in lines if line]
     return sorted((run["seed"], *run["at"]) for run in found)
 
@@ -72,31 +72,31 @@ def runs_stored(folder, job):
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_dask_worker_that_is_killed_costs_only_its_job(tmp_path):
-    """By SIGKILL, when a third of the job is done; no run is done twice."""
+    """By SIGKILL, when a third of the task is done; no run is done twice."""
     pytest.importorskip("distributed")
     point_by_point = engine.Limits(0.2, lanes=2)
     wanted = [
-        engine.run(job, sweep_toys.stripes(), None, point_by_point) for job in JOBS
+        engine.run(task, sweep_toys.stripes(), None, point_by_point) for task in TASKS
     ]
-    jobs = [JOBS[0], deadly(JOBS[1], tmp_path), JOBS[2]]
-    same(on("dask", tmp_path, jobs, point_by_point), wanted)
+    tasks = [TASKS[0], deadly(TASKS[1], tmp_path), TASKS[2]]
+    same(on("dask", tmp_path, tasks, point_by_point), wanted)
     assert (tmp_path / "died").exists()
-    for job in jobs:
-        rates = job.grid["learning_rate"]
-        assert runs_stored(tmp_path, job) == [(s, x) for s in (0, 1) for x in rates]
+    for task in tasks:
+        rates = task.grid["learning_rate"]
+        assert runs_stored(tmp_path, task) == [(s, x) for s in (0, 1) for x in rates]
 
 
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_local_worker_that_is_killed_is_said_and_the_next_call_goes_on(tmp_path):
     point_by_point = engine.Limits(0.2, lanes=2)
-    job = deadly(JOBS[1], tmp_path)
+    task = deadly(TASKS[1], tmp_path)
     with pytest.raises(UserError, match=r"a worker died while it ran .*resumes from"):
-        on("local", tmp_path, [job], point_by_point)
-    assert len(runs_stored(tmp_path, job)) == 2
-    wanted = engine.run(JOBS[1], sweep_toys.stripes(), None, point_by_point)
-    same(on("local", tmp_path, [job], point_by_point), [wanted])
-    assert len(runs_stored(tmp_path, job)) == 6
+        on("local", tmp_path, [task], point_by_point)
+    assert len(runs_stored(tmp_path, task)) == 2
+    wanted = engine.run(TASKS[1], sweep_toys.stripes(), None, point_by_point)
+    same(on("local", tmp_path, [task], point_by_point), [wanted])
+    assert len(runs_stored(tmp_path, task)) == 6
 
 
 def test_a_missing_package_is_said_in_one_sentence(tmp_path, monkeypatch):
@@ -119,26 +119,36 @@ def _write(folder, name, first):
 def test_two_writers_do_not_corrupt_a_store(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        both = [pool.submit(_write, tmp_path, "job", first) for first in (0, 200)]
+        both = [pool.submit(_write, tmp_path, "task", first) for first in (0, 200)]
         for writer in both:
             writer.result()
-    found = Store(tmp_path).runs("job", "key")
+    found = Store(tmp_path).runs("task", "key")
     assert {seed for seed, _ in found} == set(range(400))
-    lines = (tmp_path / "job.runs.jsonl").read_text().split("\n")
+    lines = (tmp_path / "task.runs.jsonl").read_text().split("\n")
     assert all(json.loads(line) for line in lines if line)
 
 
 def test_a_line_that_a_killed_writer_left_spoils_no_other(tmp_path):
     store = Store(tmp_path)
-    store.add("job", "key", {(0, (0.5,)): Record([0.1, None])})
-    with (tmp_path / "job.runs.jsonl").open("a") as file:
+    store.add("task", "key", {(0, (0.5,)): Record([0.1, None])})
+    with (tmp_path / "task.runs.jsonl").open("a") as file:
         file.write('{"key": "key", "seed": 1, "at": [0.')
-    store.add("job", "key", {(2, (0.5,)): Record([0.2, 0.3])})
-    assert store.runs("job", "key") == {
+    store.add("task", "key", {(2, (0.5,)): Record([0.2, 0.3])})
+    assert store.runs("task", "key") == {
         (0, (0.5,)): Record([0.1, None]),
         (2, (0.5,)): Record([0.2, 0.3]),
     }
-    assert store.runs("job", "another key") == {}
+    assert store.runs("task", "another key") == {}
+
+
+def test_unfinished_runs_of_earlier_versions_are_not_taken_for_finished(tmp_path):
+    """Successive halving stored runs that it stopped after some `steps`."""
+    store = Store(tmp_path)
+    store.add("task", "key", {(0, (0.5,)): Record([0.1, 0.2])})
+    stopped = {"key": "key", "seed": 1, "at": [0.5], "losses": [None, 0.2], "steps": 5}
+    with (tmp_path / "task.runs.jsonl").open("a") as file:
+        file.write(json.dumps(io.seal(stopped)) + "\n")
+    assert store.runs("task", "key") == {(0, (0.5,)): Record([0.1, 0.2])}
 
 
 @pytest.fixture(scope="module")
@@ -148,27 +158,27 @@ def data():
 
 @pytest.fixture(scope="module")
 def whole(data):
-    return engine.run(sweep_toys.job(), data)
+    return engine.run(sweep_toys.task(), data)
 
 
 def test_a_killed_job_does_only_the_points_that_are_missing(
     tmp_path, data, whole, monkeypatch
 ):
-    job, store = sweep_toys.job(), Store(tmp_path)
-    part = sweep_toys.job(log2_lr=(-9.0, -7.0))
+    task, store = sweep_toys.task(), Store(tmp_path)
+    part = sweep_toys.task(log2_lr=(-9.0, -7.0))
     engine.run(part, data, store)
     done = []
     add = Store.add
     monkeypatch.setattr(
         Store, "add", lambda self, *a: (done.extend(a[2]), add(self, *a))[1]
     )
-    found = engine.run(job, data, store)
+    found = engine.run(task, data, store)
     assert sorted(done) == [(0, (2.0**-5,)), (1, (2.0**-5,))]
     np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
 
 
 def test_more_seeds_train_only_the_new_ones(tmp_path, data, monkeypatch):
-    few, many = sweep_toys.job(seeds=1), sweep_toys.job(seeds=3)
+    few, many = sweep_toys.task(seeds=1), sweep_toys.task(seeds=3)
     whole = engine.run(many, data)
     store = Store(tmp_path)
     engine.run(few, data, store)
@@ -200,10 +210,10 @@ def test_a_population_larger_than_memory_goes_in_chunks(data, whole, monkeypatch
         return needed[-1]
 
     monkeypatch.setattr(memory, "needed", counted)
-    engine.run(sweep_toys.job(), data)
+    engine.run(sweep_toys.task(), data)
     # A point less than all of them.
     monkeypatch.setattr(memory, "available", lambda: 0.9 * needed[0])
-    found = engine.run(sweep_toys.job(), data, None, engine.Limits(share=1.0))
+    found = engine.run(sweep_toys.task(), data, None, engine.Limits(share=1.0))
     assert needed[-1] <= 0.9 * needed[0]
     np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
 
@@ -211,15 +221,15 @@ def test_a_population_larger_than_memory_goes_in_chunks(data, whole, monkeypatch
 def test_a_run_that_cannot_fit_is_refused_in_one_sentence(data, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1000.0)
     with pytest.raises(UserError, match=r"does not fit into memory.*memory_share"):
-        engine.run(sweep_toys.job(log2_lr=(-9.0,), seeds=1), data)
+        engine.run(sweep_toys.task(log2_lr=(-9.0,), seeds=1), data)
 
 
 def test_diverged_runs_are_given_up_and_the_others_are_as_before(data):
-    wild = sweep_toys.job(log2_lr=(-9.0, -7.0, 60.0))
+    wild = sweep_toys.task(log2_lr=(-9.0, -7.0, 60.0))
     calm = engine.run(wild, data)
     stopped = engine.run(wild, data, None, engine.Limits(stop_diverged=True))
     np.testing.assert_allclose(stopped.loss, calm.loss, rtol=1e-4)
-    alone = sweep_toys.job(log2_lr=(60.0,))
+    alone = sweep_toys.task(log2_lr=(60.0,))
     assert np.isnan(
         engine.run(alone, data, None, engine.Limits(stop_diverged=True)).loss
     ).all()

@@ -280,17 +280,17 @@ def test_the_command_writes_the_report(tmp_path):
 def pretended(done):
     """In place of training: bowls, with what was asked for kept in a list."""
 
-    def train(jobs, *_):
-        done.append(jobs)
+    def train(tasks, *_):
+        done.append(tasks)
         return [
             dataclasses.replace(
-                population(job.parametrization, job.width, job.depth),
-                name=job.name,
-                axes=job.grid,
-                loss=np.abs(np.log2(job.grid["learning_rate"]) + 6.2)[None] + 0.1,
-                curves=np.ones((1, len(job.grid["learning_rate"]), 3)),
+                population(task.parametrization, task.width, task.depth),
+                name=task.name,
+                axes=task.grid,
+                loss=np.abs(np.log2(task.grid["learning_rate"]) + 6.2)[None] + 0.1,
+                curves=np.ones((1, len(task.grid["learning_rate"]), 3)),
             )
-            for job in jobs
+            for task in tasks
         ]
 
     return train
@@ -305,7 +305,7 @@ def test_a_sweep_is_extended_in_its_directory_and_no_other_is(
     assert cli.main(argv) == 0
     more = ["seeds=5", "depths=(2,4,8)", "axes.learning_rate=2**[-9:-3:1]"]
     assert cli.main([*argv, *(f"--config.sweep.{text}" for text in more)]) == 0
-    assert {job.seeds for job in done[1]} == {5}
+    assert {task.seeds for task in done[1]} == {5}
     settings = json.loads((tmp_path / "run" / "experiment.json").read_text())
     assert settings["sweep"]["depths"] == [2, 4, 8]
     capsys.readouterr()

@@ -4,8 +4,8 @@ from .command import Command
 from .flags import Flag, parse
 
 FLAGS = (
-    Flag("executor", "here", "where jobs run: here (default), local, dask or slurm"),
-    Flag("workers", 2, "parallel jobs of the other executors; default: 2"),
+    Flag("executor", "here", "where runs train: here (default), local, dask or slurm"),
+    Flag("workers", 2, "parallel tasks of the other executors; default: 2"),
     Flag(
         "scheduler",
         None,
@@ -22,7 +22,7 @@ FLAGS = (
 
 
 def run(argv: list[str]) -> None:
-    """Run the grid and print the verdicts."""
+    """Train the runs of the grid, and print the verdicts."""
     from ..sweep import main
 
     config, workdir, own = parse(argv, FLAGS)

@@ -214,6 +214,11 @@ class SweepData:
         mine = [p for p in self.of(key) if getattr(p, other) == fixed]
         return sorted(mine, key=lambda p: getattr(p, axis))
 
+    def held(self, axis: Axis) -> str:
+        """The size that is fixed along an axis, e.g. "width 64" for depth."""
+        other: Axis = "width" if axis == "depth" else "depth"
+        return f"{other} {getattr(self.base, other)}"
+
     @functools.cached_property
     def axes(self) -> list[Axis]:
         """The axes that have several sizes; depth where none has."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ..io import write_durably
 from ..sweep.verdict import Transfer
 from . import (
     advice,
@@ -22,7 +23,7 @@ from .data import AXES, Axis, Lines, SweepData, size
 from .outcome_figures import regret_figure, target_figure
 from .style import DPI, FILE, WIDE, Page, render
 from .sweep_figure import sweep_figure
-from .templates import download, duration, environment, flat, picture, replace
+from .templates import download, duration, environment, flat, picture
 
 Draw = Callable[[Page], Figure]
 
@@ -44,7 +45,10 @@ def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
     if data.trained is not None:
         for name, draw in _pictures(data).items():
             files[f"{name}.png"] = render(draw, FILE)
-    return [replace(Path(workdir) / name, content) for name, content in files.items()]
+    paths = [Path(workdir) / name for name in files]
+    for path, content in zip(paths, files.values(), strict=True):
+        write_durably(path, content)
+    return paths
 
 
 def _pictures(data: SweepData) -> dict[str, Draw]:
@@ -285,11 +289,11 @@ def _heatmaps(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
             made = _plain(
                 place,
                 f"{nouns[0]} × {nouns[1]}",
-                f"over {axis}, at {held(data, axis)}",
+                f"over {axis}, at {data.held(axis)}",
                 title,
-                "Dark is the least loss. A valley that leans says that the two trade "
-                "against each other: what one loses, the other can make up for. Both "
-                "can be taken from a small model where the star and the outline stay.",
+                "Dark colours are low losses. In a slanted valley, a change of one "
+                "hyperparameter can be made up for by the other. Both can be taken "
+                "from a small model if the star and the outline stay in place.",
             )
             alt = f"{title}. Loss over both, a panel for each {axis}."
             made["pictures"] = [
@@ -300,12 +304,6 @@ def _heatmaps(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
     return out
 
 
-def held(data: SweepData, axis: Axis) -> str:
-    """What stays fixed along an axis."""
-    base = data.base
-    return f"width {base.width}" if axis == "depth" else f"depth {base.depth}"
-
-
 def _curves(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
     """Learning curves at the base's best point."""
     out = []
@@ -314,13 +312,12 @@ def _curves(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
         title = curves_figure.title(data, axis)
         drawn[place] = functools.partial(curves_figure.curves_figure, data, axis)
         made = _plain(
-            place, "learning curves", f"over {axis}, at {held(data, axis)}", title, ""
+            place, "learning curves", f"over {axis}, at {data.held(axis)}", title, ""
         )
         caption = (
             "Training loss over the steps, geometric mean over seeds, every size at "
-            "the point of the grid that the base of the same parametrization likes "
-            f"best ({curves_figure.held(data)}). A line ends where the first seed "
-            "diverged."
+            "the best grid point of the base of the same parametrization "
+            f"({curves_figure.held(data)}). A line ends where the first seed diverged."
         )
         alt = f"{title}. Training loss against step, a line per {axis}."
         made["pictures"] = [{"name": place, "alt": alt, "caption": caption}]

@@ -1,20 +1,18 @@
-"""What the pages of all reports are made with."""
+"""Helpers of the report's templates: embedded files, durations, rows of settings."""
 
 import base64
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jinja2
 import markupsafe
 
-# A page with more of a table in it is slow to open; the file beside it has all.
+# A larger table would make the page slow to open: it is linked instead.
 _EMBEDDED = 4_000_000
 
 
 def environment(labels: Iterable[str]) -> jinja2.Environment:
-    """Templates of this folder; the filter `whole` keeps `labels` on one line."""
+    """The templates of this folder; the filter `whole` keeps `labels` on one line."""
     env = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, "."),
         autoescape=True,
@@ -28,7 +26,7 @@ def environment(labels: Iterable[str]) -> jinja2.Environment:
 
 
 def _whole(text: str, labels: list[str]) -> markupsafe.Markup:
-    """Text in which no line ends inside a name or between a number and its unit."""
+    """Text whose lines break neither inside a label nor before "octaves"."""
     escaped = str(markupsafe.escape(text))
     for label in map(str, map(markupsafe.escape, labels)):
         escaped = escaped.replace(label, f'<span class="whole">{label}</span>')
@@ -36,12 +34,12 @@ def _whole(text: str, labels: list[str]) -> markupsafe.Markup:
 
 
 def picture(png: bytes) -> markupsafe.Markup:
-    """A picture as an address that holds it."""
+    """A picture as a data URL."""
     return _inline("image/png", png)
 
 
 def download(text: str) -> markupsafe.Markup:
-    """A table as an address that holds it; the file's own name where it is long."""
+    """A table as a data URL; the file's name if the table is large."""
     content = text.encode()
     if len(content) > _EMBEDDED:
         return markupsafe.Markup("results.csv")
@@ -54,7 +52,7 @@ def _inline(kind: str, content: bytes) -> markupsafe.Markup:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever is readable."""
+    """A duration in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
@@ -71,15 +69,3 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield name, ", ".join(map(str, value))
         else:
             yield name, "–" if value is None else str(value)
-
-
-def replace(path: Path, content: bytes) -> Path:
-    """Write a file so that a half-written one is never seen."""
-    # In the same directory, because os.replace is atomic within one file system.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path

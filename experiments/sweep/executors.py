@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import rich.console
+import rich.progress
+
 from ..errors import UserError
 from . import engine
 from .results import Population
@@ -26,11 +29,10 @@ def run_all(
     data: Any,
     folder: pathlib.Path | None,
     limits: engine.Limits,
-    executor: Executor | None,
-    on_task: Callable[[Task], None] = lambda task: None,
+    executor: Executor | None = None,
     *,
     ahead: bool = True,
-    on_runs: Callable[[int], None] = lambda count: None,
+    console: rich.console.Console | None = None,
 ) -> list[Population]:
     """Train all tasks. A task whose worker dies is tried again.
 
@@ -41,28 +43,43 @@ def run_all(
         and needs `executor=None`.
       limits: of each worker.
       executor: None for this process.
-      on_task: called as each task ends.
       ahead: in this process, compile the next task in a thread while one trains. JAX's
         context managers, which hold for one thread, do not reach it.
-      on_runs: called with the number of runs as each chunk ends, in this process.
+      console: shows a progress bar; None for none.
 
     Raises:
       UserError: a task raised it, or its worker died three times.
     """
-    if executor is None or folder is None:
+    with _Progress(tasks, console) as progress:
+        if executor is not None and folder is not None:
+            return _run_on(executor, tasks, data, folder, limits, progress)
         store = Store(folder.absolute()) if folder else None
         prepare = [
             functools.partial(
-                engine.prepare, task, data, store, limits, on_runs=on_runs
+                engine.prepare,
+                task,
+                data,
+                store,
+                limits,
+                on_runs=functools.partial(progress.advance, task),
             )
             for task in tasks
         ]
         populations = []
         for task, population in zip(tasks, in_turn(prepare, ahead), strict=True):
             populations.append(population)
-            on_task(task)
+            progress.end(task)
         return populations
 
+
+def _run_on(
+    executor: Executor,
+    tasks: Sequence[Task],
+    data: Any,
+    folder: pathlib.Path,
+    limits: engine.Limits,
+    progress: "_Progress",
+) -> list[Population]:
     def submit(task: Task) -> concurrent.futures.Future:
         return executor.submit(run_task, task, data, str(folder.absolute()), limits)
 
@@ -78,7 +95,7 @@ def run_all(
             task, tries = waiting.pop(future)
             try:
                 results[task.name] = future.result()
-                on_task(task)
+                progress.end(task)
             except Exception as error:
                 if not _worker_died(error):
                     for other in waiting:
@@ -126,6 +143,42 @@ def in_turn(
             if ahead and i + 1 < len(prepare):
                 coming = pool.submit(prepare[i + 1], ahead=True)
             yield train(waited)
+
+
+class _Progress:
+    """A progress bar of tasks, by work: tasks differ by a factor of a hundred."""
+
+    def __init__(self, tasks: Sequence[Task], console: rich.console.Console | None):
+        self._tasks, self._ended = tasks, 0
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description:<24}"),
+            rich.progress.BarColumn(),
+            rich.progress.TaskProgressColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
+            console=console or rich.console.Console(quiet=True),
+        )
+
+    def __enter__(self) -> "_Progress":
+        self._bar.__enter__()
+        total = sum(task.runs * task.work for task in self._tasks)
+        self._id = self._bar.add_task("sweep", total=total)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if not any(error):
+            runs = sum(task.runs for task in self._tasks)
+            self._bar.update(self._id, description=f"{runs} runs swept")
+        self._bar.__exit__(*error)
+
+    def advance(self, task: Task, runs: int) -> None:
+        """Some runs of a task ended."""
+        self._bar.advance(self._id, runs * task.work)
+
+    def end(self, task: Task) -> None:
+        """A task ended, of which some runs may have been stored before."""
+        self._ended += task.runs * task.work
+        self._bar.update(self._id, completed=self._ended)
 
 
 def _worker_died(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Grids written as ranges: "2**[-12:-3:1]" instead of ten numbers."""
+"""Values of a hyperparameter: grids such as "2**[-12:-3:1]", and units of distance."""
 
 import math
 import re
@@ -12,23 +12,22 @@ _RANGE = re.compile(
     rf"(?:(?P<one>1)-)?(?:(?P<base>{_NUMBER})\*\*)?"
     rf"\[(?P<first>{_NUMBER}):(?P<last>{_NUMBER})(?::(?P<step>{_NUMBER}))?\]"
 )
-
-# Momenta are tuned by how far from one they are.
-_NEAR_ONE = ("momentum", "b1", "b2", "beta", "adam_b1", "adam_b2")
 _MOST = 10_000  # values of a grid
+# Momenta are tuned by their distance from one.
+_NEAR_ONE = ("momentum", "b1", "b2", "beta", "adam_b1", "adam_b2")
 _LINEAR = ("warmup", "label_smoothing")
 
 
 def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
-    """The values of a grid, rising.
+    """Parse the values of a grid; they are returned in rising order.
 
     Args:
       name: of the hyperparameter, for the error.
-      grid: numbers, or a range with both ends in it: "[0:0.2:0.05]", "2**[-12:-3:1]",
-        "1-2**[-8:-1:1]". The step is 1 where it is left out.
+      grid: numbers, or a range that includes both ends: "[0:0.2:0.05]",
+        "2**[-12:-3:1]", "1-2**[-8:-1:1]". The step is 1 if it is left out.
 
     Raises:
-      UserError: it is none of these.
+      UserError: the grid is neither, or holds values that float32 does not.
 
     Examples:
       >>> parse("learning_rate", "2**[-3:-1:1]")
@@ -45,9 +44,8 @@ def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
             values = [float(x) for x in grid]
         except (TypeError, ValueError):
             raise UserError(_help(name, grid)) from None
-    # Runs compute in float32, where a value that is smaller is zero.
-    tiny = any(x != 0 and abs(x) < 1e-37 for x in values)
-    if not values or tiny or not all(abs(x) < 1e38 for x in values):
+    # Runs compute in float32, which rounds smaller values to zero.
+    if not values or not all(x == 0 or 1e-37 <= abs(x) < 1e38 for x in values):
         raise UserError(_help(name, grid))
     if len(values) > _MOST:
         raise UserError(f"the grid of {name} has more than {_MOST} values")
@@ -57,26 +55,24 @@ def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
 
 
 def _range(name: str, grid: str) -> list[float]:
-    found = _RANGE.fullmatch(grid.replace(" ", ""))
-    if found is None:
+    match = _RANGE.fullmatch(grid.replace(" ", ""))
+    if match is None:
         raise UserError(_help(name, grid))
-    first, last = float(found["first"]), float(found["last"])
-    step = float(found["step"] or 1)
-    if step <= 0 or last < first:
+    first, last = float(match["first"]), float(match["last"])
+    step = float(match["step"] or 1)
+    base = None if match["base"] is None else float(match["base"])
+    if step <= 0 or last < first or (base is not None and base <= 0):
         raise UserError(_help(name, grid))
     span = (last - first) / step
     if not span < _MOST:
         raise UserError(
             f"the grid of {name} is {shown(grid)}, which has more than {_MOST} values "
-            "or none that a float holds; make it shorter, or its step larger"
+            "or values too large for a float; make it shorter, or its step larger"
         )
-    # Half a step's rounding must not lose the end.
+    # A rounding error must not remove the last value.
     count = math.floor(span + 1e-9) + 1
     values = [round(first + i * step, 12) for i in range(count)]
-    if found["base"] is not None:
-        base = float(found["base"])
-        if base <= 0:
-            raise UserError(_help(name, grid))
+    if base is not None:
         try:
             values = [base**x for x in values]
         except OverflowError:
@@ -84,22 +80,35 @@ def _range(name: str, grid: str) -> list[float]:
                 f"the grid of {name} is {shown(grid)}, which holds values too large "
                 "for a float; make its exponents smaller"
             ) from None
-    return [1 - x for x in values] if found["one"] else values
+    return [1 - x for x in values] if match["one"] else values
 
 
 def _help(name: str, grid: object) -> str:
     return (
-        f"the grid of {name} is {shown(grid)}; write numbers, as (0.1, 0.2), or a "
-        "rising range with both ends in it, as '2**[-12:-3:1]', '[0:0.2:0.05]' or "
+        f"the grid of {name} is {shown(grid)}; write numbers, e.g. (0.1, 0.2), or a "
+        "rising range that includes both ends, e.g. '2**[-12:-3:1]', '[0:0.2:0.05]' or "
         "'1-2**[-8:-1:1]'"
     )
 
 
+def check_range(name: str, values: Iterable[float]) -> None:
+    """Refuse values that a hyperparameter cannot have.
+
+    Raises:
+      UserError: it names the first such value.
+    """
+    share = unit(name) != "log2"
+    for x in values:
+        if not (0 <= x < 1 if share else x > 0):
+            must = "at least 0 and less than 1" if share else "positive"
+            raise UserError(f"the grid of {name} holds {x:g}, which must be {must}")
+
+
 def unit(name: str) -> str:
-    """How distances along a hyperparameter are counted.
+    """The unit in which distances along a hyperparameter are measured.
 
     Returns:
-      "log2", octaves; "log2(1-x)", octaves of the distance from one; or "linear".
+      "log2": octaves; "log2(1-x)": octaves of the distance from one; or "linear".
 
     Examples:
       >>> unit("learning_rate"), unit("b2"), unit("warmup")
@@ -111,7 +120,7 @@ def unit(name: str) -> str:
 
 
 def coordinate(name: str, value: float) -> float:
-    """A value where a fit sees it: its `unit`, rising with the value.
+    """Convert a value to its `unit`; coordinates rise with the value.
 
     Examples:
       >>> coordinate("learning_rate", 0.25), coordinate("b1", 0.875)
@@ -138,21 +147,3 @@ def value(name: str, coordinate: float) -> float:
         case "log2(1-x)":
             return 1 - 2.0**-coordinate
     return coordinate
-
-
-def check_range(name: str, values: Iterable[float]) -> None:
-    """Refuse values that a hyperparameter cannot have.
-
-    Raises:
-      UserError: naming the first.
-    """
-    for x in values:
-        match unit(name):
-            case "log2":
-                good, must = x > 0, "must be positive"
-            case "log2(1-x)":
-                good, must = 0 <= x < 1, "must lie in 0 to 1, without 1"
-            case _:
-                good, must = 0 <= x < 1, "is a share, in 0 to 1, without 1"
-        if not good:
-            raise UserError(f"the grid of {name} holds {x:g}, which {must}")

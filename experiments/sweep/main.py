@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 
 import rich.console
-import rich.progress
 from ml_collections import ConfigDict
 
 from mupax import optim
@@ -31,19 +30,12 @@ _LABELS = {
     "depth_mup": "Depth-μP",
 }
 
+# Keys of earlier versions, which do not matter any more.
+REMOVED = ("sweep.tradeoff",)
 # Settings that may change in a run directory: stored runs of other values are kept.
-# `tradeoff` was a key of earlier versions.
-_FREE = tuple(
-    f"sweep.{name}"
-    for name in (
-        "axes",
-        "choices",
-        "depths",
-        "parametrizations",
-        "seeds",
-        "tradeoff",
-        "widths",
-    )
+_FREE = (
+    *(f"sweep.{name}" for name in ("axes", "choices", "parametrizations", "seeds")),
+    *("sweep.depths", "sweep.widths", *REMOVED),
 )
 
 
@@ -144,29 +136,11 @@ def train(
     address: str | None = None,
 ) -> list[Population]:
     """Train the runs that a run directory lacks, with a progress bar."""
-    progress = rich.progress.Progress(
-        rich.progress.TextColumn("{task.description:<24}"),
-        rich.progress.BarColumn(),
-        rich.progress.TaskProgressColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-        console=console,
-    )
-    with progress:
-        # By work: tasks differ by a factor of a hundred.
-        bar = progress.add_task("sweep", total=sum(task.work for task in tasks))
-        with executors.opened(executor, workers, directory, address) as pool:
-            populations = executors.run_all(
-                tasks,
-                None,  # each process opens the dataset once
-                directory / "cells",
-                limits,
-                pool,
-                lambda task: progress.advance(bar, task.work),
-            )
-        count = sum(task.runs for task in tasks)
-        progress.update(bar, description=f"{count} runs swept")
-    return populations
+    with executors.opened(executor, workers, directory, address) as pool:
+        # Each process opens the dataset once.
+        return executors.run_all(
+            tasks, None, directory / "cells", limits, pool, console=console
+        )
 
 
 def report_data(

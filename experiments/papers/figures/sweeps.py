@@ -153,7 +153,7 @@ def _equal_sizes(depth: int, multiplier: float, small: str, large: str) -> Part:
     given = {
         "model.depth": str(depth),
         "sweep.depths": f"({depth},)",
-        "sweep.axes.learning_rate": "2**[-8:-4:1]",
+        "sweep.axes.learning_rate": "2**[-9:-4:1]",
         "sweep.seeds": "3",
         "model.branch_multiplier": f"{multiplier:.6g}",
     }

@@ -1,0 +1,143 @@
+"""Checks of the arguments of `mupax.sweep`; each error names the argument."""
+
+import concurrent.futures
+import inspect
+import json
+import os
+import pathlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import UserError
+from . import grids
+from .own import OwnTask
+from .statistics import Sizes
+
+_RESERVED = ("key", "model", "width", "depth")
+
+
+def is_whole(x: Any) -> bool:
+    """Whether a value is an integer of at least 1."""
+    whole = isinstance(x, int | np.integer) and not isinstance(x, bool)
+    return whole and int(x) >= 1
+
+
+def base_of(
+    widths: Sequence[int],
+    depths: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    base: tuple[int, int] | None,
+) -> Sizes:
+    """The base's size, after all sizes are checked."""
+    try:
+        pairs = [(width, depth) for width, depth in [*sizes, *([base] if base else [])]]
+    except (TypeError, ValueError):
+        raise UserError(
+            f"sizes={sizes!r} and base={base!r} must be pairs (width, depth)"
+        ) from None
+    paired = [size for pair in pairs for size in pair]
+    for name, values in (("widths", widths), ("depths", depths), ("sizes", paired)):
+        for x in values:
+            if not is_whole(x):
+                raise UserError(f"{name} must hold integers of at least 1; got {x!r}")
+    if base is None and not (widths and depths) and not sizes:
+        raise UserError("give widths and depths, or sizes as pairs (width, depth)")
+    first = (widths[0], depths[0]) if widths and depths else pairs[0]
+    at = Sizes(*map(int, base or first))
+    if (widths and at.width not in widths) or (depths and at.depth not in depths):
+        raise UserError(
+            f"base={tuple(at)} is not among widths={tuple(widths)} and "
+            f"depths={tuple(depths)}, where the two axes cross; add it"
+        )
+    return at
+
+
+def count_examples(data: Any) -> int:
+    """The number of examples."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
+    counts = {shape[0] if shape else 0 for shape in shapes}
+    if len(counts) != 1 or 0 in counts:
+        raise UserError(
+            "data must be arrays with the same leading axis of examples; got shapes "
+            f"{shapes}"
+        )
+    return counts.pop()
+
+
+def parse_grid(
+    grid: Mapping[str, str | Sequence[float]],
+    make_model: Callable[..., Any],
+    make_optimizer: Callable[..., Any],
+) -> dict[str, tuple[float, ...]]:
+    """The values of each hyperparameter, after its name is checked."""
+    taken = {
+        name
+        for function in (make_model, make_optimizer)
+        for name in inspect.signature(function).parameters
+    }
+    axes = {}
+    for name, values in grid.items():
+        if name in _RESERVED:
+            raise UserError(
+                f"the grid has {name!r}, which mupax passes itself; give sizes as "
+                "widths, depths or sizes, or rename the hyperparameter"
+            )
+        if name not in taken:
+            raise UserError(
+                f"the grid has {name!r}, and neither make_model nor make_optimizer "
+                "takes an argument of that name"
+            )
+        axes[name] = grids.parse(name, values)
+        # Here a share such as warmup may be a number of steps.
+        if grids.unit(name) != "linear":
+            try:
+                grids.check_range(name, axes[name])
+            except UserError as error:
+                raise UserError(
+                    f"{error}; leave the value out, or give the hyperparameter another "
+                    "name if it means something else"
+                ) from None
+    if not axes:
+        raise UserError('the grid is empty; e.g. {"learning_rate": (0.1, 0.2)}')
+    return axes
+
+
+def make_folder(folder: str | os.PathLike[str] | None) -> pathlib.Path | None:
+    """Make the folder, before anything is trained."""
+    if folder is None:
+        return None
+    try:
+        place = pathlib.Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte
+        raise UserError(
+            f"folder={os.fspath(folder)!r} cannot be made: {error}; choose another"
+        ) from None
+    return place
+
+
+def settings_text(settings: Any) -> str | None:
+    """Settings as text."""
+    try:
+        return None if settings is None else json.dumps(settings, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"settings must be JSON-ready data (numbers, text, lists, dicts): {error}"
+        ) from None
+
+
+def check_executor(executor: Any, task: OwnTask) -> None:
+    """Refuse functions that cannot be sent to other processes."""
+    if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):
+        return
+    try:
+        pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"the functions cannot be sent to another process ({error}); define them "
+            "at the top level of a module, or use an executor of Dask"
+        ) from None
