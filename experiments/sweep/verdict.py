@@ -125,8 +125,10 @@ class Transfer:
             return Verdict.DIVERGES if inside else Verdict.EDGE
         if math.isinf(cost.high):
             return Verdict.SEEDS
-        # A badly tuned base costs at every size: that is no failure to transfer.
-        if cost.low > max(self.allowed, own.high):
+        # A badly tuned base costs at every size, which is no failure to transfer:
+        # either the optimum surely moves, or the cost exceeds that at the base.
+        low, high = self.trend.interval
+        if cost.low > self.allowed and (low > 0 or high < 0 or cost.low > own.high):
             return Verdict.COSTS
         if edge:
             return Verdict.EDGE
