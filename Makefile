@@ -61,6 +61,9 @@ docs-examples: install
 	$(BIN)/python -m pytest --doctest-modules optim zoo experiments
 
 # The site's own environment: neither tests nor the library need its packages.
+# `uv pip compile --universal --generate-hashes` makes the requirements of
+# ipykernel jupytext matplotlib-inline mkdocs mkdocs-jupyter mkdocs-material
+# mkdocstrings[python] nbclient ruff.
 build/docs-env/.installed: docs/requirements.txt
 	$(PYTHON) -m venv build/docs-env
 	$(DOCS)/python -m pip install --quiet --require-hashes -r docs/requirements.txt
