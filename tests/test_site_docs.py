@@ -58,7 +58,7 @@ def test_code_of_other_libraries_is_marked_as_such():
     kinds = set()
     for path in DOCS.rglob("*.md"):
         kinds |= set(re.findall(r"^```(\S[^\n]*)$", path.read_text(), re.M))
-    ours = {"python", 'python title="mupax"', "sh"}
+    ours = {"python", 'python title="mupax"', "sh", "text"}
     assert kinds <= ours | {'{.python title="mup"}'}
 
 
