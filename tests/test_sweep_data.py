@@ -184,9 +184,12 @@ def test_a_report_is_about_a_parametrization_that_was_swept(song):
         some.sweep.update(changes)
         return space.parse_sweep(some).featured
 
-    assert featured() == "depth_mup"
-    assert featured(only=("sp",)) == "sp"
-    assert featured(sections={"target": {"parametrization": "sp"}}) == "sp"
+    own = {"parametrization": {"name": "depth_mup"}}
+    assert featured(sections=own) == "depth_mup"
+    assert featured(sections=own, only=("sp",)) == "sp"
+    assert featured(sections={**own, "target": {"parametrization": "sp"}}) == "sp"
+    # The family's own, completep, is not swept: the last one.
+    assert featured() == "sp"
 
 
 def test_a_target_says_only_what_differs(song):
