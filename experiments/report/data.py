@@ -78,14 +78,6 @@ class Lines:
         """The optimum of a cell, None where every run diverged."""
         return self.optima.get((cell.parametrization, cell.width, cell.depth))
 
-    def held(self, axis: Axis) -> str:
-        """What stays fixed along an axis: "width 64" while depth is swept."""
-        return (
-            f"width {self.base_width}"
-            if axis == "depth"
-            else f"depth {self.base_depth}"
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:

@@ -236,7 +236,7 @@ def _lines(
         captions=words.captions(data, name, axis),
     )
     others = [names.noun(n) for n in data.names if n != name]
-    held = f"over {axis}, at {lines.held(axis)}"
+    held = f"over {axis}, at {data.held(axis)}"
     if others:
         held += f", {words.listed(others)} at the best for each {noun}"
     alt = (

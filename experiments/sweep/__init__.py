@@ -2,7 +2,7 @@
 
 | module | contents |
 |---|---|
-| `api` | `mupax.sweep`, a sweep of a user's own model |
+| `api`, `arguments` | `mupax.sweep`, a sweep of a user's own model; its arguments |
 | `main` | `mupax sweep`, a sweep of a zoo model from a config |
 | `space` | the config of a sweep, and its tasks |
 | `grids` | values of a hyperparameter, and units of distance |
@@ -12,5 +12,5 @@
 | `store`, `fingerprint` | finished runs on disk, and when they may be used again |
 | `results` | runs as arrays |
 | `optima`, `statistics`, `valley` | fits to the runs |
-| `verdict` | whether a hyperparameter transfers |
+| `regret`, `verdict`, `transfers` | what an untuned value costs; what transfers |
 """

@@ -66,13 +66,13 @@ class Sweep:
                 f"every run of the base, width {base.width} and depth {base.depth}, "
                 "diverged; extend the grid to smaller values"
             )
-        found = base.best()
-        if len(found) == 1:
-            (name,) = found
-            best = optima.optimum(base.cell(name))
-            if best is not None:
-                found[name] = grids.value(name, best.log2_lr)
-        return found
+        best = base.best()
+        if len(best) == 1:
+            (name,) = best
+            optimum = optima.optimum(base.cell(name))
+            if optimum is not None:
+                best[name] = grids.value(name, optimum.log2_lr)
+        return best
 
     def __repr__(self) -> str:
         runs = sum(population.loss.size for population in self.populations)
@@ -263,13 +263,13 @@ def sweep(
         ahead=False,  # the caller's code is traced in the caller's thread
         console=console if shown else None,
     )
-    found = Sweep(populations, _verdicts(populations, at, sizes), at)
+    result = Sweep(populations, _verdicts(populations, at, sizes), at)
     if place is not None:
         try:
-            _report(found, place, tasks[0])
+            _report(result, place, tasks[0])
         except OSError as error:  # the runs are returned all the same
             logging.warning("%s: the report cannot be written: %s", place, error)
-    return found
+    return result
 
 
 # ----- Verdicts.
@@ -281,12 +281,12 @@ def _verdicts(
     sizes: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
     """The verdicts over width, depth and both."""
-    found = transfers.transfers(populations, base)
+    every = transfers.transfers(populations, base)
     pairs = {tuple(map(int, pair)) for pair in sizes} - {tuple(base)}
     chain = [tuple(base), *sorted(pairs, key=lambda pair: (math.prod(pair), pair))]
     if pairs:
-        names = dict.fromkeys(one.name for one in found)
-        found += [
+        names = dict.fromkeys(one.name for one in every)
+        every += [
             verdict.transfer(
                 [_population(populations, *pair).cell(name) for pair in chain],
                 "joint",
@@ -294,7 +294,7 @@ def _verdicts(
             )
             for name in names
         ]
-    return transfers.verdicts(found, base)
+    return transfers.verdicts(every, base)
 
 
 def _size_text(size: int | Sequence[int]) -> str:
@@ -308,17 +308,13 @@ def _population(
     return next(p for p in populations if (p.width, p.depth) == (width, depth))
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _report(found: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
+def _report(result: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
     """Write results.csv and report.html beside the stored runs."""
     from .. import report  # drawing is slow to import, and not always wanted
 
     data = report.SweepData(
-        populations=found.populations,
-        base=found.base,
+        populations=result.populations,
+        base=result.base,
         labels={task.parametrization: "this model"},
         featured=task.parametrization,
         steps=task.steps,
