@@ -2,7 +2,7 @@
 
 Three steps: scales of your model (`infer_scales`), a parametrization (by name), an
 optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your own
-`optax.chain`). `explain` shows the whole setup before a step is run.
+`optim.chain`). `explain` shows the whole setup before a step is run.
 """
 
 from .chain_check import ChainCheck, Checked, check_chain
