@@ -60,8 +60,7 @@ def test_the_verdict_comes_first_and_follows_the_numbers():
     )
     assert re.fullmatch(
         r"With Standard \(SP\), the learning rate transfers across width and does not "
-        r"transfer across depth \(costs \d+% \(\d+% to \d+%\) of the loss at depth "
-        r"64\)\.",
+        r"transfer across depth \(costs \d+% of the loss at depth 64\)\.",
         advice.contrast(data),
     )
     depth, _ = words.numbers(data)

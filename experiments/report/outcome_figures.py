@@ -104,7 +104,7 @@ def _draw_regret(ax: Any, row: int, found: Transfer, page: Page) -> None:
         ax.plot(ends, [row, row], color=INK, lw=1, zorder=2)
         ax.plot(cost.given, row, mfc="white", zorder=4, **_GIVEN)
         ax.text(
-            *(0.99, row - 0.3, f"{percent(cost.share)} more"),
+            *(0.99, row - 0.3, f"+{percent(cost.share)}"),
             transform=across,
             ha="right",
             weight="bold",

@@ -147,7 +147,7 @@ def _target(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
     cost = _plain(
         "regret",
         "what transfer costs",
-        "",
+        "at the largest sizes",
         findings.regret_title(data, rows),
         "Here is the largest model of each axis at two learning rates: its own best "
         "one (the star), and the base's best one (the circle, with a 90 % interval). "

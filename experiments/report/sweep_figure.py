@@ -120,7 +120,7 @@ def _across(name: str, ticks: list[float]) -> str:
     steps = {b - a for a, b in itertools.pairwise(ticks)}
     if grids.unit(name) != "log2" or len(steps) != 1 or not min(steps).is_integer():
         return noun
-    return f"{noun} (from line to line a factor of {2 ** min(steps):g})"
+    return f"{noun} (grid lines are {2 ** min(steps):g}x apart)"
 
 
 def _handles(axis: Axis, looks: dict[int, dict[str, Any]], noun: str) -> list[Line2D]:
@@ -140,7 +140,7 @@ def _limits(data: Lines, axis: Axis) -> tuple[tuple[float, float], tuple[float, 
     cells = data.along(axis)
     if not cells:
         return (0.0, 1.0), _NO_LIMITS
-    # A little more than half a step of the grid on either side.
+    # A little more than half a grid spacing on either side.
     margin = 0.6 * min(float(np.diff(c.log2_lr).min(initial=1.0)) for c in cells)
     x_low = min(c.log2_lr.min() for c in cells) - margin
     x_high = max(c.log2_lr.max() for c in cells) + margin

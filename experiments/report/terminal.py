@@ -20,6 +20,8 @@ def print_verdicts(data: SweepData, console: Console) -> None:
     table.add_column("verdict")
     table.add_column("shift per doubling", justify="right")
     for found in data.transfers:
+        if found.axis not in data.axes:
+            continue
         name = found.name
         best = ["none" if x is None else names.value(name, x) for x in found.optima]
         style = "bold" if found.key == data.main else ""

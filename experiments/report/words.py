@@ -53,7 +53,11 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
     return [
         {
             "noun": _capital(names.noun(name)),
-            "rows": [_row(data, t) for t in data.transfers if t.name == name],
+            "rows": [
+                _row(data, t)
+                for t in data.transfers
+                if t.name == name and t.axis in data.axes
+            ],
             "predicted": [
                 {
                     "label": label,
@@ -164,7 +168,8 @@ def phrase(found: Sequence[Transfer], *, many: bool = False) -> str:
         parts.append(f"transfer{s} across {listed(stay)}")
     for t in found:
         if t.verdict.known is False:
-            why = t.reason or f"costs {t.cost} at {t.size_text()}"
+            share = percent(t.regret.share) if t.regret else ""
+            why = t.reason or f"costs {share} of the loss at {t.size_text()}"
             parts.append(f"{do} not transfer across {t.axis} ({why})")
     reasons: dict[str, list[str]] = {}
     for t in found:

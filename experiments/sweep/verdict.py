@@ -178,7 +178,8 @@ class Transfer:
     @property
     def words(self) -> str:
         """The verdict in a few words, led by its cost."""
-        cost = f"costs {self.cost} at {self.size_text()}" if self.cost else ""
+        known = self.cost and len(self.cells) > 1
+        cost = f"costs {self.cost} at {self.size_text()}" if known else ""
         match self.verdict:
             case Verdict.TRANSFERS | Verdict.COSTS:
                 return f"{self.verdict}: {cost}"
@@ -257,7 +258,7 @@ def transfer(
       ...     return Cell("p", 64, depth, grid, loss, loss[..., None], 0.0)
       >>> found = transfer([cell(8, -7.0), cell(16, -7.0), cell(32, -7.1)], "depth")
       >>> found.words
-      'transfers: costs at most 0.21% of the loss at depth 32'
+      'transfers: costs at most 0.16% of the loss at depth 32'
       >>> found.change_words
       'falls 1.07x over depth 8 to 32'
     """
@@ -291,13 +292,13 @@ def percent(share: float) -> str:
     """A share of the loss, to two digits.
 
     Examples:
-      >>> percent(0.0042), percent(0.26), percent(3.0), percent(0.0)
-      ('0.42%', '26%', '300%', '0%')
+      >>> percent(0.0042), percent(0.26), percent(5.42), percent(0.0)
+      ('0.42%', '26%', '540%', '0%')
     """
     value = 100 * share
     if value < 0.005:
         return "0%"
-    digits = max(1 - math.floor(math.log10(value)), 0)
+    digits = 1 - math.floor(math.log10(value))
     return f"{round(value, digits):g}%" if value < 1e4 else f"{share:.2g} times"
 
 
