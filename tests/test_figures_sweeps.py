@@ -15,7 +15,6 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
-from scipy import stats
 from sweep_populations import swept
 
 from mupax.experiments import cli
@@ -420,13 +419,15 @@ def test_losses_are_compared_seed_by_seed():
 def test_the_variance_of_pairs_is_pooled_over_sizes():
     """Two seeds say little about one pair, and more about four pairs."""
     rng = np.random.default_rng(0)
-    pairs = [
-        tuple(curves.Least(x + rng.normal(0, 0.01, 2)) for x in (1.0, 1.04))
-        for _ in range(4)
-    ]
-    alone, together = curves.gaps(pairs[:1])[0], curves.gaps(pairs)[0]
-    assert alone.wide / together.wide > stats.t.ppf(0.975, 1) / stats.t.ppf(0.975, 3)
-    assert together.below is True
+    wide = []
+    for _ in range(50):
+        pairs = [
+            tuple(curves.Least(x + rng.normal(0, 0.01, 2)) for x in (1.0, 1.04))
+            for _ in range(4)
+        ]
+        wide.append((curves.gaps(pairs[:1])[0].wide, curves.gaps(pairs)[0].wide))
+    alone, together = np.median(wide, axis=0)
+    assert together < 0.5 * alone
 
 
 def planned(part, request):

@@ -19,7 +19,14 @@ from flax import nnx
 
 from mupax import optim
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import api, engine, executors, fingerprint, verdict
+from mupax.experiments.sweep import (
+    api,
+    engine,
+    executors,
+    fingerprint,
+    results,
+    verdict,
+)
 from mupax.experiments.sweep import own as own_model
 
 DATA = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
@@ -459,7 +466,7 @@ def small_and_large():
         losses = least * np.exp2(0.1 * (rates - best) ** 2)
         seeds = np.stack([0.99 * losses, 1.01 * losses])
         nothing = np.empty((2, 6, 0))
-        return api.Cell("own", width, 1, rates, seeds, nothing, 0.0)
+        return results.Cell("own", width, 1, rates, seeds, nothing, 0.0)
 
     return cell(1, -6.0, 1.0), cell(4, -5.0, 2.0)
 
