@@ -177,7 +177,7 @@ def test_the_snippets_of_the_zoo_run(monkeypatch):
     session = {"jax": jax, "optax": optax}
     for code in snippets("zoo.md"):
         exec(code, session)
-    assert len(asked) == 6
+    assert len(asked) == 7
     images, labels = jnp.zeros((2, 32, 32, 3)), jnp.zeros(2, int)
     model = zoo.create("cnn", width=8, depth=1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
