@@ -254,8 +254,8 @@ def show(estimates: list[Estimate], config: ConfigDict) -> None:
         )
     if others:
         console.print(
-            f"{', '.join(others)}: memory and bytes sent are estimates from the same "
-            "program compiled for as many CPU devices."
+            f"{', '.join(others)}: memory and bytes sent are an estimate, from the "
+            "same program compiled for as many CPU devices."
         )
     console.print(
         "Times are lower bounds at the chips' peak rates; a real step is slower."
