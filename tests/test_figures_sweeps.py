@@ -577,7 +577,7 @@ def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):
 
     assert start(calm).wait(timeout=240) == 0
     process = start(killed)
-    while not (stored := list(killed.glob("sweep/cells/*.runs.jsonl"))):
+    while not (stored := list(killed.glob("laptop/tiny-a*/cells/*.runs.jsonl"))):
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
@@ -586,7 +586,7 @@ def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):
     assert not (killed / "tp6-11.csv").exists()
     assert start(killed).wait(timeout=240) == 0
     assert {file: file.stat().st_mtime_ns for file in stored} == before
-    assert len(list(killed.glob("sweep/cells/*.runs.jsonl"))) > len(before)
+    assert len(list(killed.glob("laptop/tiny-a*/cells/*.runs.jsonl"))) > len(before)
     both = [(folder / "tp6-11.csv").read_bytes() for folder in (calm, killed)]
     assert both[0] == both[1]
 
