@@ -44,3 +44,18 @@ def strict_dtypes():
     """
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module")
+def optimized():
+    """Compile a module's programs with the usual optimizations, as a user's run does.
+
+    For claims about single bits: without them, the compiler rounds a product and a sum
+    twice within one program, and once within another.
+    """
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()

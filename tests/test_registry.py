@@ -34,6 +34,8 @@ MODELS = {
     ),
 }
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 
 def arrays(model):
     found = nnx.to_flat_state(nnx.state(model))
