@@ -8,6 +8,7 @@ from mupax.configs import digits_resmlp
 def get_config() -> ConfigDict:
     """Two depths, two widths, two parametrizations."""
     c = digits_resmlp.get_config()
+    c.label_smoothing = 0.0
     del c.sweep.parametrizations["half_alpha"]
     c.model.width = 8
     c.model.depth = 2
