@@ -44,6 +44,7 @@ DOORS = (
     "papers.figures.draw.prepare",
     "papers.figures.draw.write",
     "papers.figures.job.verdict",
+    "papers.figures.pages.write",
     "run.commands.run",
     "run.commands.evaluate",
     "run.commands.explain",

@@ -134,7 +134,7 @@ def test_a_config_that_may_not_be_read_says_so(capsys, tmp_path, monkeypatch):
         ("def get_config():\n    return int('x')", "invalid literal for int"),
         ("def get_config():\n    return open('/nowhere')", "/nowhere"),
         ("def get_config():\n    1 / 0", "division by zero"),
-        ("import sys\nsys.exit(3)", "ends the process"),
+        ("import sys\nsys.exit(3)", "calls sys.exit"),
         ("def get_config(:", "invalid syntax"),
         ("\0", "null bytes"),
         ("x = 'é'".encode("latin-1"), "codec can't decode"),

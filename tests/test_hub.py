@@ -144,7 +144,7 @@ def test_an_architecture_that_the_zoo_has_not_is_refused_before_its_weights(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"model_type": "vit"}, "only GPT-2 is read"),
+        ({"model_type": "vit"}, "only gpt2, llama, qwen2, qwen3 are read"),
         ({"model_type": "gpt2", "n_embd": 8}, "lacks 'n_layer'"),
         ({**VIT_CONFIG, "model_args": {"qk_norm": True}}, "qk_norm=True"),
         ({**VIT_CONFIG, "global_pool": "map"}, "global_pool='map'"),

@@ -406,6 +406,7 @@ def test_scales_fit_the_parameters_that_an_optimizer_gets(framework, model):
             built = built["params"]
         elif framework == "equinox":
             built = eqx.filter(built, eqx.is_inexact_array)
-        return optim.adamw(1e-3, scales_of(framework, model)).init(built)
+        scales = scales_of(framework, model)
+        return optim.adamw(1e-3, scales, "depth_mup").init(built)
 
     jax.eval_shape(start)

@@ -180,7 +180,6 @@ def test_only_some_of_the_parametrizations_are_swept(song):
 def test_a_report_is_about_a_parametrization_that_was_swept(song):
     def featured(**changes):
         some = config(song, **changes.pop("sections", {}))
-        some.parametrization = ConfigDict({"name": "depth_mup"})
         some.sweep.parametrizations.sp = {"name": "sp"}
         some.sweep.update(changes)
         return space.parse_sweep(some).featured

@@ -20,6 +20,7 @@ GAINS = {
     "identity": 1.0,
     "gelu": 1.4680113,
     "gelu_tanh": 1.4679608,
+    "silu": 1.5587599,
     "tanh": 1.0,
     "erf": math.pi**0.5 / 2,
 }

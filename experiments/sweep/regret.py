@@ -99,13 +99,18 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
     slip = math.hypot(slip, float(rough) / 2)
     low, high = _bounds(fits, index, value, slip)
     return Regret(
-        share=2.0**share - 1,
-        low=2.0 ** min(max(low, 0.0), share) - 1,
-        high=2.0 ** max(high, share) - 1,
-        noise=2.0 ** math.sqrt(float(variance[0])) - 1,
-        slip=2.0 ** (float(stats.norm.ppf(0.95)) * slip) - 1,
+        share=_share(share),
+        low=_share(min(max(low, 0.0), share)),
+        high=_share(max(high, share)),
+        noise=_share(math.sqrt(float(variance[0]))),
+        slip=_share(float(stats.norm.ppf(0.95)) * slip),
         own=2.0**least,
     )
+
+
+def _share(doublings: float) -> float:
+    """By which share a loss is larger that is 2^doublings times another."""
+    return 2.0**doublings - 1 if doublings < 1024 else math.inf
 
 
 def _bounds(

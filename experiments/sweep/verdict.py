@@ -294,10 +294,14 @@ def percent(share: float) -> str:
     Examples:
       >>> percent(0.0042), percent(0.26), percent(5.42), percent(0.0)
       ('0.42%', '26%', '540%', '0%')
+      >>> percent(123.4), percent(float("inf"))
+      ('1.2e+02 times', 'over a million times')
     """
     value = 100 * share
     if value < 0.005:
         return "0%"
+    if share > 1e6:
+        return "over a million times"
     digits = 1 - math.floor(math.log10(value))
     return f"{round(value, digits):g}%" if value < 1e4 else f"{share:.2g} times"
 
