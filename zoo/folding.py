@@ -38,13 +38,13 @@ def factors(model: nnx.Module) -> dict[str, float]:
       >>> model = zoo.create("vit", width=32, depth=4, base_width=8, base_depth=1,
       ...                    heads=2, rngs=nnx.Rngs(0))
       >>> for path, factor in factors(model).items():
-      ...     print(path, factor)  # a·M^-½ = ½, and √(4/16) for 1/d_head
-      blocks/attention/out/bias 0.5
-      blocks/attention/out/kernel 0.5
+      ...     print(path, factor)  # a·M^-1 = ¼, and √(4/16) for 1/d_head
+      blocks/attention/out/bias 0.25
+      blocks/attention/out/kernel 0.25
       blocks/attention/query/bias 0.5
       blocks/attention/query/kernel 0.5
-      blocks/mlp/down/bias 0.5
-      blocks/mlp/down/kernel 0.5
+      blocks/mlp/down/bias 0.25
+      blocks/mlp/down/kernel 0.25
     """
     if not isinstance(model, ResNet | ViT | Decoder):
         raise ValueError(f"a {type(model).__name__} has no twin in other libraries")

@@ -118,7 +118,7 @@ def differentials(
 
     Examples:
       >>> result = differentials(lambda p, x: p**2 * x, jnp.array(3.0),
-      jnp.array([1.0]))
+      ...                        jnp.array([1.0]))
       >>> float(result.ntk[0, 0]), float(result.dntk[0, 0, 0])  # (2p)², 2 (2p)²
       (36.0, 72.0)
     """
