@@ -37,6 +37,13 @@ GPT = {
 }
 RESNET = {"width": 4, "blocks": (2, 1, 1, 2), "out_features": 7}
 # Golden file: the model, its options, the layout, the ending of the file.
+MORE = [pytest.mark.long, pytest.mark.ci]
+QUICK = {
+    ("vit_token", "depth_mup"),
+    ("vit_token", "sp"),
+    ("gpt2", "mean_field"),
+    ("resnet_basic", "ntk"),
+}
 CASES = {
     "vit_token": ("vit", VIT, "timm", ".safetensors"),
     "vit_torchvision": ("vit", VIT, "torchvision", ".safetensors"),
@@ -208,8 +215,15 @@ def test_a_new_head_of_a_directory_is_drawn_from_the_seed(ours, tmp_path):
     assert (heads[0] != heads[1]).any()
 
 
-@pytest.mark.parametrize("parametrization", ["depth_mup", "mean_field", "ntk", "sp"])
-@pytest.mark.parametrize("name", ["vit_token", "gpt2", "resnet_basic"])
+@pytest.mark.parametrize(
+    ("name", "parametrization"),
+    [
+        # Each model and each parametrization once, and the rest where there is time.
+        pytest.param(name, point, marks=() if (name, point) in QUICK else MORE)
+        for name in ("vit_token", "gpt2", "resnet_basic")
+        for point in ("depth_mup", "mean_field", "ntk", "sp")
+    ],
+)
 def test_multipliers_go_into_the_weights_of_other_libraries(name, parametrization):
     """A model above its base computes the same when a plain network reads it."""
     kind, options, _, _ = CASES[name]

@@ -348,7 +348,7 @@ HUGE = {
     "context": lambda: data.open_dataset(f"fake:{10**13}:100"),
     "vocabulary": lambda: data.open_dataset(f"fake:16:{10**12}"),
     "steps": lambda: data.batch_indices(100, 64, 0, 10**13),
-    "a batch": lambda: data.open_dataset("fake:30000x30000x3:10").train(9_000, 0),
+    "a batch": lambda: data.open_dataset("fake:10000x10000x3:10").train(9_000, 0),
     "threads": lambda: data.open_dataset("fake:8x8x1:10", threads=10**9),
     "workers": lambda: data.open_dataset("fake:8x8x1:10", workers=10**9),
 }

@@ -124,7 +124,7 @@ def assert_same(given: ConfigDict) -> None:
     ("model", "optimizer", "schedule", "extra"),
     [
         ("resmlp", "muon", "cosine", "all"),
-        ("gpt", "adamw", "cosine", "dropout"),
+        pytest.param("gpt", "adamw", "cosine", "dropout", marks=pytest.mark.long),
         ("cnn", "sgd", "constant", "clipping"),
     ],
 )

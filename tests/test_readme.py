@@ -69,6 +69,8 @@ def check(rate=1e-3, **sizes):
     return optim.coord_check(build, optimizer, batch=X, steps=2, **sizes)
 
 
+@pytest.mark.long
+@pytest.mark.ci
 def test_the_model_of_the_readme_passes_the_coordinate_check_in_width():
     found = check(widths=(128, 512), seeds=8)
     assert found.verdict == "ok", str(found)
