@@ -131,25 +131,12 @@ CASES = {
         r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
         seeds=96,
     ),
-    "llama": Case(
-        {
-            "width": 32,
-            "depth": 2,
-            "base_width": 2,
-            **HALF,
-            "heads": 2,
-            "queries_per_key": 2,
-            "vocab_size": CLASSES,
-            "context": 6,
-        },
-        (6,),
-        (64, 256),
-        (16, 64),
-        r"^(blocks|norm|output)$",
-        r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
-        seeds=96,
-    ),
 }
+
+_GPT = CASES["gpt"]
+CASES["llama"] = dataclasses.replace(
+    _GPT, options={**_GPT.options, "queries_per_key": 2}
+)
 
 # At the base depth all that scale depth are mup; at a given width all that do not are.
 WIDTH = ("mup", "mean_field", "ntk", "sp")

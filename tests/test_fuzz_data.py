@@ -54,7 +54,7 @@ class _Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return {name: _examples(name, self.size) for name in ("train", "test")}
 
     def _generate_examples(self):
-        raise NotImplementedError
+        raise AssertionError("the fixture `prepared` writes the examples")
 
 
 class Mnist(_Tiny, skip_registration=True):
@@ -185,16 +185,22 @@ def replaced(key, old, new):
     return lambda text: text.replace(f'"{key}": "{old}"', f'"{key}": "{new}"')
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [1, 4, 6, 50])
+# 50 is more than 40 records can tell from classes that have no example, which may be
+# meant where the dataset is not one of the known ones.
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        (name, count)
+        for name in NAMES
+        for count in (1, 4, 6, 50)
+        if (name, count) != ("tiny_plain", 50)
+    ],
+)
 def test_another_number_of_classes_is_not_silent(
     prepared, wanted, tmp_path, caplog, name, count
 ):
-    """50 is more than 40 records can tell from classes that have no example."""
     change = replaced("numClasses", CLASSES, count)
     edited(prepared, tmp_path, name, "features.json", change)
-    if (name, count) == ("tiny_plain", 50):
-        pytest.skip("ten classes without an example may be meant")
     assert outcome(name, tmp_path, wanted, caplog, (name, count)) == "sentence"
 
 

@@ -240,6 +240,12 @@ def test_generate_refuses_what_it_cannot_do(changes, said):
         zoo.generate(tiny(), TOKENS[:, :4], given.pop("steps"), **given)
 
 
+@pytest.mark.parametrize("token", [-1, 11])
+def test_generate_refuses_a_token_that_the_vocabulary_lacks(token):
+    with pytest.raises(ValueError, match="the vocabulary has 11"):
+        zoo.generate(tiny(), TOKENS.at[0, 0].set(token), 2)
+
+
 def test_generate_needs_a_decoder():
     model = zoo.create("resmlp", width=8, depth=1, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="a ResMLP is no decoder"):
@@ -285,7 +291,10 @@ def test_rotary_logits_depend_on_the_distance_alone():
         ({"queries_per_key": 3}, "4 heads of queries are not a multiple of"),
         ({"queries_per_key": 0}, "queries_per_key=0 must be a whole number"),
         ({"head_dim": 1}, "head_dim=1 must be even"),
-        ({"attention_ratio": 0.3}, "attention_ratio=0.3 times width=16 is 4.8"),
+        (
+            {"attention_ratio": 0.3},
+            "the width of all heads is 0.3 times the width, which gives 4.8",
+        ),
         ({"qk_norm": True, "zero_queries": True}, "zero_queries=False"),
         ({"rope_theta": -1.0}, "rope_theta=-1.0 must be positive"),
         ({"rope_scaling": (8.0, 4.0, 1.0, 16.0)}, "must be below high"),
@@ -405,3 +414,34 @@ def test_a_named_size_has_the_published_number_of_parameters(name):
 def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
     with pytest.raises(ValueError, match=said):
         identify(LLAMA_3_2_1B | changes, "someone/x")
+
+
+# Files that do not fit.
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("qwen3", {"head_dim": 12, "attention_ratio": 2.0}, "pass qk_norm=True"),
+        ("smollm", {"head_dim": 6, "qk_norm": True}, "pass qk_norm=False"),
+        ("qwen2", {"head_dim": 6}, "pass qkv_bias=True"),
+        ("smollm", {"head_dim": 6, "qkv_bias": True}, "pass qkv_bias=False"),
+        ("llama", {"head_dim": 6}, "pass tied=False"),
+        ("smollm", {"head_dim": 6, "depth": 1}, "it has more blocks than this Llama"),
+    ],
+)
+def test_a_file_that_does_not_fit_names_the_option(kind, options, said, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    safetensors.numpy.save_file(golden(kind)[0], path)
+    sizes = {"width": 24, "depth": 2, "queries_per_key": 2, "mlp_ratio": 1.5}
+    options = {**sizes, "vocab_size": 11, **options}
+    with pytest.raises(ValueError, match=said):
+        zoo.load_pretrained("llama", path, **options)
+
+
+def test_a_file_alone_is_read_with_a_warning_of_what_it_does_not_show(tmp_path, caplog):
+    path = tmp_path / "weights.safetensors"
+    safetensors.numpy.save_file(golden("smollm")[0], path)
+    sizes = {"width": 24, "depth": 2, "queries_per_key": 2, "mlp_ratio": 1.5}
+    zoo.load_pretrained("llama", path, **sizes, vocab_size=11, head_dim=6)
+    assert "rope_theta, rope_scaling and norm_eps, which no weights show" in caplog.text

@@ -33,6 +33,7 @@ MODELS = {
     "resnet18": {"width": 4, "depth": 1, "stem": "cifar", "blocks": (1, 1)},
     "vit": {"width": 8, "depth": 2, "heads": 2, "patch_size": 4},
     "gpt": {"width": 8, "depth": 2, "heads": 2},
+    "llama": {"width": 8, "depth": 2, "heads": 2, "queries_per_key": 2},
 }
 OPTIMIZERS = ("sgd", "adam", "adamw", "muon")
 SCHEDULES = {
@@ -66,15 +67,15 @@ _OF_IMAGES = ("mixup", "cutmix", "augment")
 
 def means_something(model: str, changes: dict) -> bool:
     """Whether these options apply to a model."""
-    text = model == "gpt" and set(changes) & set(_OF_IMAGES)
-    dropout = "model" in changes and model not in ("vit", "gpt")
+    text = zoo.reads_tokens(model) and set(changes) & set(_OF_IMAGES)
+    dropout = "model" in changes and model not in ("vit", "gpt", "llama")
     return not text and not dropout
 
 
 def config(folder: pathlib.Path, family: str, rule: str, changes: dict) -> ConfigDict:
     c = defaults("sweep")
     c.dataset = "fake:8x8x1:8"
-    if family == "gpt":
+    if zoo.reads_tokens(family):
         (folder / "song.txt").write_text(SONG)
         c.dataset = f"text:{folder / 'song.txt'}"
         c.data = ConfigDict({"context": 8})

@@ -14,6 +14,7 @@ from .layers import Dense, single, times
 from .plan import Plan
 from .registry import options_of
 from .sharding import weight
+from .sources import Layout, Leaf, Source, sources
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,25 @@ class Decoder(Transformer):
             logits = self.readout(x)
         logits = logits * self.plan.output
         return logits.astype(single(logits.dtype))
+
+
+def decoder_names(model: Decoder, layout: Layout, prefix: str) -> dict[Leaf, Source]:
+    """Where each parameter of a decoder stands in the files of transformers.
+
+    Args:
+      model: or its abstract twin from `nnx.eval_shape`.
+      layout: of the family; its names lack the prefix.
+      prefix: what stands in front of every key but that of the readout.
+    """
+    vocab, n = model.embedding.shape
+    special = {
+        "embedding": ((vocab, n), (0, 1)),
+        "position": ((model.context, n), (0, 1)),
+        "readout/kernel": ((vocab, n), (1, 0)),
+    }
+    modules = {key: prefix + name for key, name in layout.modules.items()}
+    modules["readout/kernel"] = "lm_head.weight"
+    return sources(model, layout._replace(modules=modules), special)
 
 
 def tied_multiplier(plan: Plan) -> float:

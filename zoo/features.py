@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Patterns of keys that the zoo's models do not have, and what networks with them have.
+# Patterns of keys that a model does not have, and what networks with them have.
 _FEATURES = (
     (r"\.ls[12]\.gamma$|\.gamma_[12]$|layer_scale", "LayerScale"),
     (r"reg_token|register_tokens", "register tokens"),
@@ -38,17 +38,21 @@ _UNEXPECTED = (
     (r"^fc_norm\.", "pass pool='mean'"),
     (r"^cls_token$|^class_token$|^cls$", "pass class_token=True"),
     (r"^lm_head\.weight$", "pass tied=False"),
+    (r"self_attn\.[qk]_norm\.", "pass qk_norm=True"),
+    (r"self_attn\.[qkv]_proj\.bias$", "pass qkv_bias=True"),
 )
 _MISSING = (
     (r"^fc_norm\.", "pass pool='token' or pool='norm_mean'"),
     (r"qkv\.bias$|in_proj_bias$", "pass qkv_bias=False"),
     (r"^cls_token$|^class_token$|cls$", "pass pool='mean' or pool='norm_mean'"),
     (r"^lm_head\.weight$", "pass tied=True"),
+    (r"self_attn\.[qk]_norm\.", "pass qk_norm=False"),
+    (r"self_attn\.[qkv]_proj\.bias$", "pass qkv_bias=False"),
 )
 
 
 def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, str]:
-    """Features that a file's network has and the zoo's models do not.
+    """Features that a file's network has and a model of the zoo does not.
 
     Args:
       arrays: by key; anything with a shape.
@@ -94,16 +98,21 @@ def explain_mismatch(
       needed: all keys that the model needs.
     """
     unexpected, missing = sorted(unexpected), sorted(missing)
-    known = features(arrays, unexpected)
+    blocks = {_pattern(key): _block(key) for key in sorted(needed, key=_block)}
+    more = [key for key in unexpected if _pattern(key) in blocks]
+    hint = _hint(unexpected, _UNEXPECTED)
+    # A further block shows no feature, nor does what an option decides on.
+    strange = [
+        key
+        for key in unexpected
+        if _block(key) <= blocks.get(_pattern(key), _block(key))
+        and not _hint([key], _UNEXPECTED)
+    ]
+    known = features(arrays, strange)
     if known:
         shown = " and ".join(f"{key!r} ({what})" for what, key in known.items())
-        return (
-            f"the file is of a network with features that this zoo does not have: "
-            f"{shown}"
-        )
-    hint = _hint(unexpected, _UNEXPECTED) or _hint(missing, _MISSING)
-    patterns = {_pattern(key) for key in needed}
-    more = [key for key in unexpected if _pattern(key) in patterns]
+        return f"the file is of a network with features that a {name} lacks: {shown}"
+    hint = hint or _hint(missing, _MISSING)
     if hint:
         pass
     elif more:
@@ -134,3 +143,9 @@ def _hint(keys: Iterable[str], table: tuple[tuple[str, str], ...]) -> str:
 
 def _pattern(key: str) -> str:
     return re.sub(r"\d+", "{}", key)
+
+
+def _block(key: str) -> int:
+    """The first number of a key; -1 for none."""
+    number = re.search(r"\d+", key)
+    return int(number[0]) if number else -1

@@ -22,7 +22,7 @@ def generate(
     """Continue sequences, token by token, with a cache of keys and values.
 
     Dropout and drop path are off. The program compiles once for each shape of
-    `tokens` and each `steps`.
+    `tokens`, each `steps` and each `top_k`.
 
     Args:
       model: a GPT or Llama of the zoo.
@@ -37,8 +37,8 @@ def generate(
       `tokens`, followed by `steps` more.
 
     Raises:
-      ValueError: another kind of model; more tokens than the context; an option that
-        is out of range, or missing.
+      ValueError: another kind of model; a token that the vocabulary lacks; more
+        tokens than the context; an option that is out of range, or missing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -56,6 +56,13 @@ def generate(
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature} must be 0 or more")
     vocab = model.embedding.shape[0]
+    if not isinstance(tokens, jax.core.Tracer):
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < 0 or most >= vocab:
+            raise ValueError(
+                f"tokens reach from {least} to {most}, and the vocabulary has {vocab} "
+                "of them; use the tokenizer that the model was trained with"
+            )
     if top_k is not None and not 1 <= top_k <= vocab:
         raise ValueError(f"top_k={top_k} must lie in [1, {vocab}], the vocabulary")
     if temperature > 0 and key is None:

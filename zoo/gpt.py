@@ -4,9 +4,9 @@ import dataclasses
 
 from flax import nnx
 
-from .decoder import Decoder, DecoderOptions
+from .decoder import Decoder, DecoderOptions, decoder_names
 from .registry import register
-from .sources import TORCH_LEAVES, Layout, Leaf, Source, sources
+from .sources import TORCH_LEAVES, Layout, Leaf, Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,12 +137,4 @@ def gpt_names(model: GPT, *, prefix: str = "transformer.") -> dict[Leaf, Source]
       >>> source.key, source.shape, source.part, source.leaf
       ('transformer.h.0.attn.c_attn.bias', (72,), (0, 2, 3), (3, 8))
     """
-    vocab, n = model.embedding.shape
-    special = {
-        "embedding": ((vocab, n), (0, 1)),
-        "position": ((model.context, n), (0, 1)),
-        "readout/kernel": ((vocab, n), (1, 0)),
-    }
-    modules = {key: prefix + name for key, name in LAYOUT.modules.items()}
-    modules["readout/kernel"] = "lm_head.weight"
-    return sources(model, LAYOUT._replace(modules=modules), special)
+    return decoder_names(model, LAYOUT, prefix)

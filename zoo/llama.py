@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from flax import nnx
 
 from .attention import head_axes
-from .decoder import Decoder, DecoderOptions
-from .plan import Axis
+from .decoder import Decoder, DecoderOptions, decoder_names
+from .plan import Axis, times_width
 from .registry import register
 from .rotary import Rotary
-from .sources import TORCH_LEAVES, Layout, Leaf, Source, sources
+from .sources import TORCH_LEAVES, Layout, Leaf, Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,17 +39,14 @@ class LlamaOptions(DecoderOptions):
           ValueError: a width that the heads do not divide, or a number of heads that
             `queries_per_key` does not divide.
         """
-        ends = []
-        for name, n in {"width": self.width, "base_width": self.base_width}.items():
-            end = None if n is None else n * self.attention_ratio
-            if end is not None and end != int(end):
-                raise ValueError(
-                    f"attention_ratio={self.attention_ratio:g} times {name}={n} is "
-                    f"{end:g}; choose them so that it is whole"
-                )
-            ends.append(None if end is None else int(end))
-        assert ends[0] is not None
-        axes = head_axes(ends[0], ends[1], self.heads, self.head_dim)
+        base = self.width if self.base_width is None else self.base_width
+        wide, base = (
+            times_width(
+                n, self.attention_ratio, "attention_ratio: the width of all heads"
+            )
+            for n in (self.width, base)
+        )
+        axes = head_axes(wide, base, self.heads, self.head_dim)
         shared, heads = self.queries_per_key, axes["heads"]
         if isinstance(shared, bool) or not isinstance(shared, int) or shared < 1:
             raise ValueError(
@@ -253,11 +250,4 @@ def llama_names(model: Llama, *, prefix: str = "model.") -> dict[Leaf, Source]:
       >>> source.key, source.shape, source.leaf
       ('model.layers.0.self_attn.k_proj.weight', (12, 24), (24, 2, 6))
     """
-    vocab, n = model.embedding.shape
-    special = {
-        "embedding": ((vocab, n), (0, 1)),
-        "readout/kernel": ((vocab, n), (1, 0)),
-    }
-    modules = {key: prefix + name for key, name in LAYOUT.modules.items()}
-    modules["readout/kernel"] = "lm_head.weight"
-    return sources(model, LAYOUT._replace(modules=modules), special)
+    return decoder_names(model, LAYOUT, prefix)

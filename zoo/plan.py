@@ -207,14 +207,8 @@ def plan(
             raise ValueError(f"{name}={size!r} must be a whole number, at least 1")
     axes = {"embed": Axis(base_width, width, True), **(axes or {})}
     for name, multiple in (growing or {}).items():
-        ends = [n * multiple for n in (base_width, width)]
-        for end in ends:
-            if end != int(end) or end < 1:
-                raise ValueError(
-                    f"axis {name!r} is {multiple:g} times the width, which gives "
-                    f"{end:g}; choose widths for which it is whole"
-                )
-        axes[name] = Axis(int(ends[0]), int(ends[1]), True)
+        ends = [times_width(n, multiple, f"axis {name!r}") for n in (base_width, width)]
+        axes[name] = Axis(ends[0], ends[1], True)
     for name, size in (fixed or {}).items():
         axes[name] = Axis(size, size)
     return Plan(
@@ -225,6 +219,30 @@ def plan(
         dtype,
         param_dtype,
     )
+
+
+def times_width(width: int, multiple: float, name: str) -> int:
+    """The size of an axis that is a multiple of the width.
+
+    Args:
+      width: of the model or of its base.
+      multiple: of the width; 1e-9 off is rounding, as of 5/3.
+      name: of the axis or option, for the message.
+
+    Raises:
+      ValueError: a size that is not whole, or below 1.
+
+    Examples:
+      >>> times_width(448, 1856 / 448, "axis 'mlp'")
+      1856
+    """
+    size = width * multiple
+    if size < 1 or abs(size - round(size)) > 1e-9 * size:
+        raise ValueError(
+            f"{name} is {multiple:g} times the width, which gives {size:g}; choose "
+            "widths for which it is whole"
+        )
+    return round(size)
 
 
 def scales(model: nnx.Module) -> optim.Scales:

@@ -14,6 +14,7 @@ from flax import nnx
 from . import foreign, hub, saving
 from .architectures import Architecture, identify
 from .decoder import reads_tokens
+from .llama import Llama
 from .registry import create, options_of
 
 _SHIPPED = "checkpoints"
@@ -287,6 +288,11 @@ def _assumption(
             foreign.vit_layout(arrays), "big_vision's"
         )
     also = ", not for resnetblur or resnetaa" if name.startswith("resnet") else ""
+    if issubclass(options_of(name)[0], Llama):
+        also = (
+            ", with its head_dim, rope_theta, rope_scaling and norm_eps, which no "
+            "weights show; put the config.json beside the file to have them read"
+        )
     return (
         f"{str(source)!r} does not name its architecture; it was taken for {library} "
         f"{name}{also}"

@@ -97,17 +97,13 @@ class RunConfig:
     data_dir: str | None = field(metadata=_key(str, optional(text), result=False))
     # A noise dataset of the same shapes, for estimates without the data.
     stand_in: str | None = field(metadata=_key(str, optional(text), result=False))
-    data: Mapping[str, Any] = field(
-        metadata=_key({}, options)
-    )  # further options of open_dataset
+    # Further options of open_dataset.
+    data: Mapping[str, Any] = field(metadata=_key({}, options))
     # Names, or {"name": ..., option: value}.
     augment: tuple[Any, ...] = field(metadata=_key((), several))
-    mixup: float = field(
-        metadata=_key(0.0, number(0))
-    )  # α of the Beta distribution; 0: off
-    cutmix: float = field(
-        metadata=_key(0.0, number(0))
-    )  # α of the Beta distribution; 0: off
+    # The α of the Beta distribution of mixup and of cutmix; 0: off.
+    mixup: float = field(metadata=_key(0.0, number(0)))
+    cutmix: float = field(metadata=_key(0.0, number(0)))
     label_smoothing: float = field(metadata=_key(0.0, number(0, 1, below=True)))
 
     # Model. `model` holds its name, width, depth and other options. The base sizes are
@@ -126,9 +122,8 @@ class RunConfig:
 
     # Optimization.
     batch_size: int = field(metadata=_key(128, whole()))
-    accumulate: int = field(
-        metadata=_key(1, whole())
-    )  # number of parts of a batch, one after another
+    # Number of parts of a batch, one after another.
+    accumulate: int = field(metadata=_key(1, whole()))
     steps: int = field(metadata=_key(1000, whole()))
     learning_rate: float = field(metadata=_key(float, _learning_rate))  # of the base
     optimizer: Component = field(metadata=_key({"name": "adamw"}, component))
@@ -151,9 +146,8 @@ class RunConfig:
     mesh: Mapping[str, int] = field(
         metadata=_key({"data": -1, "fsdp": 1, "tensor": 1}, options, result=False)
     )
-    sharding: Mapping[str, Any] = field(
-        metadata=_key({}, options, result=False)
-    )  # over zoo.RULES
+    # Changes to zoo.RULES.
+    sharding: Mapping[str, Any] = field(metadata=_key({}, options, result=False))
 
     # Records and checkpoints.
     log_every: int = field(metadata=_key(10, whole(), losses=False))
@@ -163,12 +157,10 @@ class RunConfig:
     # Keep the checkpoint of the lowest test loss too.
     keep_best: bool = field(metadata=_key(True, flag, result=False))
     tensorboard: bool = field(metadata=_key(True, flag, result=False))
-    wandb: str | None = field(
-        metadata=_key(str, optional(text), result=False)
-    )  # a project
-    profile: tuple[int, ...] = field(
-        metadata=_key((), several, result=False)
-    )  # (first, last step)
+    # A project of Weights & Biases; None: off.
+    wandb: str | None = field(metadata=_key(str, optional(text), result=False))
+    # The first and last step of a profiler trace; empty: none.
+    profile: tuple[int, ...] = field(metadata=_key((), several, result=False))
 
     @property
     def rules(self) -> optim.Parametrization:

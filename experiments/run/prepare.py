@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-import os
 from typing import Any
 
 import jax
+import psutil
 from jax.sharding import Mesh
 
 from ..data import Dataset
@@ -69,7 +69,7 @@ class PreparedRun:
         """
         device = self.program.mesh.local_devices[0]
         limit = (device.memory_stats() or {}).get("bytes_limit")
-        limit = limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit = limit or psutil.virtual_memory().total
         if (needed := self.state_bytes) > limit:
             raise UserError(
                 f"the model and its optimizer take {needed / 2**30:,.1f} GiB on each "
