@@ -85,11 +85,11 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
         summary["runs"] = sum(task.runs for task in tasks)
         summary["verdicts"] = swept.verdicts
         io.write_sealed(directory / "summary.json", summary)
-        found = dataclasses.replace(
+        data = dataclasses.replace(
             swept, trained=_shown(tuned_target, trained, directory)
         )
-        page = report.write_report(found, directory)[0]
-        report.print_verdicts(found, console)
+        page = report.write_report(data, directory)[0]
+        report.print_verdicts(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
         return summary
 

@@ -16,9 +16,9 @@ def at_base(data: SweepData) -> str:
         return f"{size} has no grid point at which every seed trained."
     where = (data.main, data.base.width, data.base.depth)
     best = [
-        f"{names.noun(n)} {names.value(n, found.log2_lr)}"
+        f"{names.noun(n)} {names.value(n, fit.log2_lr)}"
         for n in data.names
-        if (found := data.lines(n).optima.get(where)) is not None
+        if (fit := data.lines(n).optima.get(where)) is not None
     ]
     at = f" at {listed(best)}" if best else ""
     return f"{size} trains best{at}; its least loss is {findings.loss(loss)}."
@@ -27,8 +27,8 @@ def at_base(data: SweepData) -> str:
 def advice(data: SweepData) -> list[str]:
     """What to do next: where to train the target, what to run again."""
     out = [at_base(data)]
-    found = {n: words.prediction(data, n, data.main) for n in data.names}
-    parts = [f"{names.noun(n)} at {text}" for n, text in found.items() if text]
+    predictions = {n: words.prediction(data, n, data.main) for n in data.names}
+    parts = [f"{names.noun(n)} at {text}" for n, text in predictions.items() if text]
     if parts:
         out.append(f"At {words.target(data)}, expect the best {listed(parts)}.")
     mine = words.featured(data)
@@ -56,8 +56,8 @@ def contrast(data: SweepData) -> str:
         return f"With {label}, nothing trained."
     mine = [t for t in data.transfers if t.key == key and len(t.sizes) > 1]
     parts = [
-        f"the {names.noun(name)} {words.phrase(found)}"
+        f"the {names.noun(name)} {words.phrase(transfers)}"
         for name in data.names[: words.MANY]
-        if (found := [t for t in mine if t.name == name])
+        if (transfers := [t for t in mine if t.name == name])
     ]
     return f"With {label}, {'; '.join(parts)}." if parts else ""

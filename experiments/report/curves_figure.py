@@ -13,7 +13,7 @@ from ..sweep import optima
 from . import names
 from .data import Axis, SweepData, least
 from .findings import listed, loss
-from .style import INK, MUTED, Page, log_ticks, say_nothing, strokes, wrap
+from .style import INK, MUTED, Page, log_ticks, mark_empty, strokes, wrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,34 +51,34 @@ def find(data: SweepData, axis: Axis, key: str) -> Curves:
     return Curves(data.keys[key], axis, curves, final)
 
 
-def told(found: Curves) -> str:
+def told(curves: Curves) -> str:
     """How the final loss changes with the size, as a clause."""
-    if not found.final:
+    if not curves.final:
         return "the base does not train"
-    diverged = [size for size, x in found.final.items() if x is None]
+    diverged = [size for size, x in curves.final.items() if x is None]
     if diverged:
-        return f"{found.axis} {listed(diverged)} diverged"
-    sizes = list(found.final)
-    ends = [x for x in found.final.values() if x is not None]
+        return f"{curves.axis} {listed(diverged)} diverged"
+    sizes = list(curves.final)
+    ends = [x for x in curves.final.values() if x is not None]
     if len(ends) < 2:
-        return f"{found.axis} {sizes[0]} ends at {loss(ends[0])}"
+        return f"{curves.axis} {sizes[0]} ends at {loss(ends[0])}"
     rises = np.diff(ends)
-    more = {"depth": "deeper", "width": "wider"}[found.axis]
+    more = {"depth": "deeper", "width": "wider"}[curves.axis]
     order = "not in order of size"
     if (rises < 0).all():
         order = f"the {more} the better"
     elif (rises > 0).all():
         order = f"the {more} the worse"
     return (
-        f"{order}: {loss(ends[0])} at {found.axis} {sizes[0]}, {loss(ends[-1])} at "
-        f"{found.axis} {sizes[-1]}"
+        f"{order}: {loss(ends[0])} at {curves.axis} {sizes[0]}, {loss(ends[-1])} at "
+        f"{curves.axis} {sizes[-1]}"
     )
 
 
 def title(data: SweepData, axis: Axis) -> str:
     """The finding about the featured parametrization."""
-    found = find(data, axis, data.main)
-    return f"At the base's best grid point, with {found.label}: {told(found)}"
+    curves = find(data, axis, data.main)
+    return f"At the base's best grid point, with {curves.label}: {told(curves)}"
 
 
 def held(data: SweepData) -> str:
@@ -96,16 +96,16 @@ def held(data: SweepData) -> str:
 
 def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
     """Draw the learning curves, a panel per parametrization."""
-    found = [find(data, axis, key) for key in data.keys]
+    every = [find(data, axis, key) for key in data.keys]
     sizes = sorted({getattr(p, axis) for k in data.keys for p in data.along(k, axis)})
     looks = dict(zip(sizes, strokes(len(sizes)), strict=True))
-    columns = min(page.columns, len(found))
-    rows = math.ceil(len(found) / columns)
+    columns = min(page.columns, len(every))
+    rows = math.ceil(len(every) / columns)
     figure = Figure((page.width, 3.6 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    limits = _limits(found)
+    limits = _limits(every)
     room = (page.width - 1) / columns - 0.2
-    for ax, f in zip(axes, found, strict=False):
+    for ax, f in zip(axes, every, strict=False):
         ax.set(xlim=(0, data.steps), ylim=limits, yscale="log")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         log_ticks(ax.yaxis, *limits)
@@ -119,7 +119,7 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
             textcoords="offset points",
             weight="bold",
         )
-    for ax in axes[len(found) :]:
+    for ax in axes[len(every) :]:
         ax.set_axis_off()
     figure.supxlabel("step", size=page.size, color=MUTED)
     figure.supylabel("training loss", size=page.size, color=MUTED)
@@ -132,16 +132,16 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
     return figure
 
 
-def _draw(ax: Any, found: Curves, steps: int, looks: dict[int, Any]) -> None:
-    if not found.curves:
-        say_nothing(ax)
-    for size, curves in found.curves.items():
+def _draw(ax: Any, of_axis: Curves, steps: int, looks: dict[int, Any]) -> None:
+    if not of_axis.curves:
+        mark_empty(ax)
+    for size, curves in of_axis.curves.items():
         x = middles(steps, curves.shape[-1])
         mean = 2 ** optima.log2(curves).mean(axis=0)  # NaN once a seed diverged
         every = max(1, len(x) // 6)
         ax.plot(x, mean, lw=1.7, ms=4.6, mew=0, markevery=every, **looks[size])
         finite = np.flatnonzero(~np.isnan(mean))
-        if found.final[size] is None and finite.size:
+        if of_axis.final[size] is None and finite.size:
             at = finite[-1]
             ax.plot(x[at], mean[at], "x", ms=8, mew=2, color=looks[size]["color"])
 
@@ -157,9 +157,9 @@ def middles(steps: int, count: int) -> np.ndarray:
     return np.array([span.mean() for span in spans])
 
 
-def _limits(found: list[Curves]) -> tuple[float, float]:
+def _limits(every: list[Curves]) -> tuple[float, float]:
     """Limits of the loss that all panels share."""
-    curves = [c for f in found for c in f.curves.values()]
+    curves = [c for f in every for c in f.curves.values()]
     losses = np.concatenate([*(c.ravel() for c in curves), np.empty(0)])
     losses = losses[np.isfinite(losses) & (losses > 0)]
     if not losses.size:

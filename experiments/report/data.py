@@ -135,12 +135,12 @@ class SweepData:
     @functools.cached_property
     def transfers(self) -> list[Transfer]:
         """Every verdict with its numbers, parametrizations in the order of `labels`."""
-        found = transfers(self.populations, self.base)
+        judged = transfers(self.populations, self.base)
         order = list(self.keys)
-        names = list(dict.fromkeys(t.name for t in found))
+        names = list(dict.fromkeys(t.name for t in judged))
         place = {"depth": 0, "width": 1}
         return sorted(
-            found,
+            judged,
             key=lambda t: (names.index(t.name), order.index(t.key), place[t.axis]),
         )
 
@@ -170,13 +170,13 @@ class SweepData:
 
         In the order of `labels`.
         """
-        found = {}
+        labels = {}
         for population in sorted(self.populations, key=self._place):
             label = self.labels.get(population.parametrization)
             words = [label or population.parametrization]
             words += [f"{_short(k)} {v}" for k, v in population.choices.items()]
-            found[statistics.key_of(population)] = ", ".join(words)
-        return found
+            labels[statistics.key_of(population)] = ", ".join(words)
+        return labels
 
     def _place(self, population: Population) -> int:
         order = list(self.labels)

@@ -12,28 +12,28 @@ def loss(value: float) -> str:
     return f"{value:.3g}"
 
 
-def cost(found: Transfer) -> str:
+def cost(transfer: Transfer) -> str:
     """The cost of the base's best value at the largest size: "0.4% (0% to 0.9%)"."""
-    if len(found.sizes) < 2:
+    if len(transfer.sizes) < 2:
         return "–"
-    if found.verdict in (Verdict.DIVERGES, Verdict.FAILS):
-        return found.reason
-    if found.regret is None:
+    if transfer.verdict in (Verdict.DIVERGES, Verdict.FAILS):
+        return transfer.reason
+    if transfer.regret is None:
         return "not measured"
-    told = percent(found.regret.share)
-    if finite(found.regret.high) is None:
+    told = percent(transfer.regret.share)
+    if finite(transfer.regret.high) is None:
         return told
-    return f"{told} ({percent(found.regret.low)} to {percent(found.regret.high)})"
+    return f"{told} ({percent(transfer.regret.low)} to {percent(transfer.regret.high)})"
 
 
 def target(data: SweepData) -> str:
     """How the target did, in one sentence; "" where none was trained."""
-    found = data.trained
-    if found is None:
+    trained = data.trained
+    if trained is None:
         return ""
-    name = f"The target (width {found.sizes.width}, depth {found.sizes.depth})"
-    rate = f"{found.learning_rate:.2g}"
-    accuracy, train = finite(found.test_accuracy), finite(found.train_loss)
+    name = f"The target (width {trained.sizes.width}, depth {trained.sizes.depth})"
+    rate = f"{trained.learning_rate:.2g}"
+    accuracy, train = finite(trained.test_accuracy), finite(trained.train_loss)
     if train is None:
         return f"{name} diverged at the transferred learning rate {rate}."
     reaches = f"training loss {loss(train)}"
@@ -45,9 +45,9 @@ def target(data: SweepData) -> str:
     )
 
 
-def regret_title(data: SweepData, found: Sequence[Transfer]) -> str:
+def regret_title(data: SweepData, transfers: Sequence[Transfer]) -> str:
     """What the transferred learning rate costs, for the picture of regrets."""
-    mine = [t for t in found if t.key == data.main]
+    mine = [t for t in transfers if t.key == data.main]
     parts = [
         f"{t.size_text()} " + (f"gives up {t.cost}" if t.cost else "diverges")
         for t in mine
@@ -59,11 +59,11 @@ def regret_title(data: SweepData, found: Sequence[Transfer]) -> str:
     return f"At the base's best learning rate, with {label}, {listed(parts)}"
 
 
-def notes(data: SweepData, found: Sequence[Transfer]) -> list[str]:
+def notes(data: SweepData, transfers: Sequence[Transfer]) -> list[str]:
     """Which optima of an axis lie at the edge of the grid."""
     return [
         f"{data.keys[t.key]}: at {t.axis} {listed(t.at_edge)} the optimum lies at the "
         f"edge of the grid of {names.noun(t.name)}. The true optimum may lie outside."
-        for t in found
+        for t in transfers
         if t.at_edge
     ]

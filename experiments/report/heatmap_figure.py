@@ -104,8 +104,8 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
       page: to draw on.
     """
     rows = [(label, data.along(key, axis)) for key, label in data.keys.items()]
-    columns = min(5, max(len(found) for _, found in rows))
-    lines = [math.ceil(len(found) / columns) for _, found in rows]
+    columns = min(5, max(len(row) for _, row in rows))
+    lines = [math.ceil(len(row) / columns) for _, row in rows]
     across, up = (len(data.populations[0].axes[name]) for name in pair)
     width = min(3.0, (page.width - 1) / columns)
     height = float(np.clip(width * up / across, 1.1, 1.4 * width)) + 0.7
@@ -115,17 +115,17 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
     panels = figure.subplots(
         sum(lines), columns, squeeze=False, sharex=True, sharey=True
     )
-    norm = _norm([p for _, found in rows for p in found], pair)
-    for i, (label, found) in enumerate(rows):
+    norm = _norm([p for _, row in rows for p in row], pair)
+    for i, (label, row) in enumerate(rows):
         axes = panels[sum(lines[:i]) : sum(lines[: i + 1])].ravel()
-        for ax, population in zip(axes, found, strict=False):
+        for ax, population in zip(axes, row, strict=False):
             head = f"{label}\n" if ax is axes[0] else "\n"
             size = f"{axis} {getattr(population, axis)}"
             ax.set_title(head, loc="left", weight="bold").set_in_layout(False)
             ax.set_title(f"\n{size}", loc="right", size=9.5, color=MUTED)
             _draw(ax, population, pair, norm)
             _label(ax, population, pair, width, height)
-        for ax in axes[len(found) :]:
+        for ax in axes[len(row) :]:
             ax.set_axis_off()
     figure.supxlabel(names.noun(pair[0]), size=page.size, color=MUTED)
     figure.supylabel(names.noun(pair[1]), size=page.size, color=MUTED)

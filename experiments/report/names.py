@@ -1,4 +1,4 @@
-"""Hyperparameters and their values, as a reader sees them."""
+"""Names and values of hyperparameters, formatted for reports."""
 
 import markupsafe
 
@@ -17,7 +17,7 @@ _NOUNS = {
 
 
 def noun(name: str) -> str:
-    """What a hyperparameter is called.
+    """The name of a hyperparameter in a sentence.
 
     Examples:
       >>> noun("learning_rate"), noun("b2")
@@ -27,7 +27,7 @@ def noun(name: str) -> str:
 
 
 def value(name: str, coordinate: float) -> str:
-    """A value to as many digits as are of use.
+    """The value at a coordinate of the grid, rounded.
 
     Args:
       name: of the hyperparameter.
@@ -37,18 +37,18 @@ def value(name: str, coordinate: float) -> str:
       >>> value("learning_rate", -6.5), value("b1", 3.3), value("warmup", 0.1)
       ('0.011', '0.898', '0.1')
     """
-    found = grids.value(name, coordinate)
+    number = grids.value(name, coordinate)
     if grids.unit(name) == "log2(1-x)":
-        # As many digits as tell it from one.
+        # Enough digits to tell it from 1.
         digits = max(2, round(0.3 * coordinate) + 2)
-        return f"{found:.{digits}f}".rstrip("0").rstrip(".")
-    if 100 <= found < 1e5:
-        return f"{found:.0f}"
-    return f"{found:.2g}"
+        return f"{number:.{digits}f}".rstrip("0").rstrip(".")
+    if 100 <= number < 1e5:
+        return f"{number:.0f}"
+    return f"{number:.2g}"
 
 
 def factor(name: str, change: float) -> str:
-    """How far apart two values are, as a ratio where they are counted in octaves.
+    """The distance of two values: a ratio, or a difference where the grid is linear.
 
     Examples:
       >>> factor("learning_rate", -3.21), factor("warmup", 0.05)
@@ -60,7 +60,7 @@ def factor(name: str, change: float) -> str:
 
 
 def signed(name: str, change: float) -> str:
-    """A shift with its sign, in octaves or, of what is a share, in units of it.
+    """A shift with its sign: in octaves, or in units where the grid is linear.
 
     Examples:
       >>> signed("learning_rate", -0.983), signed("warmup", 0.0512)
@@ -75,7 +75,7 @@ def signed(name: str, change: float) -> str:
 
 
 def power(name: str, coordinate: float | None) -> markupsafe.Markup:
-    """A value as a power of two where it is tuned in octaves, for a page."""
+    """A value as HTML: a power of two, or a number where the grid is linear."""
     if coordinate is None:
         return markupsafe.Markup('<em class="none">nothing trained</em>')
     unit = grids.unit(name)
@@ -83,13 +83,13 @@ def power(name: str, coordinate: float | None) -> markupsafe.Markup:
         return markupsafe.Markup("{}").format(value(name, coordinate))
     one = "1 − " if unit == "log2(1-x)" else ""
     exponent = -coordinate if one else coordinate
-    # Adding zero makes of minus zero a plain one.
+    # Adding zero turns -0.0 into 0.0.
     text = f"{round(exponent, 1) + 0.0:.1f}".replace("-", "−")
     return markupsafe.Markup("{}2<sup>{}</sup>").format(one, text)
 
 
 def tick(name: str, coordinate: float) -> str:
-    """A value on the axis of a picture.
+    """The label of a value on the axis of a picture.
 
     Examples:
       >>> tick("learning_rate", -5.0), tick("b1", 3.0), tick("warmup", 0.1)

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from ..sweep.verdict import Transfer, Verdict, percent
 from . import findings
 from .data import SweepData, Trained, finite
-from .style import INK, MUTED, Page, Sheet, log_ticks, ramp, say_nothing
+from .style import INK, MUTED, Page, Sheet, log_ticks, mark_empty, ramp
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
 _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": ""}
@@ -43,8 +43,8 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
     limits = _limits(transfers)
     for i, axis in enumerate(axes):
         x, y = left + i % columns * (width + gap), first + i // columns * step
-        found = {data.keys[t.key]: t for t in transfers if t.axis == axis}
-        most = max(t.sizes[-1] for t in found.values())
+        by_label = {data.keys[t.key]: t for t in transfers if t.axis == axis}
+        most = max(t.sizes[-1] for t in by_label.values())
         base = data.base
         held = f"width {base.width}" if axis == "depth" else f"depth {base.depth}"
         large = f"Largest {axis}: {most} ({held})"
@@ -52,12 +52,12 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
         ax = sheet.axes(x, y + head, width, main)
         ax.set(xscale="log", xlim=limits, ylim=(len(labels) - 0.3, -0.7))
         for r, label in enumerate(labels):
-            if label in found:
-                _draw_regret(ax, r, found[label], page)
+            if label in by_label:
+                _draw_regret(ax, r, by_label[label], page)
         beside = i % columns == 0
         ax.set_yticks(range(len(labels)), list(labels) if beside else [])
         ax.tick_params(axis="y", length=0, labelsize=page.size, labelcolor=INK)
-        if any(t.own is not None for t in found.values()):
+        if any(t.own is not None for t in by_label.values()):
             log_ticks(ax.xaxis, *limits)
         else:
             ax.set(xticks=[])
@@ -80,23 +80,23 @@ def _limits(transfers: Sequence[Transfer]) -> tuple[float, float]:
     return low * 10**-margin, high * 10 ** (4.5 * margin)
 
 
-def _draw_regret(ax: Any, row: int, found: Transfer, page: Page) -> None:
+def _draw_regret(ax: Any, row: int, transfer: Transfer, page: Page) -> None:
     color = _DARK
     label: dict[str, Any] = {"va": "center", "size": page.size}
-    cost, own = found.regret, found.own
+    cost, own = transfer.regret, transfer.own
     across = ax.get_yaxis_transform()
     words = {"color": MUTED, "style": "italic"}
     if own is None or own <= 0:
-        ax.text(0.02, row, findings.cost(found), transform=across, **label, **words)
+        ax.text(0.02, row, findings.cost(transfer), transform=across, **label, **words)
         return
     right = ax.get_xlim()[1]
-    if found.verdict is Verdict.DIVERGES:
+    if transfer.verdict is Verdict.DIVERGES:
         ax.plot([own, right], [row, row], color=color, lw=2.2, ls=(0, (2, 1.5)))
         ax.plot(1, row, ">", color=color, ms=9, transform=across, clip_on=False)
         ax.text(0.97, row - 0.24, "diverges", transform=across, ha="right", **label)
     elif cost is None:
         beside = {"xytext": (11, 0), "textcoords": "offset points"}
-        ax.annotate(findings.cost(found), (own, row), **beside, **label, **words)
+        ax.annotate(findings.cost(transfer), (own, row), **beside, **label, **words)
     else:
         ends = [own * (1 + x) for x in (cost.low, cost.high)]
         ends = [min(x, right) for x in ends]
@@ -140,7 +140,7 @@ def _draw_losses(ax: Any, data: Trained) -> None:
     ax.set_xlabel("step")
     if not _drawable(train) and not _drawable(tests):
         ax.set(xticks=[], yticks=[])
-        say_nothing(ax)
+        mark_empty(ax)
         return
     ax.set_yscale("log")
     ax.plot(*train.T, color=_DARK, lw=1.4, label="training")
@@ -155,7 +155,7 @@ def _draw_accuracy(ax: Any, data: Trained) -> None:
     ax.set_xlabel("step")
     if not known:
         ax.set(xticks=[], yticks=[])
-        say_nothing(ax)
+        mark_empty(ax)
         return
     ax.plot(*zip(*known, strict=True), color=_DARK, lw=1.6, marker="o", clip_on=False)
     low = min(a for _, a in known)

@@ -34,7 +34,7 @@ def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
     """Write report.html into a run directory.
 
     Args:
-      data: what was found; with a trained target the pictures depth.png, width.png,
+      data: results of a sweep or transfer. With a trained target, depth.png, width.png,
         regret.png and target.png are written too.
       workdir: an existing directory; files of the same name are replaced.
 
@@ -54,19 +54,19 @@ def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
 def _pictures(data: SweepData) -> dict[str, Draw]:
     """The files beside the report of a transfer."""
     lines = data.lines(_RATE)
-    found = rates(data)
+    transfers = rates(data)
     drawn: dict[str, Draw] = {
         axis: functools.partial(
             sweep_figure,
             lines,
             axis,
-            [t for t in found if t.axis == axis],
+            [t for t in transfers if t.axis == axis],
             title=words.title(data, _RATE, axis),
             captions=words.captions(data, _RATE, axis),
         )
         for axis in AXES
     }
-    drawn["regret"] = functools.partial(regret_figure, data, found)
+    drawn["regret"] = functools.partial(regret_figure, data, transfers)
     drawn["target"] = functools.partial(target_figure, data)
     return drawn
 
@@ -77,11 +77,11 @@ def rates(data: SweepData) -> list[Transfer]:
 
 
 def report_page(data: SweepData, dpi: int = DPI) -> str:
-    """The page as one string: style, pictures and table inside, nothing fetched.
+    """The page as HTML with styles, pictures and results inside; it loads no files.
 
     Args:
-      data: what was found.
-      dpi: of the pictures; less is faster.
+      data: results of a sweep or transfer.
+      dpi: dots per inch of the pictures; fewer are drawn faster.
     """
     env = environment(data.keys.values())
     drawn: dict[str, Draw] = {}
@@ -109,7 +109,7 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
 
 
 def _told(data: SweepData) -> str:
-    """How many runs, and what they took."""
+    """The number of runs, and the time that they took."""
     seconds = sum(p.seconds for p in data.populations)
     told = f"{data.runs} runs of {data.steps} steps in {duration(seconds)}"
     if data.trained is not None:
@@ -118,7 +118,7 @@ def _told(data: SweepData) -> str:
 
 
 def _tiles(data: SweepData) -> list[tuple[str, str]]:
-    """The few numbers of a transfer that a reader takes away, each with its name."""
+    """The main numbers of a transfer, each with its name."""
     if data.trained is None:
         return []
     tiles = []
@@ -137,9 +137,9 @@ def _tiles(data: SweepData) -> list[tuple[str, str]]:
 
 
 def _target(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
-    """What a transfer adds: the cost at the largest sizes, and the target."""
-    found = data.trained
-    if found is None:
+    """The sections of a transfer: the cost at the largest sizes, and the target."""
+    trained = data.trained
+    if trained is None:
         return []
     rows = rates(data)
     drawn["regret"] = functools.partial(regret_figure, data, rows)
@@ -172,29 +172,30 @@ def _target(data: SweepData, drawn: dict[str, Draw]) -> list[dict[str, Any]]:
         "the target",
         data.labels.get(data.featured, data.featured),
         findings.target(data),
-        f"It was never tuned: its learning rate, {found.learning_rate:.3g} at the base "
-        f"shape, was found on the base model (width {base.width}, depth {base.depth}).",
+        "The target was not tuned. Its learning rate before scaling, "
+        f"{trained.learning_rate:.3g}, is that of the base (width {base.width}, depth "
+        f"{base.depth}).",
     )
     alt = f"{target['title']} Training and test loss over steps, and test accuracy."
     target["pictures"] = [{"name": "target", "alt": alt, "caption": ""}]
-    target["notes"] = [f"Checkpoint: {found.checkpoint}"]
+    target["notes"] = [f"Checkpoint: {trained.checkpoint}"]
     return [cost, target]
 
 
-def _losses(found: Transfer) -> tuple[str, str]:
+def _losses(transfer: Transfer) -> tuple[str, str]:
     """The largest model's own least loss, and its loss at the base's best value."""
-    own = found.own
-    given = None if found.regret is None else found.regret.given
+    own = transfer.own
+    given = None if transfer.regret is None else transfer.regret.given
     told = ["–" if x is None else findings.loss(x) for x in (own, given)]
     return told[0], told[1]
 
 
 def _optima(data: SweepData, lines: Lines, axis: Axis, title: str) -> dict[str, Any]:
-    """One axis: its finding, and the table of optima, a row per parametrization."""
+    """The verdict along one axis, and a table of optima, a row per parametrization."""
     name = lines.hyperparameter
-    found = [t for t in data.transfers if (t.name, t.axis) == (name, axis)]
+    transfers = [t for t in data.transfers if (t.name, t.axis) == (name, axis)]
     rows = []
-    for t in found:
+    for t in transfers:
         cells = {size(c, axis): lines.optimum(c) for c in t.cells}
         optima = [(s in cells, cells.get(s)) for s in lines.sizes(axis)]
         change = t.trend.change if len(t.sizes) > 1 else math.nan
@@ -213,7 +214,7 @@ def _optima(data: SweepData, lines: Lines, axis: Axis, title: str) -> dict[str, 
         "title": title,
         "rows": rows,
         "sizes": lines.sizes(axis),
-        "notes": findings.notes(data, found),
+        "notes": findings.notes(data, transfers),
         "value": functools.partial(names.power, name),
         "unit": words.unit(name),
     }

@@ -1,4 +1,4 @@
-"""One look for all pictures: type, ink, colours of a sweep, wrapped titles."""
+"""The style of all pictures: fonts, colours, lines, titles, layout in inches."""
 
 import dataclasses
 import functools
@@ -24,14 +24,13 @@ _LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (4, 1.5, 1, 1.5)), (0, (1, 1.
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The paper a picture is drawn on.
+    """The size and fonts of a picture.
 
     Attributes:
       width: in inches.
       columns: panels side by side.
       size: font size in points.
-      titled: whether the finding stands above the picture (a web page says it
-        in its own heading).
+      titled: whether the picture shows its title. In a web page, a heading shows it.
     """
 
     width: float
@@ -47,7 +46,7 @@ WIDE = dataclasses.replace(FILE, titled=False)
 @functools.cache
 def _rc() -> Any:
     installed = {f.name for f in font_manager.fontManager.ttflist}
-    # Only fonts that are here: Matplotlib logs a line per text for each that is not.
+    # Matplotlib logs a warning per text for each font that is not installed.
     family = [f for f in (*_FONTS, "DejaVu Sans") if f in installed]
     return {
         "font.family": family,
@@ -78,9 +77,9 @@ def _rc() -> Any:
 def render(
     draw: Callable[..., Figure], *args: Any, kind: str = "png", dpi: int = DPI
 ) -> bytes:
-    """Draw a figure in the house's look and return it as a PNG or an SVG."""
+    """Draw a figure in the style of mupax, as the bytes of a PNG or SVG file."""
     buffer = io.BytesIO()
-    # No date and no random ids: the same numbers give the same file.
+    # Without a date and random ids, the same numbers give the same file.
     metadata = {"Software": None} if kind == "png" else {"Date": None}
     with matplotlib.rc_context({**_rc(), "svg.hashsalt": "mupax"}):
         draw(*args).savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
@@ -88,17 +87,17 @@ def render(
 
 
 def ramp(n: int) -> list[tuple[float, float, float, float]]:
-    """Colours from light (small) to dark (large), shape (n,).
+    """`n` colours from light (small) to dark (large).
 
-    Lightness falls evenly, so that the order is readable by colour-blind eyes and
-    in black and white; the palest tones are left out, being too faint on white.
+    Lightness falls evenly, so that the order can be read by colour-blind readers and
+    in black and white. The palest colours are too faint on white, and are left out.
     """
     shades = np.linspace(0.78, 0.02, n) if n > 1 else [0.35]
     return [tuple(matplotlib.colormaps["plasma"](s)) for s in shades]
 
 
 def strokes(n: int) -> list[dict[str, Any]]:
-    """Line styles of a sweep, smallest first; the largest is always solid."""
+    """Line styles for `n` sizes, smallest first. The line of the largest is solid."""
     colors = ramp(n)
     return [
         {
@@ -111,7 +110,7 @@ def strokes(n: int) -> list[dict[str, Any]]:
 
 
 def wrap(text: str, inches: float, size: float, weight: str = "normal") -> str:
-    """Break a text into lines of at most `inches`, measured in the font in use."""
+    """Break a text into lines that are at most `inches` wide in the current font."""
     renderer = FigureCanvasAgg(Figure(dpi=72)).get_renderer()
     font = FontProperties(
         family=matplotlib.rcParams["font.family"], size=size, weight=weight
@@ -128,15 +127,15 @@ def wrap(text: str, inches: float, size: float, weight: str = "normal") -> str:
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:
-    """Label a logarithmic axis in plain numbers, however short it is."""
+    """Label a logarithmic axis with plain numbers, also where it spans no decade."""
     subs = (1.0,) if math.log10(high / low) > 1.6 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def say_nothing(ax: Any) -> None:
-    """Say in the middle of a panel why it is empty."""
+def mark_empty(ax: Any) -> None:
+    """Write "nothing trained" into an empty panel."""
     ax.text(
         0.5,
         0.5,
@@ -153,7 +152,7 @@ class Sheet:
     """A figure laid out in inches from its top left corner."""
 
     def __init__(self, page: Page, title: str):
-        """Start a sheet, with `title` on it where the page wants one."""
+        """Start a sheet. The page decides whether `title` is shown."""
         self.page = page
         self.top = 0.12
         self.title = ""
@@ -162,7 +161,7 @@ class Sheet:
             self.top += 1.35 * 14 / 72 * (self.title.count("\n") + 1) + 0.14
 
     def open(self, height: float) -> Figure:
-        """Make the figure, once its height in inches is known."""
+        """Make the figure. Call this when the height, in inches, is known."""
         self.height = height
         self.figure = Figure(figsize=(self.page.width, height))
         FigureCanvasAgg(self.figure)
@@ -171,8 +170,8 @@ class Sheet:
         return self.figure
 
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write at (x, y) inches from the top left corner, y being the top line's."""
-        # By baseline: neighbours with and without descenders then stand level.
+        """Write a text with its top left corner at (x, y), in inches."""
+        # Aligned by baselines, so that texts with and without descenders are level.
         size = style.get("size", self.page.size) / 72
         for row, line in enumerate(text.split("\n")):
             below = y + 0.8 * size + 1.35 * size * row
@@ -180,7 +179,7 @@ class Sheet:
             self.figure.text(*at, line, **style)
 
     def axes(self, x: float, y: float, w: float, h: float, **kwargs: Any) -> Any:
-        """Axes whose top left corner is at (x, y), all in inches."""
+        """Axes of width `w` and height `h`, top left corner at (x, y), in inches."""
         page = self.page.width
         box = (x / page, 1 - (y + h) / self.height, w / page, h / self.height)
         return self.figure.add_axes(box, **kwargs)

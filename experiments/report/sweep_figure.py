@@ -14,7 +14,7 @@ from ..sweep.results import Cell
 from ..sweep.verdict import Transfer
 from . import names
 from .data import Axis, Lines, size
-from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, say_nothing, strokes, wrap
+from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, mark_empty, strokes, wrap
 
 _STAR: dict[str, Any] = {"marker": "*", "ms": 14, "mec": INK, "mew": 0.9}
 
@@ -53,7 +53,7 @@ def sweep_figure(
     left, right, gap = 0.82, 0.18, 0.2
     width = (page.width - left - right - gap * (columns - 1)) / columns
     lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
-    found = {t.key: t for t in transfers}
+    by_key = {t.key: t for t in transfers}
     told = [wrap(captions.get(key, "not swept"), width, page.size) for key in keys]
     head = 0.36 + 0.2 * max((t.count("\n") + 1 for t in told), default=1)
     foot = 0.28 if columns > 1 else 0.5
@@ -87,8 +87,8 @@ def sweep_figure(
         panel = sheet.axes(x, y + head + lane, width, main)
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
         _draw_runs(panel, data, cells, axis, looks)
-        if key in found:
-            _draw_change(panel, found[key], page)
+        if key in by_key:
+            _draw_change(panel, by_key[key], page)
         _dress(panel, column == 0 and y_limits != _NO_LIMITS)
         panel.set_xticks(ticks, [names.tick(data.hyperparameter, x) for x in ticks])
     sheet.text(
@@ -200,7 +200,7 @@ def _draw_runs(
     looks: dict[int, dict[str, Any]],
 ) -> None:
     if all(data.optimum(c) is None for c in cells):
-        say_nothing(ax)
+        mark_empty(ax)
     for cell in cells:
         look = looks[size(cell, axis)]
         color = look["color"]
@@ -228,10 +228,10 @@ def _draw_runs(
         ax.plot(best.log2_lr, best.loss, mfc=color, zorder=5, **_STAR)
 
 
-def _draw_change(ax: Any, found: Transfer, page: Page) -> None:
+def _draw_change(ax: Any, transfer: Transfer, page: Page) -> None:
     """A ruler from the least to the greatest optimum, with its length."""
-    known = [o for o in found.optima if o is not None]
-    if len(known) < max(len(found.sizes), 2):
+    known = [o for o in transfer.optima if o is not None]
+    if len(known) < max(len(transfer.sizes), 2):
         return
     low, high = min(known), max(known)
     across = ax.get_xaxis_transform()
@@ -248,7 +248,7 @@ def _draw_change(ax: Any, found: Transfer, page: Page) -> None:
     ax.text(
         place,
         y + 0.035,
-        names.factor(found.name, high - low),
+        names.factor(transfer.name, high - low),
         transform=across,
         ha=side,
         va="bottom",

@@ -19,15 +19,17 @@ def print_verdicts(data: SweepData, console: Console) -> None:
         table.add_column(head)
     table.add_column("verdict")
     table.add_column("shift per doubling", justify="right")
-    for found in data.transfers:
-        if found.axis not in data.axes:
+    for transfer in data.transfers:
+        if transfer.axis not in data.axes:
             continue
-        name = found.name
-        best = ["none" if x is None else names.value(name, x) for x in found.optima]
-        style = "bold" if found.key == data.main else ""
-        label = escape(data.keys[found.key])
-        cells = (names.noun(name), label, found.axis, " ".join(best))
-        table.add_row(*cells, found.words, escape(words.shift(found)), style=style)
+        name = transfer.name
+        best = ["none" if x is None else names.value(name, x) for x in transfer.optima]
+        style = "bold" if transfer.key == data.main else ""
+        label = escape(data.keys[transfer.key])
+        cells = (names.noun(name), label, transfer.axis, " ".join(best))
+        table.add_row(
+            *cells, transfer.words, escape(words.shift(transfer)), style=style
+        )
     console.print(table, highlight=False)
     if target := findings.target(data):
         console.print(f"\n{escape(target)}", highlight=False)

@@ -25,21 +25,21 @@ GUIDE = (
 MANY = 3  # more hyperparameters than that are counted before they are named
 
 
-def sign(found: Transfer) -> str:
+def sign(transfer: Transfer) -> str:
     """The verdict as one character, for a glance and for black and white."""
-    return {True: "✓", False: "✗", None: "?"}[found.verdict.known]
+    return {True: "✓", False: "✗", None: "?"}[transfer.verdict.known]
 
 
-def shift(found: Transfer) -> str:
+def shift(transfer: Transfer) -> str:
     """The shift per doubling with its interval, "−0.98 [−1.05, −0.91]"."""
-    slope = found.trend.slope
+    slope = transfer.trend.slope
     if not math.isfinite(slope):
         return "–"
-    told = names.signed(found.name, slope)
-    ends = found.trend.interval
+    told = names.signed(transfer.name, slope)
+    ends = transfer.trend.interval
     if not math.isfinite(ends[0]):
         return told
-    low, high = (names.signed(found.name, x) for x in ends)
+    low, high = (names.signed(transfer.name, x) for x in ends)
     return f"{told} [{low}, {high}]"
 
 
@@ -72,35 +72,35 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
     ]
 
 
-def _row(data: SweepData, found: Transfer) -> dict[str, Any]:
+def _row(data: SweepData, transfer: Transfer) -> dict[str, Any]:
     best = [
-        "nothing trained" if x is None else names.value(found.name, x)
-        for x in found.optima
+        "nothing trained" if x is None else names.value(transfer.name, x)
+        for x in transfer.optima
     ]
-    told = shift(found)
+    told = shift(transfer)
     return {
-        "label": data.keys[found.key],
-        "axis": found.axis,
-        "sign": sign(found),
-        "words": found.words,
-        "change": found.change_words or "–",
-        "shift": told if told == "–" else f"{told} {unit(found.name)} per doubling",
-        "best": list(zip(found.sizes, best, strict=True)),
-        "featured": found.key == data.main,
+        "label": data.keys[transfer.key],
+        "axis": transfer.axis,
+        "sign": sign(transfer),
+        "words": transfer.words,
+        "change": transfer.change_words or "–",
+        "shift": told if told == "–" else f"{told} {unit(transfer.name)} per doubling",
+        "best": list(zip(transfer.sizes, best, strict=True)),
+        "featured": transfer.key == data.main,
     }
 
 
 def prediction(data: SweepData, name: str, key: str) -> str:
     """The predicted optimum at the target with its interval, or nothing."""
-    found = data.verdicts[name].get(key, {}).get("predicted")
-    if found is None or data.target is None:
+    predicted = data.verdicts[name].get(key, {}).get("predicted")
+    if predicted is None or data.target is None:
         return ""
     mine = [t for t in data.transfers if (t.name, t.key) == (name, key)]
     # An optimum at the edge of the grid may lie beyond it.
     if any(t.at_edge for t in mine):
         return ""
-    low, high = (names.value(name, x) for x in found["interval"])
-    return f"{names.value(name, found['optimum'])} (95 %: {low} to {high})"
+    low, high = (names.value(name, x) for x in predicted["interval"])
+    return f"{names.value(name, predicted['optimum'])} (95 %: {low} to {high})"
 
 
 def target(data: SweepData) -> str:
@@ -125,8 +125,8 @@ def headline(data: SweepData) -> str:
     if len(by_name) > MANY:
         good = [
             n
-            for n, found in by_name.items()
-            if {t.verdict for t in found} == {Verdict.TRANSFERS}
+            for n, transfers in by_name.items()
+            if {t.verdict for t in transfers} == {Verdict.TRANSFERS}
         ]
         which = f": {listed([names.noun(n) for n in good])}" if good else ""
         return (
@@ -135,8 +135,10 @@ def headline(data: SweepData) -> str:
         )
     # Hyperparameters with the same verdicts share one clause.
     told: dict[tuple[str, str], list[str]] = {}
-    for name, found in by_name.items():
-        told.setdefault((phrase(found), phrase(found, many=True)), []).append(name)
+    for name, transfers in by_name.items():
+        told.setdefault((phrase(transfers), phrase(transfers, many=True)), []).append(
+            name
+        )
     parts = []
     for (one, many), group in told.items():
         subject = listed([f"the {names.noun(n)}" for n in group])
@@ -154,25 +156,25 @@ def dead(population: Population) -> bool:
     return bool(np.isnan(population.loss).all())
 
 
-def phrase(found: Sequence[Transfer], *, many: bool = False) -> str:
+def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
     """What one hyperparameter does along its axes: "transfers across depth and …".
 
     Args:
-      found: verdicts of one hyperparameter and parametrization.
+      transfers: verdicts of one hyperparameter and parametrization.
       many: whether the subject is plural.
     """
     s, do = ("", "do") if many else ("s", "does")
     parts = []
-    stay = [t.axis for t in found if t.verdict is Verdict.TRANSFERS]
+    stay = [t.axis for t in transfers if t.verdict is Verdict.TRANSFERS]
     if stay:
         parts.append(f"transfer{s} across {listed(stay)}")
-    for t in found:
+    for t in transfers:
         if t.verdict.known is False:
             share = percent(t.regret.share) if t.regret else ""
             why = t.reason or f"costs {share} of the loss at {t.size_text()}"
             parts.append(f"{do} not transfer across {t.axis} ({why})")
     reasons: dict[str, list[str]] = {}
-    for t in found:
+    for t in transfers:
         if t.verdict.known is None:
             reasons.setdefault(t.reason, []).append(t.axis)
     for why, axes in reasons.items():
@@ -198,13 +200,13 @@ def numbers(data: SweepData) -> list[str]:
 
 def title(data: SweepData, name: str, axis: Axis) -> str:
     """The finding about one hyperparameter along one axis, for its picture."""
-    found = [t for t in data.transfers if t.name == name and t.axis == axis]
-    if all(all(x is None for x in t.optima) for t in found):
+    transfers = [t for t in data.transfers if t.name == name and t.axis == axis]
+    if all(all(x is None for x in t.optima) for t in transfers):
         return f"{_capital(names.noun(name))}: nothing trained"
     # The featured one first.
-    found.sort(key=lambda t: t.key != data.main)
+    transfers.sort(key=lambda t: t.key != data.main)
     told: dict[str, list[str]] = {}
-    for t in found[:MANY]:
+    for t in transfers[:MANY]:
         told.setdefault(phrase([t]), []).append(data.keys[t.key])
     parts = [f"{words} with {listed(labels)}" for words, labels in told.items()]
     return f"The best {names.noun(name)} {'; it '.join(parts)}"
@@ -212,8 +214,8 @@ def title(data: SweepData, name: str, axis: Axis) -> str:
 
 def captions(data: SweepData, name: str, axis: Axis) -> dict[str, str]:
     """The text above each panel, by parametrization."""
-    found = [t for t in data.transfers if t.name == name and t.axis == axis]
-    return {t.key: f"{sign(t)} {t.words}" for t in found}
+    transfers = [t for t in data.transfers if t.name == name and t.axis == axis]
+    return {t.key: f"{sign(t)} {t.words}" for t in transfers}
 
 
 def fixed(data: SweepData, name: str, axis: Axis) -> str:

@@ -195,10 +195,10 @@ class Chunks:
             # The last part overlaps the one before, and is as large.
             begin = min(at, self._seeds - self._rows)
             rows = slice(begin, begin + self._rows)
-            found = self._program(
+            loss = self._program(
                 self._keys[rows], hyper, self._orders[:, rows], steps, self._examples
             )
-            losses.append(np.asarray(found)[at - begin :, back])
+            losses.append(np.asarray(loss)[at - begin :, back])
         return np.concatenate(losses)
 
     @property

@@ -33,28 +33,28 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
 
 
 def verdicts(
-    found: Sequence[Transfer], base: Sizes, target: Sizes | None = None
+    judged: Sequence[Transfer], base: Sizes, target: Sizes | None = None
 ) -> dict[str, Any]:
     """All verdicts as JSON-ready data, by hyperparameter, parametrization and axis.
 
     Args:
-      found: as `transfers` gives them.
+      judged: as `transfers` gives them.
       base: the sizes where the axes cross.
       target: the sizes to predict the optimum at; None for none.
     """
     out: dict[str, Any] = {}
-    for one in found:
+    for one in judged:
         by_key = out.setdefault(one.name, {}).setdefault(one.key, {})
         by_key[one.axis] = one.to_json()
     if target is not None:
         for name, by_key in out.items():
             for key in by_key:
-                lines = trends_of(found, name, key)
+                lines = trends_of(judged, name, key)
                 if len(lines) == 2:
                     by_key[key]["predicted"] = predicted(lines, base, target)
     return out
 
 
-def trends_of(found: Sequence[Transfer], name: str, key: str) -> Mapping[str, Trend]:
+def trends_of(judged: Sequence[Transfer], name: str, key: str) -> Mapping[str, Trend]:
     """The trends of one hyperparameter and parametrization, by axis."""
-    return {t.axis: t.trend for t in found if (t.name, t.key) == (name, key)}
+    return {t.axis: t.trend for t in judged if (t.name, t.key) == (name, key)}

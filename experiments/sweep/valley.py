@@ -86,10 +86,12 @@ def _slope(population: Population, names: Sequence[str]) -> float | None:
     u, v = x[near] - x[near].mean(), y[near] - y[near].mean()
     design = np.stack([np.ones_like(u), u, v, u * u / 2, u * v, v * v / 2], axis=1)
     level = np.log2(loss[near])
-    found, _, rank, _ = np.linalg.lstsq(design, level, rcond=None)
-    if rank < 6 or (level - design @ found).var() > (1 - _EXPLAINED) * level.var():
+    solution, _, rank, _ = np.linalg.lstsq(design, level, rcond=None)
+    if rank < 6 or (level - design @ solution).var() > (1 - _EXPLAINED) * level.var():
         return None
-    curvature, axes = np.linalg.eigh([[found[3], found[4]], [found[4], found[5]]])
+    curvature, axes = np.linalg.eigh(
+        [[solution[3], solution[4]], [solution[4], solution[5]]]
+    )
     if curvature[1] <= 0 or curvature[0] * _LONG > curvature[1]:
         return None
     across, up = axes[:, 0]

@@ -269,7 +269,7 @@ def transfer(
     at = line.sizes.index(base) if base in line.sizes[:-1] else 0
     fits = [fit(cell) for cell in cells]
     pairs = list(zip(line.sizes, fits, strict=True))
-    trained = [found for found in fits if found is not None]
+    trained = [fitted for fitted in fits if fitted is not None]
     cost = own = None
     if len(trained) == len(fits):
         best = trained[at].optimum
@@ -283,8 +283,8 @@ def transfer(
         line,
         cost,
         own,
-        tuple(size for size, found in pairs if found and found.at_edge),
-        tuple(size for size, found in pairs if found is None),
+        tuple(size for size, fitted in pairs if fitted and fitted.at_edge),
+        tuple(size for size, fitted in pairs if fitted is None),
     )
 
 

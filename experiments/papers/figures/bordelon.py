@@ -19,15 +19,15 @@ def _trained(paper: bool) -> finite_size.Errors:
     return finite_size.train(x, y, widths=widths, depths=(4, 8, 16, 32), seeds=seeds)
 
 
-def _bias_law(found: finite_size.Errors) -> tuple[float, float]:
+def _bias_law(errors: finite_size.Errors) -> tuple[float, float]:
     """The exponent of the bias in depth, with its bootstrap standard error."""
-    draw, count = np.random.default_rng(0), found.outputs.shape[2]
+    draw, count = np.random.default_rng(0), errors.outputs.shape[2]
     slopes = []
     for _ in range(100):
-        chosen = found.outputs[:, :, draw.integers(0, count, count)]
-        again = finite_size.Errors(found.widths, found.depths, chosen)
+        chosen = errors.outputs[:, :, draw.integers(0, count, count)]
+        again = finite_size.Errors(errors.widths, errors.depths, chosen)
         slopes.append(again.depth_law().exponent)
-    return found.depth_law().exponent, float(np.std(slopes))
+    return errors.depth_law().exponent, float(np.std(slopes))
 
 
 def depths_agree(paper: bool) -> Drawing:
@@ -37,7 +37,7 @@ def depths_agree(paper: bool) -> Drawing:
     steps, rate, depths = 5, 0.5, (2, 4, 8, 16)
     stream = np.repeat(x[None], steps, 0), np.repeat(y[None], steps, 0)
     replicas, width, seeds = (64, 512, 128) if paper else (16, 256, 32)
-    found = [
+    runs = [
         feature_learning.dynamics(*stream, d, learning_rate=rate, replicas=replicas)
         for d in depths
     ]
@@ -46,12 +46,12 @@ def depths_agree(paper: bool) -> Drawing:
         seeds=seeds,
     ).outputs[0]  # fmt: skip
     mean, noise = networks.mean(1), networks.std(1, ddof=1) / np.sqrt(seeds)
-    value, error = (np.stack([run.outputs[k][-1] for run in found]) for k in (0, 1))
+    value, error = (np.stack([run.outputs[k][-1] for run in runs]) for k in (0, 1))
     away = float((np.abs(mean - value) / np.hypot(noise, error)).max())
-    slope, slope_error = _gap_law(found, depths)
+    slope, slope_error = _gap_law(runs, depths)
     losses = [
         Line(f"L = {d}", range(steps), run.losses.value.tolist())
-        for d, run in zip(depths, found, strict=True)
+        for d, run in zip(depths, runs, strict=True)
     ]
     outputs = []
     for k in (0, 1):
@@ -73,10 +73,10 @@ def depths_agree(paper: bool) -> Drawing:
 
 
 def _gap_law(
-    found: list[feature_learning.Dynamics], depths: tuple[int, ...]
+    runs: list[feature_learning.Dynamics], depths: tuple[int, ...]
 ) -> tuple[float, float]:
     """The exponent in L of the last losses' difference between L and 2L, with error."""
-    last = np.array([[part[-1] for part in run.losses] for run in found])
+    last = np.array([[part[-1] for part in run.losses] for run in runs])
     draws = np.random.default_rng(0).normal(size=(200, len(depths)))
 
     def slope(losses: np.ndarray) -> float:
@@ -89,13 +89,13 @@ def _gap_law(
 
 def finite_sizes(paper: bool) -> Drawing:
     """Squared distance of single networks from the limit (Figure 5b)."""
-    found = _trained(paper)
+    networks = _trained(paper)
     # As in the paper, the ensemble of the largest networks stands for the limit.
-    proxy = found.outputs[-1, -1].mean(axis=0)
-    errors = ((found.outputs - proxy) ** 2).mean(axis=(2, 3))
+    proxy = networks.outputs[-1, -1].mean(axis=0)
+    errors = ((networks.outputs - proxy) ** 2).mean(axis=(2, 3))
     lines = [
-        Line(f"N = {n}", found.depths, row.tolist())
-        for n, row in zip(found.widths, errors, strict=True)
+        Line(f"N = {n}", networks.depths, row.tolist())
+        for n, row in zip(networks.widths, errors, strict=True)
     ]
     single = Panel(
         "Single networks, and the large ensemble",
@@ -105,38 +105,38 @@ def finite_sizes(paper: bool) -> Drawing:
         log_x=True,
         log_y=True,
     )
-    width = found.width_law().exponent
-    bias, error = _bias_law(found)
+    width = networks.width_law().exponent
+    bias, error = _bias_law(networks)
     ours = (
         f"noise falls as N^{width:.2f} (agrees within 0.15 of -1), the bias in depth "
         f"as L^({bias:.2f} ± {error:.2f}) (agrees within 3 errors of -1, each below "
         "0.2)"
     )
     agrees = near(width, -1, 0.15) and error < 0.2 and near(bias, -1, 3 * error)
-    return Drawing([single, _bias(found, 1, "bias of f")], ours, agrees)
+    return Drawing([single, _bias(networks, 1, "bias of f")], ours, agrees)
 
 
 def ensembles(paper: bool) -> Drawing:
     """Variance over initializations, and the bias of the average (Figure B.7)."""
-    found = _trained(paper)
+    networks = _trained(paper)
     lines = [
-        Line(f"L = {d}", found.widths, column.tolist())
-        for d, column in zip(found.depths, found.variance.T, strict=True)
+        Line(f"L = {d}", networks.widths, column.tolist())
+        for d, column in zip(networks.depths, networks.variance.T, strict=True)
     ]
-    start = found.variance[0].mean()
-    law = [start * found.widths[0] / n for n in found.widths]
+    start = networks.variance[0].mean()
+    law = [start * networks.widths[0] / n for n in networks.widths]
     noise = Panel(
         "Over initializations",
         "width N",
         "variance of f",
-        [*lines, Line("1/N", found.widths, law, look="theory")],
+        [*lines, Line("1/N", networks.widths, law, look="theory")],
         log_x=True,
         log_y=True,
     )
     slopes = [
-        fit_power_law(found.widths, v.tolist()).exponent for v in found.variance.T
+        fit_power_law(networks.widths, v.tolist()).exponent for v in networks.variance.T
     ]
-    bias, error = (2 * value for value in _bias_law(found))
+    bias, error = (2 * value for value in _bias_law(networks))
     ours = (
         f"variance falls as N^{min(slopes):.2f} to N^{max(slopes):.2f} over the depths "
         f"(agrees within 0.15 of -1), the square of the ensemble's bias as "
@@ -144,14 +144,14 @@ def ensembles(paper: bool) -> Drawing:
     )
     agrees = all(near(s, -1, 0.15) for s in slopes)
     agrees = agrees and error < 0.4 and near(bias, -2, 3 * error)
-    return Drawing([noise, _bias(found, 2, "squared bias of f")], ours, agrees)
+    return Drawing([noise, _bias(networks, 2, "squared bias of f")], ours, agrees)
 
 
-def _bias(found: finite_size.Errors, power: int, label: str) -> Panel:
-    depths, gaps = found.depths[:-1], found.depth_gaps[-1] ** power
+def _bias(errors: finite_size.Errors, power: int, label: str) -> Panel:
+    depths, gaps = errors.depths[:-1], errors.depth_gaps[-1] ** power
     law = [gaps[-1] * (depths[-1] / d) ** power for d in depths]
     return Panel(
-        f"Averaged over initializations, N = {found.widths[-1]}",
+        f"Averaged over initializations, N = {errors.widths[-1]}",
         "depth L",
         f"{label}: L against 2L",
         [
@@ -170,14 +170,14 @@ def lazy_kernel(paper: bool) -> Drawing:
     gram, zero = lazy.gram(points), len(angles) // 2
     limit = lazy.kernels(gram, "relu").kernel[zero]
     depths = [2**k for k in range(0, 9 if paper else 8)]
-    found = [lazy.kernels(gram, "relu", depth=d).kernel[zero] for d in depths]
+    kernels = [lazy.kernels(gram, "relu", depth=d).kernel[zero] for d in depths]
     lines = [
         Line(f"L = {d}", angles.tolist(), k.tolist())
-        for d, k in list(zip(depths, found, strict=True))[:5:2]
+        for d, k in list(zip(depths, kernels, strict=True))[:5:2]
     ]
     infinite = Line("infinite depth", angles.tolist(), limit.tolist(), look="theory")
     shape = Panel("NTK at initialization", "angle", "K", [*lines, infinite])
-    away = [float(((k - limit) ** 2).mean()) for k in found]
+    away = [float(((k - limit) ** 2).mean()) for k in kernels]
     slope = fit_power_law(depths[-4:], away[-4:]).exponent
     law = [away[-1] * (depths[-1] / d) ** 2 for d in depths]
     rate = Panel(

@@ -29,19 +29,19 @@ def both_sizes(data: SweepData) -> Drawing:
 
     At the base's depth both are the same: there is one panel of widths.
     """
-    found = {
+    by_name = {
         "μP over depth": curves.cells(data, "mup"),
         "μP and 1/√L over depth": curves.cells(data, "depth_mup"),
     }
     wide = curves.cells(data, "depth_mup", "width")
-    alone, both = (curves.move(cells, base=data.base) for cells in found.values())
+    alone, both = (curves.move(cells, base=data.base) for cells in by_name.values())
     width = curves.move(wide, "width", data.base)
     moves = {
         "1/√L over depth": both,
         "μP over depth": alone,
         "either over width": width,
     }
-    panels = [curves.panel(title, cells) for title, cells in found.items()]
+    panels = [curves.panel(title, cells) for title, cells in by_name.items()]
     panels.append(curves.panel("Both over width", wide, "width"))
     return Drawing(
         panels,
@@ -104,9 +104,9 @@ def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
 def _keyed(
     data: SweepData, keys: dict[str, str]
 ) -> tuple[list[Panel], dict[str, Transfer]]:
-    found = {title: curves.cells(data, key) for title, key in keys.items()}
-    panels = [curves.panel(title, cells) for title, cells in found.items()]
-    moves = {n: curves.move(cells, base=data.base) for n, cells in found.items()}
+    by_name = {title: curves.cells(data, key) for title, key in keys.items()}
+    panels = [curves.panel(title, cells) for title, cells in by_name.items()]
+    moves = {n: curves.move(cells, base=data.base) for n, cells in by_name.items()}
     return panels, moves
 
 
@@ -133,9 +133,9 @@ def transformers(data: SweepData) -> Drawing:
     return Drawing(panels, ours, curves.every(*stays, *better))
 
 
-def _fall(found: Sequence[Cell]) -> curves.Least:
+def _fall(cells: Sequence[Cell]) -> curves.Least:
     """Log of the deepest size's least loss over the smallest's, seed by seed."""
-    first, last = curves.least(found[0]), curves.least(found[-1])
+    first, last = curves.least(cells[0]), curves.least(cells[-1])
     if not len(first.log_loss) or not len(last.log_loss):
         return curves.Least(np.empty(0))
     return curves.Least(last.log_loss - first.log_loss)
@@ -145,9 +145,9 @@ def other_axes(momentum: SweepData, richness: SweepData) -> Drawing:
     """The best momentum and richness stay over depth (Figure 4)."""
     panels, moves = [], {}
     for name, data in (("momentum", momentum), ("richness", richness)):
-        found = curves.cells(data, "depth_mup", name=name)
-        moves[name] = curves.move(found, base=data.base)
-        panels.append(curves.panel(f"{name.capitalize()}, best learning rate", found))
+        cells = curves.cells(data, "depth_mup", name=name)
+        moves[name] = curves.move(cells, base=data.base)
+        panels.append(curves.panel(f"{name.capitalize()}, best learning rate", cells))
     return Drawing(
         panels, curves.told(moves), curves.every(*map(curves.stays, moves.values()))
     )
@@ -159,8 +159,8 @@ def decay_stays(data: SweepData) -> Drawing:
     In training the best decay may be none at all: what is compared is how far the log
     loss of each decay lies above the least.
     """
-    found = curves.cells(data, "depth_mup", name="weight_decay")
-    log_loss = np.stack([np.log(cell.loss).mean(axis=0) for cell in found])
+    cells = curves.cells(data, "depth_mup", name="weight_decay")
+    log_loss = np.stack([np.log(cell.loss).mean(axis=0) for cell in cells])
     log_loss = log_loss[:, ~np.isnan(log_loss).any(axis=0)]
     above = log_loss - log_loss.min(axis=1, keepdims=True, initial=np.inf)
     apart = np.abs(above - above[0]).max(initial=0.0)
@@ -169,8 +169,8 @@ def decay_stays(data: SweepData) -> Drawing:
         f"over depths the log loss rises with weight decay differently by {share:.0%} "
         "of the base's whole rise (agrees below 25%)"
     )
-    panels = [curves.panel("Each at its best learning rate", found)]
-    for cell in (found[0], found[-1]):
+    panels = [curves.panel("Each at its best learning rate", cells)]
+    for cell in (cells[0], cells[-1]):
         lines = [
             _curve(cell, i, f"λ = {2.0**x:g}", data.steps)
             for i, x in enumerate(cell.log2_lr)
@@ -186,17 +186,17 @@ def middle_depth(*sweeps: SweepData) -> Drawing:
     Each sweep has one depth; its widths give width² x depth the same values as in the
     other sweeps.
     """
-    found = [curves.cells(data, "depth_mup", "width") for data in sweeps]
-    depths = [cells[0].depth for cells in found]
+    by_sweep = [curves.cells(data, "depth_mup", "width") for data in sweeps]
+    depths = [cells[0].depth for cells in by_sweep]
     lines = []
-    for cells in found:
+    for cells in by_sweep:
         best = [curves.least(cell) for cell in cells]
         sizes = [cell.width**2 * cell.depth for cell in cells]
         losses, errors = [b.loss for b in best], [b.error for b in best]
         lines.append(Line(f"depth {cells[0].depth}", sizes, losses, errors))
     told: list[str] = []
     inside: list[bool | None] = []
-    for equal in zip(*found, strict=True):
+    for equal in zip(*by_sweep, strict=True):
         size = f"{equal[0].width ** 2 * equal[0].depth:,}"
         places = [curves.best_point(cell) for cell in equal]
         if None in places:
@@ -234,16 +234,16 @@ def _interval(draws: np.ndarray) -> np.ndarray:
 
 def decided_early(data: SweepData) -> Drawing:
     """The best learning rate shows after a few epochs of twenty (Figure B.3)."""
-    found = curves.cells(data, "depth_mup")
-    early = curves.at(found, _SOON)
-    pairs = list(zip(early, found, strict=True))
+    cells = curves.cells(data, "depth_mup")
+    early = curves.at(cells, _SOON)
+    pairs = list(zip(early, cells, strict=True))
     gaps = [_apart(*pair) for pair in pairs]
     ours = (
         f"after {_SOON:.0%} of the steps the optimum is "
         f"{', '.join(f'{gap:.2f}' for gap, _ in gaps)} octaves from where it ends, at "
-        f"depths {', '.join(str(c.depth) for c in found)} (agrees within ½)"
+        f"depths {', '.join(str(c.depth) for c in cells)} (agrees within ½)"
     )
-    cell = found[-1]
+    cell = cells[-1]
     best = curves.best_point(cell) or 0
     lines = [
         _curve(cell, i, f"rate 2^{cell.log2_lr[i]:g}", data.steps)
@@ -252,7 +252,7 @@ def decided_early(data: SweepData) -> Drawing:
     panels = [
         Panel(f"Depth {cell.depth}", "step", "training loss", lines, log_y=True),
         curves.panel("After a quarter of the steps", early),
-        curves.panel("At the end", found),
+        curves.panel("At the end", cells),
     ]
     near = [curves.under(curves.Gap(gap, 1.645 * error), 0.5) for gap, error in gaps]
     return Drawing(panels, ours, curves.every(*near))
@@ -275,13 +275,14 @@ def _apart(one: Cell, other: Cell) -> tuple[float, float]:
 def long_branches(data: SweepData) -> Drawing:
     """Branches of 4 layers: only 1/L gains by each doubling, early on (M.1)."""
     keys = ("depth_mup", "ode")
-    found = {key: curves.cells(data, key) for key in keys}
+    by_name = {key: curves.cells(data, key) for key in keys}
     early = {
         key: [curves.least(c) for c in curves.at(cells, _SOON)]
-        for key, cells in found.items()
+        for key, cells in by_name.items()
     }
     named = {
-        _TITLES[key]: curves.move(cells, base=data.base) for key, cells in found.items()
+        _TITLES[key]: curves.move(cells, base=data.base)
+        for key, cells in by_name.items()
     }
     told = {key: ", ".join(map(str, losses)) for key, losses in early.items()}
     ours = (
@@ -290,7 +291,7 @@ def long_branches(data: SweepData) -> Drawing:
     )
     gains = {key: curves.falls_always(losses) for key, losses in early.items()}
     agrees = curves.every(gains["ode"], curves.opposite(gains["depth_mup"]))
-    panels = [curves.panel(_TITLES[key], cells) for key, cells in found.items()]
+    panels = [curves.panel(_TITLES[key], cells) for key, cells in by_name.items()]
     return Drawing(panels, ours, agrees)
 
 

@@ -27,9 +27,9 @@ def rate_over_depth(data: SweepData) -> Drawing:
     """Depth-μP stays and gains, the others move (Figures 10 and 12)."""
     others = [key for key in _keys(data) if key != "depth_mup"]
     order = ["depth_mup", *others]
-    found = {key: curves.cells(data, key) for key in order}
-    moves = {key: curves.move(cells, base=data.base) for key, cells in found.items()}
-    losses = _least(found["depth_mup"])
+    by_name = {key: curves.cells(data, key) for key in order}
+    moves = {key: curves.move(cells, base=data.base) for key, cells in by_name.items()}
+    losses = _least(by_name["depth_mup"])
     named = {_TITLES[key]: moves[key] for key in order}
     ours = f"{curves.told(named)}; loss of Depth-μP {curves.span(losses)}"
     agrees = curves.every(
@@ -37,7 +37,7 @@ def rate_over_depth(data: SweepData) -> Drawing:
         curves.falls(losses),
         *(curves.moves(moves[key]) for key in others),
     )
-    panels = [curves.panel(_TITLES[key], found[key]) for key in order]
+    panels = [curves.panel(_TITLES[key], by_name[key]) for key in order]
     return Drawing(panels, ours, agrees)
 
 
@@ -64,14 +64,14 @@ def ode_moves(data: SweepData) -> Drawing:
 
 def multiplier_settles(data: SweepData) -> Drawing:
     """The best block multiplier moves less and less (Figure 13)."""
-    found = curves.cells(data, "depth_mup", name="branch_multiplier")
-    whole = curves.move(found, base=data.base)
-    last = curves.move(found[-2:])
-    values = ", ".join(f"{curves.value('branch_multiplier', c):.2f}" for c in found)
+    cells = curves.cells(data, "depth_mup", name="branch_multiplier")
+    whole = curves.move(cells, base=data.base)
+    last = curves.move(cells[-2:])
+    values = ", ".join(f"{curves.value('branch_multiplier', c):.2f}" for c in cells)
     moves = {"between the deepest two": last, "over all": whole}
     ours = f"best a {values} over the depths; {curves.told(moves)}"
     panels = [
-        curves.panel("Each at its best learning rate", found),
+        curves.panel("Each at its best learning rate", cells),
         curves.panel(
             "Each at its best block multiplier", curves.cells(data, "depth_mup")
         ),
@@ -145,13 +145,13 @@ def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
 
 def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
     """The best learning rate of branches of two layers moves (Figure 6)."""
-    found = {
+    by_name = {
         "ReLU": curves.cells(relu, "depth_mup"),
         "|x| and LayerNorm": curves.cells(absolute, "depth_mup"),
     }
-    moves = {n: curves.move(cells, base=relu.base) for n, cells in found.items()}
+    moves = {n: curves.move(cells, base=relu.base) for n, cells in by_name.items()}
     ours = curves.told(moves)
-    panels = [curves.panel(name, cells) for name, cells in found.items()]
+    panels = [curves.panel(name, cells) for name, cells in by_name.items()]
     return Drawing(
         panels, ours, curves.every(*(curves.moves(one) for one in moves.values()))
     )
@@ -160,10 +160,10 @@ def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
 def valley_turns(data: SweepData) -> Drawing:
     """The valley of (η, a) turns from slope -2 to -1 with depth (Figure 7)."""
     names = ("learning_rate", "branch_multiplier")
-    found = sorted(data.populations, key=lambda p: p.depth)
-    slopes = [valley.slope(p, names) for p in found]
+    populations = sorted(data.populations, key=lambda p: p.depth)
+    slopes = [valley.slope(p, names) for p in populations]
     floors = []
-    for population in found:
+    for population in populations:
         loss = valley.surface(population, names)
         cell = population.cell()
         trained = ~np.isnan(loss).all(axis=1)
@@ -171,8 +171,10 @@ def valley_turns(data: SweepData) -> Drawing:
         heights = np.log2(population.axes["branch_multiplier"])[best]
         rates = cell.log2_lr[trained].tolist()
         floors.append(Line(f"depth {population.depth}", rates, heights.tolist()))
-    known = [(p.depth, s) for p, s in zip(found, slopes, strict=True) if s is not None]
-    depths = [found[0].depth, found[-1].depth]
+    known = [
+        (p.depth, s) for p, s in zip(populations, slopes, strict=True) if s is not None
+    ]
+    depths = [populations[0].depth, populations[-1].depth]
     levels = [Line(f"{s:g}", depths, [s, s], look="theory") for s in (-2, -1) if depths]
     turned = Line("measured", [d for d, _ in known], [s for _, s in known])
     panels = [
@@ -197,15 +199,15 @@ def valley_turns(data: SweepData) -> Drawing:
 
 def multiplier_is_free(data: SweepData) -> Drawing:
     """A transformer's loss hardly depends on the block multiplier (Figure 14)."""
-    found = curves.cells(data, "depth_mup", name="branch_multiplier")
-    spreads = [_spread(cell) for cell in found]
+    cells = curves.cells(data, "depth_mup", name="branch_multiplier")
+    spreads = [_spread(cell) for cell in cells]
     told = ", ".join(map(str, spreads))
     ours = (
-        f"over a from {2 ** found[0].log2_lr[0]:g} to {2 ** found[0].log2_lr[-1]:g} "
+        f"over a from {2 ** cells[0].log2_lr[0]:g} to {2 ** cells[0].log2_lr[-1]:g} "
         f"the loss differs by {told} at depths "
-        f"{', '.join(str(c.depth) for c in found)} (agrees below 2%)"
+        f"{', '.join(str(c.depth) for c in cells)} (agrees below 2%)"
     )
-    panels = [curves.panel("Each at its best learning rate", found)]
+    panels = [curves.panel("Each at its best learning rate", cells)]
     return Drawing(
         panels, ours, curves.every(*(curves.under(x, _FREE) for x in spreads))
     )
@@ -226,12 +228,12 @@ def _spread(cell: Cell) -> curves.Gap:
 
 def deeper_starts_worse(data: SweepData) -> Drawing:
     """Deeper transformers start worse and end better (Figure 15)."""
-    found = curves.cells(data, "depth_mup")
-    early = [_standing(cell, _EARLY) for cell in found]
-    late = [curves.least(cell) for cell in found]
-    lines = [curves.learning(c, f"depth {c.depth}", data.steps) for c in found]
+    cells = curves.cells(data, "depth_mup")
+    early = [_standing(cell, _EARLY) for cell in cells]
+    late = [curves.least(cell) for cell in cells]
+    lines = [curves.learning(c, f"depth {c.depth}", data.steps) for c in cells]
     ours = (
-        f"loss of depth {found[0].depth} to {found[-1].depth}: {curves.span(early)} "
+        f"loss of depth {cells[0].depth} to {cells[-1].depth}: {curves.span(early)} "
         f"after {_EARLY:.0%} of the steps, {curves.span(late)} at the end"
     )
     panels = [
@@ -264,9 +266,9 @@ def root_law_at_the_end(data: SweepData) -> Drawing:
     Depth-μP divides by √L itself: what its own optimum moves by is what differs from
     1/√L, and half an octave less is what the rate of the layers moves by.
     """
-    found = curves.cells(data, "depth_mup")
-    middle = curves.at(found, 0.5)
-    half, end = (curves.move(c, base=data.base) for c in (middle, found))
+    cells = curves.cells(data, "depth_mup")
+    middle = curves.at(cells, 0.5)
+    half, end = (curves.move(c, base=data.base) for c in (middle, cells))
     ours = (
         f"with the learning rate over √L the optimum in the middle: "
         f"{curves.shift(half)} octaves per doubling (agrees within ¼ of ½); at the "
@@ -274,7 +276,7 @@ def root_law_at_the_end(data: SweepData) -> Drawing:
     )
     panels = [
         curves.panel("In the middle", middle),
-        curves.panel("At the end", found),
+        curves.panel("At the end", cells),
     ]
     agrees = curves.every(half.trend.within(0.25, 0.75), curves.stays(end))
     return Drawing(panels, ours, agrees)
@@ -284,18 +286,18 @@ def _keys(data: SweepData) -> list[str]:
     return list(dict.fromkeys(p.parametrization for p in data.populations))
 
 
-def _least(found: Sequence[Cell]) -> list[curves.Least]:
-    return [curves.least(cell) for cell in found]
+def _least(cells: Sequence[Cell]) -> list[curves.Least]:
+    return [curves.least(cell) for cell in cells]
 
 
-def _no_gain(found: Sequence[curves.Least]) -> bool | None:
+def _no_gain(losses: Sequence[curves.Least]) -> bool | None:
     """Whether depth lowers the loss by less than 1 %; None where it is not known."""
-    gains = curves.gaps([(found[0], deeper) for deeper in found[1:]])
+    gains = curves.gaps([(losses[0], deeper) for deeper in losses[1:]])
     return curves.every(*(curves.under(gain, np.log1p(SHARE)) for gain in gains))
 
 
-def _losses(label: str, found: Sequence[Cell], scale: int = 1) -> Line:
-    known = [(c.depth * scale, curves.least(c)) for c in found]
+def _losses(label: str, cells: Sequence[Cell], scale: int = 1) -> Line:
+    known = [(c.depth * scale, curves.least(c)) for c in cells]
     known = [(depth, best) for depth, best in known if np.isfinite(best.loss)]
     return Line(
         label,
@@ -305,8 +307,8 @@ def _losses(label: str, found: Sequence[Cell], scale: int = 1) -> Line:
     )
 
 
-def _by_depth(found: dict[str, list[Cell]]) -> Panel:
-    lines = [_losses(name, cells) for name, cells in found.items()]
+def _by_depth(by_name: dict[str, list[Cell]]) -> Panel:
+    lines = [_losses(name, cells) for name, cells in by_name.items()]
     return Panel(
         "Best learning rate of each",
         "depth",

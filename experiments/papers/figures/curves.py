@@ -39,41 +39,41 @@ def cells(
       axis: "depth" or "width"; the other is the base's.
       name: of the hyperparameter along the grid; every other is at its best.
     """
-    found = [
+    chosen = [
         dataclasses.replace(p.cell(name), parametrization=key)
         for p in data.populations
         if statistics.key_of(p) == key
     ]
     fixed = data.base.width if axis == "depth" else data.base.depth
-    return statistics.along(found, key, axis, fixed)
+    return statistics.along(chosen, key, axis, fixed)
 
 
-def at(found: Sequence[Cell], share: float) -> list[Cell]:
+def at(given: Sequence[Cell], share: float) -> list[Cell]:
     """The same runs as they stood after a share of their steps, in 0 to 1.
 
     The loss is the mean over the eighth of the run that ends there.
     """
-    spans = found[0].curves.shape[-1]
+    spans = given[0].curves.shape[-1]
     end = max(round(share * spans), 1)
     window = slice(max(end - max(spans // 8, 1), 0), end)
     return [
-        dataclasses.replace(c, loss=c.curves[..., window].mean(axis=-1)) for c in found
+        dataclasses.replace(c, loss=c.curves[..., window].mean(axis=-1)) for c in given
     ]
 
 
 def panel(
-    title: str, found: Sequence[Cell], axis: str = "depth", scale: int = 1
+    title: str, given: Sequence[Cell], axis: str = "depth", scale: int = 1
 ) -> Panel:
     """Loss against the hyperparameter, a line a size.
 
     Args:
       title: of the panel.
-      found: as `cells` gives them.
+      given: as `cells` gives them.
       axis: "depth" or "width".
       scale: layers in a block, where depths are to be counted in layers.
     """
     lines = []
-    for cell in found:
+    for cell in given:
         log_loss = np.log(cell.loss)
         mean = log_loss.mean(axis=0)  # NaN where a seed diverged
         good = ~np.isnan(mean)
@@ -85,7 +85,7 @@ def panel(
         size = f"{axis} {getattr(cell, axis) * scale}"
         label = size if good.any() else f"{size}: none trained"
         lines.append(Line(label, cell.log2_lr[good].tolist(), loss.tolist(), error))
-    name = found[0].axis
+    name = given[0].axis
     return Panel(title, _NAMES.get(name, name), "training loss", lines, log_y=True)
 
 
@@ -122,10 +122,10 @@ class Least:
 
 def least(cell: Cell) -> Least:
     """The loss at the fitted optimum; empty where no point trained every seed."""
-    found = optima.fit(cell)
-    if found is None:
+    fitted = optima.fit(cell)
+    if fitted is None:
         return Least(np.empty(0))
-    return Least(found.at(found.optimum) * np.log(2))
+    return Least(fitted.at(fitted.optimum) * np.log(2))
 
 
 def learning(cell: Cell, label: str, steps: int) -> Line:
@@ -224,7 +224,7 @@ def under(gap: Gap, limit: float) -> bool | None:
     return False if gap.value - gap.wide > limit else None
 
 
-def falls(found: Sequence[Least]) -> bool | None:
+def falls(losses: Sequence[Least]) -> bool | None:
     """Whether the last is lower than the first, and no step rises; None: not known.
 
     Examples:
@@ -234,19 +234,19 @@ def falls(found: Sequence[Least]) -> bool | None:
       >>> falls([Least(x + noise) for x in (2.0, 2.9, 1.0)])
       False
     """
-    if False in _steps(found):
+    if False in _steps(losses):
         return False
-    return gaps([(found[-1], found[0])])[0].below
+    return gaps([(losses[-1], losses[0])])[0].below
 
 
-def falls_always(found: Sequence[Least]) -> bool | None:
+def falls_always(losses: Sequence[Least]) -> bool | None:
     """Whether every step falls; False where one rises, None where one is not known."""
-    return every(*_steps(found))
+    return every(*_steps(losses))
 
 
-def _steps(found: Sequence[Least]) -> list[bool | None]:
+def _steps(losses: Sequence[Least]) -> list[bool | None]:
     """Whether each loss is lower than the one before."""
-    pairs = [(after, before) for before, after in itertools.pairwise(found)]
+    pairs = [(after, before) for before, after in itertools.pairwise(losses)]
     return [gap.below for gap in gaps(pairs)]
 
 
@@ -267,32 +267,32 @@ def opposite(known: bool | None) -> bool | None:
     return None if known is None else not known
 
 
-def span(found: Sequence[Least]) -> str:
+def span(losses: Sequence[Least]) -> str:
     """First and last, as "1.858 ± 0.012 to 1.711 ± 0.010"."""
-    return f"{found[0]} to {found[-1]}"
+    return f"{losses[0]} to {losses[-1]}"
 
 
 def move(
-    found: Sequence[Cell], axis: str = "depth", base: Sizes | None = None
+    given: Sequence[Cell], axis: str = "depth", base: Sizes | None = None
 ) -> Transfer:
     """The verdict along an axis.
 
     Args:
-      found: as `cells` gives them.
+      given: as `cells` gives them.
       axis: "depth" or "width".
       base: the sizes that are tuned; the smallest where None.
     """
-    return transfer(found, axis, None if base is None else getattr(base, axis))
+    return transfer(given, axis, None if base is None else getattr(base, axis))
 
 
-def stays(found: Transfer) -> bool | None:
+def stays(transfer: Transfer) -> bool | None:
     """Whether the optimum transfers; None where the sweep cannot tell."""
-    return found.verdict.known
+    return transfer.verdict.known
 
 
-def moves(found: Transfer) -> bool | None:
+def moves(transfer: Transfer) -> bool | None:
     """The opposite of `stays`."""
-    return opposite(stays(found))
+    return opposite(stays(transfer))
 
 
 def moves_more(this: Transfer, that: Transfer) -> bool | None:
@@ -312,18 +312,20 @@ def moves_more(this: Transfer, that: Transfer) -> bool | None:
     return None if abs(gap) <= wide else bool(gap > 0)
 
 
-def shift(found: Transfer) -> str:
+def shift(transfer: Transfer) -> str:
     """Cost and shift of one optimum: "costs at most 0.6% …, +0.18 [0.07, 0.29]"."""
-    if found.failed:
-        return found.words
-    low, high = found.trend.interval
-    edge = ", at an end of the grid" if found.at_edge else ""
-    return f"{found.words}, {found.trend.slope:+.2f} [{low:.2f}, {high:.2f}]{edge}"
+    if transfer.failed:
+        return transfer.words
+    low, high = transfer.trend.interval
+    edge = ", at an end of the grid" if transfer.at_edge else ""
+    return (
+        f"{transfer.words}, {transfer.trend.slope:+.2f} [{low:.2f}, {high:.2f}]{edge}"
+    )
 
 
-def told(found: Mapping[str, Transfer]) -> str:
+def told(transfers: Mapping[str, Transfer]) -> str:
     """Several verdicts in half a sentence, each with its shift."""
-    each = "; ".join(f"{name}: {shift(one)}" for name, one in found.items())
+    each = "; ".join(f"{name}: {shift(one)}" for name, one in transfers.items())
     return f"cost at the base's optimum, and shift in octaves per doubling: {each}"
 
 

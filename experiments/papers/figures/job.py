@@ -53,9 +53,9 @@ def run(argv: list[str]) -> None:
     if name == "all":
         draw.prepare(request.folder)
         for figure in known.values():
-            if (found := from_data(figure, request)) is not None:
-                draw.write(request.folder, figure, found)
-                print(verdict(figure, found.ours, found.agrees))
+            if (done := from_data(figure, request)) is not None:
+                draw.write(request.folder, figure, done)
+                print(verdict(figure, done.ours, done.agrees))
         return
     if name not in known:
         raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
@@ -88,8 +88,8 @@ def drawn(figure: Figure, request: Request) -> Drawing:
     if figure.draw:
         if request.from_data:
             return drawings.read(drawings.path(figure, request))
-        found = figure.draw(request.paper)
-        return drawings.write(drawings.path(figure, request), found)
+        drawing = figure.draw(request.paper)
+        return drawings.write(drawings.path(figure, request), drawing)
     if figure.train:
         return figure.train(request)
     raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
@@ -147,7 +147,7 @@ def parse(argv: list[str]) -> tuple[str, Request]:
     for name in ("--workdir", "--tables", "--data_dir", "--dataset"):
         parser.add_argument(name)
     try:
-        found, rest = parser.parse_known_args(argv[1:])
+        options, rest = parser.parse_known_args(argv[1:])
     except (argparse.ArgumentError, SystemExit) as error:
         raise UserError(f"mupax figure: {error}") from None
     if rest:
@@ -155,18 +155,18 @@ def parse(argv: list[str]) -> tuple[str, Request]:
             f"{rest[0]!r} is not understood; mupax figure takes an id, --scale, "
             "--workdir, --tables, --from_data, --data_dir and --dataset"
         )
-    if found.id is None:
+    if options.id is None:
         raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
-    if found.scale not in SCALES:
-        raise UserError(f"--scale {found.scale} must be one of: {', '.join(SCALES)}")
-    folder = pathlib.Path(found.workdir or "runs/figures")
-    return found.id, Request(
-        found.scale,
+    if options.scale not in SCALES:
+        raise UserError(f"--scale {options.scale} must be one of: {', '.join(SCALES)}")
+    folder = pathlib.Path(options.workdir or "runs/figures")
+    return options.id, Request(
+        options.scale,
         folder,
-        found.data_dir,
-        found.dataset,
-        pathlib.Path(found.tables) if found.tables else folder / "data",
-        found.from_data,
+        options.data_dir,
+        options.dataset,
+        pathlib.Path(options.tables) if options.tables else folder / "data",
+        options.from_data,
     )
 
 

@@ -30,12 +30,12 @@ def write(docs: pathlib.Path) -> None:
     Raises:
       UserError: a page or its markers are missing, or a table cannot be read.
     """
-    found = drawings(docs)
-    for figure, drawing in found:
+    drawn = drawings(docs)
+    for figure, drawing in drawn:
         if drawing is not None:
             picture = draw.picture(drawing, "png")
             write_durably(docs / "figures" / f"{figure.id}.png", picture)
-    for name, body in (("figures", figures(found)), ("evidence", evidence(docs))):
+    for name, body in (("figures", figures(drawn)), ("evidence", evidence(docs))):
         page = docs / f"{name}.md"
         write_durably(page, replaced(page, body))
 

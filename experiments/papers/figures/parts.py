@@ -90,13 +90,13 @@ class Part:
           UserError: there is no such table.
         """
         path = self.path(request)
-        found = tables.read(path)
-        if found is None or not found.data.populations:
+        table = tables.read(path)
+        if table is None or not table.data.populations:
             raise UserError(
                 f"there is no table {path}; leave --from_data out to train what it "
                 "needs, or name another --tables or --scale"
             )
-        return found
+        return table
 
     def train(self, request: Request) -> Table:
         """Sweep what its table lacks, in a folder of its own, and write the table.
@@ -140,17 +140,17 @@ class Part:
         """Whether its table has every run that the figure is about, of any seeds."""
         from ...sweep.space import parse_sweep
 
-        found = tables.read(self.path(request))
-        if found is None:
+        table = tables.read(self.path(request))
+        if table is None:
             return False
-        asked = dataclasses.replace(request, dataset=found.facts["dataset"])
+        asked = dataclasses.replace(request, dataset=table.facts["dataset"])
         wanted = parse_sweep(self.parsed(asked))
         mine = [
             one
             for one in _populations(wanted)
             if not self.keys or one["parametrization"] in self.keys
         ]
-        return tables.covers(found, mine, 1)
+        return tables.covers(table, mine, 1)
 
     def seen(self, table: Table) -> SweepData:
         """What the figure draws of a table."""
@@ -192,13 +192,13 @@ class Sweeps:
         from ...sweep.space import parse_sweep
 
         if request.from_data:
-            found = [part.read(request) for part in self.parts]
+            read = [part.read(request) for part in self.parts]
         else:
             for part in self.parts:  # bad input is reported before any work
                 parse_sweep(part.parsed(request))
-            found = [part.train(request) for part in self.parts]
+            read = [part.train(request) for part in self.parts]
         drawing = self.draw(
-            *(part.seen(table) for part, table in zip(self.parts, found, strict=True))
+            *(part.seen(table) for part, table in zip(self.parts, read, strict=True))
         )
-        length = "; ".join(dict.fromkeys(table.length for table in found))
+        length = "; ".join(dict.fromkeys(table.length for table in read))
         return dataclasses.replace(drawing, length=length)

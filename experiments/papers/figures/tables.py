@@ -156,10 +156,10 @@ def parse(csv_text: str, where: str) -> Table:
             key = (row["parametrization"], int(row["width"]), int(row["depth"]))
             chosen = tuple(row[k] for k in choices)
             groups.setdefault((*key, chosen), []).append(row)
-        found = [
+        parsed = [
             _population(key, group, choices, axes) for key, group in groups.items()
         ]
-        whole = [(population, seeds) for population, seeds in found if seeds]
+        whole = [(population, seeds) for population, seeds in parsed if seeds]
         common = sorted(set.intersection(*(set(s) for _, s in whole))) if whole else []
         populations = [
             dataclasses.replace(p, loss=p.loss[common], curves=p.curves[common])
@@ -241,9 +241,9 @@ def add(path: pathlib.Path, data: SweepData, shared: Mapping[str, Any]) -> Table
         shared = {**shared, "labels": {**old.facts["labels"], **shared["labels"]}}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, text(populations, shared))
-    found = read(path)
-    assert found is not None
-    return found
+    table = read(path)
+    assert table is not None
+    return table
 
 
 def same_settings(table: Table, settings: Mapping[str, Any]) -> bool:

@@ -26,17 +26,17 @@ def regions(paper: bool) -> Drawing:
     sizes: dict[str, Any] = {"depths": (16, 64), "width": 32, "seeds": 6}
     if paper:
         sizes = {"depths": (16, 64, 256), "width": 64, "seeds": 8}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in _REGIONS}
+    members: dict[str, list[tuple[float, float]]] = {name: [] for name in _REGIONS}
     right, asked = 0, 0
     for alpha, gamma in points:
         verdicts = plane.measure(alpha, gamma, **sizes).verdicts
         expected = plane.predicted(alpha, gamma)
         right += sum(verdicts[name] == expected[name] for name in expected)
         asked += len(expected)
-        found[_region(verdicts)].append((alpha, gamma))
+        members[_region(verdicts)].append((alpha, gamma))
     lines = [
         Line(name, [a for a, _ in where], [g for _, g in where], look="points")
-        for name, where in found.items()
+        for name, where in members.items()
         if where
     ]
     border = [Line("α + γ = 1", [0.2, 1.6], [0.8, -0.6], look="theory")]
@@ -175,13 +175,15 @@ _LAWS = {"Depth-μP": (0.5, 0.5), "ODE": (1.0, 0.0)}
 
 def diversity(paper: bool) -> Drawing:
     """κ as seen at growing depths, of Depth-μP and of the ODE (section 10.4)."""
-    found = {name: plane.measure(*law, **_sizes(paper)) for name, law in _LAWS.items()}
-    deep, ode = (found[name].diversity for name in _LAWS)
+    diversities = {
+        name: plane.measure(*law, **_sizes(paper)) for name, law in _LAWS.items()
+    }
+    deep, ode = (diversities[name].diversity for name in _LAWS)
     depths = _sizes(paper)["depths"]
-    lines = [Line(name, depths, point.diversity) for name, point in found.items()]
+    lines = [Line(name, depths, point.diversity) for name, point in diversities.items()]
     # κ is above 0 at every finite depth. It is 0 in the limit because the random part
     # of the distance vanishes with depth, as L^(1-2α).
-    noise = found["ODE"].noise
+    noise = diversities["ODE"].noise
     ours = (
         f"κ from {deep[0]:.2f} to {deep[-1]:.2f} for Depth-μP (agrees above 0.4), from "
         f"{ode[0]:.2f} to {ode[-1]:.2f} for the ODE, whose random part falls as "
@@ -200,13 +202,13 @@ def diversity_in_time(paper: bool) -> Drawing:
     times, panels, last = (1, 4, 16), [], {}
     depths = _sizes(paper)["depths"]
     for name, law in _LAWS.items():
-        found = [plane.measure(*law, steps=t, **_sizes(paper)) for t in times]
+        diversities = [plane.measure(*law, steps=t, **_sizes(paper)) for t in times]
         lines = [
-            Line(f"L = {d}", times, [p.diversity[i] for p in found])
+            Line(f"L = {d}", times, [p.diversity[i] for p in diversities])
             for i, d in enumerate(depths)
         ]
         panels.append(_kappa(name, lines, "steps"))
-        last[name] = np.array([p.diversity for p in found])
+        last[name] = np.array([p.diversity for p in diversities])
     ode, deep = last["ODE"], last["Depth-μP"]
     ours = (
         f"κ of the ODE falls to {ode[-1, -1]:.2f}, by {ode[0, -1] - ode[-1, -1]:.2f} "
@@ -220,12 +222,12 @@ def diversity_in_time(paper: bool) -> Drawing:
 def absolute_value(paper: bool) -> Drawing:
     """κ with |x| and with ReLU, under Depth-μP (section 10.4)."""
     depths = _sizes(paper)["depths"]
-    found = {
+    diversities = {
         name: plane.measure(0.5, 0.5, activation=phi, steps=16, **_sizes(paper))
         for name, phi in (("ReLU", jax.nn.relu), ("abs", jnp.abs))
     }
-    lines = [Line(name, depths, point.diversity) for name, point in found.items()]
-    gain = found["abs"].diversity[-1] - found["ReLU"].diversity[-1]
+    lines = [Line(name, depths, point.diversity) for name, point in diversities.items()]
+    gain = diversities["abs"].diversity[-1] - diversities["ReLU"].diversity[-1]
     ours = f"κ of abs less κ of ReLU is {gain:+.3f} at depth {depths[-1]}"
     return Drawing([_kappa("After 16 steps", lines)], ours, gain > 0)
 

@@ -14,10 +14,12 @@ def emergent_scale(paper: bool) -> Drawing:
     seeds = 256 if paper else 96
     lines, scales, values = [], [], []
     for s in (0.0, 0.5, 1.0):
-        found = [family_statistics.statistics(n, d, s, seeds=seeds) for n, d in shapes]
-        gamma = [f.gamma for f in found]
-        change = [f.ddntk_2 for f in found]
-        errors = [f.error["ddntk_2"] for f in found]
+        statistics = [
+            family_statistics.statistics(n, d, s, seeds=seeds) for n, d in shapes
+        ]
+        gamma = [f.gamma for f in statistics]
+        change = [f.ddntk_2 for f in statistics]
+        errors = [f.error["ddntk_2"] for f in statistics]
         lines.append(Line(f"s = {s:g}", gamma, change, errors, look="points"))
         scales += gamma
         values += change
