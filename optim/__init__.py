@@ -12,6 +12,13 @@ from .coord_verdict import CoordCheck, Verdict
 from .explain import Explanation, explain
 from .infer import infer_scales
 from .init import apply_multipliers, rescale_init
+from .modules import (
+    Module,
+    for_modules,
+    match_paths,
+    scale_by_path,
+    scale_init_by_path,
+)
 from .optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
 from .parametrizations import (
     Parametrization,
@@ -23,6 +30,7 @@ from .rules import Family, Multipliers, multipliers
 from .scales import ParamScale, Role, Scales, param_scale
 from .shapes import shape_for
 from .traced import Traced
+from .training import TrainingScale, noise_scale, training_scale
 from .transforms import (
     normalize_gradients,
     scale_by_parametrization,
@@ -36,6 +44,7 @@ __all__ = [
     "CoordCheck",
     "Explanation",
     "Family",
+    "Module",
     "Multipliers",
     "ParamScale",
     "Parametrization",
@@ -43,6 +52,7 @@ __all__ = [
     "Role",
     "Scales",
     "Traced",
+    "TrainingScale",
     "Verdict",
     "adafactor",
     "adam",
@@ -52,18 +62,24 @@ __all__ = [
     "check_chain",
     "coord_check",
     "explain",
+    "for_modules",
     "infer_scales",
     "lamb",
     "lion",
     "list_parametrizations",
+    "match_paths",
     "multipliers",
     "muon",
+    "noise_scale",
     "normalize_gradients",
     "param_scale",
     "parametrization",
     "rescale_init",
     "scale_by_parametrization",
+    "scale_by_path",
+    "scale_init_by_path",
     "scale_schedule",
     "sgd",
     "shape_for",
+    "training_scale",
 ]

@@ -80,9 +80,9 @@ def collect(function: Callable[[Any], Any], model: Any) -> dict[str, Activation]
             function(fresh)
 
     program = jax.make_jaxpr(run)(arrays)
-    found: dict[str, Activation] = {}
-    _evaluate(program.jaxpr, program.consts, arrays, found)
-    return found
+    activations: dict[str, Activation] = {}
+    _evaluate(program.jaxpr, program.consts, arrays, activations)
+    return activations
 
 
 def is_nnx(model: Any) -> bool:
@@ -200,9 +200,9 @@ def _linen_tags() -> AbstractContextManager[None]:
 
 
 def _evaluate(
-    jaxpr: core.Jaxpr, consts: Any, args: Any, found: dict[str, Activation]
+    jaxpr: core.Jaxpr, consts: Any, args: Any, activations: dict[str, Activation]
 ) -> list[Any]:
-    """Evaluate a traced program, and put what is tagged into `found`."""
+    """Evaluate a traced program, and put what is tagged into `activations`."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -214,13 +214,13 @@ def _evaluate(
         tag = params.get("name") if name == "name" else None
         inner = params.get("jaxpr", params.get("call_jaxpr"))
         if isinstance(tag, str) and tag.startswith(_PREFIX):
-            _add(found, tag.removeprefix(_PREFIX), Activation(values[0], False))
+            _add(activations, tag.removeprefix(_PREFIX), Activation(values[0], False))
             outs = values
         elif name == "scan" and _is_tagged(inner):
-            outs = _scan(params, values, found)
+            outs = _scan(params, values, activations)
         elif name in _WRAPPERS and _is_tagged(inner):
             body, held = _open(inner)
-            outs = _evaluate(body, held, values, found)
+            outs = _evaluate(body, held, values, activations)
         else:
             # Releases of JAX differ in whether functions are returned beside.
             bound = eqn.primitive.get_bind_params(params)
@@ -232,7 +232,7 @@ def _evaluate(
 
 
 def _scan(
-    params: dict[str, Any], values: list[Any], found: dict[str, Activation]
+    params: dict[str, Any], values: list[Any], activations: dict[str, Activation]
 ) -> list[Any]:
     """A scan that also returns what is tagged inside, stacked."""
     body, held = _open(params["jaxpr"])
@@ -253,16 +253,16 @@ def _scan(
         reverse=params["reverse"],
     )
     for name, value in stacks.items():
-        _add(found, name, Activation(value, True))
+        _add(activations, name, Activation(value, True))
     return [*carry, *ys]
 
 
-def _add(found: dict[str, Activation], name: str, value: Activation) -> None:
+def _add(activations: dict[str, Activation], name: str, value: Activation) -> None:
     unique, times = name, 1
-    while unique in found:  # a module that is called again
+    while unique in activations:  # a module that is called again
         times += 1
         unique = f"{name}#{times}"
-    found[unique] = value
+    activations[unique] = value
 
 
 def _open(jaxpr: Any) -> tuple[core.Jaxpr, Any]:

@@ -13,8 +13,8 @@ def growing_lists(
     """Names of the lists of blocks, with open numbers."""
     growing = ask.pairing.growing()
     every = frozenset(growing.values())
-    found = {ask.pairing.block_of(p, every) for p in inside}
-    covered = {block[0] for block in found if block}
+    blocks = {ask.pairing.block_of(p, every) for p in inside}
+    covered = {block[0] for block in blocks if block}
     chosen = frozenset(map(names.open_numbers, covered))
     if not chosen and growing:
         raise ValueError(not_a_member(min(inside), every, ask.depth))
@@ -76,10 +76,10 @@ def _counts(
 ) -> dict[str, int]:
     """Number of blocks of each list, of which a parameter is among the paths."""
     blocks = {ask.pairing.block_of(p, lists) for p in paths}
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for head, _ in filter(None, blocks):
-        found[head] = found.get(head, 0) + 1
-    return found
+        counts[head] = counts.get(head, 0) + 1
+    return counts
 
 
 def _shown(heads: Collection[str]) -> str:

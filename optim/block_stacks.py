@@ -52,7 +52,7 @@ def in_stages(ask: Question, inside: Collection[str]) -> bool:
     for path in inside:
         component = names.parts(path)[prefix : prefix + 1]
         stages.setdefault("".join(component), set()).add(ask.layers(path))
-    counts = [next(iter(found)) for found in stages.values() if len(found) == 1]
+    counts = [next(iter(sizes)) for sizes in stages.values() if len(sizes) == 1]
     if len(stages) < 2 or len(counts) != len(stages) or None in counts:
         return False
     pairs = [pair for pair in counts if pair is not None]

@@ -188,10 +188,10 @@ or do not tell
 it is 4 times too large; no scaling acts on it: use an optimizer of mupax.optim, or \
 add scale_by_parametrization after the transform that makes the update
     """
-    found = inspect_chain(tx, scales, parametrization, params=params)
-    if not found.passed:
-        raise ValueError("\n".join(found.problems))
-    return found
+    inspection = inspect_chain(tx, scales, parametrization, params=params)
+    if not inspection.passed:
+        raise ValueError("\n".join(inspection.problems))
+    return inspection
 
 
 def inspect_chain(
@@ -219,7 +219,10 @@ def inspect_chain(
     if not point.scaled:
         # Nothing is known of sizes; the target is compared with itself, unscaled.
         shapes = {path: (target, target) for path, (_, target) in shapes.items()}
-        rules = dict.fromkeys(rules, Multipliers())
+        rules = {
+            path: dataclasses.replace(rule, init_std=1.0, forward=1.0)
+            for path, rule in rules.items()
+        }
     leaves = {
         path: Leaf(*pair, rules[path].gradient, rules[path].init_std)
         for path, pair in probe_shapes(shapes).items()
@@ -395,11 +398,11 @@ class _Inspector:
             if off > 1
             else f"{1 / off:.4g} times too small"
         )
-        found = (
+        measured = (
             f"the update of {path!r} is {factor:.4g} times the base's and should be "
             f"{expected:.4g} times: it is {size}"
         )
-        return f"{found}; {self._reason(path, factor)}"
+        return f"{measured}; {self._reason(path, factor)}"
 
     def _reason(self, path: str, factor: float) -> str:
         """The likeliest mistake behind a factor, with a remedy."""
@@ -544,15 +547,15 @@ def _near(one: float, other: float) -> bool:
 def _summary(sentences: Mapping[str, str], most: int = 3) -> tuple[str, ...]:
     """The sentences, the first few of each kind."""
     said = [s for s in sentences.values() if s]
-    found = []
+    lines = []
     kinds = itertools.groupby(sorted(said, key=_kind), _kind)
     for _, group in sorted(
         ((k, list(g)) for k, g in kinds), key=lambda x: said.index(x[1][0])
     ):
-        found += group[:most]
+        lines += group[:most]
         if len(group) > most:
-            found.append(f"... and {len(group) - most} more parameters likewise")
-    return tuple(found)
+            lines.append(f"... and {len(group) - most} more parameters likewise")
+    return tuple(lines)
 
 
 def _kind(sentence: str) -> str:

@@ -248,22 +248,22 @@ def _check_running(tx: Any, params: Any) -> None:
         if STATES.get(name) is Kind.OWN_STEP:
             warnings.warn(_OWN_STEP.format(name), ChainWarning, stacklevel=6)
     try:
-        found = inspect_chain(tx, scaling.scales, scaling.point, params=params)
+        inspection = inspect_chain(tx, scaling.scales, scaling.point, params=params)
     except Unchecked:
         return  # traced hyperparameters, or extra arguments that are not known here
-    if not found.passed:
-        raise ValueError("\n".join(found.problems))
-    if found.hints:
-        warnings.warn("\n".join(found.hints), ChainWarning, stacklevel=6)
+    if not inspection.passed:
+        raise ValueError("\n".join(inspection.problems))
+    if inspection.hints:
+        warnings.warn("\n".join(inspection.hints), ChainWarning, stacklevel=6)
 
 
 def _state_types(state: Any) -> set[str]:
     """Names of the types of all states that a state holds."""
-    found: set[str] = set()
+    kinds: set[str] = set()
 
     def visit(part: Any) -> bool:
-        found.add(type(part).__name__)
+        kinds.add(type(part).__name__)
         return False
 
     jax.tree.leaves(state, is_leaf=visit)
-    return found
+    return kinds

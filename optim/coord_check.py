@@ -124,15 +124,15 @@ def coord_check(
     own_loss = False
     for axis, settings in sweeps.items():
         runs = [_Run(build, optimizer, loss, activations, s, steps) for s in settings]
-        found = []
+        seen = []
         for run in runs:
             program = jax.jit(jax.vmap(run, (0, None)), compiler_options=_quick())
-            found.append(jax.device_get(program(keys, batch)))
+            seen.append(jax.device_get(program(keys, batch)))
             own_loss |= run.traced.own_loss
-        _check_built(axis, settings, runs, found, len(set(numbers)))
+        _check_built(axis, settings, runs, seen, len(set(numbers)))
         sizes[axis] = tuple(s[axis] for s in settings)
-        changes[axis] = _compare([f.changes for f in found], axis, wanted)
-        facts[axis] = _facts(runs, found, changes[axis])
+        changes[axis] = _compare([f.changes for f in seen], axis, wanted)
+        facts[axis] = _facts(runs, seen, changes[axis])
     return CoordCheck(sizes, changes, tolerance, facts, own_loss, strength)
 
 
@@ -204,8 +204,8 @@ class _Run:
             model = assemble(params)
             if self.activations is None:
                 return collect(lambda m: self.objective(m, batch), model)
-            found = self.activations(model, batch)
-            return _named(found, self.size.get("depth"))
+            values = self.activations(model, batch)
+            return _named(values, self.size.get("depth"))
 
         def objective(params: Any) -> jax.Array:
             # On modules that tag, `sow` stores nothing.
@@ -359,7 +359,7 @@ def _check_built(
     axis: str,
     settings: list[dict[str, int]],
     runs: list[_Run],
-    found: list[_Seen],
+    seen: list[_Seen],
     seeds: int,
 ) -> None:
     """Raise where `build` ignores its size or its key."""
@@ -378,7 +378,7 @@ def _check_built(
                 f"and {other}; return the logits, or a scalar"
             )
     if seeds > 1 and all(
-        np.all(value == value[0]) for f in found for value in f.parameters.values()
+        np.all(value == value[0]) for f in seen for value in f.parameters.values()
     ):
         raise ValueError(
             f"build makes the same parameters from {seeds} different keys; use the "
@@ -387,22 +387,22 @@ def _check_built(
 
 
 def _facts(
-    runs: list[_Run], found: list[_Seen], changes: Mapping[str, np.ndarray]
+    runs: list[_Run], seen: list[_Seen], changes: Mapping[str, np.ndarray]
 ) -> Facts:
     initial = {}
     for name in changes:
         layer = re.escape(re.sub(r"@[\d.]+$", "", name)).replace(r"\*", r"\d+")
         values = [
             [v.mean() for k, v in f.initial.items() if re.fullmatch(layer, k)]
-            for f in found
+            for f in seen
         ]
         if all(values):
             initial[name] = np.array([np.mean(v) for v in values])
-    paths = [p for p in found[0].parameters if all(p in f.parameters for f in found)]
+    paths = [p for p in seen[0].parameters if all(p in f.parameters for f in seen)]
     parameters = {
         path: (
             tuple(run.traced.shapes[path] for run in runs),
-            np.array([np.sqrt((f.parameters[path] ** 2).mean()) for f in found]),
+            np.array([np.sqrt((f.parameters[path] ** 2).mean()) for f in seen]),
         )
         for path in paths
     }
@@ -440,7 +440,7 @@ def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 def _named(tree: Any, depth: int | None) -> dict[str, Activation]:
     """What the user's function returned, by path."""
-    found = {}
+    named = {}
     for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not jnp.issubdtype(value.dtype, jnp.floating):
             continue
@@ -448,8 +448,8 @@ def _named(tree: Any, depth: int | None) -> dict[str, Activation]:
         # Linen wraps them: intermediates/Dense_0/__call__/0.
         name = re.sub(r"^intermediates/|/?__call__/0$", "", name)
         stacked = value.ndim > 1 and value.shape[0] == depth
-        found[name or "output"] = Activation(value, stacked)
-    return found
+        named[name or "output"] = Activation(value, stacked)
+    return named
 
 
 def _rms(now: Activation, start: Activation) -> jax.Array:
@@ -458,22 +458,22 @@ def _rms(now: Activation, start: Activation) -> jax.Array:
 
 
 def _compare(
-    found: list[dict[str, np.ndarray]], axis: str, wanted: re.Pattern[str] | None
+    runs: list[dict[str, np.ndarray]], axis: str, wanted: re.Pattern[str] | None
 ) -> dict[str, np.ndarray]:
     """Line up the layers of all sizes: by name, or by relative depth in a stack."""
     if axis == "depth":
-        found = _stack_lists(found)
-    missing = set.union(*map(set, found)) ^ set.intersection(*map(set, found))
+        runs = _stack_lists(runs)
+    missing = set.union(*map(set, runs)) ^ set.intersection(*map(set, runs))
     if missing:
         raise ValueError(
             f"layer {min(missing)!r} is not there at every {axis}; pass layers=r'...' "
             "or activations= to choose layers that are"
         )
     changes = {}
-    for name in found[0]:
+    for name in runs[0]:
         if wanted is not None and not wanted.search(name):
             continue
-        arrays = [np.asarray(f[name]) for f in found]  # (seeds, steps[, layers])
+        arrays = [np.asarray(f[name]) for f in runs]  # (seeds, steps[, layers])
         if not all(a.ndim == 3 for a in arrays):
             # A first axis that was as long as the depth by chance.
             flat = [a if a.ndim == 2 else np.sqrt((a**2).mean(-1)) for a in arrays]
@@ -488,22 +488,22 @@ def _compare(
     # What no parameter moves, as a module that only reshapes the input, says nothing.
     changes = {k: c.swapaxes(1, 2) for k, c in changes.items() if c.any()}
     if not changes and wanted is not None:
-        names = ", ".join(map(repr, found[0]))
+        names = ", ".join(map(repr, runs[0]))
         raise ValueError(f"no layer matches {wanted.pattern!r} and moves, of {names}")
     if not changes:
         raise ValueError("no activation moved; is the learning rate zero?")
     return changes
 
 
-def _stack_lists(found: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+def _stack_lists(runs: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
     """Stack blocks that are numbered in their paths, where their number changes."""
     counts: dict[str, list[int]] = {}
-    for i, layers in enumerate(found):
+    for i, layers in enumerate(runs):
         for name in layers:
             for pattern, _ in _patterns(name):
-                counts.setdefault(pattern, [0] * len(found))[i] += 1
+                counts.setdefault(pattern, [0] * len(runs))[i] += 1
     stacked = []
-    for layers in found:
+    for layers in runs:
         merged: dict[str, Any] = {}
         for name, value in layers.items():
             growing = [p for p in _patterns(name) if len(set(counts[p[0]])) > 1]

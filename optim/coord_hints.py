@@ -23,8 +23,8 @@ def hints(check: CoordCheck) -> list[str]:
       Sentences, the most specific first. Where all layers are ok there is none, except
       of parameters whose initial size grows otherwise than the rules assume.
     """
-    found = [hint for axis in check.changes for hint in _of_axis(check, axis)]
-    return list(dict.fromkeys(found))
+    hints = [hint for axis in check.changes for hint in _of_axis(check, axis)]
+    return list(dict.fromkeys(hints))
 
 
 def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:

@@ -5,12 +5,12 @@ import enum
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from scipy import special
 
-from .display import html_table
+from .display import Figures, html_table
 
 # Exponents of width and depth are multiples of a half: a slope on this side of a
 # quarter is nearer to zero than to the next exponent.
@@ -150,9 +150,9 @@ class CoordCheck:
     @property
     def verdict(self) -> Verdict:
         """Wrong if any layer is, else unclear if any layer is, else ok."""
-        found = [v for layers in self.verdicts.values() for v in layers.values()]
+        verdicts = [v for layers in self.verdicts.values() for v in layers.values()]
         for verdict in (Verdict.WRONG, Verdict.UNCLEAR):
-            if verdict in found:
+            if verdict in verdicts:
                 return verdict
         return Verdict.OK
 
@@ -186,8 +186,8 @@ class CoordCheck:
         return [
             (axis, layer)
             for axis, layers in self.verdicts.items()
-            for layer, found in layers.items()
-            if found is verdict
+            for layer, given in layers.items()
+            if given is verdict
         ]
 
     def _fits(self) -> dict[str, dict[str, "Fit"]]:
@@ -298,15 +298,20 @@ class CoordCheck:
             "known well enough; take more seeds or larger sizes"
         )
 
-    def plot(self, path: str | os.PathLike[str]) -> list[str]:
+    @overload
+    def plot(self, path: None = None) -> Figures: ...
+    @overload
+    def plot(self, path: str | os.PathLike[str]) -> list[str]: ...
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figures | list[str]:
         """Draw |Δ activation| against size, one picture for each axis.
 
         Args:
           path: of the picture. With two axes the name of each is put before the
-            suffix, as `check-width.png`.
+            suffix, as `check-width.png`. None writes nothing.
 
         Returns:
-          The paths that were written.
+          The paths that were written; without a path the figures, which a notebook
+          shows.
 
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
@@ -317,11 +322,16 @@ class CoordCheck:
             raise ModuleNotFoundError(
                 "plotting needs matplotlib: pip install 'mupax[train]'"
             ) from None
+        # Figure alone, not pyplot: no global state, no display.
+        drawn = {
+            axis: _draw(figure.Figure, self, axis, layers)
+            for axis, layers in self.changes.items()
+        }
+        if path is None:
+            return Figures(drawn.values())
         stem, suffix = os.path.splitext(os.fspath(path))
         written = []
-        for axis, layers in self.changes.items():
-            # Figure alone, not pyplot: no global state, no display.
-            canvas = _draw(figure.Figure, self, axis, layers)
+        for axis, canvas in drawn.items():
             name = f"{stem}-{axis}{suffix}" if len(self.changes) > 1 else f"{path}"
             canvas.savefig(name, bbox_inches="tight", dpi=120)
             written.append(name)

@@ -1,7 +1,10 @@
 """How results show themselves: a line in a prompt, a table in a notebook."""
 
+import base64
 import html
+import io
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 _CELL = "padding: 0.1em 0.6em; text-align: left; white-space: nowrap"
 
@@ -38,3 +41,20 @@ def html_table(
         f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
         f"{below}</div>"
     )
+
+
+class Figures(list[Any]):
+    """Matplotlib figures that show themselves at the end of a notebook's cell.
+
+    They are plain figures (`savefig` works), made without pyplot: nothing stays open.
+    """
+
+    def _repr_html_(self) -> str:
+        shown = []
+        for figure in self:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", bbox_inches="tight", dpi=120)
+            coded = base64.b64encode(buffer.getvalue()).decode()
+            style = "max-width: 100%"
+            shown.append(f'<img style="{style}" src="data:image/png;base64,{coded}">')
+        return "\n".join(shown)

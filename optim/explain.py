@@ -7,10 +7,12 @@ from typing import Any
 
 from .chain_check import ChainCheck, inspect_chain
 from .display import html_table
+from .modules import Module
 from .optimizers import is_hidden_matrix, muon_learning_rate
 from .parametrizations import Parametrization
 from .rules import OptimizerName, family_of, multipliers
 from .scales import ParamScale, Scales
+from .training import SAME, TrainingScale
 from .transforms import ParametrizationLike, resolve
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
@@ -69,6 +71,8 @@ class Explanation:
     depth: float
     rows: Mapping[str, Row]
     check: ChainCheck | None = None
+    training: TrainingScale = SAME
+    modules: Mapping[str, Module] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         roles = collections.Counter(row.role for row in self.rows.values())
@@ -81,13 +85,25 @@ class Explanation:
 
     def __str__(self) -> str:
         table = [self._head(), *self._table()]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip()
-            for r in table
-        ]
-        lines.insert(1, "-" * max(map(len, lines)))
+        lines = _aligned(table)
         title, *notes = self._notes()
+        if max(map(len, lines)) > _COLUMNS:
+            same = [
+                (i, column)
+                for i, column in enumerate(zip(*table, strict=True))
+                if column[0] in ("family", "found") and len(set(column[1:])) == 1
+            ]
+            if same:
+                told = ", ".join(f"{column[0]} {column[1]}" for _, column in same)
+                notes.append(f"every parameter: {told}")
+                left_out = {i for i, _ in same}
+                lines = _aligned(
+                    [
+                        [c for i, c in enumerate(row) if i not in left_out]
+                        for row in table
+                    ]
+                )
+        lines.insert(1, "-" * max(map(len, lines)))
         return "\n".join([title, "", *lines, "", *notes])
 
     def _repr_html_(self) -> str:
@@ -129,6 +145,12 @@ class Explanation:
         notes.append(f"init, fwd, lr, eps: {point.citation}")
         if point.scaled and self.optimizer != "adafactor":
             notes.append("wd: such that lr·wd is the same at every size")
+        groups: dict[Module, list[str]] = {}
+        for path, module in self.modules.items():
+            groups.setdefault(module, []).append(path)
+        for module, paths in groups.items():
+            notes.append(f"{', '.join(paths)}: also times {_factors(module)}")
+        notes += self.training.describe(family_of(self.optimizer).value)
         if self.check is not None:
             notes.append(f"tx: {self.check}")
         return notes
@@ -141,6 +163,24 @@ class Explanation:
         if row.off is not None:
             return f"WRONG, {row.off:.4g}x"
         return row.verdict
+
+
+_COLUMNS = 100  # a wider table leaves out columns that are the same in each row
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    """The rows of a table as lines, columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip()
+        for r in table
+    ]
+
+
+def _factors(module: Module) -> str:
+    """The factors of a group of parameters that are not one."""
+    told = {k: v for k, v in vars(module).items() if v != 1}
+    return ", ".join(f"{name} {value:g}" for name, value in told.items()) or "1"
 
 
 def explain(
@@ -198,7 +238,9 @@ Table 3
         path: _row(scale, point, optimizer, options) for path, scale in scales.items()
     }
     check = None if tx is None else inspect_chain(tx, scales, point, params=params)
-    return Explanation(point, optimizer, scales.depth, rows, check)
+    return Explanation(
+        point, optimizer, scales.depth, rows, check, scales.training, scales.modules
+    )
 
 
 def _row(
@@ -216,10 +258,10 @@ def _row(
         learning_rate = muon_learning_rate(scale, point, **muon_options)
     has_eps = optimizer in _WITH_EPS or (optimizer == "muon" and family == "adam")
     eps = rule.eps if has_eps else 1.0
-    decay = 1 / learning_rate
+    decay = rule.kappa / learning_rate
     if optimizer == "adafactor":
         # Its eps stands beside the gradient's square; its decay knows no rate.
-        eps, decay = rule.eps**2, 1.0
+        eps, decay = rule.eps**2, rule.kappa
     elif optimizer == "lamb":
         # Its decay joins Adam's update, before the trust ratio.
         decay = multipliers(scale, point, "adam").weight_decay

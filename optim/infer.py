@@ -15,6 +15,7 @@ from .patterns import UNSET, Pattern
 from .question import Question
 from .readouts import Reading, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
+from .training import training_scale
 from .widths import Widths
 
 Leaves = Mapping[str, Leaf]
@@ -36,6 +37,9 @@ def infer_scales(
     readout: str | None = UNSET,
     fractional: bool = False,
     delta: Any = None,
+    batch: tuple[float, float] | None = None,
+    examples: tuple[float, float] | None = None,
+    critical_batch: float | None = None,
 ) -> Scales:
     """Roles and ratios of every parameter, by comparing two models' shapes.
 
@@ -78,6 +82,11 @@ def infer_scales(
       delta: a third model, of which every width is another than the base's; its
         depth does not matter. It tells the roles where the target cannot: one that
         has a width of the base's, or is the base itself.
+      batch: (base, target) batch size in examples; None where it is the same.
+      examples: (base, target) number of examples of all of training, i.e. batch size
+        times steps; None where it is the same. See `TrainingScale` for the rules.
+      critical_batch: the critical batch size of the task, where known; a target beyond
+        it is an error.
 
     Returns:
       `Scales`, a mapping from path to `ParamScale`.
@@ -109,6 +118,9 @@ def infer_scales(
     if depth is not None:
         check_depth(depth, fractional)
     _check_depth_and_branch(depth, branch)
+    training = training_scale(batch, examples, critical_batch=critical_batch)
+    # A model may train on another batch or for longer and keep its size.
+    same_width = batch is not None or examples is not None
     given = Given(axes, copies, embeddings, tied, readout)
     models = _read_models(base, target, delta)
     blocks = _blocks(models, given, depth, branch, stream, layers_axis)
@@ -120,7 +132,7 @@ def infer_scales(
         for path, kernel in kernels.items()
     }
     widths = Widths(kernels, splits)
-    found = {}
+    scales = {}
     for path, kernel in kernels.items():
         leaf, split = models.large[path], splits[path]
         if split.origin == "axes given":
@@ -129,7 +141,7 @@ def infer_scales(
             widths.check(kernel, split, fractional=fractional)
             _check_copies(kernel, split, leaf)
         _check_growth(kernel, split, leaf, fractional)
-        found[path] = param_scale(
+        scales[path] = param_scale(
             path,
             kernel.base,
             leaf.shape,
@@ -139,11 +151,12 @@ def infer_scales(
             depth=blocks.ratio,
             in_branch=path in blocks.inside,
             origin=split.origin,
+            training=training,
         )
     given.check(models.large)
     _check_all_used(models.small, models.large, blocks)
-    reading = Reading(found, splits, kernels, blocks, layout, widths)
-    return Scales(_with_readouts(reading, given, delta is not None))
+    reading = Reading(scales, splits, kernels, blocks, layout, widths)
+    return Scales(_with_readouts(reading, given, delta is not None, same_width))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,13 +252,13 @@ def _kernels(
     models: Models, given: Given, blocks: Blocks, stack: tuple[int, ...], layout: str
 ) -> dict[str, Kernel]:
     """What tells the axes of each parameter."""
-    found = {}
+    kernels = {}
     for path in models.large:
         base = models.small[models.twin(path)]
         wide = models.wide[models.other(path)]
         grow = [a for a, n in enumerate(base.shape) if n != wide.shape[a]]
         declared, added = _copies(path, base, given, path in blocks.stacked, stack)
-        found[path] = Kernel(
+        kernels[path] = Kernel(
             path,
             base.shape,
             wide.shape,
@@ -258,21 +271,21 @@ def _kernels(
         )
     streams = frozenset(
         kernel.pair(axis)
-        for kernel in found.values()
+        for kernel in kernels.values()
         for axis in kernel.axes
         if len(kernel.axes) == 1 and kernel.grows(axis)
     )
-    for path, kernel in found.items():
-        found[path] = kernel = dataclasses.replace(kernel, streams=streams)
-        bias = next((found[b] for b in biases_of(path) if b in found), None)
+    for path, kernel in kernels.items():
+        kernels[path] = kernel = dataclasses.replace(kernel, streams=streams)
+        bias = next((kernels[b] for b in biases_of(path) if b in kernels), None)
         if bias is not None and bias is not kernel:
             shapes = bias.sizes(tuple(a for a in bias.axes if a not in kernel.copies))
-            found[path] = dataclasses.replace(kernel, bias=shapes)
+            kernels[path] = dataclasses.replace(kernel, bias=shapes)
             if len(bias.axes) > 1:
-                found[bias.path] = dataclasses.replace(
+                kernels[bias.path] = dataclasses.replace(
                     bias, fits=shapes in _outputs(kernel)
                 )
-    return found
+    return kernels
 
 
 def _copies(
@@ -347,22 +360,22 @@ def _check_all_used(small: Leaves, large: Leaves, blocks: Blocks) -> None:
 
 
 def _with_readouts(
-    reading: Reading, given: Given, has_delta: bool
+    reading: Reading, given: Given, has_delta: bool, same_width: bool
 ) -> dict[str, ParamScale]:
     """The scales with their readouts marked and the last width filled in."""
-    found = dict(reading.found)
-    if all(s.role is Role.FIXED for s in found.values()):
-        if reading.blocks.ratio == 1 or has_delta:
+    scales = dict(reading.scales)
+    if all(s.role is Role.FIXED for s in scales.values()):
+        if not same_width and (reading.blocks.ratio == 1 or has_delta):
             raise ValueError(
                 f"base and {'delta' if has_delta else 'target'} agree in every width; "
                 "build the base with a smaller width, or a smaller depth and "
                 "depth=(base depth, target depth). For a model that is its own base, "
                 "pass as delta=... a model of another width"
             )
-        return found
+        return scales
     chosen = choose_readouts(reading, given.tied, given.readout)
     last = last_width(reading, given.tied, chosen)
-    for path, scale in found.items():
+    for path, scale in scales.items():
         origin = chosen.get(path, scale.origin)
-        found[path] = dataclasses.replace(scale, width_last=last, origin=origin)
-    return found
+        scales[path] = dataclasses.replace(scale, width_last=last, origin=origin)
+    return scales

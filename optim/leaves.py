@@ -44,24 +44,24 @@ def leaves(model: Any, which: str) -> dict[str, Leaf]:
       >>> leaves(lambda: {"w": jnp.zeros((10**6, 10**6))}, "base")["w"].shape
       (1000000, 1000000)
     """
-    found: dict[str, Leaf] = {}
+    read: dict[str, Leaf] = {}
     if _is_function(model):
-        _trace(model, which, found)
+        _trace(model, which, read)
     else:
         _check_kind(model, which)
-        found = _read(model)
-    if not found:
+        read = _read(model)
+    if not read:
         raise ValueError(
             f"the {which} has no floating-point parameters; pass a model, its "
             "parameters, or a function that builds one"
         )
-    return found
+    return read
 
 
-def _trace(model: Any, which: str, found: dict[str, Leaf]) -> None:
+def _trace(model: Any, which: str, read: dict[str, Leaf]) -> None:
     """Read inside the trace: shared variables are still the same object there."""
     try:
-        jax.eval_shape(lambda: found.update(_read(model())))
+        jax.eval_shape(lambda: read.update(_read(model())))
     except Exception as error:
         if type(error).__name__ != "TraceContextError":
             raise
@@ -84,7 +84,7 @@ def _check_kind(model: Any, which: str) -> None:
 def _read(model: Any) -> dict[str, Leaf]:
     model = trainable(model)
     pairs, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
-    found, seen = {}, set()
+    read, seen = {}, set()
     for path, leaf in pairs:
         if _is_variable(leaf):
             # Batch statistics and random state are no parameters; and a variable
@@ -98,12 +98,12 @@ def _read(model: Any) -> dict[str, Leaf]:
             continue
         owner = _owner(model, path)
         name = getattr(path[-1], "name", "") if path else ""
-        found[path_string(path)] = Leaf(
+        read[path_string(path)] = Leaf(
             tuple(leaf.shape),
             "out_in" if in_equinox(owner) else "in_out",
             told_by_layer(owner, name),
         )
-    return found
+    return read
 
 
 def _content(path: str, variable: Any) -> Any:

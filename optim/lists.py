@@ -16,12 +16,12 @@ Lists = dict[str, dict[str, dict[str, Leaf]]]
 
 def read_lists(leaves: Mapping[str, Leaf]) -> Lists:
     """All lists: whatever stands under paths that differ in one number alone."""
-    found: Lists = {}
+    lists: Lists = {}
     for path, leaf in leaves.items():
         for number in _NUMBER.finditer(path):
             head, tail = path[: number.start()], path[number.end() :]
-            found.setdefault(head, {}).setdefault(number.group(), {})[tail] = leaf
-    return found
+            lists.setdefault(head, {}).setdefault(number.group(), {})[tail] = leaf
+    return lists
 
 
 class Pairing:

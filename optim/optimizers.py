@@ -1,7 +1,10 @@
 """Optax's optimizers with the rules of width and depth in the right place.
 
 Each takes the arguments of its Optax namesake after `scales` and `parametrization`,
-and at base size is its namesake bit for bit.
+and at base size is its namesake bit for bit. All hyperparameters are those of the base.
+Where the scales know another batch size or training length (`Scales.for_training`),
+learning rates, betas, eps and weight decay follow the rules of `TrainingScale`; the
+momentum of SGD stays, which is the linear rule.
 """
 
 import math
@@ -14,6 +17,7 @@ import optax
 from optax import contrib
 
 from .links import Kind, Link, describe, mark
+from .modules import decayed, gradients_of, updates_of
 from .parametrizations import Parametrization
 from .paths import map_with_paths
 from .rules import family_of, multipliers
@@ -73,6 +77,7 @@ def sgd(
         "sgd",
         trace,
         _scale(scales, parametrization, "sgd"),
+        *updates_of(scales, "sgd"),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -116,11 +121,17 @@ def adam(
       (-0.1, -0.025)
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
+    point = resolve(scales, parametrization)
+    beta = scales.training.beta
     return _ours(
         "adam",
-        normalize_gradients(scales, parametrization),
-        optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
-        _scale(scales, parametrization, "adam"),
+        normalize_gradients(scales, point),
+        *gradients_of(scales),
+        optax.scale_by_adam(
+            beta(b1), beta(b2), eps, eps_root, mu_dtype, nesterov=nesterov
+        ),
+        _scale(scales, point, "adam"),
+        *updates_of(scales, "adam"),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -172,12 +183,18 @@ def adamw(
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
     _check(weight_decay=weight_decay)
+    point = resolve(scales, parametrization)
+    beta, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
     return _ours(
         "adamw",
-        normalize_gradients(scales, parametrization),
-        optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
-        _scale(scales, parametrization, "adam"),
-        optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
+        normalize_gradients(scales, point),
+        *gradients_of(scales),
+        optax.scale_by_adam(
+            beta(b1), beta(b2), eps, eps_root, mu_dtype, nesterov=nesterov
+        ),
+        _scale(scales, point, "adam"),
+        *updates_of(scales, "adam"),
+        decayed(optax.add_decayed_weights(decay, decay_mask(mask, scales)), scales),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -221,11 +238,14 @@ def lion(
       (-0.1, -0.025)
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, weight_decay=weight_decay)
+    point = resolve(scales, parametrization)
+    beta, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
     return _ours(
         "lion",
-        optax.scale_by_lion(b1, b2, mu_dtype),
-        _scale(scales, parametrization, "lion"),
-        optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
+        optax.scale_by_lion(beta(b1), beta(b2), mu_dtype),
+        _scale(scales, point, "lion"),
+        *updates_of(scales, "adam"),
+        decayed(optax.add_decayed_weights(decay, decay_mask(mask, scales)), scales),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -277,17 +297,24 @@ def lamb(
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
     _check(weight_decay=weight_decay)
     point = resolve(scales, parametrization)
+    beta = scales.training.beta
     return _ours(
         "lamb",
         normalize_gradients(scales, point),
-        optax.scale_by_adam(b1, b2, eps, eps_root),
+        *gradients_of(scales),
+        optax.scale_by_adam(beta(b1), beta(b2), eps, eps_root),
         _decay(
-            optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
+            decayed(
+                optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
+                scales,
+                relative=True,
+            ),
             scales,
-            lambda s: 1 / multipliers(s, point, "adam").learning_rate,
+            lambda s: multipliers(s, point, "adam").weight_decay,
         ),
         optax.scale_by_trust_ratio(),
         _scale(scales, point, "lamb"),
+        *updates_of(scales, "relative"),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -350,6 +377,7 @@ def adafactor(
     point = resolve(scales, parametrization)
     links = [
         normalize_gradients(scales, point),
+        *gradients_of(scales),
         optax.scale_by_factored_rms(
             factored, decay_rate, decay_offset, min_dim_size_to_factor, eps
         ),
@@ -360,14 +388,19 @@ def adafactor(
         links.append(optax.scale_by_learning_rate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:
         links.append(optax.scale_by_param_block_rms())
-    links.append(_scale(scales, point, family))
+    links += [_scale(scales, point, family), *updates_of(scales, family_of(family))]
     if momentum is not None:
         links.append(
-            optax.ema(momentum, debias=False, accumulator_dtype=dtype_momentum)
+            optax.ema(
+                scales.training.beta(momentum),
+                debias=False,
+                accumulator_dtype=dtype_momentum,
+            )
         )
     if weight_decay_rate is not None:
         decaying = decay_mask(weight_decay_mask, scales)
-        links.append(optax.add_decayed_weights(weight_decay_rate, decaying))
+        decay = scales.training.weight_decay(weight_decay_rate)
+        links.append(decayed(optax.add_decayed_weights(decay, decaying), scales))
     return _ours("adafactor", *links, optax.scale(-1))
 
 
@@ -394,6 +427,11 @@ def muon(
     consistent_rms: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.contrib.muon`, scaled: hidden matrices by Muon, all else by AdamW.
+
+    Over batch size and training length, Muon's learning rate follows the square-root
+    rule and its beta and decay follow Adam's. Measured optima are in line with the
+    square root (e.g. Sato et al. 2025, arXiv:2507.01598, on the critical batch size),
+    but no SDE of Muon is published, and nothing is known of beta: it is our extension.
 
     Which parameters are hidden, and along which axes they are matrices, comes from
     the scales: embeddings and readouts go to AdamW, stacked kernels (layers, d, d)
@@ -434,6 +472,8 @@ def muon(
     _check(adam_weight_decay=adam_weight_decay, adam_learning_rate=adam_learning_rate)
     _check(consistent_rms=consistent_rms)
     point = resolve(scales, parametrization)
+    memory, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
+    adam_decay = scales.training.weight_decay(adam_weight_decay)
     matrices = {path for path, s in scales.items() if is_hidden_matrix(s)}
     if not matrices:
         raise ValueError(
@@ -469,32 +509,34 @@ def muon(
     return _ours(
         "muon",
         normalize_gradients(scales, point),
+        *gradients_of(scales),
         # Updates alone: decay and learning rate come after the scaling.
         contrib.muon(
             -1.0,
             ns_coeffs,
             ns_steps,
-            beta,
+            memory(beta),
             eps,
             mu_dtype=mu_dtype,
             nesterov=nesterov,
             adaptive=adaptive,
             preconditioning=preconditioning,
-            adam_b1=adam_b1,
-            adam_b2=adam_b2,
+            adam_b1=memory(adam_b1),
+            adam_b2=memory(adam_b2),
             adam_eps_root=adam_eps_root,
             muon_weight_dimension_numbers=dimension_numbers,
             consistent_rms=consistent_rms,
         ),
         scale_leaves(scales, point, factor, "scaling"),
+        *updates_of(scales, "adam"),
         optax.partition(
             {
                 "muon": optax.chain(
-                    optax.add_decayed_weights(weight_decay, decaying),
+                    decayed(optax.add_decayed_weights(decay, decaying), scales),
                     optax.scale_by_learning_rate(learning_rate),
                 ),
                 "adam": optax.chain(
-                    optax.add_decayed_weights(adam_weight_decay, others),
+                    decayed(optax.add_decayed_weights(adam_decay, others), scales),
                     optax.scale_by_learning_rate(adam_learning_rate),
                 ),
             },

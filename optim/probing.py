@@ -98,8 +98,8 @@ def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
 
     with _recorder(recorder):
         jax.eval_shape(step, shapes)
-    scalings = [found for (k, _), found in recorder.acted.items() if k == "scaling"]
-    first = next((next(iter(found)) for found in scalings), None)
+    scalings = [acted for (k, _), acted in recorder.acted.items() if k == "scaling"]
+    first = next((next(iter(acted)) for acted in scalings), None)
     twice = (p for (k, p), f in recorder.acted.items() if k == "scaling" and len(f) > 1)
     return first, next(twice, "")
 
@@ -140,10 +140,10 @@ def probe_shapes(
     """
     divisor = 1
     while True:
-        found = {p: _reduced(*pair, divisor) for p, pair in shapes.items()}
-        size = sum(math.prod(target) for _, target in found.values())
+        smaller = {p: _reduced(*pair, divisor) for p, pair in shapes.items()}
+        size = sum(math.prod(target) for _, target in smaller.values())
         if size <= _SIZE or divisor > 2**20:
-            return found
+            return smaller
         divisor *= 2
 
 
@@ -233,9 +233,9 @@ class Probe:
         except TypeError as error:
             # Traced values of an outer jit have become inputs.
             raise TracedError from error
-        found = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
+        arrays = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
         runs = {
-            condition: {path: updates[i] for path, updates in found.items()}
+            condition: {path: updates[i] for path, updates in arrays.items()}
             for i, condition in enumerate(conditions)
         }
         return runs, recorder

@@ -17,7 +17,7 @@ class Reading:
     """What is known of a model when its readouts are chosen.
 
     Attributes:
-      found: the scale of each parameter.
+      scales: the scale of each parameter.
       splits: what told their axes.
       kernels: their shapes.
       blocks: which stand in blocks.
@@ -25,7 +25,7 @@ class Reading:
       widths: which sizes parameters share.
     """
 
-    found: Mapping[str, ParamScale]
+    scales: Mapping[str, ParamScale]
     splits: Mapping[str, Split]
     kernels: Mapping[str, Kernel]
     blocks: Blocks
@@ -36,7 +36,7 @@ class Reading:
         """Parameters whose fan-in alone grows, and whose axes the user did not give."""
         return [
             s
-            for p, s in self.found.items()
+            for p, s in self.scales.items()
             if s.role is Role.OUTPUT and self.splits[p].origin != "axes given"
         ]
 
@@ -44,7 +44,7 @@ class Reading:
         """Tables of tokens, of which one may serve as the readout too."""
         return [
             s
-            for p, s in self.found.items()
+            for p, s in self.scales.items()
             if s.role is Role.INPUT
             and not names.places(p)
             and (self.splits[p].table or names.looked_up(p))
@@ -53,7 +53,7 @@ class Reading:
     def reads_backwards(self, path: str) -> bool:
         """Whether a readout by name is, by shape, a first layer."""
         split = self.splits[path]
-        first = self.found[path].role is Role.INPUT and not split.table
+        first = self.scales[path].role is Role.INPUT and not split.table
         return first and not split.proven and names.readout(path)
 
     def in_blocks(self, path: str) -> bool:
@@ -86,14 +86,14 @@ def choose_readouts(reading: Reading, tied: Any, readout: Any) -> dict[str, str]
     outputs = reading.outputs()
     given = [
         s
-        for p, s in reading.found.items()
+        for p, s in reading.scales.items()
         if s.role is Role.OUTPUT and reading.splits[p].origin == "axes given"
     ]
     if readout is UNSET or readout is None:
         named: list[ParamScale] = []
     else:
         chosen = Pattern("readout", readout)
-        if len(reading.found) > 1 and all(map(chosen.matches, reading.found)):
+        if len(reading.scales) > 1 and all(map(chosen.matches, reading.scales)):
             raise ValueError(
                 f"readout={readout!r} matches every parameter; match the readouts "
                 f"only, such as readout=r'{names.pattern(*(s.path for s in outputs))}'"
@@ -120,12 +120,12 @@ def choose_readouts(reading: Reading, tied: Any, readout: Any) -> dict[str, str]
 
 def last_width(reading: Reading, tied: Any, chosen: Mapping[str, str]) -> float:
     """Ratio of the width that the readout of the model sums over."""
-    heads = [reading.found[p] for p in chosen]
+    heads = [reading.scales[p] for p in chosen]
     outer = [s for s in heads if not reading.in_blocks(s.path)] or heads
     tables = _tied(reading, tied)
     sources = [s.width_in for s in outer] + [s.width_out for s in tables]
     if not sources:
-        sources = [s.width_out for s in reading.found.values()]
+        sources = [s.width_out for s in reading.scales.values()]
     return max(sources)
 
 
@@ -133,8 +133,8 @@ def _tied(reading: Reading, tied: Any) -> list[ParamScale]:
     if tied is UNSET or tied is None:
         return []
     table = Pattern("tied", tied)
-    tables = [s for p, s in reading.found.items() if table.matches(p)]
-    table.check(reading.found)
+    tables = [s for p, s in reading.scales.items() if table.matches(p)]
+    table.check(reading.scales)
     for scale in tables:
         if scale.role is not Role.INPUT:
             raise ValueError(
@@ -146,7 +146,7 @@ def _tied(reading: Reading, tied: Any) -> list[ParamScale]:
 
 def _check_layout(reading: Reading) -> None:
     """Raise where a parameter with a readout's name reads as a first layer."""
-    for path, scale in reading.found.items():
+    for path, scale in reading.scales.items():
         kernel, split = _known(reading, scale)
         if (
             scale.role is Role.INPUT
@@ -178,7 +178,7 @@ def _check_lone(reading: Reading, head: ParamScale, *, asked: bool) -> None:
     sure = reading.splits[path].proven or (kernel and names.is_kernel(path))
     named = names.readout(path)
     inner = names.inner(path) and not names.sure_readout(path)
-    if not sure and any(map(reading.reads_backwards, reading.found)):
+    if not sure and any(map(reading.reads_backwards, reading.scales)):
         raise ValueError(_several(reading, [head], [], UNSET))
     if reading.in_blocks(path) or not (named or (sure and not inner)):
         raise ValueError(_several(reading, [head], [], UNSET))
@@ -215,7 +215,7 @@ def _check_not_tied(
 def _none_of(reading: Reading, readout: str, outputs: list[ParamScale]) -> str:
     shown = ", ".join(repr(s.path) for s in outputs) or "none"
     pattern = Pattern("readout", readout)
-    matched = [s for p, s in reading.found.items() if pattern.matches(p)]
+    matched = [s for p, s in reading.scales.items() if pattern.matches(p)]
     why = ""
     for scale in matched:
         kernel = reading.kernels[scale.path]
@@ -290,10 +290,10 @@ def _or_table(reading: Reading, scale: ParamScale, pattern: str) -> str:
 
 
 def _no_readout(reading: Reading) -> str:
-    found = reading.found
-    tables = reading.tables() or [s for s in found.values() if s.role is Role.INPUT]
+    scales = reading.scales
+    tables = reading.tables() or [s for s in scales.values() if s.role is Role.INPUT]
     name = names.pattern(tables[0].path) if tables else "^embedding$"
-    hints = "".join(_hint(reading, scale) for scale in found.values())
+    hints = "".join(_hint(reading, scale) for scale in scales.values())
     return (
         "no parameter is a readout (fan-in grows, fan-out does not); if it is tied to "
         f"an embedding, pass tied=r'{name}' and multiply the logits by 1/m; if the "

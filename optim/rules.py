@@ -11,7 +11,8 @@ optimizer makes of a gradient decides the learning rate:
     spectral   spectral norm one            Δ (m_in m_out)^½ / θ
     relative   relative to the weight       Δ / σ
 
-Depth enters through Δ (another M^-γ) and g (another M^-α).
+Depth enters through Δ (another M^-γ) and g (another M^-α). So do batch size and
+training length (`training.py`): κ^½ in Δ and κ^-½ in g.
 """
 
 import dataclasses
@@ -102,7 +103,9 @@ class Multipliers:
       gradient: size of the stored weight's raw gradient; eps of Adam-like optimizers
         is multiplied by it, or the gradient divided by it.
       weight_decay: of decoupled weight decay, such that learning rate times decay
-        is the same at every size (Wang & Aitchison 2024, arXiv:2405.13698).
+        is the same at every size, and κ times the base's where batch size or training
+        length differ (Wang & Aitchison 2024, arXiv:2405.13698).
+      kappa: κ, the base's number of steps over the target's.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.1.
 
@@ -115,10 +118,11 @@ class Multipliers:
     forward: float = 1.0
     learning_rate: float = 1.0
     gradient: float = 1.0
+    kappa: float = 1.0
 
     @property
     def weight_decay(self) -> float:
-        return 1 / self.learning_rate
+        return self.kappa / self.learning_rate
 
     @property
     def eps(self) -> float:
@@ -136,7 +140,8 @@ def multipliers(
       family: the optimizer's family, or the name of an optimizer in it.
 
     Source: Tensor Programs V, Table 3 (width); Tensor Programs VI, Definition 6.1
-    and Table 1 (depth); Yaida eqs. 3.16-3.20 (s); Bordelon et al. eqs. 1, 3 (μ0).
+    and Table 1 (depth); Yaida eqs. 3.16-3.20 (s); Bordelon et al. eqs. 1, 3 (μ0);
+    Malladi et al. 2022 (κ).
 
     Examples:
       >>> from mupax.optim import parametrization
@@ -151,13 +156,16 @@ def multipliers(
     row = point.rows[scale.role]
     forward = point.gauge[scale.role].of(scale) if scale.role in point.gauge else 1.0
     init = row.init.of(scale)
+    clock = scale.training
     if not point.scaled:
         # The learning rate is one for all stored weights, in whatever gauge.
-        return Multipliers(init / forward, forward)
+        rate = clock.kappa if family_of(family) is Family.SGD else clock.update
+        return Multipliers(init / forward, forward, rate, clock.gradient, clock.kappa)
     acts = scale.in_branch or not point.branches_only
     depth = scale.depth if acts else 1.0
     update = row.update.of(scale) * depth**-point.gamma * point.richness
     gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
+    update, gradient = update * clock.update, gradient * clock.gradient
     match family_of(family):
         case Family.SGD:
             learning_rate = update / (gradient * forward**2)
@@ -168,7 +176,9 @@ def multipliers(
             learning_rate = update * norm / forward
         case Family.RELATIVE:
             learning_rate = update / init
-    return Multipliers(init / forward, forward, learning_rate, gradient * forward)
+    return Multipliers(
+        init / forward, forward, learning_rate, gradient * forward, clock.kappa
+    )
 
 
 def check_depth(scales: Scales, point: Parametrization) -> None:

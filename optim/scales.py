@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from .display import html_table
 from .paths import flatten
 from .probing import mode
+from .training import SAME, TrainingScale, training_scale
 
 if TYPE_CHECKING:
+    from .modules import Module
     from .parametrizations import Parametrization
 
 
@@ -55,6 +57,7 @@ class ParamScale:
       depth: depth ratio M of the model.
       in_branch: whether it stands inside a residual branch.
       origin: how the role was found, for `explain`.
+      training: ratios of batch size and training length, the model's.
 
     Source: Tensor Programs V, Table 8 (widths); Tensor Programs VI, section 6 (depth).
 
@@ -76,6 +79,7 @@ class ParamScale:
     depth: float = 1.0
     in_branch: bool = False
     origin: str = ""
+    training: TrainingScale = SAME
 
     @property
     def fan_in(self) -> int:
@@ -165,6 +169,7 @@ class Scales(Mapping[str, ParamScale]):
     Attributes:
       parametrization: the rules that the model was built with, or None if unknown.
         Zoo models know theirs. Optimizers use it by default, and refuse another.
+      modules: factors of the hyperparameters of some paths, from `for_modules`.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
 
@@ -178,9 +183,11 @@ class Scales(Mapping[str, ParamScale]):
         self,
         scales: Mapping[str, ParamScale],
         parametrization: "Parametrization | None" = None,
+        modules: "Mapping[str, Module] | None" = None,
     ):
         self._scales = dict(scales)
         self.parametrization = parametrization
+        self.modules = dict(modules or {})
 
     def for_parametrization(self, name: Union[str, "Parametrization"]) -> "Scales":
         """These scales, of a model that is built with this parametrization.
@@ -203,7 +210,43 @@ class Scales(Mapping[str, ParamScale]):
         # Parametrizations are tables by Role, which is defined in this module.
         from .parametrizations import parametrization
 
-        return Scales(self, parametrization(name))
+        return Scales(self, parametrization(name), self.modules)
+
+    def for_training(
+        self,
+        *,
+        batch: tuple[float, float] | None = None,
+        examples: tuple[float, float] | None = None,
+        critical_batch: float | None = None,
+    ) -> "Scales":
+        """These scales, for a target of another batch size or training length.
+
+        Args:
+          batch: (base, target) batch size in examples; None where it is the same.
+          examples: (base, target) number of examples of all of training, i.e. batch
+            size times steps; None where it is the same.
+          critical_batch: the critical batch size of the task, where known.
+
+        Returns:
+          A copy. The optimizers of `mupax.optim` then also multiply learning rates,
+          betas, eps and weight decay by the rules of `TrainingScale`. In a chain of
+          your own, `scale_by_parametrization` and `normalize_gradients` do their
+          part; give `scales.training.beta(0.9)` and `scales.training.weight_decay(0.1)`
+          to Optax's transforms.
+
+        Raises:
+          ValueError: see `training_scale`.
+
+        Examples:
+          >>> one = {"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))}
+          >>> Scales(one).for_training(batch=(64, 1024)).training.kappa
+          16.0
+
+        Source: see `TrainingScale`.
+        """
+        ratios = training_scale(batch, examples, critical_batch=critical_batch)
+        scales = {p: dataclasses.replace(s, training=ratios) for p, s in self.items()}
+        return Scales(scales, self.parametrization, self.modules)
 
     def __getitem__(self, path: str) -> ParamScale:
         return self._scales[path]
@@ -238,6 +281,11 @@ class Scales(Mapping[str, ParamScale]):
     def depth(self) -> float:
         """Depth ratio M of the model, 1 where depth does not change."""
         return next((s.depth for s in self.values()), 1.0)
+
+    @property
+    def training(self) -> TrainingScale:
+        """Ratios of batch size and training length, 1 where they do not change."""
+        return next((s.training for s in self.values()), SAME)
 
     @property
     def branches(self) -> bool:

@@ -1,0 +1,323 @@
+"""Hyperparameters per group of parameters, as factors of the global ones.
+
+They are part of what is tuned on the base, so they transfer like the learning rate: the
+rules of width, depth, batch size and length multiply them, and do not change them.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .paths import map_with_paths
+from .patterns import Pattern
+from .scales import Role, Scales
+
+_ROLE = "role:"
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """Factors of the hyperparameters of a group of parameters.
+
+    Args:
+      learning_rate: of the learning rate. The decay of a step, learning rate times
+        weight decay, does not change with it.
+      weight_decay: of decoupled weight decay; 0 for none.
+      init_scale: of the initial weights.
+      multiplier: of the parameters in the forward pass, as a gauge: it multiplies the
+        initial weights and, so that the network trains as with a multiplier, their
+        updates. On all parameters of a branch's last layer it is a branch multiplier.
+
+    Raises:
+      ValueError: a factor that is not positive and finite (weight decay: not negative).
+
+    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382) (per-module hyperparameters);
+    Yaida eq. 2.8 (multiplier as a gauge).
+
+    Examples:
+      >>> Module(learning_rate=2.0, multiplier=4.0).update("adam")
+      8.0
+      >>> Module(multiplier=4.0).update("sgd"), Module(multiplier=4.0).init
+      (16.0, 4.0)
+    """
+
+    learning_rate: Any = 1.0
+    weight_decay: Any = 1.0
+    init_scale: Any = 1.0
+    multiplier: Any = 1.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, jax.Array):  # maybe traced, and not known here
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{field.name}={value!r} must be a number")
+            least = field.name == "weight_decay"
+            if not (math.isfinite(value) and (value > 0 or (least and value == 0))):
+                raise ValueError(f"{field.name}={value} must be positive")
+
+    @property
+    def init(self) -> Any:
+        """Factor of the initial weights."""
+        return self.init_scale * self.multiplier
+
+    def update(self, family: str) -> Any:
+        """Factor of the updates, for a family of optimizers."""
+        power = {"sgd": 2, "relative": 0}.get(family, 1)
+        return self.learning_rate * self.multiplier**power
+
+
+def match_paths(patterns: Iterable[str], scales: Scales) -> dict[str, str]:
+    """The pattern that each parameter path matches.
+
+    Args:
+      patterns: regular expressions, searched in the paths; or "role:hidden" and the
+        like, for all parameters of a role.
+      scales: of the model.
+
+    Returns:
+      Patterns by path. Paths that no pattern matches are left out.
+
+    Raises:
+      ValueError: a pattern that matches nothing (the message names similar paths), an
+        unknown role, or a path that two patterns match.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> match_paths(["^in", "role:output"], scales)
+      {'in': '^in', 'out': 'role:output'}
+      >>> match_paths(["output"], scales)
+      Traceback (most recent call last):
+      ...
+      ValueError: 'output' matches no parameter path; similar paths are 'out', similar \
+roles are 'role:output'
+    """
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        paths = _matching(pattern, scales)
+        if not paths:
+            raise ValueError(_no_match(pattern, scales))
+        for path in paths:
+            if path in found:
+                raise ValueError(
+                    f"parameter {path!r} matches {found[path]!r} and {pattern!r}; "
+                    "change one of them, so that each parameter has one factor"
+                )
+            found[path] = pattern
+    return found
+
+
+def _matching(pattern: str, scales: Scales) -> list[str]:
+    if isinstance(pattern, str) and pattern.startswith(_ROLE):
+        role = pattern.removeprefix(_ROLE)
+        if role not in list(Role):
+            known = ", ".join(repr(_ROLE + r.value) for r in Role)
+            raise ValueError(f"unknown role {pattern!r}; known are {known}")
+        return [path for path, scale in scales.items() if scale.role == role]
+    regex = Pattern("pattern", pattern)
+    return [path for path in scales if regex.matches(path)]
+
+
+def _no_match(pattern: str, scales: Scales) -> str:
+    words = re.sub(r"[^\w/]+", " ", pattern).strip() or pattern
+    parts = {path: [path, *path.split("/")] for path in scales}
+    close = {
+        path: max(difflib.SequenceMatcher(None, words, p).ratio() for p in names)
+        for path, names in parts.items()
+    }
+    near = sorted(close, key=lambda path: -close[path])[:3]
+    kept = [path for path in near if close[path] > 0.5] or near
+    message = f"{pattern!r} matches no parameter path; similar paths are " + ", ".join(
+        map(repr, kept)
+    )
+    if words in {role.value for role in Role}:
+        message += f", similar roles are {_ROLE + words!r}"
+    return message
+
+
+def scale_by_path(
+    factors: Mapping[str, Any], scales: Scales
+) -> optax.GradientTransformation:
+    """Multiply the updates of groups of parameters.
+
+    Belongs after `scale_by_parametrization` and before weight decay and learning rate.
+    It acts on the base and on the target alike. For an optimizer of `mupax.optim`, use
+    `Scales.for_modules`, which puts it there.
+
+    Args:
+      factors: for patterns as in `match_paths`, the factor. Other parameters keep their
+        updates. A factor may be traced, e.g. an axis of `jax.vmap`.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+
+    Returns:
+      A stateless `optax.GradientTransformation`.
+
+    Raises:
+      ValueError: see `match_paths`.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> tx = optim.scale_by_path({"^in$": 0.5}, scales)
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
+      >>> float(updates["in"][0, 0]), float(updates["out"][0, 0])
+      (0.5, 1.0)
+
+    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382).
+    """
+    pattern_of = match_paths(factors, scales)
+    return multiply_by_path({p: factors[key] for p, key in pattern_of.items()}, scales)
+
+
+def multiply_by_path(
+    factors: Mapping[str, Any], scales: Scales
+) -> optax.GradientTransformation:
+    """Multiply the updates of some paths, each by its factor."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        return multiplied(updates, factors, scales), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def multiplied(tree: Any, factors: Mapping[str, Any], scales: Scales) -> Any:
+    """A tree with the leaves of some paths multiplied; the dtypes stay."""
+
+    def multiply(path: str, leaf: jax.Array) -> jax.Array:
+        scales.check_path(path)
+        if path not in factors:
+            return leaf
+        return leaf * jnp.asarray(factors[path], leaf.dtype)
+
+    return map_with_paths(multiply, tree)
+
+
+def for_modules(
+    scales: Scales, modules: Mapping[str, Module | Mapping[str, Any]]
+) -> Scales:
+    """Scales whose optimizers have other hyperparameters for groups of parameters.
+
+    Args:
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      modules: for patterns as in `match_paths`, a `Module` or its arguments.
+
+    Returns:
+      A copy. The optimizers of `mupax.optim` made from it follow `learning_rate`,
+      `weight_decay` and `multiplier`. The initial weights are yours:
+      `scale_init_by_path`.
+
+    Raises:
+      ValueError: see `match_paths` and `Module`; an unknown hyperparameter.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> slow = optim.for_modules(scales, {"role:input": {"learning_rate": 0.5}})
+      >>> tx = optim.adam(0.1, slow, "mup")
+      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
+      >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
+      (-0.05, -0.025)
+
+    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382).
+    """
+    known = [field.name for field in dataclasses.fields(Module)]
+    parsed = {}
+    for pattern, given in modules.items():
+        if not isinstance(given, Module):
+            for name in given:
+                if name not in known:
+                    raise ValueError(
+                        f"{pattern!r} has {name!r}; a group of parameters has "
+                        f"{', '.join(known)}"
+                    )
+            given = Module(**given)
+        parsed[pattern] = given
+    pattern_of = match_paths(parsed, scales)
+    found = {path: parsed[pattern] for path, pattern in pattern_of.items()}
+    return Scales(scales, scales.parametrization, {**scales.modules, **found})
+
+
+def scale_init_by_path(params: Any, scales: Scales) -> Any:
+    """Multiply initial parameters by the factors of their groups.
+
+    Args:
+      params: the parameters as they are initialized.
+      scales: from `for_modules`.
+
+    Returns:
+      A tree like `params`. Do this once, before training.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> small = optim.for_modules(scales, {"^out": {"init_scale": 0.5}})
+      >>> float(scale_init_by_path(mlp(16), small)["out"][0, 0])
+      0.5
+    """
+    factors = {path: module.init for path, module in scales.modules.items()}
+    return multiplied(params, factors, scales)
+
+
+def updates_of(scales: Scales, family: str) -> list[optax.GradientTransformation]:
+    """The link of an optimizer's chain that scales groups; none without groups."""
+    if not scales.modules:
+        return []
+    factors = {path: module.update(family) for path, module in scales.modules.items()}
+    return [multiply_by_path(factors, scales)]
+
+
+def gradients_of(scales: Scales) -> list[optax.GradientTransformation]:
+    """The link that gives eps the gradients of a multiplier; none without groups."""
+    if not scales.modules:
+        return []
+    factors = {path: module.multiplier for path, module in scales.modules.items()}
+    return [multiply_by_path(factors, scales)]
+
+
+def decayed(
+    decay: optax.GradientTransformation, scales: Scales, *, relative: bool = False
+) -> optax.GradientTransformation:
+    """A weight decay with the factors of groups.
+
+    Args:
+      decay: adds decayed weights.
+      scales: of the model.
+      relative: the update and its decay are scaled by the learning rate together.
+    """
+    if not scales.modules:
+        return decay
+    factors = {
+        path: module.weight_decay / (module.update("adam") if relative else 1.0)
+        for path, module in scales.modules.items()
+    }
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if params is None:
+            raise ValueError(
+                "weight decay needs params: tx.update(grads, state, params)"
+            )
+        return decay.update(updates, state, multiplied(params, factors, scales))
+
+    return optax.GradientTransformation(decay.init, update)

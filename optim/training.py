@@ -1,0 +1,248 @@
+"""Batch size and training length: what an optimizer's settings are multiplied by.
+
+Write κ for the ratio of the base's number of steps to the target's. At equal examples
+it is the ratio of batch sizes, κ_B; at an equal batch size it is 1/κ_D, the inverse
+ratio of training lengths in examples; in general κ = κ_B/κ_D. Gradients that are mostly
+noise are κ^-½ as large in a batch that is κ times as large. The noise of κ steps adds
+up to κ^½ times that of one. So a step must be κ^½ times as large, and the rest follows:
+
+    desired update Δ      κ^½
+    raw gradient g        κ^-½
+    memory β              β^κ
+    decay of a step       κ
+    number of steps       1/κ
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_LENGTH = "Mlodozeniec et al. 2025 (arXiv:2512.22382)"
+SOURCES: Mapping[str, str] = {
+    "sgd": "linear rule: Goyal et al. 2017 (arXiv:1706.02677), section 2.1",
+    "adam": "square-root rule: Malladi et al. 2022 (arXiv:2205.10287)",
+    "spectral": "square-root rule, our extension: no SDE of Muon is known",
+    "relative": "square-root rule: You et al. 2020 (arXiv:1904.00962)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingScale:
+    """Ratios of batch size and training length, target over base.
+
+    The rules keep the stochastic differential equation of training the same. They hold
+    while gradients are mostly noise, i.e. below the critical batch size, and while
+    learning rates are small.
+
+    Args:
+      batch: κ_B, ratio of the batch sizes in examples (or tokens).
+      examples: κ_D, ratio of the numbers of examples (or tokens) of all of training.
+
+    Raises:
+      ValueError: a ratio that is not positive and finite.
+
+    Source: Malladi et al. 2022 (arXiv:2205.10287), section 5 (batch size); Mlodozeniec
+    et al. 2025 (arXiv:2512.22382) (length); Wang & Aitchison 2024 (arXiv:2405.13698)
+    (weight decay); Busbridge et al. 2023 (arXiv:2307.13813) (EMA).
+
+    Examples:
+      >>> larger = TrainingScale(batch=4.0)
+      >>> larger.kappa, larger.update, larger.gradient
+      (4.0, 2.0, 0.5)
+      >>> round(larger.beta(0.9), 4), larger.steps(1000)
+      (0.6561, 250.0)
+      >>> TrainingScale(examples=16.0).update
+      0.25
+    """
+
+    batch: float = 1.0
+    examples: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "examples"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"the ratio {name}={value} must be positive")
+
+    @property
+    def kappa(self) -> float:
+        """κ = κ_B/κ_D: the number of the base's steps over the target's."""
+        return self.batch / self.examples
+
+    @property
+    def update(self) -> float:
+        """Multiplier of the update that one wants of a step."""
+        return self.kappa**0.5
+
+    @property
+    def gradient(self) -> float:
+        """Size of a raw gradient that is mostly noise, relative to the base's."""
+        return self.kappa**-0.5
+
+    def beta(self, value: Any) -> Any:
+        """The decay of a moving average in each step: β^κ.
+
+        It forgets as much over the same share of training. To first order in 1-β it is
+        the 1-κ(1-β) of Malladi et al., which turns negative where κ(1-β) > 1.
+
+        Args:
+          value: β of the base, a number or a traced value; of Adam's moments, Lion's
+            and Muon's momentum, or a moving average of the parameters.
+        """
+        return value if self.kappa == 1 else value**self.kappa
+
+    def weight_decay(self, value: Any) -> Any:
+        """κ times the base's decoupled weight decay, at an unscaled learning rate.
+
+        The optimizers of `mupax.optim` decay weights by it times the base's learning
+        rate: each weight loses the same share over training.
+
+        Args:
+          value: of the base: None, a number, a traced value or a schedule.
+        """
+        if value is None or self.kappa == 1:
+            return value
+        if callable(value):
+            return lambda step: self.kappa * value(step)
+        return self.kappa * value
+
+    def steps(self, value: float) -> float:
+        """A number of steps, e.g. of warm-up: the same share of training."""
+        return value / self.kappa
+
+    def describe(self, family: str) -> list[str]:
+        """What `explain` says of these ratios, one line for each rule with its source.
+
+        Args:
+          family: the optimizer's, e.g. "adam".
+        """
+        if self == SAME:
+            return []
+        rate = self.kappa if family == "sgd" else self.update
+        lines = [
+            f"batch size times {self.batch:.4g}, examples times {self.examples:.4g}: "
+            f"κ = {self.kappa:.4g}, steps times {1 / self.kappa:.4g}; the columns "
+            "include it",
+            f"lr times {rate:.4g} ({'κ' if family == 'sgd' else 'κ^½'}; "
+            f"{SOURCES[family]})",
+        ]
+        if family != "sgd":
+            lines.append(
+                f"eps times {self.gradient:.4g} (κ^-½); b1, b2, beta to the power of "
+                f"κ, e.g. 0.9 -> {self.beta(0.9):.4g}, 0.999 -> {self.beta(0.999):.4g}"
+            )
+            if self.kappa * 0.1 > 1:
+                lines.append(
+                    "a memory of 0.9 is shorter than one step: outside of the range of "
+                    "the rule, which is exact to first order in κ(1-β)"
+                )
+        lines.append(
+            f"lr·wd times {self.kappa:.4g} (κ; Wang & Aitchison 2024, "
+            "arXiv:2405.13698); warm-up: the same share of the steps"
+        )
+        if self.examples != 1:
+            lines.append(f"examples: {_LENGTH}")
+        return lines
+
+
+SAME = TrainingScale()
+
+
+def training_scale(
+    batch: tuple[float, float] | None = None,
+    examples: tuple[float, float] | None = None,
+    *,
+    critical_batch: float | None = None,
+) -> TrainingScale:
+    """The ratios of a base's and a target's training.
+
+    Args:
+      batch: (base, target) batch size in examples; None where it is the same.
+      examples: (base, target) number of examples of all of training, i.e. batch size
+        times steps; None where it is the same.
+      critical_batch: the critical batch size of the task in examples, where known.
+
+    Returns:
+      A `TrainingScale`.
+
+    Raises:
+      ValueError: a size that is not positive, or that is not a pair; a target's batch
+        beyond the critical size, where the rules do not hold.
+
+    Examples:
+      >>> training_scale(batch=(64, 256), examples=(1e6, 16e6)).kappa
+      0.25
+      >>> training_scale(batch=(64, 4096), critical_batch=1024)
+      Traceback (most recent call last):
+      ...
+      ValueError: the target's batch size 4096 is beyond the critical batch size 1024, \
+where gradients are no longer mostly noise and no rule is known; use at most 1024
+
+    Source: McCandlish et al. 2018 (arXiv:1812.06162) (critical batch size).
+    """
+    ratios = {}
+    for name, pair in (("batch", batch), ("examples", examples)):
+        if pair is None:
+            continue
+        try:
+            base, target = (float(x) for x in pair)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{name}={pair!r} must be a pair (base, target), e.g. {name}=(64, 256)"
+            ) from None
+        for size in (base, target):
+            if not (math.isfinite(size) and size > 0):
+                raise ValueError(f"{name}={pair!r} must hold two positive numbers")
+        ratios[name] = target / base
+        if name == "batch" and critical_batch is not None and target > critical_batch:
+            raise ValueError(
+                f"the target's batch size {target:g} is beyond the critical batch size "
+                f"{critical_batch:g}, where gradients are no longer mostly noise and "
+                f"no rule is known; use at most {critical_batch:g}"
+            )
+    if critical_batch is not None and batch is None:
+        raise ValueError("critical_batch needs batch=(base, target)")
+    return TrainingScale(**ratios)
+
+
+def noise_scale(
+    squared_norms: tuple[float, float], batch: tuple[float, float]
+) -> float:
+    """An estimate of the critical batch size from gradients at two batch sizes.
+
+    The gradient of a batch of B examples has the expected squared norm |G|² + S/B, with
+    G the true gradient and S the noise of one example. Below S/|G|² gradients are
+    mostly noise.
+
+    Args:
+      squared_norms: squared norms of the gradient of all parameters, at the smaller and
+        at the larger batch size, each a mean over many batches.
+      batch: the two batch sizes, in examples.
+
+    Returns:
+      S/|G|², in examples: the simple noise scale. It grows during training, so measure
+      it where the learning rate matters, and take it as an order of magnitude.
+
+    Raises:
+      ValueError: batch sizes that are not rising, or norms that no noise explains, as
+        those of too few batches.
+
+    Examples:
+      >>> noise_scale((3.0, 1.5), batch=(16, 64))  # |G|² = 1, S = 32
+      32.0
+
+    Source: McCandlish et al. 2018 (arXiv:1812.06162), appendix A.
+    """
+    (small, large), (low, high) = squared_norms, batch
+    if not 0 < low < high:
+        raise ValueError(f"batch={batch!r} must be two rising batch sizes")
+    signal = (high * large - low * small) / (high - low)
+    noise = (small - large) / (1 / low - 1 / high)
+    if not (signal > 0 and noise > 0 and math.isfinite(noise)):
+        raise ValueError(
+            f"squared_norms={squared_norms!r} at batch={batch!r} tell no noise scale: "
+            "the norm must fall with the batch size, and by less than 1/batch; average "
+            "over more batches"
+        )
+    return noise / signal

@@ -1,0 +1,275 @@
+"""Hyperparameters of groups of parameters."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import sweep_toys
+from flax import nnx
+
+from mupax import optim
+from mupax.experiments import data as datasets
+from mupax.experiments.errors import UserError
+from mupax.experiments.run.build import build
+from mupax.experiments.run.config import defaults, parse
+from mupax.experiments.run.hyperparameters import transfer_record, tuned
+from mupax.experiments.sweep import engine, space
+
+
+def mlp(n):
+    return {
+        "in": {"w": jnp.ones((3, n)) / 2, "b": jnp.zeros(n)},
+        "mid": {"w": jnp.ones((n, n)) / n},
+        "out": {"w": jnp.ones((n, 2)) / n},
+    }
+
+
+SCALES = optim.infer_scales(mlp(4), mlp(8))
+OPTIMIZERS = {
+    "sgd": (lambda s: optim.sgd(0.1, s, "mup", momentum=0.5)),
+    "adam": (lambda s: optim.adam(0.01, s, "mup", eps=0.1)),
+    "adamw": (lambda s: optim.adamw(0.01, s, "mup", eps=0.1, weight_decay=0.5)),
+    "lion": (lambda s: optim.lion(0.01, s, "mup", weight_decay=0.5)),
+    "lamb": (lambda s: optim.lamb(0.01, s, "mup", eps=0.1, weight_decay=0.5)),
+    "adafactor": (lambda s: optim.adafactor(0.01, s, "mup", weight_decay_rate=0.01)),
+}
+
+
+def trained(tx, params, factors, steps=3):
+    """Train, with the leaves of some paths multiplied in the forward pass."""
+
+    def loss(params):
+        p = jax.tree.map(lambda leaf, c: leaf * c, params, factors)
+        x = jnp.array([[1.0, -0.5, 2.0], [0.3, 1.0, -1.0]])
+        h = jnp.tanh(x @ p["in"]["w"] + p["in"]["b"][None])
+        y = jnp.tanh(h @ p["mid"]["w"]) @ p["out"]["w"]
+        return jnp.mean((y - jnp.array([[1.0, -1.0], [0.5, 2.0]])) ** 2)
+
+    state, losses = tx.init(params), []
+    for _ in range(steps):
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(float(value))
+    return np.array([*losses, float(loss(params))])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_multiplier_trains_as_one_in_the_forward_pass(name):
+    with jax.enable_x64(True):
+        start = jax.tree.map(
+            lambda x: (
+                jax.random.normal(jax.random.key(x.size), x.shape, jnp.float64) * 0.3
+            ),
+            mlp(8),
+        )
+        one = jax.tree.map(lambda x: 1.0, start)
+        forward = {**one, "mid": {"w": 3.0}}
+        wanted = trained(OPTIMIZERS[name](SCALES), start, forward)
+        scales = optim.for_modules(SCALES, {"^mid": {"multiplier": 3.0}})
+        begun = optim.scale_init_by_path(start, scales)
+        found = trained(OPTIMIZERS[name](scales), begun, one)
+        plain = trained(OPTIMIZERS[name](SCALES), start, one)
+    # Adafactor's own thresholds have no gauge.
+    rtol = 1e-5 if name == "adafactor" else 1e-9
+    np.testing.assert_allclose(found, wanted, rtol=rtol)
+    assert abs(plain[0] - wanted[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])
+def test_a_learning_rate_multiplies_the_update_and_not_the_decay(name):
+    params = mlp(8)
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 0.7), params)
+    scales = optim.for_modules(SCALES, {"^in": {"learning_rate": 3.0}})
+
+    def update(scales, weights):
+        tx = OPTIMIZERS[name](scales)
+        weights = jax.tree.map(lambda x: x * weights, params)
+        return tx.update(grads, tx.init(weights), weights)[0]
+
+    plain, tuned = (update(s, 1.0) for s in (SCALES, scales))
+    np.testing.assert_allclose(tuned["out"]["w"], plain["out"]["w"], rtol=1e-6)
+    np.testing.assert_allclose(tuned["mid"]["w"], plain["mid"]["w"], rtol=1e-6)
+    without = [update(s, 0.0)["in"]["w"] for s in (SCALES, scales)]
+    decays = [plain["in"]["w"] - without[0], tuned["in"]["w"] - without[1]]
+    np.testing.assert_allclose(without[1], 3 * without[0], rtol=1e-5)
+    np.testing.assert_allclose(decays[1], decays[0], rtol=1e-4, atol=1e-7)
+
+
+def test_weight_decay_of_a_group():
+    params = mlp(8)
+    zero = jax.tree.map(jnp.zeros_like, params)
+    for name in ("adamw", "adafactor"):
+        scales = optim.for_modules(SCALES, {"role:hidden": {"weight_decay": 4.0}})
+        one, four = (
+            OPTIMIZERS[name](s).update(zero, OPTIMIZERS[name](s).init(params), params)
+            for s in (SCALES, scales)
+        )
+        np.testing.assert_allclose(
+            four[0]["mid"]["w"], 4 * one[0]["mid"]["w"], rtol=1e-6
+        )
+        np.testing.assert_allclose(four[0]["in"]["w"], one[0]["in"]["w"], rtol=1e-6)
+
+
+def test_no_groups_leave_the_state_as_it_is():
+    for name, make in OPTIMIZERS.items():
+        states = [
+            jax.tree.structure(make(s).init(mlp(8)))
+            for s in (SCALES, optim.for_modules(SCALES, {}))
+        ]
+        assert states[0] == states[1], name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_check_chain_is_content_with_groups(name):
+    scales = optim.for_modules(
+        SCALES, {"^mid": {"learning_rate": 3.0, "weight_decay": 2.0}}
+    )
+    assert optim.check_chain(OPTIMIZERS[name](scales), scales, "mup").passed
+
+
+def test_factors_transfer_with_size_batch_and_parametrization():
+    scales = optim.for_modules(SCALES, {"^mid": {"learning_rate": 3.0}})
+    for other in (scales.for_parametrization("mup"), scales.for_training(batch=(1, 4))):
+        assert other.modules == scales.modules
+    text = str(optim.explain(scales, "mup"))
+    assert "mid/w: also times learning_rate 3" in text
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        ({"middle": {}}, "similar paths are 'mid/w'"),
+        ({"hidden": {}}, "similar roles are 'role:hidden'"),
+        ({"role:inner": {}}, "unknown role 'role:inner'; known are 'role:input'"),
+        ({"^in": {}, "/b$": {}}, "'in/b' matches '\\^in' and '/b\\$'"),
+        ({"^in": {"lr": 1.0}}, "a group of parameters has learning_rate"),
+        ({"^in": {"learning_rate": 0.0}}, "learning_rate=0.0 must be positive"),
+        ({"^in": {"init_scale": True}}, "init_scale=True must be a number"),
+        ({"(": {}}, "no regular expression"),
+    ],
+)
+def test_a_mistake_is_one_sentence(modules, words):
+    with pytest.raises(ValueError, match=words):
+        optim.for_modules(SCALES, modules)
+    if all("lr" not in m and "init_scale" not in m and not m for m in modules.values()):
+        with pytest.raises(ValueError, match=words):
+            optim.scale_by_path(dict.fromkeys(modules, 2.0), SCALES)
+
+
+# ----- Configs and sweeps.
+
+GROUPS = {
+    "first": {"pattern": "^layers/0|readin"},
+    "last": {"pattern": "readout", "learning_rate": 2.0},
+}
+
+
+def config(**more):
+    model = {"name": "mlp", "width": 4, "depth": 2}
+    keys = {"steps": 4, "batch_size": 8, "schedule": {"name": "constant"}, **more}
+    return {"model": model, "learning_rate": 0.1, "modules": GROUPS, **keys}
+
+
+def images():
+    return datasets.from_memory(sweep_toys.stripes())
+
+
+def test_a_run_has_the_groups_of_its_config():
+    run = parse(config())
+    scales = build(run, images()).scales
+    assert {m.learning_rate for m in scales.modules.values()} == {1.0, 2.0}
+    assert all(
+        "readout" in p for p, m in scales.modules.items() if m.learning_rate == 2
+    )
+    plain = parse(config(modules={}))
+    assert "modules" not in plain.settings()
+    assert run.settings() != plain.settings()
+
+
+def test_values_replace_those_of_a_group_and_transfer():
+    run = tuned(parse(config()), {"last/init_scale": 3.0, "first/learning_rate": 0.5})
+    assert run.modules["last"]["init_scale"] == 3.0
+    assert run.modules["last"]["learning_rate"] == 2.0
+    weights = [
+        nnx.to_pure_dict(nnx.state(build(c, images()).create(), nnx.Param))
+        for c in (parse(config()), run)
+    ]
+    last = [jax.tree.leaves(w["readout"]) for w in weights]
+    for before, after in zip(*last, strict=True):
+        np.testing.assert_allclose(after, 3 * before, rtol=1e-6)
+
+
+def test_transfer_from_has_the_groups(tmp_path):
+    values = {"learning_rate": 0.25, "first/learning_rate": 0.5}
+    base = parse(config(base_width=4, base_depth=2))
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"transfer": transfer_record(base, values)}))
+    read = parse(config(modules={}) | {"transfer_from": str(path)})
+    assert read.modules == tuned(base, values).modules
+    assert read.modules["first"]["learning_rate"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        ({"a": {}}, "modules.a lacks a pattern"),
+        ({"a": {"pattern": "x", "beta": 1}}, "modules.a has 'beta'"),
+        ({"a": {"pattern": "x", "learning_rate": 0}}, "modules.a.learning_rate"),
+        ({"a/b": {"pattern": "x"}}, "letters"),
+    ],
+)
+def test_a_group_that_is_wrong_names_its_key(modules, words):
+    with pytest.raises(UserError, match=words):
+        parse(config(modules=modules))
+
+
+def test_a_pattern_that_matches_nothing_stops_a_run_before_it_starts():
+    run = parse(config(modules={"a": {"pattern": "read_out"}}))
+    with pytest.raises(UserError, match="similar paths are 'readout"):
+        build(run, images())
+
+
+def sweep_config():
+    c = defaults("sweep")
+    for key, value in config(steps=6).items():
+        c[key] = value
+    c.sweep.axes.learning_rate = (0.05, 0.1, 0.2)
+    c.sweep.axes["last/learning_rate"] = (1.0, 4.0)
+    c.sweep.axes["first/weight_decay"] = (1.0, 2.0)
+    c.sweep.axes["last/init_scale"] = (0.5, 1.0)
+    c.sweep.seeds = 1
+    c.sweep.average_last = 1
+    return c
+
+
+def test_groups_are_axes_of_one_program_and_lanes_are_runs():
+    parsed = space.parse_sweep(sweep_config())
+    (task,) = space.tasks(parsed)
+    swept = engine.run(task, images())
+    assert swept.loss.shape == (1, 3, 2, 2, 2)
+    assert np.isfinite(swept.loss).all()
+    # The lane is the run that has the values in its config.
+    values = {"last/learning_rate": 4.0, "first/weight_decay": 2.0}
+    values |= {"last/init_scale": 0.5}
+    single = dataclasses.replace(
+        task,
+        config=tuned(task.config, values),
+        axes=(("learning_rate", (0.05, 0.1, 0.2)),),
+    )
+    alone = engine.run(single, images())
+    at = [swept.axes[name].index(values[name]) for name in list(swept.axes)[1:]]
+    np.testing.assert_allclose(alone.loss[0], swept.loss[0][:, *at], rtol=1e-5)
+    assert swept.best().keys() == parsed.axes.keys()
+
+
+def test_an_axis_of_an_unknown_group_is_an_error():
+    c = sweep_config()
+    c.sweep.axes["frist/learning_rate"] = (1.0, 2.0)
+    with pytest.raises(UserError, match="last/learning_rate"):
+        space.parse_sweep(c)
