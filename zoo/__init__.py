@@ -5,37 +5,48 @@ grow, `list_models()` lists them; `load_pretrained(name)` comes with weights, an
 `save(model, directory)` writes them.
 """
 
+from .cards import Training
 from .cnn import CNN
+from .convnext import ConvNeXt
 from .decoder import reads_tokens
+from .efficientnet import EfficientNet
 from .generate import generate
 from .gpt import GPT, gpt_names
 from .layers import ModelWarning
 from .llama import Llama, llama_names
 from .mlp import MLP
 from .plan import Frozen, Plan, axis_names, scales
+from .preprocessing import DataConfig, data_config, set_data_config
 from .pretrained import list_pretrained, load_pretrained
+from .publishing import push_to_hub
 from .registry import create, list_models
 from .resmlp import ResMLP
 from .resnet import ResNet
 from .saving import save
 from .sharding import RULES, batch_sharding, partition_specs, use_mesh
-from .vit import ViT, vit_names
+from .vit import ViT
+from .vit_layouts import vit_names
 
 __all__ = [
     "CNN",
     "GPT",
     "MLP",
     "RULES",
+    "ConvNeXt",
+    "DataConfig",
+    "EfficientNet",
     "Frozen",
     "Llama",
     "ModelWarning",
     "Plan",
     "ResMLP",
     "ResNet",
+    "Training",
     "ViT",
     "axis_names",
     "batch_sharding",
     "create",
+    "data_config",
     "generate",
     "gpt_names",
     "list_models",
@@ -43,9 +54,11 @@ __all__ = [
     "llama_names",
     "load_pretrained",
     "partition_specs",
+    "push_to_hub",
     "reads_tokens",
     "save",
     "scales",
+    "set_data_config",
     "use_mesh",
     "vit_names",
 ]

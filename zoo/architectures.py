@@ -9,15 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .convnet_configs import convnet, transformers_convnet
 from .decoder_configs import Architecture, decoder, whole
+from .registry import options_of
+from .vit_configs import MODEL_TYPES, pool_of, timm_table, transformers_vit
 
 
 def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
     """The architecture that a `config.json` describes.
 
     Args:
-      config: of a repository of timm, or of transformers for GPT-2, Llama, Qwen2 and
-        Qwen3.
+      config: of a repository of timm, or of transformers for GPT-2, Llama, Qwen2,
+        Qwen3, ViT, DINOv2, CLIP, SigLIP, ResNet and ConvNeXt.
       where: the repository or directory, for messages.
 
     Returns:
@@ -33,14 +36,15 @@ def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
     """
     if "architecture" in config:
         return _timm(config, where)
+    if config.get("model_type") in MODEL_TYPES:
+        return transformers_vit(config, where)
     if "model_type" in config:
-        return decoder(config, where)
+        return transformers_convnet(config, where) or decoder(config, where)
     return None
 
 
 # --- timm ---
 
-_RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _VITS = {
     # width, depth, size of a head
     "tiny": (192, 12, 64),
@@ -61,22 +65,19 @@ _DEITS = (
 )
 # The first that matches is named in the refusal.
 _VARIANTS = (
-    (r"^resnetblur", "blur pooling"),
-    (r"^resnetaa", "average pooling in place of strides"),
-    (r"^(wide_)?resnet\d+(_2)?$", "other numbers of blocks or channels"),
-    (r"^resnext|^seresnext|^ig_resnext", "grouped convolutions"),
-    (r"^(se|eca|gc|cbam|ec)_?resnet", "channel attention"),
-    (r"^resnet\d+[cdst]", "a deep stem"),
+    (r"^(wide_|se)?resne(t|xt)\d+(_2)?$", "other numbers of blocks or channels"),
+    (r"^(se|eca|gc|cbam|ec)_?resnex?t", "another kind of channel attention"),
+    (r"^resnet\d+s", "a deep stem of twice the width"),
     (r"^resnetv2", "normalization before each convolution"),
     (r"_gn$", "group normalization"),
-    (r"^deit3|_dinov\d|^beit|^cait", "LayerScale"),
+    (r"^beit", "relative position bias"),
+    (r"^cait", "class attention"),
+    (r"_qkvb", "separate biases of queries and values"),
+    (r"^eva", "rotary positions of EVA-02 or a norm inside of its MLP"),
     (r"distilled", "a distillation token"),
-    (r"_reg\d", "register tokens"),
-    (r"_clip_", "a norm before the blocks"),
-    (r"siglip|_map", "attention pooling"),
+    (r"naflex", "patches of several image sizes in one batch"),
     (r"_relpos|_rpn|_srelpos", "relative position bias"),
-    (r"_rope|^eva", "rotary position embedding"),
-    (r"_miil", "queries, keys and values without biases"),
+    (r"_rope|_pe_", "rotary positions of another kind than DINOv3's"),
 )
 
 
@@ -91,25 +92,27 @@ def _vit(size: str, patch: int, side: int) -> Architecture:
 
 
 def _timm_table() -> dict[str, Architecture]:
-    table = {name: Architecture(name, {}) for name in _RESNETS}
+    table = {}
     for name in (*(f"vit_{name}" for name in _VIT_NAMES), *_DEITS):
         size, patch, side = name.split("_", 1)[1].split("_")
         number = int(patch.removeprefix("patch"))
         table[name] = _vit(size, number, int(side))
-    return table
+    return {**table, **timm_table()}
 
 
 TIMM = _timm_table()
+# What timm calls the ways to pool.
+_POOLINGS = {"token": "token", "mean": "avg", "norm_mean": "avg", "attention": "map"}
 # Arguments of timm's networks that are read here; another one changes the function.
 _KNOWN_ARGUMENTS = {"img_size", "num_classes", "in_chans", "global_pool"}
 
 
 def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     name = str(config["architecture"])
-    if name not in TIMM:
+    found = TIMM.get(name) or convnet(name)
+    if found is None:
         raise ValueError(_refusal(name, where))
-    found = TIMM[name]
-    is_vit = not name.startswith("resnet")
+    is_vit = name in TIMM
     cfg = config.get("pretrained_cfg")
     cfg = cfg if isinstance(cfg, Mapping) else config
     arguments = config.get("model_args") or {}
@@ -128,25 +131,30 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     classes = get("num_classes")
     if classes:  # 0 for a backbone without a head
         options["out_features"] = whole(classes, "num_classes", where)
+    elif is_vit and classes == 0:
+        options["out_features"] = 0
     size = cfg.get("input_size")
     if size is not None:
         channels, height, width = _sizes(size, where)
         side = arguments.get("img_size")
         if side is not None:
             height, width = (side, side) if isinstance(side, int) else side
-        if is_vit and (height, width, channels) != (224, 224, 3):
+        if is_vit:
             options["input_shape"] = (height, width, channels)
+            usual = options_of(found.model)[1].get("input_shape")
+            if options["input_shape"] == usual:
+                del options["input_shape"]
         elif channels != 3:
             options["input_shape"] = (224, 224, channels)
     pooling = get("global_pool")
-    usual = "token" if is_vit else "avg"
-    if is_vit and pooling == "avg":
+    usual = _POOLINGS[pool_of(found)] if is_vit else "avg"
+    if usual == "token" and pooling == "avg":
         # timm keeps the class token, which the patches attend to.
         options |= {"pool": "mean", "class_token": True}
     elif pooling not in (None, "", usual):
         raise ValueError(
             f"{where} holds a {name!r} with global_pool={pooling!r}; this zoo reads "
-            f"{'token and avg' if is_vit else 'avg'}"
+            f"{'token and avg' if usual == 'token' else usual}"
         )
     return Architecture(found.model, options)
 
@@ -156,8 +164,10 @@ def _refusal(name: str, where: str) -> str:
     has = f", which has {feature}" if feature else ""
     return (
         f"{where} holds a {name!r}{has}; this zoo has no such model. It reads "
-        f"{', '.join(_RESNETS)}, vit_{{tiny,small,base,large,huge}}_patch* of 224 or "
-        "384 pixels, deit_{tiny,small,base}_patch16_224 and GPT-2"
+        "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
+        "convnext, convnextv2, efficientnet, efficientnetv2, mobilenetv3, "
+        "vit_{tiny,small,base,large,huge}_patch* of 224 or 384 pixels, deit, deit3, "
+        "vit_*_dinov2, vit_*_clip_*, vit_*_siglip_* and GPT-2"
     )
 
 

@@ -1,6 +1,7 @@
 """Transformer blocks: an attention branch and an MLP branch, and their stack."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -10,11 +11,24 @@ from jaxtyping import Array, Float, Int, Key
 
 from mupax import optim
 
+from .experts import Experts, Routing
 from .family import Family, ResidualOptions
-from .layers import Dense, LayerNorm, RMSNorm, activation, scan, stack, writable_state
+from .layers import (
+    Dense,
+    LayerNorm,
+    LayerScale,
+    RMSNorm,
+    activation,
+    numbers_of_blocks,
+    scan,
+    scan_keeping,
+    stack,
+    times,
+    writable_state,
+)
 from .plan import Axis, Plan
-from .rotary import Rotary
-from .sharding import platform
+from .rotary import Rotary, turn
+from .sharding import platform, weight
 
 Implementation = Literal["auto", "xla", "cudnn"]
 
@@ -54,10 +68,14 @@ class BlockOptions:
       norm_eps: added to its variance.
       nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
       qkv_bias: whether queries, keys and values have biases.
+      key_bias: whether keys have, where queries and values do.
       bias: whether the other kernels of a block have.
       gated: the MLP is W2 (φ(W_gate x) · W1 x), not W2 φ(W1 x).
       qk_norm: RMSNorm of each query and key over its head.
       rotary: rotary positions of queries and keys; None for none.
+      routing: the MLP is a mixture of experts, which are gated; None for one MLP.
+      layer_scale: initial value of LayerScale at the end of each branch; None for no
+        LayerScale.
       zero_queries: queries start at zero.
       zero_init: the last kernel of each branch starts at zero.
       dropout: probability, after the MLP's nonlinearity and each branch.
@@ -74,10 +92,13 @@ class BlockOptions:
     norm_eps: float = 1e-6
     nonlinearity: str = "gelu"
     qkv_bias: bool = True
+    key_bias: bool = True
     bias: bool = True
     gated: bool = False
     qk_norm: bool = False
     rotary: Rotary | None = None
+    routing: Routing | None = None
+    layer_scale: float | None = None
     zero_queries: bool = True
     zero_init: bool = False
     dropout: float = 0.0
@@ -93,6 +114,11 @@ class BlockOptions:
                 raise ValueError(f"{name}={rate} must lie in [0, 1)")
         if not self.norm_eps > 0:
             raise ValueError(f"norm_eps={self.norm_eps} must be positive")
+        if self.layer_scale is not None and not self.layer_scale > 0:
+            raise ValueError(
+                f"layer_scale={self.layer_scale} must be positive, or None for no "
+                "LayerScale"
+            )
         if self.attention not in ("auto", "xla", "cudnn"):
             raise ValueError(
                 f"attention={self.attention!r} must be 'auto', 'xla' or 'cudnn'"
@@ -182,24 +208,32 @@ class Attention(nnx.Module):
     Args:
       plan: the model's plan, with the axes "heads" and "head_dim".
       options: those of its block.
+      in_branch: whether it stands in a residual branch.
       rngs: random state.
 
     Source: Bordelon et al., App. A.3.
     """
 
-    def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        plan: Plan,
+        options: BlockOptions,
+        *,
+        in_branch: bool = True,
+        rngs: nnx.Rngs,
+    ):
         self.scale = logit_scale(plan)
         self.causal = options.causal
         self.implementation = options.attention
         self.rotary = options.rotary
         grouped = "kv_heads" if plan.has("kv_heads") else "heads"
 
-        def read(heads: str, init: str = "fan_in") -> Dense:
+        def read(heads: str, init: str = "fan_in", bias: bool = True) -> Dense:
             return Dense(
                 plan,
                 ("embed", heads, "head_dim"),
-                bias=options.qkv_bias,
-                in_branch=True,
+                bias=options.qkv_bias and bias,
+                in_branch=in_branch,
                 init=init,
                 rngs=rngs,
             )
@@ -207,11 +241,13 @@ class Attention(nnx.Module):
         def norm() -> RMSNorm | None:
             if not options.qk_norm:
                 return None
-            return RMSNorm(plan, "head_dim", in_branch=True, epsilon=options.norm_eps)
+            return RMSNorm(
+                plan, "head_dim", in_branch=in_branch, epsilon=options.norm_eps
+            )
 
         # With queries at zero no gradient reaches the keys until they have moved.
         self.query = read("heads", "zeros" if options.zero_queries else "fan_in")
-        self.key = read(grouped)
+        self.key = read(grouped, bias=options.key_bias)
         self.value = read(grouped)
         self.query_norm, self.key_norm = norm(), norm()
         self.out = Dense(
@@ -219,13 +255,33 @@ class Attention(nnx.Module):
             ("heads", "head_dim", "embed"),
             inputs=2,
             bias=options.bias,
-            in_branch=True,
+            in_branch=in_branch,
             init="zeros" if options.zero_init else "fan_in",
             rngs=rngs,
         )
 
-    def __call__(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch time n"]:
+    def __call__(
+        self,
+        x: Float[Array, "batch time n"],
+        angles: Float[Array, "time half"] | None = None,
+    ) -> Float[Array, "batch time n"]:
         query, key, value = self._heads(x, jnp.arange(x.shape[1]))
+        if angles is not None:
+            query, key = turn(query, angles), turn(key, angles)
+        return self._attend(query, key, value)
+
+    def read(
+        self, x: Float[Array, "batch queries n"], tokens: Float[Array, "batch time n"]
+    ) -> Float[Array, "batch queries n"]:
+        """Attention of queries from `x` to `tokens`, without positions."""
+        return self._attend(self.query(x), self.key(tokens), self.value(tokens))
+
+    def _attend(
+        self,
+        query: Float[Array, "batch queries heads head_dim"],
+        key: Float[Array, "batch time kv head_dim"],
+        value: Float[Array, "batch time kv head_dim"],
+    ) -> Float[Array, "batch queries n"]:
         implementation = self.implementation
         if implementation == "auto":
             implementation = "cudnn" if _has_flash(query) else "xla"
@@ -301,13 +357,21 @@ def _has_flash(query: Float[Array, "batch time heads head_dim"]) -> bool:
 class MLP(nnx.Module):
     """W2 φ(W1 x), or W2 (φ(W_gate x) · W1 x), with dropout before W2."""
 
-    def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        plan: Plan,
+        options: BlockOptions,
+        *,
+        in_branch: bool = True,
+        rngs: nnx.Rngs,
+    ):
         self.nonlinearity = options.nonlinearity
         self.dropout = options.dropout
         bias = options.bias
 
         def read() -> Dense:
-            return Dense(plan, ("embed", "mlp"), bias=bias, in_branch=True, rngs=rngs)
+            names = ("embed", "mlp")
+            return Dense(plan, names, bias=bias, in_branch=in_branch, rngs=rngs)
 
         self.gate = read() if options.gated else None
         self.up = read()
@@ -315,7 +379,7 @@ class MLP(nnx.Module):
             plan,
             ("mlp", "embed"),
             bias=bias,
-            in_branch=True,
+            in_branch=in_branch,
             init="zeros" if options.zero_init else "fan_in",
             rngs=rngs,
         )
@@ -337,6 +401,12 @@ def _norm(
     return kind(plan, "embed", in_branch=in_branch, epsilon=options.norm_eps)
 
 
+def _layer_scale(plan: Plan, options: BlockOptions) -> LayerScale | None:
+    if options.layer_scale is None:
+        return None
+    return LayerScale(plan, "embed", initial=options.layer_scale)
+
+
 class TransformerBlock(nnx.Module):
     """Two residual branches, x + a M^-α · branch(norm(x)): attention, then MLP.
 
@@ -351,19 +421,46 @@ class TransformerBlock(nnx.Module):
         self.attention_norm = _norm(plan, options, in_branch=True)
         self.mlp_norm = _norm(plan, options, in_branch=True)
         self.attention = Attention(plan, options, rngs=rngs)
-        self.mlp = MLP(plan, options, rngs=rngs)
+        self.mlp: MLP | Experts
+        if options.routing is None:
+            self.mlp = MLP(plan, options, rngs=rngs)
+        else:
+            self.mlp = Experts(
+                plan,
+                options.routing,
+                nonlinearity=options.nonlinearity,
+                zero_init=options.zero_init,
+                rngs=rngs,
+            )
+        self.attention_scale = _layer_scale(plan, options)
+        self.mlp_scale = _layer_scale(plan, options)
 
     def __call__(
-        self, x: Float[Array, "batch time n"], noise: Noise | None = None
+        self,
+        x: Float[Array, "batch time n"],
+        noise: Noise | None = None,
+        angles: Float[Array, "time half"] | None = None,
     ) -> Float[Array, "batch time n"]:
         keys = [None] * 5 if noise is None else list(jax.random.split(noise.key, 5))
         rate = None if noise is None else noise.drop_path
         h = x if self.attention_norm is None else self.attention_norm(x)
-        h = dropout(self.attention(h), self.dropout, keys[0])
+        h = dropout(self.attention(h, angles), self.dropout, keys[0])
+        h = h if self.attention_scale is None else self.attention_scale(h)
         x = x + self.branch * drop_path(h, rate, keys[1])
         h = x if self.mlp_norm is None else self.mlp_norm(x)
         h = dropout(self.mlp(h, keys[2]), self.dropout, keys[3])
+        h = h if self.mlp_scale is None else self.mlp_scale(h)
         return x + self.branch * drop_path(h, rate, keys[4])
+
+    def routing(
+        self, x: Float[Array, "batch time n"]
+    ) -> Float[Array, "batch time experts"]:
+        """The probabilities of the block's experts, without noise."""
+        assert isinstance(self.mlp, Experts)
+        h = self.attention(x if self.attention_norm is None else self.attention_norm(x))
+        h = h if self.attention_scale is None else self.attention_scale(h)
+        x = x + self.branch * h
+        return self.mlp.probabilities(x if self.mlp_norm is None else self.mlp_norm(x))
 
     def decode(
         self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
@@ -371,9 +468,11 @@ class TransformerBlock(nnx.Module):
         """The block without noise, for tokens that follow those of a cache."""
         h = x if self.attention_norm is None else self.attention_norm(x)
         h, cache = self.attention.decode(h, cache, position)
+        h = h if self.attention_scale is None else self.attention_scale(h)
         x = x + self.branch * h
-        h = x if self.mlp_norm is None else self.mlp_norm(x)
-        return x + self.branch * self.mlp(h), cache
+        h = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
+        h = h if self.mlp_scale is None else self.mlp_scale(h)
+        return x + self.branch * h, cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -449,9 +548,18 @@ class Transformer(Family):
         self.rngs = nnx.Rngs(dropout=rngs.dropout()) if noisy else None
 
     def run_blocks(
-        self, x: Float[Array, "batch time n"], rngs: nnx.Rngs | None
+        self,
+        x: Float[Array, "batch time n"],
+        rngs: nnx.Rngs | None,
+        angles: Float[Array, "time half"] | None = None,
     ) -> Float[Array, "batch time n"]:
-        """Dropout of the embedding, then all blocks, without the last norm."""
+        """Dropout of the embedding, then all blocks, without the last norm.
+
+        Args:
+          x: tokens.
+          rngs: random state of this call, in place of the model's own.
+          angles: by which queries and keys turn, the same in every block.
+        """
         noise = None
         own = self.rngs if rngs is None else rngs
         if own is not None and self.rngs is not None and not self.deterministic:
@@ -461,7 +569,45 @@ class Transformer(Family):
             last = self.options.drop_path
             rates = jnp.linspace(0.0, last, self.depth) if last else None
             noise = Noise(jax.random.split(rest, self.depth), rates)
-        return scan(self.blocks, x, noise, remat=self.options.remat, lean=True)
+        turns = self._of_every_block(angles)
+        return scan(self.blocks, x, noise, turns, remat=self.options.remat, lean=True)
+
+    def run_blocks_keeping(
+        self,
+        x: Float[Array, "batch time n"],
+        keep: Sequence[int],
+        angles: Float[Array, "time half"] | None = None,
+    ) -> tuple[Float[Array, "batch time n"], Float[Array, "kept batch time n"]]:
+        """All blocks without noise, and the streams behind some of them."""
+        return scan_keeping(
+            self.blocks,
+            x,
+            None,
+            self._of_every_block(angles),
+            keep=keep,
+            remat=self.options.remat,
+            lean=True,
+        )
+
+    def _of_every_block(
+        self, angles: Float[Array, "time half"] | None
+    ) -> Float[Array, "layers time half"] | None:
+        if angles is None:
+            return None
+        return jnp.broadcast_to(angles, (self.depth, *angles.shape))
+
+    def _intermediates(
+        self,
+        x: Float[Array, "batch time n"],
+        blocks: Sequence[int] | None,
+        norm: bool,
+        angles: Float[Array, "time half"] | None = None,
+    ) -> tuple[Float[Array, "batch time n"], ...]:
+        """The streams behind blocks, of which -1 is the last; all for None."""
+        numbers = numbers_of_blocks(blocks, self.depth)
+        _, kept = self.run_blocks_keeping(x, numbers, angles)
+        last = self.norm if norm else None
+        return tuple(h if last is None else last(h) for h in kept)
 
     def decode_blocks(
         self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
@@ -475,6 +621,45 @@ class Transformer(Family):
             return block.decode(x, layer[1], position)
 
         return jax.lax.scan(run, x, (weights, cache))
+
+
+class AttentionPool(nnx.Module):
+    """A learned token that reads a set of tokens, and a residual MLP behind it.
+
+    z = out(attention(token, x)), then z + MLP(norm(z)).
+
+    Args:
+      plan: the model's plan, with the axes "heads", "head_dim" and "mlp".
+      options: those of the blocks; LayerScale, rotary positions and noise are left out.
+      rngs: random state.
+
+    Source: Zhai et al. 2022, arXiv:2106.04560, section 3.4 ("MAP head"); SigLIP,
+    arXiv:2303.15343.
+    """
+
+    def __init__(self, plan: Plan, options: BlockOptions, *, rngs: nnx.Rngs):
+        options = dataclasses.replace(
+            options,
+            causal=False,
+            gated=False,
+            rotary=None,
+            layer_scale=None,
+            zero_init=False,
+            dropout=0.0,
+        )
+        gain = plan["embed"].base ** -0.5
+        self.token, self.multiplier = plan.param(
+            rngs.params, ("embed",), inputs=0, init="normal", gain=gain
+        )
+        self.attention = Attention(plan, options, in_branch=False, rngs=rngs)
+        self.norm = _norm(plan, options, in_branch=False)
+        self.mlp = MLP(plan, options, in_branch=False, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch n"]:
+        token = times(weight(self.token, x.dtype), self.multiplier)
+        token = jnp.broadcast_to(token, (x.shape[0], 1, x.shape[-1]))
+        z = self.attention.read(token, x)[:, 0]
+        return z + self.mlp(z if self.norm is None else self.norm(z))
 
 
 def dropout(

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .conv import Conv, check_images, pool
-from .family import Family, ResidualOptions
+from .family import ResidualOptions
 from .layers import (
     Dense,
     activation,
@@ -18,6 +18,7 @@ from .layers import (
     warn_of_drift,
 )
 from .registry import register
+from .stages import Staged
 
 STAGES = 4  # three poolings, after each of which the channels double
 
@@ -59,7 +60,7 @@ class CNNOptions(ResidualOptions):
 
 
 @register("cnn")
-class CNN(Family, options=CNNOptions):
+class CNN(Staged, options=CNNOptions):
     """h^{l+1} = h^l + a M^-α · W^l * φ(h^l), h^1 = W^0 * x, f = w φ(h^L).
 
     All convolutions are 3x3 at stride 1. At three places, after blocks floor(L/4),
@@ -147,7 +148,7 @@ class CNN(Family, options=CNNOptions):
             alpha=self.plan.parametrization.alpha,
             last=not options.activation_first,
         )
-        self.input_shape = tuple(input_shape)
+        self.input_shape, self.channels = tuple(input_shape), input_shape[2]
         self.nonlinearity = options.nonlinearity
         self.activation_first = options.activation_first
         self.pooling = options.pooling
@@ -191,24 +192,41 @@ class CNN(Family, options=CNNOptions):
             self.plan, (*summed, "classes"), inputs=len(summed), rngs=rngs
         )
 
-    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch out"]:
-        check_images(x, self.input_shape[2])
+    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *rest"]:
+        """What the readout sees.
+
+        Args:
+          x: images, as of a call.
+
+        Returns:
+          The last map, of shape (batch, pixels, width); with `global_pool=True` its
+          mean over pixels, of shape (batch, width).
+        """
+        x = self._maps(x)[-1]
+        if self.activation_first:
+            x = activation(self.nonlinearity)(x)
+        x = x.reshape(x.shape[0], -1, x.shape[-1])
+        return x.mean(axis=1) if self.global_pool else x
+
+    def _maps(
+        self, x: Float[Array, "batch h w c"]
+    ) -> list[Float[Array, "batch h2 w2 n"]]:
+        """The residual stream at the end of every stage."""
+        check_images(x, self.channels)
         if not self.global_pool and x.shape[1:] != self.input_shape:
             raise ValueError(
                 f"images of shape {x.shape[1:]} do not fit input_shape="
                 f"{self.input_shape}; with global_pool=True any size does"
             )
         x = self.readin(x)
+        maps = []
         for i, blocks in enumerate(self.stages):
             if i:
                 x = self.doubling[i - 1](pool(x, self.pooling))
             if blocks is not None:
                 x = scan(blocks, x, remat=self.remat)
-        if self.activation_first:
-            x = activation(self.nonlinearity)(x)
-        x = x.reshape(x.shape[0], -1, x.shape[-1])
-        x = x.mean(axis=1) if self.global_pool else x
-        return self.readout(x) * self.plan.output
+            maps.append(x)
+        return maps
 
 
 def _counts(depth: int) -> list[int]:

@@ -12,19 +12,27 @@ from .sharding import weight
 
 EPSILON = 1e-5  # added to the variance, as in torch
 MOMENTUM = 0.1  # share of the batch in the running statistics, as in torch
+DEPTHWISE = "depthwise"  # the input axis of a convolution of each channel alone: one
 
 
 class Conv(nnx.Module):
-    """A square convolution without bias, y = multiplier · x * W.
+    """A square convolution, y = multiplier · x * W (+ b).
 
     Padded by (size - 1) // 2 on every side, as torch's networks are: at stride 2 that
     looks at other pixels than padding called "SAME".
 
+    Its fan-in is the kernel's: where the input axis is that of one group's channels,
+    size² times these. Of a depthwise convolution it is size², at every width, so that
+    the kernel's role is that of an input weight: only its outputs grow.
+
     Args:
       plan: the model's plan; its axis "kernel{size}" has this size.
-      size: of the kernel, odd.
-      names: (input axis, output axis).
+      size: of the kernel.
+      names: (input axis, output axis). The input axis has the channels of one group,
+        e.g. `DEPTHWISE` has one; the groups follow from the image that comes in.
       stride: step of the output over the input.
+      padding: "half", "same" or a number; see `convolve`.
+      bias: whether it has one, which starts at zero.
       in_branch: whether it stands in a residual branch.
       init: see `Plan.param`.
       gain: see `Plan.param`.
@@ -38,6 +46,8 @@ class Conv(nnx.Module):
         names: tuple[str, str],
         *,
         stride: int = 1,
+        padding: int | str = "half",
+        bias: bool = False,
         in_branch: bool = False,
         init: str = "fan_in",
         gain: float = 1.0,
@@ -45,6 +55,7 @@ class Conv(nnx.Module):
     ):
         self.size = size
         self.stride = stride
+        self.padding = padding
         self.dtype = plan.dtype
         spatial = f"kernel{size}"
         self.kernel, self.multiplier = plan.param(
@@ -55,11 +66,21 @@ class Conv(nnx.Module):
             init=init,
             gain=gain,
         )
+        # Assigned once: NNX takes an attribute that was None for no variable.
+        added: nnx.Variable | None = None
+        self.bias_multiplier = 1.0
+        if bias:
+            added, self.bias_multiplier = _vector(plan, names[1], in_branch, "zeros")
+        self.bias = added
 
     def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
         kernel = weight(self.kernel, self.dtype)
-        y = convolve(x.astype(self.dtype), kernel, self.stride)
-        return times(y, self.multiplier)
+        y = convolve(x.astype(self.dtype), kernel, self.stride, self.padding)
+        y = times(y, self.multiplier)
+        if self.bias is None:
+            return y
+        bias = times(weight(self.bias, self.dtype), self.bias_multiplier)
+        return y + _spread(bias, y)
 
 
 class BatchNorm(nnx.Module):
@@ -75,6 +96,7 @@ class BatchNorm(nnx.Module):
       name: the axis of channels.
       in_branch: whether it stands in a residual branch.
       init: of the scale, "ones" or "zeros".
+      epsilon: added to the variance; None for torch's.
 
     Raises:
       ValueError: when called in training on one value a channel.
@@ -83,9 +105,16 @@ class BatchNorm(nnx.Module):
     """
 
     def __init__(
-        self, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
+        self,
+        plan: Plan,
+        name: str,
+        *,
+        in_branch: bool = False,
+        init: str = "ones",
+        epsilon: float | None = None,
     ):
         self.use_running_average = False
+        self.epsilon = epsilon
         self.scale, self.multiplier = _vector(plan, name, in_branch, init)
         self.bias, _ = _vector(plan, name, in_branch, "zeros")
         size = plan[name].size
@@ -102,7 +131,8 @@ class BatchNorm(nnx.Module):
             times(weight(p, dtype), self.multiplier) for p in (self.scale, self.bias)
         )
         # One factor a channel, not an entry.
-        scale = scale * jax.lax.rsqrt(var.astype(dtype) + EPSILON)
+        epsilon = EPSILON if self.epsilon is None else self.epsilon
+        scale = scale * jax.lax.rsqrt(var.astype(dtype) + epsilon)
         y = x.astype(dtype) - _spread(mean.astype(dtype), x)
         return (y * _spread(scale, x) + _spread(bias, x)).astype(x.dtype)
 
@@ -216,9 +246,34 @@ def pool(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
     return of(x, (2, 2), strides=(2, 2))
 
 
-def stem_pool(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
-    """Maximum over 3x3 pixels at stride 2, padded by one: behind ResNet's stem."""
-    return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+def stem_pool(x: Float[Array, "b h w n"], stride: int = 2) -> Float[Array, "b h2 w2 n"]:
+    """Maximum over 3x3 pixels, padded by one: behind ResNet's stem."""
+    sides = ((1, 1), (1, 1))
+    return nnx.max_pool(x, (3, 3), strides=(stride, stride), padding=sides)
+
+
+def blur(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
+    """A blur by (1, 2, 1)/4 along both sides at stride 2; the image is reflected.
+
+    Source: Zhang 2019 (arXiv:1904.11486), with its 3x3 filter.
+    """
+    x = jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    for axis in (1, 2):
+        n = x.shape[axis]
+        a, b, c = (
+            jax.lax.slice_in_dim(x, i, n - 2 + i, stride=2, axis=axis) for i in range(3)
+        )
+        x = (a + 2 * b + c) / 4
+    return x
+
+
+def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
+    """The mean over 2x2 pixels; over those that there are in an odd last row or column.
+
+    Source: He et al. 2018 (arXiv:1812.01187), Figure 2c.
+    """
+    odd = [(0, n % 2) for n in x.shape[1:3]]
+    return nnx.avg_pool(x, (2, 2), (2, 2), odd, count_include_pad=False)
 
 
 def check_images(x: Float[Array, "..."], channels: int) -> None:

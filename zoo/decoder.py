@@ -1,6 +1,7 @@
 """What GPT and Llama share: token embedding, causal blocks, readout, decoding."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +90,45 @@ class Decoder(Transformer):
         self._check(tokens.shape[1])
         x = self._embed(tokens, 0)
         return self._logits(self.run_blocks(x, rngs))
+
+    def features(
+        self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "batch time embed"]:
+        """What the readout sees: the normalized output of the last block.
+
+        Args:
+          tokens: as of a call.
+          rngs: random state of this call, in place of the model's own.
+
+        Returns:
+          Features of every token, of shape (batch, time, width).
+        """
+        self._check(tokens.shape[1])
+        x = self.run_blocks(self._embed(tokens, 0), rngs)
+        return x if self.norm is None else self.norm(x)
+
+    def intermediates(
+        self,
+        tokens: Int[Array, "batch time"],
+        blocks: Sequence[int] | None = None,
+        *,
+        norm: bool = False,
+    ) -> tuple[Float[Array, "batch time embed"], ...]:
+        """The residual stream behind some of the blocks, without noise.
+
+        Args:
+          tokens: as of a call.
+          blocks: numbers of blocks, from 0 or from the end as -1; None for all.
+          norm: apply the last norm to each.
+
+        Returns:
+          For each block an array of shape (batch, time, width).
+
+        Raises:
+          ValueError: a number that no block has.
+        """
+        self._check(tokens.shape[1])
+        return self._intermediates(self._embed(tokens, 0), blocks, norm)
 
     def cache(self, batch: int, length: int) -> Cache:
         """An empty cache of keys and values, for `decode`.

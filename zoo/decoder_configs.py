@@ -44,8 +44,10 @@ def decoder(config: Mapping[str, Any], where: str) -> Architecture:
         raise ValueError(f"the config.json of {where} lacks {error}") from None
     raise ValueError(
         f"{where} holds a {kind!r} with the names of transformers, of which only "
-        f"gpt2, {', '.join(_LLAMAS)} are read; for a ViT or ResNet give timm's "
-        "repository, e.g. timm/vit_base_patch16_224.augreg_in21k_ft_in1k"
+        f"gpt2, {', '.join(_LLAMAS)} are read, and vit, dinov2, dinov3_vit, clip, "
+        "siglip, resnet, convnext and convnextv2; for another network of images give "
+        "timm's repository, e.g. "
+        "timm/vit_base_patch16_224.augreg_in21k_ft_in1k"
     )
 
 
@@ -151,13 +153,20 @@ def _gpt2(config: Mapping[str, Any], where: str) -> Architecture:
     return Architecture(name, other)
 
 
-# --- Llama, Qwen2, Qwen3 ---
+# --- Llama, Qwen2, Qwen3, and those with experts ---
 
 # What these types fix by themselves, and options with the only value read here.
 _LLAMAS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False},
     "qwen2": {"use_sliding_window": False},
     "qwen3": {"attention_bias": False, "use_sliding_window": False},
+    "mixtral": {"sliding_window": None, "router_jitter_noise": 0.0},
+    "qwen3_moe": {
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
 }
 
 
@@ -168,7 +177,9 @@ def _llama(config: Mapping[str, Any], where: str) -> Architecture:
         "hidden_size": config["hidden_size"],
         "num_hidden_layers": config["num_hidden_layers"],
         "num_attention_heads": config["num_attention_heads"],
-        "intermediate_size": config["intermediate_size"],
+        "intermediate_size": config[
+            "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
+        ],
         "vocab_size": config["vocab_size"],
         "max_position_embeddings": config["max_position_embeddings"],
     }
@@ -196,12 +207,14 @@ def _llama(config: Mapping[str, Any], where: str) -> Architecture:
         "context": size["max_position_embeddings"],
         "tied": bool(config.get("tie_word_embeddings", False)),
         "qkv_bias": kind == "qwen2",
-        "qk_norm": kind == "qwen3",
+        "qk_norm": kind in ("qwen3", "qwen3_moe"),
         "norm_eps": _number(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", where),
         "nonlinearity": _activation(phi, "hidden_act", kind, where),
         "rope_theta": theta,
         "rope_scaling": scaling,
     }
+    if kind in ("mixtral", "qwen3_moe"):
+        return Architecture("llama", {**options, **_experts(config, kind, where)})
     # What every model of the family sets for itself.
     usual = {
         "attention_ratio": 1.0,
@@ -216,6 +229,19 @@ def _llama(config: Mapping[str, Any], where: str) -> Architecture:
         if {**usual, **known} == options:
             return Architecture(name, {})
     return Architecture("llama", options)
+
+
+def _experts(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
+    """The options of a mixture of experts."""
+    # Qwen's own files say num_experts, those of a newer transformers as Mixtral's.
+    count = config.get("num_experts", config.get("num_local_experts"))
+    chosen = config["num_experts_per_tok"]
+    normalizes = kind == "mixtral" or bool(config.get("norm_topk_prob", False))
+    return {
+        "experts": whole(count, "num_experts", where),
+        "experts_per_token": whole(chosen, "num_experts_per_tok", where),
+        "normalize_gates": normalizes,
+    }
 
 
 def _rope(

@@ -36,18 +36,49 @@ _FEATURES = (
 # Patterns of keys that the model's options decide on, and what to pass instead.
 _UNEXPECTED = (
     (r"^fc_norm\.", "pass pool='mean'"),
+    (
+        r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$",
+        "it has LayerScale: pass layer_scale=1e-5",
+    ),
+    (r"reg_token|register_tokens", "it has register tokens: pass registers=..."),
+    (
+        r"^norm_pre\.|\.pre_layrnorm\.",
+        "it has a norm before the blocks: pass pre_norm=True",
+    ),
+    (
+        r"^attn_pool\.|\.head\.probe$",
+        "it has attention pooling: pass pool='attention'",
+    ),
+    (r"\.mlp\.weights_(in|out)\.", "it has a gated MLP (SwiGLU): pass gated=True"),
+    (r"patch_embed(\.proj|ding)\.bias$", "pass patch_bias=True"),
     (r"^cls_token$|^class_token$|^cls$", "pass class_token=True"),
     (r"^lm_head\.weight$", "pass tied=False"),
     (r"self_attn\.[qk]_norm\.", "pass qk_norm=True"),
     (r"self_attn\.[qkv]_proj\.bias$", "pass qkv_bias=True"),
+    (r"experts\.\d+\.|\.gate\.weight$", "pass experts=... and experts_per_token=..."),
+    (r"^layer\d+\.\d+\.se\.fc\d\.", "pass squeeze=1/16 for squeeze-and-excitation"),
+    (r"^conv1\.\d+\.", "pass stem='deep' for a deep stem"),
+    (
+        r"^layer.*\.downsample\.2\.",
+        "pass shortcut='average' for average pooling in shortcuts (ResNet-D)",
+    ),
+    (r"^maxpool\.", "pass stem_pooling='conv' for a convolution in its place"),
 )
 _MISSING = (
     (r"^fc_norm\.", "pass pool='token' or pool='norm_mean'"),
     (r"qkv\.bias$|in_proj_bias$", "pass qkv_bias=False"),
+    (r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$", "pass layer_scale=None"),
+    (r"reg_token|register_tokens", "pass registers=0"),
+    (r"^norm_pre\.|\.pre_layrnorm\.", "pass pre_norm=False"),
+    (r"^attn_pool\.|\.head\.probe$", "pass another pool"),
+    (r"\.mlp\.weights_(in|out)\.", "pass gated=False"),
+    (r"patch_embed(\.proj|ding)\.bias$", "pass patch_bias=False"),
+    (r"^visual_projection\.bias$", "pass readout_bias=False"),
     (r"^cls_token$|^class_token$|cls$", "pass pool='mean' or pool='norm_mean'"),
     (r"^lm_head\.weight$", "pass tied=True"),
     (r"self_attn\.[qk]_norm\.", "pass qk_norm=False"),
     (r"self_attn\.[qkv]_proj\.bias$", "pass qkv_bias=False"),
+    (r"experts\.\d+\.", "pass experts=0, or the number that the file has"),
 )
 
 
@@ -108,7 +139,7 @@ def explain_mismatch(
         if _block(key) <= blocks.get(_pattern(key), _block(key))
         and not _hint([key], _UNEXPECTED)
     ]
-    known = features(arrays, strange)
+    known = features({}, strange)
     if known:
         shown = " and ".join(f"{key!r} ({what})" for what, key in known.items())
         return f"the file is of a network with features that a {name} lacks: {shown}"

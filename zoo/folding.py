@@ -12,9 +12,9 @@ from flax import nnx
 from mupax import optim
 
 from .attention import logit_scale
+from .convnet_layouts import ConvNet, branch_factor
 from .decoder import Decoder
 from .plan import scales
-from .resnet import ResNet
 from .vit import ViT
 
 
@@ -22,7 +22,8 @@ def factors(model: nnx.Module) -> dict[str, float]:
     """What each parameter is to be multiplied by in a network without multipliers.
 
     Args:
-      model: a ResNet, ViT, GPT or Llama, or its abstract twin from `nnx.eval_shape`.
+      model: a convolutional network, ViT, GPT or Llama, or its abstract twin from
+        `nnx.eval_shape`.
 
     Returns:
       By path, those that are not one: none for a model at its base size.
@@ -46,7 +47,7 @@ def factors(model: nnx.Module) -> dict[str, float]:
       blocks/mlp/down/bias 0.25
       blocks/mlp/down/kernel 0.25
     """
-    if not isinstance(model, ResNet | ViT | Decoder):
+    if not isinstance(model, ConvNet | ViT | Decoder):
         raise ValueError(f"a {type(model).__name__} has no twin in other libraries")
     point = model.plan.parametrization
     found = {}
@@ -63,7 +64,7 @@ def factors(model: nnx.Module) -> dict[str, float]:
     return found
 
 
-def _around(model: ResNet | ViT | Decoder, path: str) -> float:
+def _around(model: ConvNet | ViT | Decoder, path: str) -> float:
     """The factors that stand outside of a parameter's own layer."""
     parts = path.split("/")
     if isinstance(model, Decoder) and model.readout is None:
@@ -77,16 +78,15 @@ def _around(model: ResNet | ViT | Decoder, path: str) -> float:
             return after
     if parts[0] == "readout":
         return model.plan.output
-    if isinstance(model, ResNet):
-        last = str(len(model.stages[0].first.norms) - 1)
-        ends = parts[0] == "stages" and parts[-3:-1] == ["norms", last]
-        return model.plan.branch if ends else 1.0
+    if isinstance(model, ConvNet):
+        return branch_factor(model, path)
     # A norm forgets a factor in front of it.
     normed = isinstance(model, Decoder) and model.options.qk_norm
     reads = "query_norm" if normed else "query"
-    if parts[:2] == ["blocks", "attention"] and parts[2] == reads:
+    owners = (["blocks", "attention"], ["attention_pool", "attention"])
+    if parts[:2] in owners and parts[2] == reads:
         # Theirs is 1/√d_head.
         return logit_scale(model.plan) * model.plan["head_dim"].size ** 0.5
-    if parts[1:3] in (["attention", "out"], ["mlp", "down"]):
+    if parts[:3] in (["blocks", "attention", "out"], ["blocks", "mlp", "down"]):
         return model.plan.branch
     return 1.0

@@ -12,14 +12,20 @@ import numpy as np
 from flax import nnx
 
 from . import saving
+from .convnet_layouts import (
+    ConvNet,
+    convnet_layout,
+    convnet_layouts,
+    convnet_names,
+)
 from .decoder import Decoder
 from .features import explain_mismatch, features
 from .folding import factors
 from .gpt import GPT, gpt_names
 from .llama import Llama, llama_names
-from .resnet import ResNet, resnet_names
 from .sources import Leaf, Source
-from .vit import LAYOUTS, ViT, resize_positions, vit_names
+from .vit import ViT, resize_positions
+from .vit_layouts import LAYOUTS, vit_layout, vit_names, vit_unused
 
 # Buffers that files carry beside the weights, and that nothing here needs.
 _BUFFERS = re.compile(
@@ -86,39 +92,26 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
     Raises:
       ValueError: a kind of model that no other library's files are read for.
     """
-    if isinstance(model, ResNet):
-        return _resnet(model)
+    if isinstance(model, ConvNet):
+        names, prefix = convnet_layout(model, keys)
+        return convnet_names(model, names, prefix)
     if isinstance(model, GPT):
         bare = any(key.startswith("h.0.") for key in keys)
         return gpt_names(model, prefix="" if bare else "transformer.")
     if isinstance(model, Llama):
         bare = any(key.startswith("layers.0.") for key in keys)
-        return llama_names(model, prefix="" if bare else "model.")
+        mixtral = any("block_sparse_moe" in key for key in keys) if keys else None
+        return llama_names(model, prefix="" if bare else "model.", mixtral=mixtral)
     if isinstance(model, ViT):
-        prefix = "params/" if any(k.startswith("params/") for k in keys) else ""
-        return vit_names(model, vit_layout(keys), prefix=prefix)
+        if not keys:
+            return vit_names(model)
+        names, before = vit_layout(keys)
+        return vit_names(model, names, prefix=before)
     raise ValueError(
-        f"weights of other libraries are read for resnet, vit, gpt and llama, not for "
-        f"{type(model).__name__}; give a directory that zoo.save wrote"
+        "weights of other libraries are read for resnet, convnext, efficientnet, vit, "
+        f"gpt and llama, not for {type(model).__name__}; give a directory that "
+        "zoo.save wrote"
     )
-
-
-def _resnet(model: ResNet) -> dict[Leaf, Source]:
-    shapes = {path: array.shape for path, array in saving.arrays_of(model).items()}
-    table = {}
-    for (path, layer), (key, order) in resnet_names(model).items():
-        leaf = shapes[path] if layer is None else shapes[path][1:]
-        shape = tuple(leaf[order.index(axis)] for axis in range(len(leaf)))
-        table[path, layer] = Source(key, order, shape, leaf)
-    return table
-
-
-def vit_layout(keys: Mapping[str, Any]) -> str:
-    """Whose names the keys of a ViT's file are; one of `vit.LAYOUTS`."""
-    flat = {key.removeprefix("params/") for key in keys}
-    if any(key.startswith("Transformer/") for key in flat):
-        return "augreg" if any("posembed_input" in k for k in flat) else "big_vision"
-    return "torchvision" if any(k.startswith("encoder.") for k in flat) else "timm"
 
 
 class Match(NamedTuple):
@@ -171,11 +164,15 @@ def match(
     needed = {source.key for source in body.values()}
     left = sorted(arrays.keys() - needed)
     head = {source.key for source in heads}
+    unused = re.compile(r"(?!)")
+    if isinstance(model, ViT):
+        unused = vit_unused(model, vit_layout(arrays)[0])
     unexpected = [
         key
         for key in left
         if not (
             _BUFFERS.search(key)
+            or unused.search(key)
             or (fresh and key in head)
             or _is_embedding_again(model, key, arrays, table)
         )
@@ -188,6 +185,7 @@ def match(
         raise ValueError(
             f"the file holds a network without a head (it lacks {names}); pass "
             "out_features=... for a new one"
+            + (", or out_features=0 for features" if isinstance(model, ViT) else "")
         )
     resized = False
     for (path, _), source in body.items():
@@ -211,12 +209,13 @@ def match(
                     f"the model those of {_pixels(model)}; pass input_shape=(height, "
                     "width, channels), to which they are interpolated"
                 )
+            _check_positions(model, source, found.shape)
         grouped = features(arrays, ())
         raise ValueError(
             f"{source.key!r} has shape {tuple(found.shape)}, and must have "
             f"{source.shape}"
             + "".join(
-                f"; the file has {what}, which this zoo does not have"
+                f"; the file has {what}, so give the name or the options of its network"
                 for what in grouped
             )
         )
@@ -256,21 +255,17 @@ def fill(
                 f"{key!r} holds NaN or infinity; the file may be damaged, so download "
                 "or write it again"
             )
-    layers: dict[str, dict[int | None, np.ndarray]] = {}
+    layers: dict[str, dict[int | tuple[int, int] | None, np.ndarray]] = {}
     for (path, layer), source in found.table.items():
         array = np.asarray(arrays[source.key])
         if path == "position" and found.resized and isinstance(model, ViT):
             grid = _file_grid(model, array.shape)
             assert grid is not None
-            table = resize_positions(jnp.asarray(array[0]), grid, model.grid)
-            array = np.asarray(table)[None]
+            table = jnp.asarray(array).reshape(array.shape[-2:])
+            table = resize_positions(table, grid, model.grid)
+            array = np.asarray(table).reshape(source.shape)
         layers.setdefault(path, {})[layer] = source.read(array)
-    whole = {
-        path: parts[None]
-        if None in parts
-        else np.stack([parts[i] for i in range(len(parts))])
-        for path, parts in layers.items()
-    }
+    whole = {path: _joined(parts) for path, parts in layers.items()}
     for path, factor in factors(model).items():
         if path in whole:
             whole[path] = whole[path] / factor
@@ -278,14 +273,46 @@ def fill(
     return found.unused
 
 
+def _joined(
+    parts: Mapping[int | tuple[int, int] | None, np.ndarray],
+) -> np.ndarray:
+    """The array of a variable from those of its layers, or layers and experts."""
+    if None in parts:
+        return parts[None]
+    by_place = {p if isinstance(p, tuple) else (p or 0,): v for p, v in parts.items()}
+    places = sorted(by_place)
+    stacked = np.stack([by_place[place] for place in places])
+    return stacked.reshape(*(n + 1 for n in places[-1]), *stacked.shape[1:])
+
+
 def _file_grid(model: ViT, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The square grid of patches of a position table (1, positions, width)."""
+    """The square grid of patches of a position table (..., positions, width)."""
+    if model.position is None:
+        return None
     positions, width = model.position.shape
     first = positions - model.grid[0] * model.grid[1]
-    if len(shape) != 3 or shape[0] != 1 or shape[2] != width:
+    if len(shape) < 2 or math.prod(shape[:-2]) != 1 or shape[-1] != width:
         return None
-    side = math.isqrt(max(shape[1] - first, 0))
-    return (side, side) if side and side * side == shape[1] - first else None
+    patches = max(shape[-2] - first, 0)
+    side = math.isqrt(patches)
+    return (side, side) if side and side * side == patches else None
+
+
+def _check_positions(model: ViT, source: Source, shape: tuple[int, ...]) -> None:
+    """Say which option decides on a position of the class token.
+
+    Raises:
+      ValueError: the file has one position more or less than a square of patches.
+    """
+    if model.token is None or len(shape) < 2:
+        return
+    side = math.isqrt(shape[-2] - int(not model.class_position))
+    if side * side == shape[-2] - int(not model.class_position):
+        raise ValueError(
+            f"{source.key!r} has {shape[-2]} positions, so that the class token has "
+            f"{'no' if model.class_position else 'a'} position of its own; pass "
+            f"class_position={not model.class_position}"
+        )
 
 
 def _pixels(model: ViT) -> str:
@@ -315,10 +342,11 @@ def layouts(model: nnx.Module) -> tuple[str, ...]:
       >>> from mupax import zoo
       >>> from mupax.zoo import foreign
       >>> foreign.layouts(zoo.create("resnet18", width=4, rngs=nnx.Rngs(0)))
-      ('timm', 'torchvision')
+      ('timm', 'torchvision', 'transformers')
     """
+    if convnet_layouts(model):
+        return convnet_layouts(model)
     kinds = {
-        ResNet: ("timm", "torchvision"),
         ViT: tuple(LAYOUTS),
         Decoder: ("transformers",),
     }
@@ -327,7 +355,8 @@ def layouts(model: nnx.Module) -> tuple[str, ...]:
             return names
     raise ValueError(
         f"no other library has names for a {type(model).__name__}, only for resnet, "
-        "vit, gpt and llama; zoo.save writes a directory of any model"
+        "convnext, efficientnet, vit, gpt and llama; zoo.save writes a directory of "
+        "any model"
     )
 
 
@@ -339,7 +368,7 @@ def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray
     computes.
 
     Args:
-      model: a ResNet, ViT, GPT or Llama.
+      model: a convolutional network, ViT, GPT or Llama.
       layout: one of `layouts(model)`; None for the first.
 
     Raises:
@@ -352,7 +381,12 @@ def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray
             f"layout={layout!r} must be one of {', '.join(known)} for a "
             f"{type(model).__name__}"
         )
-    table = vit_names(model, layout) if isinstance(model, ViT) else _table(model)
+    if isinstance(model, ViT):
+        table = vit_names(model, layout)
+    elif isinstance(model, ConvNet):
+        table = convnet_names(model, layout)
+    else:
+        table = _table(model)
     ours = saving.arrays_of(model)
     folded = factors(model)
     out: dict[str, np.ndarray] = {}

@@ -2,11 +2,14 @@
 
 import dataclasses
 import hashlib
+import json
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from . import checksums
 from .checksums import sha256
 
 # A name that ends so is a file, whether it is there or not. Anything else with a dot,
@@ -16,6 +19,7 @@ FILE_SUFFIXES = (
     *(".pickle", ".h5", ".hdf5", ".msgpack", ".onnx", ".gguf", ".zip", ".tar"),
 )
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+PROCESSOR = "preprocessor_config.json"  # of transformers, for images
 # Names the files of weights that are too large for one.
 INDEX = "model.safetensors.index.json"
 _ID = re.compile(r"(hf[-_]hub:)?(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
@@ -123,6 +127,102 @@ def download(
         ) from None
     verify(pathlib.Path(found), source, filename)
     return pathlib.Path(found)
+
+
+def is_name(repository: str) -> bool:
+    """Whether a text has the form `owner/name`, without a revision.
+
+    Examples:
+      >>> is_name("me/resmlp"), is_name("me/resmlp@main"), is_name("resmlp")
+      (True, False, False)
+    """
+    match = _ID.fullmatch(repository)
+    return match is not None and match["id"] == repository and match[1] is None
+
+
+def download_ours(
+    source: str, names: Sequence[str], options: HubOptions
+) -> pathlib.Path:
+    """The directory in the cache with files of a model that `zoo.save` wrote.
+
+    Args:
+      source: as of `download`.
+      names: of its files.
+      options: see `HubOptions`.
+
+    Raises:
+      ValueError: as `download`, or a name that is not below the repository.
+    """
+    listed = download(source, checksums.NAME, options)
+    assert listed is not None
+    try:
+        sums = json.loads(listed.read_text())
+        inside = [str(name) for name in sums]
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"the {checksums.NAME} of {source!r} cannot be read ({error}); ask its "
+            "owner to upload the model again"
+        ) from None
+    for name in [*names, *inside]:
+        path = pathlib.PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{source!r} lists {name!r}, which is not below it")
+        download(source, name, options)
+    return listed.parent
+
+
+def upload(
+    folder: pathlib.Path,
+    repository: str,
+    *,
+    private: bool,
+    revision: str | None,
+    token: str | bool | None,
+    message: str,
+) -> str:
+    """Upload the files of a directory as one commit; returns its address.
+
+    Raises:
+      ValueError: huggingface_hub is not installed, or the hub does not take them.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ModuleNotFoundError:
+        raise ValueError(
+            "uploading needs huggingface_hub: pip install 'mupax[hub]'"
+        ) from None
+    client = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT)
+    try:
+        client.create_repo(repository, private=private, token=token, exist_ok=True)
+        commit = client.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            revision=revision,
+            token=token,
+            commit_message=message,
+        )
+    except errors.OfflineModeIsEnabled:
+        raise ValueError(
+            f"{repository!r} cannot be uploaded: HF_HUB_OFFLINE is set; unset it"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ValueError(
+            f"{repository!r} on the hub has no branch {revision!r}; create it there, "
+            "or leave revision out"
+        ) from None
+    except Exception as error:  # the network, proxies and the hub raise their own
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise ValueError(
+                f"the hub does not let this token write to {repository!r}; give one "
+                "that may, by `hf auth login`, HF_TOKEN or token=..."
+            ) from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"the hub does not take {repository!r} ({reason}); run the same call again"
+        ) from None
+    return str(commit.commit_url)
 
 
 def _split(source: str, options: HubOptions) -> tuple[str, HubOptions]:

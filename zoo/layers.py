@@ -3,12 +3,13 @@
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flax.errors
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -26,6 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "abs": jnp.abs,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
     "erf": jax.scipy.special.erf,
@@ -226,6 +228,27 @@ class RMSNorm(nnx.Module):
         return (y * jnp.broadcast_to(scale, y.shape)).astype(x.dtype)
 
 
+class LayerScale(nnx.Module):
+    """A trained factor for each entry of a residual branch.
+
+    Args:
+      plan: the model's plan.
+      name: the axis of the entries.
+      initial: every factor's initial value.
+
+    Source: Touvron et al. 2021, arXiv:2103.17239, eq. 8.
+    """
+
+    def __init__(self, plan: Plan, name: str, *, initial: float):
+        self.scale, self.multiplier = plan.param(
+            _no_key, (name,), inputs=0, in_branch=True, init="ones", gain=initial
+        )
+
+    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        scale = times(weight(self.scale, x.dtype), self.multiplier)
+        return x * jnp.broadcast_to(scale, x.shape)
+
+
 def single(dtype: Any) -> Any:
     """The dtype itself, or float32 where it is of half precision."""
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
@@ -313,6 +336,76 @@ def scan(
     with writable_state():
         nnx.update(blocks, state)
     return x
+
+
+def scan_keeping(
+    blocks: nnx.Module,
+    x: Float[Array, "*batch n"],
+    *inputs: Any,
+    keep: Sequence[int],
+    remat: bool = False,
+    lean: bool = False,
+) -> tuple[Float[Array, "*batch n"], Float[Array, "kept *batch n"]]:
+    """As `scan`, and the residual stream behind some of the blocks.
+
+    Only what is kept is stored, and nothing is unrolled.
+
+    Args:
+      blocks: from `stack`.
+      x: the residual stream.
+      *inputs: as of `scan`.
+      keep: numbers of blocks, each at least 0 and given once.
+      remat: as of `scan`.
+      lean: as of `scan`.
+
+    Returns:
+      (the stream behind the last block, the streams behind the blocks of `keep`).
+    """
+    graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
+    run = _pure(graph, remat, lean, scanned=True)
+    depth = jax.tree.leaves(variables)[0].shape[0]
+    # Blocks that are not kept write to a place that is not there.
+    places = np.full(depth, len(keep), np.int32)
+    places[list(keep)] = np.arange(len(keep))
+
+    def step(carry: tuple[Array, Array], layer: Any) -> tuple[Any, nnx.State]:
+        (x, kept), (place, rest) = carry, layer
+        x, state = run(x, rest)
+        return (x, kept.at[place].set(x, mode="drop")), state
+
+    start = x, jnp.zeros((len(keep), *x.shape), x.dtype)
+    (x, kept), state = jax.lax.scan(step, start, (places, (*variables, inputs)))
+    with writable_state():
+        nnx.update(blocks, state)
+    return x, kept
+
+
+def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Checked numbers of blocks, those from the end made positive.
+
+    Args:
+      blocks: numbers, of which -1 is the last; None for all.
+      count: how many blocks there are.
+
+    Raises:
+      ValueError: a number that no block has, or one given twice.
+
+    Examples:
+      >>> numbers_of_blocks((0, -1), 4)
+      (0, 3)
+    """
+    given = tuple(range(count)) if blocks is None else tuple(blocks)
+    for number in given:
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if not whole or not -count <= number < count:
+            raise ValueError(
+                f"blocks={given}: {number!r} is no block of a model that has {count}, "
+                f"counted from 0 to {count - 1} or from the end as -1"
+            )
+    found = tuple(number % count for number in given)
+    if len(set(found)) < len(found):
+        raise ValueError(f"blocks={given} names a block twice")
+    return found
 
 
 @contextlib.contextmanager

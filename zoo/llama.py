@@ -4,10 +4,13 @@ import dataclasses
 import types
 from collections.abc import Mapping
 
+import jax
 from flax import nnx
+from jaxtyping import Array, Float, Int
 
-from .attention import head_axes
+from .attention import TransformerBlock, head_axes
 from .decoder import Decoder, DecoderOptions, decoder_names
+from .experts import Dispatch, Routing, balance_loss, shares
 from .plan import Axis, times_width
 from .registry import register
 from .rotary import Rotary
@@ -27,6 +30,23 @@ class LlamaOptions(DecoderOptions):
     zero_queries: bool = False
     rope_theta: float = 10000.0
     rope_scaling: tuple[float, float, float, float] | None = None
+    experts: int = 0
+    experts_per_token: int = 2
+    normalize_gates: bool = True
+    balance: float = 0.01
+    dispatch: Dispatch = "dense"
+
+    def routing(self) -> Routing | None:
+        """How tokens choose among the experts of a block; None without experts."""
+        if not self.experts:
+            return None
+        return Routing(
+            self.experts,
+            self.experts_per_token,
+            self.normalize_gates,
+            self.balance / self.depth,
+            self.dispatch,
+        )
 
     def rotary(self) -> Rotary:
         """The rotary positions of a head."""
@@ -89,13 +109,22 @@ class Llama(Decoder, options=LlamaOptions):
       qk_norm: RMSNorm of each query and key over its head, as Qwen3 has it.
       qkv_bias: whether queries, keys and values have biases, as Qwen2 has them. No
         other kernel has one.
-      mlp_ratio: width of the gated MLP, as a multiple of `width`.
+      mlp_ratio: width of the gated MLP, or of each expert, as a multiple of `width`.
       layer_norm: RMSNorm at the beginning of each branch and after the last; False
         leaves out both.
       norm_eps: added to the mean square.
       nonlinearity: of the MLP's gate.
       rope_theta: base of the rotary frequencies; see `zoo.rotary.Rotary`.
       rope_scaling: (factor, low, high, context) of Llama 3.1 and later, or None.
+      experts: number of experts in each block, the same at every width; 0 for one
+        MLP. The router is scaled as a readout, and experts are a stacked axis.
+      experts_per_token: how many of them each token uses.
+      normalize_gates: the weights of a token's experts add up to one.
+      balance: factor of the load-balancing loss, the mean over blocks, whose gradient
+        is added in training: to that of a loss that is a mean over tokens. `eval()`
+        switches it off. See `zoo.experts.balance_loss`.
+      dispatch: "dense" computes every expert for every token, which any mesh can
+        split; "sorted" computes only the chosen ones, on one device or over "data".
       zero_queries: queries start at zero; not with `qk_norm`.
       zero_readout: the readout starts at zero; not if it is tied.
       zero_init: the last kernel of each branch starts at zero.
@@ -114,7 +143,7 @@ class Llama(Decoder, options=LlamaOptions):
 
     Source: Dey et al. 2025, arXiv:2505.01618 (CompleteP, the default); Touvron et al.
     2023, arXiv:2302.13971 (the architecture); Ainslie et al. 2023, arXiv:2305.13245
-    (grouped queries).
+    (grouped queries); Jiang et al. 2024, arXiv:2401.04088 (experts).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -130,7 +159,10 @@ class Llama(Decoder, options=LlamaOptions):
     def build(self, options: LlamaOptions, rngs: nnx.Rngs) -> None:
         self.plan = options.plan(
             growing={"mlp": options.mlp_ratio},
-            fixed={"vocab": options.vocab_size},
+            fixed={
+                "vocab": options.vocab_size,
+                **({"experts": options.experts} if options.experts else {}),
+            },
             axes=options.all_heads(),
         )
         rotary = options.rotary()
@@ -141,8 +173,38 @@ class Llama(Decoder, options=LlamaOptions):
             gated=True,
             qk_norm=options.qk_norm,
             rotary=rotary,
+            routing=options.routing(),
         )
         self.build_decoder(options, block, rngs)
+
+    def routing(
+        self, tokens: Int[Array, "batch time"]
+    ) -> tuple[Float[Array, " depth"], Float[Array, "depth experts"]]:
+        """How evenly the experts of each block are used, without noise.
+
+        Args:
+          tokens: as of a call.
+
+        Returns:
+          (the load-balancing loss of each block, which is 1 where all is balanced; the
+          share of all choices that falls on each expert, which adds up to one).
+
+        Raises:
+          ValueError: a model without experts.
+        """
+        routing = self.options.routing
+        if routing is None:
+            raise ValueError("this Llama has no experts; create it with experts=...")
+        self._check(tokens.shape[1])
+        graph, weights = nnx.split(self.blocks)
+
+        def run(x: Array, layer: nnx.State) -> tuple[Array, tuple[Array, Array]]:
+            block = nnx.merge(graph, layer)
+            assert isinstance(block, TransformerBlock)
+            found = block.routing(x)
+            return block(x), (balance_loss(found, routing), shares(found, routing))
+
+        return jax.lax.scan(run, self._embed(tokens, 0), weights)[1]
 
 
 LLAMA_3 = (32.0, 1.0, 4.0, 8192.0)
@@ -229,17 +291,39 @@ LAYOUT = Layout(
 )
 
 
-def llama_names(model: Llama, *, prefix: str = "model.") -> dict[Leaf, Source]:
-    """Where each parameter stands in transformers' Llama, Qwen2 and Qwen3.
+_EXPERTS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
+    {
+        "mixtral": {
+            "blocks/mlp/router": "layers.{}.block_sparse_moe.gate.",
+            "blocks/mlp/gate": "layers.{}.block_sparse_moe.experts.{}.w1.",
+            "blocks/mlp/up": "layers.{}.block_sparse_moe.experts.{}.w3.",
+            "blocks/mlp/down": "layers.{}.block_sparse_moe.experts.{}.w2.",
+        },
+        "qwen3_moe": {
+            "blocks/mlp/router": "layers.{}.mlp.gate.",
+            "blocks/mlp/gate": "layers.{}.mlp.experts.{}.gate_proj.",
+            "blocks/mlp/up": "layers.{}.mlp.experts.{}.up_proj.",
+            "blocks/mlp/down": "layers.{}.mlp.experts.{}.down_proj.",
+        },
+    }
+)
+
+
+def llama_names(
+    model: Llama, *, prefix: str = "model.", mixtral: bool | None = None
+) -> dict[Leaf, Source]:
+    """Where each parameter stands in transformers' Llama, Qwen and Mixtral.
 
     Args:
       model: what is to be filled, or its abstract twin from `nnx.eval_shape`.
       prefix: what stands in front of every key but that of the readout;
         `LlamaForCausalLM` has "model.", files of `LlamaModel` have none.
+      mixtral: experts have the names of Mixtral, not those of Qwen3-MoE; None for
+        Qwen3-MoE with QK-norm, and Mixtral without.
 
     Returns:
       For each (path, layer), where the layer is None for what is not stacked, its
-      `Source`.
+      `Source`; for weights of experts (path, (layer, expert)).
 
     Examples:
       >>> from flax import nnx
@@ -250,4 +334,9 @@ def llama_names(model: Llama, *, prefix: str = "model.") -> dict[Leaf, Source]:
       >>> source.key, source.shape, source.leaf
       ('model.layers.0.self_attn.k_proj.weight', (12, 24), (24, 2, 6))
     """
-    return decoder_names(model, LAYOUT, prefix)
+    layout = LAYOUT
+    if model.options.routing is not None:
+        as_mixtral = not model.options.qk_norm if mixtral is None else mixtral
+        names = _EXPERTS["mixtral" if as_mixtral else "qwen3_moe"]
+        layout = layout._replace(modules={**LAYOUT.modules, **names})
+    return decoder_names(model, layout, prefix)

@@ -20,6 +20,7 @@ GAINS = {
     "identity": 1.0,
     "gelu": 1.4680113,
     "gelu_tanh": 1.4679608,
+    "quick_gelu": 1.4745961,
     "silu": 1.5587599,
     "tanh": 1.0,
     "erf": math.pi**0.5 / 2,
@@ -143,8 +144,11 @@ class MLP(Family, options=MLPOptions):
         self.readout = Dense(self.plan, ("embed", "classes"), bias=bias, rngs=rngs)
 
     def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
+        return self.readout(self.features(x)) * self.plan.output
+
+    def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
+        """What the readout sees: the output of the last layer, (batch, width)."""
         z = self.readin(x.reshape(x.shape[0], math.prod(x.shape[1:])))
         if self.layers is not None:
             z = scan(self.layers, z, remat=self.remat)
-        h = activation(self.nonlinearity)(z)
-        return self.readout(h) * self.plan.output
+        return activation(self.nonlinearity)(z)

@@ -82,20 +82,24 @@ class Plan:
         in_branch: bool,
         path: str = "",
         layers: tuple[int, int] | None = None,
+        stacked: int = 0,
     ) -> optim.ParamScale:
         """The scale of a parameter with these axes.
 
         Args:
           names: its axes, without that of the layers.
-          inputs: how many of them, from the front, are fan-in.
+          inputs: how many of them, behind those that are stacked, are fan-in.
           in_branch: whether it stands in a residual branch.
           path: where it stands.
           layers: numbers of layers, base and target, if it is stacked.
+          stacked: how many axes, from the front, count copies of one weight, e.g.
+            experts: neither fan-in nor fan-out.
         """
         axes = [self[name] for name in names]
         lead = 0 if layers is None else 1
         if layers is not None:
             axes.insert(0, Axis(*layers))
+        lead += stacked
         rank = len(axes)
         return dataclasses.replace(
             optim.param_scale(
@@ -122,6 +126,7 @@ class Plan:
         init: str = "fan_in",
         gain: float = 1.0,
         kind: type[nnx.Variable] = nnx.Param,
+        stacked: int = 0,
     ) -> tuple[nnx.Variable, float]:
         """A new parameter, and the forward multiplier that belongs to it.
 
@@ -132,18 +137,21 @@ class Plan:
           in_branch: whether it stands in a residual branch.
           init: "fan_in" (normal, standard deviation gain/√fan_in at the base, and
             from there by the parametrization), "uniform" (of the same standard
-            deviation), "normal" (of standard deviation gain), "zeros" or "ones".
+            deviation), "normal" (of standard deviation gain), "zeros" or "ones" (times
+            gain).
           gain: see `init`.
           kind: `nnx.Param`, or `Frozen`.
+          stacked: see `scale`.
 
         Returns:
           (variable, multiplier).
         """
-        scale = self.scale(names, inputs, in_branch)
+        scale = self.scale(names, inputs, in_branch, stacked=stacked)
         rule = optim.multipliers(scale, self.parametrization)
         shape, dtype = scale.shape, self.param_dtype
         if init in ("fan_in", "uniform", "normal"):
-            summed = 1 if init == "normal" else math.prod(scale.base_shape[:inputs])
+            fan_in = scale.base_shape[stacked : stacked + inputs]
+            summed = 1 if init == "normal" else math.prod(fan_in)
             std = gain * summed**-0.5 * rule.init_std
             if init == "uniform":
                 # A uniform variable on [-1, 1] has variance 1/3.
@@ -156,9 +164,11 @@ class Plan:
             value = std * jax.lax.optimization_barrier(drawn)
         else:
             # A gauge divides the stored ones by what it multiplies them with.
-            start = {"zeros": 0.0, "ones": rule.init_std}[init]
+            start = {"zeros": 0.0, "ones": gain * rule.init_std}[init]
             value = jnp.full(shape, start, dtype)
         variable = kind(value, axes=names, inputs=inputs, in_branch=in_branch)
+        if stacked:
+            variable.set_metadata(stacked=stacked)
         return variable, rule.forward
 
 
@@ -245,17 +255,28 @@ def times_width(width: int, multiple: float, name: str) -> int:
     return round(size)
 
 
-def scales(model: nnx.Module) -> optim.Scales:
+def scales(
+    model: nnx.Module,
+    *,
+    batch: tuple[float, float] | None = None,
+    examples: tuple[float, float] | None = None,
+    critical_batch: float | None = None,
+) -> optim.Scales:
     """What the optimizer needs of a zoo model: every parameter's role and ratios.
 
     Args:
       model: a model of the zoo, or its abstract twin from `nnx.eval_shape`.
+      batch: (base, target) batch size in examples; None where it is the same.
+      examples: (base, target) number of examples of all of training; None where it is
+        the same. See `optim.TrainingScale` for the rules.
+      critical_batch: the critical batch size of the task, where known.
 
     Returns:
       `optim.Scales`, for the paths of `nnx.state(model, nnx.Param)`.
 
     Raises:
-      ValueError: a model that carries no plan, or a parameter that names no axes.
+      ValueError: a model that carries no plan, or a parameter that names no axes; a
+        batch beyond the critical size.
 
     Examples:
       >>> from flax import nnx
@@ -293,8 +314,12 @@ def scales(model: nnx.Module) -> optim.Scales:
             variable.get_metadata()["in_branch"],
             name,
             layers,
+            variable.get_metadata().get("stacked", 0),
         )
-    return optim.Scales(found, plan.parametrization)
+    known = optim.Scales(found, plan.parametrization)
+    return known.for_training(
+        batch=batch, examples=examples, critical_batch=critical_batch
+    )
 
 
 def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:

@@ -13,9 +13,12 @@ from flax import nnx
 
 from . import foreign, hub, saving
 from .architectures import Architecture, identify
+from .convnet_layouts import ConvNet
 from .decoder import reads_tokens
 from .llama import Llama
+from .preprocessing import DataConfig, read_timm, read_transformers, remember
 from .registry import create, options_of
+from .resnet import ResNet
 
 _SHIPPED = "checkpoints"
 logger = logging.getLogger(__name__)
@@ -120,10 +123,11 @@ class Loaded(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The weights of another library, and the config beside them if there is one."""
+    """The weights of another library, and the configs beside them if there are any."""
 
     weights: list[pathlib.Path]
     config: pathlib.Path | None
+    processor: pathlib.Path | None = None
 
 
 def read_source(
@@ -146,6 +150,8 @@ def read_source(
     if name is not None:
         options_of(name)
     path = pathlib.Path(source)
+    if found := _uploaded(source, hub_options or hub.HubOptions()):
+        path = found
     if path.is_dir() and _is_ours(path):
         return Loaded(saving.load(path, expected=name, **overrides), [], "")
     files = _find(source, hub_options or hub.HubOptions())
@@ -154,6 +160,7 @@ def read_source(
         described = identify(_read_json(files.config), str(source))
     name, options = _resolve(name, described, source)
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
+    resized = "input_shape" in overrides
     options = {**options, **overrides}
     arrays = _read_all(files.weights)
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
@@ -162,8 +169,82 @@ def read_source(
     foreign.match(abstract, arrays, **may)
     model = create(name, **options, rngs=rngs)
     unused = foreign.fill(model, arrays, **may)
+    remember(model, _read_data(files, str(source)), resized=resized)
     assumed = "" if described else _assumption(name, source, arrays)
     return Loaded(model, unused, assumed)
+
+
+def read_data_config(
+    source: str | os.PathLike[str], hub_options: hub.HubOptions | None = None
+) -> DataConfig | None:
+    """The preprocessing of a source, without its weights; None if it states none.
+
+    Args:
+      source: as of `load_pretrained`; the name of a model that comes with the package
+        too.
+      hub_options: for a repository.
+
+    Raises:
+      ValueError: the source cannot be read.
+    """
+    path = pathlib.Path(source)
+    if source in list_pretrained() and not path.exists():
+        folder = importlib.resources.files(__package__) / _SHIPPED / str(source)
+        path = pathlib.Path(str(folder))
+    if path.is_dir() and _is_ours(path):
+        return saving.read_config(path)["data"]
+    if hub.is_id(source):
+        options = hub_options or hub.HubOptions()
+        if found := _uploaded(source, options):
+            return saving.read_config(found)["data"]
+        config = hub.download(str(source), hub.CONFIG, options, optional=True)
+        processor = _processor(config, str(source), options)
+        return _read_data(_Files([], config, processor), str(source))
+    return _read_data(_find(source, hub_options or hub.HubOptions()), str(source))
+
+
+def _uploaded(
+    source: str | os.PathLike[str], options: hub.HubOptions
+) -> pathlib.Path | None:
+    """The downloaded directory of a repository of `push_to_hub`; None for others."""
+    if not hub.is_id(source):
+        return None
+    config = hub.download(str(source), hub.CONFIG, options, optional=True)
+    if config is None or not saving.is_config(_read_json(config)):
+        return None
+    return hub.download_ours(str(source), [hub.CONFIG], options)
+
+
+def _processor(
+    config: pathlib.Path | None, source: str, options: hub.HubOptions
+) -> pathlib.Path | None:
+    """The preprocessor's file of a repository of images in transformers' layout."""
+    if config is None or not _is_of_images(_read_json(config)):
+        return None
+    return hub.download(source, hub.PROCESSOR, options, optional=True)
+
+
+def _is_of_images(config: Mapping[str, Any]) -> bool:
+    return "model_type" in config and "vocab_size" not in config
+
+
+def _read_data(files: _Files, source: str) -> DataConfig | None:
+    """The preprocessing that the configs beside weights state."""
+    if files.config is None:
+        return None
+    config = _read_json(files.config)
+    try:
+        if "architecture" in config:
+            return read_timm(config)
+        if files.processor is not None:
+            return read_transformers(config, _read_json(files.processor))
+    except (TypeError, ValueError, KeyError) as error:
+        # Weights can be used without it.
+        logger.warning(
+            f"the preprocessing of {source!r} cannot be read ({error}); give it by "
+            "zoo.set_data_config(model, zoo.DataConfig(...))"
+        )
+    return None
 
 
 def _is_ours(directory: pathlib.Path) -> bool:
@@ -180,21 +261,23 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
             # An architecture that is refused need not be downloaded.
             identify(_read_json(config), str(source))
         weights = hub.download(str(source), hub.WEIGHTS, options, optional=True)
+        processor = _processor(config, str(source), options)
         if weights is not None:
-            return _Files([weights], config)
+            return _Files([weights], config, processor)
         index = hub.download(str(source), hub.INDEX, options, optional=True)
         if index is None:
             # Says that the repository holds no weights that are read.
             hub.download(str(source), hub.WEIGHTS, options)
             raise AssertionError(source)
         found = [hub.download(str(source), part, options) for part in _parts(index)]
-        return _Files([part for part in found if part is not None], config)
+        whole = [part for part in found if part is not None]
+        return _Files(whole, config, processor)
     if path.is_dir():
         index = path / hub.INDEX
         if not (path / hub.WEIGHTS).exists() and index.is_file():
             config = path / hub.CONFIG
             parts = [path / part for part in _parts(index)]
-            return _Files(parts, config if config.is_file() else None)
+            return _Files(parts, config if config.is_file() else None, _beside(path))
         path = path / hub.WEIGHTS
     if not path.exists() and hub.is_file_name(path):
         raise ValueError(f"there is no file {str(path)!r}")
@@ -206,7 +289,14 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
     beside = path.parent / hub.CONFIG
     # A file that was renamed may lie beside the config of another.
     is_whole = path.name == hub.WEIGHTS and beside.is_file()
-    return _Files([path], beside if is_whole else None)
+    if not is_whole:
+        return _Files([path], None)
+    return _Files([path], beside, _beside(path.parent))
+
+
+def _beside(folder: pathlib.Path) -> pathlib.Path | None:
+    processor = folder / hub.PROCESSOR
+    return processor if processor.is_file() else None
 
 
 def _parts(index: pathlib.Path) -> list[str]:
@@ -279,15 +369,22 @@ def _resolve(
 def _assumption(
     name: str, source: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
 ) -> str:
-    if name.startswith("resnet"):
-        library = "timm's or torchvision's"
+    kind = options_of(name)[0]
+    is_resnet = issubclass(kind, ResNet)
+    if issubclass(kind, ConvNet):
+        hf = any("embedder." in key or "embeddings." in key for key in arrays)
+        library = "timm's or torchvision's" if is_resnet else "timm's"
+        library = "transformers'" if hf else library
     elif reads_tokens(name):
         library = "transformers'"
     else:
-        library = {"timm": "timm's", "torchvision": "torchvision's"}.get(
-            foreign.vit_layout(arrays), "big_vision's"
-        )
-    also = ", not for resnetblur or resnetaa" if name.startswith("resnet") else ""
+        layout = foreign.vit_layout(arrays)[0].partition("_")[0]
+        known = ("timm", "torchvision", "transformers")
+        library = f"{layout if layout in known else 'big_vision'}'s"
+        library = library.replace("s's", "s'")
+    also = (
+        ", with the antialias of that name, which no weights show" if is_resnet else ""
+    )
     if issubclass(options_of(name)[0], Llama):
         also = (
             ", with its head_dim, rope_theta, rope_scaling and norm_eps, which no "

@@ -18,6 +18,8 @@ from .family import Family
 
 if TYPE_CHECKING:
     from .cnn import CNN
+    from .convnext import ConvNeXt
+    from .efficientnet import EfficientNet
     from .gpt import GPT
     from .llama import Llama
     from .mlp import MLP
@@ -35,7 +37,49 @@ LlamaName = Literal[
     "llama3_2_1b",
     "llama3_2_3b",
 ]
-ResNetName = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+ResNetName = Literal[
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnet26d",
+    "resnet50d",
+    "resnet101d",
+    "wide_resnet50_2",
+    "wide_resnet101_2",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "seresnet50",
+    "seresnext50_32x4d",
+    "resnetblur50",
+    "resnetaa50",
+    "resnetrs50",
+    "resnetrs101",
+]
+ConvNeXtName = Literal[
+    "convnext_atto",
+    "convnext_tiny",
+    "convnext_small",
+    "convnext_base",
+    "convnext_large",
+    "convnextv2_atto",
+    "convnextv2_nano",
+    "convnextv2_tiny",
+    "convnextv2_base",
+    "convnextv2_large",
+]
+EfficientNetName = Literal[
+    "efficientnet_b0",
+    "efficientnet_b1",
+    "efficientnet_b2",
+    "efficientnet_b3",
+    "efficientnetv2_s",
+    "tf_efficientnet_b0",
+    "tf_efficientnetv2_s",
+    "mobilenetv3_small_100",
+    "mobilenetv3_large_100",
+]
 ViTName = Literal[
     "vit",
     "vit_tiny_patch4_32",
@@ -48,6 +92,33 @@ ViTName = Literal[
     "vit_small_patch16_224",
     "vit_base_patch16_224",
     "vit_large_patch16_224",
+    "deit3_small_patch16_224",
+    "deit3_medium_patch16_224",
+    "deit3_base_patch16_224",
+    "deit3_large_patch16_224",
+    "deit3_huge_patch14_224",
+    "vit_small_patch14_dinov2",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_base_patch14_dinov2",
+    "vit_base_patch14_reg4_dinov2",
+    "vit_large_patch14_dinov2",
+    "vit_large_patch14_reg4_dinov2",
+    "vit_giant_patch14_dinov2",
+    "vit_giant_patch14_reg4_dinov2",
+    "vit_base_patch32_clip_224",
+    "vit_base_patch32_clip_quickgelu_224",
+    "vit_base_patch16_clip_224",
+    "vit_base_patch16_clip_quickgelu_224",
+    "vit_large_patch14_clip_224",
+    "vit_large_patch14_clip_quickgelu_224",
+    "vit_small_patch16_dinov3",
+    "vit_small_plus_patch16_dinov3",
+    "vit_base_patch16_dinov3",
+    "vit_large_patch16_dinov3",
+    "vit_huge_plus_patch16_dinov3",
+    "vit_base_patch16_siglip_224",
+    "vit_large_patch16_siglip_256",
+    "vit_so400m_patch14_siglip_384",
 ]
 
 M = TypeVar("M", bound=type[nnx.Module])
@@ -77,6 +148,10 @@ def create(name: Literal["resmlp"], **overrides: Any) -> "ResMLP": ...
 def create(name: Literal["cnn"], **overrides: Any) -> "CNN": ...
 @overload
 def create(name: ResNetName, **overrides: Any) -> "ResNet": ...
+@overload
+def create(name: ConvNeXtName, **overrides: Any) -> "ConvNeXt": ...
+@overload
+def create(name: EfficientNetName, **overrides: Any) -> "EfficientNet": ...
 @overload
 def create(name: ViTName, **overrides: Any) -> "ViT": ...
 @overload

@@ -171,6 +171,9 @@ class ResMLP(Family, options=ResMLPOptions):
         self.readout = Dense(self.plan, ("embed", "classes"), trained=ends, rngs=rngs)
 
     def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
+        return self.readout(self.features(x)) * self.plan.output
+
+    def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
+        """What the readout sees: the output of the last block, (batch, width)."""
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        x = scan(self.blocks, self.readin(x), remat=self.remat)
-        return self.readout(x) * self.plan.output
+        return scan(self.blocks, self.readin(x), remat=self.remat)

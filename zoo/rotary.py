@@ -77,8 +77,59 @@ class Rotary:
         """
         dtype = single(x.dtype)
         frequencies = jnp.asarray(self.frequencies(x.shape[-1]), dtype)
-        angles = positions.astype(dtype)[:, None] * frequencies[None]
-        cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
-        first, second = jnp.split(x.astype(dtype), 2, axis=-1)
-        turned = [first * cos - second * sin, second * cos + first * sin]
-        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+        return turn(x, positions.astype(dtype)[:, None] * frequencies[None])
+
+
+def turn(
+    x: Float[Array, "batch time heads head_dim"], angles: Float[Array, "time half"]
+) -> Float[Array, "batch time heads head_dim"]:
+    """Rotate the pairs (i, i + d/2) of each token's entries by its angles.
+
+    Args:
+      x: queries or keys.
+      angles: in radians.
+    """
+    dtype = single(x.dtype)
+    angles = angles.astype(dtype)
+    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def grid_angles(
+    grid: tuple[int, int], head_dim: int, *, theta: float = 100.0, prefix: int = 0
+) -> Float[np.ndarray, "time half"]:
+    """Angles of patches by their place in an image, as in DINOv3.
+
+    The centers of the patches lie in [-1, 1] along each side. The first quarter of a
+    head's entries turns by 2π · row · theta^(-4i/d), the second by the columns.
+
+    Args:
+      grid: (rows, columns) of patches.
+      head_dim: d.
+      theta: base of the frequencies.
+      prefix: number of tokens before the patches; their angles are zero.
+
+    Raises:
+      ValueError: a head_dim that is no multiple of 4.
+
+    Source: Siméoni et al. 2025, arXiv:2508.10104, section 3.2.
+
+    Examples:
+      >>> grid_angles((1, 2), 4, prefix=1).round(2).tolist()  # 2π · (0, ∓1/2)
+      [[0.0, 0.0], [0.0, -3.14], [0.0, 3.14]]
+    """
+    if head_dim % 4:
+        raise ValueError(
+            f"head_dim={head_dim} must be a multiple of 4: rotary positions of images "
+            "turn pairs of entries by rows and by columns"
+        )
+    if not theta > 0:
+        raise ValueError(f"rope_theta={theta!r} must be positive")
+    frequencies = theta ** -(np.arange(0, head_dim, 4) / head_dim)
+    sides = [2 * (np.arange(n) + 0.5) / n - 1 for n in grid]
+    places = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)
+    angles = 2 * math.pi * places[:, :, None] * frequencies
+    angles = angles.reshape(len(places), -1)
+    return np.concatenate([np.zeros((prefix, angles.shape[1])), angles])

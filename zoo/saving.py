@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,7 +20,10 @@ from mupax import optim
 
 from . import checksums
 from .attention import logit_scale
+from .cards import Training, card
+from .decoder import reads_tokens
 from .plan import Plan, scales
+from .preprocessing import DataConfig, known_data_config, remember
 from .registry import create, default_parametrization, recipe
 from .vit import ViT, resize_positions
 
@@ -29,14 +33,22 @@ _FORMAT, _UNSEALED = 2, 1
 
 
 def save(
-    model: nnx.Module, directory: str | os.PathLike[str], *, notes: str = ""
+    model: nnx.Module,
+    directory: str | os.PathLike[str],
+    *,
+    notes: str = "",
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
+    training: Training | None = None,
 ) -> pathlib.Path:
     """Write a zoo model so that loading it needs only the directory.
 
     Args:
-      model: from `zoo.create` or `zoo.load_pretrained`.
+      model: from `zoo.create` or `zoo.load_pretrained`. Its preprocessing is written
+        too, if it is known; see `zoo.data_config`.
       directory: a new one; it appears whole or not at all.
       notes: for the model card: what it was trained on, how well it does.
+      files: further files to copy, by their name there, e.g. {"tokenizer.json": path}.
+      training: for the model card: how the weights were made.
 
     Returns:
       The directory.
@@ -60,11 +72,18 @@ def save(
     if options.get("parametrization") is None:
         default = default_parametrization(name, **options)
         options = {**options, "parametrization": default}
+    if "://" in str(directory):
+        raise ValueError(
+            f"{str(directory)!r} is in object storage, which has no renames; save to a "
+            "directory, and copy it there"
+        )
     directory = pathlib.Path(directory).absolute()
     if directory.exists():
         raise FileExistsError(f"{directory} is there already; choose another directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     config = {"format": _FORMAT, "model": name, "options": _plain(options)}
+    if (data := known_data_config(model)) is not None:
+        config["data"] = data.to_json()
     building = pathlib.Path(tempfile.mkdtemp(dir=directory.parent, prefix=".saving-"))
     try:
         building.chmod(0o755)
@@ -75,10 +94,14 @@ def save(
         if note.exists():
             note.write_text("Committed.\n")
         (building / _CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        copies = []
+        for name_there, path in (files or {}).items():
+            copies.append(building / name_there)
+            shutil.copyfile(path, copies[-1])
         weights = [p for p in (building / _WEIGHTS).rglob("*") if p.is_file()]
         # The card may be edited.
-        checksums.write(building, [building / _CONFIG, *weights])
-        (building / _CARD).write_text(_card(model, name, options, notes))
+        checksums.write(building, [building / _CONFIG, *copies, *weights])
+        (building / _CARD).write_text(_card(model, name, options, notes, training))
         building.rename(directory)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
@@ -109,6 +132,7 @@ def load(
     if expected not in (None, name):
         raise ValueError(f"{str(directory)!r} holds a {name!r}, not a {expected!r}")
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
+    resized = "input_shape" in overrides
     try:
         saved = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
     except (TypeError, ValueError) as error:
@@ -133,6 +157,7 @@ def load(
         ) from None
     model = create(name, **options, rngs=rngs)
     fill(model, _resized(saved, model, arrays), fresh=fresh)
+    remember(model, config["data"], resized=resized)
     return model
 
 
@@ -142,7 +167,7 @@ def _resized(
     """Saved arrays, with the positions of a ViT for the images of another model."""
     if not isinstance(saved, ViT) or not isinstance(model, ViT):
         return arrays
-    if saved.grid == model.grid:
+    if saved.grid == model.grid or saved.position is None:
         return arrays
     resize = functools.partial(resize_positions, before=saved.grid, after=model.grid)
     table = arrays["position"]
@@ -151,8 +176,15 @@ def _resized(
     return {**arrays, "position": resize(table)}
 
 
+def is_config(config: Any) -> bool:
+    """Whether the contents of a config.json are those that `save` writes."""
+    return isinstance(config, dict) and {"format", "model", "options"} <= config.keys()
+
+
 def read_config(directory: pathlib.Path) -> dict[str, Any]:
-    """What `save` wrote of a model's name and options, its checksums verified.
+    """What `save` wrote of a model's name, options and preprocessing.
+
+    The checksums of the directory's files are compared.
 
     Raises:
       ValueError: there is no such file, or a file of the directory is damaged.
@@ -167,6 +199,7 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
         # Models were once saved without it; their default was another than today's.
         old_default = "relu_mlp" if name == "mlp" else "depth_mup"
         options.setdefault("parametrization", old_default)
+        data = DataConfig.from_json(config["data"]) if "data" in config else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{directory} holds no model of ours: {_CONFIG} cannot be read ({error}); "
@@ -181,7 +214,7 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
                 f"the model in {directory} is damaged: {error}; copy it again, or "
                 "save it again"
             ) from None
-    return {"model": name, "options": options}
+    return {"model": name, "options": options, "data": data}
 
 
 def arrays_of(model: nnx.Module) -> dict[str, Any]:
@@ -271,28 +304,27 @@ def model_classes(model: nnx.Module) -> int | None:
     return axes["classes"].size if "classes" in axes else None
 
 
-def _card(model: nnx.Module, name: str, options: dict[str, Any], notes: str) -> str:
+def _card(
+    model: nnx.Module,
+    name: str,
+    options: dict[str, Any],
+    notes: str,
+    training: Training | None,
+) -> str:
     """The model card: what it is, how to load it, what was said of it."""
-    count = sum(np.prod(v.shape, dtype=int) for _, v in _variables(model)[1])
     point = _plan(model).parametrization
-    shown = {**options, "parametrization": point.name}
-    rows = "\n".join(f"| {k} | {v} |" for k, v in sorted(_plain(shown).items()))
-    return f"""# {name}
-
-A model of mupax with {count:,} values, under {point.name} ({point.citation}).
-
-```python
-from mupax import zoo
-
-model = zoo.load_pretrained({name!r}, "path/to/this/directory")
-```
-
-{notes or "Nothing is known of its training."}
-
-| option | |
-|---|---|
-{rows}
-"""
+    return card(
+        name,
+        _plain({**options, "parametrization": point.name}),
+        parameters=sum(
+            int(np.prod(v.shape, dtype=int)) for _, v in _variables(model)[1]
+        ),
+        parametrization=point,
+        reads_tokens=reads_tokens(name),
+        data=known_data_config(model),
+        notes=notes,
+        training=training,
+    )
 
 
 def _plan(model: nnx.Module) -> Plan:

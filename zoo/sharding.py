@@ -36,6 +36,10 @@ RULES: Rules = {
     "kv_heads": "tensor",
     "mid": ("tensor", "fsdp"),
     "inner": ("tensor", "fsdp"),
+    # Expert parallelism: each device along "tensor" holds whole experts.
+    "experts": "tensor",
+    "stem": "fsdp",
+    "top": ("tensor", "fsdp"),
     # Both ends.
     "vocab": "tensor",
     "classes": None,
@@ -43,10 +47,17 @@ RULES: Rules = {
     "patch": None,
     "channels": None,
     "positions": None,
+    "registers": None,
+    "pooled": None,
     "pixels": None,
     # What a device needs the whole of.
     "head_dim": None,
     "kernel": None,
+    # Few of each, as the channels of one group.
+    "group": None,
+    "depthwise": None,
+    "squeeze": None,
+    "narrow": None,
     LAYERS: None,
 }
 

@@ -8,8 +8,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Shaped
 
-# A variable's path, and the layer of a stacked one; None for one that is not.
-Leaf = tuple[str, int | None]
+# A variable's path, and the layer of a stacked one, or the layer and the expert; None
+# for one that is not stacked.
+Leaf = tuple[str, int | tuple[int, int] | None]
 
 
 class Source(NamedTuple):
@@ -69,7 +70,8 @@ class Layout(NamedTuple):
 
     Attributes:
       modules: our module (or variable) to what its keys begin with there; "{}" is
-        the layer. A module "a/qkv" holds the fused "a/query", "a/key", "a/value".
+        the layer, and a second one the expert. A module "a/qkv" holds the fused
+        "a/query", "a/key", "a/value"; see `FUSED`.
       leaves: our leaf's name to what its key ends with.
       kernel: "out_in" for matrices (out, in), "in_out" for (in, out), "ours" where
         kernels have our shapes.
@@ -82,7 +84,12 @@ class Layout(NamedTuple):
 
 TORCH_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 FLAX_LEAVES = {name: name for name in TORCH_LEAVES}
-_FUSED = ("query", "key", "value")
+#: Modules that lie side by side along the outputs of one kernel, in this order.
+FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("query", "key", "value"),
+    "kv": ("key", "value"),
+    "gate_up": ("gate", "up"),
+}
 
 
 def sources(
@@ -104,11 +111,12 @@ def sources(
       ValueError: a parameter that the layout has no name for.
     """
     found: dict[Leaf, Source] = {}
-    for parts, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        path = "/".join(map(str, parts))
+    for names, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        path = "/".join(map(str, names))
         metadata = variable.get_metadata()
         stacked = len(variable.shape) > len(metadata["axes"])
-        leaf = variable.shape[int(stacked) :]
+        copies = metadata.get("stacked", 0)
+        leaf = variable.shape[int(stacked) + copies :]
         key, fused = _key(path, layout)
         inputs = math.prod(leaf[: metadata["inputs"]])
         outputs = math.prod(leaf[metadata["inputs"] :])
@@ -125,25 +133,33 @@ def sources(
             shape, order = (inputs, outputs), (0, 1)
         part = None
         if fused is not None:
-            # The three lie side by side along the outputs.
             axis = len(shape) - 1 if layout.kernel == "in_out" else 0
-            shape = tuple(3 * n if a == axis else n for a, n in enumerate(shape))
-            part = (axis, fused, 3)
-        for layer in range(variable.shape[0]) if stacked else (None,):
-            name = prefix + key.format(layer)
-            found[path, layer] = Source(name, order, shape, leaf, part)
+            i, parts = fused
+            shape = tuple(parts * n if a == axis else n for a, n in enumerate(shape))
+            part = (axis, i, parts)
+        layers = range(variable.shape[0]) if stacked else (None,)
+        for layer in layers:
+            if not copies:
+                name = prefix + key.format(layer)
+                found[path, layer] = Source(name, order, shape, leaf, part)
+                continue
+            assert layer is not None, path
+            for expert in range(variable.shape[1]):
+                name = prefix + key.format(layer, expert)
+                found[path, (layer, expert)] = Source(name, order, shape, leaf, part)
     return found
 
 
-def _key(path: str, layout: Layout) -> tuple[str, int | None]:
-    """The key of a leaf, and which of the fused three it is."""
+def _key(path: str, layout: Layout) -> tuple[str, tuple[int, int] | None]:
+    """The key of a leaf, and which of how many fused ones it is."""
     if path in layout.modules:
         return layout.modules[path], None
     module, _, leaf = path.rpartition("/")
     head, _, last = module.rpartition("/")
     if module in layout.modules:
         return layout.modules[module] + layout.leaves[leaf], None
-    if last in _FUSED and f"{head}/qkv" in layout.modules:
-        start = layout.modules[f"{head}/qkv"]
-        return start + layout.leaves[leaf], _FUSED.index(last)
+    for fused, names in FUSED.items():
+        if last in names and f"{head}/{fused}" in layout.modules:
+            start = layout.modules[f"{head}/{fused}"]
+            return start + layout.leaves[leaf], (names.index(last), len(names))
     raise ValueError(f"that layout has no name for {path!r}")

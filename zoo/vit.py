@@ -1,20 +1,25 @@
 """The vision transformer: images cut into patches, a class token or pooling."""
 
 import dataclasses
-from typing import Literal
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from .attention import Transformer, TransformerOptions
-from .layers import Dense, single, times
-from .registry import register
-from .sharding import weight
-from .sources import FLAX_LEAVES, TORCH_LEAVES, Layout, Leaf, Source, sources
+from mupax import optim
 
-Pool = Literal["token", "mean", "norm_mean"]
+from .attention import AttentionPool, Transformer, TransformerOptions
+from .layers import Dense, LayerNorm, single, times
+from .registry import register
+from .rotary import grid_angles
+from .sharding import weight
+
+Pool = Literal["token", "mean", "norm_mean", "token_and_mean", "attention", "none"]
+POOLS = ("token", "mean", "norm_mean", "token_and_mean", "attention", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,10 +29,21 @@ class ViTOptions(TransformerOptions):
     input_shape: tuple[int, ...] = (32, 32, 3)
     out_features: int = 10
     patch_size: int = 4
+    drop_rest: bool = False
     pool: Pool = "token"
     class_token: bool | None = None
     class_position: bool = True
+    position: bool = True
+    rotary: bool = False
+    rope_theta: float = 100.0
+    registers: int = 0
+    patch_bias: bool = True
+    pre_norm: bool = False
     qkv_bias: bool = True
+    key_bias: bool = True
+    gated: bool = False
+    layer_scale: float | None = None
+    readout_bias: bool = True
 
 
 @register("vit")
@@ -44,8 +60,10 @@ class ViT(Transformer, options=ViTOptions):
       branch_multiplier: a.
       input_shape: (height, width, channels) of the images. The model takes other
         heights and widths too: it interpolates its positions.
-      out_features: number of classes.
+      out_features: number of classes; 0 for no readout: the model returns features.
       patch_size: side of a patch.
+      drop_rest: leave out the pixels at the right and at the bottom that patches do
+        not divide, as a convolution of timm does; False refuses such images.
       heads: number of heads, where it is the same at every width and their size
         grows. Give this or `head_dim`.
       head_dim: size of a head, where it is the same at every width and their number
@@ -53,14 +71,32 @@ class ViT(Transformer, options=ViTOptions):
       mlp_ratio: width of the MLP, as a multiple of `width`.
       pool: what the readout sees. "token": the norm of the class token. "mean": the
         norm of the patches' mean, as timm's `global_pool="avg"`. "norm_mean": the
-        mean of their norms, as big_vision's "gap".
-      class_token: whether there is one; by default if it is pooled.
-      class_position: whether it has a position of its own, as in timm; big_vision
-        adds positions to patches only.
+        mean of their norms, as big_vision's "gap". "token_and_mean": the norm of the
+        class token, and behind it the mean of the patches' norms, as transformers'
+        classifiers on DINOv2. "attention": a learned token that reads the patches, as
+        in SigLIP. "none", with `out_features=0`: the norm of every token is returned.
+      class_token: whether there is one; by default for "token", "token_and_mean" and
+        "none".
+      class_position: whether it has a position of its own, as in timm's ViT and
+        DINOv2; in DeiT-III and big_vision patches alone have positions.
+      position: whether there is a table of learned positions.
+      rotary: rotary positions of queries and keys in two dimensions, as in DINOv3.
+      rope_theta: base of their frequencies.
+      registers: number of learned tokens between the class token and the patches,
+        without positions and not pooled, as in DINOv2 with registers.
+      patch_bias: whether the patch embedding has a bias; CLIP's has none.
+      pre_norm: a norm before the first block, as in CLIP.
       layer_norm: pre-LN; False leaves out every norm.
       norm_eps: added to the variance.
-      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
+      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation,
+        "quick_gelu" is x sigmoid(1.702 x), as in OpenAI's CLIP.
       qkv_bias: whether queries, keys and values have biases.
+      key_bias: whether keys have one, where queries and values do; not in DINOv3.
+      gated: the MLP is W2 (φ(W_gate x) · W1 x); with "silu" it is SwiGLU, as in
+        DINOv2's giant.
+      layer_scale: initial value of LayerScale, a trained factor for each entry of a
+        branch; None for no LayerScale. 1e-5 in DINOv2, 1e-6 in DeiT-III.
+      readout_bias: whether the readout has a bias.
       zero_queries: queries start at zero. Then keys have no gradient at first.
       zero_readout: the readout starts at zero.
       zero_init: the last kernel of each branch starts at zero.
@@ -78,7 +114,10 @@ class ViT(Transformer, options=ViTOptions):
         not divide, images that patches do not divide, or an unknown name.
 
     Source: Bordelon et al. 2023 (arXiv:2309.16620), App. A.3. Without scaling, the
-    network of Dosovitskiy et al. 2020 (arXiv:2010.11929) as timm has it.
+    network of Dosovitskiy et al. 2020 (arXiv:2010.11929) as timm has it. Options:
+    Touvron et al. 2021 (arXiv:2103.17239, LayerScale), Darcet et al. 2023
+    (arXiv:2309.16588, registers), Radford et al. 2021 (arXiv:2103.00020, CLIP), Zhai
+    et al. 2022 (arXiv:2106.04560, attention pooling).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -92,38 +131,68 @@ class ViT(Transformer, options=ViTOptions):
 
     def build(self, options: ViTOptions, rngs: nnx.Rngs) -> None:
         pool, class_token = options.pool, options.class_token
-        if pool not in ("token", "mean", "norm_mean"):
-            raise ValueError(f"pool={pool!r} must be 'token', 'mean' or 'norm_mean'")
+        if pool not in POOLS:
+            names = ", ".join(map(repr, POOLS))
+            raise ValueError(f"pool={pool!r} must be one of {names}")
+        if pool == "none" and options.out_features != 0:
+            raise ValueError(
+                "pool='none' returns tokens and has no readout; pass out_features=0, "
+                "or another pool"
+            )
         if class_token is None:
-            class_token = pool == "token"
-        if pool == "token" and not class_token:
-            raise ValueError("pool='token' needs class_token=True, or pool the patches")
+            class_token = pool in ("token", "token_and_mean", "none")
+        if pool in ("token", "token_and_mean") and not class_token:
+            raise ValueError(
+                f"pool={pool!r} needs class_token=True, or pool the patches"
+            )
         input_shape = options.input_shape
         if len(input_shape) != 3:
             raise ValueError(
                 f"input_shape={input_shape} must be (height, width, channels)"
             )
         self.patch_size = options.patch_size
+        self.drop_rest = options.drop_rest
         self.grid = self._grid(*input_shape[:2])
         self.channels = input_shape[2]
         patches = self.grid[0] * self.grid[1]
         first = int(class_token and options.class_position)
+        if options.rotary:  # refuses a base or a head that cannot be turned
+            size = options.head_axes()["head_dim"].size
+            grid_angles(self.grid, size, theta=options.rope_theta)
+        fixed = {
+            "patch": options.patch_size**2 * self.channels,
+            "positions": patches + first,
+            "registers": options.registers,
+            "classes": options.out_features,
+            "pooled": 2,
+        }
+        # Nothing has these axes where they are empty.
+        absent = [k for k in ("registers", "classes") if _is_zero(fixed[k])]
+        both = pool == "token_and_mean"
+        absent += [] if both else ["pooled"]
+        absent += [] if options.position else ["positions"]
         self.plan = options.plan(
             growing={"mlp": options.mlp_ratio},
-            fixed={
-                "patch": options.patch_size**2 * self.channels,
-                "positions": patches + first,
-                "classes": options.out_features,
-            },
+            fixed={k: size for k, size in fixed.items() if k not in absent},
             axes=options.head_axes(),
         )
         self.pool = pool
-        self.class_position = options.class_position
-        self.readin = Dense(self.plan, ("patch", "embed"), bias=True, rngs=rngs)
+        self.class_position = options.class_position and options.position
+        self.rope_theta = options.rope_theta if options.rotary else None
+        self.readin = Dense(
+            self.plan, ("patch", "embed"), bias=options.patch_bias, rngs=rngs
+        )
         # As large as the other weights of the base: 1/√N.
         gain = self.plan["embed"].base ** -0.5
-        self.position, self.multiplier = self.plan.param(
-            rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
+        vector = self.plan.scale(("embed",), 0, False)
+        rule = optim.multipliers(vector, self.plan.parametrization)
+        self.multiplier = rule.forward  # of positions and tokens
+        self.position = (
+            self.plan.param(
+                rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
+            )[0]
+            if options.position
+            else None
         )
         self.token = (
             self.plan.param(
@@ -132,45 +201,149 @@ class ViT(Transformer, options=ViTOptions):
             if class_token
             else None
         )
-        self.build_blocks(options.block(qkv_bias=options.qkv_bias), options.depth, rngs)
-        self.readout = Dense(
-            self.plan,
-            ("embed", "classes"),
-            bias=True,
-            init="zeros" if options.zero_readout else "fan_in",
-            rngs=rngs,
+        self.registers = (
+            self.plan.param(
+                rngs.params, ("registers", "embed"), inputs=0, init="normal", gain=gain
+            )[0]
+            if self.plan.has("registers")
+            else None
+        )
+        self.pre_norm = (
+            LayerNorm(self.plan, "embed", epsilon=options.norm_eps)
+            if options.pre_norm
+            else None
+        )
+        block = dataclasses.replace(
+            options.block(qkv_bias=options.qkv_bias),
+            key_bias=options.key_bias,
+            gated=options.gated,
+            layer_scale=options.layer_scale,
+        )
+        self.build_blocks(block, options.depth, rngs)
+        self.attention_pool = (
+            AttentionPool(self.plan, block, rngs=rngs) if pool == "attention" else None
+        )
+        self.readout = (
+            Dense(
+                self.plan,
+                ("pooled", "embed", "classes") if both else ("embed", "classes"),
+                inputs=2 if both else 1,
+                bias=options.readout_bias,
+                init="zeros" if options.zero_readout else "fan_in",
+                rngs=rngs,
+            )
+            if self.plan.has("classes")
+            else None
         )
         self.build_noise(rngs)
 
     def __call__(
         self, x: Float[Array, "batch height width c"], *, rngs: nnx.Rngs | None = None
-    ) -> Float[Array, "batch out"]:
+    ) -> Float[Array, "batch *out"]:
         """Logits of a batch of images.
 
         Args:
           x: images, whose sides the patches divide.
           rngs: random state of this call, in place of the model's own.
 
+        Returns:
+          Logits, of shape (batch, out_features). With `out_features=0` what the
+          readout would see, of shape (batch, width), twice as wide with
+          `pool="token_and_mean"`, or with `pool="none"` all
+          tokens, of shape (batch, tokens, width): the class token, the registers, and
+          the patches row by row.
+
         Raises:
           ValueError: images of another number of channels, or that patches do not
             divide.
         """
-        x = self.run_blocks(self._embed(x), rngs)
+        x = self.features(x, rngs=rngs)
+        if self.readout is not None:
+            if self.pool == "token_and_mean":
+                x = x.reshape(x.shape[0], 2, -1)
+            x = self.readout(x) * self.plan.output
+        return x.astype(single(x.dtype))
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens before those of the patches."""
+        registers = 0 if self.registers is None else self.registers.shape[0]
+        return int(self.token is not None) + registers
+
+    def features(
+        self, x: Float[Array, "batch height width c"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "batch *time n"]:
+        """What the readout sees: the pooled and normalized output of the last block.
+
+        Args:
+          x: images, as of a call.
+          rngs: random state of this call, in place of the model's own.
+
+        Returns:
+          Features of shape (batch, width), or (batch, 2 width) with
+          `pool="token_and_mean"`; with `pool="none"` those of all tokens, of
+          shape (batch, tokens, width).
+        """
+        angles = self._angles(x)
+        return self._pool(self.run_blocks(self._embed(x), rngs, angles))
+
+    def intermediates(
+        self,
+        x: Float[Array, "batch height width c"],
+        blocks: Sequence[int] | None = None,
+        *,
+        norm: bool = False,
+    ) -> tuple[Float[Array, "batch time n"], ...]:
+        """The residual stream behind some of the blocks, without noise.
+
+        Args:
+          x: images, as of a call.
+          blocks: numbers of blocks, from 0 or from the end as -1; None for all.
+          norm: apply the last norm to each.
+
+        Returns:
+          For each block an array of shape (batch, tokens, width): the class token and
+          the registers, if there are any, then the patches row by row.
+
+        Raises:
+          ValueError: a number that no block has.
+        """
+        return self._intermediates(self._embed(x), blocks, norm, self._angles(x))
+
+    def _angles(
+        self, x: Float[Array, "batch height width c"]
+    ) -> Float[Array, "time half"] | None:
+        """By which the queries and keys of every token turn."""
+        if self.rope_theta is None:
+            return None
+        grid, size = self._grid(*x.shape[1:3]), self.plan["head_dim"].size
+        found = grid_angles(grid, size, theta=self.rope_theta, prefix=self.prefix)
+        return jnp.asarray(found, jnp.float32)
+
+    def _pool(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch *time n"]:
+        """What the readout sees."""
         norm = (lambda h: h) if self.norm is None else self.norm
-        first = 0 if self.token is None else 1
+        first = self.prefix
         match self.pool:
             case "token":
-                x = norm(x[:, 0])
+                return norm(x[:, 0])
             case "mean":
-                x = norm(x[:, first:].mean(axis=1))
+                return norm(x[:, first:].mean(axis=1))
             case "norm_mean":
-                x = norm(x)[:, first:].mean(axis=1)
-        logits = self.readout(x) * self.plan.output
-        return logits.astype(single(logits.dtype))
+                return norm(x)[:, first:].mean(axis=1)
+            case "token_and_mean":
+                x = norm(x)
+                return jnp.concatenate([x[:, 0], x[:, first:].mean(axis=1)], axis=1)
+            case "attention":
+                assert self.attention_pool is not None
+                return self.attention_pool(norm(x)[:, first:])
+            case _:
+                return norm(x)
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         p = self.patch_size
-        if p < 1 or height % p or width % p or not height or not width:
+        rest = p >= 1 and (height % p or width % p) and not self.drop_rest
+        if p < 1 or height < p or width < p or rest:
             raise ValueError(
                 f"patches of {p} x {p} do not divide an image of {height} x {width}; "
                 "resize the images or choose another patch_size"
@@ -188,23 +361,41 @@ class ViT(Transformer, options=ViTOptions):
                 f"{self.channels}; pass input_shape=(height, width, {channels})"
             )
         p, grid = self.patch_size, self._grid(height, width)
+        x = x[:, : grid[0] * p, : grid[1] * p]
         x = x.reshape(batch, grid[0], p, grid[1], p, channels).swapaxes(2, 3)
         x = self.readin(x.reshape(batch, grid[0] * grid[1], p * p * channels))
-        positions = self._positions(grid).astype(x.dtype)
-        if self.token is None:
-            return x + positions[None]
-        token = times(weight(self.token, x.dtype), self.multiplier)
-        token = jnp.broadcast_to(token, (batch, 1, x.shape[-1]))
-        if self.class_position:
-            return jnp.concatenate([token, x], axis=1) + positions[None]
-        return jnp.concatenate([token, x + positions[None]], axis=1)
+        positions, first = jnp.zeros((0, x.shape[-1]), x.dtype), 0
+        if self.position is not None:
+            positions = self._positions(self.position, grid).astype(x.dtype)
+            first = positions.shape[0] - x.shape[1]
+            x = x + positions[None, first:]
+        tokens = [x]
 
-    def _positions(self, grid: tuple[int, int]) -> Float[Array, "positions n"]:
+        def put_first(learned: nnx.Variable, position: Array | float) -> None:
+            token = times(weight(learned, x.dtype), self.multiplier)
+            token = token.reshape(-1, token.shape[-1]) + position
+            tokens.insert(0, jnp.broadcast_to(token, (batch, *token.shape)))
+
+        if self.registers is not None:
+            put_first(self.registers, 0.0)
+        if self.token is not None:
+            put_first(self.token, positions[:first] if first else 0.0)
+        x = jnp.concatenate(tokens, axis=1)
+        return x if self.pre_norm is None else self.pre_norm(x)
+
+    def _positions(
+        self, position: nnx.Variable, grid: tuple[int, int]
+    ) -> Float[Array, "positions n"]:
         """The positions of a grid of patches, that of the class token in front."""
-        table = times(weight(self.position, self.position.dtype), self.multiplier)
+        table = times(weight(position, position.dtype), self.multiplier)
         if grid == self.grid:
             return table
         return resize_positions(table, self.grid, grid)
+
+
+def _is_zero(size: Any) -> bool:
+    """Whether a size is the whole number 0; False and 0.0 are mistakes."""
+    return isinstance(size, int) and not isinstance(size, bool) and size == 0
 
 
 def resize_positions(
@@ -228,150 +419,117 @@ def resize_positions(
     return jnp.concatenate([table[:first], patches])
 
 
-SIZES = {
-    "tiny": {"width": 192, "depth": 12},
-    "small": {"width": 384, "depth": 12},
-    "base": {"width": 768, "depth": 12},
-    "large": {"width": 1024, "depth": 24},
-}
-for _size, _shape in SIZES.items():
+SIZES: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
+    {
+        "tiny": {"width": 192, "depth": 12},
+        "small": {"width": 384, "depth": 12},
+        "medium": {"width": 512, "depth": 12},
+        "base": {"width": 768, "depth": 12},
+        "large": {"width": 1024, "depth": 24},
+        "huge": {"width": 1280, "depth": 32, "head_dim": 80},
+        "so400m": {
+            "width": 1152,
+            "depth": 27,
+            "head_dim": 72,
+            "mlp_ratio": 4304 / 1152,
+        },
+        "giant": {"width": 1536, "depth": 40},
+        "small_plus": {"width": 384, "depth": 12},
+        "huge_plus": {"width": 1280, "depth": 32},
+    }
+)
+
+
+def _images(patch: int, side: int) -> dict[str, Any]:
+    return {"patch_size": patch, "input_shape": (side, side, 3)}
+
+
+for _size in ("tiny", "small", "base", "large"):
     register(
         f"vit_{_size}_patch16_224",
-        **_shape,
-        input_shape=(224, 224, 3),
-        patch_size=16,
+        **SIZES[_size],
+        **_images(16, 224),
         out_features=1000,
+    )(ViT)
+for _size in ("small", "medium", "base", "large", "huge"):
+    _patch = 14 if _size == "huge" else 16
+    register(
+        f"deit3_{_size}_patch{_patch}_224",
+        **SIZES[_size],
+        **_images(_patch, 224),
+        out_features=1000,
+        class_position=False,
+        layer_scale=1e-6,
+    )(ViT)
+# Features, not classes; out_features=... adds a readout.
+for _size in ("small", "base", "large", "giant"):
+    _giant = {"gated": True, "nonlinearity": "silu", "mlp_ratio": 8 / 3}
+    _dinov2 = {
+        **SIZES[_size],
+        **_images(14, 518),
+        **(_giant if _size == "giant" else {}),
+        "out_features": 0,
+        "layer_scale": 1e-5,
+    }
+    register(f"vit_{_size}_patch14_dinov2", **_dinov2)(ViT)
+    register(
+        f"vit_{_size}_patch14_reg4_dinov2",
+        **_dinov2,
+        registers=4,
+        class_position=False,
+    )(ViT)
+for _size in ("small", "small_plus", "base", "large", "huge_plus"):
+    _plus = {"gated": True, "nonlinearity": "silu"}
+    register(
+        f"vit_{_size}_patch16_dinov3",
+        **SIZES[_size],
+        **_images(16, 256),
+        **(_plus if _size.endswith("plus") else {}),
+        out_features=0,
+        # As timm pools; pool="token" is DINOv3's own.
+        pool="norm_mean",
+        class_token=True,
+        registers=4,
+        position=False,
+        rotary=True,
+        qkv_bias=False,
+        layer_scale=1e-5,
+        norm_eps=1e-5,
+    )(ViT)
+for _size, _patch, _classes in (
+    ("base", 32, 512),
+    ("base", 16, 512),
+    ("large", 14, 768),
+):
+    for _name, _phi in (("clip", "gelu"), ("clip_quickgelu", "quick_gelu")):
+        register(
+            f"vit_{_size}_patch{_patch}_{_name}_224",
+            **SIZES[_size],
+            **_images(_patch, 224),
+            out_features=_classes,
+            pre_norm=True,
+            patch_bias=False,
+            norm_eps=1e-5,
+            nonlinearity=_phi,
+        )(ViT)
+for _size, _patch, _side in (
+    ("base", 16, 224),
+    ("large", 16, 256),
+    ("so400m", 14, 384),
+):
+    register(
+        f"vit_{_size}_patch{_patch}_siglip_{_side}",
+        **SIZES[_size],
+        **_images(_patch, _side),
+        out_features=0,
+        class_token=False,
+        pool="attention",
+        drop_rest=_side % _patch > 0,
     )(ViT)
 for _size in ("tiny", "small", "base"):
     for _patch, _side in ((4, 32), (8, 64)):
         register(
             f"vit_{_size}_patch{_patch}_{_side}",
             **SIZES[_size],
-            input_shape=(_side, _side, 3),
-            patch_size=_patch,
+            **_images(_patch, _side),
         )(ViT)
-
-_FLAX_BLOCK = "Transformer/encoderblock_{}/"
-
-
-def _flax_layout(norm: str, mlp: str, attention: str, position: str) -> Layout:
-    modules = {
-        "readin": "embedding/",
-        "position": position,
-        "token": "cls",
-        "blocks/attention_norm": f"{_FLAX_BLOCK}LayerNorm_0/",
-        "blocks/mlp_norm": f"{_FLAX_BLOCK}{norm}/",
-        "blocks/mlp/up": f"{_FLAX_BLOCK}{mlp}/Dense_0/",
-        "blocks/mlp/down": f"{_FLAX_BLOCK}{mlp}/Dense_1/",
-        "norm": "Transformer/encoder_norm/",
-        "readout": "head/",
-    }
-    for name in ("query", "key", "value", "out"):
-        modules[f"blocks/attention/{name}"] = f"{_FLAX_BLOCK}{attention}/{name}/"
-    return Layout(modules, FLAX_LEAVES, "ours")
-
-
-LAYOUTS = {
-    "timm": Layout(
-        {
-            "readin": "patch_embed.proj.",
-            "position": "pos_embed",
-            "token": "cls_token",
-            "blocks/attention_norm": "blocks.{}.norm1.",
-            "blocks/attention/qkv": "blocks.{}.attn.qkv.",
-            "blocks/attention/out": "blocks.{}.attn.proj.",
-            "blocks/mlp_norm": "blocks.{}.norm2.",
-            "blocks/mlp/up": "blocks.{}.mlp.fc1.",
-            "blocks/mlp/down": "blocks.{}.mlp.fc2.",
-            "norm": "norm.",
-            "readout": "head.",
-        },
-        TORCH_LEAVES,
-        "out_in",
-    ),
-    "torchvision": Layout(
-        {
-            "readin": "conv_proj.",
-            "position": "encoder.pos_embedding",
-            "token": "class_token",
-            "blocks/attention_norm": "encoder.layers.encoder_layer_{}.ln_1.",
-            "blocks/attention/qkv": (
-                "encoder.layers.encoder_layer_{}.self_attention.in_proj_"
-            ),
-            "blocks/attention/out": (
-                "encoder.layers.encoder_layer_{}.self_attention.out_proj."
-            ),
-            "blocks/mlp_norm": "encoder.layers.encoder_layer_{}.ln_2.",
-            "blocks/mlp/up": "encoder.layers.encoder_layer_{}.mlp.0.",
-            "blocks/mlp/down": "encoder.layers.encoder_layer_{}.mlp.3.",
-            "norm": "encoder.ln.",
-            "readout": "heads.head.",
-        },
-        TORCH_LEAVES,
-        "out_in",
-    ),
-    "big_vision": _flax_layout(
-        "LayerNorm_1", "MlpBlock_0", "MultiHeadDotProductAttention_0", "pos_embedding"
-    ),
-    "augreg": _flax_layout(
-        "LayerNorm_2",
-        "MlpBlock_3",
-        "MultiHeadDotProductAttention_1",
-        "Transformer/posembed_input/pos_embedding",
-    ),
-}
-
-
-def vit_names(
-    model: ViT, layout: str = "timm", *, prefix: str = ""
-) -> dict[Leaf, Source]:
-    """Where each parameter of a ViT stands in the files of another library.
-
-    Args:
-      model: what is to be filled, or its abstract twin from `nnx.eval_shape`.
-      layout: "timm", "torchvision" (state dicts), "big_vision", or "augreg" (.npz
-        files of big_vision and of the original vision_transformer).
-      prefix: what stands in front of every key, as "params/" in some .npz files.
-
-    Returns:
-      For each (path, layer), where the layer is None for what is not stacked, its
-      `Source`.
-
-    Raises:
-      ValueError: an unknown layout, or a model whose shape it does not have, as a
-        class token with a position under big_vision.
-
-    big_vision's networks were trained with "gelu_tanh" and pool as "norm_mean", those
-    of augreg are read with "gelu" by timm.
-
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = zoo.create("vit", width=24, depth=2, heads=3, rngs=nnx.Rngs(0))
-      >>> source = vit_names(model)["blocks/attention/key/kernel", 1]
-      >>> source.key, source.shape, source.part, source.leaf
-      ('blocks.1.attn.qkv.weight', (72, 24), (0, 1, 3), (24, 3, 8))
-    """
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}")
-    chosen = LAYOUTS[layout]
-    token = model.token is not None
-    if token and model.class_position == (layout == "big_vision"):
-        raise ValueError(
-            f"in the layout {layout!r} the class token has "
-            f"{'no' if model.class_position else 'a'} position; create the model with "
-            f"class_position={not model.class_position}"
-        )
-    if layout == "timm" and model.pool == "mean":
-        chosen = chosen._replace(modules={**chosen.modules, "norm": "fc_norm."})
-    p, c, n = model.patch_size, model.channels, model.plan["embed"].size
-    flax = chosen.kernel == "ours"
-    shape, order = (
-        ((p, p, c, n), (0, 1, 2, 3)) if flax else ((n, c, p, p), (2, 3, 1, 0))
-    )
-    special = {
-        "readin/kernel": (shape, order),
-        "position": ((1, *model.position.shape), (0, 1, 2)),
-        "token": ((1, 1, n), (0, 1, 2)),
-    }
-    return sources(model, chosen, special, prefix)

@@ -1,0 +1,482 @@
+"""Convolutional networks: parity with timm and transformers, files, and their rules."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+from jax.sharding import AbstractMesh
+
+from mupax import optim, zoo
+from mupax.zoo import foreign
+from mupax.zoo.architectures import identify
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+# Relative to the largest entry; what float32 leaves is ten times less.
+TOLERANCE = 1e-5
+# Of gradients, which are computed in float64: normalization over the few pixels of a
+# small batch multiplies the rounding of float32 to about 1e-5. The file has float32.
+IN_DOUBLE = 1e-6
+
+RESNET = {"block": "bottleneck", "width": 4, "depth": 1, "blocks": (1, 2)}
+D = {"stem": "deep", "shortcut": "average"}
+CONVNEXT = {"width": 4, "blocks": (1, 2, 1, 1)}
+HF_CONVNEXT = {"width": 4, "blocks": (1, 2), "head_eps": 1e-3}
+EFFICIENTNET = {
+    "width": 8,
+    "rows_width": 8,
+    "head": 24,
+    "rows": (
+        (0, "separable", 1, 3, 1, 1, 8, 0.25),
+        (1, "inverted", 2, 5, 2, 2, 16, 0.25),
+        (2, "fused", 2, 3, 1, 2, 16),
+        (3, "plain_residual", 2, 3, 1, 1, 16),
+    ),
+}
+MOBILENET = {
+    **EFFICIENTNET,
+    "rows": (
+        (0, "separable", 1, 3, 2, 1, 8, 0.25, "relu"),
+        (1, "inverted", 1, 3, 1, 2, 16),
+        (1, "inverted", 2, 5, 1, 3, 16, 0.25),
+        (2, "plain", 1, 1, 1, 1, 24),
+    ),
+}
+CASES = {
+    "resnext": ("resnet50", {**RESNET, "groups": 2, "width_per_group": 64}),
+    "resnet_d_se": ("resnet50", {**RESNET, **D, "squeeze": 1 / 16}),
+    "resnet_rs": (
+        "resnet50",
+        {**RESNET, **D, "blocks": (2, 1), "stem_pooling": "conv", "squeeze": 1 / 4},
+    ),
+    "resnet_blur": ("resnet50", {**RESNET, "antialias": "blur"}),
+    "resnet_average": (
+        "resnet18",
+        {
+            "width": 8,
+            "depth": 1,
+            "blocks": (1, 2),
+            "stem": "tiered",
+            "shortcut": "average",
+            "antialias": "average",
+        },
+    ),
+    "hf_resnet": ("resnet50", RESNET),
+    "convnext": ("convnext_tiny", CONVNEXT),
+    "convnextv2": ("convnextv2_tiny", CONVNEXT),
+    "hf_convnext": ("convnext_tiny", HF_CONVNEXT),
+    "hf_convnextv2": ("convnextv2_tiny", HF_CONVNEXT),
+    "efficientnet": ("efficientnet_b0", EFFICIENTNET),
+    "tf_efficientnet": ("tf_efficientnet_b0", EFFICIENTNET),
+    "mobilenetv3": ("mobilenetv3_small_100", MOBILENET),
+}
+
+
+def golden(name):
+    """(weights under their library's names, everything else)."""
+    with np.load(GOLDEN / f"{name}.npz") as file:
+        arrays = dict(file)
+    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
+    arrays = {k: v.astype(np.float32) for k, v in arrays.items()}
+    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
+
+
+def abstract(name, options):
+    options = {"out_features": 5, **options}
+    return nnx.eval_shape(lambda: zoo.create(name, **options, rngs=nnx.Rngs(0)))
+
+
+def loaded(case, **more):
+    """The golden's network in the zoo."""
+    name, options = CASES[case]
+    model = abstract(name, {**options, **more})
+    foreign.fill(model, golden(case)[0])
+    return model
+
+
+def images(case):
+    return jnp.asarray(golden(case)[1]["images"].transpose(0, 2, 3, 1), jnp.float32)
+
+
+def apart(ours, theirs):
+    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+
+
+def quick(function):
+    """Compiling takes longer than running."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def logits(model, x):
+    graph, state = nnx.split(model)
+    return quick(lambda s, x: nnx.merge(graph, s)(x))(state, x)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_the_library(case):
+    model = loaded(case)
+    model.eval()
+    assert apart(logits(model, images(case)), golden(case)[1]["logits"]) < TOLERANCE
+
+
+# The others take longer to compile than the tests of a commit may.
+QUICK = ("resnet_rs", "hf_convnextv2", "mobilenetv3")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case in QUICK else pytest.mark.long)
+        for case in CASES
+        if any(key.startswith("gradient/") for key in golden(case)[1])
+    ],
+)
+def test_gradients_are_those_of_the_library(case):
+    with jax.enable_x64(True):
+        check_gradients(case)
+
+
+def check_gradients(case):
+    model = loaded(case, dtype=jnp.float64, param_dtype=jnp.float64)
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, rest, x):
+        out = nnx.merge(graph, params, rest, copy=True)(x)
+        return (out**2).mean(0).sum()
+
+    x = images(case).astype(jnp.float64)
+    found = quick(jax.grad(loss))(params, rest, x)
+    ours = {"/".join(map(str, k)): v for k, v in nnx.to_flat_state(found)}
+    weights, data = golden(case)
+    theirs = {k: v for k, v in data.items() if k.startswith("gradient/")}
+    # A bias that a normalization forgets has a gradient of zero, but for rounding.
+    least = 1e-9 * max(np.abs(v).max() for v in theirs.values())
+    for (path, layer), source in foreign.layout(model, weights).items():
+        if path not in ours:  # statistics
+            continue
+        value = np.asarray(ours[path][...])
+        written = source.write(value if layer is None else value[layer])
+        expected = theirs.pop(f"gradient/{source.key}")
+        size = max(np.abs(expected).max(), least)
+        assert np.abs(written - expected).max() < IN_DOUBLE * size, path
+    assert not theirs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_key_comes_back_from_an_export(case):
+    weights = golden(case)[0]
+    model = loaded(case)
+    layout = "transformers" if case.startswith("hf_") else "timm"
+    if case == "convnextv2":
+        layout = "timm_conv"
+    back = foreign.export(model, layout)
+    assert back.keys() == weights.keys()
+    for key, array in weights.items():
+        np.testing.assert_array_equal(back[key], array)
+
+
+@pytest.mark.parametrize(
+    "case", ["resnet_rs", "hf_convnext", "hf_convnextv2", "efficientnet"]
+)
+def test_a_grown_network_is_exported_with_its_multipliers(case):
+    """Its branches are multiplied by 1/2, of which the gates must see nothing."""
+    name, options = CASES[case]
+    grown = loaded(case, base_width=options["width"] // 2, branch_multiplier=0.5)
+    assert grown.plan.branch == 0.5
+    grown.eval()
+    plain = abstract(name, options)
+    foreign.fill(plain, foreign.export(grown))
+    plain.eval()
+    x = images(case)
+    assert apart(logits(plain, x), np.asarray(logits(grown, x))) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("resnet_d_se", {"shortcut": "conv"}),
+        ("resnet_blur", {"antialias": "none"}),
+        ("resnet_average", {"antialias": "none"}),
+        ("efficientnet", {"padding": "same"}),
+        ("efficientnet", {"norm_eps": 1e-3}),
+        ("mobilenetv3", {"gate": "sigmoid"}),
+        ("mobilenetv3", {"squeeze_nonlinearity": "silu"}),
+        ("mobilenetv3", {"nonlinearity": "silu"}),
+        ("hf_convnext", {"head_eps": 1e-6}),
+        ("hf_convnext", {"nonlinearity": "gelu_tanh"}),
+    ],
+)
+def test_the_golden_file_shows_a_wrong_option(case, changes):
+    """Options without weights of their own: nothing but the logits tells them apart."""
+    name, options = CASES[case]
+    model = abstract(name, {**options, **changes})
+    names = foreign.layout(loaded(case), golden(case)[0])
+    weights = {source.key: golden(case)[0][source.key] for source in names.values()}
+    ours = foreign.layout(model, weights)
+    renamed = {ours[leaf].key: weights[names[leaf].key] for leaf in ours}
+    foreign.fill(model, renamed)
+    model.eval()
+    assert apart(logits(model, images(case)), golden(case)[1]["logits"]) > 5e-5
+
+
+def test_images_that_an_average_would_cut_are_refused():
+    name, options = CASES["resnet_blur"]
+    model = abstract(name, {**options, "antialias": "average"})
+    with pytest.raises(ValueError, match="multiples of 32"):
+        nnx.eval_shape(lambda m: m(jnp.zeros((2, 36, 36, 3))), model)
+
+
+# The rules.
+
+GROWN = {
+    "resnet50": {
+        **{"width": 16, "base_width": 8, "depth": 4, "base_depth": 2},
+        **{"blocks": (1, 2), "groups": 2, "width_per_group": 32, "squeeze": 1 / 4},
+    },
+    "convnextv2_tiny": {
+        **{"width": 16, "base_width": 8, "depth": 4, "base_depth": 2},
+        **{"blocks": (1, 1), "layer_scale": 1.0},
+    },
+    "efficientnet_b0": {
+        **EFFICIENTNET,
+        **{"width": 16, "base_width": 8, "depth": 4, "base_depth": 2},
+    },
+}
+
+
+def grown(name, **more):
+    model = abstract(name, {**GROWN[name], **more})
+    return model, zoo.scales(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "fan_in"),
+    [
+        ("convnextv2_tiny", "stages/1/blocks/depthwise/kernel", 49),
+        ("efficientnet_b0", "stages/1/rest/convs/1/kernel", 25),
+    ],
+)
+def test_a_depthwise_kernel_has_the_rules_of_an_input(name, path, fan_in):
+    """Its fan-in is its pixels, at every width; they are those of `optim.rules`."""
+    model, scales = grown(name, parametrization="mup")
+    scale = scales[path]
+    assert scale.fan_in == fan_in
+    assert (scale.width_in, scale.width_out) == (1.0, 2.0)
+    channels = scale.shape[-1]
+    alone = optim.param_scale(
+        path,
+        (fan_in, channels // 2),
+        (fan_in, channels),
+        (0,),
+        (1,),
+        depth=2.0,
+        in_branch=True,
+    )
+    assert alone.role is optim.Role.INPUT
+    for family in ("sgd", "adam", "lion"):
+        rules = optim.multipliers(scale, model.plan.parametrization, family)
+        assert rules == optim.multipliers(alone, model.plan.parametrization, family)
+    adam = optim.multipliers(scale, model.plan.parametrization, "adam")
+    assert (adam.init_std, adam.learning_rate) == (1.0, 1.0)
+    sgd = optim.multipliers(scale, model.plan.parametrization, "sgd")
+    assert sgd.learning_rate == 2.0
+
+
+def test_a_grouped_kernel_sums_over_its_group_which_grows():
+    _, scales = grown("resnet50")
+    scale = scales["stages/1/rest/convs/1/kernel"]
+    # 32 channels inside at width 16, in two groups.
+    assert scale.shape[1:] == (3, 3, 16, 32)
+    assert scale.fan_in == 9 * 16
+    assert scale.role is optim.Role.HIDDEN
+    assert (scale.width_in, scale.width_out) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0"])
+def test_the_width_of_the_squeeze_grows(name):
+    _, scales = grown(name)
+    where = "rest" if name == "resnet50" else "first"
+    number = 1 if name == "resnet50" else 0
+    for kind in ("squeeze", "excite"):
+        scale = scales[f"stages/{number}/{where}/se/{kind}/kernel"]
+        assert scale.role is optim.Role.HIDDEN
+        assert (scale.width_in, scale.width_out) == (2.0, 2.0)
+        bias = scales[f"stages/{number}/{where}/se/{kind}/bias"]
+        assert bias.role is optim.Role.VECTOR
+
+
+def test_blocks_that_change_their_shape_stand_outside_of_branches():
+    _, scales = grown("efficientnet_b0")
+    inside = {path: scale.in_branch for path, scale in scales.items()}
+    assert inside["stages/0/first/convs/0/kernel"]  # 8 to 8 channels, stride 1
+    assert not inside["stages/1/first/convs/1/kernel"]
+    assert inside["stages/1/rest/convs/1/kernel"]
+    assert not inside["top_conv/kernel"]
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_branches_have_their_multiplier_and_completep_is_the_default(name):
+    model, scales = grown(name)
+    assert model.plan.parametrization == optim.parametrization("completep")
+    assert model.plan.branch == 0.5
+    assert scales.depth == 2.0
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_every_axis_has_a_rule_of_sharding(name):
+    model, _ = grown(name)
+    mesh = AbstractMesh((1, 2, 2), ("data", "fsdp", "tensor"))
+    specs = zoo.partition_specs(model, mesh)
+    assert {axis for spec in specs.values() for axis in spec} == {
+        None,
+        "fsdp",
+        "tensor",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("resnet18", {"groups": 2}, "pass block='bottleneck'"),
+        ("resnet50", {"groups": 0}, "groups=0 must be a whole number"),
+        ("resnet50", {"squeeze": 2.0}, "squeeze=2.0 must lie in"),
+        ("resnet50", {"antialias": "no"}, "antialias='no' must be one of"),
+        ("convnext_tiny", {"layer_scale": -1.0}, "must be positive, or 0"),
+        ("convnext_tiny", {"blocks": (0,)}, "at least 1"),
+        ("convnext_tiny", {"nonlinearity": "selu"}, "unknown activation 'selu'"),
+        ("efficientnet_b0", {"rows": ()}, "one row at least"),
+        ("efficientnet_b0", {"rows": ((0, "odd", 1, 3, 1, 1, 8),)}, "kind 'odd'"),
+        ("efficientnet_b0", {"rows": ((0, "plain"),)}, "must be stage, kind"),
+        ("efficientnet_b0", {"width": 12}, "choose widths for which it is whole"),
+        ("efficientnet_b0", {"padding": "valid"}, "padding='valid' must be one of"),
+    ],
+)
+def test_a_wrong_option_is_named(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        abstract(name, options)
+
+
+@pytest.mark.parametrize("case", ["convnext", "mobilenetv3"])
+def test_features_are_what_the_readout_sees(case):
+    model = loaded(case)
+    model.eval()
+    x = images(case)
+    assert apart(model.readout(model.features(x)), np.asarray(model(x))) == 0
+    assert len(model.intermediates(x)) == len(model.stages)
+    with pytest.raises(ValueError, match="no block"):
+        model.intermediates(x, (9,))
+
+
+# Repositories.
+
+
+def repository(folder, case, config, **changes):
+    weights = {**golden(case)[0], **changes}
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("hf_")])
+def test_a_repository_of_transformers_is_read_by_its_config(case, tmp_path):
+    _, data = golden(case)
+    config = json.loads(str(data["config"])) | {"id2label": dict.fromkeys("01234", "x")}
+    model = zoo.load_pretrained(repository(tmp_path, case, config))
+    model.eval()
+    assert apart(logits(model, images(case)), data["logits"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("hf_")])
+def test_a_backbone_of_transformers_gets_a_new_head(case, tmp_path):
+    """As `ResNetModel` writes it: without a prefix, and without a head."""
+    weights, data = golden(case)
+    bare = {
+        key.split(".", 1)[1]: array
+        for key, array in weights.items()
+        if not key.startswith("classifier")
+    }
+    config = json.loads(str(data["config"])) | {"architectures": ["ResNetModel"]}
+    safetensors.numpy.save_file(bare, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"without a head.*pass out_features="):
+        zoo.load_pretrained(tmp_path)
+    model = zoo.load_pretrained(tmp_path, out_features=3)
+    assert logits(model, images(case)).shape == (3, 3)
+
+
+MICROSOFT_RESNET_50 = {
+    "architectures": ["ResNetForImageClassification"],
+    "depths": [3, 4, 6, 3],
+    "downsample_in_first_stage": False,
+    "embedding_size": 64,
+    "hidden_act": "relu",
+    "hidden_sizes": [256, 512, 1024, 2048],
+    "id2label": {str(i): str(i) for i in range(1000)},
+    "layer_type": "bottleneck",
+    "model_type": "resnet",
+    "num_channels": 3,
+}
+
+
+def test_microsofts_resnet_50_is_resnet50():
+    assert identify(MICROSOFT_RESNET_50, "x") == ("resnet50", {"out_features": 1000})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"downsample_in_bottleneck": True}, "downsample_in_bottleneck=True"),
+        ({"hidden_sizes": [256, 512, 1024, 1024]}, "stages double their channels"),
+        ({"depths": [3, 0]}, "depths=0, which must be a whole number"),
+        ({"layer_type": "wide"}, "layer_type='wide'"),
+    ],
+)
+def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
+    with pytest.raises(ValueError, match=said):
+        identify(MICROSOFT_RESNET_50 | changes, "someone/x")
+
+
+# Published numbers of parameters: timm's results tables, in millions to two digits.
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("resnext50_32x4d", 25.03),
+        ("resnext101_32x8d", 88.79),
+        ("wide_resnet50_2", 68.88),
+        ("resnet50d", 25.58),
+        ("resnet26d", 16.01),
+        ("seresnet50", 28.09),
+        ("seresnext26d_32x4d", 16.81),
+        ("seresnet18", 11.78),
+        ("resnet26t", 16.01),
+        ("resnetblur50", 25.56),
+        ("resnetaa50d", 25.58),
+        ("resnetrs50", 35.69),
+        ("resnetrs101", 63.62),
+        ("convnext_tiny", 28.59),
+        ("convnext_base", 88.59),
+        ("convnext_pico", 9.05),
+        ("convnextv2_tiny", 28.64),
+        ("convnextv2_huge", 660.29),
+        ("efficientnet_b0", 5.29),
+        ("efficientnet_b2", 9.11),
+        ("efficientnet_b4", 19.34),
+        ("tf_efficientnet_b7", 66.35),
+        ("efficientnetv2_s", 21.46),
+        ("tf_efficientnetv2_m", 54.14),
+        ("mobilenetv3_small_100", 2.54),
+        ("mobilenetv3_large_100", 5.48),
+    ],
+)
+def test_a_name_of_timm_has_the_published_number_of_parameters(name, millions):
+    found = identify({"architecture": name, "num_classes": 1000}, "timm/x")
+    model = nnx.eval_shape(
+        lambda: zoo.create(found.model, rngs=nnx.Rngs(0), **found.options)
+    )
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert sum(leaf.size for leaf in leaves) / 1e6 == pytest.approx(millions, abs=6e-3)

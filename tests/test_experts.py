@@ -1,0 +1,310 @@
+"""Mixtures of experts: parity, scales, balance, dispatch and sharding."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+from jax.sharding import AbstractMesh
+from test_llama import TOKENS, apart, golden, loss_of, repository
+
+from benchmarks import coord_check as bench
+from mupax import optim, zoo
+from mupax.zoo import foreign
+from mupax.zoo.experts import balance_loss
+from mupax.zoo.llama import llama_names
+
+KINDS = ("mixtral", "qwen3_moe")
+TOLERANCE = 1e-5
+TINY = {
+    "width": 16,
+    "depth": 2,
+    "head_dim": 4,
+    "vocab_size": 11,
+    "context": 12,
+    "experts": 4,
+    "mlp_ratio": 1.0,
+}
+
+
+def tiny(seed=0, **options):
+    return zoo.create("llama", rngs=nnx.Rngs(seed), **{**TINY, **options})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_gradients_and_balance_are_those_of_transformers(kind, tmp_path):
+    model = zoo.load_pretrained(repository(tmp_path, kind))
+    model.eval()
+    data = golden(kind)[1]
+    tokens = jnp.asarray(data["tokens"])
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def run(params):
+        def loss(params):
+            model = nnx.merge(graph, params)
+            return loss_of(model, tokens), (model(tokens), model.routing(tokens))
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    (_, (logits, (_, used))), gradients = run(params)
+    assert apart(logits, data["logits"]) < TOLERANCE
+    ours = {"/".join(map(str, k)): v for k, v in nnx.to_flat_state(gradients)}
+    keys = set()
+    names = llama_names(model)
+    assert names == foreign.layout(model, golden(kind)[0])
+    for (path, place), source in names.items():
+        value = np.asarray(ours[path][...])
+        theirs = data[f"gradient/{source.key}"]
+        found = source.write(value if place is None else value[place])
+        # An expert that few tokens choose: relative to the gradients of all experts.
+        largest = float(np.abs(value).max())
+        assert np.abs(found - theirs).max() < TOLERANCE * largest, source.key
+        keys.add(f"gradient/{source.key}")
+    assert keys == {key for key in data if key.startswith("gradient/")}
+    # Theirs pools the blocks before it multiplies, and counts choices per token.
+    blocks = jax.jit(lambda p: _probabilities(nnx.merge(graph, p), tokens))(params)
+    whole = balance_loss(blocks.reshape(-1, 4), model.options.routing)
+    assert float(2 * whole) == pytest.approx(float(data["balance"]), rel=1e-5)
+    np.testing.assert_allclose(used.sum(axis=1), 1, rtol=1e-6)
+
+
+def _probabilities(model, tokens):
+    graph, weights = nnx.split(model.blocks)
+    x, found = model._embed(tokens, 0), []
+    for layer in range(2):
+        block = nnx.merge(graph, jax.tree.map(lambda w, i=layer: w[i], weights))
+        found.append(block.routing(x))
+        x = block(x)
+    return jnp.stack(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("qwen3_moe", {"norm_topk_prob": True}),
+    ],
+)
+def test_the_golden_file_shows_a_wrong_option(kind, changes, tmp_path):
+    model = zoo.load_pretrained(repository(tmp_path, kind, **changes))
+    data = golden(kind)[1]
+    assert apart(model(jnp.asarray(data["tokens"])), data["logits"]) > 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_writes_back_what_was_read(kind, tmp_path):
+    weights, _ = golden(kind)
+    model = zoo.load_pretrained(repository(tmp_path, kind))
+    written = foreign.export(model)
+    assert written.keys() == weights.keys()
+    for key, array in weights.items():
+        np.testing.assert_array_equal(written[key], array)
+    zoo.save(model, tmp_path / "ours")
+    loaded = zoo.load_pretrained(tmp_path / "ours")
+    np.testing.assert_array_equal(loaded(TOKENS), model(TOKENS))
+
+
+def test_a_grown_model_is_exported_with_its_multipliers():
+    grown = tiny(base_width=8, base_depth=1)
+    plain = tiny(1)
+    foreign.fill(plain, foreign.export(grown))
+    assert grown.plan.branch < plain.plan.branch
+    assert apart(plain(TOKENS), grown(TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sliding_window": 4096}, "sliding_window=4096"),
+        ({"num_local_experts": 0}, "num_experts=0"),
+    ],
+)
+def test_a_config_that_is_not_read_is_refused(change, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        zoo.load_pretrained(repository(tmp_path, "mixtral", **change))
+
+
+def test_a_model_without_experts_is_told_the_option(tmp_path):
+    weights, data = golden("mixtral")
+    safetensors.numpy.save_file(weights, tmp_path / "experts.safetensors")
+    sizes = json.loads(str(data["config"]))
+    options = {
+        "width": sizes["hidden_size"],
+        "depth": 2,
+        "heads": 4,
+        "queries_per_key": 2,
+        "vocab_size": 11,
+        "tied": False,
+    }
+    with pytest.raises(ValueError, match="pass experts="):
+        zoo.load_pretrained("llama", tmp_path / "experts.safetensors", **options)
+
+
+# --- Dispatch and balance ---
+
+
+def test_sorting_tokens_by_expert_gives_what_computing_all_experts_gives():
+    dense, by_expert = tiny(), tiny(dispatch="sorted")
+
+    def gradient(model):
+        return nnx.jit(nnx.value_and_grad(loss_of))(model, TOKENS)
+
+    (ours, some), (theirs, all_) = gradient(by_expert), gradient(dense)
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), some, all_
+    )
+
+
+def test_the_balance_loss_is_one_where_all_is_balanced():
+    routing = tiny().options.routing
+    even = jnp.eye(4) + 0.01 * jnp.roll(jnp.eye(4), 1, 1)  # each expert once as first
+    assert float(balance_loss(even / even.sum(-1, keepdims=True), routing)) == 1
+    one = jnp.tile(jnp.array([0.97, 0.01, 0.01, 0.01]), (8, 1))
+    assert float(balance_loss(one, routing)) > 1.9
+
+
+def test_training_adds_the_gradient_of_the_balance_loss_and_evaluation_does_not():
+    model, without = tiny(balance=0.5), tiny(balance=0.0)
+
+    def gradient(model):
+        found = nnx.jit(nnx.grad(loss_of))(model, TOKENS)
+        return found["blocks"]["mlp"]["router"]["kernel"][...]
+
+    def balance(model):
+        return 0.5 * model.routing(TOKENS)[0].mean()
+
+    extra = nnx.jit(nnx.grad(balance))(without)
+    extra = extra["blocks"]["mlp"]["router"]["kernel"][...]
+    trained, plain = gradient(model), gradient(without)
+    # The losses of later blocks also reach routers before them, in both.
+    np.testing.assert_allclose(trained - plain, extra, rtol=1e-3, atol=1e-6)
+    assert float(jnp.abs(extra).max()) > 1e-4
+    model.eval()
+    np.testing.assert_array_equal(gradient(model), plain)
+    np.testing.assert_array_equal(model(TOKENS), without(TOKENS))
+
+
+@pytest.mark.long
+def test_training_with_the_balance_loss_uses_the_experts_evenly():
+    tokens = jax.random.randint(jax.random.key(3), (8, 12), 0, 11)
+
+    def spread(balance):
+        model = tiny(balance=balance, experts=8, mlp_ratio=0.5, experts_per_token=1)
+        tx = optim.adam(0.01, zoo.scales(model))
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer):
+            optimizer.update(model, nnx.grad(loss_of)(model, tokens))
+
+        for _ in range(150):
+            step(model, optimizer)
+        return float(model.routing(tokens)[0].mean())
+
+    assert spread(1.0) < spread(0.0)
+    assert spread(1.0) < 1.1
+
+
+def test_a_cache_and_a_generation_see_the_experts():
+    model = tiny()
+    expected = TOKENS[:, :4]
+    for _ in range(3):
+        following = model(expected)[:, -1].argmax(-1)[:, None]
+        expected = jnp.concatenate([expected, following], axis=1)
+    np.testing.assert_array_equal(zoo.generate(model, TOKENS[:, :4], 3), expected)
+
+
+# --- Scales and sharding ---
+
+
+def test_a_router_is_a_readout_and_experts_are_copies():
+    model = tiny(base_width=8)
+    scales = zoo.scales(model)
+    router, up = scales["blocks/mlp/router/kernel"], scales["blocks/mlp/up/kernel"]
+    assert (router.role.value, router.width_in, router.width_out) == ("output", 2, 1)
+    assert (up.role.value, up.in_axes, up.out_axes) == ("hidden", (2,), (3,))
+    assert zoo.axis_names(model)["blocks/mlp/down/kernel"] == (
+        "layers",
+        "experts",
+        "mlp",
+        "embed",
+    )
+    # Each expert is drawn as the MLP of a model without experts.
+    wide = tiny(width=64, base_width=64, mlp_ratio=2.0)
+    std = np.asarray(wide.blocks.mlp.down.kernel[...]).std(axis=(2, 3))
+    np.testing.assert_allclose(std, 128**-0.5, rtol=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("axis", "name", "mlp_ratio"),
+    [("width", "mup", 2.0), ("depth", "depth_mup", 1.0), ("depth", "ode", 1.0)],
+)
+def test_streams_move_alike_at_every_size(axis, name, mlp_ratio, monkeypatch):
+    """All experts are chosen: a token that changes its experts moves by a jump."""
+    gpt = bench.CASES["gpt"]
+    experts = {"experts": 4, "experts_per_token": 4, "mlp_ratio": mlp_ratio}
+    case = dataclasses.replace(
+        gpt, model="llama", options={**gpt.options, **experts}, seeds=24
+    )
+    monkeypatch.setitem(bench.CASES, "llama_moe", case)
+    for layer, slope in (
+        bench.check("llama_moe", name, "adam", axis).slopes[axis].items()
+    ):
+        assert abs(slope) < 0.05, (layer, slope)
+
+
+def test_experts_lie_on_devices_along_tensor():
+    mesh = AbstractMesh((1, 2, 4), ("data", "fsdp", "tensor"))
+    specs = zoo.partition_specs(tiny(vocab_size=12), mesh)
+    assert tuple(specs["blocks/mlp/up/kernel"]) == (None, "tensor", "fsdp", None)
+    inside = zoo.partition_specs(tiny(vocab_size=12), mesh, {"experts": None})
+    assert tuple(inside["blocks/mlp/up/kernel"]) == (None, None, "fsdp", "tensor")
+    with pytest.raises(ValueError, match="'experts' of parameter"):
+        zoo.partition_specs(tiny(experts=3, vocab_size=12), mesh)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"experts_per_token": 5}, "is more than experts=4"),
+        ({"experts_per_token": 0}, "experts_per_token=0"),
+        ({"experts": -1}, "experts=-1"),
+        ({"balance": -1.0}, "balance=-0.5"),
+        ({"dispatch": "fast"}, "dispatch='fast'"),
+    ],
+)
+def test_a_bad_option_is_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        tiny(**options)
+
+
+def test_statistics_of_routing_need_experts():
+    model = zoo.create("llama", width=8, depth=1, heads=2, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="has no experts"):
+        model.routing(TOKENS)
+
+
+def test_experts_are_trained_as_a_batch_of_runs():
+    """A sweep is a vmap over runs."""
+    model = tiny(depth=1)
+    graph, params = nnx.split(model)
+    rates = jnp.array([0.0, 0.1])
+
+    def run(rate):
+        def loss(params):
+            return loss_of(nnx.merge(graph, params), TOKENS)
+
+        gradients = jax.grad(loss)(params)
+        after = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
+        return loss(after)
+
+    losses = jax.jit(jax.vmap(run))(rates)
+    assert losses[1] < losses[0]
+    assert float(losses[0]) == pytest.approx(float(loss_of(model, TOKENS)), rel=1e-5)

@@ -1,0 +1,137 @@
+"""Model cards: the README.md of a saved model, with metadata that hubs read."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mupax import optim
+
+from .preprocessing import DataConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is known of how weights were made, for their card.
+
+    Attributes:
+      dataset: that they were trained on; None if they were not trained here.
+      metrics: on the test split, e.g. {"accuracy": 0.98, "loss": 0.1}.
+      settings: of the run, e.g. {"steps": 1000}; shown as a table.
+      source: the weights that they were made from, e.g. the id of a repository.
+      command: that made them.
+    """
+
+    dataset: str | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str | None = None
+    command: str | None = None
+
+
+def card(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    parameters: int,
+    parametrization: optim.Parametrization,
+    reads_tokens: bool,
+    data: DataConfig | None,
+    notes: str,
+    training: Training | None,
+) -> str:
+    """The text of a model card: YAML for hubs, then Markdown.
+
+    Args:
+      name: of the model in the zoo.
+      options: that it was created with, JSON-ready.
+      parameters: their number.
+      parametrization: of the model.
+      reads_tokens: whether it is a language model.
+      data: its preprocessing, if known.
+      notes: free text.
+      training: how its weights were made, if known.
+    """
+    training = training or Training()
+    parts = [
+        _metadata(name, reads_tokens, training),
+        f"# {name}",
+        f"A model of mupax with {parameters:,} values, under {parametrization.name} "
+        f"({parametrization.citation}).",
+        f"""```python
+from mupax import zoo
+
+model = zoo.load_pretrained({name!r}, "path/to/this/directory")
+```""",
+    ]
+    if reads_tokens:
+        use = 'mupax generate --model path/to/this/directory --prompt "..."'
+        parts.append(f"```sh\n{use}\n```")
+    elif data is not None:
+        use = "mupax predict --model path/to/this/directory image.jpg"
+        parts.append(f"```sh\n{use}\n```")
+    known = bool(training.dataset or training.source)
+    if notes or not known:
+        parts.append(notes or "Nothing is known of its training.")
+    if known:
+        parts += _training(training)
+    if data is not None:
+        parts += _preprocessing(data)
+    rows = "\n".join(f"| {key} | {value} |" for key, value in sorted(options.items()))
+    parts += ["## Options", f"| option | |\n|---|---|\n{rows}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(name: str, reads_tokens: bool, training: Training) -> str:
+    """The YAML that hubs read. JSON strings are YAML strings."""
+    task = "text-generation" if reads_tokens else "image-classification"
+    lines = ["---", "library_name: mupax", f"pipeline_tag: {task}"]
+    lines += ["tags:", "- jax", "- flax", "- mup", f"- {json.dumps(name)}"]
+    if training.source:
+        lines.append(f"base_model: {json.dumps(training.source)}")
+    if training.dataset:
+        dataset = json.dumps(training.dataset)
+        lines += ["datasets:", f"- {dataset}"]
+        lines += ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
+        lines += [f"  - task: {{type: {task}}}"]
+        lines += [f"    dataset: {{name: {dataset}, type: {dataset}, split: test}}"]
+        lines += ["    metrics:"]
+        for metric, value in training.metrics.items():
+            lines.append(f"    - {{type: {json.dumps(metric)}, value: {value:.6g}}}")
+    return "\n".join([*lines, "---"])
+
+
+def _training(training: Training) -> list[str]:
+    parts = ["## Training"]
+    if training.source:
+        parts.append(f"Made from {training.source}.")
+    if training.dataset:
+        found = ", ".join(f"{k} {v:.5g}" for k, v in training.metrics.items())
+        on = f"Trained on {training.dataset}"
+        parts.append(f"{on}; on its test split: {found}." if found else f"{on}.")
+    if training.settings:
+        rows = "\n".join(f"| {k} | {v} |" for k, v in training.settings.items())
+        parts.append(f"| setting | |\n|---|---|\n{rows}")
+    if training.command:
+        parts.append(f"Command:\n\n    {training.command}")
+    return parts
+
+
+def _preprocessing(data: DataConfig) -> list[str]:
+    height, width, channels = data.size
+    mean, std = (
+        ", ".join(f"{value:.5g}" for value in values)
+        for values in (data.mean, data.std)
+    )
+    text = (
+        f"Images of {height} x {width} pixels and {channels} "
+        f"channel{'s' * (channels > 1)}, resized by {data.interpolation} "
+        f"interpolation, of which {data.crop:.5g} of each side is kept "
+        f"({data.crop_mode}). Input: (pixel - mean) / std, where white is 1, with mean "
+        f"{mean} and std {std}."
+    )
+    if data.labels is not None:
+        shown = ", ".join(data.labels[:10])
+        more = f", ... ({len(data.labels)} classes)" if len(data.labels) > 10 else ""
+        text += f" Classes: {shown}{more}."
+    return ["## Preprocessing", text]

@@ -1,0 +1,69 @@
+"""Where a convolutional network's variables stand in the files of torch's libraries."""
+
+from collections.abc import Callable
+
+from flax import nnx
+
+from .sources import Leaf, Source
+
+TORCH = {
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+# An axis order to take (out, in, height, width) to (height, width, in, out).
+CONV, POINTWISE, MATRIX, VECTOR = (2, 3, 1, 0), (1, 0, 2, 3), (1, 0), (0,)
+_STACKED = ("rest", "blocks")
+
+Shape = tuple[int, ...]
+
+
+def conv_sources(
+    model: nnx.Module,
+    key: Callable[[tuple[str, ...], int | None], str],
+    *,
+    pointwise: Callable[[tuple[str, ...]], bool] = lambda parts: False,
+    special: Callable[[tuple[str, ...], Shape], tuple[Shape, Shape] | None] = (
+        lambda parts, leaf: None
+    ),
+) -> dict[Leaf, Source]:
+    """For every parameter and batch statistic, and each layer of stacked ones, its key.
+
+    Args:
+      model: of the zoo, or its abstract twin from `nnx.eval_shape`.
+      key: from the parts of a path, and the layer of a stacked variable, the key that
+        torch has for it.
+      pointwise: whether a matrix of ours is a convolution of 1x1 pixels there.
+      special: (shape there, order of its axes) of a leaf of ours, by its path and
+        shape; None for the usual one.
+
+    Returns:
+      For each (path, layer), where the layer is None for what is not stacked, its
+      `Source`.
+    """
+    found: dict[Leaf, Source] = {}
+    kinds = nnx.Any(nnx.Param, nnx.BatchStat)
+    for path, variable in nnx.to_flat_state(nnx.state(model, kinds)):
+        parts = tuple(map(str, path))
+        stacked = any(name in parts for name in _STACKED)
+        leaf = tuple(variable.shape[int(stacked) :])
+        given = special(parts, leaf)
+        shape: Shape
+        order: Shape
+        if given is not None:
+            shape, order = given
+        elif len(leaf) == 4:
+            shape, order = tuple(leaf[i] for i in (3, 2, 0, 1)), CONV
+        elif len(leaf) == 2 and pointwise(parts):
+            shape, order = (*leaf[::-1], 1, 1), POINTWISE
+        elif len(leaf) == 2:
+            shape, order = leaf[::-1], MATRIX
+        else:
+            shape, order = leaf, VECTOR
+        for layer in range(variable.shape[0]) if stacked else (None,):
+            found["/".join(parts), layer] = Source(
+                key(parts, layer), order, shape, leaf
+            )
+    return found

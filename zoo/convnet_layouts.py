@@ -1,0 +1,73 @@
+"""Convolutional networks in the files of other libraries: names and factors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from . import convnext, efficientnet, resnet
+from .convnext import ConvNeXt, convnext_names
+from .efficientnet import EfficientNet, efficientnet_names
+from .resnet import ResNet, resnet_names
+from .sources import Leaf, Source
+
+ConvNet = ResNet | ConvNeXt | EfficientNet
+
+
+def convnet_layouts(model: nnx.Module) -> tuple[str, ...]:
+    """The libraries whose names a network's arrays can take; none for another kind."""
+    if isinstance(model, ResNet):
+        return resnet.LAYOUTS
+    if isinstance(model, ConvNeXt):
+        return convnext.LAYOUTS
+    return efficientnet.LAYOUTS if isinstance(model, EfficientNet) else ()
+
+
+def convnet_names(
+    model: ConvNet, layout: str, prefix: str | None = None
+) -> dict[Leaf, Source]:
+    """Where each variable of a network stands in a library's files."""
+    if isinstance(model, ResNet):
+        prefix = "resnet." if prefix is None else prefix
+        return resnet_names(model, layout, prefix=prefix)
+    if isinstance(model, ConvNeXt):
+        return convnext_names(model, layout, prefix=prefix)
+    return efficientnet_names(model)
+
+
+def convnet_layout(model: ConvNet, arrays: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Whose names a file has, and what stands before those of transformers."""
+    owners = {
+        "resnet.embedder.": "resnet.",
+        "embedder.embedder.": "",
+        "convnext.embeddings.": "convnext.",
+        "convnextv2.embeddings.": "convnextv2.",
+        "embeddings.patch_embeddings.": "",
+    }
+    for start, prefix in owners.items():
+        if any(key.startswith(start) for key in arrays):
+            return "transformers", prefix
+    if isinstance(model, ConvNeXt):
+        matrix = arrays.get("stages.0.blocks.0.mlp.fc1.weight")
+        return ("timm_conv" if getattr(matrix, "ndim", 2) == 4 else "timm"), None
+    return "timm", None
+
+
+def branch_factor(model: ConvNet, path: str) -> float:
+    """What a parameter takes of the multiplier in front of its residual branch."""
+    parts, branch = path.split("/"), model.plan.branch
+    if parts[0] != "stages":
+        return 1.0
+    if isinstance(model, ConvNeXt):
+        last = "layer_scale" if model.layer_scale else "down"
+        return branch if parts[2:4] == ["blocks", last] else 1.0
+    block = getattr(model.stages[int(parts[1])], parts[2])
+    if isinstance(model, EfficientNet):
+        last = str(len(block.norms) - 1)
+        ends = block.residual and parts[-3:-1] == ["norms", last]
+        return branch if ends else 1.0
+    if parts[-3:] == ["se", "squeeze", "kernel"]:
+        # It reads what the last norm gives, and is not to see the branch's factor.
+        return 1 / branch if branch else 0.0
+    last = str(len(block.norms) - 1)
+    return branch if parts[-3:-1] == ["norms", last] else 1.0

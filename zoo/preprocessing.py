@@ -1,0 +1,371 @@
+"""How images become the input of a model's weights: `DataConfig`, `data_config`."""
+
+import dataclasses
+import logging
+import math
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from .registry import default_options, recipe
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+CROP_MODES = ("center", "squash", "border")
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The preprocessing that a model's weights expect, and the names of its classes.
+
+    Pixels are scaled to 0..1 (black to white); the input is (pixel - mean) / std.
+
+    Attributes:
+      size: (height, width, channels) of the input.
+      mean: per channel, in units of white, e.g. 0.485.
+      std: per channel, in units of white.
+      interpolation: filter for resizing; one of `INTERPOLATIONS`.
+      crop: share of the shorter side that evaluation keeps, in the center.
+      crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides; "border"
+        fits the longer side and pads, which the data pipeline does not do.
+      labels: names of the classes, in order; None if they are not known.
+
+    Raises:
+      ValueError: a value out of range; names the field.
+
+    Examples:
+      >>> config = DataConfig(size=(224, 224, 3), mean=(0.485, 0.456, 0.406),
+      ...                     std=(0.229, 0.224, 0.225), interpolation="bicubic",
+      ...                     crop=0.875)
+      >>> config.crop_mode
+      'center'
+    """
+
+    size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bilinear"
+    crop: float = 1.0
+    crop_mode: str = "center"
+    labels: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        size = self.size
+        if len(size) != 3 or not all(isinstance(n, int) and n > 0 for n in size):
+            raise ValueError(f"size={size} must be (height, width, channels)")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if len(value) != size[2] or not all(map(math.isfinite, value)):
+                raise ValueError(
+                    f"{name}={value} must be one number for each of {size[2]} channels"
+                )
+        if min(self.std) <= 0:
+            raise ValueError(f"std={self.std} must be positive")
+        for name, known in (
+            ("interpolation", INTERPOLATIONS),
+            ("crop_mode", CROP_MODES),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
+                )
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"crop={self.crop} must be more than 0 and at most 1")
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as JSON-ready data."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in dataclasses.asdict(self).items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "DataConfig":
+        """The inverse of `to_json`.
+
+        Raises:
+          ValueError: a key that is unknown or missing, or a value out of range.
+        """
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in given.items()
+        }
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"the preprocessing cannot be read: {error}") from None
+
+    def differences(self, other: "DataConfig") -> list[str]:
+        """What differs from another config, e.g. "crop 0.95 (not 0.875)".
+
+        Labels are not compared. Means and standard deviations differ from 1% of a
+        standard deviation on.
+        """
+        found = []
+        for name in ("size", "interpolation", "crop", "crop_mode"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs and (name != "crop" or abs(mine - theirs) > 1e-3):
+                found.append(f"{name} {_short(mine)} (not {_short(theirs)})")
+        if self.size[2] == other.size[2]:
+            for name in ("mean", "std"):
+                mine, theirs = getattr(self, name), getattr(other, name)
+                apart = (
+                    abs(a - b) / std
+                    for a, b, std in zip(mine, theirs, self.std, strict=True)
+                )
+                if max(apart) > 0.01:
+                    found.append(f"{name} {_short(mine)} (not {_short(theirs)})")
+        return found
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_short, value)) + ")"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# Not an attribute: a model's static parts are compared whenever it is traced.
+_KNOWN: weakref.WeakKeyDictionary[nnx.Module, DataConfig] = weakref.WeakKeyDictionary()
+
+
+def data_config(model: nnx.Module) -> DataConfig:
+    """The preprocessing that a model's weights expect.
+
+    Args:
+      model: from `zoo.load_pretrained`, where the source states its preprocessing, or
+        one that `set_data_config` was called for.
+
+    Returns:
+      The config. After loading with another `input_shape`, its size is that of the
+      model; after loading with another `out_features`, it has no labels.
+
+    Raises:
+      ValueError: the preprocessing is not known.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> config = zoo.data_config(zoo.load_pretrained("cnn_mnist"))
+      >>> config.size, config.interpolation, config.crop
+      ((28, 28, 1), 'bilinear', 1.0)
+    """
+    known = known_data_config(model)
+    if known is None:
+        raise ValueError(
+            f"the preprocessing of this {type(model).__name__} is not known: it was "
+            "not loaded from a source that states it; call zoo.set_data_config(model, "
+            "zoo.DataConfig(...))"
+        )
+    return known
+
+
+def known_data_config(model: nnx.Module) -> DataConfig | None:
+    """As `data_config`; None where it is not known."""
+    return _KNOWN.get(model)
+
+
+def set_data_config(model: nnx.Module, config: DataConfig) -> None:
+    """Record the preprocessing that a model's weights expect; `zoo.save` writes it.
+
+    Args:
+      model: of the zoo. Copies of it do not have the config.
+      config: replaces what was known.
+
+    Raises:
+      ValueError: a model that does not take images of that many channels, or a number
+        of labels that is not its number of classes.
+    """
+    shape = _input_shape(model)
+    for what, ours, theirs in (
+        ("channels", config.size[2], shape[2] if shape else None),
+        ("labels", config.labels and len(config.labels), _classes(model)),
+    ):
+        if ours is not None and theirs is not None and ours != theirs:
+            raise ValueError(
+                f"the preprocessing has {ours} {what}, and the model takes or gives "
+                f"{theirs}; give the config that belongs to it"
+            )
+    _KNOWN[model] = config
+
+
+def remember(
+    model: nnx.Module, config: DataConfig | None, *, resized: bool = False
+) -> None:
+    """Record the config of a source for a model, which may have other sizes.
+
+    Args:
+      model: loaded from the source.
+      config: of the source; None if it has none.
+      resized: whether the model was given an input shape of its own.
+    """
+    if config is None:
+        return
+    shape = _input_shape(model)
+    if shape is not None and shape[2] != config.size[2]:
+        logger.warning(
+            f"the preprocessing of the source is for {config.size[2]} channels and the "
+            f"model takes {shape[2]}, so it was left out"
+        )
+        return
+    labels = config.labels
+    if labels is not None and _classes(model) != len(labels):
+        labels = None
+    size = config.size if shape is None or not resized else shape
+    _KNOWN[model] = dataclasses.replace(config, size=size, labels=labels)
+
+
+def _input_shape(model: nnx.Module) -> tuple[int, int, int] | None:
+    """The shape of an image that a model was created for; None for other models."""
+    try:
+        name, options = recipe(model)
+    except ValueError:
+        return None
+    shape = {**default_options(name), **options}.get("input_shape")
+    return tuple(shape) if shape is not None and len(shape) == 3 else None
+
+
+def _classes(model: nnx.Module) -> int | None:
+    plan = getattr(model, "plan", None)
+    return plan["classes"].size if plan is not None and plan.has("classes") else None
+
+
+# --- What other libraries write ---
+
+
+def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
+    """The preprocessing in a `config.json` of timm; None if it states none.
+
+    Args:
+      config: the whole file. `pretrained_cfg` may be a section of it, or its top level.
+
+    As in timm, sizes and crops of tests that differ from those of training are not
+    taken.
+
+    Raises:
+      ValueError: a value out of range.
+
+    Examples:
+      >>> cfg = {"input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.5] * 3,
+      ...        "interpolation": "bicubic", "crop_pct": 0.9}
+      >>> read_timm({"pretrained_cfg": cfg}).crop
+      0.9
+    """
+    inner = config.get("pretrained_cfg")
+    cfg = inner if isinstance(inner, Mapping) else config
+    if not {"mean", "std", "input_size"} <= cfg.keys():
+        return None
+    channels, height, width = cfg["input_size"]
+    crop = cfg.get("crop_pct")
+    interpolation = cfg.get("interpolation") or "bilinear"
+    names = config.get("label_names", cfg.get("label_names"))
+    described = config.get("label_descriptions", cfg.get("label_descriptions"))
+    if names and isinstance(described, Mapping):
+        names = [described.get(name, name) for name in names]
+    return DataConfig(
+        size=(height, width, channels),
+        mean=_floats(cfg["mean"], channels),
+        std=_floats(cfg["std"], channels),
+        interpolation="bilinear" if interpolation == "random" else interpolation,
+        crop=0.875 if crop is None else float(crop),
+        crop_mode=cfg.get("crop_mode") or "center",
+        labels=tuple(map(str, names)) if names else None,
+    )
+
+
+# Numbers of Pillow's filters.
+_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def read_transformers(
+    config: Mapping[str, Any], processor: Mapping[str, Any]
+) -> DataConfig | None:
+    """The preprocessing in a `preprocessor_config.json` of transformers.
+
+    Args:
+      config: the `config.json` beside it, for the labels.
+      processor: the file; None is returned for one that states no size.
+
+    Raises:
+      ValueError: a value out of range.
+
+    Examples:
+      >>> found = read_transformers({"id2label": {"0": "cat", "1": "dog"}}, {
+      ...     "size": {"height": 224, "width": 224}, "resample": 2,
+      ...     "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+      >>> found.crop_mode, found.labels
+      ('squash', ('cat', 'dog'))
+    """
+    given = processor.get("size")
+    if given is None:
+        return None
+    size: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    edge = size.get("shortest_edge")
+    if isinstance(given, int):
+        # Old files: the shorter side for CLIP and ConvNeXt, which crop, else both.
+        cropping = "crop_pct" in processor or processor.get("crop_size")
+        edge, size = (given, {}) if cropping else (None, {"height": given})
+    crop_size = processor.get("crop_size")
+    crop, mode, side = 1.0, "center", _pair(size) if edge is None else (edge, edge)
+    if processor.get("do_center_crop", crop_size is not None) and crop_size:
+        both = crop_size if isinstance(crop_size, Mapping) else {"height": crop_size}
+        cut = _pair(both)
+        crop = min(1.0, min(cut) / (edge or min(side)))
+        mode = "center" if edge is not None else "squash"
+        side = cut
+    elif edge is None:
+        mode = "squash"
+    elif "crop_pct" in processor:
+        # ConvNeXt: images below 384 pixels are cut out of larger ones.
+        crop = float(processor["crop_pct"]) if edge < 384 else 1.0
+        mode = "center" if edge < 384 else "squash"
+    channels = int(config.get("num_channels") or 3)
+    mean, std = [0.0] * channels, [1.0] * channels
+    if processor.get("do_normalize", True) and "image_mean" in processor:
+        mean, std = list(processor["image_mean"]), list(processor["image_std"])
+    factor = 255 * processor.get("rescale_factor", 1 / 255)
+    if not processor.get("do_rescale", True):
+        factor = 255.0
+    if processor.get("rescale_offset"):
+        mean = [x + 1 for x in mean]
+    number = processor.get("resample", 2)
+    if number not in _FILTERS:
+        raise ValueError(f"resample={number} is not a filter of the data pipeline")
+    return DataConfig(
+        size=(*side, channels),
+        mean=_floats([x / factor for x in mean], channels),
+        std=_floats([x / factor for x in std], channels),
+        interpolation=_FILTERS[number],
+        crop=crop,
+        crop_mode=mode,
+        labels=read_id2label(config),
+    )
+
+
+def read_id2label(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The labels in a `config.json` of transformers, in order; None without names.
+
+    Transformers writes LABEL_0, LABEL_1, ... where there are no names.
+    """
+    table = config.get("id2label")
+    if not isinstance(table, Mapping) or not table:
+        return None
+    by_number = {int(key): str(value) for key, value in table.items()}
+    if set(by_number) != set(range(len(by_number))):
+        return None
+    labels = tuple(by_number[i] for i in range(len(by_number)))
+    made_up = all(label == f"LABEL_{i}" for i, label in enumerate(labels))
+    return None if made_up else labels
+
+
+def _pair(size: Mapping[str, Any]) -> tuple[int, int]:
+    height = size.get("height", size.get("width"))
+    if height is None:
+        raise ValueError(f"size={dict(size)} must have height and width")
+    return height, size.get("width", height)
+
+
+def _floats(values: Iterable[Any], channels: int) -> tuple[float, ...]:
+    found = tuple(round(float(v), 10) for v in values)
+    # Some files hold the three means of RGB for models of one channel.
+    return found[:1] if channels == 1 else found

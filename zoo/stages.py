@@ -1,0 +1,70 @@
+"""What networks of stages share: the call, and the outputs of their stages."""
+
+from collections.abc import Sequence
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from .conv import check_images
+from .family import Family
+from .layers import Dense, numbers_of_blocks
+
+
+class Staged(Family):
+    """A convolutional network: an entry, stages one after another, and a readout.
+
+    A subclass sets `channels` (of its images), `stages` and `readout` in `build`, and
+    defines `features`; and `_enter`, which is what comes before the first stage, or
+    `_maps` where more than the stages stands between two of them.
+    """
+
+    channels: int
+    stages: nnx.List
+    readout: Dense
+
+    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch out"]:
+        return self.readout(self.features(x)) * self.plan.output
+
+    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *n"]:
+        """What the readout sees.
+
+        Args:
+          x: images, as of a call.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no features method")
+
+    def intermediates(
+        self, x: Float[Array, "batch h w c"], blocks: Sequence[int] | None = None
+    ) -> tuple[Float[Array, "batch h2 w2 n"], ...]:
+        """The output of some of the stages.
+
+        Args:
+          x: images, as of a call.
+          blocks: numbers of stages, from 0 or from the end as -1; None for all. The
+            stages of an `EfficientNet` are its rows.
+
+        Returns:
+          For each an array of shape (batch, height, width, channels).
+
+        Raises:
+          ValueError: a number that no stage has.
+        """
+        numbers = numbers_of_blocks(blocks, len(self.stages))
+        maps = self._maps(x)
+        return tuple(maps[number] for number in numbers)
+
+    def _maps(
+        self, x: Float[Array, "batch h w c"]
+    ) -> list[Float[Array, "batch h2 w2 n"]]:
+        """The output of every stage."""
+        check_images(x, self.channels)
+        x = self._enter(x)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
+
+    def _enter(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
+        """What comes before the first stage."""
+        raise NotImplementedError(f"{type(self).__name__} defines no _enter method")
