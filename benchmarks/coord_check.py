@@ -37,6 +37,7 @@ class Case:
       streams: regular expression, the layers that are compared over depth.
       layers: the same over width.
       rate: times the optimizer's learning rate.
+      model: its name in the zoo, where that is not the name of the case.
       seeds: at least, so that the errors of all slopes are well below the tolerance.
     """
 
@@ -48,6 +49,7 @@ class Case:
     layers: str | None = None
     rate: float = 1.0
     seeds: int = 16
+    model: str | None = None
 
     def batch(self) -> jax.Array:
         """Inputs."""
@@ -164,11 +166,12 @@ def check(
     """
     case = CASES[model]
     options = {**case.options, "parametrization": point(name)}
-    if not zoo.reads_tokens(model):
+    registered = case.model or model
+    if not zoo.reads_tokens(registered):
         options |= {"input_shape": case.shape, "out_features": CLASSES}
 
     def create(key: jax.Array, **size: int) -> nnx.Module:
-        return zoo.create(model, **{**options, **size}, rngs=nnx.Rngs(key))
+        return zoo.create(registered, **{**options, **size}, rngs=nnx.Rngs(key))
 
     def loss(model: nnx.Module, x: jax.Array) -> jax.Array:
         # Linear in the logits: its gradient does not see how large they start, which

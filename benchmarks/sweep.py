@@ -37,7 +37,7 @@ from mupax.experiments.sweep import engine, space, tasks
 def job(depth: int, width: int = 64) -> tasks.ZooTask:
     """The cell of this shape under Depth-μP."""
     words = ["--config=digits_resmlp", "--config.schedule.name=constant"]
-    words.append("--config.label_smoothing=0.0")
+    words.append("--config.dataset=digits")
     found = space.tasks(space.parse_sweep(flags.parse(["sweep", *words]).config))
     cell = next(t for t in found if t.parametrization == "depth_mup")
     return cell.sized(width, depth)

@@ -1,13 +1,16 @@
 """What docs/zoo.md says of every model: sizes, parameters, work, options.
 
     python -m benchmarks.zoo_table            # prints it
-    python -m benchmarks.zoo_table --write    # puts it into docs/zoo.md
+    python -m benchmarks.zoo_table --write    # puts it into docs/zoo.md, and the sizes
+                                              # into zoo/model_sizes.json
 
 Shapes only: nothing is allocated, whatever a model's size.
 """
 
 import argparse
+import functools
 import inspect
+import json
 import math
 import pathlib
 import re
@@ -23,6 +26,8 @@ from mupax import zoo
 from mupax.zoo import registry
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "zoo.md"
+# What `mupax models` prints: counting takes too long for a list.
+SIZES_FILE = PAGE.parents[1] / "zoo" / "model_sizes.json"
 BEGIN, END = "<!-- begin: python -m benchmarks.zoo_table -->", "<!-- end -->"
 
 # Models without sizes of their own, and the sizes that the table shows them at.
@@ -120,25 +125,45 @@ def _jaxprs(params: dict[str, Any]) -> list[Any]:
     return [getattr(x, "jaxpr", x) for x in leaves if isinstance(x, kinds)]
 
 
-def table() -> str:
+@functools.cache
+def sizes() -> dict[str, dict[str, Any]]:
     """Every registered model: its sizes, parameters, and work for one example."""
+    found = {}
+    for name in zoo.list_models():
+        options, model, x = defaults(name), build(name), input_of(name)
+        given = SIZES.get(name, {})
+        width, depth = (
+            f"{options[key]}{'*' if key in given else ''}" for key in ("width", "depth")
+        )
+        if "blocks" in options:
+            depth += f" × {options['blocks']}"
+        shape = "×".join(map(str, x.shape[1:]))
+        found[name] = {
+            "width": width,
+            "depth": depth,
+            "input": f"{shape} tokens" if x.dtype == jnp.int32 else shape,
+            "parameters": parameters(model),
+            "flops": flops(model, x),
+        }
+    return found
+
+
+def sizes_json() -> str:
+    """The content of `SIZES_FILE`, a line per model."""
+    rows = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in sizes().items()]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def table() -> str:
+    """The rows of `sizes` as a table."""
     rows = [
         "| model | width | depth | input | parameters | FLOPs |",
         "|---|---|---|---|---|---|",
     ]
-    for name in zoo.list_models():
-        options, model, x = defaults(name), build(name), input_of(name)
-        given = SIZES.get(name, {})
-        sizes = [
-            f"{options[key]}{'*' if key in given else ''}" for key in ("width", "depth")
-        ]
-        if "blocks" in options:
-            sizes[1] += f" × {options['blocks']}"
-        shape = "×".join(map(str, x.shape[1:]))
-        shape += " tokens" if x.dtype == jnp.int32 else ""
+    for name, row in sizes().items():
         rows.append(
-            f"| `{name}` | {' | '.join(sizes)} | {shape} | "
-            f"{_short(parameters(model))} | {_short(flops(model, x))} |"
+            f"| `{name}` | {row['width']} | {row['depth']} | {row['input']} | "
+            f"{_short(row['parameters'])} | {_short(row['flops'])} |"
         )
     return "\n".join(rows)
 
@@ -196,6 +221,7 @@ def main() -> None:
         return
     text = PAGE.read_text()
     head, rest = text.split(BEGIN)
+    SIZES_FILE.write_text(sizes_json())
     PAGE.write_text(f"{head}{BEGIN}\n\n{page()}\n{END}{rest.split(END)[1]}")
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.zoo import foreign, hub, saving
+from mupax.zoo.decoder import Decoder
 from mupax.zoo.pretrained import read_source
 from mupax.zoo.registry import recipe
 
@@ -80,7 +82,14 @@ def run(
             origin = (
                 pathlib.Path(source).name if pathlib.Path(source).exists() else source
             )
-            zoo.save(loaded.model, target, notes=f"Converted from {origin}.")
+            command = ["mupax", "convert", "--source", source, "--out", out]
+            training = zoo.Training(
+                source=f"{origin}@{revision}" if revision else origin,
+                command=shlex.join(command),
+            )
+            files = _tokenizer_of(loaded.model, source, revision)
+            notes = f"Converted from {origin}."
+            zoo.save(loaded.model, target, notes=notes, files=files, training=training)
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
         raise UserError(" ".join(str(error).split())) from None
@@ -95,6 +104,21 @@ def run(
         print(f"names of {layout or foreign.layouts(loaded.model)[0]}")
         if folded := foreign.factors(loaded.model):
             print(f"multipliers are part of the weights of {', '.join(folded)}")
+
+
+def _tokenizer_of(
+    model: nnx.Module, source: str, revision: str | None
+) -> dict[str, pathlib.Path]:
+    """The tokenizer beside the weights of a decoder, to copy; nothing without one."""
+    name = "tokenizer.json"
+    if not isinstance(model, Decoder):
+        return {}
+    if hub.is_id(source):
+        found = hub.download(source, name, hub.HubOptions(revision), optional=True)
+        return {} if found is None else {name: found}
+    path = pathlib.Path(source)
+    beside = (path if path.is_dir() else path.parent) / name
+    return {name: beside} if beside.is_file() else {}
 
 
 def _options(words: Sequence[str]) -> dict[str, Any]:

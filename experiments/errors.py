@@ -8,6 +8,10 @@ class UserError(Exception):
     """
 
 
+class Diverged(UserError):
+    """The training loss is not finite."""
+
+
 class Stopped(Exception):
     """A run was told to stop, and saved a checkpoint.
 

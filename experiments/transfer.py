@@ -1,7 +1,8 @@
 """`mupax transfer`: sweep small models, train the target with their hyperparameters.
 
 The sweep finds the base's best hyperparameters. They replace those of the target's
-config, the target is trained as `mupax train` does, and a report shows both.
+config, the target is trained as `mupax train` does, then its baselines
+(`target.compare`), and a report shows all.
 """
 
 import dataclasses
@@ -12,14 +13,15 @@ from typing import Any
 
 import jax
 import rich.console
+from flax import nnx
 from ml_collections import ConfigDict
 
 from mupax import optim
 
 from . import io, report
-from .errors import UserError
-from .run import commands, workdir
-from .run.build import build
+from .errors import Diverged, UserError
+from .run import commands, records, workdir
+from .run.build import build, open_dataset
 from .run.config import RunConfig, defaults
 from .run.hyperparameters import transfer_record, tuned
 from .run.loop import TrainResult
@@ -58,6 +60,8 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
     sweeping.refuse_old(directory)
     workdir.check(directory, settings, free=sweeping.REMOVED)
     sweeping.open_data(tasks[0], console)
+    if note := length_note(parsed):
+        console.print(note, highlight=False)
     target = prepare(_target(parsed))  # checked before any work
     target.check()
     target.check_memory()
@@ -75,20 +79,33 @@ def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
             command,
             console,
         )
+        shown = _shown(tuned_target, trained, directory)
+        compared = [
+            _baseline(key, parsed, tuned_target, directory, command, console)
+            for key in parsed.compare
+        ]
         summary = summarize(parsed, populations, best, tuned_target, trained)
+        summary["baselines"] = {
+            key: {
+                "train_loss": baseline.train_loss,
+                "test_accuracy": baseline.test_accuracy,
+                "parameters": baseline.parameters,
+            }
+            for key, baseline in zip(parsed.compare, compared, strict=True)
+        }
         summary["target"]["checkpoint"] = _below(directory, trained)
         summary["seconds"] = {
             "sweep": round(sum(p.seconds for p in populations), 1),
             "target": round(trained.seconds, 1),
+            "baselines": round(sum(baseline.seconds for baseline in compared), 1),
             "total": round(time.perf_counter() - started, 1),
         }
         summary["runs"] = sum(task.runs for task in tasks)
         summary["verdicts"] = swept.verdicts
         io.write_sealed(directory / "summary.json", summary)
-        data = dataclasses.replace(
-            swept, trained=_shown(tuned_target, trained, directory)
-        )
+        data = dataclasses.replace(swept, trained=shown, compared=compared)
         page = report.write_report(data, directory)[0]
+        sweeping.track(parsed, data, directory)
         report.print_verdicts(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
         return summary
@@ -99,13 +116,71 @@ def _below(directory: pathlib.Path, trained: TrainResult) -> str:
     return str(directory / trained.checkpoint.relative_to(directory.resolve()))
 
 
+def _baseline(
+    key: str,
+    config: SweepConfig,
+    target: RunConfig,
+    directory: pathlib.Path,
+    command: list[str],
+    console: rich.console.Console,
+) -> report.Trained:
+    """Train a baseline of the target: the same run but for its size or its scaling.
+
+    Args:
+      key: "base", or a key of the swept parametrizations.
+      config: of the transfer.
+      target: the target, tuned.
+      directory: the run directory.
+      command: the command line, for the model card.
+      console: shows progress.
+    """
+    if key == space.BASE:
+        baseline = target.sized(*config.sizes)
+    else:
+        rules = config.parametrizations[key]
+        baseline = dataclasses.replace(target, parametrization=rules)
+    folder = directory / "baselines" / key
+    console.print(f"baseline {key}:", highlight=False)
+    try:
+        trained = commands.train_in(
+            prepare(baseline), folder, folder / "model", command, console
+        )
+    except Diverged as error:  # a result, too
+        console.print(str(error), highlight=False, markup=False)
+        lines = records.read(folder)
+        return report.Trained(
+            sizes=space.sizes_of(baseline),
+            learning_rate=baseline.learning_rate,
+            train_loss=None,
+            test_accuracy=None,
+            curve=[(x["step"], x["loss"]) for x in lines if "loss" in x],
+            evals=[
+                (x["step"], x["test_loss"], x["test_accuracy"])
+                for x in lines
+                if "test_loss" in x
+            ],
+            checkpoint="",
+            seconds=0.0,
+            parameters=_parameters(baseline),
+            baseline=key,
+        )
+    return dataclasses.replace(_shown(baseline, trained, directory), baseline=key)
+
+
+def _parameters(config: RunConfig) -> int:
+    """The number of parameters of a run's model."""
+    params = nnx.state(build(config).model, nnx.Param)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
 def _shown(
     target: RunConfig, trained: TrainResult, directory: pathlib.Path
 ) -> report.Trained:
-    """The target as the report shows it."""
+    """A trained run as the report shows it."""
     return report.Trained(
         sizes=space.sizes_of(target),
         learning_rate=target.learning_rate,
+        parameters=_parameters(target),
         train_loss=trained.train_loss,
         test_accuracy=trained.test_accuracy,
         curve=trained.curve,
@@ -142,6 +217,19 @@ def _target(config: SweepConfig) -> RunConfig:
     if config.target is None:
         raise AssertionError("parse refuses a transfer without a target")
     return config.target
+
+
+def length_note(config: SweepConfig) -> str:
+    """A sentence where the target trains for longer than the base, without a rule."""
+    target = _target(config)
+    ratio = target.examples / config.base.examples
+    if target.base_examples is not None or 0.5 <= ratio <= 2:
+        return ""
+    return (
+        f"The target takes {ratio:.3g} times the examples of the sweep's runs, and its "
+        "hyperparameters do not follow that; --config.target.length_rule=True makes "
+        "them (docs/howto/batch_size.md)"
+    )
 
 
 def prepare(target: RunConfig) -> PreparedRun:
@@ -208,7 +296,7 @@ def summarize(
         "test_accuracy": trained.test_accuracy,
     }
     # What `mupax train --config.transfer_from=.../summary.json` reads.
-    out["transfer"] = transfer_record(config.base, best)
+    out["transfer"] = transfer_record(config.base, best, target.base_examples)
     return out
 
 
@@ -216,7 +304,7 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     """How each parameter of the target is scaled; without a target, of the base."""
     parsed = space.parse_sweep(config)
     chosen = parsed.target or parsed.base
-    built = build(chosen)
+    built = build(chosen, open_dataset(chosen, stand_in=True))
     return optim.explain(built.scales, chosen.rules, chosen.optimizer.name)
 
 

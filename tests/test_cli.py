@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import sys
 import pytest
 from patience import ended, wait_until
 
+from mupax import zoo
 from mupax.experiments import cli
+from mupax.experiments.cli.models import HUB, model_sizes, sources_of
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import workdir
 
@@ -43,7 +46,7 @@ def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
     args = ["transfer", *TOY, f"--workdir={run}", f"--config.data_dir={data_dir}"]
     assert mupax(*args) == 0
     assert "report.html" in capsys.readouterr().out.replace("\n", "")
-    for name in ("report.html", "depth.png", "width.png", "regret.png", "target.png"):
+    for name in ("report.html", "depth.png", "width.png", "regret.png", "demo.png"):
         assert (run / name).stat().st_size > 1000
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) == {
@@ -55,6 +58,7 @@ def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
         "seconds",
         "runs",
         "verdicts",
+        "baselines",
         "crc",
     }
     for kind in ("optimal_log2_lr", "shift_octaves", "regret"):
@@ -71,7 +75,8 @@ def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
         "test_accuracy",
         "checkpoint",
     }
-    assert set(summary["seconds"]) == {"sweep", "target", "total"}
+    assert set(summary["seconds"]) == {"sweep", "target", "baselines", "total"}
+    assert set(summary["baselines"]) == {"base", "sp"}
     assert summary["runs"] == 2 * 3 * 4 * 2
     assert pathlib.Path(summary["target"]["checkpoint"]).is_dir()
 
@@ -255,7 +260,26 @@ def test_a_missing_extra_is_named():
 
 def test_models_lists_the_zoo(capsys):
     assert mupax("models", "res*") == 0
-    assert "resmlp" in capsys.readouterr().out
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "25.6 M" in rows["resnet50"]
+    assert "8.18 G" in rows["resnet50"]
+    assert "timm/resnet50.*" in rows["resnet50"]
+    assert "resmlp_digits" in rows["resmlp"]
+
+
+def test_one_model_is_listed_with_every_source(capsys):
+    assert mupax("models", "vit_base_patch16_224") == 0
+    out = capsys.readouterr().out
+    assert "86,567,656" in out
+    assert "timm/deit_base_patch16_224.*" in out
+
+
+def test_every_source_of_weights_is_of_a_model():
+    models = zoo.list_models()
+    found = {name: sources_of(name) for name in models}
+    assert any("SmolLM2" in text for text in found["smollm2_135m"])
+    assert set(HUB) <= set(models)
+    assert set(model_sizes()) == set(models)
 
 
 @pytest.mark.parametrize(
@@ -281,3 +305,50 @@ def test_a_sweep_has_a_device_of_every_core_and_keeps_what_it_compiled(
     devices, cores, cache = out.stdout.splitlines()[-1].split()
     assert devices == (given or cores)
     assert cache == str(tmp_path / ".cache" / "mupax")
+
+
+def test_the_version_is_told(capsys):
+    assert cli.main(["mupax", "--version"]) == 0
+    assert re.match(r"mupax \d+\.\d+\.\d+ \(jax \d", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_config(capsys, shell):
+    assert cli.main(["mupax", "completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (*cli.COMMANDS, "digits_resmlp", "topology", "workdir"):
+        assert word in script
+
+
+def test_bash_completes_commands_flags_and_configs(capsys):
+    cli.main(["mupax", "completion", "bash"])
+    script = capsys.readouterr().out
+    for words, wanted in (
+        (["mupax", "tra"], "transfer train"),
+        (["mupax", "transfer", "--config", "digits_r"], "digits_resmlp"),
+        (["mupax", "transfer", "--config", "=", "digits_r"], "digits_resmlp"),
+        (["mupax", "convert", "--lay"], "--layout"),
+    ):
+        told = subprocess.run(
+            [
+                "bash",
+                "-c",
+                script + f"COMP_WORDS=({' '.join(words)})\n"
+                f"COMP_CWORD={len(words) - 1}\n_mupax\necho ${{COMPREPLY[*]}}",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert told.stdout.split() == wanted.split()
+
+
+def test_completion_without_a_shell_is_refused(capsys):
+    assert cli.main(["mupax", "completion"]) == 2
+    assert "completion bash|zsh|fish" in capsys.readouterr().err
+
+
+def test_explain_needs_no_imagenet(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    assert cli.main(["mupax", "explain", "--config=imagenet_vit"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100

@@ -418,6 +418,15 @@ def test_one_picture_for_each_axis(tmp_path):
             assert file.read(8) == b"\x89PNG\r\n\x1a\n"
 
 
+def test_without_a_path_the_figures_are_returned_and_show_themselves(tmp_path):
+    pytest.importorskip("matplotlib")
+    shown = small_check(steps=1).plot()
+    assert len(shown) == 1
+    assert shown[0].axes
+    assert '<img style="max-width: 100%" src="data:image/png' in shown._repr_html_()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'mupax\[train\]'"):

@@ -73,6 +73,23 @@ def test_digits_are_those_of_scikit_learn_each_once(prepared):
     )
 
 
+def test_digit_sums_are_pairs_of_digits_and_test_pairs_hold_no_training_image(prepared):
+    digits, sums = (data.load(name, prepared) for name in ("digits", "digit_sums"))
+    assert sums.train_images.shape == (20_000, 8, 16, 1)
+    assert sums.num_classes == 19
+    for split in ("train", "test"):
+        single = getattr(digits, f"{split}_images")
+        label = dict(
+            zip(map(bytes, single), getattr(digits, f"{split}_labels"), strict=True)
+        )
+        images = getattr(sums, f"{split}_images")
+        halves = images[:, :, :8], images[:, :, 8:]
+        found = [[label[bytes(np.ascontiguousarray(x))] for x in h] for h in halves]
+        np.testing.assert_array_equal(
+            np.sum(found, 0), getattr(sums, f"{split}_labels")
+        )
+
+
 def test_digits_splits_hold_all_classes_in_the_same_proportions(prepared):
     digits = data.load("digits", prepared)
     train = np.bincount(digits.train_labels, minlength=10) / 1437
@@ -151,7 +168,7 @@ def test_a_named_directory_that_is_read_only_is_said_to_be(home, read_only):
 
 
 def test_an_unknown_dataset_is_answered_with_those_there_are():
-    with pytest.raises(UserError, match=r"'svhn'.*digits, mnist"):
+    with pytest.raises(UserError, match=r"'svhn'.*digits, digit_sums, mnist"):
         data.load("svhn")
 
 

@@ -1,15 +1,19 @@
 """What a prompt and a notebook show: a short line, and a table in HTML."""
 
 import html.parser
+import io
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rich.console
 
 import mupax
 from mupax import optim
+from mupax.experiments import progress
+from mupax.experiments.errors import UserError
 from mupax.optim.coord_verdict import CoordCheck
 from mupax.optim.display import html_table
 
@@ -135,6 +139,26 @@ def test_a_sweep_says_its_verdict_and_its_runs(swept):
         "<Population w4-d1: own 4 x 1, 2 seeds x 5 learning_rate>"
     )
     assert repr(population.cell()).startswith("<Cell own 4 x 1: 10 runs over learning")
+
+
+def test_a_sweep_draws_figures_that_a_notebook_shows(swept):
+    (figure,) = shown = swept.plot()
+    assert figure.get_size_inches()[0] > 5
+    assert shown._repr_html_().count("<img") == 1
+    with pytest.raises(UserError, match="no values of 'momentum' to compare"):
+        swept.plot("momentum")
+
+
+def test_a_notebook_without_ipywidgets_gets_a_line_instead_of_a_bar(monkeypatch):
+    shown = io.StringIO()
+    console = rich.console.Console(file=shown, force_jupyter=False, width=80)
+    console.is_jupyter = True
+    monkeypatch.setattr(console, "print", lambda text, **_: shown.write(text))
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
+    assert progress.bar(console=console).disable
+    assert "pip install 'mupax[notebook]'" in shown.getvalue()
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name)
+    assert not progress.bar(console=console).disable
 
 
 def test_a_check_of_a_chain_is_a_sentence():

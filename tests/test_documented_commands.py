@@ -41,6 +41,8 @@ DOORS = (
     "coord_check.run",
     "convert.run",
     "estimate.plan.run",
+    "predict.run",
+    "generate.run",
     "papers.figures.draw.prepare",
     "papers.figures.draw.write",
     "papers.figures.job.verdict",
@@ -48,7 +50,9 @@ DOORS = (
     "run.commands.run",
     "run.commands.evaluate",
     "run.commands.explain",
+    "sweep.export.copy_to_optuna",
     "sweep.main.run",
+    "sweep.search.run",
     "transfer.run",
     "transfer.explain_target",
 )

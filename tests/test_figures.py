@@ -21,7 +21,9 @@ QUICK = ("jelassi-1", "bordelon-6")
 def test_every_figure_of_the_papers_is_listed(capsys):
     assert cli.main(["mupax", "figure", "list"]) == 0
     words = capsys.readouterr().out.split()
-    assert set(TP6 + BORDELON + ["jelassi-1", "yaida-1"]) == set(figures.figures())
+    rows = ["mlp-adam", "mlp-sgd", "muon", "vit-branches", "gpt-branches"]
+    others = ["jelassi-1", "yaida-1", *rows]
+    assert set(TP6 + BORDELON + others) == set(figures.figures())
     assert set(figures.figures()) <= set(words)
 
 

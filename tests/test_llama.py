@@ -400,7 +400,7 @@ def test_a_named_size_has_the_published_number_of_parameters(name):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mixtral"}, "only gpt2, llama, qwen2, qwen3 are read"),
+        ({"model_type": "falcon"}, "only gpt2, llama, qwen2, qwen3, mixtral"),
         ({"attention_bias": True}, "attention_bias=True; this zoo has only"),
         ({"hidden_act": "relu2"}, "hidden_act='relu2'"),
         ({"quantization_config": {}}, "quantized weights"),

@@ -17,6 +17,7 @@ from mupax.experiments.papers.figures import curves
 from mupax.experiments.report import (
     Trained,
     findings,
+    opening,
     print_verdicts,
     report_page,
     words,
@@ -95,7 +96,7 @@ class Reader(HTMLParser):
 
 
 def text_of(data):
-    return Reader(report_page(data, dpi=40)).text
+    return Reader(report_page(data, dpi=40, phone=False)).text
 
 
 def test_everything_is_written_and_no_drafts_stay(report):
@@ -189,7 +190,7 @@ def test_an_optimum_at_the_edge_of_the_grid_is_noted():
 def test_what_people_name_is_escaped():
     labels = LABELS | {"sp": "<i>SP</i>", "depth_mup": "[red]μP"}
     data = made(populations(shapes=[(64, 4), (64, 8)]), subject="<b>&", labels=labels)
-    html = report_page(data, dpi=40)
+    html = report_page(data, dpi=40, phone=False)
     assert "<b>" not in html
     assert "<i>SP" not in html
     assert "[red]μP" in printed(data)
@@ -208,3 +209,63 @@ def test_the_terminal_shows_headline_verdicts_cost_and_target():
     assert "does not transfer: costs " in row
     assert "−0." in row or "−1." in row
     assert lines[-1].startswith("The target (width 256, depth 64), trained once")
+
+
+def baselines(**changes):
+    """The base model, and the target without mupax's scaling."""
+    sizes = {"base": Sizes(64, 8), "sp": Sizes(256, 64)}
+    count = {"base": 40_000, "sp": 4_000_000}
+    return [
+        trained(
+            sizes=sizes[key],
+            parameters=count[key],
+            baseline=key,
+            seconds=4.0,
+            **{"test_accuracy": 0.944, **changes.get(key, {})},
+        )
+        for key in ("base", "sp")
+    ]
+
+
+def opened(**changes):
+    target = trained(parameters=4_000_000, **changes.pop("target", {}))
+    return made(trained=target, compared=baselines(**changes))
+
+
+def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
+    data = opened(sp={"test_accuracy": 0.1})
+    html = report_page(data, dpi=40)
+    body = html[html.index("<main>") :]
+    said = (
+        "The learning rate of a small network works unchanged on one 100 times larger: "
+        "97.2% correct on the test, against 94.4% for the small one and 10.0% for the "
+        "large one without mupax's scaling."
+    )
+    assert body.index("<img") < body.index("<h1>")
+    assert Reader(body[: body.index("<h1>")]).text.strip() == ""
+    assert Reader(body[body.index("<h1>") : body.index("</h1>")]).text == said
+    assert html.count("<h1>") == 1
+    assert "Size cuts the test errors by 50%, from 5.6% to 2.8%" in Reader(html).text
+    # A phone gets pictures of its own width.
+    assert body.count("<source") == body.count("<img")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"base": {"test_accuracy": 0.98}}, "did not pay on one 100 times larger"),
+        ({"sp": {"train_loss": None}}, "divergence for the large one without"),
+        ({"target": {"train_loss": None}}, "made one 100 times larger diverge"),
+    ],
+)
+def test_the_opening_says_what_the_numbers_say(changes, said):
+    assert said in opening.sentence(opened(**changes))
+
+
+def test_size_that_does_not_pay_is_said_so():
+    told = opening.bought(opened(base={"test_accuracy": 0.986}))
+    assert told.startswith("Size did not pay: the test errors grow by 100%")
+
+
+def test_without_baselines_the_verdict_opens_the_page():
+    assert not opening.shown(made())

@@ -46,7 +46,7 @@ def value(cell, **names):
     return eval(code, {}, names)
 
 
-SIZES, LEARNING_RATES, DEPTH, POINTS = tables()[1], *tables()[3:6]
+SIZES, LEARNING_RATES, DEPTH, POINTS, TRAINING = tables()[1], *tables()[3:7]
 
 
 def scale_of(role, *, m_in=4.0, m_out=2.0, m_last=8.0, depth=1.0, in_branch=False):
@@ -85,13 +85,35 @@ def test_the_document_has_every_role_and_family():
     assert [row["role"] for row in SIZES] == ROLES
     assert [row["role"] for row in LEARNING_RATES] == ROLES
     assert [row["family"] for row in DEPTH] == FAMILY_NAMES
-    assert len(DOCUMENT.read_text().splitlines()) < 200
+    assert [row["family"] for row in TRAINING] == FAMILY_NAMES
+    assert len(DOCUMENT.read_text().splitlines()) < 250
 
 
 def test_the_documents_example_is_what_explain_says():
     result = doctest.testfile(str(DOCUMENT), module_relative=False)
     assert result.attempted > 5
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("row", TRAINING, ids=lambda row: row["family"])
+def test_batch_size_and_length_are_the_documents(row):
+    clock = optim.TrainingScale(batch=8.0, examples=2.0)
+    scale = dataclasses.replace(scale_of("hidden"), training=clock)
+    point = optim.parametrization("mup")
+    plain = optim.multipliers(scale_of("hidden"), point, row["family"])
+    rule = optim.multipliers(scale, point, row["family"])
+    names = {"κ": 4.0}
+    rate = rule.learning_rate / plain.learning_rate
+    assert rate == pytest.approx(value(row["learning rate"], **names))
+    decay = rule.weight_decay / plain.weight_decay
+    assert decay == pytest.approx(value(row["decay (wd)"], **names))
+    assert rate * decay == pytest.approx(value(row["lr·wd"], **names))
+    if row["eps"] != "-":
+        assert rule.eps / plain.eps == pytest.approx(value(row["eps"], **names))
+        slow = 1 - 1e-6
+        assert (1 - clock.beta(slow)) / 1e-6 == pytest.approx(
+            value(row["1-β"], **names), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("s", [0.0, 0.25, 1.0])

@@ -63,6 +63,44 @@ def test_the_card_says_what_it_is_and_how_to_load_it(tmp_path):
         assert said in card
 
 
+def test_the_card_of_a_run_has_metadata_settings_and_preprocessing(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    model = zoo.create(
+        "cnn", width=16, depth=1, input_shape=(8, 8, 1), rngs=nnx.Rngs(0)
+    )
+    labels = tuple(f"class: {i}" for i in range(10))
+    zoo.set_data_config(
+        model,
+        zoo.DataConfig(size=(8, 8, 1), mean=(0.25,), std=(0.5,), labels=labels),
+    )
+    training = zoo.Training(
+        dataset="text:a: b",
+        metrics={"accuracy": 0.875, "loss": 1 / 3},
+        settings={"steps": 7, "seed": 3},
+        source="timm/some@main",
+        command="mupax train --config x",
+    )
+    folder = zoo.save(model, tmp_path / "it", training=training)
+    _, header, text = (folder / "README.md").read_text().split("---\n", 2)
+    found = yaml.safe_load(header)
+    assert found["pipeline_tag"] == "image-classification"
+    assert found["base_model"] == "timm/some@main"
+    assert found["datasets"] == ["text:a: b"]
+    result = found["model-index"][0]["results"][0]
+    assert result["metrics"][0] == {"type": "accuracy", "value": 0.875}
+    assert result["dataset"]["split"] == "test"
+    for said in (
+        "accuracy 0.875, loss 0.33333",
+        "| steps | 7 |",
+        "    mupax train --config x",
+        "with mean 0.25 and std 0.5",
+        "Classes: class: 0, class: 1",
+        "mupax predict --model",
+    ):
+        assert said in text
+    assert "Nothing is known" not in text
+
+
 def test_the_default_parametrization_is_written_out(tmp_path):
     """A model saved without one is read with the default of its time, Depth-μP."""
     path = saving.save(build(block_depth=2), tmp_path / "it")

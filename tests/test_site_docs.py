@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = ["index.md", "howto/*.md", "coming-from/*.md"]
+PAGES = ["index.md", "howto/*.md", "coming-from/*.md", "zoo/use.md"]
 FOUND = sorted(path for pattern in PAGES for path in DOCS.glob(pattern))
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
 

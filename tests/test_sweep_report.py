@@ -35,7 +35,7 @@ FEW = [(64, 8), (64, 16), (64, 32), (32, 8)]
 def whole_page():
     """A page with everything on it, of a small sweep."""
     found = populations(shapes=FEW, pair=True)
-    return report_page(swept(found), dpi=40)
+    return report_page(swept(found), dpi=40, phone=False)
 
 
 def text(html):
@@ -107,7 +107,7 @@ def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
     assert not any(group["predicted"] for group in words.groups(data))
     assert (
         "geometric mean over"
-        not in text(report_page(data, dpi=40)).split("learning curves")[0]
+        not in text(report_page(data, dpi=40, phone=False)).split("learning curves")[0]
     )
 
 
@@ -117,7 +117,7 @@ def test_one_size_is_no_answer():
         "No answer: with Depth-μP, only one size was swept."
     )
     for wrong in ("nan", "None", "transfers across", "costs at most"):
-        assert wrong not in text(report_page(data, dpi=40))
+        assert wrong not in text(report_page(data, dpi=40, phone=False))
 
 
 def test_an_axis_of_one_size_is_left_out():
@@ -128,7 +128,7 @@ def test_an_axis_of_one_size_is_left_out():
 
 def test_a_sweep_in_which_nothing_trained_is_said_so():
     data = swept([dead(p) for p in populations(shapes=FEW)])
-    said = text(report_page(data, dpi=40))
+    said = text(report_page(data, dpi=40, phone=False))
     assert "Nothing trained: every run of the sweep diverged." in said
     for wrong in ("nan", "None", "inf ", "transfers across", "costs at most"):
         assert wrong not in said

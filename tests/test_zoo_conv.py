@@ -110,7 +110,7 @@ def from_torch(case: str, **options) -> nnx.Module:
         lambda: zoo.create("resnet18", **{**settings, **options}, rngs=nnx.Rngs(0))
     )
     names = resnet_names(model)
-    keys = [key for key, _ in names.values()]
+    keys = [source.key for source in names.values()]
     given = {k.removeprefix("before/") for k in golden(case) if k.startswith("before/")}
     assert len(set(keys)) == len(keys)
     assert set(keys) == given
@@ -119,8 +119,8 @@ def from_torch(case: str, **options) -> nnx.Module:
         layers = [i for p, i in names if p == name]
         arrays = []
         for layer in layers:
-            key, order = names[name, layer]
-            arrays.append(golden(case)[f"before/{key}"].transpose(order))
+            source = names[name, layer]
+            arrays.append(source.read(golden(case)[f"before/{source.key}"]))
         value = arrays[0] if layers == [None] else np.stack(arrays)
         assert value.shape == variable.shape, name
         variable.set_value(jnp.asarray(value))
@@ -144,9 +144,9 @@ def train_differences(case: str) -> tuple[float, float]:
     after = [
         difference(
             statistics[path] if layer is None else statistics[path][layer],
-            golden(case)[f"torchvision/after/{key}"],
+            golden(case)[f"torchvision/after/{source.key}"],
         )
-        for (path, layer), (key, _) in resnet_names(model).items()
+        for (path, layer), source in resnet_names(model).items()
         if path in statistics
     ]
     return difference(logits, golden(case)["torchvision/train"]), max(after)

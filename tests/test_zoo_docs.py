@@ -30,6 +30,13 @@ def test_the_page_holds_what_the_command_prints():
     )
 
 
+def test_the_list_of_models_has_their_sizes():
+    assert zoo_table.SIZES_FILE.read_text() == zoo_table.sizes_json(), (
+        "zoo/model_sizes.json is out of date; run: "
+        "python -m benchmarks.zoo_table --write"
+    )
+
+
 def test_every_model_and_every_option_is_on_the_page():
     assert zoo_table.options() in PAGE
     for name in zoo.list_models():

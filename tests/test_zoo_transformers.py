@@ -488,7 +488,7 @@ def test_half_precision_keeps_weights_and_logits_in_single():
         ("gpt", {"heads": 0}, "whole number"),
         ("vit", {"patch_size": 3}, "do not divide an image of 8 x 8"),
         ("vit", {"input_shape": (64,)}, "height, width, channels"),
-        ("vit", {"pool": "max"}, "'token', 'mean' or 'norm_mean'"),
+        ("vit", {"pool": "max"}, "must be one of 'token', 'mean', 'norm_mean'"),
         ("vit", {"class_token": False}, "needs class_token=True"),
         ("vit", {"nonlinearity": "tanhh"}, "unknown activation"),
         ("vit", {"mlp_ratio": 0.3}, "choose widths"),

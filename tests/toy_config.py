@@ -8,14 +8,13 @@ from mupax.configs import digits_resmlp
 def get_config() -> ConfigDict:
     """Two depths, two widths, two parametrizations."""
     c = digits_resmlp.get_config()
-    c.label_smoothing = 0.0
-    del c.sweep.parametrizations["half_alpha"]
     c.model.width = 8
     c.model.depth = 2
     c.sweep.depths = (2, 4)
     c.sweep.widths = (8, 16)
     c.sweep.axes.learning_rate = "2**[-9:-3:2]"
     c.steps = 30
+    c.sweep.seeds = 2
     c.sweep.average_last = 5
     c.target.width = 16
     c.target.depth = 4

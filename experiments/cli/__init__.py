@@ -6,13 +6,18 @@ import sys
 
 from ..errors import Stopped, UserError
 from . import (
+    completion,
     convert,
     coord_check,
     evaluate,
     explain,
+    export,
     figure,
+    generate,
     models,
     plan,
+    predict,
+    search,
     sweep,
     train,
     transfer,
@@ -22,14 +27,19 @@ from .command import Command
 COMMANDS: dict[str, Command] = {
     "transfer": transfer.COMMAND,
     "sweep": sweep.COMMAND,
+    "search": search.COMMAND,
     "train": train.COMMAND,
     "eval": evaluate.COMMAND,
     "plan": plan.COMMAND,
     "explain": explain.COMMAND,
     "coord-check": coord_check.COMMAND,
     "convert": convert.COMMAND,
+    "predict": predict.COMMAND,
+    "generate": generate.COMMAND,
+    "export": export.COMMAND,
     "figure": figure.COMMAND,
     "models": models.COMMAND,
+    "completion": completion.COMMAND,
 }
 
 
@@ -75,6 +85,9 @@ def _run(name: str, argv: list[str]) -> int:
     if name in ("help", "--help", "-h"):
         print(_help())
         return 0
+    if name in ("--version", "version"):
+        print(_version())
+        return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -93,6 +106,19 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
+def _version() -> str:
+    import platform
+
+    import jax
+
+    import mupax
+
+    return (
+        f"mupax {mupax.__version__} (jax {jax.__version__}, Python "
+        f"{platform.python_version()})"
+    )
+
+
 def _help() -> str:
     rows = [f"  {name:<11} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -101,6 +127,7 @@ def _help() -> str:
             "",
             "usage: mupax COMMAND --config NAME [--workdir DIR] [--config.KEY=V ...]",
             "       mupax COMMAND --help",
+            "       mupax --version",
             "",
             *rows,
         ]

@@ -30,5 +30,9 @@ class Command:
         """The output of `mupax NAME --help`."""
         if self.text:
             return f"mupax {name}: {self.summary}\n\n{self.text()}"
-        shown = [*(CONFIG if self.config else ()), *([WORKDIR] * self.workdir)]
-        return f"mupax {name}: {self.summary}\n\n{describe([*shown, *self.flags])}"
+        return f"mupax {name}: {self.summary}\n\n{describe(self.shown())}"
+
+    def shown(self) -> list[Flag]:
+        """The flags that the command takes."""
+        shared = [*(CONFIG if self.config else ()), *([WORKDIR] * self.workdir)]
+        return [*shared, *self.flags]

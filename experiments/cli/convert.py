@@ -28,7 +28,7 @@ FLAGS = (
         "layout",
         None,
         "parameter names of an output file: timm, torchvision, big_vision or augreg "
-        "for a ViT, timm or torchvision for a ResNet, transformers for a GPT",
+        "for a ViT, timm or transformers for a ResNet, transformers for a GPT",
         kind=str,
     ),
     Flag(
@@ -57,5 +57,8 @@ def run(argv: list[str]) -> None:
 COMMAND = Command(
     "convert weights from and to timm, torchvision, big_vision and transformers",
     run,
+    FLAGS,
+    config=False,
+    workdir=False,
     text=lambda: f"{describe(FLAGS)}\n\n{EXAMPLES}",
 )

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import remote
 from ..errors import UserError
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections
@@ -106,6 +107,7 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     if workdir.value == "":
         raise UserError("--workdir is empty; give a directory, or leave it out")
     folder = workdir.value or _folder(argv)
+    remote.refuse(folder, "--workdir")
     return Parsed(loaded, folder, {f.name: values[f.name].value for f in own})
 
 

@@ -1,21 +1,41 @@
 """`mupax models`."""
 
 import difflib
+import functools
+import importlib.resources
+import json
+import math
+from typing import Any
 
 from ..errors import UserError
 from .command import Command
-from .flags import parse_own
+from .flags import Flag, describe, parse_own
+
+FLAGS = (Flag("names", False, "print the names only, one per line"),)
+HELP = "  PATTERN          a pattern of names, e.g. 'res*'; default: all"
+# Repositories of transformers whose config.json is exactly the model of that name.
+HUB = {
+    "gpt2": ("openai-community/gpt2",),
+    "gpt2_medium": ("openai-community/gpt2-medium",),
+    "gpt2_large": ("openai-community/gpt2-large",),
+    "gpt2_xl": ("openai-community/gpt2-xl",),
+    "smollm2_135m": ("HuggingFaceTB/SmolLM2-135M",),
+    "smollm2_360m": ("HuggingFaceTB/SmolLM2-360M",),
+    "qwen3_0_6b": ("Qwen/Qwen3-0.6B",),
+    "llama3_2_1b": ("meta-llama/Llama-3.2-1B",),
+    "llama3_2_3b": ("meta-llama/Llama-3.2-3B",),
+}
 
 
 def run(argv: list[str]) -> None:
-    """Print the names of the zoo's models, one per line.
+    """Print the models of the zoo: sizes, parameters, FLOPs and sources of weights.
 
     Raises:
       UserError: an unknown flag, a second word, or a pattern that matches no model.
     """
     from mupax import zoo
 
-    patterns, _ = parse_own(argv, (), arguments=1)
+    patterns, own = parse_own(argv, FLAGS, arguments=1)
     names = zoo.list_models(*patterns)
     if not names:
         everything = zoo.list_models()
@@ -25,11 +45,120 @@ def run(argv: list[str]) -> None:
             f"no model is named {patterns[0]!r}{hint}; models are: "
             f"{', '.join(everything)}"
         )
-    print("\n".join(names))
+    if own["names"]:
+        print("\n".join(names))
+    elif len(names) == 1 and patterns == names:
+        print(_details(names[0]))
+    else:
+        print(_table(names))
+
+
+def model_sizes() -> dict[str, dict[str, Any]]:
+    """By model: width, depth, input, parameters and FLOPs.
+
+    Read from a file that `python -m benchmarks.zoo_table --write` counts.
+    """
+    file = importlib.resources.files("mupax.zoo") / "model_sizes.json"
+    return json.loads(file.read_text())
+
+
+def sources_of(name: str) -> tuple[str, ...]:
+    """Where weights of a model can be had, as `zoo.load_pretrained` takes them.
+
+    A name of timm ends with ".*": any of its tags.
+    """
+    timm = sorted(_timm().get(name, ()), key=lambda x: (x != name, x))
+    return (
+        *_shipped().get(name, ()),
+        *(f"timm/{architecture}.*" for architecture in timm),
+        *HUB.get(name, ()),
+    )
+
+
+@functools.cache
+def _timm() -> dict[str, list[str]]:
+    """By model, timm's names of architectures that are exactly it."""
+    from mupax import zoo
+    from mupax.zoo.architectures import TIMM
+    from mupax.zoo.convnet_configs import convnet
+
+    # Convolutional networks have timm's own names.
+    found = {
+        name: [name]
+        for name in zoo.list_models()
+        if (known := convnet(name)) is not None and known == (name, {})
+    }
+    for architecture, known in TIMM.items():
+        found.setdefault(known.model, []).append(architecture)
+    return found
+
+
+@functools.cache
+def _shipped() -> dict[str, list[str]]:
+    """By model, names of trained models that come with the package."""
+    from mupax import zoo
+
+    found: dict[str, list[str]] = {}
+    for name in zoo.list_pretrained():
+        folder = importlib.resources.files("mupax.zoo") / "checkpoints" / name
+        model = json.loads((folder / "config.json").read_text())["model"]
+        found.setdefault(model, []).append(name)
+    return found
+
+
+_HEAD = ("model", "width", "depth", "input", "parameters", "FLOPs", "weights")
+
+
+def _table(names: list[str]) -> str:
+    known = model_sizes()
+    rows = [_HEAD]
+    for name in names:
+        row = known.get(name)
+        sources = sources_of(name)
+        more = f", {len(sources) - 1} more" if len(sources) > 1 else ""
+        numbers = (_short(row["parameters"]), _short(row["flops"])) if row else ("", "")
+        sizes = (row["width"], row["depth"], row["input"]) if row else ("", "", "")
+        rows.append((name, *sizes, *numbers, f"{sources[0]}{more}" if sources else ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    note = (
+        "*: an example, as the model has no size of its own. FLOPs: of one input; a "
+        "multiplication and an addition count as two."
+    )
+    return "\n".join([*lines, note])
+
+
+def _details(name: str) -> str:
+    row = model_sizes().get(name)
+    lines = [name]
+    if row:
+        lines += [
+            f"  width {row['width']}, depth {row['depth']}, input {row['input']}",
+            f"  {row['parameters']:,} parameters, {_short(row['flops'])} FLOPs for one "
+            "input",
+        ]
+    sources = sources_of(name)
+    lines += [f"  weights: {source}" for source in sources]
+    return "\n".join(lines if sources else [*lines, "  weights: none are known"])
+
+
+def _short(n: int) -> str:
+    """Three digits and a letter: k, M, G, T."""
+    power = min(max(int(math.log10(n)) // 3, 0), 4)
+    digits = f"{n / 1000**power:.3g}"
+    if "e" in digits:
+        digits = f"{n / 1000**power:.0f}"
+    return f"{digits} {['', 'k', 'M', 'G', 'T'][power]}".strip()
 
 
 COMMAND = Command(
-    "list the models of the zoo; a pattern may follow, e.g. 'res*'",
+    "list the zoo's models: sizes, parameters, FLOPs and sources of weights",
     run,
-    text=lambda: "  PATTERN          a pattern of names, e.g. 'res*'; default: all",
+    FLAGS,
+    config=False,
+    workdir=False,
+    text=lambda: f"{HELP}\n{describe(FLAGS)}",
 )

@@ -28,7 +28,11 @@ RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
 }
+
+#: How evaluation fits an image to the size of the model's input.
+CROP_MODES = ("center", "squash")
 
 
 class Operation(abc.ABC):
@@ -212,7 +216,7 @@ class RandomResizedCrop(Operation):
     Attributes:
       scale: area of the box as a share of the image's, uniform between these two.
       ratio: width by height of the box, log-uniform between these two.
-      resample: "nearest", "bilinear" or "bicubic".
+      resample: "nearest", "bilinear", "bicubic" or "lanczos".
       size: (height, width) of the result; the dataset's.
     """
 
@@ -524,6 +528,8 @@ class Transform:
       shape: (height, width, channels) of the result; 1 channel is grey, 3 is RGB.
       crop: share of the shorter side that is kept, in the centre.
       resample: filter for resizing, if no operation resizes.
+      crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides, of each
+        of which `crop` is kept.
     """
 
     def __init__(
@@ -533,8 +539,14 @@ class Transform:
         *,
         crop: float = 1.0,
         resample: str = "bilinear",
+        crop_mode: str = "center",
     ):
         _check_resample(resample)
+        if crop_mode not in CROP_MODES:
+            raise ValueError(
+                f"crop_mode is {crop_mode!r}; choose of {', '.join(CROP_MODES)}"
+            )
+        self._squash = crop_mode == "squash"
         self._size = shape[:2]
         self._mode = "L" if shape[2] == 1 else "RGB"
         self._crop = crop
@@ -576,7 +588,11 @@ class Transform:
 
     def _fit(self, image: Image.Image) -> Image.Image:
         height, width = self._size
-        if image.size == (width, height):
+        if image.size == (width, height) and self._crop == 1:
             return image
         border = (1 - self._crop) / 2
+        if self._squash:
+            x, y = border * image.width, border * image.height
+            box = (x, y, image.width - x, image.height - y)
+            return image.resize((width, height), self._resample, box=box)
         return ImageOps.fit(image, (width, height), self._resample, border)

@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 import math
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 import grain
 import jax
 import numpy as np
 from jaxtyping import Array
+
+from mupax import zoo
 
 from .. import memory
 from ..errors import UserError
@@ -41,6 +44,12 @@ class Dataset:
       workers: prepare batches.
       known_statistics: mean and standard deviation of raw pixels, if known.
       decode: maps tokens to text.
+      tokenizer: the tokenizer.json of text; None for bytes.
+      labels: names of the classes, if they have any.
+      white: the raw value of a white pixel.
+      crop: share of the shorter side of an image that evaluation keeps.
+      crop_mode: "center", or "squash" where the aspect ratio is not kept.
+      resample: filter for resizing.
     """
 
     name: str
@@ -56,6 +65,12 @@ class Dataset:
     workers: Workers = dataclasses.field(default_factory=Workers)
     known_statistics: tuple[np.ndarray, np.ndarray] | None = None
     decode: Callable[[Sequence[int] | np.ndarray], str] | None = None
+    tokenizer: pathlib.Path | None = None
+    labels: tuple[str, ...] | None = None
+    white: int = 255
+    crop: float = 1.0
+    crop_mode: str = "center"
+    resample: str = "bilinear"
 
     def spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and dtypes of a training batch. Reads nothing."""
@@ -158,6 +173,30 @@ class Dataset:
         n = min(_MEASURED, self.train_size)
         indices = np.arange(n) * self.train_size // n
         return images.pixel_statistics(self._plain(indices)["image"])
+
+    @property
+    def data_config(self) -> zoo.DataConfig:
+        """The preprocessing of test images, as `zoo.save` writes it.
+
+        Raises:
+          ValueError: a dataset of text.
+        """
+        if self.kind != "images":
+            raise ValueError(f"{self.name} is text, which has no such preprocessing")
+        height, width, channels = self.input_shape
+        mean, std = (
+            tuple(float(x) / self.white for x in np.broadcast_to(values, channels))
+            for values in self.statistics
+        )
+        return zoo.DataConfig(
+            size=(height, width, channels),
+            mean=mean,
+            std=std,
+            interpolation=self.resample,
+            crop=self.crop,
+            crop_mode=self.crop_mode,
+            labels=self.labels,
+        )
 
     def _plain(self, indices: np.ndarray) -> Batch:
         return self.load_plain(indices, np.empty((len(indices), 0)))

@@ -70,7 +70,10 @@ def open_dataset(
     train_split: str = "train",
     test_split: str | None = None,
     crop: float | None = None,
+    crop_mode: str = "center",
     resample: str = "bilinear",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     context: int | None = None,
     tokenizer: str | os.PathLike[str] = "bytes",
     test_path: str | os.PathLike[str] | None = None,
@@ -80,7 +83,8 @@ def open_dataset(
     """Open a dataset by its name. A large dataset is read later, batch by batch.
 
     Args:
-      name: digits, mnist, fashion_mnist or cifar10 (kept in memory); imagenet2012,
+      name: digits, digit_sums (pairs of digits and their sum), mnist, fashion_mnist
+        or cifar10 (kept in memory); imagenet2012,
         tiny_imagenet or another labelled image dataset that TFDS prepared as
         ArrayRecord files; noise, e.g. "fake:224x224x3:1000" or
         "fake:CONTEXT:VOCABULARY"; or text, "text:FILE" or "text:DIRECTORY".
@@ -94,10 +98,16 @@ def open_dataset(
       test_split: a TFDS split or slice; by default "test", else "validation".
       crop: share of the shorter side that evaluation keeps; by default 0.875 for images
         of different sizes, else 1.
-      resample: filter for resizing without augmentation: "bilinear", "bicubic" or
-        "nearest".
+      crop_mode: "center" keeps the aspect ratio of test images; "squash" resizes both
+        sides.
+      resample: filter for resizing without augmentation: "bilinear", "bicubic",
+        "lanczos" or "nearest".
+      mean: that images are normalized by, per channel, where white is 1; by default
+        that of the training images.
+      std: that images are normalized by, likewise.
       context: tokens per window of text.
-      tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
+      tokenizer: "bytes", or a tokenizer.json: its path, that of its directory, or the
+        id of a repository on the Hugging Face hub.
       test_path: test text, a file or directory; by default the last tenth of the text.
       threads: that prepare batches, per process; by default one per core, at most 8.
       workers: number of Python processes that prepare batches of images, per process;
@@ -121,6 +131,8 @@ def open_dataset(
         _refuse(name, {**slices, "image_size": image_size, "augment": operations})
         resampled = resample != "bilinear"
         _refuse(name, {"crop": crop, "resample": resampled, "workers": workers})
+        squashed = crop_mode != "center"
+        _refuse(name, {"crop_mode": squashed, "mean": mean, "std": std})
         if context is None:
             raise UserError(f"{name} is text; give context, the tokens per window.")
         return open_text(
@@ -141,6 +153,11 @@ def open_dataset(
         )
     if crop is not None and not 0 < crop <= 1:
         raise UserError(f"crop is {crop}, and must be more than 0 and at most 1.")
+    if crop_mode not in augmentations.CROP_MODES:
+        raise UserError(
+            f"crop_mode is {crop_mode!r}; choose of "
+            f"{', '.join(augmentations.CROP_MODES)}."
+        )
     if name.startswith("fake:"):
         _refuse(name, slices)
         splits = _fake(name)
@@ -153,7 +170,30 @@ def open_dataset(
         raise UserError(
             f"The images of {name} have different sizes; set image_size, e.g. 224."
         )
-    return splits.build(size, operations, crop, resample, pool)
+    fitting = _Fitting(crop, crop_mode, resample)
+    dataset = splits.build(size, operations, fitting, pool)
+    return _normalized_by(dataset, mean, std)
+
+
+def _normalized_by(
+    dataset: Dataset, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Dataset:
+    """A dataset with other statistics, where white is 1."""
+    if mean is None and std is None:
+        return dataset
+    channels = dataset.input_shape[2]
+    given = []
+    for name, values in (("mean", mean), ("std", std)):
+        array = np.asarray(() if values is None else values, np.float32)
+        above = name == "mean" or bool((array > 0).all())
+        if array.shape != (channels,) or not np.isfinite(array).all() or not above:
+            raise UserError(
+                f"{name} is {values}, and must be {channels} "
+                f"{'positive ' * (name == 'std')}numbers, one for each channel of "
+                f"{dataset.name}; give both mean and std."
+            )
+        given.append(array * np.float32(dataset.white))
+    return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:
@@ -176,6 +216,15 @@ def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
     return both[0], both[1]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Fitting:
+    """How images of any size become those of a batch; see `open_dataset`."""
+
+    crop: float | None = None
+    crop_mode: str = "center"
+    resample: str = "bilinear"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Splits:
     """The splits of an image dataset before images are resized."""
@@ -188,20 +237,22 @@ class _Splits:
     test: sources.Source
     encoded: bool  # whether the source returns encoded files
     known: tuple[np.ndarray, np.ndarray] | None
+    labels: tuple[str, ...] | None = None
+    white: int = 255
 
     def build(
         self,
         size: tuple[int, int] | None,
         operations: Sequence[augmentations.Operation],
-        crop: float | None,
-        resample: str,
+        fitting: _Fitting,
         workers: Workers,
     ) -> Dataset:
         height, width = shape2 = size or self.size or (0, 0)
         shape = (height, width, self.channels)
+        crop = fitting.crop
         if crop is None:
             crop = 1.0 if self.size else _PHOTOGRAPH_CROP
-        resized = self.encoded or shape2 != self.size
+        resized = self.encoded or shape2 != self.size or crop != 1
 
         def load(
             split: str,
@@ -211,7 +262,11 @@ class _Splits:
             transform = None
             if resized or operations:
                 transform = augmentations.Transform(
-                    operations, shape, crop=crop, resample=resample
+                    operations,
+                    shape,
+                    crop=crop,
+                    resample=fitting.resample,
+                    crop_mode=fitting.crop_mode,
                 )
             return ImageLoad(f"{self.name}, {split},", source, transform, shape)
 
@@ -228,12 +283,17 @@ class _Splits:
             draws=sum(operation.draws for operation in operations),
             workers=workers,
             known_statistics=self.known,
+            labels=self.labels,
+            white=self.white,
+            crop=crop,
+            crop_mode=fitting.crop_mode,
+            resample=fitting.resample,
         )
 
 
 def from_memory(data: images.ImageData) -> Dataset:
     """A dataset of images in memory."""
-    return _in_memory(data).build(None, (), None, "bilinear", Workers())
+    return _in_memory(data).build(None, (), _Fitting(), Workers())
 
 
 def _in_memory(data: images.ImageData) -> _Splits:
@@ -247,6 +307,8 @@ def _in_memory(data: images.ImageData) -> _Splits:
         test=sources.Arrays(data.test_images, data.test_labels),
         encoded=False,
         known=(data.mean, data.std),
+        labels=data.labels,
+        white=data.white,
     )
 
 
@@ -310,6 +372,7 @@ def _prepared(
         test=test,
         encoded=True,
         known=_STATISTICS.get(name.split("/")[0].split(":")[0]),
+        labels=images.class_names(label),
     )
 
 

@@ -18,7 +18,11 @@ from .. import memory
 from ..errors import UserError
 from . import intact, prepared, sources
 
-DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
+DATASETS = ("digits", "digit_sums", "mnist", "fashion_mnist", "cifar10")
+
+# Part of the definition of digit_sums.
+_SUMS_SEED = 0
+_SUMS = {"train": 20_000, "test": 2_000}
 
 # Records per read. ArrayRecord reads a list about ten times as fast as single records.
 _CHUNK = 4096
@@ -38,6 +42,8 @@ class ImageData:
         photographs, 0..16 for digits.
       std: standard deviation of the pixels (1 where it is 0), shape (channels,).
       num_classes: number of classes.
+      labels: names of the classes, if they have any.
+      white: the raw value of a white pixel.
     """
 
     name: str
@@ -48,6 +54,8 @@ class ImageData:
     mean: np.ndarray
     std: np.ndarray
     num_classes: int
+    labels: tuple[str, ...] | None = None
+    white: int = 255
 
     @classmethod
     def from_arrays(
@@ -56,6 +64,8 @@ class ImageData:
         train: tuple[np.ndarray, np.ndarray],
         test: tuple[np.ndarray, np.ndarray],
         num_classes: int,
+        labels: tuple[str, ...] | None = None,
+        white: int = 255,
     ) -> "ImageData":
         """A dataset from (images, labels) of each split; measures mean and std."""
         mean, std = pixel_statistics(train[0])
@@ -68,6 +78,8 @@ class ImageData:
             mean=mean,
             std=std,
             num_classes=num_classes,
+            labels=labels,
+            white=white,
         )
 
 
@@ -100,7 +112,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
     """Read a dataset into memory. Prepares digits if they are missing.
 
     Args:
-      name: one of `DATASETS`.
+      name: one of `DATASETS`. digit_sums pairs the images of digits; see `digit_sums`.
       data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
         ~/tensorflow_datasets.
 
@@ -112,6 +124,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
         raise UserError(
             f"There is no dataset {name!r}; choose of {', '.join(DATASETS)}."
         )
+    if name == "digit_sums":
+        return digit_sums(load("digits", data_dir))
     places = prepared.data_dirs(data_dir)
     builder = prepared.find(name, places)
     if builder is None and name == "digits":
@@ -122,12 +136,54 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
     try:
         with intact.reading(builder.data_dir):
             splits = [_decode(builder, split) for split in ("train", "test")]
-            classes = builder.info.features["label"].num_classes
+            label = builder.info.features["label"]
     except NotImplementedError as error:  # TFRecord files, which need TensorFlow
         raise UserError(prepared.not_array_record(builder, places)) from error
+    classes = label.num_classes
     intact.check_all_seen(builder.data_dir, splits[0][1], classes)
     intact.check_labels(builder.data_dir, splits[1][1], classes)
-    return ImageData.from_arrays(name, splits[0], splits[1], classes)
+    return ImageData.from_arrays(
+        name,
+        splits[0],
+        splits[1],
+        classes,
+        class_names(label),
+        white=16 if name == "digits" else 255,
+    )
+
+
+def class_names(label: tfds.features.ClassLabel) -> tuple[str, ...] | None:
+    """The names of a dataset's classes; None where TFDS only knows numbers."""
+    names = tuple(label.names or ())
+    numbers = tuple(map(str, range(len(names))))
+    return None if not names or names == numbers else names
+
+
+def digit_sums(digits: ImageData) -> ImageData:
+    """Pairs of digits side by side, labelled with their sum: 19 classes, 0 to 18.
+
+    20,000 pairs of training images and 2,000 pairs of test images, drawn with a fixed
+    seed. No test pair holds an image of a training pair.
+
+    Args:
+      digits: the dataset of single digits, of height x width pixels.
+
+    Returns:
+      Images of height x 2 width pixels.
+    """
+    rng = np.random.default_rng(_SUMS_SEED)
+
+    def pairs(
+        images: np.ndarray, labels: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        left, right = rng.integers(len(images), size=(2, count))
+        both = np.concatenate([images[left], images[right]], axis=2)
+        return both, labels[left] + labels[right]
+
+    train = pairs(digits.train_images, digits.train_labels, _SUMS["train"])
+    test = pairs(digits.test_images, digits.test_labels, _SUMS["test"])
+    classes = 2 * digits.num_classes - 1
+    return ImageData.from_arrays("digit_sums", train, test, classes)
 
 
 def prepare_digits(data_dir: Path) -> None:

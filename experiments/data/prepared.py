@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
+from .. import remote
 from ..errors import UserError
 from . import intact
 
@@ -23,8 +24,10 @@ _FETCHED_BY_HAND = {
 def data_dirs(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """The TFDS data directories to search: the given one, or the user's."""
     if data_dir is not None:
+        remote.refuse(data_dir, "data_dir")
         return [Path(data_dir).expanduser()]
     environment = os.environ.get("TFDS_DATA_DIR")
+    remote.refuse(environment or "", "TFDS_DATA_DIR")
     places = [Path(environment).expanduser()] if environment else []
     # TFDS_DATA_DIR is often read-only; users prepare datasets in their home.
     return [*places, Path.home() / "tensorflow_datasets"]

@@ -6,16 +6,19 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import memory
+from mupax.zoo import hub
+
+from .. import memory, remote
 from ..errors import UserError
 from .dataset import Batch, Dataset
 from .pipeline import Workers
 
 _BYTES = 256
+_TOKENIZER = "tokenizer.json"
 _TEST_SHARE = 10  # one window in ten, if there is no test file
 
 
@@ -77,7 +80,7 @@ def open_text(
       path: a file, or a directory of *.txt files, which are read in the order of their
         names. Bytes are mapped into memory; a tokenizer reads the whole text.
       context: tokens that a model reads at once.
-      tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
+      tokenizer: see `open_tokenizer`.
       test_path: test text; by default the last tenth of the windows of `path`.
       workers: prepare batches.
 
@@ -109,7 +112,9 @@ def open_text(
                     f"{place} is shorter than one window of {context + 1} tokens; make "
                     "context smaller."
                 )
-    return _dataset(f"text:{os.fspath(path)}", vocabulary, decode, train, test, workers)
+    name = f"text:{os.fspath(path)}"
+    dataset = _dataset(name, vocabulary, decode, train, test, workers)
+    return dataclasses.replace(dataset, tokenizer=tokenizer_file(tokenizer))
 
 
 def _dataset(
@@ -175,7 +180,7 @@ def _total(files: Sequence[np.ndarray], context: int) -> int:
 
 
 def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
-    place = pathlib.Path(path).expanduser()
+    place = remote.local(path)
     try:
         paths = sorted(place.glob("*.txt")) if place.is_dir() else [place]
         files = [file for file in paths if file.is_file()]
@@ -195,11 +200,78 @@ Encode = Callable[[pathlib.Path], np.ndarray]
 Decode = Callable[[Sequence[int] | np.ndarray], str]
 
 
+class Tokenizer(NamedTuple):
+    """Text as tokens, and back.
+
+    Attributes:
+      vocabulary: number of tokens.
+      encode: maps text, and whether the special tokens of its beginning are added, to
+        tokens.
+      decode: maps tokens to text.
+    """
+
+    vocabulary: int
+    encode: Callable[[str, bool], list[int]]
+    decode: Decode
+
+
+def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
+    """A tokenizer by name.
+
+    Args:
+      name: "bytes"; the path of a Hugging Face tokenizer.json, or of a directory that
+        holds one, as that of a trained model; or the id of a repository on the hub,
+        e.g. "HuggingFaceTB/SmolLM2-135M".
+
+    Raises:
+      UserError: there is no such tokenizer, or it cannot be read.
+    """
+    file = tokenizer_file(name)
+    if file is None:
+        return Tokenizer(_BYTES, lambda text, _: list(text.encode()), _text_of_bytes)
+    vocabulary, _, decode = _tokenizer(name)
+    loaded = _load_tokenizer(file)
+
+    def encode(text: str, special: bool) -> list[int]:
+        with _working(file):
+            return loaded.encode(text, add_special_tokens=special).ids
+
+    return Tokenizer(vocabulary, encode, decode)
+
+
+def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
+    """The tokenizer.json of `open_tokenizer`; None for bytes.
+
+    Raises:
+      UserError: there is no such file, or the hub does not give it.
+    """
+    if name == "bytes":
+        return None
+    path = remote.local(name)
+    if path.is_dir():
+        path = path / _TOKENIZER
+    if not path.is_file() and hub.is_id(name) and path.suffix != ".json":
+        try:
+            found = hub.download(str(name), _TOKENIZER, hub.HubOptions())
+        except ValueError as error:
+            raise UserError(f"The tokenizer {name}: {error}.") from None
+        assert found is not None
+        return found
+    if not path.is_file():
+        raise UserError(
+            f'There is no tokenizer {path}; write "bytes", or the path of a '
+            "tokenizer.json, or the id of a repository on the hub that holds one."
+        )
+    return path
+
+
 def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
     """(size of the vocabulary, map from a file to tokens, map from tokens to text)."""
     if name == "bytes":
         return _BYTES, _map_bytes, _text_of_bytes
-    loaded = _load_tokenizer(pathlib.Path(name).expanduser())
+    file = tokenizer_file(name)
+    assert file is not None
+    loaded = _load_tokenizer(file)
     with _working(name):
         # The number of tokens may be smaller, if ids have gaps.
         vocabulary = 1 + max(loaded.get_vocab().values(), default=-1)
@@ -233,11 +305,6 @@ def _map_bytes(path: pathlib.Path) -> np.ndarray:
 
 
 def _load_tokenizer(path: pathlib.Path) -> Any:
-    if not path.is_file():
-        raise UserError(
-            f'There is no tokenizer {path}; write "bytes", or the path of a '
-            "tokenizer.json."
-        )
     try:
         import tokenizers
     except ImportError as error:

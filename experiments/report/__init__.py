@@ -5,7 +5,7 @@ and target.png beside it; `print_verdicts` says the same in a terminal.
 """
 
 from .data import SweepData, Trained, machine
-from .page import report_page, write_report
+from .page import report_page, sweep_figures, write_report
 from .terminal import print_verdicts
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "machine",
     "print_verdicts",
     "report_page",
+    "sweep_figures",
     "write_report",
 ]

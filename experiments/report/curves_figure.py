@@ -128,7 +128,11 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
         for size, look in looks.items()
     ]
     cross = Line2D([], [], ls="", marker="x", ms=7, color=INK, label="diverged")
-    figure.legend(handles=[*lines, cross], loc="outside upper left", ncols=8)
+    figure.legend(
+        handles=[*lines, cross],
+        loc="outside upper left",
+        ncols=8 if page.columns > 1 else 3,
+    )
     return figure
 
 

@@ -81,7 +81,7 @@ class Lines:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The target, trained with the base's best hyperparameters.
+    """The target or a baseline, trained with the base's best hyperparameters.
 
     Attributes:
       sizes: its width and depth.
@@ -92,6 +92,9 @@ class Trained:
       evals: (step, test loss, test accuracy).
       checkpoint: where its last checkpoint lies.
       seconds: that it took.
+      parameters: how many the model has.
+      baseline: "base" for the model of the base's size; the key of its parametrization
+        for a model of the target's size; None for the target.
     """
 
     sizes: Sizes
@@ -102,6 +105,8 @@ class Trained:
     evals: Sequence[tuple[int, float, float]]
     checkpoint: str
     seconds: float
+    parameters: int = 0
+    baseline: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,7 @@ class SweepData:
       command: the command line that makes this report again; "" where there is none.
       target: the sizes to predict the optimum at; None for none.
       trained: the target, of a transfer.
+      compared: its baselines.
     """
 
     populations: Sequence[Population]
@@ -131,6 +137,7 @@ class SweepData:
     command: str
     target: Sizes | None = None
     trained: Trained | None = None
+    compared: Sequence[Trained] = ()
 
     @functools.cached_property
     def transfers(self) -> list[Transfer]:

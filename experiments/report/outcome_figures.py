@@ -115,7 +115,7 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer, page: Page) -> None:
 
 def target_figure(data: SweepData, page: Page) -> Figure:
     """The target's losses, and beside them its test accuracy."""
-    columns = 2
+    columns = min(2, page.columns)
     left, right, gap = 0.72, 0.55, 0.95
     width = (page.width - left - right - gap * (columns - 1)) / columns
     head, main, foot = 0.36, 2.7, 0.62

@@ -9,6 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from mupax.optim.display import Figures
+
+from ..errors import UserError
 from ..io import write_durably
 from ..sweep.verdict import Transfer
 from . import (
@@ -17,11 +20,12 @@ from . import (
     findings,
     heatmap_figure,
     names,
+    opening,
     words,
 )
 from .data import AXES, Axis, Lines, SweepData, size
 from .outcome_figures import regret_figure, target_figure
-from .style import DPI, FILE, WIDE, Page, render
+from .style import DPI, FILE, NARROW, WIDE, Page, render, styled
 from .sweep_figure import sweep_figure
 from .templates import download, duration, environment, flat, picture
 
@@ -35,7 +39,7 @@ def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
 
     Args:
       data: results of a sweep or transfer. With a trained target, depth.png, width.png,
-        regret.png and target.png are written too.
+        regret.png and target.png are written too, and with baselines demo.png.
       workdir: an existing directory; files of the same name are replaced.
 
     Returns:
@@ -68,7 +72,38 @@ def _pictures(data: SweepData) -> dict[str, Draw]:
     }
     drawn["regret"] = functools.partial(regret_figure, data, transfers)
     drawn["target"] = functools.partial(target_figure, data)
+    if opening.shown(data):
+        drawn["demo"] = functools.partial(opening.figure, data)
     return drawn
+
+
+def sweep_figures(data: SweepData, name: str) -> Figures:
+    """Loss against one hyperparameter, a figure for each axis of size.
+
+    Args:
+      data: results of a sweep.
+      name: of the hyperparameter.
+
+    Raises:
+      UserError: it has one value only, or is unknown.
+    """
+    if name not in data.names:
+        raise UserError(
+            f"the sweep has no values of {name!r} to compare; it has "
+            f"{', '.join(data.names) or 'none'}"
+        )
+    with styled():
+        return Figures(
+            sweep_figure(
+                data.lines(name),
+                axis,
+                [t for t in data.transfers if (t.name, t.axis) == (name, axis)],
+                FILE,
+                title=words.title(data, name, axis),
+                captions=words.captions(data, name, axis),
+            )
+            for axis in data.axes
+        )
 
 
 def rates(data: SweepData) -> list[Transfer]:
@@ -76,21 +111,27 @@ def rates(data: SweepData) -> list[Transfer]:
     return [t for t in data.transfers if t.name == _RATE and len(t.sizes) > 1]
 
 
-def report_page(data: SweepData, dpi: int = DPI) -> str:
+def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
     """The page as HTML with styles, pictures and results inside; it loads no files.
 
     Args:
       data: results of a sweep or transfer.
       dpi: dots per inch of the pictures; fewer are drawn faster.
+      phone: draw every picture a second time, for narrow screens.
     """
     env = environment(data.keys.values())
     drawn: dict[str, Draw] = {}
+    first = opening.shown(data)
+    if first:
+        drawn["opening"] = functools.partial(opening.figure, data)
     sections = [_lines(data, n, axis, drawn) for n in data.names for axis in data.axes]
     for more in (_heatmaps, _curves, _target):
         sections += more(data, drawn)
     populations = list(data.populations)
     return env.get_template("page.html").render(
         data=data,
+        opening=opening.sentence(data) if first else "",
+        bought=opening.bought(data),
         headline=words.headline(data),
         advice=advice.advice(data),
         numbers=words.numbers(data),
@@ -101,6 +142,9 @@ def report_page(data: SweepData, dpi: int = DPI) -> str:
         guide=words.GUIDE,
         sections=sections,
         pictures={n: picture(render(d, WIDE, dpi=dpi)) for n, d in drawn.items()},
+        narrow={
+            n: picture(render(d, NARROW, dpi=dpi)) for n, d in drawn.items() if phone
+        },
         seeds=max(len(p.loss) for p in populations),
         settings=list(flat(data.settings)),
         told=_told(data),

@@ -1,10 +1,11 @@
 """The style of all pictures: fonts, colours, lines, titles, layout in inches."""
 
+import contextlib
 import dataclasses
 import functools
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -41,6 +42,7 @@ class Page:
 
 FILE = Page(width=10.4, columns=3, size=10.5, titled=True)
 WIDE = dataclasses.replace(FILE, titled=False)
+NARROW = Page(width=4.3, columns=1, size=10.5, titled=False)  # on a phone
 
 
 @functools.cache
@@ -72,6 +74,13 @@ def _rc() -> Any:
         "figure.facecolor": "white",
         "savefig.dpi": DPI,
     }
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """The style of mupax for the figures that are drawn in the context."""
+    with matplotlib.rc_context(_rc()):
+        yield
 
 
 def render(

@@ -60,7 +60,7 @@ def sweep_figure(
 
     sheet = Sheet(page, title)
     handles = _handles(axis, looks, names.noun(data.hyperparameter))
-    per_row = min(len(handles), 8)
+    per_row = min(len(handles), 8 if page.columns > 1 else 2)
     legend = sheet.top
     first = legend + 0.23 * math.ceil(len(handles) / per_row) + 0.14
     step = head + lane + main + foot

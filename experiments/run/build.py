@@ -8,12 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from flax import nnx
 
 from mupax import optim, zoo
 from mupax.optim.paths import map_with_paths
+from mupax.zoo.decoder import Decoder
+from mupax.zoo.preprocessing import known_data_config
+from mupax.zoo.pretrained import read_data_config
 
 from .. import data as datasets
+from .. import remote
 from ..data import Dataset, mixing
 from ..errors import UserError
 from .config import RunConfig
@@ -52,7 +57,7 @@ class Built:
     @property
     def scales(self) -> optim.Scales:
         """The scales of the model's parameters."""
-        return zoo.scales(self.model)
+        return scales_of(self.config, self.model)
 
     @property
     def objective(self) -> Objective:
@@ -79,12 +84,15 @@ def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
     try:
         if config.init_from:
             model = _pretrained(config, shapes)
+            if dataset.kind == "text":
+                shapes = _shapes_of_decoder(model, dataset)
+            _check_preprocessing(config, dataset, model)
         else:
             model = nnx.eval_shape(
                 lambda: create_model(config, shapes, jax.random.key(0))
             )
         recipe = make_recipe(config, dataset, shapes, model)
-        make_optimizer(config, zoo.scales(model))
+        make_optimizer(config, scales_of(config, model))
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the model cannot be built: {_line(error)}") from None
     return Built(config, dataset, shapes, model, recipe)
@@ -97,7 +105,33 @@ def _line(error: BaseException) -> str:
 def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
     # Options that the config leaves out are as they were saved.
     given = {k: v for k, v in _options(config, shapes).items() if v is not None}
-    return zoo.load_pretrained(config.model.name, config.init_from or "", **given)
+    # Weights may have more tokens than their tokenizer, and a longer context.
+    for key in ("vocab_size", "context"):
+        if key not in config.model.options:
+            given.pop(key, None)
+    return zoo.load_pretrained(config.model.name, _weights(config), **given)
+
+
+def _weights(config: RunConfig) -> str:
+    """The source of the pretrained weights, copied here from object storage."""
+    source = config.init_from or ""
+    return str(remote.local(source)) if remote.is_remote(source) else source
+
+
+def _shapes_of_decoder(model: nnx.Module, dataset: Dataset) -> Shapes:
+    """Vocabulary and context of pretrained weights, which the text must fit into."""
+    assert isinstance(model, Decoder)
+    shapes = {"vocab_size": model.embedding.shape[0], "context": model.context}
+    for key, needed, remedy in (
+        ("vocab_size", dataset.out_features, "set data.tokenizer to that of the model"),
+        ("context", dataset.input_shape[0], "make data.context smaller"),
+    ):
+        if needed > shapes[key]:
+            raise ValueError(
+                f"{dataset.name} needs {key}={needed}, and the weights have "
+                f"{shapes[key]}; {remedy}"
+            )
+    return shapes
 
 
 def _options(config: RunConfig, shapes: Shapes) -> dict[str, Any]:
@@ -120,9 +154,12 @@ def create_model(config: RunConfig, shapes: Shapes, seed: Any) -> nnx.Module:
     """
     options = _options(config, shapes)
     model = zoo.create(config.model.name, **options, rngs=nnx.Rngs(seed))
+    scales = with_modules(zoo.scales(model), config)
+    if scales.modules:
+        params = nnx.state(model, nnx.Param)
+        nnx.update(model, optim.scale_init_by_path(params, scales))
     if isinstance(config.init_scale, jax.Array) or config.init_scale != 1:
         params = nnx.state(model, nnx.Param)
-        scales = zoo.scales(model)
 
         def scaled(path: str, leaf: jax.Array) -> jax.Array:
             factor = jnp.asarray(config.init_scale, leaf.dtype)
@@ -145,7 +182,7 @@ def make_recipe(
     """
     model.train()
     structure = nnx.graphdef(model)
-    scales = zoo.scales(model)
+    scales = _scales_of(config, model)
 
     def graph(hyper: Hyper) -> nnx.GraphDef:
         if not set(hyper) & {"branch_multiplier", "richness"}:
@@ -163,9 +200,30 @@ def make_recipe(
         return loss_of(graph(hyper), objective, params, rest, batch, key)
 
     def optimizer(hyper: Hyper, params: Any, rest: Any) -> Any:
-        return make_optimizer(tuned(config, hyper), scales)
+        chosen = tuned(config, hyper)
+        return make_optimizer(chosen, with_modules(scales, chosen))
 
-    return Recipe(loss, optimizer, config.accumulate, config.ema)
+    ema = None if config.ema is None else config.training.beta(config.ema)
+    return Recipe(loss, optimizer, config.accumulate, ema)
+
+
+def scales_of(config: RunConfig, model: nnx.Module) -> optim.Scales:
+    """The scales of a run: of its model, batch size, length and groups."""
+    return with_modules(_scales_of(config, model), config)
+
+
+def with_modules(scales: optim.Scales, config: RunConfig) -> optim.Scales:
+    """Scales with the config's groups of parameters."""
+    groups = {
+        group["pattern"]: {k: v for k, v in group.items() if k != "pattern"}
+        for group in config.modules.values()
+    }
+    return optim.for_modules(scales, groups) if groups else scales
+
+
+def _scales_of(config: RunConfig, model: nnx.Module) -> optim.Scales:
+    training = config.training
+    return zoo.scales(model, batch=(1, training.batch), examples=(1, training.examples))
 
 
 def make_optimizer(config: RunConfig, scales: optim.Scales) -> Any:
@@ -216,11 +274,52 @@ def open_dataset(config: RunConfig, *, stand_in: bool = False) -> Dataset:
             return datasets.open_dataset(config.stand_in)
     given = config.plain()
     options = given["data"]
+    if config.preprocessing == "weights":
+        options = {**_preprocessing_of_weights(config), **options}
     if config.augment:
         datasets.augment.parse(given["augment"])
         options["augment"] = given["augment"]
     text = json.dumps(options, sort_keys=True, default=str)
     return _opened(config.dataset, config.data_dir, text)
+
+
+def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
+    """The options of a dataset that the weights of a run expect."""
+    try:
+        found = read_data_config(_weights(config))
+    except ValueError as error:
+        raise UserError(f"init_from: {_line(error)}") from None
+    if found is None:
+        raise UserError(
+            f"preprocessing='weights', and {config.init_from} does not state its "
+            "preprocessing; set data.image_size, data.mean, data.std, data.crop and "
+            "data.resample, and leave preprocessing at 'dataset'"
+        )
+    return {
+        "image_size": found.size[:2],
+        "crop": found.crop,
+        "crop_mode": found.crop_mode,
+        "resample": found.interpolation,
+        "mean": found.mean,
+        "std": found.std,
+    }
+
+
+def _check_preprocessing(
+    config: RunConfig, dataset: Dataset, model: nnx.Module
+) -> None:
+    """Warn where images are prepared in another way than the weights expect."""
+    known = known_data_config(model)
+    if known is None or dataset.kind != "images":
+        return
+    # Not `known`, whose size is that of the dataset by now.
+    stated = read_data_config(_weights(config)) or known
+    if differ := dataset.data_config.differences(stated):
+        logging.warning(
+            f"images of {dataset.name} are not prepared as the weights of "
+            f"{config.init_from} expect: {'; '.join(differ)}. Set preprocessing="
+            "'weights' to prepare them so, or ignore this to train the weights on"
+        )
 
 
 @functools.lru_cache(maxsize=2)

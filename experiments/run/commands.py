@@ -1,5 +1,6 @@
 """`mupax train`, `mupax eval` and `mupax explain` for one run."""
 
+import math
 import pathlib
 import shlex
 from typing import Any
@@ -10,18 +11,21 @@ import rich.progress
 from flax import nnx
 from ml_collections import ConfigDict
 
+import mupax
 from mupax import optim, zoo
 
+from .. import progress
 from ..errors import UserError
 from . import workdir
-from .build import build
+from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
 from .config import RunConfig, parse
 from .evaluate import means, tester
 from .loop import TrainResult, train
 from .prepare import PreparedRun, prepare
 from .program import Program
-from .records import Sink, TensorBoard, WandB
+from .records import Sink
+from .trackers import open_trackers
 
 
 def run(
@@ -135,8 +139,16 @@ def evaluate(config: ConfigDict, folder: str, checkpoint: str) -> tuple[float, f
 
 def explain(config: ConfigDict) -> optim.Explanation:
     """The scaling of each parameter of a config's model."""
-    built = build(parse(config))
+    run = parse(config)
+    built = build(run, open_dataset(run, stand_in=True))
     return optim.explain(built.scales, built.config.rules, built.config.optimizer.name)
+
+
+def _training(config: RunConfig) -> str:
+    """The ratios of batch size and length, where they differ from the base's."""
+    ratios = config.training
+    told = {"batch size": ratios.batch, "examples": ratios.examples}
+    return "".join(f", {name} x {x:g}" for name, x in told.items() if x != 1)
 
 
 def describe(prepared: PreparedRun) -> str:
@@ -155,7 +167,7 @@ def describe(prepared: PreparedRun) -> str:
     rows = {
         "model": f"{config.model.name}, {parameters:,} parameters",
         "scaling": f"{scaling.parametrization.name}, width x {scaling.width:g}, "
-        f"depth x {scaling.depth:g} of the base",
+        f"depth x {scaling.depth:g} of the base{_training(config)}",
         "data": f"{config.dataset}, {amount}, {steps:,} steps of {batch}",
         "optimizer": f"{config.optimizer.name}, {config.schedule.name} learning rate "
         f"{config.learning_rate:.3g} at the base{origin}",
@@ -178,12 +190,13 @@ def _abstract(program: Program, part: str) -> Any:
 
 
 def _sinks(config: RunConfig, directory: pathlib.Path) -> tuple[Sink, ...]:
-    sinks: list[Sink] = []
-    if config.tensorboard:
-        sinks.append(TensorBoard(directory / "tensorboard"))
-    if config.wandb:
-        sinks.append(WandB(config.wandb, directory, config.settings()))
-    return tuple(sinks)
+    return open_trackers(
+        directory,
+        config.settings(),
+        tensorboard=config.tensorboard,
+        wandb=config.wandb,
+        mlflow=config.mlflow,
+    )
 
 
 def _save(
@@ -195,20 +208,48 @@ def _save(
     command: list[str],
 ) -> None:
     """Save the trained model for `zoo.load_pretrained`."""
-    config, built, dataset = prepared.config, prepared.built, prepared.dataset
+    built, dataset = prepared.built, prepared.dataset
     model = built.model if built.pretrained else built.create()
     nnx.update(model, weights, rest)
-    inputs = ""
     if dataset.kind == "images":
-        mean, std = (", ".join(f"{x:.4g}" for x in v) for v in dataset.statistics)
-        inputs = f" Input: (pixel - {mean}) / {std}, by channel."
-    notes = (
-        f"Trained on {config.dataset} for {config.steps} steps of "
-        f"{config.batch_size} examples: test accuracy {result.test_accuracy:.2%}, "
-        f"test loss {result.test_loss:.4g}.{inputs} Command:\n\n"
-        f"    {shlex.join(command)}"
+        zoo.set_data_config(model, dataset.data_config)
+    tokenizer = dataset.tokenizer
+    files = {} if tokenizer is None else {"tokenizer.json": tokenizer}
+    training = _training_of(prepared, result, command)
+    zoo.save(model, directory, files=files, training=training)
+
+
+def _training_of(
+    prepared: PreparedRun, result: TrainResult, command: list[str]
+) -> zoo.Training:
+    """What the model card says of a run."""
+    config, devices = prepared.config, prepared.program.mesh.devices
+    metrics = {"accuracy": result.test_accuracy, "loss": result.test_loss}
+    if prepared.dataset.kind == "text":
+        metrics["perplexity"] = math.exp(min(result.test_loss, 700))
+    settings = {
+        "steps": f"{config.steps:,}",
+        "batch size": config.batch_size,
+        "optimizer": config.optimizer.name,
+        "learning rate at the base": f"{config.learning_rate:.4g}",
+        "schedule": config.schedule.name,
+        "parametrization": config.rules.name,
+        "base width, base depth": f"{config.base_width}, {config.base_depth}",
+        "hyperparameters from": config.transfer_from,
+        "moving average of the weights": config.ema,
+        "seed": config.seed,
+        "training loss at the end": f"{result.train_loss:.4g}",
+        "time": f"{result.seconds:,.0f} s, with compilation",
+        "devices": f"{devices.size} x {devices.flat[0].device_kind}",
+        "versions": f"mupax {mupax.__version__}, jax {jax.__version__}",
+    }
+    return zoo.Training(
+        dataset=config.dataset,
+        metrics=metrics,
+        settings={k: v for k, v in settings.items() if v is not None},
+        source=config.init_from,
+        command=shlex.join(command),
     )
-    zoo.save(model, directory, notes=notes)
 
 
 def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
@@ -232,7 +273,7 @@ class _Bar:
 
     def __init__(self, console: rich.console.Console, steps: int):
         self._console = console
-        self._bar = rich.progress.Progress(
+        self._bar = progress.bar(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),

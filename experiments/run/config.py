@@ -9,7 +9,6 @@ holds only what differs from the base. `parse` turns a ConfigDict into a `RunCon
 import dataclasses
 import difflib
 import importlib.util
-import pathlib
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
@@ -21,9 +20,10 @@ from ml_collections.config_dict import placeholder
 from mupax import optim, zoo
 from mupax.zoo.registry import default_parametrization
 
+from .. import remote
 from ..errors import UserError
 from . import checks
-from .checks import flag, number, optional, options, several, text, whole
+from .checks import flag, groups, number, optional, options, several, text, whole
 from .hyperparameters import TUNABLE, apply_transfer
 from .optimizer import check_optimizer
 from .schedule import make_schedule
@@ -69,6 +69,12 @@ def _learning_rate(key: str, value: Any) -> float:
     return number(0, above=True)(key, value)
 
 
+def _preprocessing(key: str, value: Any) -> str:
+    if value not in ("dataset", "weights"):
+        raise UserError(f"{key} is {value!r}; it must be 'dataset' or 'weights'")
+    return value
+
+
 def _key(
     default: Any, check: checks.Check, *, result: bool = True, losses: bool = True
 ) -> dict[str, Any]:
@@ -99,6 +105,9 @@ class RunConfig:
     stand_in: str | None = field(metadata=_key(str, optional(text), result=False))
     # Further options of open_dataset.
     data: Mapping[str, Any] = field(metadata=_key({}, options))
+    # Image size, resizing and normalization of "dataset", or of the "weights" of
+    # init_from; options in `data` replace them.
+    preprocessing: str = field(metadata=_key("dataset", _preprocessing))
     # Names, or {"name": ..., option: value}.
     augment: tuple[Any, ...] = field(metadata=_key((), several))
     # The α of the Beta distribution of mixup and of cutmix; 0: off.
@@ -111,6 +120,15 @@ class RunConfig:
     model: Component = field(metadata=_key({"name": "resmlp"}, component))
     base_width: int | None = field(metadata=_key(int, optional(whole())))
     base_depth: int | None = field(metadata=_key(int, optional(whole())))
+    # The batch size and number of examples (batch_size * steps) at which they were
+    # tuned. With them, the learning rate, betas, eps and decay of another batch size or
+    # length follow docs/rules.md, section 8; None: no rule.
+    base_batch_size: int | None = field(metadata=_key(int, optional(whole())))
+    base_examples: int | None = field(metadata=_key(int, optional(whole())))
+    # A batch_size above it is an error; None: not known.
+    critical_batch_size: int | None = field(
+        metadata=_key(int, optional(whole()), result=False)
+    )
     # By default "depth_mup" for residual branches of one layer, else "completep".
     parametrization: Component = field(metadata=_key({"name": str}, component))
     # Factor of the initial weights that have a fan-in.
@@ -132,6 +150,9 @@ class RunConfig:
             {"name": "cosine", "warmup": 0, "decay": 0, "final": 0.0}, component
         )
     )
+    # Groups of parameters by name: a pattern of paths (or "role:hidden" and the like)
+    # and factors learning_rate, weight_decay, init_scale and multiplier.
+    modules: Mapping[str, Mapping[str, Any]] = field(metadata=_key({}, groups))
     clip_norm: float | None = field(
         metadata=_key(float, optional(number(0, above=True)))
     )
@@ -159,6 +180,8 @@ class RunConfig:
     tensorboard: bool = field(metadata=_key(True, flag, result=False))
     # A project of Weights & Biases; None: off.
     wandb: str | None = field(metadata=_key(str, optional(text), result=False))
+    # An experiment of MLflow, at MLFLOW_TRACKING_URI; None: off.
+    mlflow: str | None = field(metadata=_key(str, optional(text), result=False))
     # The first and last step of a profiler trace; empty: none.
     profile: tuple[int, ...] = field(metadata=_key((), several, result=False))
 
@@ -174,6 +197,19 @@ class RunConfig:
         chosen = self.schedule
         return make_schedule(
             chosen.name, self.learning_rate, self.steps, **chosen.options
+        )
+
+    @property
+    def examples(self) -> int:
+        """The number of examples of training, counted as often as they are seen."""
+        return self.batch_size * self.steps
+
+    @property
+    def training(self) -> optim.TrainingScale:
+        """Ratios of batch size and training length to those of the base."""
+        return optim.training_scale(
+            (self.base_batch_size or self.batch_size, self.batch_size),
+            (self.base_examples or self.examples, self.examples),
         )
 
     def plain(self) -> dict[str, Any]:
@@ -195,9 +231,30 @@ class RunConfig:
     def _selected(self, mark: str) -> dict[str, Any]:
         values = self.plain()
         kept = {f.name: values[f.name] for f in _FIELDS if f.metadata[mark]}
-        if self.init_scale == 1:  # run directories of mupax 0.1 lack this key
+        # Run directories of mupax 0.1 lack these keys.
+        if self.init_scale == 1:
             del kept["init_scale"]
+        if self.preprocessing == "dataset":
+            del kept["preprocessing"]
+        if not self.modules:
+            del kept["modules"]
+        # A ratio of one changes nothing.
+        if self.base_batch_size in (None, self.batch_size):
+            del kept["base_batch_size"]
+        if self.base_examples in (None, self.examples):
+            del kept["base_examples"]
         return kept
+
+    def lasting(self, steps: int) -> "RunConfig":
+        """A copy with other steps, and warm-up and decay of the same share of them."""
+        shares = {
+            key: round(self.schedule.options[key] * steps / self.steps)
+            for key in ("warmup", "decay")
+            if self.schedule.options.get(key)
+        }
+        return dataclasses.replace(
+            self, steps=steps, schedule=self.schedule.with_options(**shares)
+        )
 
     def sized(self, width: int, depth: int) -> "RunConfig":
         """A copy with another model size and the same base."""
@@ -249,6 +306,8 @@ def _sweep() -> ConfigDict:
     s.choices = ()  # other keys and their values: (("schedule.name", ("constant",)),)
     s.parametrizations = ConfigDict()  # by key; by default the config's own
     s.only = ()  # keys of the parametrizations to sweep; empty: all
+    # With choices of batch_size: as many steps as give the base's number of examples.
+    s.equal_examples = False
     s.seeds = 2  # runs per grid point, with seeds from the config's seed upwards
     s.steps = placeholder(int)  # of each run; None: the config's
     s.average_last = placeholder(int)  # steps in a run's final loss; None: a quarter
@@ -261,7 +320,16 @@ def _target() -> ConfigDict:
     """The section of a target. None means: as the base. Any other key may be added."""
     t = ConfigDict()
     t.parametrization = placeholder(str)  # a key of sweep.parametrizations
-    for key in ("width", "depth", "steps", "seed", "eval_every", "save_every"):
+    # Baselines, trained for as many steps at the same hyperparameters: "base", the
+    # model of the base's size; or a key of sweep.parametrizations, the model of the
+    # target's size in that parametrization.
+    t.compare = ()
+    # Whether hyperparameters follow the number of examples too; they follow the batch
+    # size in any case.
+    t.length_rule = False
+    for key in ("width", "depth", "batch_size", "steps", "seed"):
+        t[key] = placeholder(int)
+    for key in ("eval_every", "save_every"):
         t[key] = placeholder(int)
     return t
 
@@ -281,7 +349,7 @@ def parse(config: ConfigDict | Mapping[str, Any]) -> RunConfig:
     given = plain(defaults()) | given
     if given["transfer_from"] is not None:
         path = text("transfer_from", given["transfer_from"])
-        given = apply_transfer(given, pathlib.Path(path))
+        given = apply_transfer(given, remote.local(path))
     given["parametrization"] = _with_default_name(given)
     parsed = RunConfig(
         **{f.name: f.metadata["check"](f.name, given[f.name]) for f in _FIELDS}
@@ -319,14 +387,27 @@ def _check_together(config: RunConfig) -> None:
             whole()("profile", step)
         if len(config.profile) != 2:
             raise UserError(f"profile={config.profile} must be (first step, last step)")
-    if config.wandb and importlib.util.find_spec("wandb") is None:
+    critical = config.critical_batch_size
+    if critical is not None and config.batch_size > critical:
         raise UserError(
-            f"wandb={config.wandb!r} needs its package: pip install 'mupax[wandb]'"
+            f"batch_size={config.batch_size} is beyond critical_batch_size={critical}, "
+            "where no rule of learning rates is known; use a smaller batch_size"
         )
+    for name in ("wandb", "mlflow"):
+        wanted = getattr(config, name)
+        if wanted and importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"{name}={wanted!r} needs its package: pip install 'mupax[{name}]'"
+            )
     if config.init_from and config.init_scale != 1:
         raise UserError(
             f"init_scale={config.init_scale} changes an initialization, and init_from="
             f"{config.init_from!r} replaces it; leave one of them out"
+        )
+    if config.preprocessing == "weights" and not config.init_from:
+        raise UserError(
+            "preprocessing='weights' needs weights: set init_from, or leave it at "
+            "'dataset'"
         )
     check_optimizer(config.optimizer.plain())
     for key, build in (

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mupax import optim
@@ -34,18 +34,25 @@ _OF_OPTIMIZERS = (
     "adam_b2",
     "adam_weight_decay",
 )
+# Of a group of parameters, as "attention/learning_rate".
+OF_MODULES = ("learning_rate", "weight_decay", "init_scale", "multiplier")
 TUNABLE = _COMMON + _OF_OPTIMIZERS
 
 
-def tunable(optimizer: str) -> tuple[str, ...]:
+def tunable(optimizer: str, modules: Iterable[str] = ()) -> tuple[str, ...]:
     """The hyperparameters that a sweep can tune with this optimizer.
+
+    Args:
+      optimizer: its name.
+      modules: the names of the config's groups of parameters.
 
     Examples:
       >>> tunable("sgd")[-2:]
       ('label_smoothing', 'momentum')
     """
     accepted = check_optimizer({"name": optimizer})
-    return _COMMON + tuple(name for name in _OF_OPTIMIZERS if name in accepted)
+    own = tuple(name for name in _OF_OPTIMIZERS if name in accepted)
+    return _COMMON + own + tuple(f"{m}/{name}" for m in modules for name in OF_MODULES)
 
 
 def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
@@ -61,7 +68,12 @@ def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
     changes: dict[str, Any] = {}
     for name, value in values.items():
         traced = not isinstance(value, int | float)
-        if name in ("learning_rate", "init_scale", "label_smoothing"):
+        module, _, factor = name.rpartition("/")
+        if module:
+            modules = changes.get("modules", config.modules)
+            group = {**modules[module], factor: value}
+            changes["modules"] = {**modules, module: group}
+        elif name in ("learning_rate", "init_scale", "label_smoothing"):
             changes[name] = value
         elif name == "branch_multiplier":
             value = optim.Traced(value) if traced else value
@@ -81,21 +93,30 @@ def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
     return dataclasses.replace(config, **changes)
 
 
-def transfer_record(base: "RunConfig", values: Mapping[str, float]) -> dict[str, Any]:
+def transfer_record(
+    base: "RunConfig",
+    values: Mapping[str, float],
+    base_examples: int | None = None,
+) -> dict[str, Any]:
     """The part of summary.json that `transfer_from` reads.
 
     Args:
       base: config of the sweep's base.
       values: its best hyperparameters, by name.
+      base_examples: examples of the base's training, for hyperparameters that follow
+        the length of training.
     """
     best = tuned(base, values)
     return {
         "hyperparameters": dict(values),
         "base_width": best.model.options["width"],
         "base_depth": best.model.options["depth"],
+        "base_batch_size": best.base_batch_size or best.batch_size,
+        "base_examples": base_examples,
         "parametrization": best.parametrization.plain(),
         "optimizer": best.optimizer.plain(),
         "clip_norm": best.clip_norm,
+        "modules": {name: dict(group) for name, group in best.modules.items()},
         "branch_multiplier": best.model.options.get("branch_multiplier", 1.0),
         "init_scale": best.init_scale,
         "label_smoothing": best.label_smoothing,
@@ -127,6 +148,11 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             "init_scale": float(record.get("init_scale", 1.0)),
             "model": options("model", config["model"]),
         }
+        if record.get("modules"):
+            config["modules"] = record["modules"]
+        for key in ("base_batch_size", "base_examples"):  # new in mupax 0.2
+            if record.get(key) is not None:
+                config[key] = int(record[key])
         if "branch_multiplier" in record:
             multiplier = float(record["branch_multiplier"])
             config["model"]["branch_multiplier"] = multiplier

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from mupax import zoo
 
 from ..data import Dataset, Prefetched, prefetch
-from ..errors import Stopped, UserError
+from ..errors import Diverged, Stopped, UserError
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
@@ -353,7 +353,7 @@ class _Loop:
         self.checkpoints.wait()
         good = self.checkpoints.latest()
         kept = "" if good is None else f" The checkpoint of step {good} is good."
-        raise UserError(
+        raise Diverged(
             f"The training loss is {value} at step {step}; lower the learning rate, "
             "warm it up, or clip the gradients (clip_norm), and train in another "
             f"workdir.{kept}"

@@ -1,4 +1,4 @@
-"""The records of a run: metrics.jsonl, TensorBoard events and Weights & Biases."""
+"""The records of a run: metrics.jsonl. Trackers receive the same metrics."""
 
 import contextlib
 import errno
@@ -233,57 +233,3 @@ def _keep_aside(folder: pathlib.Path, log: Log) -> None:
     )
     before = aside.read_bytes() if aside.exists() else b""
     io.write_durably(aside, before + b"".join(t + b"\n" for t in log.damaged.values()))
-
-
-class TensorBoard:
-    """Writes event files for TensorBoard."""
-
-    def __init__(self, folder: pathlib.Path):
-        # Imported here: the base install lacks it.
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder), flush_secs=30)
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one scalar per metric."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
-
-
-class WandB:
-    """Writes to a run of Weights & Biases.
-
-    Args:
-      project: its name.
-      folder: the run directory. Its name is that of the run, which it resumes.
-      settings: shown as the run's config.
-
-    Raises:
-      UserError: Weights & Biases does not start.
-    """
-
-    def __init__(self, project: str, folder: pathlib.Path, settings: dict[str, Any]):
-        import wandb
-
-        try:
-            self._run = wandb.init(
-                project=project,
-                dir=str(folder),
-                name=folder.name,
-                config=settings,
-                resume="allow",
-            )
-        except Exception as error:  # wandb's exceptions have no common base class
-            raise UserError(f"Weights & Biases does not start: {error}") from None
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one scalar per metric."""
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()

@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import rich.console
 from absl import logging
 from jaxtyping import Array, Float
 
-from mupax.optim.display import html_table
+from mupax.optim.display import Figures, html_table
 
 from ..errors import UserError
 from ..io import write_durably
@@ -24,6 +24,7 @@ from . import (
     arguments,
     engine,
     executors,
+    export,
     fingerprint,
     grids,
     optima,
@@ -34,6 +35,10 @@ from . import (
 from .engine import Limits as Limits
 from .own import OwnTask
 from .results import Population
+
+if TYPE_CHECKING:  # extras
+    import optuna
+    import pandas
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -73,6 +78,61 @@ class Sweep:
             if optimum is not None:
                 best[name] = grids.value(name, optimum.log2_lr)
         return best
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Every run as a row of a pandas DataFrame; see `export.dataframe`.
+
+        Raises:
+          ImportError: pandas is not installed.
+        """
+        return export.dataframe(self._rows())
+
+    def to_optuna(
+        self, *, name: str = "mupax", storage: str | None = None
+    ) -> "optuna.Study":
+        """Every run as a trial of an Optuna study; see `export.study`.
+
+        Args:
+          name: of the study.
+          storage: URL of a database, e.g. "sqlite:///sweep.db"; None: in memory.
+
+        Raises:
+          ImportError: Optuna is not installed.
+          UserError: the storage has a study of this name, or cannot be used.
+        """
+        return export.study(self._rows(), name=name, storage=storage)
+
+    def plot(self, name: str = "learning_rate") -> Figures:
+        """Draw loss against a hyperparameter, a figure for each axis of size.
+
+        Args:
+          name: of the hyperparameter.
+
+        Returns:
+          The figures, which a notebook shows.
+
+        Raises:
+          UserError: it has one value only, or is unknown.
+        """
+        from .. import report  # drawing is slow to import, and not always wanted
+
+        keys = dict.fromkeys(p.parametrization for p in self.populations)
+        return report.sweep_figures(
+            report.SweepData(
+                populations=self.populations,
+                base=self.base,
+                labels=dict.fromkeys(keys, "this model"),
+                featured=next(iter(keys)),
+                steps=0,
+                settings={},
+                subject="",
+                command="",
+            ),
+            name,
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [row for population in self.populations for row in population.rows()]
 
     def __repr__(self) -> str:
         runs = sum(population.loss.size for population in self.populations)

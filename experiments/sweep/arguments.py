@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import remote
 from ..errors import UserError
 from . import grids
 from .own import OwnTask
@@ -110,6 +111,7 @@ def make_folder(folder: str | os.PathLike[str] | None) -> pathlib.Path | None:
     """Make the folder, before anything is trained."""
     if folder is None:
         return None
+    remote.refuse(folder, "folder")
     try:
         place = pathlib.Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)

@@ -245,6 +245,34 @@ class Chunks:
             )
 
 
+def train_points(
+    chunks: Chunks,
+    task: Task,
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    training: Training,
+) -> dict[Run, Record] | None:
+    """Train points by a compiled program, at most `chunks.points` of them.
+
+    Args:
+      chunks: of the task, for these seeds.
+      task: the runs.
+      points: values of each hyperparameter.
+      seeds: those of the program.
+      training: of the task.
+
+    Returns:
+      The finished runs. None: they did not fit into memory, and `chunks.points` is
+      smaller now.
+    """
+    since = time.perf_counter()
+    losses = chunks(points)
+    if losses is None:
+        return None
+    seconds = (time.perf_counter() - since) / (len(seeds) * len(points))
+    return _records(task, points, seeds, losses, training.guess, seconds)
+
+
 def _records(
     task: Task,
     points: Sequence[Point],

@@ -12,6 +12,7 @@ from typing import Any
 import rich.console
 import rich.progress
 
+from .. import progress as progress_bars
 from ..errors import UserError
 from . import engine
 from .results import Population
@@ -150,7 +151,7 @@ class _Progress:
 
     def __init__(self, tasks: Sequence[Task], console: rich.console.Console | None):
         self._tasks, self._ended = tasks, 0
-        self._bar = rich.progress.Progress(
+        self._bar = progress_bars.bar(
             rich.progress.TextColumn("{task.description:<24}"),
             rich.progress.BarColumn(),
             rich.progress.TaskProgressColumn(),

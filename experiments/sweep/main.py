@@ -17,7 +17,8 @@ from ..errors import UserError
 from ..io import write_durably
 from ..run import workdir
 from ..run.build import build
-from . import engine, executors, space
+from ..run.trackers import open_trackers
+from . import engine, executors, export, space
 from .results import Population
 from .space import SweepConfig
 from .tasks import ZooTask
@@ -85,6 +86,7 @@ def run(
         data = report_data(parsed, populations, command)
         write_tables(directory, data)
         page = report.write_report(data, directory)[0]
+        track(parsed, data, directory)
     report.print_verdicts(data, console)
     console.print(
         f"{data.runs} runs: {directory}/results.csv, {directory}/sweep.json\n"
@@ -170,6 +172,33 @@ def report_data(
         command=shlex.join(command),
         target=config.target_sizes,
     )
+
+
+def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) -> None:
+    """Write a finished sweep to the trackers of its config.
+
+    Args:
+      config: of the sweep.
+      data: its runs.
+      directory: the run directory, which holds report.html.
+
+    Raises:
+      UserError: a tracker does not start.
+    """
+    base = config.base
+    runs = list(export.finished(data.populations, data.steps))
+    for tracker in open_trackers(
+        directory,
+        config.settings(),
+        tensorboard=base.tensorboard,
+        wandb=base.wandb,
+        mlflow=base.mlflow,
+    ):
+        try:
+            page = str(directory / "report.html")
+            tracker.write_sweep(runs, data.verdicts, page)
+        finally:
+            tracker.close()
 
 
 def write_tables(directory: pathlib.Path, data: report.SweepData) -> None:

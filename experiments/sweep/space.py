@@ -17,6 +17,7 @@ from ..run.checks import (
     LARGEST,
     MOST,
     Check,
+    flag,
     number,
     optional,
     options,
@@ -41,8 +42,10 @@ from .engine import Limits
 from .statistics import Sizes
 from .tasks import ZooTask
 
+BASE = "base"  # in target.compare: the model of the base's size
 _DEFAULT_VALUES = 7  # of a learning rate without a grid, a factor of two apart
 _MOST_RUNS = 1_000_000
+_CHOSEN = ("model", "optimizer", "schedule", "batch_size", "steps")
 _KEY = re.compile(r"[A-Za-z0-9_.+-]{1,60}")
 
 
@@ -62,6 +65,8 @@ class SweepConfig:
       limits: of memory.
       featured: key of the parametrization that reports are about.
       target: the run at the target's size, before it is tuned; None for none.
+      equal_examples: runs of each batch size take the base's number of examples.
+      compare: baselines of the target: "base", or keys of `parametrizations`.
     """
 
     base: RunConfig
@@ -75,6 +80,8 @@ class SweepConfig:
     limits: Limits
     featured: str
     target: RunConfig | None
+    equal_examples: bool = False
+    compare: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> Sizes:
@@ -101,6 +108,7 @@ class SweepConfig:
                 key: plain(getattr(self, key))
                 for key in ("widths", "depths", "seeds", "average_last")
             },
+            **({"equal_examples": True} if self.equal_examples else {}),
         }
         return {**settings, "sweep": section}
 
@@ -118,18 +126,27 @@ def tasks(config: SweepConfig) -> list[ZooTask]:
     return [
         ZooTask(
             key,
-            dataclasses.replace(
-                with_keys(config.base, choice.items()), parametrization=value
-            ).sized(width, depth),
+            dataclasses.replace(chosen, parametrization=value).sized(width, depth),
             tuple(config.axes.items()),
             config.seeds,
-            config.average_last,
+            max(1, round(config.average_last * chosen.steps / config.base.steps)),
             tuple(choice.items()),
         )
         for key, value in config.parametrizations.items()
         for choice in config.choices
+        for chosen in [_chosen(config, choice)]
         for width, depth in sorted(shapes)
     ]
+
+
+def _chosen(config: SweepConfig, choice: Mapping[str, Any]) -> RunConfig:
+    """The base's run with a choice of other keys."""
+    others = [(key, value) for key, value in choice.items() if key != "steps"]
+    chosen = with_keys(config.base, others)
+    if config.equal_examples:
+        return chosen.lasting(max(1, round(config.base.examples / chosen.batch_size)))
+    # Warm-up and decay keep their share of the steps.
+    return chosen.lasting(choice["steps"]) if "steps" in choice else chosen
 
 
 # ----- Parsing.
@@ -141,6 +158,7 @@ _CHECKS: dict[str, Check] = {
     "choices": several,
     "parametrizations": options,
     "only": several,
+    "equal_examples": flag,
     "seeds": whole(1, 10_000),
     "steps": optional(whole()),
     "average_last": optional(whole()),
@@ -187,6 +205,8 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
         limits=Limits(section["memory_share"], section["lanes"]),
         featured=featured,
         target=_target(given, run, base),
+        equal_examples=section["equal_examples"],
+        compare=_compare(given, parametrizations, featured),
     )
     _check_amounts(parsed)
     return parsed
@@ -311,7 +331,7 @@ def _axes(
 ) -> dict[str, tuple[float, ...]]:
     """The swept hyperparameters and their values; the learning rate comes first."""
     given = {k: grid for k, grid in section["axes"].items() if grid not in (None, "")}
-    known = tunable(base.optimizer.name)
+    known = tunable(base.optimizer.name, base.modules)
     for name in given:
         if name not in known:
             raise UserError(
@@ -353,10 +373,15 @@ def _choices(
             "values, e.g. (('schedule.name', ('constant', 'cosine')),)"
         ) from None
     for key, values in pairs:
-        if key.split(".")[0] not in ("model", "optimizer", "schedule", "batch_size"):
+        if key.split(".")[0] not in _CHOSEN:
             raise UserError(
                 f"sweep.choices has {shown(key)}; it can choose model.*, optimizer.*, "
-                "schedule.* and batch_size"
+                "schedule.*, batch_size and steps"
+            )
+        if key == "steps" and section["equal_examples"]:
+            raise UserError(
+                "sweep.choices has 'steps', and sweep.equal_examples sets the steps of "
+                "each batch size; leave one of them out"
             )
         for value in values:
             with_keys(base, [(key, value)])
@@ -365,12 +390,31 @@ def _choices(
     return tuple(dict(zip(names, values, strict=True)) for values in products)
 
 
+def _compare(
+    given: Mapping[str, Any], known: Mapping[str, Component], featured: str
+) -> tuple[str, ...]:
+    """The baselines of the target. Parametrizations that are not swept are left out."""
+    keys = several(
+        "target.compare", options("target", given.get("target", {})).get("compare", ())
+    )
+    swept = options("sweep", given.get("sweep", {})).get("parametrizations") or known
+    choices = [BASE, *(key for key in swept if key != featured)]
+    for key in keys:
+        if key not in choices:
+            raise UserError(
+                f"target.compare has {shown(key)}; it can have {', '.join(choices)}"
+            )
+    return tuple(key for key in keys if key == BASE or key in known)
+
+
 def _target(
     given: Mapping[str, Any], run: RunConfig, base: RunConfig
 ) -> RunConfig | None:
     """The run at the target's size; by default, the config's own larger model."""
     section = options("target", given.get("target", {}))
+    section.pop("compare", None)
     wanted = section.pop("parametrization", None)
+    follows = flag("target.length_rule", section.pop("length_rule", False))
     swept = given.get("sweep", {}).get("parametrizations")
     swept = swept or [base.parametrization.name]
     if wanted is not None and wanted not in swept:
@@ -396,10 +440,20 @@ def _target(
     if "target" not in given and sizes_of(base) == sizes_of(own):
         return None
     own = dataclasses.replace(
-        own, base_width=base.base_width, base_depth=base.base_depth
+        own,
+        base_width=base.base_width,
+        base_depth=base.base_depth,
+        base_batch_size=base.base_batch_size or base.batch_size,
+        base_examples=base.base_examples or (base.examples if follows else None),
     )
     try:
         target = with_keys(own, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
+    if target.training.kappa != 1 and not any(
+        key.startswith("schedule") for key, _ in changes
+    ):
+        # Warm-up and decay take the same share of the steps.
+        schedule = base.lasting(target.steps).schedule
+        target = dataclasses.replace(target, schedule=schedule)
     return dataclasses.replace(target, parametrization=base.parametrization)

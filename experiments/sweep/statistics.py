@@ -274,3 +274,23 @@ def predicted(
         "optimum": round(middle, 3),
         "interval": [round(middle - wide, 3), round(middle + wide, 3)],
     }
+
+
+def jackknife(left_out: Sequence[float]) -> float:
+    """Standard error of an estimate, from the estimates that each leave out a seed.
+
+    Args:
+      left_out: one estimate a seed.
+
+    Returns:
+      Infinite for fewer than two seeds. For a mean it is the usual standard error.
+
+    Examples:
+      >>> values = np.array([1.0, 2.0, 6.0])
+      >>> round(jackknife((values.sum() - values) / 2), 6)
+      1.527525
+    """
+    seeds = len(left_out)
+    if seeds < 2:
+        return float("inf")
+    return float(np.std(left_out) * (seeds - 1) ** 0.5)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import grids, optima
+from . import grids, optima, statistics
 from .results import Population
 
 # What is fitted: where the loss is at most so many times the least, and in log less
@@ -61,15 +61,32 @@ def slope(population: Population, names: Sequence[str]) -> float | None:
       the other way when any one seed is left out.
     """
     whole = _slope(population, names)
-    seeds = len(population.loss)
-    if whole is None or seeds < 2:
+    if whole is None or len(population.loss) < 2:
         return whole
-    for seed in range(seeds):
-        rest = np.delete(population.loss, seed, axis=0)
-        other = _slope(dataclasses.replace(population, loss=rest), names)
-        if other is None or other * whole < 0:
-            return None
-    return whole
+    rest = _left_out(population, names)
+    return whole if all(s is not None and s * whole > 0 for s in rest) else None
+
+
+def slope_error(population: Population, names: Sequence[str]) -> float:
+    """Standard error of `slope` over seeds (jackknife).
+
+    Args:
+      population: all runs of a shape.
+      names: of two of its axes, (across, up).
+
+    Returns:
+      Infinite where fewer than two seeds can be left out.
+    """
+    known = [s for s in _left_out(population, names) if s is not None]
+    return statistics.jackknife(known)
+
+
+def _left_out(population: Population, names: Sequence[str]) -> list[float | None]:
+    """The slopes that each leave out a seed."""
+    rest = (
+        np.delete(population.loss, seed, axis=0) for seed in range(len(population.loss))
+    )
+    return [_slope(dataclasses.replace(population, loss=r), names) for r in rest]
 
 
 def _slope(population: Population, names: Sequence[str]) -> float | None:

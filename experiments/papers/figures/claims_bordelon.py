@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from ...report import SweepData
-from ...sweep import optima
+from ...sweep import optima, statistics
 from ...sweep.results import Cell
 from ...sweep.verdict import Transfer
 from . import curves
@@ -160,14 +160,16 @@ def decay_stays(data: SweepData) -> Drawing:
     loss of each decay lies above the least.
     """
     cells = curves.cells(data, "depth_mup", name="weight_decay")
-    log_loss = np.stack([np.log(cell.loss).mean(axis=0) for cell in cells])
-    log_loss = log_loss[:, ~np.isnan(log_loss).any(axis=0)]
-    above = log_loss - log_loss.min(axis=1, keepdims=True, initial=np.inf)
-    apart = np.abs(above - above[0]).max(initial=0.0)
-    share = float(apart / above[0].max(initial=0.0)) if above.size else np.nan
+    log_loss = np.stack([np.log(cell.loss) for cell in cells])
+    seeds = log_loss.shape[1]
+    share = _differently(log_loss)
+    rest = [_differently(np.delete(log_loss, i, axis=1)) for i in range(seeds)]
+    error = statistics.jackknife(rest) if seeds > 1 else np.inf
+    known = curves.interval(share, error, seeds)
     ours = (
-        f"over depths the log loss rises with weight decay differently by {share:.0%} "
-        "of the base's whole rise (agrees below 25%)"
+        f"over depths the log loss rises with weight decay differently by "
+        f"{known.value:.0%} ± {known.wide:.0%} of the base's whole rise (agrees below "
+        "25%)"
     )
     panels = [curves.panel("Each at its best learning rate", cells)]
     for cell in (cells[0], cells[-1]):
@@ -177,7 +179,25 @@ def decay_stays(data: SweepData) -> Drawing:
         ]
         title = f"Depth {cell.depth}"
         panels.append(Panel(title, "step", "training loss", lines, log_y=True))
-    return Drawing(panels, ours, share < 0.25 if above.size else None)
+    agrees = None if np.isnan(share) else curves.under(known, 0.25)
+    return Drawing(panels, ours, agrees)
+
+
+def _differently(log_loss: np.ndarray) -> float:
+    """The largest difference between depths, as a share of the base's whole rise.
+
+    Args:
+      log_loss: shape (depths, seeds, weight decays).
+
+    Returns:
+      NaN where no weight decay trained at every depth.
+    """
+    mean = log_loss.mean(axis=1)
+    mean = mean[:, ~np.isnan(mean).any(axis=0)]
+    if not mean.size:
+        return np.nan
+    above = mean - mean.min(axis=1, keepdims=True)
+    return float(np.abs(above - above[0]).max() / above[0].max())
 
 
 def middle_depth(*sweeps: SweepData) -> Drawing:

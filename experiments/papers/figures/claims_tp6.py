@@ -13,7 +13,7 @@ from ...sweep import valley
 from ...sweep.results import Cell
 from ...sweep.verdict import SHARE
 from . import curves
-from .registry import Drawing, Line, Panel, near
+from .registry import Drawing, Line, Panel
 
 _TITLES = {
     "depth_mup": "Depth-μP",
@@ -186,15 +186,26 @@ def valley_turns(data: SweepData) -> Drawing:
         ),
         Panel("Slope of the valley", "depth", "slope", [turned, *levels], log_x=True),
     ]
-    told = ["no valley" if s is None else f"{s:.2f}" for s in slopes]
+    steep = [
+        None
+        if s is None
+        else curves.interval(s, valley.slope_error(p, names), len(p.loss))
+        for p, s in zip(populations, slopes, strict=True)
+    ]
+    told = [
+        "no valley" if s is None else f"{s.value:.2f} ± {s.wide:.2f}" for s in steep
+    ]
     ours = (
         f"slope {told[0]} at depth {depths[0]} (agrees within ½ of -2) and {told[-1]} "
         f"at depth {depths[1]} (within ½ of -1)"
     )
-    first, last = slopes[0], slopes[-1]
+    first, last = steep[0], steep[-1]
     if first is None or last is None:
         return Drawing(panels, ours, None)
-    return Drawing(panels, ours, near(first, -2, 0.5) and near(last, -1, 0.5))
+    agrees = curves.every(
+        curves.inside(first, -2.5, -1.5), curves.inside(last, -1.5, -0.5)
+    )
+    return Drawing(panels, ours, agrees)
 
 
 def multiplier_is_free(data: SweepData) -> Drawing:

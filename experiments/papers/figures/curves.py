@@ -224,6 +224,25 @@ def under(gap: Gap, limit: float) -> bool | None:
     return False if gap.value - gap.wide > limit else None
 
 
+def inside(estimate: Gap, low: float, high: float) -> bool | None:
+    """Whether an estimate lies in a range; None where its interval crosses an end.
+
+    Examples:
+      >>> inside(Gap(-2.1, 0.2), -2.5, -1.5), inside(Gap(-2.4, 0.2), -2.5, -1.5)
+      (True, None)
+    """
+    return every(
+        under(estimate, high), under(Gap(-estimate.value, estimate.wide), -low)
+    )
+
+
+def interval(value: float, error: float, seeds: int) -> Gap:
+    """An estimate with its 95 % interval, from a standard error over seeds."""
+    if seeds < 2 or not np.isfinite(error):
+        return Gap(value, np.inf)
+    return Gap(value, float(stats.t.ppf(0.975, seeds - 1)) * error)
+
+
 def falls(losses: Sequence[Least]) -> bool | None:
     """Whether the last is lower than the first, and no step rises; None: not known.
 

@@ -23,10 +23,10 @@ HELP = """  list             every figure of the four papers
 
 
 def figures() -> dict[str, Figure]:
-    """Every figure of the papers, by id."""
-    from . import bordelon, jelassi, tp6, yaida
+    """Every figure of the papers and every row beside them, by id."""
+    from . import bordelon, jelassi, rows, tp6, yaida
 
-    rooms = (tp6, bordelon, jelassi, yaida)
+    rooms = (tp6, bordelon, jelassi, yaida, rows)
     return {figure.id: figure for room in rooms for figure in room.FIGURES}
 
 

@@ -82,10 +82,10 @@ def figures(found: Found) -> str:
     for _, drawing in drawn:
         count[drawing.agrees] += 1
     lines = [
-        f"Of {len(found)} figures {len(drawn)} have tables: {count[True]} agree with "
-        f"the paper, {count[False]} do not, {count[None]} cannot tell.",
+        f"Of {len(found)} claims {len(drawn)} have tables: {count[True]} agree with "
+        f"what was measured, {count[False]} do not, {count[None]} cannot tell.",
         "",
-        "| | the paper says | measured here | trained | verdict |",
+        "| | the claim | measured here | trained | verdict |",
         "|---|---|---|---|---|",
     ]
     for figure, drawing in drawn:
@@ -103,7 +103,7 @@ def figures(found: Found) -> str:
             "",
             "Not measured yet: `mupax figure ID --scale medium --tables docs/data`.",
             "",
-            "| | the paper says |",
+            "| | the claim |",
             "|---|---|",
         ]
         lines += [f"| {f.id} | {f.number}: {_cell(f.claim)} |" for f in missing]

@@ -126,7 +126,9 @@ class Part:
                 return known
             if set(wanted.parametrizations) != lacking:
                 config.sweep.only = tuple(sorted(lacking))
-        words = ["mupax", *self.words(request, multiplier)]
+        # Without the directory of the data, which is another one on each machine.
+        portable = dataclasses.replace(request, data_dir=None)
+        words = ["mupax", *self.words(portable, multiplier)]
         data = sweep.run(config, str(folder), words)
         epochs = None
         if not config.dataset.startswith(_TEXT):

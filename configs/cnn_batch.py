@@ -1,0 +1,38 @@
+"""Does the learning rate follow the batch size? A small CNN on CIFAR-10 with AdamW.
+
+    mupax sweep --config cnn_batch --config.data_dir=DIR --workdir runs/batch
+    mupax sweep --config cnn_batch --config.base_batch_size=64 --workdir runs/batch-rule
+
+All batch sizes take the same examples. Without base_batch_size each run has the
+hyperparameters as they are; with it they follow docs/rules.md, section 8. Lengths:
+--config.sweep.equal_examples=False
+--config.sweep.choices="(('steps', (400, 1600, 6400)),)" --config.base_examples=25600
+"""
+
+from ml_collections import ConfigDict
+
+from mupax.experiments.run.config import defaults
+
+
+def get_config() -> ConfigDict:
+    """The config."""
+    c = defaults("sweep")
+    c.dataset = "cifar10"
+    c.data.image_size = 16
+    c.batch_size = 64
+    c.steps = 400  # of a batch of 64
+    c.model = ConfigDict({"name": "cnn", "branch_multiplier": 1.0})
+    c.model.width = 16
+    c.model.depth = 6
+    c.base_width = 16
+    c.base_depth = 6
+    c.optimizer = ConfigDict({"name": "adamw", "weight_decay": 0.1})
+    c.optimizer.mask = "matrices"  # biases and norms do not decay
+    c.learning_rate = 2.0**-7
+    c.schedule.warmup = 40
+    c.sweep.axes.learning_rate = "2**[-12:-2:1]"
+    c.sweep.choices = (("batch_size", (16, 32, 64, 128, 256, 512)),)
+    c.sweep.equal_examples = True
+    c.sweep.seeds = 3
+    c.sweep.average_last = 50
+    return c

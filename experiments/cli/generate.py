@@ -1,0 +1,45 @@
+"""`mupax generate`."""
+
+from .command import Command
+from .flags import Flag, describe, parse_own
+
+FLAGS = (
+    Flag(
+        "model",
+        "",
+        "a run directory, a directory of zoo.save, a file of weights, or the id of a "
+        "repository on the Hugging Face hub",
+    ),
+    Flag("prompt", "", "the beginning of the text"),
+    Flag("tokens", 100, "number of tokens to add; default: 100"),
+    Flag("temperature", 0.8, "0 takes the likeliest token; default: 0.8"),
+    Flag("top_k", None, "draw from the k likeliest tokens only", kind=int),
+    Flag("seed", 0, "seed of the draws; default: 0"),
+    Flag(
+        "tokenizer",
+        None,
+        "bytes, a tokenizer.json, or the id of a repository; default: the model's own",
+        kind=str,
+    ),
+    Flag("bos", False, "begin with the tokenizer's special tokens, as Llama 3 needs"),
+    Flag("name", None, "name of the model, for a file of weights", kind=str),
+    Flag("revision", None, "branch, tag or commit of a repository", kind=str),
+)
+EXAMPLES = """\
+  mupax generate --model runs/text_gpt --prompt "ROMEO:" --tokens 200
+  mupax generate --model HuggingFaceTB/SmolLM2-135M --prompt "Gravity is" --top_k 40"""
+
+
+def run(argv: list[str]) -> None:
+    """Print a prompt and its continuation."""
+    from .. import generate
+
+    _, own = parse_own(argv, FLAGS)
+    generate.run(own.pop("model"), own.pop("prompt"), **own)
+
+
+COMMAND = Command(
+    "continue a text with a trained language model",
+    run,
+    text=lambda: f"{describe(FLAGS)}\n\n{EXAMPLES}",
+)

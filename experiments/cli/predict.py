@@ -1,0 +1,35 @@
+"""`mupax predict`."""
+
+from .command import Command
+from .flags import Flag, describe, parse_own
+
+_IMAGES = 1000
+FLAGS = (
+    Flag(
+        "model",
+        "",
+        "a run directory, a directory of zoo.save, a file of weights, the id of a "
+        "repository on the Hugging Face hub, or a name of zoo.list_pretrained()",
+    ),
+    Flag("name", None, "name of the model, for a file of weights", kind=str),
+    Flag("revision", None, "branch, tag or commit of a repository", kind=str),
+    Flag("top", 5, "number of classes to print; default: 5"),
+)
+EXAMPLES = """\
+  mupax predict --model runs/cifar10_vit image.jpg
+  mupax predict --model timm/resnet50.a1_in1k --top 3 one.jpg two.png"""
+
+
+def run(argv: list[str]) -> None:
+    """Print the likeliest classes of image files."""
+    from .. import predict
+
+    images, own = parse_own(argv, FLAGS, arguments=_IMAGES)
+    predict.run(own.pop("model"), images, **own)
+
+
+COMMAND = Command(
+    "classify image files with a trained model: labels and probabilities",
+    run,
+    text=lambda: f"  IMAGE ...        image files\n{describe(FLAGS)}\n\n{EXAMPLES}",
+)

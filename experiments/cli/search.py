@@ -1,0 +1,30 @@
+"""`mupax search`."""
+
+from .command import Command
+from .flags import Flag, parse
+
+FLAGS = (
+    Flag("candidates", 16, "candidates of each round, at least 4; default: 16"),
+    Flag("rounds", 8, "rounds of candidates; default: 8"),
+    Flag(
+        "radius",
+        1.0,
+        "initial standard deviation of the candidates around the start, in octaves; "
+        "default: 1",
+    ),
+)
+
+
+def run(argv: list[str]) -> None:
+    """Search hyperparameters on the base, and write the best of them."""
+    from ..sweep import search
+
+    config, workdir, own = parse(argv, FLAGS)
+    search.run(config, workdir, **own)
+
+
+COMMAND = Command(
+    "search many hyperparameters of the base at once, also of groups of parameters",
+    run,
+    FLAGS,
+)

@@ -1,0 +1,105 @@
+"""Continue a text with a trained decoder."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from mupax import zoo
+from mupax.zoo.decoder import Decoder
+
+from .data.text import Tokenizer, open_tokenizer
+from .errors import UserError
+from .loading import find_model, load_model
+
+
+def run(
+    model: str,
+    prompt: str,
+    *,
+    tokenizer: str | None = None,
+    name: str | None = None,
+    revision: str | None = None,
+    tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+    bos: bool = False,
+) -> None:
+    """Print a prompt and its continuation.
+
+    Args:
+      model: as of `mupax.experiments.loading.load_model`.
+      prompt: the beginning of the text.
+      tokenizer: as of `open_tokenizer`; None for that of the model.
+      name: of the model, for a file of weights.
+      revision: of a hub repository.
+      tokens: number of tokens to add.
+      temperature: 0 takes the likeliest token.
+      top_k: draw from the k likeliest tokens only.
+      seed: of the draws.
+      bos: begin with the special tokens that the tokenizer puts in front of a text.
+
+    Raises:
+      UserError: a model or tokenizer that cannot be read, a model without tokens, or a
+        value out of range.
+    """
+    if not prompt:
+        raise UserError("--prompt is missing; give the beginning of a text")
+    loaded = load_model(model, name=name, revision=revision)
+    if not isinstance(loaded, Decoder):
+        raise UserError(
+            f"a {type(loaded).__name__} takes images, not text; use `mupax predict`"
+        )
+    words = tokenizer_of(loaded, find_model(model), tokenizer)
+    encoded = words.encode(prompt, bos)
+    if not encoded:
+        raise UserError("the prompt has no tokens; give a longer one")
+    try:
+        out = zoo.generate(
+            loaded,
+            jnp.asarray([encoded], jnp.int32),
+            tokens,
+            temperature=temperature,
+            top_k=top_k,
+            key=jax.random.key(seed),
+        )
+    except ValueError as error:
+        raise UserError(" ".join(str(error).split())) from None
+    added = out[0, len(encoded) :].tolist()
+    # The whole is decoded: a token may be a part of a character or word.
+    print(words.decode([*encoded, *added]))
+
+
+def tokenizer_of(model: Decoder, source: str, given: str | None) -> Tokenizer:
+    """The tokenizer of a model.
+
+    Args:
+      model: its vocabulary must hold the tokenizer's.
+      source: of the model: a directory or repository may hold a tokenizer.json.
+      given: replaces it.
+
+    Raises:
+      UserError: no tokenizer is known, or it has more tokens than the model.
+    """
+    vocabulary = model.embedding.shape[0]
+    path = pathlib.Path(source)
+    folder = path if path.is_dir() or not path.exists() else path.parent
+    has_file = not path.exists() or (folder / "tokenizer.json").is_file()
+    if given is not None:
+        found = open_tokenizer(given)
+    elif has_file:
+        found = open_tokenizer(str(folder))
+    elif vocabulary == 256:
+        found = open_tokenizer("bytes")
+    else:
+        raise UserError(
+            f"{source} holds no tokenizer.json; give --tokenizer: a path, the id of a "
+            "repository on the hub, or bytes"
+        )
+    if found.vocabulary > vocabulary:
+        raise UserError(
+            f"the tokenizer has {found.vocabulary} tokens and the model {vocabulary}; "
+            "give --tokenizer, the one that the model was trained with"
+        )
+    return found

@@ -1,0 +1,71 @@
+"""Load the model that a command names: a run, a directory, a file or a hub id."""
+
+import pathlib
+
+from flax import nnx
+
+from mupax import zoo
+from mupax.zoo import hub
+
+from .errors import UserError
+
+
+def find_model(source: str) -> str:
+    """The source of a run's trained model; any other source as it is.
+
+    Args:
+      source: as of `load_model`.
+
+    Raises:
+      UserError: it is empty, or a run that has saved no model yet.
+    """
+    if not source:
+        raise UserError(
+            "--model is missing; give a run directory, a directory of zoo.save, a file "
+            "of weights, a hub id, or a name of zoo.list_pretrained()"
+        )
+    folder = pathlib.Path(source)
+    if (folder / "model" / "config.json").is_file():
+        return str(folder / "model")
+    if (folder / "experiment.json").is_file():
+        raise UserError(
+            f"the run in {source} has saved no model yet; train it to its end by the "
+            "command that started it"
+        )
+    known = source in zoo.list_pretrained() or hub.is_id(source)
+    if not known and not pathlib.Path(source).exists():
+        raise UserError(
+            f"there is no model {source!r}: it is no directory or file here, and no id "
+            "of a hub repository (owner/name); check the path"
+        )
+    return source
+
+
+def load_model(
+    source: str, *, name: str | None = None, revision: str | None = None
+) -> nnx.Module:
+    """A trained model, in evaluation mode.
+
+    Args:
+      source: the directory of a run, a directory that `zoo.save` wrote, a file of
+        weights, the id of a repository on the hub, or the name of a model that comes
+        with the package.
+      name: of the model, for a source that does not say it.
+      revision: of a repository.
+
+    Raises:
+      UserError: the model cannot be loaded.
+    """
+    found = find_model(source)
+    try:
+        if name is None and hub.is_file_name(found):
+            raise UserError(
+                f"{source} holds weights without a model's name; give --name, one of "
+                "`mupax models`"
+            )
+        given = (found,) if name is None else (name, found)
+        model = zoo.load_pretrained(*given, revision=revision)
+    except (ValueError, TypeError, OSError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    model.eval()
+    return model

@@ -1,0 +1,148 @@
+"""Classify image files with a trained model."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from mupax import zoo
+from mupax.zoo.layers import single
+
+from .data import normalize
+from .data.augment import CROP_MODES, Transform
+from .errors import UserError
+from .loading import load_model
+
+
+class Prediction(NamedTuple):
+    """A likely class of an image.
+
+    Attributes:
+      label: name of the class, or "class 7" where the model has no names.
+      number: of the class, from 0.
+      probability: softmax of the logits.
+    """
+
+    label: str
+    number: int
+    probability: float
+
+
+def run(
+    model: str,
+    images: Sequence[str],
+    *,
+    name: str | None = None,
+    revision: str | None = None,
+    top: int = 5,
+) -> None:
+    """Print the likeliest classes of images.
+
+    Args:
+      model: as of `load_model`.
+      images: paths.
+      name: of the model, for a file of weights.
+      revision: of a hub repository.
+      top: number of classes per image.
+
+    Raises:
+      UserError: a model or an image that cannot be read, or a model without known
+        preprocessing.
+    """
+    if not images:
+        raise UserError("no image is given; put paths of image files behind the flags")
+    if top < 1:
+        raise UserError(f"--top={top} must be 1 or more")
+    for path in images:  # before a model is loaded
+        _open(path).close()
+    loaded = load_model(model, name=name, revision=revision)
+    for path, found in zip(images, predict(loaded, images, top=top), strict=True):
+        print(path)
+        for row in found:
+            print(f"  {row.probability:7.2%}  {row.label}")
+
+
+def predict(
+    model: nnx.Module, images: Sequence[str], *, top: int = 5
+) -> list[list[Prediction]]:
+    """The likeliest classes of each image.
+
+    Args:
+      model: in evaluation mode, with a `zoo.data_config`.
+      images: paths.
+      top: number of classes per image; all, if there are fewer.
+
+    Raises:
+      UserError: an image that cannot be read, or a model that does not classify images
+        or whose preprocessing is not known.
+    """
+    kind = type(model).__name__
+    if isinstance(model, zoo.GPT | zoo.Llama):
+        raise UserError(f"a {kind} takes tokens, not images; use `mupax generate`")
+    try:
+        config = zoo.data_config(model)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if config.crop_mode not in CROP_MODES:
+        raise UserError(
+            f"the preprocessing of this {kind} has crop_mode={config.crop_mode!r}; "
+            f"images are prepared by {' or '.join(CROP_MODES)} only"
+        )
+    transform = Transform(
+        (),
+        config.size,
+        crop=config.crop,
+        resample=config.interpolation,
+        crop_mode=config.crop_mode,
+    )
+    graph, state = nnx.split(model)
+    mean, std = (255 * np.asarray(v, np.float32) for v in (config.mean, config.std))
+
+    @jax.jit
+    def probabilities(state: nnx.State, pixels: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, state)(normalize(pixels, mean, std))
+        return jax.nn.softmax(logits.astype(single(logits.dtype)), axis=-1)
+
+    out = []
+    for path in images:
+        with _open(path) as image:
+            pixels = np.asarray(transform(ImageOps.exif_transpose(image), ()))
+        found = np.asarray(probabilities(state, pixels.reshape(1, *config.size)))[0]
+        if found.ndim != 1:
+            raise UserError(f"this {kind} has no head that classifies images")
+        best = np.argsort(-found, kind="stable")[:top]
+        labels = config.labels
+        out.append(
+            [
+                Prediction(
+                    labels[i] if labels else f"class {i}", int(i), float(found[i])
+                )
+                for i in best
+            ]
+        )
+    return out
+
+
+def _open(path: str) -> Image.Image:
+    """An image, decoded.
+
+    Raises:
+      UserError: the file is not there, or is no image.
+    """
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"there is no image file {path!r}; check the path")
+    try:
+        with open(path, "rb") as file:
+            image = Image.open(file)
+            image.load()
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+        raise UserError(
+            f"{path!r} cannot be read as an image{reason}; give a JPEG, PNG or another "
+            "format that Pillow reads"
+        ) from None
+    return image

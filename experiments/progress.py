@@ -1,0 +1,28 @@
+"""Progress bars on terminals and in notebooks."""
+
+import importlib.util
+from typing import Any
+
+import rich.console
+import rich.progress
+
+
+def bar(*columns: Any, console: rich.console.Console) -> rich.progress.Progress:
+    """A progress bar of rich.
+
+    A notebook shows it where `ipywidgets` is installed (`pip install
+    'mupax[notebook]'`). Without it rich would only warn; the bar is left out, and one
+    line says so.
+
+    Args:
+      *columns: of the bar.
+      console: where it is shown.
+    """
+    disable = console.is_jupyter and importlib.util.find_spec("ipywidgets") is None
+    if disable:
+        console.print(
+            "No progress bar: it needs pip install 'mupax[notebook]'.",
+            highlight=False,
+            markup=False,
+        )
+    return rich.progress.Progress(*columns, console=console, disable=disable)

@@ -1,0 +1,173 @@
+"""The opening of a transfer's report: one picture, and one sentence below it."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from .data import SweepData, Trained, finite
+from .style import Page, Sheet, ramp, wrap
+
+_BASE = "base"  # in target.compare: the model of the base's size
+_LIGHT, _DARK = ramp(2)
+_GREY = "#7c8494"
+
+
+def shown(data: SweepData) -> bool:
+    """Whether there is a target, a baseline and an accuracy to compare."""
+    return bool(data.compared) and any(_points(run).size for run in _runs(data))
+
+
+def sentence(data: SweepData) -> str:
+    """What the transfer gave, for a reader who knows no parametrization."""
+    target = data.trained
+    if target is None:
+        return ""
+    small = next((run for run in data.compared if run.baseline == _BASE), None)
+    other = next((run for run in data.compared if run.baseline != _BASE), None)
+    size = f"one {_times(target, small)} larger" if small else "a large one"
+    found = "The learning rate of a small network"
+    unscaled = ""
+    if other is not None:
+        unscaled = f"{_accuracy(other)} for the large one without mupax's scaling"
+    reached = _value(target)
+    if reached is None:
+        return f"{found} made {size} diverge."
+    told = f"{_accuracy(target)} correct on the test"
+    if small is None:
+        return f"{found} on {size}: {told}, against {unscaled}."
+    less = _value(small)
+    better = less is None or reached > less
+    verb = "works unchanged on" if better else "did not pay on"
+    against = f"{_accuracy(small)} for the small one"
+    if unscaled:
+        against += f" and {unscaled}"
+    return f"{found} {verb} {size}: {told}, against {against}."
+
+
+def bought(data: SweepData) -> str:
+    """What size buys at the same number of steps, and what it costs, or nothing."""
+    target = data.trained
+    small = next((run for run in data.compared if run.baseline == _BASE), None)
+    if target is None or small is None:
+        return ""
+    many, few = _value(target), _value(small)
+    if many is None or few is None or few == 1:
+        return ""
+    change = (1 - many) / (1 - few) - 1
+    what = (
+        f"Size cuts the test errors by {-change:.0%}"
+        if change < 0
+        else f"Size did not pay: the test errors grow by {change:.0%}"
+    )
+    cost = f"{_times(target, small)} the parameters"
+    if small.seconds > 0:
+        cost += (
+            f" and {_digits(target.seconds / small.seconds)} times the training time"
+        )
+    return (
+        f"{what}, from {1 - few:.1%} to {1 - many:.1%}, for {cost} (width "
+        f"{target.sizes.width} and depth {target.sizes.depth} instead of "
+        f"{small.sizes.width} and {small.sizes.depth}; one run each, with the same "
+        "number of steps and the same learning rate)."
+    )
+
+
+def figure(data: SweepData, page: Page) -> Figure:
+    """Test accuracy over the steps: the target, and each baseline."""
+    wide = page.columns > 1
+    left, right = 0.7, 0.72
+    width = page.width - left - right
+    main, foot = (3.3, 0.62) if wide else (2.7, 0.62)
+    sheet = Sheet(page, sentence(data))
+    runs = _runs(data)
+    looks = [_look(run) for run in runs]
+    room = page.width - 0.75
+    labels = [wrap(_label(run), room, page.size) for run in runs]
+    handles = [
+        Line2D([], [], lw=2.6, label=label, **look)
+        for label, look in zip(labels, looks, strict=True)
+    ]
+    rows = sum(label.count("\n") + 1 for label in labels)
+    first = sheet.top + 0.235 * rows + 0.16
+    sheet.open(first + main + foot)
+    sheet.legend(0.14, sheet.top, handles, 1)
+    ax = sheet.axes(left, first, width, main)
+    ends = []
+    for run, look in zip(runs, looks, strict=True):
+        points = _points(run)
+        if not points.size:
+            continue
+        ax.plot(*points.T, lw=2.6, marker="o", ms=4.5, clip_on=False, **look)
+        diverged = run.train_loss is None
+        ends.append((*points[-1], "diverged" if diverged else None, look["color"]))
+    steps = max(run.curve[-1][0] for run in runs if run.curve)
+    ax.set(xlim=(0, steps), ylim=(0, 1))
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
+    ax.xaxis.set_major_locator(MaxNLocator(6 if wide else 4, integer=True))
+    ax.set_xlabel("training step")
+    ax.set_ylabel("correct on the test")
+    # Apart by a line of text.
+    apart = 1.45 * page.size / 72 / main
+    at = -1.0
+    for x, y, word, color in sorted(ends, key=lambda end: end[1]):
+        at = max(y, at + apart)
+        ax.annotate(
+            word or f"{y:.1%}",
+            *((x, at),),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            weight="bold",
+            color=color,
+            size=page.size + (1.5 if wide else 0),
+            annotation_clip=False,
+        )
+    return sheet.figure
+
+
+def _runs(data: SweepData) -> list[Trained]:
+    return [*([data.trained] if data.trained else []), *data.compared]
+
+
+def _look(run: Trained) -> dict[str, Any]:
+    if run.baseline is None:
+        return {"color": _DARK}
+    if run.baseline == _BASE:
+        return {"color": _LIGHT}
+    return {"color": _GREY, "linestyle": (0, (4, 1.5))}
+
+
+def _label(run: Trained) -> str:
+    if run.baseline is None:
+        return "large network, learning rate of the small one"
+    if run.baseline == _BASE:
+        return "small network, where it was tuned"
+    return "large network, without mupax's scaling"
+
+
+def _points(run: Trained) -> np.ndarray:
+    """(step, accuracy) of the evaluations that have one, shape (evaluations, 2)."""
+    points = np.array([(e[0], e[2]) for e in run.evals], dtype=float).reshape(-1, 2)
+    return points[np.isfinite(points[:, 1])]
+
+
+def _value(run: Trained) -> float | None:
+    return None if run.train_loss is None else finite(run.test_accuracy)
+
+
+def _accuracy(run: Trained) -> str:
+    value = _value(run)
+    return "divergence" if value is None else f"{value:.1%}"
+
+
+def _times(large: Trained, small: Trained) -> str:
+    return f"{_digits(large.parameters / max(1, small.parameters))} times"
+
+
+def _digits(ratio: float) -> str:
+    """A ratio with two digits below 10, and none after the point above."""
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"

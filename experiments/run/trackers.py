@@ -1,0 +1,356 @@
+"""Experiment trackers: TensorBoard, Weights & Biases and MLflow.
+
+A tracker gets the metrics of a run while it trains (`Tracker.write`), or all runs of a
+sweep at its end (`Tracker.write_sweep`). The ids of the runs of Weights & Biases and
+MLflow are kept in the run directory, so that a resumed run continues them.
+"""
+
+import json
+import math
+import pathlib
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from absl import logging
+
+from .. import io
+from ..errors import UserError
+
+NAME = "trackers.json"
+# TensorBoard's page of hyperparameters reads one directory per run.
+_MOST_EVENTS = 2_000
+
+
+class Finished(NamedTuple):
+    """A run of a sweep.
+
+    Attributes:
+      name: unique within the sweep, e.g. "depth_mup-w64-d8/3".
+      settings: its hyperparameters, size, parametrization and seed.
+      loss: its final loss; None: it diverged.
+      curve: (step, training loss); only finite losses.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    loss: float | None
+    curve: Sequence[tuple[int, float]]
+
+
+class Tracker(Protocol):
+    """Receives the metrics of a run, or a sweep."""
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write the metrics of one step."""
+
+    def write_sweep(
+        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
+    ) -> None:
+        """Write a finished sweep.
+
+        Args:
+          runs: its runs.
+          verdicts: the contents of `sweep.json`.
+          report: path of `report.html`.
+        """
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+def open_trackers(
+    folder: pathlib.Path,
+    settings: dict[str, Any],
+    *,
+    tensorboard: bool = False,
+    wandb: str | None = None,
+    mlflow: str | None = None,
+) -> tuple[Tracker, ...]:
+    """Open the trackers of a run or a sweep.
+
+    Args:
+      folder: the run directory.
+      settings: shown as the run's config.
+      tensorboard: write event files to `folder/tensorboard`.
+      wandb: a project of Weights & Biases; None: off.
+      mlflow: an experiment of MLflow, at MLFLOW_TRACKING_URI; None: off.
+
+    Raises:
+      UserError: a tracker does not start.
+    """
+    trackers: list[Tracker] = []
+    if tensorboard:
+        trackers.append(TensorBoard(folder / "tensorboard"))
+    if wandb:
+        trackers.append(WandB(wandb, folder, settings))
+    if mlflow:
+        trackers.append(MLflow(mlflow, folder, settings))
+    return tuple(trackers)
+
+
+# ----- Ids in the run directory.
+
+
+def read_id(folder: pathlib.Path, tracker: str) -> str | None:
+    """The id under which a run directory is known to a tracker; None: none yet."""
+    try:
+        value = io.read_sealed(folder / NAME).get(tracker)
+    except FileNotFoundError:
+        return None
+    except io.Damaged as error:
+        logging.warning(
+            "%s is damaged (%s); the run gets a new id.", folder / NAME, error
+        )
+        return None
+    return value if isinstance(value, str) else None
+
+
+def keep_id(folder: pathlib.Path, tracker: str, value: str) -> None:
+    """Keep the id of a run directory."""
+    try:
+        known = io.read_sealed(folder / NAME)
+    except (FileNotFoundError, io.Damaged):
+        known = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    io.write_sealed(folder / NAME, {**known, tracker: value})
+
+
+# ----- Trackers.
+
+
+class TensorBoard:
+    """Writes event files for TensorBoard."""
+
+    def __init__(self, folder: pathlib.Path):
+        # Imported here: the base install lacks it.
+        from tensorboardX import SummaryWriter
+
+        self._folder = folder
+        self._open = SummaryWriter
+        self._writer: Any = None
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write one scalar per metric."""
+        if self._writer is None:
+            self._writer = self._open(str(self._folder), flush_secs=30)
+        for name, value in values.items():
+            if math.isfinite(value):  # others are warned about, and not shown
+                self._writer.add_scalar(name, value, step)
+
+    def write_sweep(
+        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
+    ) -> None:
+        """Write hyperparameters, final loss and learning curve of each run.
+
+        A run that was written before is not written again.
+        """
+        del verdicts, report
+        runs = list(runs)
+        if len(runs) > _MOST_EVENTS:
+            logging.warning(
+                "The sweep has %d runs; TensorBoard shows the hyperparameters of at "
+                "most %d. See results.csv.",
+                *(len(runs), _MOST_EVENTS),
+            )
+            return
+        from tensorboardX.summary import hparams
+
+        for run in runs:
+            folder = self._folder / run.name
+            if folder.exists():
+                continue
+            plain = {key: _scalar(value) for key, value in run.settings.items()}
+            with self._open(str(folder)) as writer:
+                for summary in hparams(plain, {"final_loss": 0.0}):
+                    writer.file_writer.add_summary(summary)
+                for step, loss in run.curve:
+                    writer.add_scalar("loss", loss, step)
+                if run.loss is not None:
+                    writer.add_scalar("final_loss", run.loss, 0)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB:
+    """Writes to a run of Weights & Biases.
+
+    Args:
+      project: its name.
+      folder: the run directory. Its name is that of the run. The run's id is kept in
+        it, and a resumed run continues the run of this id.
+      settings: shown as the run's config.
+
+    Raises:
+      UserError: Weights & Biases does not start.
+    """
+
+    def __init__(self, project: str, folder: pathlib.Path, settings: dict[str, Any]):
+        import wandb
+
+        self._wandb: Any = wandb
+        known = read_id(folder, "wandb")
+        name = known or secrets.token_hex(4)
+        try:
+            self._run = wandb.init(
+                project=project,
+                dir=str(folder),
+                name=folder.name,
+                config=settings,
+                id=name,
+                resume="allow",
+            )
+        except Exception as error:  # wandb's exceptions have no common base class
+            raise UserError(f"Weights & Biases does not start: {error}") from None
+        if known is None:
+            keep_id(folder, "wandb", name)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write one scalar per metric."""
+        self._run.log(values, step=step)
+
+    def write_sweep(
+        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
+    ) -> None:
+        """Write a table of all runs, the verdicts as the summary, and the report."""
+        rows = [{**run.settings, "loss": run.loss} for run in runs]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        table = self._wandb.Table(
+            columns=columns, data=[[row.get(name) for name in columns] for row in rows]
+        )
+        self._run.log({"runs": table, "report": self._wandb.Html(report)})
+        self._run.summary.update({"verdicts": _plain(verdicts)})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """Writes to a run of MLflow, at MLFLOW_TRACKING_URI.
+
+    Args:
+      experiment: its name; it is created if there is none.
+      folder: the run directory. Its name is that of the run. The run's id is kept in
+        it, and a resumed run continues the run of this id.
+      settings: become the run's parameters.
+
+    Raises:
+      UserError: MLflow does not start.
+    """
+
+    def __init__(self, experiment: str, folder: pathlib.Path, settings: dict[str, Any]):
+        import mlflow
+
+        self._folder = folder
+        try:
+            self._client: Any = mlflow.MlflowClient()
+            self._id = self._start(experiment, settings)
+        except Exception as error:  # of a store, a server or the network
+            raise UserError(
+                f"MLflow does not start: {error}; check MLFLOW_TRACKING_URI"
+            ) from None
+
+    def _start(self, experiment: str, settings: dict[str, Any]) -> str:
+        client = self._client
+        found = client.get_experiment_by_name(experiment)
+        self._experiment = (
+            found.experiment_id if found else client.create_experiment(experiment)
+        )
+        if known := read_id(self._folder, "mlflow"):
+            client.update_run(known, status="RUNNING")
+            return known
+        run = client.create_run(self._experiment, run_name=self._folder.name)
+        self._log(run.info.run_id, params=dict(_flat(settings)))
+        keep_id(self._folder, "mlflow", run.info.run_id)
+        return run.info.run_id
+
+    def _log(
+        self,
+        run: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        metrics: Iterable[tuple[str, float, int]] = (),
+    ) -> None:
+        from mlflow.entities import Metric, Param
+
+        # MLflow's limits: 100 parameters of 6,000 characters, 1,000 metrics in a call.
+        kept = [Param(_key(k), str(v)[:6000]) for k, v in (params or {}).items()]
+        logged = [Metric(_key(k), value, 0, step) for k, value, step in metrics]
+        for at in range(0, len(kept), 100):
+            self._client.log_batch(run, params=kept[at : at + 100])
+        for at in range(0, len(logged), 500):
+            self._client.log_batch(run, metrics=logged[at : at + 500])
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write one metric per value."""
+        self._log(self._id, metrics=[(name, x, step) for name, x in values.items()])
+
+    def write_sweep(
+        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
+    ) -> None:
+        """Write a nested run for each run of the sweep, and the report.
+
+        A run that was written before is not written again.
+        """
+        written = self._children()
+        for run in runs:
+            if run.name in written:
+                continue
+            tags = {"mlflow.parentRunId": self._id}
+            child = self._client.create_run(
+                self._experiment, run_name=run.name, tags=tags
+            ).info.run_id
+            metrics = [("loss", loss, step) for step, loss in run.curve]
+            if run.loss is not None:
+                metrics.append(("final_loss", run.loss, 0))
+            self._log(child, params=run.settings, metrics=metrics)
+            diverged = run.loss is None
+            self._client.set_terminated(child, "FAILED" if diverged else "FINISHED")
+        self._client.log_text(
+            self._id, json.dumps(_plain(verdicts), indent=1), "sweep.json"
+        )
+        self._client.log_artifact(self._id, report)
+
+    def _children(self) -> set[str]:
+        """The names of the finished runs that were written for this sweep."""
+        query = f"tags.mlflow.parentRunId = '{self._id}'"
+        names: set[str] = set()
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment], query, max_results=1000, page_token=token
+            )
+            names |= {r.info.run_name for r in page if r.info.status != "RUNNING"}
+            token = page.token
+            if not token:
+                return names
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._client.set_terminated(self._id)
+
+
+def _scalar(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _key(name: str) -> str:
+    """A name that MLflow takes."""
+    return re.sub(r"[^A-Za-z0-9_\-. /:]", "_", name)

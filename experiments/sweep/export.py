@@ -1,0 +1,209 @@
+"""Take the runs of a sweep elsewhere: trackers, pandas and Optuna."""
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import remote
+from ..errors import UserError
+from ..run.trackers import Finished
+from .results import Population
+
+if TYPE_CHECKING:  # extras
+    import optuna
+    import pandas
+
+# Columns of results.csv that are not hyperparameters.
+_TEXT = ("parametrization",)
+
+
+def finished(populations: Iterable[Population], steps: int) -> Iterator[Finished]:
+    """The runs of a sweep, as trackers take them.
+
+    Args:
+      populations: of the sweep.
+      steps: of each run.
+    """
+    for population in populations:
+        for number, (run, index) in enumerate(
+            zip(population.rows(), np.ndindex(population.loss.shape), strict=True)
+        ):
+            loss = run.pop("loss")
+            name = f"{population.name}/{number}"
+            yield Finished(name, run, loss, curve(population.curves[index], steps))
+
+
+def curve(losses: np.ndarray, steps: int) -> list[tuple[int, float]]:
+    """The finite points of a learning curve, each at the last step of its span.
+
+    Args:
+      losses: training loss averaged over equal spans of steps, shape (points,).
+      steps: of the run.
+
+    Examples:
+      >>> curve(np.array([2.0, 1.0, float("nan")]), 30)
+      [(10, 2.0), (20, 1.0)]
+    """
+    ends = np.cumsum([len(x) for x in np.array_split(np.arange(steps), len(losses))])
+    return [
+        (int(step), float(loss))
+        for step, loss in zip(ends, losses, strict=True)
+        if math.isfinite(loss)
+    ]
+
+
+def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The runs in a `results.csv`, a record each; the loss is None where one diverged.
+
+    Args:
+      path: of the file, or of the run directory that holds it.
+
+    Raises:
+      UserError: there is no such file, or it is not a table of runs.
+    """
+    path = remote.local(path)
+    path = path / "results.csv" if path.is_dir() else path
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); name the run directory of a sweep"
+        ) from None
+    if not rows or not {"parametrization", "loss", "seed"} <= rows[0].keys():
+        raise UserError(f"{path} is not a table of runs; `mupax sweep` writes one")
+    return [{key: _parsed(key, value) for key, value in row.items()} for row in rows]
+
+
+def _parsed(key: str, value: str | None) -> Any:
+    if key in _TEXT or not value:
+        return value or None
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def dataframe(runs: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """The runs of a sweep as a pandas DataFrame, a row for each run.
+
+    Args:
+      runs: of `read_results` or of `Population.rows`.
+
+    Returns:
+      Columns parametrization, width, depth, choices, hyperparameters, seed and loss;
+      the loss is NaN where the run diverged.
+
+    Raises:
+      ImportError: pandas is not installed; the message says how to install it.
+    """
+    pandas = _needed("pandas")
+    frame = pandas.DataFrame(list(runs))
+    return frame.astype({"loss": float})
+
+
+def study(
+    runs: Iterable[Mapping[str, Any]],
+    *,
+    name: str = "mupax",
+    storage: str | None = None,
+) -> "optuna.Study":
+    """The runs of a sweep as an Optuna study, e.g. for optuna-dashboard.
+
+    A trial is a run. Its parameters are the hyperparameters and, where several were
+    swept, width, depth, parametrization and choices. A run that diverged is a failed
+    trial. The seed is an attribute of the trial.
+
+    Args:
+      runs: of `read_results` or of `Population.rows`.
+      name: of the study; a study of this name in `storage` must not exist.
+      storage: URL of a database, e.g. "sqlite:///sweep.db"; None: in memory.
+
+    Raises:
+      ImportError: Optuna is not installed; the message says how to install it.
+      UserError: the storage has a study of this name, or cannot be used.
+    """
+    optuna = _needed("optuna")
+    runs = list(runs)
+    names = list(dict.fromkeys(k for run in runs for k in run))
+    values = {
+        key: list(dict.fromkeys(run[key] for run in runs if key in run))
+        for key in names
+        if key not in ("loss", "seed")
+    }
+    swept = {k: _distribution(optuna, v) for k, v in values.items() if len(v) > 1}
+    try:
+        made = optuna.create_study(study_name=name, storage=storage)
+    except optuna.exceptions.DuplicatedStudyError:
+        raise UserError(
+            f"{storage} has a study {name!r}; give another name, or remove that study"
+        ) from None
+    except Exception as error:  # of SQLAlchemy and of database drivers
+        raise UserError(f"the storage {storage} cannot be used: {error}") from None
+    state = optuna.trial.TrialState
+    made.add_trials(
+        optuna.trial.create_trial(
+            state=state.FAIL if run["loss"] is None else state.COMPLETE,
+            value=run["loss"],
+            params={key: run[key] for key in swept if key in run},
+            distributions={key: swept[key] for key in swept if key in run},
+            user_attrs={"seed": run["seed"]},
+        )
+        for run in runs
+    )
+    return made
+
+
+def copy_to_optuna(folder: str, storage: str, name: str) -> int:
+    """Copy the runs of a run directory into a new study; returns their number.
+
+    Args:
+      folder: the run directory of a sweep or a transfer.
+      storage: URL of the database.
+      name: of the study.
+
+    Raises:
+      UserError: there are no runs, Optuna is not installed, or the storage cannot be
+        used or has a study of this name.
+    """
+    runs = read_results(folder)
+    try:
+        study(runs, name=name, storage=storage)
+    except ImportError as error:
+        raise UserError(str(error)) from None
+    return len(runs)
+
+
+def _distribution(optuna: Any, values: list[Any]) -> Any:
+    """An Optuna distribution that holds the values."""
+    numbers = all(
+        isinstance(x, int | float) and not isinstance(x, bool) for x in values
+    )
+    if not numbers:
+        return optuna.distributions.CategoricalDistribution(values)
+    low, high = min(values), max(values)
+    if all(isinstance(x, int) for x in values):
+        return optuna.distributions.IntDistribution(low, high, log=low > 0)
+    return optuna.distributions.FloatDistribution(low, high, log=low > 0)
+
+
+def _needed(package: str) -> Any:
+    """Import an extra.
+
+    Raises:
+      ImportError: it is not installed.
+    """
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"{package} is not installed; pip install 'mupax[{package}]'"
+        ) from None

@@ -1,0 +1,342 @@
+"""`mupax search`: many hyperparameters at once, on the base, by a trust-region search.
+
+A grid of ten hyperparameters is too large. CMA-ES draws candidates around the best
+point so far, and widens or narrows the region that it draws from. All candidates of a
+round are lanes of one program, which is compiled once.
+"""
+
+import csv
+import dataclasses
+import io as text_io
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import rich.console
+from ml_collections import ConfigDict
+
+from .. import io
+from ..errors import UserError
+from ..run import workdir
+from ..run.hyperparameters import transfer_record
+from . import engine, grids, main, space
+from .engine import Limits, Point
+from .store import Store
+from .tasks import ZooTask
+
+_WORST = 1e6  # the objective of a candidate that diverged
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A candidate and its result.
+
+    Attributes:
+      round: from 0.
+      point: values of the hyperparameters, in the order of the axes.
+      loss: geometric mean over seeds; NaN if a run diverged.
+    """
+
+    round: int
+    point: Point
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+      names: of the hyperparameters.
+      candidates: all of them, in order. The first is the start.
+      best: of them.
+      fresh: losses of start and best with other seeds than those of the search.
+    """
+
+    names: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    best: Candidate
+    fresh: tuple[float, float]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The best hyperparameters, by name."""
+        return dict(zip(self.names, self.best.point, strict=True))
+
+
+def search(
+    task: ZooTask,
+    data: Any = None,
+    *,
+    start: Sequence[float],
+    candidates: int = 16,
+    rounds: int = 8,
+    radius: float = 1.0,
+    seed: int = 0,
+    store: Store | None = None,
+    limits: Limits | None = None,
+) -> Found:
+    """Search the box that a task's axes span.
+
+    Args:
+      task: the runs at the base. Of each axis, the least and largest value bound the
+        search.
+      data: as in `engine.run`.
+      start: the first candidate, in the order of the axes.
+      candidates: of each round, at least 4.
+      rounds: at least 1.
+      radius: initial standard deviation of the candidates, in octaves or in the unit
+        of the hyperparameter (`grids.unit`) where it is not octaves.
+      seed: of the search.
+      store: holds the finished runs; None keeps none. A search that is run again with
+        the same arguments asks for the same candidates and trains none twice.
+      limits: of memory.
+
+    Raises:
+      UserError: an axis with a single value; `cma` is not installed; nothing trained.
+
+    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382) (search in a trust region);
+    Hansen 2016 (arXiv:1604.00772) (CMA-ES, of the package cma).
+    """
+    names = tuple(task.grid)
+    box = _box(task)
+    first = [grids.coordinate(n, x) for n, x in zip(names, start, strict=True)]
+    strategy = _strategy(first, box, radius, candidates, seed)
+    done: list[Candidate] = []
+    trainer = _Trainer(task, data, store, limits or Limits(), candidates)
+    for index in range(rounds):
+        asked = [list(map(float, x)) for x in strategy.ask()]
+        if index == 0:
+            asked[0] = first
+        points = [
+            tuple(grids.value(n, x) for n, x in zip(names, xs, strict=True))
+            for xs in asked
+        ]
+        losses = trainer(points, range(task.seeds))
+        strategy.tell(
+            asked, [math.log(x) if math.isfinite(x) else _WORST for x in losses]
+        )
+        done += [Candidate(index, *pair) for pair in zip(points, losses, strict=True)]
+    finite = [c for c in done if math.isfinite(c.loss)]
+    if not finite:
+        raise UserError(
+            "every candidate diverged; lower the values of sweep.axes.learning_rate, "
+            "in a new --workdir"
+        )
+    best = min(finite, key=lambda candidate: candidate.loss)
+    # The least of many noisy losses is too low: other seeds tell.
+    fresh = trainer([done[0].point, best.point], range(task.seeds, 2 * task.seeds))
+    return Found(names, tuple(done), best, (fresh[0], fresh[1]))
+
+
+def _box(task: ZooTask) -> list[tuple[float, float]]:
+    """The least and largest coordinate of each axis."""
+    box = []
+    for name, values in task.grid.items():
+        ends = grids.coordinate(name, min(values)), grids.coordinate(name, max(values))
+        if ends[0] == ends[1]:
+            raise UserError(
+                f"sweep.axes has one value of {name}; a search needs the least and the "
+                "largest that it may take, e.g. (0.25, 4.0)"
+            )
+        box.append(ends)
+    return box
+
+
+def _strategy(
+    first: Sequence[float],
+    box: Sequence[tuple[float, float]],
+    radius: float,
+    candidates: int,
+    seed: int,
+) -> Any:
+    """CMA-ES of the package cma."""
+    try:
+        import cma
+    except ImportError:
+        raise UserError(
+            "mupax search needs its package: pip install 'mupax[search]'"
+        ) from None
+    low, high = (list(ends) for ends in zip(*box, strict=True))
+    options = {
+        "bounds": [low, high],
+        "popsize": candidates,
+        "seed": seed + 1,  # 0 means the time of day
+        "verbose": -9,
+        # A unit of each axis is a radius, or half of a narrower box.
+        "CMA_stds": [min(radius, (b - a) / 2) for a, b in box],
+    }
+    return cma.CMAEvolutionStrategy(list(first), 1.0, options)
+
+
+class _Trainer:
+    """Trains candidates, as lanes of programs that are compiled once."""
+
+    def __init__(
+        self, task: ZooTask, data: Any, store: Store | None, limits: Limits, most: int
+    ):
+        self._task, self._store, self._limits = task, store, limits
+        self._most = most
+        self._training = task.training(data)
+        self._chunks: dict[tuple[int, ...], engine.Chunks] = {}
+        self._stored = {} if store is None else store.runs(task.name, task.key)
+
+    def __call__(self, points: Sequence[Point], seeds: Sequence[int]) -> list[float]:
+        """Geometric means over seeds; NaN where a run diverged."""
+        rows = tuple(seeds)
+        stored = self._stored
+        # A candidate may be asked for twice.
+        left = [
+            at
+            for at in dict.fromkeys(points)
+            if any((s, at) not in stored for s in rows)
+        ]
+        while left:
+            chunks = self._program(rows)
+            some = left[: chunks.points]
+            new = engine.train_points(chunks, self._task, some, rows, self._training)
+            if new is None:  # out of memory; chunks.points is smaller now
+                continue
+            if self._store is not None:
+                self._store.add(self._task.name, self._task.key, new)
+            stored.update(new)
+            left = left[len(some) :]
+        return [self._mean([stored[s, at].losses[0] for s in rows]) for at in points]
+
+    def _program(self, rows: tuple[int, ...]) -> engine.Chunks:
+        if rows not in self._chunks:
+            self._chunks[rows] = engine.Chunks(
+                self._task, self._training, self._limits, self._most, rows
+            )
+        return self._chunks[rows]
+
+    @staticmethod
+    def _mean(losses: Sequence[float | None]) -> float:
+        if any(loss is None for loss in losses):
+            return math.nan
+        logs = [math.log(max(loss, 1e-300)) for loss in losses if loss is not None]
+        return math.exp(float(np.mean(logs)))
+
+
+def run(
+    config: ConfigDict,
+    folder: str,
+    *,
+    candidates: int = 16,
+    rounds: int = 8,
+    radius: float = 1.0,
+) -> dict[str, Any]:
+    """Search the base's hyperparameters; the same command resumes a killed search.
+
+    Args:
+      config: of a sweep. Its axes bound the search, and its sizes are not used.
+      folder: the run directory.
+      candidates: of each round.
+      rounds: of candidates.
+      radius: as in `search`.
+
+    Returns:
+      The contents of `summary.json`, which `transfer_from` reads.
+
+    Raises:
+      UserError: bad input, in one sentence; existing files are kept.
+    """
+    console = rich.console.Console()
+    for name, value, least in (("candidates", candidates, 4), ("rounds", rounds, 1)):
+        if value < least:
+            raise UserError(f"--{name}={value} must be at least {least}")
+    if not 0 < radius < 100:
+        raise UserError(f"--radius={radius} must be positive, in octaves")
+    parsed = space.parse_sweep(config)
+    base = dataclasses.replace(
+        parsed,
+        widths=(parsed.sizes.width,),
+        depths=(parsed.sizes.depth,),
+        parametrizations={parsed.featured: parsed.parametrizations[parsed.featured]},
+    )
+    if len(parsed.choices) > 1 or parsed.choices[0]:
+        raise UserError("sweep.choices is for `mupax sweep`; leave it empty to search")
+    (task,) = space.tasks(base)
+    begin = start_of(task)
+    directory = pathlib.Path(folder)
+    settings = base.settings() | {
+        "search": {"candidates": candidates, "rounds": rounds, "radius": radius}
+    }
+    free = ("search.rounds",)
+    workdir.check(directory, settings, free=free)
+    main.open_data(task, console)
+    with workdir.claim(directory, settings, free=free):
+        found = search(
+            task,
+            start=begin,
+            candidates=candidates,
+            rounds=rounds,
+            radius=radius,
+            seed=parsed.base.seed,
+            store=Store(directory / "cells"),
+            limits=parsed.limits,
+        )
+        summary = summarize(parsed, found)
+        io.write_durably(directory / "search.csv", table(found))
+        io.write_sealed(directory / "summary.json", summary)
+    told = ", ".join(f"{name} {x:.3g}" for name, x in found.values.items())
+    console.print(
+        f"{len(found.candidates)} candidates, best: {told}\n"
+        f"With other seeds its loss is {found.fresh[1]:.5g}; that of the start is "
+        f"{found.fresh[0]:.5g}\n"
+        f"{directory}/search.csv, {directory}/summary.json",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return summary
+
+
+def start_of(task: ZooTask) -> tuple[float, ...]:
+    """The config's own values of the axes; the middle of the box where it has none."""
+    start = []
+    for name, values in task.grid.items():
+        low, high = min(values), max(values)
+        module, _, factor = name.rpartition("/")
+        if module:
+            own = task.config.modules[module].get(factor, 1.0)
+        else:
+            own = getattr(task.config, name, None)
+            own = task.config.optimizer.options.get(name) if own is None else own
+        if not isinstance(own, int | float) or not low <= own <= high:
+            ends = (grids.coordinate(name, low) + grids.coordinate(name, high)) / 2
+            own = grids.value(name, ends)
+        start.append(float(own))
+    return tuple(start)
+
+
+def summarize(config: space.SweepConfig, found: Found) -> dict[str, Any]:
+    """The contents of `summary.json`."""
+    start, best = found.fresh
+    return {
+        "candidates": len(found.candidates),
+        "best": found.values,
+        "start": dict(zip(found.names, found.candidates[0].point, strict=True)),
+        "loss": {
+            "searched": found.best.loss,
+            "start": None if math.isnan(start) else start,
+            "best": None if math.isnan(best) else best,
+        },
+        "transfer": transfer_record(config.base, found.values),
+    }
+
+
+def table(found: Found) -> str:
+    """Every candidate as a line of CSV; the loss of a diverged one is empty."""
+    out = text_io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["round", *found.names, "loss"])
+    writer.writerows(_rows(found))
+    return out.getvalue()
+
+
+def _rows(found: Found) -> Iterator[list[Any]]:
+    for one in found.candidates:
+        loss = one.loss if math.isfinite(one.loss) else None
+        yield [one.round, *one.point, loss]

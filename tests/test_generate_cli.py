@@ -1,0 +1,177 @@
+"""`mupax generate`: text in, its continuation out; tokenizers travel with models."""
+
+import pytest
+from flax import nnx
+
+from mupax import zoo
+from mupax.experiments import cli
+from mupax.experiments.data.text import open_text, open_tokenizer
+from mupax.experiments.errors import UserError
+from mupax.experiments.run.build import build
+from mupax.experiments.run.config import parse
+
+tokenizers = pytest.importorskip("tokenizers")
+WORDS = [
+    "the",
+    "sea",
+    "was",
+    "wide",
+    "and",
+    "the",
+    "sky",
+    "was",
+    "grey",
+    "and",
+    "the",
+    "gull",
+    "was",
+    "loud",
+]
+SIZES = {"width": 8, "depth": 1, "heads": 2, "context": 32}
+
+
+@pytest.fixture
+def song(tmp_path):
+    """(a text, the tokenizer.json of its words, its number of tokens)."""
+    vocabulary = {word: i for i, word in enumerate(["[UNK]", *sorted(set(WORDS))])}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (tmp_path / "words").mkdir()
+    path = tmp_path / "words" / "tokenizer.json"
+    tokenizer.save(str(path))
+    text = tmp_path / "song.txt"
+    text.write_text(" ".join(WORDS * 40))
+    return text, path, len(vocabulary)
+
+
+def save(folder, vocabulary, **files):
+    model = zoo.create("llama", vocab_size=vocabulary, rngs=nnx.Rngs(0), **SIZES)
+    names = {name.replace("_", "."): path for name, path in files.items()}
+    zoo.save(model, folder, files=names)
+    return model
+
+
+def generate(folder, *flags):
+    return cli.main(["mupax", "generate", f"--model={folder}", *flags])
+
+
+def test_a_run_on_words_generates_words(song, tmp_path, capsys):
+    """The tokenizer is saved with the model, and found there."""
+    text, path, vocabulary = song
+    config = tmp_path / "config.py"
+    config.write_text(f"""
+from mupax.configs import text_gpt
+
+
+def get_config():
+    c = text_gpt.get_config()
+    c.dataset = "text:{text}"
+    c.data = {{"context": 8, "tokenizer": "{path.parent}"}}
+    c.model = {{"name": "llama", "width": 8, "depth": 1, "heads": 2}}
+    c.base_width = 8
+    c.base_depth = 1
+    c.batch_size = 8
+    c.steps = 60
+    c.learning_rate = 0.03
+    c.schedule.warmup = 0
+    return c
+""")
+    run = tmp_path / "run"
+    assert cli.main(["mupax", "train", f"--config={config}", f"--workdir={run}"]) == 0
+    assert (run / "model" / "tokenizer.json").read_bytes() == path.read_bytes()
+    capsys.readouterr()
+    flags = ["--prompt=the sea was", "--tokens=5", "--temperature=0"]
+    assert generate(run, *flags) == 0
+    said = capsys.readouterr().out.split()
+    assert said[:3] == ["the", "sea", "was"]
+    assert len(said) == 8
+    # The song says it 40 times.
+    assert said[3] in ("wide", "grey", "loud")
+    model = zoo.load_pretrained(run / "model")
+    assert model.embedding.shape[0] == vocabulary
+
+
+def test_bytes_are_what_a_vocabulary_of_256_without_a_tokenizer_means(tmp_path, capsys):
+    save(tmp_path / "bytes", 256)
+    assert generate(tmp_path / "bytes", "--prompt=né", "--tokens=4") == 0
+    first = capsys.readouterr().out
+    assert first.startswith("né")
+    assert generate(tmp_path / "bytes", "--prompt=né", "--tokens=4", "--seed=1") == 0
+    assert capsys.readouterr().out != first
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--prompt="], "--prompt is missing"),
+        (["--prompt=the", "--tokens=0"], "at least 1"),
+        (["--prompt=the", "--tokens=40"], "does not fit into context=32"),
+        (["--prompt=the", "--top_k=100"], "top_k=100"),
+        (["--prompt=the", "--tokenizer=bytes"], "256 tokens and the model"),
+        (["--prompt=the", "--tokenizer=none.json"], "There is no tokenizer"),
+    ],
+)
+def test_what_cannot_be_generated_is_one_sentence(song, tmp_path, capsys, flags, said):
+    save(tmp_path / "model", song[2], tokenizer_json=song[1])
+    assert generate(tmp_path / "model", *flags) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_without_a_tokenizer_needs_one(song, tmp_path, capsys):
+    save(tmp_path / "model", song[2])
+    assert generate(tmp_path / "model", "--prompt=the") == 2
+    assert "holds no tokenizer.json; give --tokenizer" in capsys.readouterr().err
+    flags = ["--prompt=the", "--tokens=2", f"--tokenizer={song[1]}"]
+    assert generate(tmp_path / "model", *flags) == 0
+
+
+def test_a_model_of_images_generates_no_text(capsys):
+    assert generate("resmlp_digits", "--prompt=the") == 2
+    assert "takes images, not text" in capsys.readouterr().err
+
+
+def test_convert_carries_the_tokenizer(song, tmp_path):
+    save(tmp_path / "model", song[2], tokenizer_json=song[1])
+    args = [f"--source={tmp_path / 'model'}", f"--out={tmp_path / 'copy'}"]
+    assert cli.main(["mupax", "convert", *args]) == 0
+    assert (tmp_path / "copy" / "tokenizer.json").is_file()
+
+
+def test_weights_with_more_tokens_than_their_tokenizer_are_tuned(song, tmp_path):
+    text, path, vocabulary = song
+    save(tmp_path / "model", vocabulary + 5)
+    config = {
+        "dataset": f"text:{text}",
+        "data": {"context": 8, "tokenizer": str(path)},
+        "model": {"name": "llama"},
+        "init_from": str(tmp_path / "model"),
+        "learning_rate": 0.1,
+        "parametrization": {"name": "completep"},
+    }
+    built = build(parse(config))
+    assert built.model.embedding.shape[0] == vocabulary + 5
+    assert built.shapes == {"vocab_size": vocabulary + 5, "context": 32}
+    long = {**config, "data": {"context": 33, "tokenizer": str(path)}}
+    with pytest.raises(UserError, match="needs context=33, and the weights have 32"):
+        build(parse(long))
+    as_bytes = {**config, "data": {"context": 8, "tokenizer": "bytes"}}
+    with pytest.raises(UserError, match="needs vocab_size=256"):
+        build(parse(as_bytes))
+
+
+def test_a_tokenizer_of_the_hub_is_found_by_its_id(song, tmp_path, monkeypatch):
+    asked = []
+
+    def download(source, filename, options, **more):
+        asked.append((source, filename))
+        return song[1]
+
+    monkeypatch.setattr("mupax.zoo.hub.download", download)
+    assert open_tokenizer("someone/words").vocabulary == song[2]
+    assert set(asked) == {("someone/words", "tokenizer.json")}
+    dataset = open_text(song[0], context=8, tokenizer="someone/words")
+    assert dataset.out_features == song[2]
+    assert dataset.tokenizer == song[1]

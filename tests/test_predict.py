@@ -1,0 +1,125 @@
+"""`mupax predict`: images in, labels and probabilities out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+
+from mupax import zoo
+from mupax.experiments import cli, data
+from mupax.experiments.loading import load_model
+from mupax.experiments.predict import predict
+
+LABELS = ("cat", "dog", "owl")
+CONFIG = zoo.DataConfig(
+    size=(8, 8, 3),
+    mean=(0.5, 0.4, 0.3),
+    std=(0.2, 0.3, 0.4),
+    interpolation="bicubic",
+    crop=0.5,
+    labels=LABELS,
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model that was saved with its preprocessing, and one without."""
+    folder = tmp_path_factory.mktemp("models")
+    shape = {"input_shape": (8, 8, 3), "out_features": 3}
+    model = zoo.create("resmlp", width=8, depth=1, rngs=nnx.Rngs(0), **shape)
+    zoo.save(model, folder / "unknown")
+    zoo.set_data_config(model, CONFIG)
+    zoo.save(model, folder / "known")
+    return folder
+
+
+@pytest.fixture
+def picture(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    path = tmp_path / "image.png"
+    Image.fromarray(pixels).save(path)
+    return path, pixels
+
+
+def test_the_labels_and_probabilities_of_an_image(saved, picture, capsys):
+    path, pixels = picture
+    args = ["mupax", "predict", f"--model={saved / 'known'}", "--top=2", str(path)]
+    assert cli.main(args) == 0
+    model = zoo.load_pretrained(saved / "known")
+    # The center of the image has the size of the input: nothing is resampled.
+    inputs = (pixels[4:12, 4:12] / 255 - CONFIG.mean) / CONFIG.std
+    expected = np.asarray(jax.nn.softmax(model(jnp.asarray(inputs[None], jnp.float32))))
+    order = np.argsort(-expected[0])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == str(path)
+    assert [line.split()[1] for line in printed[1:]] == [LABELS[i] for i in order[:2]]
+    found = predict(model, [str(path)], top=9)[0]
+    assert [row.number for row in found] == order.tolist()
+    ours = [row.probability for row in found]
+    np.testing.assert_allclose(ours, expected[0][order], rtol=1e-4)
+
+
+def test_grey_and_transparent_images_are_taken(saved, tmp_path):
+    model = zoo.load_pretrained(saved / "known")
+    for mode in ("L", "RGBA", "P", "1"):
+        path = tmp_path / f"{mode}.png"
+        Image.new(mode, (9, 20)).save(path)
+        assert len(predict(model, [str(path)])[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "image", "said"),
+    [
+        ("known", "none.png", "there is no image file"),
+        ("known", "text.jpg", "cannot be read as an image"),
+        ("known", "cut.png", "cannot be read as an image"),
+        ("known", None, "no image is given"),
+        ("nowhere/at/all", "image.png", "there is no model"),
+        ("unknown", "image.png", "is not known"),
+        ("text.jpg", "image.png", "text.jpg"),
+        ("", "image.png", "--model is missing"),
+    ],
+)
+def test_a_bad_path_is_one_sentence(saved, picture, model, image, said, capsys):
+    folder = picture[0].parent
+    (folder / "text.jpg").write_text("no image")
+    whole = picture[0].read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    source = saved / model if model in ("known", "unknown") else model
+    images = [] if image is None else [str(folder / image)]
+    assert cli.main(["mupax", "predict", f"--model={source}", *images]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_decoder_takes_no_images(picture, tmp_path, capsys):
+    model = zoo.create("gpt", width=8, depth=1, heads=1, rngs=nnx.Rngs(0))
+    zoo.save(model, tmp_path / "gpt")
+    args = ["mupax", "predict", f"--model={tmp_path / 'gpt'}", str(picture[0])]
+    assert cli.main(args) == 2
+    assert "takes tokens, not images" in capsys.readouterr().err
+
+
+def test_a_trained_run_classifies_as_it_was_tested(tmp_path, capsys):
+    """The digits of the test split, written as images of 0..255."""
+    workdir = tmp_path / "run"
+    args = ["--config=digits", f"--workdir={workdir}", "--config.steps=30"]
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "experiment.json").write_text("{}")
+    assert cli.main(["mupax", "predict", f"--model={tmp_path / 'half'}", __file__]) == 2
+    assert cli.main(["mupax", "train", *args]) == 0
+    model = load_model(str(workdir))
+    dataset = data.open_dataset("digits")
+    assert not zoo.data_config(model).differences(dataset.data_config)
+    batch = next(dataset.test(8))
+    paths = []
+    for i, image in enumerate(batch["image"][..., 0]):
+        paths.append(str(tmp_path / f"{i}.png"))
+        Image.fromarray(np.uint8(np.rint(image * (255 / 16)))).save(paths[-1])
+    found = [rows[0] for rows in predict(model, paths)]
+    expected = np.asarray(model(dataset.normalize(batch)["image"]).argmax(-1))
+    assert [row.number for row in found] == expected.tolist()
+    assert found[0].label == f"class {found[0].number}"

@@ -1,0 +1,264 @@
+"""Trackers get runs and sweeps, and a resumed run continues its own."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from mupax.experiments import cli
+from mupax.experiments.errors import UserError
+from mupax.experiments.run import trackers
+from mupax.experiments.run.trackers import Finished, open_trackers
+from mupax.experiments.sweep import export
+from mupax.experiments.sweep.results import Population
+
+RUNS = [
+    Finished("mup-w8/0", {"learning_rate": 0.1, "seed": 0}, 0.5, [(5, 1.0), (10, 0.5)]),
+    Finished("mup-w8/1", {"learning_rate": 0.2, "seed": 0}, None, [(5, 3.0)]),
+]
+
+
+class Table:
+    def __init__(self, columns, data):
+        self.columns, self.data = columns, data
+
+
+class FakeRun:
+    """A run of the stand-in for wandb, which notes what it is given."""
+
+    def __init__(self, given):
+        self.given, self.logged, self.summary = given, [], {}
+
+    def log(self, values, step=None):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.logged.append("finished")
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    module = types.ModuleType("wandb")
+    module.runs = []
+
+    def init(**given):
+        module.runs.append(FakeRun(given))
+        return module.runs[-1]
+
+    module.init, module.Table, module.Html = init, Table, str
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_a_resumed_run_continues_its_run_of_wandb(fake_wandb, tmp_path):
+    for _ in range(2):
+        (tracker,) = open_trackers(tmp_path, {"seed": 0}, wandb="project")
+        tracker.write(3, {"loss": 1.0})
+        tracker.close()
+    first, second = fake_wandb.runs
+    assert first.given["id"] == second.given["id"]
+    assert first.given["resume"] == "allow"
+    assert first.given["name"] == tmp_path.name
+    assert first.logged == [(3, {"loss": 1.0}), "finished"]
+    (other,) = open_trackers(tmp_path / "other", {}, wandb="project")
+    assert fake_wandb.runs[2].given["id"] != first.given["id"]
+    other.close()
+
+
+def test_a_damaged_id_is_reported_and_replaced(fake_wandb, tmp_path, caplog):
+    (tmp_path / trackers.NAME).write_text('{"crc": 1, "wandb": "abc"}')
+    open_trackers(tmp_path, {}, wandb="project")
+    assert "the run gets a new id" in caplog.text
+    kept = trackers.read_id(tmp_path, "wandb")
+    assert kept == fake_wandb.runs[0].given["id"] != "abc"
+
+
+def test_wandb_gets_a_table_of_the_sweep(fake_wandb, tmp_path):
+    (tracker,) = open_trackers(tmp_path, {}, wandb="project")
+    tracker.write_sweep(RUNS, {"learning_rate": {"x": np.float64(1.0)}}, "report.html")
+    (run,) = fake_wandb.runs
+    ((_, logged),) = run.logged
+    assert logged["runs"].columns == ["learning_rate", "seed", "loss"]
+    assert logged["runs"].data == [[0.1, 0, 0.5], [0.2, 0, None]]
+    assert logged["report"] == "report.html"
+    assert "learning_rate" in run.summary["verdicts"]
+
+
+def test_a_tracker_that_does_not_start_is_one_sentence(fake_wandb, tmp_path):
+    def init(**given):
+        raise RuntimeError("no key")
+
+    fake_wandb.init = init
+    with pytest.raises(UserError, match="Weights & Biases does not start: no key"):
+        open_trackers(tmp_path, {}, wandb="project")
+    assert not (tmp_path / trackers.NAME).exists()
+
+
+def events(folder):
+    """The scalars in the event files of a directory, by tag."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for path in folder.glob("events.*"):
+        content = path.read_bytes()
+        while content:
+            size = int.from_bytes(content[:8], "little")
+            event = Event.FromString(content[12 : 12 + size])
+            content = content[16 + size :]
+            for value in event.summary.value:
+                number = value.simple_value
+                found.setdefault(value.tag, []).append((event.step, number))
+    return found
+
+
+def test_tensorboard_gets_hyperparameters_and_curve_of_each_run(tmp_path):
+    for _ in range(2):  # the second time, nothing is written twice
+        (tracker,) = open_trackers(tmp_path, {}, tensorboard=True)
+        tracker.write_sweep(RUNS, {}, "")
+        tracker.close()
+    good, lost = (events(tmp_path / "tensorboard" / run.name) for run in RUNS)
+    assert good["loss"] == [(5, 1.0), (10, 0.5)]
+    assert good["final_loss"] == [(0, 0.5)]
+    assert "final_loss" not in lost
+    assert "_hparams_/session_start_info" in good
+    assert not list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_a_large_sweep_says_that_tensorboard_does_not_show_it(tmp_path, caplog):
+    (tracker,) = open_trackers(tmp_path, {}, tensorboard=True)
+    tracker.write_sweep([RUNS[0]] * 2_001, {}, "")
+    assert "at most 2000. See results.csv" in caplog.text
+    assert not (tmp_path / "tensorboard").exists()
+
+
+# ----- With the packages themselves.
+
+
+@pytest.mark.long
+def test_wandb_offline_continues_a_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is an extra")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    report = tmp_path / "report.html"
+    report.write_text("<p>report</p>")
+    for step in (1, 2):
+        (tracker,) = open_trackers(tmp_path, {"seed": 0}, wandb="project")
+        tracker.write(step, {"loss": 1.0})
+        tracker.write_sweep(RUNS, {"a": 1}, str(report))
+        tracker.close()
+    kept = trackers.read_id(tmp_path, "wandb")
+    folders = list((tmp_path / "wandb").glob("offline-run-*"))
+    assert folders
+    assert all(folder.name.endswith(f"-{kept}") for folder in folders)
+
+
+@pytest.mark.long
+def test_mlflow_gets_a_run_for_each_run_of_a_sweep(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is an extra")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    report = tmp_path / "report.html"
+    report.write_text("<p>report</p>")
+    for step in (1, 2):
+        (tracker,) = open_trackers(tmp_path, {"model": {"width": 8}}, mlflow="mine")
+        tracker.write(step, {"loss": 1.0 / step})
+        tracker.write_sweep(RUNS, {"a": 1}, str(report))
+        tracker.close()
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("mine")
+    runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {tmp_path.name, "mup-w8/0", "mup-w8/1"}
+    parent = runs[tmp_path.name]
+    assert parent.info.run_id == trackers.read_id(tmp_path, "mlflow")
+    assert parent.data.params == {"model.width": "8"}
+    history = client.get_metric_history(parent.info.run_id, "loss")
+    assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 0.5)]
+    assert runs["mup-w8/0"].data.metrics["final_loss"] == 0.5
+    assert runs["mup-w8/1"].info.status == "FAILED"
+    found = {f.path for f in client.list_artifacts(parent.info.run_id)}
+    assert found == {"sweep.json", "report.html"}
+
+
+# ----- Exports.
+
+
+def population():
+    loss = np.array([[0.5, np.nan], [0.6, 3.0]])
+    axes = {"learning_rate": [0.1, 0.2]}
+    curves = np.stack([loss + 1, loss], -1)
+    return Population("mup-w8", "mup", 8, 2, {"b": "x"}, axes, loss, curves, 1.0)
+
+
+def test_runs_for_trackers_have_settings_loss_and_curve():
+    first, second, *_ = export.finished([population()], 30)
+    assert first.settings == {
+        **{"parametrization": "mup", "width": 8, "depth": 2, "b": "x"},
+        **{"learning_rate": 0.1, "seed": 0},
+    }
+    assert (first.loss, first.curve) == (0.5, [(15, 1.5), (30, 0.5)])
+    assert (second.loss, second.curve) == (None, [])
+
+
+def test_results_are_read_back_from_the_table(tmp_path):
+    from mupax.experiments.sweep.results import table
+
+    (tmp_path / "results.csv").write_text(table([population()]))
+    assert export.read_results(tmp_path) == list(population().rows())
+    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="is not a table of runs"):
+        export.read_results(tmp_path)
+
+
+def test_the_command_says_what_is_missing(capsys, tmp_path):
+    assert cli.main(["mupax", "export", f"--workdir={tmp_path}"]) == 2
+    assert "--optuna is missing" in capsys.readouterr().err
+    words = [f"--workdir={tmp_path}", "--optuna=sqlite:///x.db"]
+    assert cli.main(["mupax", "export", *words]) == 2
+    assert "name the run directory of a sweep" in capsys.readouterr().err
+
+
+def test_a_missing_extra_says_how_to_install_it(monkeypatch):
+    for name in ("pandas", "optuna"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"pip install 'mupax\[pandas\]'"):
+        export.dataframe([])
+    with pytest.raises(ImportError, match=r"pip install 'mupax\[optuna\]'"):
+        export.study([])
+
+
+@pytest.mark.long
+def test_a_dataframe_has_a_row_for_each_run():
+    pytest.importorskip("pandas", reason="pandas is an extra")
+    frame = export.dataframe(population().rows())
+    assert list(frame.loss.isna()) == [False, True, False, False]
+    assert frame.loss.dtype == float
+    assert frame.groupby("learning_rate").loss.mean()[0.1] == pytest.approx(0.55)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_a_study_has_a_trial_for_each_run(tmp_path, capsys):
+    optuna = pytest.importorskip("optuna", reason="optuna is an extra")
+    from mupax.experiments.sweep.results import table
+
+    (tmp_path / "results.csv").write_text(table([population()]))
+    storage = f"sqlite:///{tmp_path}/sweep.db"
+    words = ["export", f"--workdir={tmp_path}", f"--optuna={storage}"]
+    assert cli.main(["mupax", *words]) == 0
+    study = optuna.load_study(study_name="mupax", storage=storage)
+    assert [t.value for t in study.trials] == [0.5, None, 0.6, 3.0]
+    assert study.best_trial.params == {"learning_rate": 0.1}
+    assert study.trials[1].state is optuna.trial.TrialState.FAIL
+    assert study.trials[2].user_attrs == {"seed": 1}
+    assert cli.main(["mupax", *words]) == 2
+    assert "has a study 'mupax'; give another name" in capsys.readouterr().err
+
+
+def test_the_ids_file_is_json_that_people_can_read(tmp_path):
+    trackers.keep_id(tmp_path, "wandb", "abc")
+    trackers.keep_id(tmp_path, "mlflow", "def")
+    content = json.loads((tmp_path / trackers.NAME).read_text())
+    assert (content["wandb"], content["mlflow"]) == ("abc", "def")

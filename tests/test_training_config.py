@@ -1,0 +1,161 @@
+"""Batch size and training length in configs: train, sweep, transfer, transfer_from."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import sweep_toys
+from flax import nnx
+
+from mupax import optim
+from mupax.experiments import data as datasets
+from mupax.experiments import transfer
+from mupax.experiments.cli import flags
+from mupax.experiments.errors import UserError
+from mupax.experiments.run.build import build
+from mupax.experiments.run.config import parse
+from mupax.experiments.run.hyperparameters import transfer_record, tuned
+from mupax.experiments.sweep import space
+
+TOY = pathlib.Path(__file__).with_name("toy_config.py")
+
+
+def toy(command, *overrides):
+    given = [f"--config.{x}" for x in overrides]
+    return flags.parse([command, f"--config={TOY}", *given]).config
+
+
+def small(**keys):
+    model = {"name": "mlp", "width": 4, "depth": 2}
+    return parse({"model": model, "learning_rate": 0.5, "steps": 64, **keys})
+
+
+def first_update(config):
+    built = build(config, datasets.from_memory(sweep_toys.stripes()))
+    params = nnx.state(built.create(), nnx.Param)
+    tx = built.recipe.optimizer({}, None, None)
+    updates, _ = tx.update(params, tx.init(params), params)
+    return float(optax.tree.norm(updates)), built
+
+
+def test_a_run_follows_the_batch_size_of_its_base():
+    keys = {"batch_size": 32, "ema": 0.9, "schedule": {"name": "constant"}}
+    plain, _ = first_update(small(**keys))
+    larger, built = first_update(small(**keys, base_batch_size=8))
+    assert larger == pytest.approx(2 * plain, rel=1e-3)
+    assert built.recipe.ema == pytest.approx(0.9**4)
+    assert built.scales.training == optim.TrainingScale(4.0, 1.0)
+    longer, built = first_update(small(**keys, base_examples=32 * 16))
+    assert longer == pytest.approx(plain / 2, rel=1e-3)
+    assert built.recipe.ema == pytest.approx(0.9**0.25)
+
+
+def test_a_base_of_the_same_training_changes_no_setting():
+    plain = small(batch_size=32)
+    same = small(batch_size=32, base_batch_size=32, base_examples=32 * 64)
+    assert same.settings() == plain.settings()
+    assert same.loss_settings() == plain.loss_settings()
+    other = small(batch_size=32, base_batch_size=8)
+    assert other.settings() != plain.settings()
+
+
+def test_a_batch_beyond_the_critical_size_is_an_error():
+    assert small(batch_size=32, critical_batch_size=32).batch_size == 32
+    with pytest.raises(UserError, match="beyond critical_batch_size=16"):
+        small(batch_size=32, critical_batch_size=16)
+
+
+def test_a_target_follows_the_batch_size_and_if_asked_the_length():
+    wanted = ("batch_size=16", "target.batch_size=64", "target.steps=120")
+    config = transfer.parse(toy("transfer", *wanted))
+    assert config.base.training == optim.TrainingScale()
+    assert config.target.training == optim.TrainingScale(4.0, 1.0)
+    assert "length_rule=True" in transfer.length_note(config)
+    config = transfer.parse(toy("transfer", *wanted, "target.length_rule=True"))
+    assert config.target.training == optim.TrainingScale(4.0, 16.0)
+    assert transfer.length_note(config) == ""
+
+
+def test_a_target_warms_up_for_the_same_share_of_its_steps():
+    wanted = ("batch_size=16", "schedule.warmup=6", "target.batch_size=64")
+    config = transfer.parse(toy("transfer", *wanted, "target.steps=10"))
+    assert config.target.schedule.options["warmup"] == 2
+    same = transfer.parse(toy("transfer", "schedule.warmup=6", "target.steps=60"))
+    assert same.target.schedule.options["warmup"] == 6
+
+
+@pytest.mark.parametrize("rule", [False, True])
+def test_transfer_from_has_the_batch_size_and_length_of_the_base(rule, tmp_path):
+    wanted = ("target.batch_size=16", f"target.length_rule={rule}")
+    config = transfer.parse(toy("transfer", *wanted))
+    best = {"learning_rate": 0.25}
+    target = tuned(config.target, best)
+    path = tmp_path / "summary.json"
+    record = transfer_record(config.base, best, target.base_examples)
+    path.write_text(json.dumps({"transfer": record}))
+    given = config.target.plain() | {"base_batch_size": 2, "base_examples": None}
+    read = parse(given | {"transfer_from": str(path)})
+    assert read.training == target.training != optim.TrainingScale()
+
+
+def test_a_sweep_over_batch_sizes_at_equal_examples():
+    config = toy("sweep", "base_batch_size=16", "batch_size=16", "schedule.warmup=4")
+    config.sweep.choices = (("batch_size", (4, 16, 60)),)
+    config.sweep.equal_examples = True
+    tasks = space.tasks(space.parse_sweep(config))
+    found = {(t.batch_size, t.steps, t.average_last) for t in tasks}
+    assert found == {(4, 120, 20), (16, 30, 5), (60, 8, 1)}
+    warm = {t.batch_size: t.config.schedule.options["warmup"] for t in tasks}
+    assert warm == {4: 16, 16: 4, 60: 1}
+    ratios = {t.batch_size: t.config.training.kappa for t in tasks}
+    assert ratios == {4: 0.25, 16: 1.0, 60: 3.75}
+    config.sweep.equal_examples = False
+    assert {t.steps for t in space.tasks(space.parse_sweep(config))} == {30}
+
+
+def test_a_length_rule_must_be_a_flag():
+    config = toy("transfer")
+    config.target.length_rule = True
+    assert space.parse_sweep(config).target.base_examples
+    plain = config.to_dict()
+    plain["target"]["length_rule"] = 1
+    with pytest.raises(UserError, match="must be True or False"):
+        space.parse_sweep(plain)
+
+
+def test_swept_betas_follow_too():
+    config = dataclasses.replace(small(batch_size=32, base_batch_size=8))
+    built = build(config, datasets.from_memory(sweep_toys.stripes()))
+    params = nnx.state(built.create(), nnx.Param)
+    hyper = {"b1": jnp.float32(0.9), "learning_rate": jnp.float32(0.5)}
+    tx = built.recipe.optimizer(hyper, None, None)
+    state = tx.init(params)
+    _, state = tx.update(params, state, params)
+    mu = optax.tree.get(state, "mu")
+    leaf = next(iter(np.ravel(x)[0] for x in _leaves(mu) if np.ravel(x)[0]))
+    start = next(iter(np.ravel(x)[0] for x in _leaves(params) if np.ravel(x)[0]))
+    # The gradient is normalized: κ^½ times.
+    assert leaf / start == pytest.approx(2 * (1 - 0.9**4), rel=1e-4)
+
+
+def _leaves(tree):
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def test_a_sweep_over_lengths_keeps_the_share_of_warm_up():
+    config = toy("sweep", "schedule.warmup=6", "base_examples=3840")
+    config.sweep.choices = (("steps", (30, 120)),)
+    tasks = space.tasks(space.parse_sweep(config))
+    warm = {t.steps: t.config.schedule.options["warmup"] for t in tasks}
+    assert warm == {30: 6, 120: 24}
+    ratios = {t.steps: t.config.training.examples for t in tasks}
+    assert ratios[120] == 4 * ratios[30]
+    config.sweep.equal_examples = True
+    with pytest.raises(UserError, match="leave one of them out"):
+        space.parse_sweep(config)
