@@ -83,6 +83,10 @@ def run(
                 pathlib.Path(source).name if pathlib.Path(source).exists() else source
             )
             command = ["mupax", "convert", "--source", source, "--out", out]
+            flags = [("--model", model), ("--revision", revision)]
+            flags += [("--option", word) for word in option or ()]
+            flags += [("--seed", str(seed))] if seed else []
+            command += [word for flag in flags if flag[1] for word in flag if word]
             training = zoo.Training(
                 source=f"{origin}@{revision}" if revision else origin,
                 command=shlex.join(command),

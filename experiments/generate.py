@@ -46,15 +46,21 @@ def run(
     """
     if not prompt:
         raise UserError("--prompt is missing; give the beginning of a text")
+    if tokens < 1:
+        raise UserError(f"--tokens={tokens} must be 1 or more")
+    if not -(2**63) <= seed < 2**63:
+        raise UserError(f"--seed={seed} must be a whole number of 64 bits")
     loaded = load_model(model, name=name, revision=revision)
     if not isinstance(loaded, Decoder):
         raise UserError(
             f"a {type(loaded).__name__} takes images, not text; use `mupax predict`"
         )
-    words = tokenizer_of(loaded, find_model(model), tokenizer)
+    words = tokenizer_of(loaded, find_model(model), tokenizer, revision)
     encoded = words.encode(prompt, bos)
     if not encoded:
         raise UserError("the prompt has no tokens; give a longer one")
+    if bos and encoded == words.encode(prompt, False):
+        raise UserError("--bos: the tokenizer has no special tokens; leave it out")
     try:
         out = zoo.generate(
             loaded,
@@ -66,40 +72,55 @@ def run(
         )
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
-    added = out[0, len(encoded) :].tolist()
+    every = out[0].tolist()
+    if max(every) >= words.vocabulary:
+        raise UserError(
+            f"the model drew token {max(every)}, and the tokenizer has "
+            f"{words.vocabulary}; give --tokenizer, the one that the model was trained "
+            "with"
+        )
     # The whole is decoded: a token may be a part of a character or word.
-    print(words.decode([*encoded, *added]))
+    print(words.decode(every))
 
 
-def tokenizer_of(model: Decoder, source: str, given: str | None) -> Tokenizer:
+def tokenizer_of(
+    model: Decoder, source: str, given: str | None, revision: str | None = None
+) -> Tokenizer:
     """The tokenizer of a model.
 
     Args:
       model: its vocabulary must hold the tokenizer's.
       source: of the model: a directory or repository may hold a tokenizer.json.
       given: replaces it.
+      revision: of the repository `source`.
 
     Raises:
       UserError: no tokenizer is known, or it has more tokens than the model.
     """
     vocabulary = model.embedding.shape[0]
     path = pathlib.Path(source)
-    folder = path if path.is_dir() or not path.exists() else path.parent
-    has_file = not path.exists() or (folder / "tokenizer.json").is_file()
+    folder = path if path.is_dir() else path.parent
     if given is not None:
-        found = open_tokenizer(given)
-    elif has_file:
-        found = open_tokenizer(str(folder))
+        name = given
+    elif not path.exists():  # a repository
+        name = (
+            source
+            if revision in (None, source.partition("@")[2])
+            else f"{source}@{revision}"
+        )
+    elif (folder / "tokenizer.json").is_file():
+        name = str(folder)
     elif vocabulary == 256:
-        found = open_tokenizer("bytes")
+        name = "bytes"
     else:
         raise UserError(
             f"{source} holds no tokenizer.json; give --tokenizer: a path, the id of a "
             "repository on the hub, or bytes"
         )
-    if found.vocabulary > vocabulary:
+    tokenizer = open_tokenizer(name)
+    if tokenizer.vocabulary > vocabulary:
         raise UserError(
-            f"the tokenizer has {found.vocabulary} tokens and the model {vocabulary}; "
-            "give --tokenizer, the one that the model was trained with"
+            f"the tokenizer has {tokenizer.vocabulary} tokens and the model "
+            f"{vocabulary}; give --tokenizer, the one that the model was trained with"
         )
-    return found
+    return tokenizer

@@ -56,14 +56,14 @@ def load_model(
     Raises:
       UserError: the model cannot be loaded.
     """
-    found = find_model(source)
+    place = find_model(source)
     try:
-        if name is None and hub.is_file_name(found):
+        if name is None and hub.is_file_name(place):
             raise UserError(
                 f"{source} holds weights without a model's name; give --name, one of "
                 "`mupax models`"
             )
-        given = (found,) if name is None else (name, found)
+        given = (place,) if name is None else (name, place)
         model = zoo.load_pretrained(*given, revision=revision)
     except (ValueError, TypeError, OSError) as error:
         raise UserError(" ".join(str(error).split())) from None

@@ -10,6 +10,7 @@ from flax import nnx
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mupax import zoo
+from mupax.zoo.decoder import Decoder
 from mupax.zoo.layers import single
 
 from .data import normalize
@@ -60,9 +61,9 @@ def run(
     for path in images:  # before a model is loaded
         _open(path).close()
     loaded = load_model(model, name=name, revision=revision)
-    for path, found in zip(images, predict(loaded, images, top=top), strict=True):
+    for path, rows in zip(images, predict(loaded, images, top=top), strict=True):
         print(path)
-        for row in found:
+        for row in rows:
             print(f"  {row.probability:7.2%}  {row.label}")
 
 
@@ -81,8 +82,13 @@ def predict(
         or whose preprocessing is not known.
     """
     kind = type(model).__name__
-    if isinstance(model, zoo.GPT | zoo.Llama):
+    if isinstance(model, Decoder):
         raise UserError(f"a {kind} takes tokens, not images; use `mupax generate`")
+    if getattr(model, "readout", None) is None:
+        raise UserError(
+            f"this {kind} returns features and has no readout that classifies images; "
+            "fine-tune one with --config.init_from"
+        )
     try:
         config = zoo.data_config(model)
     except ValueError as error:
@@ -110,20 +116,14 @@ def predict(
     out = []
     for path in images:
         with _open(path) as image:
-            pixels = np.asarray(transform(ImageOps.exif_transpose(image), ()))
-        found = np.asarray(probabilities(state, pixels.reshape(1, *config.size)))[0]
-        if found.ndim != 1:
-            raise UserError(f"this {kind} has no head that classifies images")
-        best = np.argsort(-found, kind="stable")[:top]
-        labels = config.labels
-        out.append(
-            [
-                Prediction(
-                    labels[i] if labels else f"class {i}", int(i), float(found[i])
-                )
-                for i in best
-            ]
-        )
+            try:
+                pixels = np.asarray(transform(ImageOps.exif_transpose(image), ()))
+            except ValueError as error:
+                raise UserError(f"{path!r} cannot be used: {error}") from None
+        likely = np.asarray(probabilities(state, pixels.reshape(1, *config.size)))[0]
+        labels = config.labels or [f"class {i}" for i in range(len(likely))]
+        best = np.argsort(-likely, kind="stable")[:top].tolist()
+        out.append([Prediction(labels[i], i, float(likely[i])) for i in best])
     return out
 
 
@@ -139,7 +139,8 @@ def _open(path: str) -> Image.Image:
         with open(path, "rb") as file:
             image = Image.open(file)
             image.load()
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    # Pillow raises OSError, SyntaxError, ValueError and more for damaged files.
+    except Exception as error:
         reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
         raise UserError(
             f"{path!r} cannot be read as an image{reason}; give a JPEG, PNG or another "

@@ -7,6 +7,7 @@ from mupax import zoo
 from mupax.experiments import cli
 from mupax.experiments.data.text import open_text, open_tokenizer
 from mupax.experiments.errors import UserError
+from mupax.experiments.generate import tokenizer_of
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
 
@@ -105,7 +106,10 @@ def test_bytes_are_what_a_vocabulary_of_256_without_a_tokenizer_means(tmp_path, 
     ("flags", "said"),
     [
         (["--prompt="], "--prompt is missing"),
-        (["--prompt=the", "--tokens=0"], "at least 1"),
+        (["--prompt=the", "--tokens=0"], "--tokens=0 must be 1 or more"),
+        (["--prompt=the", f"--seed={2**64}"], "must be a whole number of 64 bits"),
+        (["--prompt=the", "--bos"], "has no special tokens; leave it out"),
+        (["--prompt=the", "--revision=v2"], "revision='v2' is of a repository"),
         (["--prompt=the", "--tokens=40"], "does not fit into context=32"),
         (["--prompt=the", "--top_k=100"], "top_k=100"),
         (["--prompt=the", "--tokenizer=bytes"], "256 tokens and the model"),
@@ -126,6 +130,28 @@ def test_a_model_without_a_tokenizer_needs_one(song, tmp_path, capsys):
     assert "holds no tokenizer.json; give --tokenizer" in capsys.readouterr().err
     flags = ["--prompt=the", "--tokens=2", f"--tokenizer={song[1]}"]
     assert generate(tmp_path / "model", *flags) == 0
+
+
+def test_a_token_that_the_tokenizer_lacks_is_one_sentence(tmp_path, capsys):
+    save(tmp_path / "model", 512)
+    flags = ["--prompt=the", "--tokenizer=bytes", "--temperature=9", "--tokens=20"]
+    assert generate(tmp_path / "model", *flags) == 2
+    assert "the tokenizer has 256; give --tokenizer" in capsys.readouterr().err
+
+
+def test_the_tokenizer_is_of_the_same_revision_as_the_model(song, monkeypatch):
+    asked = []
+
+    def download(source, filename, options, **more):
+        asked.append(source)
+        return song[1]
+
+    monkeypatch.setattr("mupax.zoo.hub.download", download)
+    model = zoo.create("llama", vocab_size=song[2], rngs=nnx.Rngs(0), **SIZES)
+    for source, revision in (("a/b", None), ("a/b", "v2"), ("a/b@v2", "v2")):
+        tokenizer_of(model, source, None, revision)
+    assert set(asked[:2]) == {"a/b"}
+    assert set(asked[2:]) == {"a/b@v2"}
 
 
 def test_a_model_of_images_generates_no_text(capsys):

@@ -1,5 +1,9 @@
 """`mupax predict`: images in, labels and probabilities out."""
 
+import dataclasses
+import struct
+import zlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +13,7 @@ from PIL import Image
 
 from mupax import zoo
 from mupax.experiments import cli, data
+from mupax.experiments.errors import UserError
 from mupax.experiments.loading import load_model
 from mupax.experiments.predict import predict
 
@@ -55,9 +60,9 @@ def test_the_labels_and_probabilities_of_an_image(saved, picture, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == str(path)
     assert [line.split()[1] for line in printed[1:]] == [LABELS[i] for i in order[:2]]
-    found = predict(model, [str(path)], top=9)[0]
-    assert [row.number for row in found] == order.tolist()
-    ours = [row.probability for row in found]
+    rows = predict(model, [str(path)], top=9)[0]
+    assert [row.number for row in rows] == order.tolist()
+    ours = [row.probability for row in rows]
     np.testing.assert_allclose(ours, expected[0][order], rtol=1e-4)
 
 
@@ -69,12 +74,31 @@ def test_grey_and_transparent_images_are_taken(saved, tmp_path):
         assert len(predict(model, [str(path)])[0]) == 3
 
 
+def test_an_image_of_16_bits_is_the_same_as_one_of_8(saved, tmp_path):
+    model = zoo.load_pretrained(saved / "known")
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "8.png")
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    eight, sixteen = predict(model, [str(tmp_path / f"{n}.png") for n in (8, 16)])
+    assert eight == sixteen
+    Image.fromarray(pixels.astype(np.float32)).save(tmp_path / "32.tiff")
+    with pytest.raises(UserError, match=r"32.tiff.*save it with 8 or 16 bits"):
+        predict(model, [str(tmp_path / "32.tiff")])
+
+
+def test_more_than_a_thousand_images_are_taken(saved, picture, capsys):
+    images = [str(picture[0])] * 1001
+    assert cli.main(["mupax", "predict", f"--model={saved / 'known'}", *images]) == 0
+    assert capsys.readouterr().out.count(str(picture[0])) == 1001
+
+
 @pytest.mark.parametrize(
     ("model", "image", "said"),
     [
         ("known", "none.png", "there is no image file"),
         ("known", "text.jpg", "cannot be read as an image"),
         ("known", "cut.png", "cannot be read as an image"),
+        ("known", "large.png", "exceeds limit"),
         ("known", None, "no image is given"),
         ("nowhere/at/all", "image.png", "there is no model"),
         ("unknown", "image.png", "is not known"),
@@ -87,6 +111,10 @@ def test_a_bad_path_is_one_sentence(saved, picture, model, image, said, capsys):
     (folder / "text.jpg").write_text("no image")
     whole = picture[0].read_bytes()
     (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    # The header says 60,000 x 60,000 pixels, which Pillow takes for an attack.
+    size = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    check = struct.pack(">I", zlib.crc32(b"IHDR" + size))
+    (folder / "large.png").write_bytes(whole[:12] + b"IHDR" + size + check + whole[33:])
     source = saved / model if model in ("known", "unknown") else model
     images = [] if image is None else [str(folder / image)]
     assert cli.main(["mupax", "predict", f"--model={source}", *images]) == 2
@@ -101,6 +129,16 @@ def test_a_decoder_takes_no_images(picture, tmp_path, capsys):
     args = ["mupax", "predict", f"--model={tmp_path / 'gpt'}", str(picture[0])]
     assert cli.main(args) == 2
     assert "takes tokens, not images" in capsys.readouterr().err
+
+
+def test_features_are_no_probabilities(picture):
+    sizes = {"width": 8, "depth": 1, "heads": 1, "patch_size": 4}
+    model = zoo.create(
+        "vit", **sizes, input_shape=(8, 8, 3), out_features=0, rngs=nnx.Rngs(0)
+    )
+    zoo.set_data_config(model, dataclasses.replace(CONFIG, labels=None))
+    with pytest.raises(UserError, match="no readout that classifies images"):
+        predict(model, [str(picture[0])])
 
 
 def test_a_trained_run_classifies_as_it_was_tested(tmp_path, capsys):
@@ -119,7 +157,7 @@ def test_a_trained_run_classifies_as_it_was_tested(tmp_path, capsys):
     for i, image in enumerate(batch["image"][..., 0]):
         paths.append(str(tmp_path / f"{i}.png"))
         Image.fromarray(np.uint8(np.rint(image * (255 / 16)))).save(paths[-1])
-    found = [rows[0] for rows in predict(model, paths)]
+    best = [rows[0] for rows in predict(model, paths)]
     expected = np.asarray(model(dataset.normalize(batch)["image"]).argmax(-1))
-    assert [row.number for row in found] == expected.tolist()
-    assert found[0].label == f"class {found[0].number}"
+    assert [row.number for row in best] == expected.tolist()
+    assert best[0].label == f"class {best[0].number}"

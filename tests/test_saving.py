@@ -82,11 +82,10 @@ def test_the_card_of_a_run_has_metadata_settings_and_preprocessing(tmp_path):
     )
     folder = zoo.save(model, tmp_path / "it", training=training)
     _, header, text = (folder / "README.md").read_text().split("---\n", 2)
-    found = yaml.safe_load(header)
-    assert found["pipeline_tag"] == "image-classification"
-    assert found["base_model"] == "timm/some@main"
-    assert found["datasets"] == ["text:a: b"]
-    result = found["model-index"][0]["results"][0]
+    metadata = yaml.safe_load(header)
+    assert metadata["pipeline_tag"] == "image-classification"
+    assert metadata["base_model"] == "timm/some"
+    result = metadata["model-index"][0]["results"][0]
     assert result["metrics"][0] == {"type": "accuracy", "value": 0.875}
     assert result["dataset"]["split"] == "test"
     for said in (
@@ -99,6 +98,23 @@ def test_the_card_of_a_run_has_metadata_settings_and_preprocessing(tmp_path):
     ):
         assert said in text
     assert "Nothing is known" not in text
+
+
+def test_a_card_names_only_ids_and_metrics_that_the_hub_takes(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    for i, (source, dataset, keys) in enumerate(
+        (
+            ("timm/a@v1", "someone/pictures", {"base_model", "datasets"}),
+            ("weights.safetensors", "text:a: b", set()),
+        )
+    ):
+        training = zoo.Training(dataset=dataset, source=source)
+        folder = zoo.save(build(), tmp_path / f"{i}", training=training)
+        header = (folder / "README.md").read_text().split("---\n")[1]
+        given = {"base_model", "datasets", "model-index"} & yaml.safe_load(
+            header
+        ).keys()
+        assert given == keys
 
 
 def test_the_default_parametrization_is_written_out(tmp_path):

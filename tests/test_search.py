@@ -98,6 +98,14 @@ def test_an_axis_of_one_value_is_an_error():
         search.search(task, images(), start=search.start_of(task))
 
 
+def test_a_single_axis_is_an_error_before_anything_is_written(tmp_path):
+    c = config()
+    del c.sweep.axes["last/learning_rate"]
+    with pytest.raises(UserError, match=r"learning_rate only.*`mupax sweep` finds"):
+        search.run(c, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_wrong_flags_are_errors(tmp_path):
     for options, words in (
         ({"candidates": 2}, "--candidates=2 must be at least 4"),

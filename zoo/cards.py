@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from mupax import optim
 
+from . import hub
 from .preprocessing import DataConfig
+
+_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,11 +91,14 @@ def _metadata(name: str, reads_tokens: bool, training: Training) -> str:
     task = "text-generation" if reads_tokens else "image-classification"
     lines = ["---", "library_name: mupax", f"pipeline_tag: {task}"]
     lines += ["tags:", "- jax", "- flax", "- mup", f"- {json.dumps(name)}"]
-    if training.source:
-        lines.append(f"base_model: {json.dumps(training.source)}")
-    if training.dataset:
+    # The hub refuses a card whose base model or data set is not an id of its own.
+    source = (training.source or "").partition("@")[0]
+    if hub.is_name(source):
+        lines.append(f"base_model: {json.dumps(source)}")
+    if training.dataset and _DATASET.fullmatch(training.dataset):
+        lines += ["datasets:", f"- {json.dumps(training.dataset)}"]
+    if training.dataset and training.metrics:
         dataset = json.dumps(training.dataset)
-        lines += ["datasets:", f"- {dataset}"]
         lines += ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
         lines += [f"  - task: {{type: {task}}}"]
         lines += [f"    dataset: {{name: {dataset}, type: {dataset}, split: test}}"]
@@ -106,9 +113,9 @@ def _training(training: Training) -> list[str]:
     if training.source:
         parts.append(f"Made from {training.source}.")
     if training.dataset:
-        found = ", ".join(f"{k} {v:.5g}" for k, v in training.metrics.items())
+        metrics = ", ".join(f"{k} {v:.5g}" for k, v in training.metrics.items())
         on = f"Trained on {training.dataset}"
-        parts.append(f"{on}; on its test split: {found}." if found else f"{on}.")
+        parts.append(f"{on}; on its test split: {metrics}." if metrics else f"{on}.")
     if training.settings:
         rows = "\n".join(f"| {k} | {v} |" for k, v in training.settings.items())
         parts.append(f"| setting | |\n|---|---|\n{rows}")

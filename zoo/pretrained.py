@@ -90,6 +90,7 @@ def load_pretrained(
     known: str | None = str(name)
     if source is None:
         if name in list_pretrained():
+            _check_revision(revision, name)
             # A directory on disk: the package is installed unzipped.
             folder = importlib.resources.files(__package__) / _SHIPPED / str(name)
             return saving.load(pathlib.Path(str(folder)), **overrides)
@@ -149,12 +150,13 @@ def read_source(
     """
     if name is not None:
         options_of(name)
-    path = pathlib.Path(source)
-    if found := _uploaded(source, hub_options or hub.HubOptions()):
-        path = found
+    hub_options = hub_options or hub.HubOptions()
+    if not hub.is_id(source):
+        _check_revision(hub_options.revision, source)
+    path = _uploaded(source, hub_options) or pathlib.Path(source)
     if path.is_dir() and _is_ours(path):
         return Loaded(saving.load(path, expected=name, **overrides), [], "")
-    files = _find(source, hub_options or hub.HubOptions())
+    files = _find(source, hub_options)
     described = None
     if files.config is not None:
         described = identify(_read_json(files.config), str(source))
@@ -201,6 +203,14 @@ def read_data_config(
         processor = _processor(config, str(source), options)
         return _read_data(_Files([], config, processor), str(source))
     return _read_data(_find(source, hub_options or hub.HubOptions()), str(source))
+
+
+def _check_revision(revision: str | None, source: str | os.PathLike[str]) -> None:
+    if revision is not None:
+        raise ValueError(
+            f"revision={revision!r} is of a repository on the hub, and {str(source)!r} "
+            "is none; leave it out"
+        )
 
 
 def _uploaded(

@@ -27,8 +27,8 @@ FLAGS = (
     Flag(
         "layout",
         None,
-        "parameter names of an output file: timm, torchvision, big_vision or augreg "
-        "for a ViT, timm or transformers for a ResNet, transformers for a GPT",
+        "library whose parameter names an output file gets, e.g. timm or transformers; "
+        "default: the first that has the model",
         kind=str,
     ),
     Flag(

@@ -1,9 +1,10 @@
 """`mupax predict`."""
 
+import sys
+
 from .command import Command
 from .flags import Flag, describe, parse_own
 
-_IMAGES = 1000
 FLAGS = (
     Flag(
         "model",
@@ -24,7 +25,7 @@ def run(argv: list[str]) -> None:
     """Print the likeliest classes of image files."""
     from .. import predict
 
-    images, own = parse_own(argv, FLAGS, arguments=_IMAGES)
+    images, own = parse_own(argv, FLAGS, arguments=sys.maxsize)
     predict.run(own.pop("model"), images, **own)
 
 

@@ -565,6 +565,13 @@ class Transform:
         """The image for a batch; `u` are `draws` numbers in [0, 1)."""
         if self.operations and isinstance(self.operations[0], RandomResizedCrop):
             self.operations[0].draft(image, u[: self.operations[0].draws])
+        if image.mode.startswith("I;16"):  # Pillow would clip it to 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        elif image.mode in ("I", "F"):
+            raise ValueError(
+                f"its pixels have 32 bits (mode {image.mode!r} of Pillow), of which "
+                "white is not known; save it with 8 or 16 bits"
+            )
         if image.mode != self._mode:
             image = image.convert(self._mode)
         if not self._resizes:

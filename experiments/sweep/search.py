@@ -132,7 +132,16 @@ def search(
 
 
 def _box(task: ZooTask) -> list[tuple[float, float]]:
-    """The least and largest coordinate of each axis."""
+    """The least and largest coordinate of each axis.
+
+    Raises:
+      UserError: a single axis, or an axis with a single value.
+    """
+    if len(task.grid) < 2:
+        raise UserError(
+            f"sweep.axes has {', '.join(task.grid)} only, and a search needs two axes "
+            "at least; `mupax sweep` finds the best value of one"
+        )
     box = []
     for name, values in task.grid.items():
         ends = grids.coordinate(name, min(values)), grids.coordinate(name, max(values))
@@ -248,7 +257,7 @@ def run(
         if value < least:
             raise UserError(f"--{name}={value} must be at least {least}")
     if not 0 < radius < 100:
-        raise UserError(f"--radius={radius} must be positive, in octaves")
+        raise UserError(f"--radius={radius} must lie between 0 and 100 octaves")
     parsed = space.parse_sweep(config)
     base = dataclasses.replace(
         parsed,
@@ -259,6 +268,7 @@ def run(
     if len(parsed.choices) > 1 or parsed.choices[0]:
         raise UserError("sweep.choices is for `mupax sweep`; leave it empty to search")
     (task,) = space.tasks(base)
+    _box(task)  # refuses what cannot be searched
     begin = start_of(task)
     directory = pathlib.Path(folder)
     settings = base.settings() | {
