@@ -30,8 +30,8 @@ def get_config() -> ConfigDict:
     c.optimizer.mask = "matrices"  # biases and norms do not decay
     c.learning_rate = 2.0**-7
     c.schedule.warmup = 40
-    c.sweep.axes.learning_rate = "2**[-12:-2:1]"
-    c.sweep.choices = (("batch_size", (16, 32, 64, 128, 256, 512)),)
+    c.sweep.axes.learning_rate = "2**[-10:-4:1]"
+    c.sweep.choices = (("batch_size", (16, 64, 256, 512)),)
     c.sweep.equal_examples = True
     c.sweep.seeds = 3
     c.sweep.average_last = 50

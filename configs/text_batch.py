@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     """The config."""
     c = defaults("sweep")
     c.dataset = "text:input.txt"
-    c.data.context = 64
+    c.data.context = 32
     c.batch_size = 64
     c.steps = 400  # of a batch of 64
     c.model = ConfigDict({"name": "gpt", "branch_multiplier": 1.0, "head_dim": 16})
@@ -27,8 +27,8 @@ def get_config() -> ConfigDict:
     c.optimizer.mask = "matrices"  # biases and norms do not decay
     c.learning_rate = 2.0**-7
     c.schedule.warmup = 40
-    c.sweep.axes.learning_rate = "2**[-12:-3:1]"
-    c.sweep.choices = (("batch_size", (16, 32, 64, 128, 256, 512)),)
+    c.sweep.axes.learning_rate = "2**[-10:-4:1]"
+    c.sweep.choices = (("batch_size", (16, 64, 256, 512)),)
     c.sweep.equal_examples = True
     c.sweep.seeds = 3
     c.sweep.average_last = 50

@@ -26,11 +26,12 @@ def population(
     pair=False,
     choices=None,
     noise=0.02,
+    best=-6.5,
 ):
     """A valley in log2 of the learning rate whose place moves with the size."""
     rng = np.random.default_rng([width, depth, len(key)])
     over = math.log2(depth / BASE.depth), math.log2(width / BASE.width)
-    best = -6.5 + per_depth * over[0] + per_width * over[1]
+    best += per_depth * over[0] + per_width * over[1]
     axes = {"learning_rate": RATES}
     if pair:
         axes["branch_multiplier"] = MULTIPLIERS

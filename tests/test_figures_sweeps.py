@@ -21,7 +21,15 @@ from mupax.experiments import cli
 from mupax.experiments.papers import figures
 from mupax.experiments.papers.figures import claims_bordelon as bordelon
 from mupax.experiments.papers.figures import claims_tp6 as tp6
-from mupax.experiments.papers.figures import curves, draw, job, parts, registry, tables
+from mupax.experiments.papers.figures import (
+    curves,
+    draw,
+    job,
+    parts,
+    registry,
+    tables,
+    training,
+)
 from mupax.experiments.sweep import engine, grids, space
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.statistics import Sizes
@@ -33,6 +41,7 @@ GRIDS = {
     "richness": "2**[-2:2]",
     "momentum": "1-2**[-5:-1]",
     "weight_decay": "2**[-4:4:2]",
+    "hidden/weight_decay": "2**[-2:0:1]",
 }
 RATE, DEPTHS, BASE = -6.3, (8, 32, 128), Sizes(64, 8)
 
@@ -101,6 +110,43 @@ def widths(key, shift=0.0):
 def axis_over_depth(name, shift, start=0.2):
     places = {d: start + shift * math.log2(d / 8) for d in DEPTHS}
     return found(*(made("depth_mup", d, **{name: x}) for d, x in places.items()))
+
+
+def batch_sizes(shift):
+    """A sweep over batch sizes; of each doubling the optimum moves by `shift`."""
+    return found(
+        *(
+            made(
+                "depth_mup",
+                8,
+                choices={"batch_size": size},
+                learning_rate=RATE + shift * math.log2(size / 64),
+            )
+            for size in (16, 64, 256, 512)
+        ),
+        settings={"config": {"batch_size": 64}},
+    )
+
+
+def decayed(product, constant):
+    """Shares of decay over width; the optimum of two of them moves by so much."""
+    share = "hidden/weight_decay"
+    populations = []
+    for width in (16, 32, 64):
+        octaves = math.log2(width / 16)
+
+        def shape(grid, octaves=octaves):
+            # The share of constant decay is base width/width, 2**-octaves.
+            part = -grid[share] / octaves if octaves else 0.0
+            move = (product + part * (constant - product)) * octaves
+            return 0.1 * (grid["learning_rate"] - RATE - move) ** 2
+
+        populations.append(
+            made("completep", 2, width=width, shape=shape, **{share: 0.0})
+        )
+    none = [made("completep", 2, width=w) for w in (16, 32, 64)]
+    base = {"base": Sizes(16, 2), "featured": "completep"}
+    return found(*populations, **base), found(*none, **base)
 
 
 def norms(mup_batch, depth_batch, depth_none, mup_none):
@@ -355,6 +401,12 @@ CASES = {
         (found(*early_late(FALLING, drift=0.5)),),
         False,
     ),
+    "the rule holds": (training.follows, (batch_sizes(0.5), batch_sizes(0.0)), True),
+    "no rule holds": (training.follows, (batch_sizes(0.0), batch_sizes(0.0)), False),
+    "the rule fails": (training.follows, (batch_sizes(0.5), batch_sizes(0.5)), False),
+    "constant decay moves": (training.decays, decayed(0.0, 1.0), True),
+    "no decay moves": (training.decays, decayed(0.0, 0.0), False),
+    "the product moves": (training.decays, decayed(1.0, 1.0), False),
     "1/L gains": (bordelon.long_branches, branches(FALLING, RISING), True),
     "1/√L gains too": (bordelon.long_branches, branches(FALLING, FALLING), False),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
-from sweep_populations import LABELS, populations, swept
+from sweep_populations import BASE, LABELS, population, populations, swept
 
 from mupax.experiments.papers.figures import curves
 from mupax.experiments.report import (
@@ -230,6 +230,42 @@ def baselines(**changes):
 def opened(**changes):
     target = trained(parameters=4_000_000, **changes.pop("target", {}))
     return made(trained=target, compared=baselines(**changes))
+
+
+@pytest.mark.parametrize(
+    ("choice", "axis"), [("batch_size", "batch size"), ("steps",) * 2]
+)
+def test_a_sweep_over_training_has_a_verdict_over_it(choice, axis):
+    made = [
+        population(key, *BASE, choices={choice: size}, best=-6.5 + shift * octaves)
+        for key, shift in (("depth_mup", 0.0), ("sp", 0.5))
+        for octaves, size in enumerate((16, 32, 64, 128))
+    ]
+    config = {"batch_size": 16, "base_examples": 256}
+    data = swept(made, settings={"config": config})
+    assert words.headline(data) == (
+        f"With Depth-μP, the learning rate transfers across {axis}."
+    )
+    (same, moving) = data.over_training
+    assert (same.sizes, same.base) == ((16, 32, 64, 128), 0)
+    assert moving.verdict is Verdict.COSTS
+    assert moving.trend.slope == pytest.approx(0.5, abs=0.1)
+    # The verdicts of the only depth and width would say nothing.
+    assert data.shown == data.over_training
+    told = printed(data, width=160)
+    assert re.search(f"costs at most .* at {axis} 128", told)
+    assert axis in report_page(data, dpi=20, phone=False)
+    assert data.verdicts["learning_rate"]["sp"][axis]["verdict"] == "does not transfer"
+
+
+def test_the_tuned_batch_size_may_lie_between_the_others():
+    made = [
+        population("sp", *BASE, choices={"batch_size": size}) for size in (16, 64, 256)
+    ]
+    config = {"batch_size": 16, "base_batch_size": 64}
+    data = swept(made, featured="sp", settings={"config": config})
+    (only,) = data.over_training
+    assert only.sizes[only.base] == 64
 
 
 def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():

@@ -15,7 +15,7 @@ import mupax
 from ..sweep import optima, statistics
 from ..sweep.results import Cell, Optimum, Population, table
 from ..sweep.statistics import Sizes
-from ..sweep.transfers import transfers, verdicts
+from ..sweep.transfers import TRAININGS, over_training, transfers, verdicts
 from ..sweep.verdict import Transfer
 
 Axis = Literal["depth", "width"]
@@ -152,9 +152,28 @@ class SweepData:
         )
 
     @functools.cached_property
+    def over_training(self) -> list[Transfer]:
+        """The verdicts over batch size and over training length, where swept."""
+        config = self.settings.get("config", {})
+        batch_size = config.get("base_batch_size") or config.get("batch_size")
+        examples = config.get("base_examples")
+        steps = examples // batch_size if examples else self.steps
+        tuned = {"batch_size": batch_size, "steps": steps}
+        return over_training(self.populations, self.base, tuned)
+
+    @property
+    def shown(self) -> list[Transfer]:
+        """The verdicts that a reader sees: along axes of several sizes, if any."""
+        models = [t for t in self.transfers if t.axis in self.axes]
+        if self.over_training and not any(t.sizes[1:] for t in models):
+            return self.over_training
+        return [*models, *self.over_training]
+
+    @functools.cached_property
     def verdicts(self) -> dict[str, Any]:
-        """The same as JSON-ready data; see `sweep.transfers.verdicts`."""
-        return verdicts(self.transfers, self.base, self.target)
+        """All of them as JSON-ready data; see `sweep.transfers.verdicts`."""
+        judged = [*self.transfers, *self.over_training]
+        return verdicts(judged, self.base, self.target)
 
     @property
     def runs(self) -> int:
@@ -177,13 +196,25 @@ class SweepData:
 
         In the order of `labels`.
         """
-        labels = {}
-        for population in sorted(self.populations, key=self._place):
-            label = self.labels.get(population.parametrization)
-            words = [label or population.parametrization]
-            words += [f"{_short(k)} {v}" for k, v in population.choices.items()]
-            labels[statistics.key_of(population)] = ", ".join(words)
-        return labels
+        ordered = sorted(self.populations, key=self._place)
+        return {statistics.key_of(p): self._label(p) for p in ordered}
+
+    @functools.cached_property
+    def all_labels(self) -> dict[str, str]:
+        """As `keys`, and of the keys without the choice that a verdict is about."""
+        return {
+            statistics.key_of(p, without): self._label(p, without)
+            for p in self.populations
+            for without in ("", *TRAININGS)
+        }
+
+    def _label(self, population: Population, without: str = "") -> str:
+        label = self.labels.get(population.parametrization)
+        words = [label or population.parametrization]
+        words += [
+            f"{_short(k)} {v}" for k, v in population.choices.items() if k != without
+        ]
+        return ", ".join(words)
 
     def _place(self, population: Population) -> int:
         order = list(self.labels)
@@ -193,10 +224,18 @@ class SweepData:
     @functools.cached_property
     def main(self) -> str:
         """The featured key; of several choices the one whose base does best."""
+        return statistics.key_of(self._best)
+
+    @functools.cached_property
+    def mains(self) -> set[str]:
+        """The featured key, also without the choice that a verdict is about."""
+        return {statistics.key_of(self._best, choice) for choice in ("", *TRAININGS)}
+
+    @functools.cached_property
+    def _best(self) -> Population:
         mine = [p for p in self.populations if p.parametrization == self.featured]
         bases = [p for p in mine if (p.width, p.depth) == tuple(self.base)]
-        best = min(bases, key=least)
-        return statistics.key_of(best)
+        return min(bases, key=least)
 
     def of(self, key: str) -> list[Population]:
         """The populations of one key."""

@@ -19,13 +19,11 @@ def print_verdicts(data: SweepData, console: Console) -> None:
         table.add_column(head)
     table.add_column("verdict")
     table.add_column("shift per doubling", justify="right")
-    for transfer in data.transfers:
-        if transfer.axis not in data.axes:
-            continue
+    for transfer in data.shown:
         name = transfer.name
         best = ["none" if x is None else names.value(name, x) for x in transfer.optima]
-        style = "bold" if transfer.key == data.main else ""
-        label = escape(data.keys[transfer.key])
+        style = "bold" if transfer.key in data.mains else ""
+        label = escape(data.all_labels[transfer.key])
         cells = (names.noun(name), label, transfer.axis, " ".join(best))
         table.add_row(
             *cells, transfer.words, escape(words.shift(transfer)), style=style

@@ -53,11 +53,7 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
     return [
         {
             "noun": _capital(names.noun(name)),
-            "rows": [
-                _row(data, t)
-                for t in data.transfers
-                if t.name == name and t.axis in data.axes
-            ],
+            "rows": [_row(data, t) for t in data.shown if t.name == name],
             "predicted": [
                 {
                     "label": label,
@@ -79,14 +75,14 @@ def _row(data: SweepData, transfer: Transfer) -> dict[str, Any]:
     ]
     told = shift(transfer)
     return {
-        "label": data.keys[transfer.key],
+        "label": data.all_labels[transfer.key],
         "axis": transfer.axis,
         "sign": sign(transfer),
         "words": transfer.words,
         "change": transfer.change_words or "–",
         "shift": told if told == "–" else f"{told} {unit(transfer.name)} per doubling",
         "best": list(zip(transfer.sizes, best, strict=True)),
-        "featured": transfer.key == data.main,
+        "featured": transfer.key in data.mains,
     }
 
 
@@ -121,6 +117,7 @@ def headline(data: SweepData) -> str:
     if not mine:
         what = "size" if data.names else "value of each hyperparameter"
         return f"No answer: with {label}, only one {what} was swept."
+    label = data.all_labels[min((t.key for t in mine), key=len)]
     by_name = {n: [t for t in mine if t.name == n] for n in data.names}
     if len(by_name) > MANY:
         good = [
@@ -131,7 +128,7 @@ def headline(data: SweepData) -> str:
         which = f": {listed([names.noun(n) for n in good])}" if good else ""
         return (
             f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
-            f"across {listed(data.axes)}{which}."
+            f"across {listed(list(dict.fromkeys(t.axis for t in mine)))}{which}."
         )
     # Hyperparameters with the same verdicts share one clause.
     told: dict[tuple[str, str], list[str]] = {}
@@ -148,7 +145,7 @@ def headline(data: SweepData) -> str:
 
 def featured(data: SweepData) -> list[Transfer]:
     """The verdicts of the featured parametrization along axes of several sizes."""
-    return [t for t in data.transfers if t.key == data.main and len(t.sizes) > 1]
+    return [t for t in data.shown if t.key in data.mains and len(t.sizes) > 1]
 
 
 def dead(population: Population) -> bool:

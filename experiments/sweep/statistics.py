@@ -236,9 +236,9 @@ def fixed_after(cell: Cell) -> float | None:
     return (last + 2) / spans
 
 
-def key_of(population: Population) -> str:
-    """The parametrization and choices of a population, as one key."""
-    chosen = (f"{k}={v}" for k, v in population.choices.items())
+def key_of(population: Population, without: str = "") -> str:
+    """The parametrization and choices of a population, but for one, as one key."""
+    chosen = (f"{k}={v}" for k, v in population.choices.items() if k != without)
     return ", ".join([population.parametrization, *chosen])
 
 

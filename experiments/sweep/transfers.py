@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .results import Population
+from .results import Cell, Population
 from .statistics import Sizes, Trend, along, key_of, predicted
 from .verdict import Transfer, transfer
 
@@ -29,6 +29,41 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
                 fixed = base.width if axis == "depth" else base.depth
                 if line := along(cells, key, axis, fixed):
                     out.append(transfer(line, axis, tuned, name))
+    return out
+
+
+# Choices that scale the training, and what their axes are called.
+TRAININGS = {"batch_size": "batch size", "steps": "steps"}
+
+
+def over_training(
+    populations: Sequence[Population], base: Sizes, tuned: Mapping[str, int]
+) -> list[Transfer]:
+    """The verdicts over batch size and over training length, of the base's model.
+
+    Args:
+      populations: all of a sweep. Other choices count as parametrizations.
+      base: the sizes where the axes cross.
+      tuned: the batch size and the steps whose best values the others are to use; the
+        smallest where they were not swept.
+    """
+    lines: dict[tuple[str, str, str], list[tuple[int, Cell]]] = {}
+    for p in populations:
+        if (p.width, p.depth) != tuple(base):
+            continue
+        for choice in TRAININGS.keys() & p.choices.keys():
+            key = key_of(p, without=choice)
+            for name in (n for n, values in p.axes.items() if values[1:]):
+                cell = dataclasses.replace(p.cell(name), parametrization=key)
+                lines.setdefault((name, key, choice), []).append(
+                    (p.choices[choice], cell)
+                )
+    out = []
+    for (name, _, choice), line in lines.items():
+        if line[1:]:
+            sizes, cells = zip(*sorted(line, key=lambda one: one[0]), strict=True)
+            axis, at = TRAININGS[choice], tuned.get(choice)
+            out.append(transfer(cells, axis, at, name, sizes))
     return out
 
 

@@ -62,7 +62,7 @@ class Transfer:
     Attributes:
       name: of the hyperparameter.
       key: of the parametrization, with its choices.
-      axis: "depth", "width" or "joint" (width times depth).
+      axis: "depth", "width" or "joint" (width times depth); "batch size" or "steps".
       cells: the runs, small to large.
       base: index in `cells` of the size whose best value is used at the largest.
       trend: the line through the optima.
@@ -86,7 +86,7 @@ class Transfer:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Widths or depths, rising; of "joint", their products."""
+        """Widths, depths, batch sizes or steps, rising; of "joint", the products."""
         return self.trend.sizes
 
     @property
@@ -240,15 +240,21 @@ class Transfer:
 
 
 def transfer(
-    cells: Sequence[Cell], axis: str, base: int | None = None, name: str | None = None
+    cells: Sequence[Cell],
+    axis: str,
+    base: int | None = None,
+    name: str | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> Transfer:
     """Judge one hyperparameter along one axis.
 
     Args:
       cells: of one parametrization, of rising size.
       axis: "depth", "width" or "joint"; of the latter, sizes are width times depth.
+        Another name where `sizes` are given.
       base: the size that is tuned; the smallest where None or where it is the largest.
       name: of the hyperparameter; by default the cells' own.
+      sizes: of the cells, where it is not the model that grows.
 
     Examples:
       >>> import numpy as np
@@ -262,13 +268,16 @@ def transfer(
       >>> found.change_words
       'falls 1.07x over depth 8 to 32'
     """
-    sized = cells
     if axis == "joint":
-        sized = [dataclasses.replace(c, width=c.width * c.depth) for c in cells]
-    line = trend(sized, "width" if axis == "joint" else axis)
+        sizes = [c.width * c.depth for c in cells]
+    if sizes is None:
+        line = trend(cells, axis)
+    else:
+        pairs = zip(cells, sizes, strict=True)
+        line = trend([dataclasses.replace(c, width=x) for c, x in pairs], "width")
     at = line.sizes.index(base) if base in line.sizes[:-1] else 0
     fits = [fit(cell) for cell in cells]
-    pairs = list(zip(line.sizes, fits, strict=True))
+    fitted_sizes = list(zip(line.sizes, fits, strict=True))
     trained = [fitted for fitted in fits if fitted is not None]
     cost = own = None
     if len(trained) == len(fits):
@@ -283,8 +292,8 @@ def transfer(
         line,
         cost,
         own,
-        tuple(size for size, fitted in pairs if fitted and fitted.at_edge),
-        tuple(size for size, fitted in pairs if fitted is None),
+        tuple(size for size, fitted in fitted_sizes if fitted and fitted.at_edge),
+        tuple(size for size, fitted in fitted_sizes if fitted is None),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats
 
 from ...report import SweepData
+from ...report.data import Axis
 from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
 from ...sweep.statistics import Sizes
@@ -29,7 +30,7 @@ _NAMES = {
 
 
 def cells(
-    data: SweepData, key: str, axis: str = "depth", name: str = "learning_rate"
+    data: SweepData, key: str, axis: Axis = "depth", name: str = "learning_rate"
 ) -> list[Cell]:
     """The runs of one key along depth or width, small to large.
 
@@ -39,13 +40,10 @@ def cells(
       axis: "depth" or "width"; the other is the base's.
       name: of the hyperparameter along the grid; every other is at its best.
     """
-    chosen = [
+    return [
         dataclasses.replace(p.cell(name), parametrization=key)
-        for p in data.populations
-        if statistics.key_of(p) == key
+        for p in data.along(key, axis)
     ]
-    fixed = data.base.width if axis == "depth" else data.base.depth
-    return statistics.along(chosen, key, axis, fixed)
 
 
 def at(given: Sequence[Cell], share: float) -> list[Cell]:
@@ -62,7 +60,11 @@ def at(given: Sequence[Cell], share: float) -> list[Cell]:
 
 
 def panel(
-    title: str, given: Sequence[Cell], axis: str = "depth", scale: int = 1
+    title: str,
+    given: Sequence[Cell],
+    axis: str = "depth",
+    scale: int = 1,
+    labels: Sequence[str] = (),
 ) -> Panel:
     """Loss against the hyperparameter, a line a size.
 
@@ -71,9 +73,11 @@ def panel(
       given: as `cells` gives them.
       axis: "depth" or "width".
       scale: layers in a block, where depths are to be counted in layers.
+      labels: of the lines, in place of their sizes along the axis.
     """
+    labels = labels or [f"{axis} {getattr(c, axis) * scale}" for c in given]
     lines = []
-    for cell in given:
+    for cell, size in zip(given, labels, strict=True):
         log_loss = np.log(cell.loss)
         mean = log_loss.mean(axis=0)  # NaN where a seed diverged
         good = ~np.isnan(mean)
@@ -82,7 +86,6 @@ def panel(
         if seeds > 1:
             spread = log_loss[:, good].std(axis=0, ddof=1) / np.sqrt(seeds)
             error = (loss * spread).tolist()
-        size = f"{axis} {getattr(cell, axis) * scale}"
         label = size if good.any() else f"{size}: none trained"
         lines.append(Line(label, cell.log2_lr[good].tolist(), loss.tolist(), error))
     name = given[0].axis

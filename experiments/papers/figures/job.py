@@ -24,9 +24,9 @@ HELP = """  list             every figure of the four papers
 
 def figures() -> dict[str, Figure]:
     """Every figure of the papers and every row beside them, by id."""
-    from . import bordelon, jelassi, rows, tp6, yaida
+    from . import bordelon, jelassi, rows, tp6, training, yaida
 
-    rooms = (tp6, bordelon, jelassi, yaida, rows)
+    rooms = (tp6, bordelon, jelassi, yaida, rows, training)
     return {figure.id: figure for room in rooms for figure in room.FIGURES}
 
 
