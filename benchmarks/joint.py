@@ -1,0 +1,114 @@
+"""Is the base's best learning rate that of a target which is larger in every way?
+
+    python -m benchmarks.joint --dataset text:FILE   # trains what the table lacks
+    python -m benchmarks.joint                       # the part of docs/evidence.md
+
+The target is 2x as wide and 4x as deep, with 4x the batch size and 8x the examples. It
+is searched directly, at learning rates before scaling. Each run is one of
+`mupax train`; a killed one resumes, and a finished one adds a line to
+docs/data/joint.csv.
+"""
+
+import argparse
+import csv
+import itertools
+import math
+import pathlib
+
+import numpy as np
+
+from mupax.experiments.cli import flags
+from mupax.experiments.papers.figures import curves
+from mupax.experiments.run import commands
+from mupax.experiments.sweep.results import Cell
+from mupax.experiments.sweep.verdict import transfer
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+TABLE, PAGE = DOCS / "data" / "joint.csv", DOCS / "evidence.md"
+BEGIN, END = "<!-- begin: python -m benchmarks.joint -->", "<!-- end: joint -->"
+OCTAVES, SEEDS = range(-9, -3), range(2)
+BASE = {"model.width": 32, "model.depth": 2, "batch_size": 16, "steps": 400}
+TARGET = {
+    "model.width": 64,
+    "model.depth": 8,
+    "batch_size": 64,
+    "base_batch_size": 16,
+    "steps": 800,
+    "base_examples": 6400,
+}
+RUNS = {"base": BASE, "target": TARGET}
+COLUMNS = ("run", "log2_lr", "seed", "train_loss")
+
+
+def train(dataset: str, workdir: str) -> None:
+    """Train every run that the table lacks, those of the base first."""
+    known = {(r["run"], int(r["log2_lr"]), int(r["seed"])) for r in rows()}
+    for place in itertools.product(RUNS, OCTAVES, SEEDS):
+        if place in known:
+            continue
+        run, octave, seed = place
+        changes = RUNS[run] | {
+            "dataset": dataset,
+            "learning_rate": 2.0**octave,
+            "schedule.warmup": RUNS[run]["steps"] // 10,
+            "seed": seed,
+        }
+        words = ["train", "--config", "text_batch"]
+        words += [f"--config.{key}={value}" for key, value in changes.items()]
+        folder = f"{workdir}/{run}{octave}-{seed}"
+        config = flags.parse(words).config
+        result = commands.run(config, folder, command=["mupax", *words])
+        with TABLE.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(
+                [*place, f"{result.train_loss:.4f}"]
+            )
+
+
+def rows() -> list[dict[str, str]]:
+    """The lines of the table."""
+    if not TABLE.exists():
+        TABLE.write_text(",".join(COLUMNS) + "\n")
+    with TABLE.open() as file:
+        return list(csv.DictReader(file))
+
+
+def cell(run: str) -> Cell:
+    """The runs of the base or of the target."""
+    loss = np.full((len(SEEDS), len(OCTAVES)), math.nan)
+    for row in rows():
+        if row["run"] == run:
+            at = int(row["seed"]), OCTAVES.index(int(row["log2_lr"]))
+            loss[at] = float(row["train_loss"])
+    sizes = int(RUNS[run]["model.width"]), int(RUNS[run]["model.depth"])
+    grid = np.array(OCTAVES, float)
+    return Cell("completep", *sizes, grid, loss, loss[..., None], 0.0)
+
+
+def page() -> str:
+    """The part of docs/evidence.md."""
+    cells = {run: cell(run) for run in RUNS}
+    lines = ["| learning rate | base, loss | target, loss |", "|---|---|---|"]
+    for i, octave in enumerate(OCTAVES):
+        both = (f"{c.loss[:, i].mean():.3f}" for c in cells.values())
+        lines.append(f"| 2^{octave} | {' | '.join(both)} |")
+    found = transfer(list(cells.values()), "joint")
+    best = " and ".join(f"2^{x:.2f}" for x in found.optima if x is not None)
+    lines += ["", f"Best: {best}. The base's best value {curves.shift(found)}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset")
+    parser.add_argument("--workdir", default="runs/joint")
+    given = parser.parse_args()
+    if given.dataset:
+        train(given.dataset, given.workdir)
+        return
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
