@@ -20,6 +20,7 @@ from typing import Any
 import jax
 from flax import nnx
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from mupax import zoo
 from mupax.experiments.cli import flags
@@ -159,6 +160,7 @@ def draw(path: pathlib.Path) -> None:
     canvas = Figure(figsize=(3.7 * len(known), 3.4), layout="constrained")
     axes = canvas.subplots(1, len(known), squeeze=False)[0]
     panels = dict(zip(known, axes, strict=True))
+    ruled: dict[str, list[float]] = {name: [] for name in known}
     for (config, law), sizes in sorted(grouped().items()):
         points = sorted(
             (int(run["parameters"]), float(run["train_loss"]))
@@ -167,15 +169,16 @@ def draw(path: pathlib.Path) -> None:
         )
         counts = sorted({count for count, _ in points})
         means = [statistics.fmean(y for x, y in points if x == n) for n in counts]
-        label = "standard parametrization" if law == "sp" else law
+        label = "standard parametrization" if law == "sp" else "with the rules"
         (line,) = panels[config].plot(counts, means, "o-", label=label)
         panels[config].plot(*zip(*points, strict=True), ".", color=line.get_color())
-        if law != "sp":  # whose diverged runs would flatten the panel
-            low, high = min(means), max(means)
-            margin = (high - low) / 4
-            panels[config].set_ylim(low - margin, high + margin)
+        ruled[config] += means if law != "sp" else []
     for name, panel in panels.items():
         panel.set(title=LADDERS[name].title, xlabel="parameters", xscale="log")
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        # Diverged runs of the standard parametrization would flatten the panel.
+        low, high = min(ruled[name]), max(ruled[name])
+        panel.set_ylim(low - 0.4 * (high - low), high + 0.4 * (high - low))
     axes[0].set_ylabel("training loss")
     axes[0].legend(frameon=False)
     canvas.savefig(path, dpi=110)

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 import shlex
 from typing import Any
 
@@ -235,7 +236,7 @@ def _training_of(
         "schedule": config.schedule.name,
         "parametrization": config.rules.name,
         "base width, base depth": f"{config.base_width}, {config.base_depth}",
-        "hyperparameters from": config.transfer_from,
+        "hyperparameters from": _public(config.transfer_from or "") or None,
         "moving average of the weights": config.ema,
         "seed": config.seed,
         "training loss at the end": f"{result.train_loss:.4g}",
@@ -244,12 +245,22 @@ def _training_of(
         "versions": f"mupax {mupax.__version__}, jax {jax.__version__}",
     }
     return zoo.Training(
-        dataset=config.dataset,
+        dataset=_public(config.dataset),
         metrics=metrics,
         settings={k: v for k, v in settings.items() if v is not None},
-        source=config.init_from,
-        command=shlex.join(command),
+        source=_public(config.init_from or "") or None,
+        command=shlex.join(map(_public, command)),
     )
+
+
+def _public(word: str) -> str:
+    """A word of a command without the directories of this machine.
+
+    Examples:
+      >>> _public("--config.dataset=text:/home/me/a.txt"), _public("s3://bucket/a.txt")
+      ('--config.dataset=text:a.txt', 's3://bucket/a.txt')
+    """
+    return re.sub(r"(^|[=:])/(?!/)[^=:]*/", r"\1", word)
 
 
 def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
