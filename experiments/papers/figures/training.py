@@ -99,15 +99,16 @@ def _pair(
 _DECAY = {
     "sweep.choices": "()",
     "sweep.equal_examples": "False",
-    "sweep.widths": "(16,32,64)",
+    "sweep.widths": "(16,64)",
     "model.width": "16",
     "base_width": "16",
     "batch_size": "16",
     "steps": "1600",
     "schedule.warmup": "160",
     "sweep.average_last": "200",
-    "sweep.axes.learning_rate": "2**[-9:-4:1]",
+    "sweep.axes.learning_rate": "2**[-8:-4:1]",
     "sweep.seeds": "2",
+    "optimizer.weight_decay": "0.3",
 }
 
 
@@ -115,7 +116,7 @@ def _share_of_hidden(config: ConfigDict) -> None:
     # No override names a group of parameters.
     with config.unlocked():
         config.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
-        config.sweep.axes[_HIDDEN] = "2**[-2:0:1]"
+        config.sweep.axes[_HIDDEN] = "2**[-2:0:2]"
 
 
 _DECAYS = (
