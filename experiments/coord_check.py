@@ -30,7 +30,7 @@ _MOST_SEEDS = 1000
 
 def run(
     config: ConfigDict,
-    folder: str,
+    folder: str | pathlib.Path,
     *,
     widths: str = "",
     depths: str = "",

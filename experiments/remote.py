@@ -1,8 +1,7 @@
 """Paths in object storage: gs:// and s3:// (and every other scheme of fsspec).
 
-A run reads its inputs from object storage through local copies (`local`). What a run
-writes must be a file system: object storage has neither locks nor renames, which
-resuming after a kill relies on (`refuse`).
+A run reads its inputs from object storage through local copies (`local`); see
+`mupax.experiments.run.mirror` for what it writes.
 """
 
 import hashlib
@@ -46,9 +45,9 @@ def refuse(path: str | os.PathLike[str], name: str) -> None:
     copy = {"gs": "gcloud storage cp -r", "s3": "aws s3 cp --recursive"}.get(scheme)
     tool = f" (with `{copy}`)" if copy else ""
     raise UserError(
-        f"{name}={os.fspath(path)} is in object storage, which has no locks and "
-        "renames, so that it does not work yet; give a directory that all processes "
-        f"share, e.g. on NFS or Lustre, and copy from or to {scheme}://{tool}"
+        f"{name}={os.fspath(path)} is in object storage, which does not work here; "
+        "give a directory that all processes share, e.g. on NFS or Lustre, and copy "
+        f"from or to {scheme}://{tool}"
     )
 
 
@@ -67,8 +66,38 @@ def local(path: str | os.PathLike[str]) -> pathlib.Path:
     """
     if not is_remote(path):
         return pathlib.Path(path).expanduser()
-    address = os.fspath(path).rstrip("/")
-    address = re.sub(r":/+", "://", address, count=1)
+    address = normalized(path)
+    system, place = connect(address)
+    try:
+        files = _files(system, place)
+        if not files:
+            raise UserError(f"there is nothing at {address}")
+        return _copied(system, address, place, files)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # of the network, the credentials, the client
+        raise UserError(f"{address} cannot be read ({reason(error)})") from None
+
+
+def normalized(address: str | os.PathLike[str]) -> str:
+    """An address with two slashes after the scheme, and none at the end.
+
+    Examples:
+      >>> normalized("s3:/bucket/run/")
+      's3://bucket/run'
+    """
+    return re.sub(r":/+", "://", os.fspath(address).rstrip("/"), count=1)
+
+
+def connect(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it. Nothing is sent yet.
+
+    Args:
+      address: normalized.
+
+    Raises:
+      UserError: the scheme is unknown, or its package is missing.
+    """
     scheme = address.partition(":")[0]
     try:
         import fsspec
@@ -77,18 +106,14 @@ def local(path: str | os.PathLike[str]) -> pathlib.Path:
     except (ImportError, ValueError) as error:
         package = _PACKAGES.get(scheme)
         remedy = f"pip install {package}" if package else "use gs:// or s3://"
-        raise UserError(f"{address} cannot be read ({error}); {remedy}") from None
-    try:
-        system.invalidate_cache()
-        files = _files(system, place)
-        if not files:
-            raise UserError(f"there is nothing at {address}")
-        return _copied(system, address, place, files)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except Exception as error:  # of the network, the credentials, the client
-        reason = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
-        raise UserError(f"{address} cannot be read ({reason})") from None
+        raise UserError(f"{address} cannot be used ({error}); {remedy}") from None
+    system.invalidate_cache()
+    return system, place.rstrip("/")
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, or its type."""
+    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__
 
 
 def _files(system: Any, place: str) -> dict[str, str]:
@@ -112,7 +137,7 @@ def _copied(
     text = repr((address, sorted(files.items())))
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
     name = urllib.parse.unquote(address.rpartition("/")[2]) or "data"
-    folder = _cache() / key
+    folder = cache() / "remote" / key
     if not folder.exists():
         building = folder.with_name(f".{key}.{secrets.token_hex(6)}")
         try:
@@ -133,7 +158,8 @@ def _copied(
     return folder / name
 
 
-def _cache() -> pathlib.Path:
+def cache() -> pathlib.Path:
+    """The directory of local copies: ~/.cache/mupax, or MUPAX_CACHE."""
     given = os.environ.get("MUPAX_CACHE")
     root = pathlib.Path(given) if given else pathlib.Path.home() / ".cache" / "mupax"
-    return root.expanduser() / "remote"
+    return root.expanduser()

@@ -37,7 +37,9 @@ from .sweep.transfers import transfers
 _RATE = "learning_rate"
 
 
-def run(config: ConfigDict, folder: str, command: list[str]) -> dict[str, Any]:
+def run(
+    config: ConfigDict, folder: str | pathlib.Path, command: list[str]
+) -> dict[str, Any]:
     """Sweep, replace, train; the same command resumes a run that was killed.
 
     Args:

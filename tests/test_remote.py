@@ -1,15 +1,15 @@
-"""Inputs in object storage are read through local copies; outputs are refused."""
-
-import pathlib
+"""Inputs in object storage are read through local copies."""
 
 import fsspec
 import numpy as np
+import object_stores
 import pytest
 from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli, remote
 from mupax.experiments import data as datasets
+from mupax.experiments.data import images as images_module
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
@@ -103,56 +103,50 @@ def images():
     return datasets.ImageData.from_arrays("digits", split, split, 10)
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "transfer"])
-def test_a_run_directory_in_object_storage_is_refused(
-    capsys, tmp_path, monkeypatch, command
+@pytest.mark.parametrize("flag", ["--executor=slurm", "--scheduler=tcp://host:1"])
+def test_workers_on_other_machines_need_a_shared_disk(
+    capsys, tmp_path, monkeypatch, flag
 ):
     monkeypatch.chdir(tmp_path)
-    words = [command, "--config=digits_resmlp", "--workdir=gs://bucket/run"]
+    words = ["sweep", "--config=digits_resmlp", "--workdir=gs://bucket/run", flag]
     assert cli.main(["mupax", *words]) == 2
     error = capsys.readouterr().err
     assert "--workdir=gs://bucket/run is in object storage" in error
-    assert "gcloud storage cp -r" in error
+    assert "share" in error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_paths_that_are_written_or_mapped_are_refused(tmp_path, monkeypatch):
+def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
+    images_module.prepare_digits(tmp_path / "tfds")
+    bucket.put(f"{tmp_path}/tfds/digits/", "/b/tfds/digits", recursive=True)
+    bucket.pipe("/b/tfds/large/1.0.0/large.array_record", b"not copied")
+    expected = images_module.load("digits", tmp_path / "tfds")
+    found = images_module.load("digits", "memory://b/tfds")
+    np.testing.assert_array_equal(found.train_images, expected.train_images)
+    monkeypatch.setenv("TFDS_DATA_DIR", "memory://b/tfds/")
+    assert datasets.open_dataset("digits").train_size == expected.train_labels.size
+    assert not list(tmp_path.rglob("large.array_record"))
+    with pytest.raises(UserError, match="there is nothing at memory://b/tfds/mnist"):
+        datasets.open_dataset("mnist", "memory://b/tfds")
+
+
+def test_a_model_is_not_saved_in_object_storage(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"data_dir=s3://b/tfds is in object storage"):
-        datasets.open_dataset("mnist", "s3://b/tfds")
-    monkeypatch.setenv("TFDS_DATA_DIR", "gs://b/tfds")
-    with pytest.raises(UserError, match="TFDS_DATA_DIR=gs://b/tfds"):
-        datasets.open_dataset("mnist")
     with pytest.raises(ValueError, match="'gs://b/model' is in object storage"):
         zoo.save(zoo.load_pretrained("resmlp_digits"), "gs://b/model")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_s3_is_read_from_an_emulator(tmp_path, monkeypatch):
-    """A server of moto, which answers as S3 does."""
-    server = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    pytest.importorskip("s3fs", reason="s3fs is not installed")
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_emulators_are_read(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("MUPAX_CACHE", str(tmp_path / "cache"))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    running = server.ThreadedMotoServer(port=0)
-    running.start()
-    try:
-        host, port = running.get_host_and_port()
-        address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        system = fsspec.filesystem("s3", skip_instance_cache=True)
-        system.mkdir("bucket")
-        system.pipe("bucket/song.txt", b"one")
-        found = remote.local("s3://bucket/song.txt")
+    with object_stores.opened(kind) as address:
+        system = fsspec.filesystem(kind)
+        system.pipe_file(f"{address}/song.txt", b"one")
+        found = remote.local(f"{address}/song.txt")
         assert found.read_bytes() == b"one"
-        system.pipe("bucket/song.txt", b"other")
-        assert remote.local("s3://bucket/song.txt").read_bytes() == b"other"
-        assert pathlib.Path(found).read_bytes() == b"one"
-        with pytest.raises(UserError, match="there is nothing at s3://bucket/none"):
-            remote.local("s3://bucket/none")
-    finally:
-        running.stop()
+        system.pipe_file(f"{address}/song.txt", b"other")
+        assert remote.local(f"{address}/song.txt").read_bytes() == b"other"
+        assert found.read_bytes() == b"one"
+        with pytest.raises(UserError, match=f"there is nothing at {address}/none"):
+            remote.local(f"{address}/none")

@@ -15,17 +15,19 @@ FLAGS = (
 def run(argv: list[str]) -> None:
     """Run the coordinate check of a training config."""
     from .. import coord_check
+    from ..run import mirror
 
     config, workdir, own = parse(argv, FLAGS)
-    coord_check.run(
-        config,
-        workdir,
-        widths=own["widths"],
-        depths=own["depths"],
-        learning_rate=own["rate"],
-        seeds=own["seeds"],
-        tolerance=own["tolerance"],
-    )
+    with mirror.opened(workdir) as folder:
+        coord_check.run(
+            config,
+            folder,
+            widths=own["widths"],
+            depths=own["depths"],
+            learning_rate=own["rate"],
+            seeds=own["seeds"],
+            tolerance=own["tolerance"],
+        )
 
 
 COMMAND = Command(

@@ -12,12 +12,15 @@ FLAGS = (
 
 def run(argv: list[str]) -> None:
     """Evaluate a checkpoint and print the result."""
-    from ..run import commands
+    from ..run import commands, mirror
     from ..run.processes import joined
 
     config, workdir, own = parse(argv, FLAGS)
-    with joined(processes.settings(argv, config, workdir, own), **processes.of(own)):
-        commands.evaluate(config, workdir, own["checkpoint"])
+    with (
+        joined(processes.settings(argv, config, workdir, own), **processes.of(own)),
+        mirror.opened(workdir, writes=False, shared=own["distributed"]) as folder,
+    ):
+        commands.evaluate(config, folder, own["checkpoint"])
 
 
 COMMAND = Command("evaluate a checkpoint of a run on the test split", run, FLAGS)

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import remote
 from ..errors import UserError
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections
@@ -107,7 +106,6 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     if workdir.value == "":
         raise UserError("--workdir is empty; give a directory, or leave it out")
     folder = workdir.value or _folder(argv)
-    remote.refuse(folder, "--workdir")
     return Parsed(loaded, folder, {f.name: values[f.name].value for f in own})
 
 
@@ -291,7 +289,11 @@ CONFIG = (
     Flag("config", None, "config file, or the name of a packaged config: {configs}"),
     Flag("config.KEY=V", None, "override a key of the config: --config.batch_size=64"),
 )
-WORKDIR = Flag("workdir", None, "run directory; default: runs/<config>")
+WORKDIR = Flag(
+    "workdir",
+    None,
+    "run directory, also s3://bucket/run or gs://bucket/run; default: runs/<config>",
+)
 
 
 def describe(flags: Iterable[Flag]) -> str:

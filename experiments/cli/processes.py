@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from .. import remote
 from .flags import Flag
 
 FLAGS = (
@@ -46,6 +47,6 @@ def settings(
         "versions": {"mupax": mupax.__version__, "jax": jax.__version__},
         "command": argv[0],
         "config": given,
-        "--workdir": os.path.abspath(workdir),
+        "--workdir": workdir if remote.is_remote(workdir) else os.path.abspath(workdir),
         **{f"--{name}": own[name] for name in own if name not in mine},
     }

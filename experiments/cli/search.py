@@ -17,10 +17,12 @@ FLAGS = (
 
 def run(argv: list[str]) -> None:
     """Search hyperparameters on the base, and write the best of them."""
+    from ..run import mirror
     from ..sweep import search
 
     config, workdir, own = parse(argv, FLAGS)
-    search.run(config, workdir, **own)
+    with mirror.opened(workdir) as folder:
+        search.run(config, folder, **own)
 
 
 COMMAND = Command(

@@ -1,5 +1,6 @@
 """`mupax sweep`."""
 
+from .. import remote
 from .command import Command
 from .flags import Flag, parse
 
@@ -23,18 +24,22 @@ FLAGS = (
 
 def run(argv: list[str]) -> None:
     """Train the runs of the grid, and print the verdicts."""
+    from ..run import mirror
     from ..sweep import main
 
     config, workdir, own = parse(argv, FLAGS)
-    main.run(
-        config,
-        workdir,
-        command=["mupax", *argv],
-        executor=own["executor"],
-        workers=own["workers"],
-        address=own["scheduler"],
-        stop_diverged=own["stop_diverged"],
-    )
+    if own["executor"] == "slurm" or own["scheduler"]:
+        remote.refuse(workdir, "--workdir")
+    with mirror.opened(workdir) as folder:
+        main.run(
+            config,
+            folder,
+            command=["mupax", *argv],
+            executor=own["executor"],
+            workers=own["workers"],
+            address=own["scheduler"],
+            stop_diverged=own["stop_diverged"],
+        )
 
 
 COMMAND = Command(

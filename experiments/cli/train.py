@@ -12,12 +12,17 @@ FLAGS = (
 
 def run(argv: list[str]) -> None:
     """Train, alone or with other processes."""
-    from ..run import commands
+    from ..run import commands, mirror
     from ..run.processes import joined
 
     config, workdir, own = parse(argv, FLAGS)
+    dry_run, command = own["dry_run"], ["mupax", *argv]
     with joined(processes.settings(argv, config, workdir, own), **processes.of(own)):
-        commands.run(config, workdir, command=["mupax", *argv], dry_run=own["dry_run"])
+        if dry_run:
+            commands.run(config, workdir, command=command, dry_run=True)
+            return
+        with mirror.opened(workdir, shared=own["distributed"]) as folder:
+            commands.run(config, folder, command=command)
 
 
 COMMAND = Command(

@@ -7,9 +7,11 @@ from .flags import parse
 def run(argv: list[str]) -> None:
     """Sweep, train the target, write the report."""
     from .. import transfer
+    from ..run import mirror
 
     config, workdir, _ = parse(argv)
-    transfer.run(config, workdir, command=["mupax", *argv])
+    with mirror.opened(workdir) as folder:
+        transfer.run(config, folder, command=["mupax", *argv])
 
 
 COMMAND = Command(

@@ -337,7 +337,7 @@ def _prepared(
     train_split: str,
     test_split: str | None,
 ) -> _Splits:
-    places = prepared.data_dirs(data_dir)
+    places = prepared.data_dirs(data_dir, name)
     builder = prepared.find(name, places)
     if builder is None:
         raise UserError(_unknown(name) or prepared.how_to_prepare(name, places))

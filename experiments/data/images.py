@@ -126,7 +126,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
         )
     if name == "digit_sums":
         return digit_sums(load("digits", data_dir))
-    places = prepared.data_dirs(data_dir)
+    places = prepared.data_dirs(data_dir, name)
     builder = prepared.find(name, places)
     if builder is None and name == "digits":
         prepare_digits(_first_writable(places))

@@ -21,16 +21,29 @@ _FETCHED_BY_HAND = {
 }
 
 
-def data_dirs(data_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """The TFDS data directories to search: the given one, or the user's."""
+def data_dirs(data_dir: str | os.PathLike[str] | None, name: str) -> list[Path]:
+    """The TFDS data directories to search: the given one, or the user's.
+
+    Args:
+      data_dir: the given one. In object storage, the dataset is copied here.
+      name: of the dataset.
+
+    Raises:
+      UserError: the dataset is not in object storage, or cannot be read from there.
+    """
     if data_dir is not None:
-        remote.refuse(data_dir, "data_dir")
-        return [Path(data_dir).expanduser()]
+        return [_local(data_dir, name)]
     environment = os.environ.get("TFDS_DATA_DIR")
-    remote.refuse(environment or "", "TFDS_DATA_DIR")
-    places = [Path(environment).expanduser()] if environment else []
+    places = [_local(environment, name)] if environment else []
     # TFDS_DATA_DIR is often read-only; users prepare datasets in their home.
     return [*places, Path.home() / "tensorflow_datasets"]
+
+
+def _local(data_dir: str | os.PathLike[str], name: str) -> Path:
+    if not remote.is_remote(data_dir):
+        return Path(data_dir).expanduser()
+    dataset = name.partition(":")[0].partition("/")[0]
+    return remote.local(f"{os.fspath(data_dir).rstrip('/')}/{dataset}").parent
 
 
 def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:

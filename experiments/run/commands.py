@@ -30,7 +30,11 @@ from .trackers import open_trackers
 
 
 def run(
-    config: ConfigDict, folder: str, *, command: list[str], dry_run: bool = False
+    config: ConfigDict,
+    folder: str | pathlib.Path,
+    *,
+    command: list[str],
+    dry_run: bool = False,
 ) -> TrainResult | None:
     """Train a run, or resume it.
 
@@ -105,7 +109,9 @@ def train_in(
     return result
 
 
-def evaluate(config: ConfigDict, folder: str, checkpoint: str) -> tuple[float, float]:
+def evaluate(
+    config: ConfigDict, folder: str | pathlib.Path, checkpoint: str
+) -> tuple[float, float]:
     """Print and return (loss, accuracy) of a checkpoint on the test split.
 
     Args:

@@ -119,7 +119,7 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
         "the process on which --coordinator listens refuses this one, as JAX says "
         "above; give all of them the same --processes, and each its own --process"
     )
-    timer = threading.Timer(timeout, _end, [sentence])
+    timer = threading.Timer(timeout, end, [sentence])
     timer.daemon = True
     timer.start()
     try:
@@ -242,7 +242,7 @@ class _Watch:
                 if len(_store().key_value_dir_get(_SEEN)) == self._count:
                     break
                 time.sleep(0.1)
-        _end(sentence, status)
+        end(sentence, status)
 
     def _look(self) -> None:
         store, beats = _store(), 0
@@ -257,7 +257,7 @@ class _Watch:
             except Exception:
                 if self._done.is_set():
                     return
-                _end(f"process 0 is gone; {_AGAIN}")
+                end(f"process 0 is gone; {_AGAIN}")
             if failed:
                 self._leave(failed[0])
 
@@ -314,7 +314,7 @@ def _of_collective(error: BaseException) -> bool:
     return any(word in str(error) for word in words)
 
 
-def _end(sentence: str, status: int = 2) -> None:
+def end(sentence: str, status: int = 2) -> None:
     """End the process immediately, whatever its threads wait for."""
     print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     sys.stdout.flush()

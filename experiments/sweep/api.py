@@ -224,7 +224,8 @@ def sweep(
         quarter of them.
       guess: chance-level loss, e.g. the log of the number of classes. A run that ends
         above twice this loss counts as diverged; None: only if its loss is not finite.
-      folder: stores finished runs, results.csv and report.html; None for nowhere.
+      folder: stores finished runs, results.csv and report.html, on a disk or in object
+        storage (s3://, gs://); None for nowhere.
       settings: JSON-ready data that describes your code. Stored runs are then used
         wherever `settings` and the data are the same, whatever the program. Needed only
         for programs that call back into Python.
@@ -283,7 +284,6 @@ def sweep(
         f"{runs} runs of {steps} steps of {batch_size}",
         "make steps, seeds, batch_size or the grid smaller",
     )
-    place = arguments.make_folder(folder)
     limits = limits or engine.Limits()
     shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
     shapes |= {(at.width, at.depth), *((int(w), int(d)) for w, d in sizes)}
@@ -308,27 +308,28 @@ def sweep(
         for shape in sorted(shapes)
     ]
     arguments.check_executor(executor, tasks[0])
-    if place is not None and not limits.lanes and jax.default_backend() == "cpu":
-        # A CPU trains one run after another: each grid point is stored as it ends.
-        lanes = seeds * jax.local_device_count()
-        limits = dataclasses.replace(limits, lanes=lanes)
-    console = rich.console.Console(stderr=True)
-    shown = console.is_terminal if progress is None else progress
-    populations = executors.run_all(
-        tasks,
-        jax.tree.map(jnp.asarray, data),
-        place,
-        limits,
-        executor,
-        ahead=False,  # the caller's code is traced in the caller's thread
-        console=console if shown else None,
-    )
-    result = Sweep(populations, _verdicts(populations, at, sizes), at)
-    if place is not None:
-        try:
-            _report(result, place, tasks[0])
-        except OSError as error:  # the runs are returned all the same
-            logging.warning("%s: the report cannot be written: %s", place, error)
+    with arguments.opened(folder, executor) as place:
+        if place is not None and not limits.lanes and jax.default_backend() == "cpu":
+            # A CPU trains one run after another: each grid point is stored as it ends.
+            lanes = seeds * jax.local_device_count()
+            limits = dataclasses.replace(limits, lanes=lanes)
+        console = rich.console.Console(stderr=True)
+        shown = console.is_terminal if progress is None else progress
+        populations = executors.run_all(
+            tasks,
+            jax.tree.map(jnp.asarray, data),
+            place,
+            limits,
+            executor,
+            ahead=False,  # the caller's code is traced in the caller's thread
+            console=console if shown else None,
+        )
+        result = Sweep(populations, _verdicts(populations, at, sizes), at)
+        if place is not None:
+            try:
+                _report(result, place, tasks[0])
+            except OSError as error:  # the runs are returned all the same
+                logging.warning("%s: the report cannot be written: %s", place, error)
     return result
 
 

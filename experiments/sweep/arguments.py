@@ -1,12 +1,13 @@
 """Checks of the arguments of `mupax.sweep`; each error names the argument."""
 
 import concurrent.futures
+import contextlib
 import inspect
 import json
 import os
 import pathlib
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 
 from .. import remote
 from ..errors import UserError
+from ..run import mirror
 from . import grids
 from .own import OwnTask
 from .statistics import Sizes
@@ -107,19 +109,36 @@ def parse_grid(
     return axes
 
 
-def make_folder(folder: str | os.PathLike[str] | None) -> pathlib.Path | None:
-    """Make the folder, before anything is trained."""
+@contextlib.contextmanager
+def opened(
+    folder: str | os.PathLike[str] | None, executor: Any = None
+) -> Iterator[pathlib.Path | None]:
+    """Make the folder, before anything is trained; None for no folder.
+
+    Args:
+      folder: the folder, or its address in object storage.
+      executor: of the sweep.
+
+    Raises:
+      UserError: the folder cannot be made, or its address cannot be used.
+    """
     if folder is None:
-        return None
-    remote.refuse(folder, "folder")
-    try:
-        place = pathlib.Path(folder).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte
-        raise UserError(
-            f"folder={os.fspath(folder)!r} cannot be made: {error}; choose another"
-        ) from None
-    return place
+        yield None
+        return
+    here = (
+        concurrent.futures.ProcessPoolExecutor | concurrent.futures.ThreadPoolExecutor
+    )
+    if not isinstance(executor, here | None):
+        remote.refuse(folder, "folder")
+    with mirror.opened(os.fspath(folder)) as at:
+        try:
+            place = at.expanduser()
+            place.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte
+            raise UserError(
+                f"folder={os.fspath(folder)!r} cannot be made: {error}; choose another"
+            ) from None
+        yield place
 
 
 def settings_text(settings: Any) -> str | None:

@@ -65,6 +65,8 @@ def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
       UserError: there is no such file, or it is not a table of runs.
     """
+    if remote.is_remote(path) and not str(path).endswith(".csv"):
+        path = f"{os.fspath(path).rstrip('/')}/results.csv"
     path = remote.local(path)
     path = path / "results.csv" if path.is_dir() else path
     try:

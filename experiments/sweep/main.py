@@ -42,7 +42,7 @@ _FREE = (
 
 def run(
     config: ConfigDict,
-    folder: str,
+    folder: str | pathlib.Path,
     command: Sequence[str],
     *,
     executor: str = "here",

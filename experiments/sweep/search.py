@@ -231,7 +231,7 @@ class _Trainer:
 
 def run(
     config: ConfigDict,
-    folder: str,
+    folder: str | pathlib.Path,
     *,
     candidates: int = 16,
     rounds: int = 8,

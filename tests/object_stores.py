@@ -1,0 +1,104 @@
+"""Local servers that answer as S3 and as Google Cloud Storage do."""
+
+import contextlib
+import http.server
+import logging
+import os
+import socket
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+
+BUCKET = "bucket"
+
+
+@contextlib.contextmanager
+def opened(kind: str) -> Iterator[str]:
+    """A server with one empty bucket, which this process and its children use.
+
+    Args:
+      kind: "s3" or "gs".
+
+    Yields:
+      The address of the bucket.
+    """
+    with contextlib.ExitStack() as held:
+        patch = held.enter_context(pytest.MonkeyPatch.context())
+        # gcsfs would ask Google what kind of bucket it is.
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        settings = held.enter_context({"s3": _s3, "gs": _gs}[kind]())
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        fsspec.get_filesystem_class(kind).clear_instance_cache()
+        with contextlib.suppress(FileExistsError):  # of an earlier server
+            fsspec.filesystem(kind).mkdir(BUCKET)
+        yield f"{kind}://{BUCKET}"
+        fsspec.get_filesystem_class(kind).clear_instance_cache()
+
+
+@contextlib.contextmanager
+def _s3() -> Iterator[dict[str, str]]:
+    server = pytest.importorskip("moto.server", reason="moto[s3] is not installed")
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    port = running.get_host_and_port()[1]
+    try:
+        yield {
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        }
+    finally:
+        running.stop()
+
+
+@contextlib.contextmanager
+def _gs() -> Iterator[dict[str, str]]:
+    pytest.importorskip("gcsfs", reason="gcsfs is not installed")
+    # Another emulator, e.g. fake-gcs-server or Google's storage-testbench.
+    if running := os.environ.get("MUPAX_TEST_GCS"):
+        yield {"STORAGE_EMULATOR_HOST": running}
+        return
+    emulator = pytest.importorskip(
+        "gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        _add_precondition(patch)
+        # A client that has read enough closes the connection.
+        patch.setattr(http.server.HTTPServer, "handle_error", lambda *_: None)
+        server = emulator.create_server("127.0.0.1", port, in_memory=True)
+        server.start()
+        try:
+            yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+        finally:
+            server.stop()
+
+
+def _add_precondition(patch: pytest.MonkeyPatch) -> None:
+    """Give the emulator what it lacks: an upload only where there is no object.
+
+    It answers one request at a time, so that no other comes in between.
+    """
+    from gcp_storage_emulator.exceptions import NotFound
+    from gcp_storage_emulator.handlers import objects
+
+    upload = objects._multipart_upload
+
+    def checked(request, response, storage):
+        if request.query.get("ifGenerationMatch") == ["0"]:
+            name = request.data["meta"]["name"]
+            with contextlib.suppress(NotFound):
+                storage.get_file_obj(request.params["bucket_name"], name)
+                response.status = http.HTTPStatus.PRECONDITION_FAILED
+                response.json({"error": {"code": 412, "message": "conditionNotMet"}})
+                return
+        upload(request, response, storage)
+
+    patch.setattr(objects, "_multipart_upload", checked)

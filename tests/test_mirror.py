@@ -1,0 +1,500 @@
+"""Runs in object storage: held by one process, resumed anywhere, never torn."""
+
+import os
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import fsspec
+import numpy as np
+import object_stores
+import pytest
+import test_sweep_own
+
+from mupax import zoo
+from mupax.experiments import cli, io
+from mupax.experiments.errors import UserError
+from mupax.experiments.run import mirror, records
+from mupax.experiments.sweep import engine, export
+
+TESTS = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def bucket(request):
+    """The address of a bucket of an emulator."""
+    with object_stores.opened(request.param) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """Changes to a machine with an empty disk."""
+
+    def change(name: str) -> None:
+        monkeypatch.setenv("MUPAX_CACHE", str(tmp_path / name))
+
+    change("first")
+    return change
+
+
+@pytest.fixture
+def run(bucket, request):
+    """An address where no run is yet."""
+    return f"{bucket}/{re.sub(r'[^a-z]+', '-', request.node.name)}/run"
+
+
+@pytest.fixture
+def memory():
+    """An address in memory, where no run is yet."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield "memory://b/run"
+    system.store.clear()
+
+
+def checkpoint(folder: pathlib.Path, step: int, text: str = "") -> None:
+    """A directory that appears by a rename, as Orbax writes it."""
+    building = folder / "checkpoints" / f"{step}.orbax-checkpoint-tmp-0"
+    (building / "state" / "d").mkdir(parents=True)
+    for name in ("state/d/a", "state/d/b", "state/manifest", "meta"):
+        (building / name).write_text(f"{name} of {step}{text}")
+    (building / "empty").touch()
+    building.rename(folder / "checkpoints" / str(step))
+
+
+def files(folder: pathlib.Path) -> dict[str, str]:
+    return {
+        p.relative_to(folder).as_posix(): p.read_text()
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
+
+
+def killed(address: str, name: str = "elsewhere") -> mirror._Mirror:
+    """A holder whose process was killed: its threads ended, and it released nothing."""
+    place = mirror._place(address, True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    holder = mirror._Mirror(mirror._Objects(address), place)
+    for event in (holder._closing, holder._released):
+        event.set()
+    for thread in holder._threads:
+        thread.join()
+    return holder
+
+
+def test_a_run_goes_on_with_an_empty_disk(run, machine):
+    with mirror.opened(run) as folder:
+        (folder / "metrics.jsonl").write_text("one\n")
+        (folder / ".lock").touch()
+        (folder / ".metrics.jsonl.0123456789ab").write_text("half")
+        checkpoint(folder, 3)
+        (folder / "checkpoints" / "6.orbax-checkpoint-tmp-1").mkdir()
+        before = files(folder)
+    machine("second")
+    with mirror.opened(run) as folder:
+        after = files(folder)
+        checkpoint(folder, 6)
+        shutil.rmtree(folder / "checkpoints" / "3")
+        (folder / "metrics.jsonl").write_text("one\ntwo\n")
+    left_out = {".lock", ".metrics.jsonl.0123456789ab"}
+    assert after == {k: v for k, v in before.items() if k not in left_out}
+    machine("third")
+    with mirror.opened(run, writes=False) as folder:
+        assert {p.name for p in (folder / "checkpoints").iterdir()} == {"6"}
+        assert (folder / "metrics.jsonl").read_text() == "one\ntwo\n"
+    names = mirror._Objects(run).names()
+    assert not [name for name in names if "checkpoints/3" in name or "alive" in name]
+
+
+def test_what_changes_is_uploaded_while_the_run_goes_on(run, machine, monkeypatch):
+    monkeypatch.setenv("MUPAX_LEASE", "1")
+    with mirror.opened(run) as folder:
+        (folder / "metrics.jsonl").write_text("one\n")
+        checkpoint(folder, 3)
+        machine("second")
+        until = time.monotonic() + 100
+        while time.monotonic() < until:
+            with mirror.opened(run, writes=False) as seen:
+                if files(seen) == files(folder):
+                    break
+            time.sleep(0.1)
+        else:
+            pytest.fail("it was not uploaded")
+
+
+def test_a_second_process_is_refused_in_one_sentence(run, machine):
+    with mirror.opened(run):
+        words = rf"another process is at work in {run} \(process {os.getpid()} on .*\)"
+        machine("second")
+        with pytest.raises(UserError, match=words), mirror.opened(run):
+            pytest.fail("both hold it")
+        machine("first")
+        with (
+            pytest.raises(UserError, match=r"at work in .* \(on this machine\)"),
+            mirror.opened(run),
+        ):
+            pytest.fail("both hold it")
+    machine("second")
+    with mirror.opened(run):
+        pass
+
+
+def test_a_killed_holder_is_succeeded_and_cannot_write_again(run, machine, monkeypatch):
+    holder = killed(run)
+    machine("second")
+    with (
+        pytest.raises(UserError, match="if it was killed, start this again in"),
+        mirror.opened(run),
+    ):
+        pytest.fail("it might be alive")
+    modified = mirror._Objects.modified
+
+    def long_ago(self, name):
+        return modified(self, name) - (61 if holder._session in name else 0)
+
+    monkeypatch.setattr(mirror._Objects, "modified", long_ago)
+    with mirror.opened(run) as folder:
+        checkpoint(folder, 6)
+    machine("first")
+    checkpoint(holder._place, 3)
+    with pytest.raises(mirror._Lost):
+        holder._sync()
+    machine("third")
+    with mirror.opened(run, writes=False) as folder:
+        assert {p.name for p in (folder / "checkpoints").iterdir()} == {"6"}
+
+
+def test_the_same_machine_resumes_at_once_with_what_it_has(run):
+    holder = killed(run)
+    checkpoint(holder._place, 3)
+    holder._sync()
+    checkpoint(holder._place, 6)
+    (holder._place / "metrics.jsonl").write_text("newer")
+    with mirror.opened(run) as folder:
+        assert {p.name for p in (folder / "checkpoints").iterdir()} == {"3", "6"}
+        assert (folder / "metrics.jsonl").read_text() == "newer"
+
+
+def test_a_local_copy_that_lost_files_is_not_taken_for_newer(run):
+    with mirror.opened(run) as folder:
+        (folder / "experiment.json").write_text("settings")
+        checkpoint(folder, 3)
+        whole = files(folder)
+    for name in ("experiment.json", "checkpoints/3/state/d/a", "checkpoints/3/meta"):
+        (folder / name).unlink()
+        with mirror.opened(run) as again:
+            assert files(again) == whole
+
+
+def test_of_processes_that_want_a_number_one_gets_it(run):
+    objects = mirror._Objects(run)
+    for number in range(1, 6):
+        together = threading.Barrier(4)
+        won = []
+
+        def take(number=number, together=together, won=won):
+            commit = mirror.Commit(number, token=os.urandom(4).hex())
+            together.wait()
+            if mirror._try(objects, commit):
+                won.append(commit.token)
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert won == [mirror._newest(objects).token]
+
+
+def test_a_number_that_is_free_again_is_not_taken(memory):
+    """A process slept between its look at the commits and its own."""
+    holder = killed(memory)
+    for number in range(2, 5):
+        commit = mirror.Commit(number, session="other", token=str(number))
+        assert mirror._try(holder._objects, commit)
+    holder._objects.delete([mirror._commit_name(2)])
+    with pytest.raises(mirror._Lost):
+        holder._put({})
+    assert mirror._newest(holder._objects).session == "other"
+
+
+class Killed(BaseException):
+    """The process was killed before a request."""
+
+
+def killed_at(objects: mirror._Objects, request: int) -> None:
+    """Let all requests that write fail from one on."""
+    count = iter(range(10_000))
+    for name in ("write", "create", "put", "delete"):
+        real = getattr(objects, name)
+
+        def ask(*args, real=real):
+            if next(count) >= request:
+                raise Killed
+            return real(*args)
+
+        setattr(objects, name, ask)
+
+
+def test_a_torn_upload_is_never_read(memory, machine, tmp_path):
+    """Killed before each of the requests of two uploads, one after another."""
+    for request in range(100):
+        fsspec.filesystem("memory").store.clear()
+        machine(f"writer{request}")
+        holder = killed(memory)
+        place = holder._place
+        (place / "metrics.jsonl").write_text("3")
+        checkpoint(place, 3)
+        holder._sync()
+        states = [files(place)]
+        killed_at(holder._objects, request)
+        ended = False
+        try:
+            for step in (6, 9):
+                (place / "metrics.jsonl").write_text(str(step))
+                checkpoint(place, step)
+                shutil.rmtree(place / "checkpoints" / str(step - 3))
+                states.append(files(place))
+                holder._sync()
+            ended = True
+        except Killed:
+            pass
+        machine(f"reader{request}")
+        with mirror.opened(memory, writes=False) as folder:
+            seen = files(folder)
+        steps = {int(p.name) for p in (folder / "checkpoints").iterdir()}
+        metrics = int(seen.pop("metrics.jsonl"))
+        # Records are never older than the checkpoints.
+        assert max(steps) <= metrics
+        known = {name: text for state in states for name, text in state.items()}
+        assert all(known[name] == text for name, text in seen.items())
+        assert len(seen) == 5 * len(steps)
+        if ended:
+            assert steps == {9}
+            break
+    else:
+        pytest.fail("it never ended")
+    assert request > 10
+
+
+def test_an_altered_checkpoint_is_left_out(memory, machine, caplog):
+    with mirror.opened(memory) as folder:
+        checkpoint(folder, 3)
+        checkpoint(folder, 6)
+    objects = mirror._Objects(memory)
+    objects.write("checkpoints/6/state/d/a", b"state/d/a of 7")
+    machine("second")
+    with mirror.opened(memory, writes=False) as folder:
+        assert {p.name for p in (folder / "checkpoints").iterdir()} == {"3"}
+    assert "checkpoints/6 is incomplete or altered" in caplog.text
+
+
+def test_a_checkpoint_that_is_being_removed_is_not_uploaded(memory, monkeypatch):
+    holder = killed(memory)
+    checkpoint(holder._place, 3)
+    link = os.link
+
+    def remove(source, target):
+        link(source, target)
+        shutil.rmtree(holder._place / "checkpoints" / "3", ignore_errors=True)
+
+    monkeypatch.setattr(os, "link", remove)
+    holder._sync()
+    assert mirror._newest(holder._objects).whole == {}
+
+
+def test_a_step_that_is_saved_anew_replaces_the_first(memory, machine):
+    with mirror.opened(memory) as folder:
+        checkpoint(folder, 3)
+    with mirror.opened(memory) as folder:
+        shutil.rmtree(folder / "checkpoints" / "3")
+        checkpoint(folder, 3, " again")
+        expected = files(folder)
+    machine("second")
+    with mirror.opened(memory, writes=False) as folder:
+        assert files(folder) == expected
+
+
+def test_the_run_goes_on_without_the_network(memory, monkeypatch, caplog, machine):
+    monkeypatch.setenv("MUPAX_LEASE", "1")
+    fails = True
+
+    def put(self, path, name):
+        if fails:
+            raise OSError("connection reset")
+        real(self, path, name)
+
+    real = mirror._Objects.put
+    monkeypatch.setattr(mirror._Objects, "put", put)
+    with mirror.opened(memory) as folder:
+        (folder / "metrics.jsonl").write_text("one")
+        until = time.monotonic() + 100
+        while "connection reset" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.05)
+        assert "The run goes on, and the upload is tried again" in caplog.text
+        fails = False
+    machine("second")
+    with mirror.opened(memory, writes=False) as folder:
+        assert (folder / "metrics.jsonl").read_text() == "one"
+
+
+def test_what_could_not_be_uploaded_is_kept_and_uploaded_next(memory, monkeypatch):
+    monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
+    with monkeypatch.context() as broken:
+
+        def put(self, path, name):
+            raise OSError("connection reset")
+
+        broken.setattr(mirror._Objects, "put", put)
+        words = r"could not be written \(connection reset\); what it lacks is in"
+        with pytest.raises(UserError, match=words), mirror.opened(memory) as folder:
+            (folder / "metrics.jsonl").write_text("one")
+    with mirror.opened(memory) as folder:
+        assert (folder / "metrics.jsonl").read_text() == "one"
+    assert mirror._Objects(memory).read("metrics.jsonl") == b"one"
+
+
+def test_files_of_others_are_not_taken_over(memory):
+    mirror._Objects(memory).write("thesis.tex", b"")
+    with (
+        pytest.raises(UserError, match=r"files that are not a mupax run's.*thesis"),
+        mirror.opened(memory),
+    ):
+        pytest.fail("it is not ours")
+
+
+def test_a_bad_lease_is_refused(memory, monkeypatch):
+    monkeypatch.setenv("MUPAX_LEASE", "soon")
+    with (
+        pytest.raises(UserError, match="MUPAX_LEASE='soon' must be a number"),
+        mirror.opened(memory),
+    ):
+        pytest.fail("it has no lease")
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "transfer", "search"])
+def test_a_bucket_that_is_not_there_is_said_before_any_work(
+    bucket, capsys, monkeypatch, command
+):
+    monkeypatch.setattr(
+        mirror.remote, "local", lambda *_: pytest.fail("nothing is read")
+    )
+    address = bucket.replace("bucket", "no-such-bucket") + "/run"
+    words = ["mupax", command, "--config=digits_resmlp", f"--workdir={address}"]
+    assert cli.main(words) == 2
+    assert f"{address} cannot be used (there is no such bucket)" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_sweep_in_object_storage_trains_only_what_is_missing(
+    run, machine, monkeypatch
+):
+    first = test_sweep_own.sweep(run)
+    machine("second")
+    monkeypatch.setattr(
+        engine, "train_points", lambda *_: pytest.fail("it is there already")
+    )
+    again = test_sweep_own.sweep(run)
+    assert str(first) == str(again)
+    assert "report.html" in mirror._Objects(run).names()
+    assert len(export.read_results(run)) == 3
+    with pytest.raises(UserError, match="is in object storage, which does not"):
+        test_sweep_own.sweep(run, executor=object())
+
+
+# ----- Whole commands.
+
+
+def start(words: list[str], cache: pathlib.Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "mupax", *words],
+        env={**os.environ, "MUPAX_CACHE": str(cache), "MUPAX_LEASE": "3"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def lines(folder: pathlib.Path) -> list[dict]:
+    """The records of a run, without times."""
+    clock = ("step_seconds", "examples_per_second", "mfu")
+    return [
+        {key: value for key, value in line.items() if key not in clock}
+        for line in records.read(folder)
+    ]
+
+
+def until_it_ends(words: list[str], tmp_path: pathlib.Path, seed: int) -> int:
+    """Kill a command at random moments, each time on a machine with an empty disk."""
+    chance = random.Random(seed)
+    kills = 0
+    for machine in range(60):
+        cache = tmp_path / f"machine{machine}"
+        process = start(words, cache)
+        while process.poll() is None and not any(cache.glob("*/*/session")):
+            time.sleep(0.02)
+        try:
+            # Later every time, so that it comes to an end.
+            out, _ = process.communicate(timeout=chance.uniform(0, 8 + 4 * kills))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+            continue
+        if process.returncode == 0:
+            return kills
+        # The killed process holds its lease for a while.
+        assert "if it was killed, start this again in" in out, out
+        time.sleep(1)
+    pytest.fail("it never ended")
+
+
+@pytest.mark.long
+@pytest.mark.ci
+def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_path):
+    config = [f"--config={TESTS / 'toy_train.py'}", "--config.save_every=5"]
+    config.append("--config.steps=120")
+    whole = start(["train", *config, f"--workdir={tmp_path / 'whole'}"], tmp_path)
+    out, _ = whole.communicate(timeout=300)
+    assert whole.returncode == 0, out
+    assert until_it_ends(["train", *config, f"--workdir={run}"], tmp_path, 0) > 2
+    os.environ["MUPAX_CACHE"] = str(tmp_path / "last")
+    with mirror.opened(run, writes=False) as folder:
+        assert lines(folder) == lines(tmp_path / "whole")
+        first, second = (
+            zoo.load_pretrained(str(p / "model")) for p in (folder, tmp_path / "whole")
+        )
+    for a, b in zip(weights(first), weights(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def weights(model) -> list[np.ndarray]:
+    import jax
+    from flax import nnx
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
+
+
+@pytest.mark.long
+@pytest.mark.ci
+def test_a_transfer_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_path):
+    config = [f"--config={TESTS / 'toy_config.py'}"]
+    whole = start(["transfer", *config, f"--workdir={tmp_path / 'whole'}"], tmp_path)
+    out, _ = whole.communicate(timeout=600)
+    assert whole.returncode == 0, out
+    assert until_it_ends(["transfer", *config, f"--workdir={run}"], tmp_path, 1) > 2
+    os.environ["MUPAX_CACHE"] = str(tmp_path / "last")
+    with mirror.opened(run, writes=False) as folder:
+        ours, theirs = (
+            io.read_sealed(p / "summary.json") for p in (folder, tmp_path / "whole")
+        )
+        for key in ("transfer", "verdicts"):
+            assert ours[key] == theirs[key]
+        assert lines(folder / "target") == lines(tmp_path / "whole" / "target")
