@@ -1,5 +1,6 @@
 """Every command and every snippet of the docs, the README and the configs works."""
 
+import contextlib
 import doctest
 import pathlib
 import re
@@ -71,6 +72,10 @@ def doors(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "mupax.experiments.papers.figures.job.drawn",
         lambda *args: type("Drawn", (), {"ours": "", "agrees": None}),
+    )
+    monkeypatch.setattr(
+        "mupax.experiments.run.mirror.opened",
+        lambda folder, **_: contextlib.nullcontext(pathlib.Path(folder)),
     )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text((ROOT / "configs" / "digits.py").read_text())
