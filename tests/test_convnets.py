@@ -345,19 +345,67 @@ def test_every_axis_has_a_rule_of_sharding(name):
         ("resnet50", {"groups": 0}, "groups=0 must be a whole number"),
         ("resnet50", {"squeeze": 2.0}, "squeeze=2.0 must lie in"),
         ("resnet50", {"antialias": "no"}, "antialias='no' must be one of"),
-        ("convnext_tiny", {"layer_scale": -1.0}, "must be positive, or 0"),
+        ("convnext_tiny", {"layer_scale": 0.0}, "layer_scale=0.0 must be positive"),
+        ("resnet50", {"squeeze": "1/4"}, "squeeze='1/4' must be a number"),
+        ("resnet50", {"blocks": 3}, "blocks=3 must be a tuple"),
+        ("convnext_tiny", {"patch_size": 0}, "patch_size=0 must be positive"),
+        ("convnext_tiny", {"norm_eps": -1.0}, "norm_eps=-1.0 must be positive"),
+        ("convnext_tiny", {"grn": "yes"}, "grn='yes' must be True or False"),
+        ("convnext_tiny", {"out_features": 0}, "out_features=0 must be a whole"),
         ("convnext_tiny", {"blocks": (0,)}, "at least 1"),
-        ("convnext_tiny", {"nonlinearity": "selu"}, "unknown activation 'selu'"),
+        (
+            "convnext_tiny",
+            {"nonlinearity": "selu"},
+            "nonlinearity='selu' must be one of",
+        ),
         ("efficientnet_b0", {"rows": ()}, "one row at least"),
         ("efficientnet_b0", {"rows": ((0, "odd", 1, 3, 1, 1, 8),)}, "kind 'odd'"),
         ("efficientnet_b0", {"rows": ((0, "plain"),)}, "must be stage, kind"),
         ("efficientnet_b0", {"width": 12}, "choose widths for which it is whole"),
         ("efficientnet_b0", {"padding": "valid"}, "padding='valid' must be one of"),
+        ("efficientnet_b0", {"rows_width": 0}, "rows_width=0 must be positive"),
+        ("efficientnet_b0", {"squeeze_nonlinearity": "x"}, "squeeze_nonlinearity='x'"),
+        *(
+            ("efficientnet_b0", {"rows": ((0, *row),)}, said)
+            for row, said in (
+                (("plain", 0, 3, 1, 1, 8), "blocks 0 of"),
+                (("plain", 1, 4, 1, 1, 8), "kernel 4 of .* must be odd"),
+                (("plain", 1, 3, 0, 1, 8), "stride 0 of"),
+                (("plain", 1, 3, 1, 6, 8), "must be 1: a 'plain' block has none"),
+                (("inverted", 1, 3, 1, -1, 8), "expansion -1 of .* must be positive"),
+                (("inverted", 1, 3, 1, "6", 8), "expansion of .* must be a number"),
+                (("inverted", 1, 3, 1, 6, 8.5), "channels 8.5 of"),
+                (("inverted", 1, 3, 1, 6, 8, 2.0), "squeeze 2.0 of"),
+                (("inverted", 1, 3, 1, 6, 8, 0.0, "x"), "has nonlinearity='x' must"),
+            )
+        ),
     ],
 )
 def test_a_wrong_option_is_named(name, options, said):
     with pytest.raises(ValueError, match=said):
         abstract(name, options)
+
+
+def test_images_that_the_stages_shrink_to_nothing_are_an_error():
+    """Their mean would be NaN."""
+    small = {"width": 4, "out_features": 2, "rngs": nnx.Rngs(0)}
+    model = zoo.create("convnext_tiny", blocks=(1, 1, 1, 1), **small)
+    with pytest.raises(ValueError, match="images of 28 x 28 pixels are too small"):
+        model(jnp.ones((1, 28, 28, 3)))
+    assert jnp.isfinite(model(jnp.ones((1, 32, 32, 3)))).all()
+
+
+def test_squeeze_and_excitation_takes_the_nonlinearity_of_its_block():
+    rows = ((0, "inverted", 1, 3, 1, 2, 8, 0.25),)
+    options = {"width": 8, "rows_width": 8, "rows": rows, "nonlinearity": "hard_swish"}
+    model = abstract("efficientnet_b0", options)
+    assert model.stages[0].first.se.activation is nnx.hard_swish
+
+
+def test_a_single_number_of_a_stage_is_an_error():
+    model = abstract("convnext_tiny", {})
+    with pytest.raises(ValueError, match=r"blocks=1 must be a tuple, e.g. \(1,\)"):
+        model.intermediates(jnp.ones((1, 32, 32, 3)), 1)
 
 
 @pytest.mark.parametrize("case", ["convnext", "mobilenetv3"])

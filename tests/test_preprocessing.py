@@ -99,6 +99,8 @@ def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
     grey = zoo.DataConfig(size=(32, 32, 1), mean=(0.5,), std=(0.5,))
     with pytest.raises(ValueError, match="1 channels, and the model takes or gives 3"):
         zoo.set_data_config(model, grey)
+    with pytest.raises(ValueError, match=r"must be a zoo\.DataConfig"):
+        zoo.set_data_config(model, CONFIG.to_json())
     with pytest.raises(ValueError, match="2 labels, and the model takes or gives 10"):
         zoo.set_data_config(
             model, zoo.DataConfig(**{**vars(CONFIG), "labels": ("a", "b")})
@@ -111,7 +113,12 @@ def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
         ({"size": (0, 4, 3)}, "size"),
         ({"mean": (0.5,)}, "mean"),
         ({"std": (0.1, 0.0, 0.1)}, "std"),
+        ({"size": 16}, "size=16 must be a tuple"),
+        ({"mean": 0.5}, "mean=0.5 must be a tuple"),
+        ({"mean": ("a",) * 3}, "one number for each of 3 channels"),
+        ({"labels": "abc"}, "labels='abc' must be a tuple"),
         ({"crop": 0.0}, "crop"),
+        ({"crop": "a"}, "crop='a' must be more than 0"),
         ({"interpolation": "cubic"}, "interpolation='cubic' must be one of"),
         ({"crop_mode": "middle"}, "crop_mode"),
     ],
@@ -119,6 +126,11 @@ def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
 def test_a_value_out_of_range_is_named(change, said):
     with pytest.raises(ValueError, match=said):
         zoo.DataConfig(**{**vars(CONFIG), **change})
+
+
+def test_lists_are_taken_as_tuples():
+    lists = {key: [*vars(CONFIG)[key]] for key in ("size", "mean", "std")}
+    assert zoo.DataConfig(**{**vars(CONFIG), **lists}) == CONFIG
 
 
 def test_a_damaged_preprocessing_leaves_the_weights_usable(tmp_path, caplog):

@@ -228,6 +228,8 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
         ("vit_dinov2", {"out_features": 4, "pool": "none"}, "pass out_features=0"),
         ("vit_deit3", {"layer_scale": 0.0}, "layer_scale=0.0 must be positive"),
         ("vit_deit3", {"registers": -1}, "registers=-1 must be a whole number"),
+        ("vit_deit3", {"class_token": "no"}, "must be True or False or None"),
+        ("vit_deit3", {"rope_theta": 5.0}, "does nothing without rotary=True"),
         ("vit_dinov3", {"heads": 8}, "head_dim=2 must be a multiple of 4"),
         ("vit_dinov3", {"rope_theta": 0.0}, "rope_theta=0.0 must be positive"),
     ],

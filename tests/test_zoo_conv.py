@@ -521,7 +521,7 @@ def test_a_hundred_billion_parameters_take_no_memory():
         ("cnn", {"width": 12}, "'stage1' is 0.125 times the width"),
         ("cnn", {"input_shape": (7, 8, 1)}, "at least 8x8 pixels"),
         ("cnn", {"pooling": "mean"}, "'average' or 'max'"),
-        ("cnn", {"nonlinearity": "selu"}, "unknown activation 'selu'"),
+        ("cnn", {"nonlinearity": "selu"}, "nonlinearity='selu' must be one of"),
         ("cnn", {"depth": 0}, "depth=0 must be a whole number"),
         ("resnet18", {"stem": "imagenette"}, "stem='imagenette' must be one of"),
         ("resnet18", {"norm": "group"}, "norm='group' must be one of"),

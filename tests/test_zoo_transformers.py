@@ -490,7 +490,7 @@ def test_half_precision_keeps_weights_and_logits_in_single():
         ("vit", {"input_shape": (64,)}, "height, width, channels"),
         ("vit", {"pool": "max"}, "must be one of 'token', 'mean', 'norm_mean'"),
         ("vit", {"class_token": False}, "needs class_token=True"),
-        ("vit", {"nonlinearity": "tanhh"}, "unknown activation"),
+        ("vit", {"nonlinearity": "tanhh"}, "nonlinearity='tanhh' must be one of"),
         ("vit", {"mlp_ratio": 0.3}, "choose widths"),
         ("gpt", {"dropout": 1.0}, "must lie in"),
         ("gpt", {"drop_path": -0.1}, "must lie in"),

@@ -115,16 +115,16 @@ def _convnext(config: Mapping[str, Any], where: str) -> Architecture:
     _refuse(kind, where, "hidden_act", act, "gelu")
     sizes = _whole_list(config, "hidden_sizes", where)
     _doubling(sizes, "hidden_sizes", kind, where)
-    scale = 0.0 if second else float(config.get("layer_scale_init_value", 1e-6))
+    scale = float(config.get("layer_scale_init_value", 1e-6))
     options: dict[str, Any] = {
         "width": sizes[0],
         "depth": 1,
         "blocks": _whole_list(config, "depths", where),
     }
     if second:
-        options |= {"grn": True, "layer_scale": 0.0}
+        options |= {"grn": True, "layer_scale": None}
     elif scale != 1e-6:
-        options["layer_scale"] = max(scale, 0.0)
+        options["layer_scale"] = scale if scale > 0 else None
     more = {"head_eps": float(config.get("layer_norm_eps", 1e-12)), **_classes(config)}
     patch = whole(config.get("patch_size", 4), "patch_size", where)
     if patch != 4:

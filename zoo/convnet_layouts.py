@@ -59,7 +59,7 @@ def branch_factor(model: ConvNet, path: str) -> float:
     if parts[0] != "stages":
         return 1.0
     if isinstance(model, ConvNeXt):
-        last = "layer_scale" if model.layer_scale else "down"
+        last = "down" if model.layer_scale is None else "layer_scale"
         return branch if parts[2:4] == ["blocks", last] else 1.0
     block = getattr(model.stages[int(parts[1])], parts[2])
     if isinstance(model, EfficientNet):

@@ -92,7 +92,7 @@ class ConvNeXtBlock(nnx.Module):
         self.down = Dense(plan, (inner, name), bias=True, **drawn, rngs=rngs)
         self.layer_scale = (
             LayerScale(plan, name, initial=options.layer_scale)
-            if options.layer_scale
+            if options.layer_scale is not None
             else None
         )
 
@@ -160,7 +160,7 @@ class ConvNeXtOptions(ResidualOptions):
     blocks: tuple[int, ...] = (3, 3, 9, 3)
     patch_size: int = 4
     mlp_ratio: float = 4.0
-    layer_scale: float = 1e-6
+    layer_scale: float | None = 1e-6
     grn: bool = False
     nonlinearity: str = "gelu"
     norm_eps: float = 1e-6
@@ -195,8 +195,8 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
       blocks: of each stage, at depth 1.
       patch_size: side of the patches that the stem reads.
       mlp_ratio: width of the MLP, as a multiple of its stage's channels.
-      layer_scale: initial value of the factor of each channel of a branch; 0 for no
-        factors (version 2).
+      layer_scale: initial value of the factor of each channel of a branch; None for
+        no factors (version 2).
       grn: global response normalization inside the MLP (version 2).
       nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
       norm_eps: added to the variance.
@@ -233,10 +233,10 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
             raise ValueError(
                 f"input_shape={input_shape} must be (height, width, channels)"
             )
-        if options.layer_scale < 0:
-            raise ValueError(
-                f"layer_scale={options.layer_scale} must be positive, or 0 for none"
-            )
+        for name in ("patch_size", "layer_scale", "norm_eps", "head_eps"):
+            value = getattr(options, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be positive")
         stages = range(1, len(blocks) + 1)
         growing = {f"stage{i}": 2.0 ** (i - 1) for i in stages}
         growing |= {f"mlp{i}": options.mlp_ratio * 2.0 ** (i - 1) for i in stages}
@@ -302,7 +302,7 @@ def _variants() -> dict[str, dict[str, Any]]:
         if size != "huge":
             found[f"convnext_{size}"] = options
         if size != "xlarge":
-            found[f"convnextv2_{size}"] = {**options, "layer_scale": 0.0, "grn": True}
+            found[f"convnextv2_{size}"] = {**options, "layer_scale": None, "grn": True}
     return found
 
 

@@ -27,6 +27,7 @@ class DecoderOptions(TransformerOptions):
     tied: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tied and self.zero_readout:
             raise ValueError(
                 "zero_readout=True needs tied=False: a tied readout is the embedding, "
@@ -170,7 +171,8 @@ class Decoder(Transformer):
     def _check(self, time: int) -> None:
         if time > self.context:
             raise ValueError(
-                f"a sequence of {time} tokens does not fit into context={self.context}"
+                f"a sequence of {time} tokens does not fit into "
+                f"context={self.context}; shorten it"
             )
 
     def _table(self) -> Float[Array, "vocab embed"]:

@@ -5,26 +5,19 @@ import functools
 import math
 from typing import Any, Literal, NamedTuple
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
 from .conv import DEPTHWISE, BatchNorm, Conv
 from .conv_sources import TORCH, conv_sources
 from .family import ResidualOptions
-from .layers import ACTIVATIONS, Dense, call, scan, stack
+from .layers import Dense, activation, call, scan, stack
 from .plan import Plan
 from .registry import register
 from .sources import Leaf, Source
-from .squeeze import SqueezeExcite
+from .squeeze import GATES, SqueezeExcite
 from .stages import Staged
 
-_NONLINEAR = {
-    "relu": ACTIVATIONS["relu"],
-    "silu": ACTIVATIONS["silu"],
-    # MobileNetV3's, piecewise: x · min(max(x + 3, 0), 6) / 6.
-    "hard_swish": jax.nn.hard_swish,
-}
 Kind = Literal["separable", "inverted", "fused", "plain", "plain_residual"]
 _KINDS = ("separable", "inverted", "fused", "plain", "plain_residual")
 
@@ -111,7 +104,7 @@ class MBBlock(nnx.Module):
         self.branch = plan.branch
         self.kind = row.kind
         nonlinearity = row.nonlinearity or options.nonlinearity
-        self.activation = _NONLINEAR[nonlinearity]
+        self.activation = activation(nonlinearity)
         before, inside, after = names.before, names.inside, names.after
         k = row.kernel
         # (size, input axis, output axis, stride)
@@ -231,7 +224,8 @@ class EfficientNet(Staged, options=EfficientNetOptions):
       head: channels of the last convolution.
       head_pooled: the last convolution follows the mean over pixels, with a bias and
         without a norm (MobileNetV3).
-      nonlinearity: "silu", "hard_swish" or "relu".
+      nonlinearity: a name of `zoo.layers.ACTIVATIONS`: "silu", in MobileNetV3
+        "hard_swish".
       gate: of squeeze-and-excitation, "sigmoid" or "hard_sigmoid".
       squeeze_inside: squeeze counts the channels inside a block, and is rounded to a
         multiple of 8 (MobileNetV3).
@@ -293,7 +287,7 @@ class EfficientNet(Staged, options=EfficientNetOptions):
             },
         )
         self.channels = options.input_shape[2]
-        self.activation = _NONLINEAR[options.nonlinearity]
+        self.activation = activation(options.nonlinearity)
         make = functools.partial(_conv, self.plan, options)
         self.conv = make(3, ("channels", "embed"), stride=2, rngs=rngs)
         self.norm = BatchNorm(self.plan, "embed", epsilon=options.norm_eps)
@@ -387,36 +381,65 @@ class EfficientNet(Staged, options=EfficientNetOptions):
 
 
 def _checked(options: EfficientNetOptions) -> tuple[Row, ...]:
+    """The rows of a network.
+
+    Raises:
+      ValueError: an option or a field of a row that is out of range; names it.
+    """
     if len(options.input_shape) != 3:
         raise ValueError(
             f"input_shape={options.input_shape} must be (height, width, channels)"
         )
     for option, value, known in (
-        ("nonlinearity", options.nonlinearity, tuple(_NONLINEAR)),
-        ("gate", options.gate, ("sigmoid", "hard_sigmoid")),
+        ("gate", options.gate, tuple(GATES)),
         ("padding", options.padding, ("half", "same")),
     ):
         if value not in known:
             raise ValueError(f"{option}={value!r} must be one of {known}")
+    for option in ("rows_width", "head", "norm_eps"):
+        if not getattr(options, option) > 0:
+            raise ValueError(f"{option}={getattr(options, option)} must be positive")
+    activation(options.squeeze_nonlinearity or "relu", "squeeze_nonlinearity")
     if not options.rows:
         raise ValueError("rows=() must have one row at least")
-    rows = []
-    for given in options.rows:
-        try:
-            row = Row(*given)
-        except TypeError:
+    return tuple(map(_row, options.rows))
+
+
+def _row(given: Any) -> Row:
+    """A row of a network.
+
+    Raises:
+      ValueError: a field that is missing or out of range; names it.
+    """
+    try:
+        row = Row(*given)
+    except TypeError:
+        raise ValueError(
+            f"row {given!r} must be {', '.join(Row._fields)}, the last two optional"
+        ) from None
+    if row.kind not in _KINDS:
+        raise ValueError(f"kind {row.kind!r} of {given!r} must be one of {_KINDS}")
+    for field in ("blocks", "kernel", "stride", "channels"):
+        value = getattr(row, field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(
-                f"row {given!r} must be {', '.join(Row._fields)}, the last two optional"
-            ) from None
-        if row.kind not in _KINDS:
-            raise ValueError(f"kind {row.kind!r} of {given!r} must be one of {_KINDS}")
-        if row.nonlinearity not in ("", *_NONLINEAR):
-            raise ValueError(
-                f"nonlinearity {row.nonlinearity!r} of {given!r} must be one of "
-                f"{tuple(_NONLINEAR)}, or '' for the model's"
+                f"{field} {value!r} of {given!r} must be a whole number, at least 1"
             )
-        rows.append(row)
-    return tuple(rows)
+    for field in ("expansion", "squeeze"):
+        if not isinstance(getattr(row, field), int | float):
+            raise ValueError(f"{field} of {given!r} must be a number")
+    if row.kernel % 2 == 0:
+        raise ValueError(f"kernel {row.kernel} of {given!r} must be odd")
+    expands = row.kind in ("inverted", "fused")
+    if not row.expansion > 0 or (row.expansion != 1 and not expands):
+        raise ValueError(
+            f"expansion {row.expansion} of {given!r} must be "
+            f"{'positive' if expands else f'1: a {row.kind!r} block has none'}"
+        )
+    if not 0 <= row.squeeze <= 1:
+        raise ValueError(f"squeeze {row.squeeze} of {given!r} must lie in [0, 1]")
+    activation(row.nonlinearity or "relu", f"row {given!r} has nonlinearity")
+    return row
 
 
 def _conv(

@@ -49,7 +49,7 @@ class Routing:
                 f"experts_per_token={self.chosen} is more than experts={self.experts}"
             )
         if not self.balance >= 0:
-            raise ValueError(f"balance={self.balance} must be 0 or more")
+            raise ValueError("balance must be 0 or more")
         if self.dispatch not in ("dense", "sorted"):
             raise ValueError(f"dispatch={self.dispatch!r} must be 'dense' or 'sorted'")
 

@@ -6,14 +6,30 @@ A family is a file with a dataclass of its own options and a subclass of `Family
 
 import dataclasses
 import inspect
+import numbers
+import types
+import typing
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from mupax import optim
 
 from .plan import Plan, plan
+
+# By the type of an option: what it takes, and how a message names that.
+_TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool, np.bool_), "True or False"),
+    int: ((int,), "a whole number"),
+    float: ((numbers.Real, jax.Array), "a number"),
+    str: ((str,), "a string"),
+    tuple: ((tuple, list), "a tuple"),
+    types.NoneType: ((types.NoneType,), "None"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +46,9 @@ class Options:
       remat: recompute blocks in the backward pass.
       dtype: of the computation.
       param_dtype: of the parameters.
+
+    Raises:
+      ValueError: a value that is not of its option's type; names the option.
     """
 
     width: int
@@ -40,6 +59,32 @@ class Options:
     remat: bool = False
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        for name, kinds in _types(type(self)).items():
+            value = getattr(self, name)
+            fits = any(isinstance(value, _TYPES[kind][0]) for kind in kinds)
+            if not fits or (isinstance(value, bool) and bool not in kinds):
+                needed = " or ".join(_TYPES[kind][1] for kind in kinds)
+                raise ValueError(f"{name}={value!r} must be {needed}")
+
+    def check_unused(self, *names: str, without: str) -> None:
+        """Refuse options that do nothing without another one.
+
+        Args:
+          *names: of the options.
+          without: what they need, e.g. "experts".
+
+        Raises:
+          ValueError: one of them is not at its default; names it.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in names and value != field.default:
+                raise ValueError(
+                    f"{field.name}={value!r} does nothing without {without}; give "
+                    f"{without} too, or leave {field.name} out"
+                )
 
     @property
     def tuned_depth(self) -> int:
@@ -81,6 +126,17 @@ class Options:
 
     def _branch_multiplier(self) -> float:
         return 1.0
+
+
+def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
+    """The types of options that are checked: all but names, dtypes and objects."""
+    checked = {}
+    for name, hint in typing.get_type_hints(options).items():
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
+        if all(kind in _TYPES for kind in kinds):
+            checked[name] = kinds
+    return checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

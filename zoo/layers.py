@@ -29,6 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "silu": jax.nn.silu,
+    # Of MobileNetV3, piecewise: x · min(max(x + 3, 0), 6) / 6.
+    "hard_swish": jax.nn.hard_swish,
     "tanh": jnp.tanh,
     "erf": jax.scipy.special.erf,
     "identity": lambda x: x,
@@ -37,15 +39,19 @@ _ODD = ("identity", "tanh", "erf")  # of mean zero where their input is symmetri
 _FLAT_AT_ZERO = ("relu", "abs")  # as JAX differentiates them
 
 
-def activation(name: str) -> Callable[[Array], Array]:
+def activation(name: str, option: str = "nonlinearity") -> Callable[[Array], Array]:
     """A nonlinearity by name.
+
+    Args:
+      name: a key of `ACTIVATIONS`.
+      option: where the name was given, for the message.
 
     Raises:
       ValueError: an unknown name.
     """
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"unknown activation {name!r}; known are {known}")
+        raise ValueError(f"{option}={name!r} must be one of {known}")
     return ACTIVATIONS[name]
 
 
@@ -394,6 +400,8 @@ def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ..
       >>> numbers_of_blocks((0, -1), 4)
       (0, 3)
     """
+    if isinstance(blocks, int):
+        raise ValueError(f"blocks={blocks} must be a tuple, e.g. ({blocks},)")
     given = tuple(range(count)) if blocks is None else tuple(blocks)
     for number in given:
         whole = isinstance(number, int) and not isinstance(number, bool)

@@ -39,6 +39,8 @@ class LlamaOptions(DecoderOptions):
     def routing(self) -> Routing | None:
         """How tokens choose among the experts of a block; None without experts."""
         if not self.experts:
+            of_experts = ("experts_per_token", "normalize_gates", "balance", "dispatch")
+            self.check_unused(*of_experts, without="experts")
             return None
         return Routing(
             self.experts,

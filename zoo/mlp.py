@@ -22,6 +22,7 @@ GAINS = {
     "gelu_tanh": 1.4679608,
     "quick_gelu": 1.4745961,
     "silu": 1.5587599,
+    "hard_swish": 1.5671838,
     "tanh": 1.0,
     "erf": math.pi**0.5 / 2,
 }

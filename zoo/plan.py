@@ -16,6 +16,8 @@ from flax import nnx
 from mupax import optim
 
 LAYERS = "layers"  # the leading axis of stacked blocks
+# Axes whose size is an option of another name.
+_OPTIONS = {"classes": "out_features", "vocab": "vocab_size"}
 
 
 class Axis(NamedTuple):
@@ -214,7 +216,8 @@ def plan(
     }
     for name, size in {**sizes, **(fixed or {})}.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name}={size!r} must be a whole number, at least 1")
+            option = _OPTIONS.get(name, name)
+            raise ValueError(f"{option}={size!r} must be a whole number, at least 1")
     axes = {"embed": Axis(base_width, width, True), **(axes or {})}
     for name, multiple in (growing or {}).items():
         ends = [times_width(n, multiple, f"axis {name!r}") for n in (base_width, width)]
@@ -250,7 +253,7 @@ def times_width(width: int, multiple: float, name: str) -> int:
     if size < 1 or abs(size - round(size)) > 1e-9 * size:
         raise ValueError(
             f"{name} is {multiple:g} times the width, which gives {size:g}; choose "
-            "widths for which it is whole"
+            "widths for which it is whole, and at least 1"
         )
     return round(size)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import numbers
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -52,12 +53,19 @@ class DataConfig:
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("size", "mean", "std", "labels"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            if not isinstance(value, tuple) and (name, value) != ("labels", None):
+                raise ValueError(f"{name}={value!r} must be a tuple")
         size = self.size
         if len(size) != 3 or not all(isinstance(n, int) and n > 0 for n in size):
             raise ValueError(f"size={size} must be (height, width, channels)")
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if len(value) != size[2] or not all(map(math.isfinite, value)):
+            if len(value) != size[2] or not all(map(_is_finite, value)):
                 raise ValueError(
                     f"{name}={value} must be one number for each of {size[2]} channels"
                 )
@@ -71,8 +79,8 @@ class DataConfig:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
                 )
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"crop={self.crop} must be more than 0 and at most 1")
+        if not _is_finite(self.crop) or not 0 < self.crop <= 1:
+            raise ValueError(f"crop={self.crop!r} must be more than 0 and at most 1")
 
     def to_json(self) -> dict[str, Any]:
         """The config as JSON-ready data."""
@@ -89,11 +97,8 @@ class DataConfig:
         Raises:
           ValueError: a key that is unknown or missing, or a value out of range.
         """
-        values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in given.items()
-        }
         try:
-            return cls(**values)
+            return cls(**given)
         except TypeError as error:
             raise ValueError(f"the preprocessing cannot be read: {error}") from None
 
@@ -103,11 +108,11 @@ class DataConfig:
         Labels are not compared. Means and standard deviations differ from 1% of a
         standard deviation on.
         """
-        found = []
+        different = []
         for name in ("size", "interpolation", "crop", "crop_mode"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs and (name != "crop" or abs(mine - theirs) > 1e-3):
-                found.append(f"{name} {_short(mine)} (not {_short(theirs)})")
+                different.append(f"{name} {_short(mine)} (not {_short(theirs)})")
         if self.size[2] == other.size[2]:
             for name in ("mean", "std"):
                 mine, theirs = getattr(self, name), getattr(other, name)
@@ -116,8 +121,12 @@ class DataConfig:
                     for a, b, std in zip(mine, theirs, self.std, strict=True)
                 )
                 if max(apart) > 0.01:
-                    found.append(f"{name} {_short(mine)} (not {_short(theirs)})")
-        return found
+                    different.append(f"{name} {_short(mine)} (not {_short(theirs)})")
+        return different
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def _short(value: Any) -> str:
@@ -176,6 +185,8 @@ def set_data_config(model: nnx.Module, config: DataConfig) -> None:
       ValueError: a model that does not take images of that many channels, or a number
         of labels that is not its number of classes.
     """
+    if not isinstance(config, DataConfig):
+        raise ValueError(f"{config!r} must be a zoo.DataConfig")
     shape = _input_shape(model)
     for what, ours, theirs in (
         ("channels", config.size[2], shape[2] if shape else None),
@@ -290,10 +301,10 @@ def read_transformers(
       ValueError: a value out of range.
 
     Examples:
-      >>> found = read_transformers({"id2label": {"0": "cat", "1": "dog"}}, {
+      >>> config = read_transformers({"id2label": {"0": "cat", "1": "dog"}}, {
       ...     "size": {"height": 224, "width": 224}, "resample": 2,
       ...     "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
-      >>> found.crop_mode, found.labels
+      >>> config.crop_mode, config.labels
       ('squash', ('cat', 'dog'))
     """
     given = processor.get("size")
@@ -366,6 +377,6 @@ def _pair(size: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _floats(values: Iterable[Any], channels: int) -> tuple[float, ...]:
-    found = tuple(round(float(v), 10) for v in values)
+    rounded = tuple(round(float(v), 10) for v in values)
     # Some files hold the three means of RGB for models of one channel.
-    return found[:1] if channels == 1 else found
+    return rounded[:1] if channels == 1 else rounded

@@ -58,11 +58,16 @@ class Staged(Family):
     ) -> list[Float[Array, "batch h2 w2 n"]]:
         """The output of every stage."""
         check_images(x, self.channels)
-        x = self._enter(x)
+        shape, x = x.shape, self._enter(x)
         maps = []
         for stage in self.stages:
             x = stage(x)
             maps.append(x)
+        if not x.size:
+            raise ValueError(
+                f"images of {shape[1]} x {shape[2]} pixels are too small: nothing is "
+                f"left of them after {len(maps)} stages; give larger ones"
+            )
         return maps
 
     def _enter(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from mupax import optim
 
 from .attention import AttentionPool, Transformer, TransformerOptions
+from .conv import check_images
 from .layers import Dense, LayerNorm, single, times
 from .registry import register
 from .rotary import grid_angles
@@ -156,7 +157,9 @@ class ViT(Transformer, options=ViTOptions):
         self.channels = input_shape[2]
         patches = self.grid[0] * self.grid[1]
         first = int(class_token and options.class_position)
-        if options.rotary:  # refuses a base or a head that cannot be turned
+        if not options.rotary:
+            options.check_unused("rope_theta", without="rotary=True")
+        else:  # refuses a base or a head that cannot be turned
             size = options.head_axes()["head_dim"].size
             grid_angles(self.grid, size, theta=options.rope_theta)
         fixed = {
@@ -354,12 +357,8 @@ class ViT(Transformer, options=ViTOptions):
         self, x: Float[Array, "batch height width c"]
     ) -> Float[Array, "batch time n"]:
         """Tokens of an image, with their positions."""
+        check_images(x, self.channels)
         batch, height, width, channels = x.shape
-        if channels != self.channels:
-            raise ValueError(
-                f"images have {channels} channels, the model was made for "
-                f"{self.channels}; pass input_shape=(height, width, {channels})"
-            )
         p, grid = self.patch_size, self._grid(height, width)
         x = x[:, : grid[0] * p, : grid[1] * p]
         x = x.reshape(batch, grid[0], p, grid[1], p, channels).swapaxes(2, 3)
