@@ -185,8 +185,9 @@ def test_the_snippets_of_the_zoo_run(monkeypatch):
 
     monkeypatch.setattr(mupax.zoo, "load_pretrained", stand_in)
     session = {"jax": jax, "optax": optax}
-    for code in snippets("zoo.md"):
-        exec(code, session)
+    for page in ("zoo.md", "zoo/language.md", "zoo/small.md"):
+        for code in snippets(page):
+            exec(code, session)
     assert len(asked) == 7
     images, labels = jnp.zeros((2, 32, 32, 3)), jnp.zeros(2, int)
     model = zoo.create("cnn", width=8, depth=1, rngs=nnx.Rngs(0))
