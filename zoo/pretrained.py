@@ -30,7 +30,7 @@ def list_pretrained() -> list[str]:
     Examples:
       >>> from mupax import zoo
       >>> zoo.list_pretrained()
-      ['cnn_mnist', 'resmlp_digits']
+      ['cnn_cifar10', 'cnn_mnist', 'gpt_shakespeare', 'resmlp_digits', 'resmlp_fashion']
     """
     folder = importlib.resources.files(__package__) / _SHIPPED
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
