@@ -102,6 +102,8 @@ def tokenizer_of(
     folder = path if path.is_dir() else path.parent
     if given is not None:
         name = given
+    elif source in zoo.list_pretrained():  # comes with the package, and reads bytes
+        name = "bytes"
     elif not path.exists():  # a repository
         name = (
             source

@@ -154,6 +154,11 @@ def test_the_tokenizer_is_of_the_same_revision_as_the_model(song, monkeypatch):
     assert set(asked[2:]) == {"a/b@v2"}
 
 
+def test_the_model_of_the_package_continues_a_play(capsys):
+    assert generate("gpt_shakespeare", "--prompt=ROMEO:", "--tokens=3") == 0
+    assert capsys.readouterr().out.startswith("ROMEO:\n")
+
+
 def test_a_model_of_images_generates_no_text(capsys):
     assert generate("resmlp_digits", "--prompt=the") == 2
     assert "takes images, not text" in capsys.readouterr().err
