@@ -134,12 +134,12 @@ def cross_entropy(model: nnx.Module, batch: jax.Array) -> jax.Array:
 def setups() -> list[Setup]:
     """Right ones first."""
     depthwise = {"resmlp": "depth_mup", "vit": "completep", "gpt": "completep"}
-    found = [
+    listed = [
         Setup(f"{model} {optimizer}", model, "width", True, "mup", optimizer)
         for model in MODELS
         for optimizer in ("adam", "sgd")
     ]
-    found += [
+    listed += [
         Setup(f"{model} {optimizer} {name}", model, "depth", True, name, optimizer)
         for model, name in depthwise.items()
         for optimizer in ("adam", "sgd")
@@ -147,21 +147,21 @@ def setups() -> list[Setup]:
     for model in ("mlp", "resmlp", "gpt"):
         for mistake in ("sp initialization", "unscaled optimizer", "scaled twice"):
             name = f"{model} adam, {mistake}"
-            found.append(Setup(name, model, "width", False, "mup", "adam", mistake))
-        found.append(Setup(f"{model} adam, sp", model, "width", False, "sp"))
-        found.append(Setup(f"{model} sgd, sp", model, "width", False, "sp", "sgd"))
-        found.append(Setup(f"{model} adam, ntk", model, "width", False, "ntk"))
+            listed.append(Setup(name, model, "width", False, "mup", "adam", mistake))
+        listed.append(Setup(f"{model} adam, sp", model, "width", False, "sp"))
+        listed.append(Setup(f"{model} sgd, sp", model, "width", False, "sp", "sgd"))
+        listed.append(Setup(f"{model} adam, ntk", model, "width", False, "ntk"))
     for model in ("resmlp", "gpt"):
         name = f"{model} adam, mup in depth"
-        found.append(Setup(name, model, "depth", False, "mup"))
+        listed.append(Setup(name, model, "depth", False, "mup"))
     for mistake in ("no branch multiplier", "unscaled optimizer"):
         name = f"resmlp adam, {mistake}"
-        found.append(
+        listed.append(
             Setup(name, "resmlp", "depth", False, "depth_mup", "adam", mistake)
         )
     mistake = "embedding at width^-1/2"
     name = f"gpt adam, {mistake}"
-    return [*found, Setup(name, "gpt", "width", False, "mup", "adam", mistake)]
+    return [*listed, Setup(name, "gpt", "width", False, "mup", "adam", mistake)]
 
 
 def groups(check: optim.CoordCheck, seeds: int) -> list[optim.CoordCheck]:
@@ -185,7 +185,7 @@ def run(
 ) -> list[optim.CoordCheck]:
     """Several checks of one set-up."""
     sizes = {"width": WIDTHS, "depth": DEPTHS}[setup.axis]
-    found = optim.coord_check(
+    check = optim.coord_check(
         setup.build,
         setup.transformation,
         loss,
@@ -193,7 +193,7 @@ def run(
         seeds=seeds * checks,
         **{f"{setup.axis}s": sizes},
     )
-    return groups(found, seeds)
+    return groups(check, seeds)
 
 
 def main() -> None:
@@ -210,14 +210,14 @@ def main() -> None:
         if not fnmatch.fnmatch(setup.name, arguments.only):
             continue
         loss = cross_entropy if arguments.cross_entropy else outputs
-        found = run(setup, arguments.seeds, arguments.checks, loss)
-        count = collections.Counter(check.verdict.value for check in found)
+        checks = run(setup, arguments.seeds, arguments.checks, loss)
+        count = collections.Counter(check.verdict.value for check in checks)
         slopes = {
-            layer: np.mean([c.slopes[setup.axis][layer] for c in found])
-            for layer in found[0].slopes[setup.axis]
+            layer: np.mean([c.slopes[setup.axis][layer] for c in checks])
+            for layer in checks[0].slopes[setup.axis]
         }
         worst = max(slopes, key=lambda layer: abs(slopes[layer]))
-        hint = next(iter(found[0].hints), "")[:60]
+        hint = next(iter(checks[0].hints), "")[:60]
         numbers = " | ".join(str(count[v]) for v in ("ok", "unclear", "wrong"))
         kind = "right" if setup.right else "WRONG"
         print(
@@ -226,7 +226,7 @@ def main() -> None:
             flush=True,
         )
         if arguments.print:
-            print(found[0], flush=True)
+            print(checks[0], flush=True)
 
 
 if __name__ == "__main__":

@@ -70,9 +70,9 @@ def pipeline_rate(dataset: data.Dataset, batches: int = 50) -> tuple[float, floa
         for _ in itertools.islice(iterator, batches):
             pass
 
-    found = rate(consume, batches * BATCH)
+    measured = rate(consume, batches * BATCH)
     iterator.close()
-    return found
+    return measured
 
 
 def model_rate(

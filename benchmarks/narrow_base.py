@@ -111,11 +111,11 @@ def losses(
             values.append(float(value))
         return float(np.log(values[-(steps // 4) :]).mean())
 
-    found = [
+    trained = [
         [train(rate, jax.random.key(100 + seed)) for seed in range(seeds)]
         for rate in rates
     ]
-    return np.nan_to_num(np.asarray(found), nan=np.inf)
+    return np.nan_to_num(np.asarray(trained), nan=np.inf)
 
 
 def optimum(exponents: np.ndarray, values: np.ndarray) -> tuple[float, float]:
@@ -142,7 +142,7 @@ def main() -> None:
     for variant in VARIANTS:
         if variant.name not in arguments.only:
             continue
-        found = [
+        optima = [
             optimum(
                 exponents,
                 losses(
@@ -156,8 +156,8 @@ def main() -> None:
             )
             for width in arguments.widths
         ]
-        cells = " | ".join(f"2^{rate:.1f} ({loss:.3f})" for rate, loss in found)
-        moved = found[-1][0] - found[0][0]
+        cells = " | ".join(f"2^{rate:.1f} ({loss:.3f})" for rate, loss in optima)
+        moved = optima[-1][0] - optima[0][0]
         print(f"| {variant.name} | {cells} | {moved:+.1f} octaves |", flush=True)
 
 

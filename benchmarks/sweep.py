@@ -38,8 +38,8 @@ def job(depth: int, width: int = 64) -> tasks.ZooTask:
     """The cell of this shape under Depth-μP."""
     words = ["--config=digits_resmlp", "--config.schedule.name=constant"]
     words.append("--config.dataset=digits")
-    found = space.tasks(space.parse_sweep(flags.parse(["sweep", *words]).config))
-    cell = next(t for t in found if t.parametrization == "depth_mup")
+    cells = space.tasks(space.parse_sweep(flags.parse(["sweep", *words]).config))
+    cell = next(t for t in cells if t.parametrization == "depth_mup")
     return cell.sized(width, depth)
 
 
@@ -132,8 +132,8 @@ def against_plain(data: datasets.ImageData) -> None:
             middle = time.perf_counter()
             program(points)
             end = time.perf_counter()
-            for quick, found in ratios.items():
-                found.append((end - start) / plain(data, cell, quick=quick))
+            for quick, measured in ratios.items():
+                measured.append((end - start) / plain(data, cell, quick=quick))
         print(
             f"width {width}, depth {depth}: {cell.runs} runs in {end - start:.1f} s "
             f"({middle - start:.1f} s of it tracing and compiling, then "
@@ -228,10 +228,10 @@ def against_torch(python: str, data: datasets.ImageData) -> None:
                         f"depth {depth}, {cell.runs} runs: {ours:.3f} s each, of torch "
                         f"{theirs:.2f} s"
                     )
-            for runs, found in ratios.items():
+            for runs, measured in ratios.items():
                 print(
                     f"depth {depth}, {runs} runs, as many a minute, median of 3: "
-                    f"{statistics.median(found):.1f} times"
+                    f"{statistics.median(measured):.1f} times"
                 )
 
 

@@ -57,11 +57,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
     steps = parser.parse_args().steps
-    found = {
+    times = {
         f"torch {torch.__version__}, {name}": milliseconds(make(), steps)
         for name, make in (("ResNet-18", resnet18), ("ViT-Ti", vit_tiny))
     }
-    print(json.dumps(found))
+    print(json.dumps(times))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def looped(run: PreparedRun, clock: Callable[[], float] = time.perf_counter) -> 
 def checkpoint(run: PreparedRun) -> float:
     """Seconds that saving holds the loop up: the device is copied, not the disk."""
     state = run.program.init_on_mesh(run.built.create)
-    found = []
+    seconds = []
     with (
         tempfile.TemporaryDirectory() as folder,
         open_checkpoints(pathlib.Path(folder)) as checkpoints,
@@ -92,9 +92,9 @@ def checkpoint(run: PreparedRun) -> float:
         for step in range(1, 6):
             start = time.perf_counter()
             checkpoints.save(step, state, {})
-            found.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
             checkpoints.wait()
-    return statistics.median(found)
+    return statistics.median(seconds)
 
 
 def first_step(cache: str) -> float:
@@ -117,10 +117,10 @@ def first_step(cache: str) -> float:
             if child.poll():
                 raise RuntimeError(f"the run ended with {child.returncode}")
             time.sleep(0.01)
-        found = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         child.kill()
         child.wait()
-    return found
+    return seconds
 
 
 def main() -> None:
@@ -139,9 +139,9 @@ def main() -> None:
     ratios, alone = [], []
     for pair in range(pairs):
         measures = [bare, looped][:: 1 if pair % 2 else -1]
-        found = {measure: measure(run) for measure in measures}
-        ratios.append(found[looped] / found[bare])
-        alone.append(found[bare])
+        times = {measure: measure(run) for measure in measures}
+        ratios.append(times[looped] / times[bare])
+        alone.append(times[bare])
     print(
         f"step {1000 * statistics.median(alone):.1f} ms; the loop takes "
         f"{statistics.median(ratios):.3f} of it (median of {pairs} pairs, "

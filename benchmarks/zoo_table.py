@@ -128,7 +128,7 @@ def _jaxprs(params: dict[str, Any]) -> list[Any]:
 @functools.cache
 def sizes() -> dict[str, dict[str, Any]]:
     """Every registered model: its sizes, parameters, and work for one example."""
-    found = {}
+    counted = {}
     for name in zoo.list_models():
         options, model, x = defaults(name), build(name), input_of(name)
         given = SIZES.get(name, {})
@@ -138,14 +138,14 @@ def sizes() -> dict[str, dict[str, Any]]:
         if "blocks" in options:
             depth += f" × {options['blocks']}"
         shape = "×".join(map(str, x.shape[1:]))
-        found[name] = {
+        counted[name] = {
             "width": width,
             "depth": depth,
             "input": f"{shape} tokens" if x.dtype == jnp.int32 else shape,
             "parameters": parameters(model),
             "flops": flops(model, x),
         }
-    return found
+    return counted
 
 
 def sizes_json() -> str:
@@ -203,8 +203,8 @@ def _described(kind: type) -> dict[str, str]:
     """What a class's docstring says of each argument."""
     text = inspect.cleandoc(kind.__doc__ or "")
     args = text.split("Args:\n")[1].split("\n\n")[0]
-    found = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", args, re.M)
-    return {name: " ".join(said.split()) for name, said in found}
+    entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", args, re.M)
+    return {name: " ".join(said.split()) for name, said in entries}
 
 
 def page() -> str:

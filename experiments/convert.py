@@ -118,8 +118,8 @@ def _tokenizer_of(
     if not isinstance(model, Decoder):
         return {}
     if hub.is_id(source):
-        found = hub.download(source, name, hub.HubOptions(revision), optional=True)
-        return {} if found is None else {name: found}
+        file = hub.download(source, name, hub.HubOptions(revision), optional=True)
+        return {} if file is None else {name: file}
     path = pathlib.Path(source)
     beside = (path if path.is_dir() else path.parent) / name
     return {name: beside} if beside.is_file() else {}

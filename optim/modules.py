@@ -104,19 +104,19 @@ def match_paths(patterns: Iterable[str], scales: Scales) -> dict[str, str]:
       ValueError: 'output' matches no parameter path; similar paths are 'out', similar \
 roles are 'role:output'
     """
-    found: dict[str, str] = {}
+    pattern_of: dict[str, str] = {}
     for pattern in patterns:
         paths = _matching(pattern, scales)
         if not paths:
             raise ValueError(_no_match(pattern, scales))
         for path in paths:
-            if path in found:
+            if path in pattern_of:
                 raise ValueError(
-                    f"parameter {path!r} matches {found[path]!r} and {pattern!r}; "
+                    f"parameter {path!r} matches {pattern_of[path]!r} and {pattern!r}; "
                     "change one of them, so that each parameter has one factor"
                 )
-            found[path] = pattern
-    return found
+            pattern_of[path] = pattern
+    return pattern_of
 
 
 def _matching(pattern: str, scales: Scales) -> list[str]:
@@ -252,8 +252,8 @@ def for_modules(
             given = Module(**given)
         parsed[pattern] = given
     pattern_of = match_paths(parsed, scales)
-    found = {path: parsed[pattern] for path, pattern in pattern_of.items()}
-    return Scales(scales, scales.parametrization, {**scales.modules, **found})
+    by_path = {path: parsed[pattern] for path, pattern in pattern_of.items()}
+    return Scales(scales, scales.parametrization, {**scales.modules, **by_path})
 
 
 def scale_init_by_path(params: Any, scales: Scales) -> Any:

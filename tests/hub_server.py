@@ -10,6 +10,8 @@ import re
 import threading
 from collections.abc import Iterator
 
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER_COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 
@@ -183,6 +185,22 @@ def serve() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub to which the client's endpoint points, without a token."""
+    from huggingface_hub import constants
+
+    with serve() as hub:
+        known = constants.ENDPOINT
+        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
+            there = getattr(constants, name).replace(known, hub.url)
+            monkeypatch.setattr(constants, name, there)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        yield hub
 
 
 def _sha256(content: bytes) -> str:

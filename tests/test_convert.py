@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 
+import goldens
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,6 @@ from mupax import zoo
 from mupax.experiments import cli
 from mupax.zoo import foreign, saving
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 VIT = {
     "width": 24,
     "depth": 2,
@@ -55,8 +55,7 @@ CASES = {
 
 def golden(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(weights under their own keys, inputs and logits)."""
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        arrays = dict(file)
+    arrays, data = goldens.golden(name)
     if name.startswith("resnet"):
         weights = {k[7:]: v for k, v in arrays.items() if k.startswith("before/")}
         # The golden file halves them; a file of weights has them whole.
@@ -64,8 +63,7 @@ def golden(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
             "images": arrays["x"].astype(np.float32).transpose(0, 2, 3, 1),
             "logits": arrays["timm/eval"],
         }
-    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
-    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
+    return arrays, data
 
 
 def inputs(name: str) -> jax.Array:

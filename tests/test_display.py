@@ -89,8 +89,8 @@ def swept():
 
 
 def test_an_explanation_fits_on_a_line_and_names_what_was_explained():
-    found = optim.explain(scales(), "mup", "adamw")
-    assert repr(found) == (
+    explanation = optim.explain(scales(), "mup", "adamw")
+    assert repr(explanation) == (
         "<Explanation: mup, adamw, 3 parameters (1 input, 1 hidden, 1 output); "
         "print it for the table>"
     )
@@ -99,10 +99,10 @@ def test_an_explanation_fits_on_a_line_and_names_what_was_explained():
 
 
 def test_the_table_of_an_explanation_holds_what_is_printed():
-    found = optim.explain(scales(), "depth_mup", "adamw")
-    cells = parsed(found._repr_html_())
+    explanation = optim.explain(scales(), "depth_mup", "adamw")
+    cells = parsed(explanation._repr_html_())
     assert "<in>" in cells["td"]  # escaped in the source
-    words = [w for row in str(found).splitlines() for w in row.split("  ")]
+    words = [w for row in str(explanation).splitlines() for w in row.split("  ")]
     printed = {w.strip() for w in words}
     assert set(cells["td"]) <= printed
     assert set(cells["small"]) <= printed
@@ -162,8 +162,8 @@ def test_a_notebook_without_ipywidgets_gets_a_line_instead_of_a_bar(monkeypatch)
 
 
 def test_a_check_of_a_chain_is_a_sentence():
-    found = optim.check_chain(optim.adam(1e-3, scales(), "mup"), scales(), "mup")
-    assert repr(found) == f"<ChainCheck: {found}>"
+    check = optim.check_chain(optim.adam(1e-3, scales(), "mup"), scales(), "mup")
+    assert repr(check) == f"<ChainCheck: {check}>"
 
 
 def test_markup_in_a_title_is_shown_as_text():

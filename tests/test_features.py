@@ -45,9 +45,9 @@ def test_streams_behind_blocks_are_those_of_blocks_called_one_by_one(name):
         block = nnx.merge(graph, jax.tree.map(lambda w, i=layer: w[i], weights))
         stream = block(stream)
         expected.append(stream)
-    found = jax.jit(lambda x: model.intermediates(x))(x)
-    assert len(found) == 3
-    for ours, theirs in zip(found, expected, strict=True):
+    streams = jax.jit(lambda x: model.intermediates(x))(x)
+    assert len(streams) == 3
+    for ours, theirs in zip(streams, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     # In the order that is asked for, from the end too, and with the last norm.
     last, first = model.intermediates(x, (-1, 0), norm=True)
@@ -86,9 +86,9 @@ def test_gradients_pass_through_a_stream():
 )
 def test_stages_are_maps_of_their_resolution(name, shapes):
     model, x = make(name)
-    found = model.intermediates(x)
-    assert [h.shape for h in found] == shapes
-    np.testing.assert_array_equal(model.intermediates(x, (-1,))[0], found[-1])
+    maps = model.intermediates(x)
+    assert [h.shape for h in maps] == shapes
+    np.testing.assert_array_equal(model.intermediates(x, (-1,))[0], maps[-1])
 
 
 def test_statistics_are_updated_in_training_and_only_then():

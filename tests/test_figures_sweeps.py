@@ -671,7 +671,8 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     # Another batch size is another experiment, which replaces the table.
     part = figure.train.parts[0].tuned
     other = dataclasses.replace(part, overrides=part.overrides | {"batch_size": "4"})
-    request = job.parse(words[1:])[1]
+    data_dir = tmp_path / "data"
+    request = figures.Request("laptop", tmp_path, str(data_dir), "digits", data_dir)
     assert not tables.same_settings(
         part.read(request), planned(other, request).settings()
     )

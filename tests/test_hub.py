@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
-from hub_server import COMMIT, OTHER_COMMIT, Hub, serve
+from hub_server import COMMIT, OTHER_COMMIT, Hub, connected
 from test_convert import RESNET, VIT, convert, golden
 
 from mupax import zoo
@@ -52,14 +52,7 @@ def config(**content: object) -> bytes:
 @pytest.fixture
 def hub(monkeypatch):
     """A hub with a ViT, to which the client's endpoint points."""
-    with serve() as server:
-        known = constants.ENDPOINT
-        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
-            there = getattr(constants, name).replace(known, server.url)
-            monkeypatch.setattr(constants, name, there)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
+    with connected(monkeypatch) as server:
         server.put(
             VIT_ID, config=config(**VIT_CONFIG), model=as_bytes(golden("vit_token")[0])
         )
@@ -74,9 +67,9 @@ def read(source: str, folder: pathlib.Path, **more: object) -> nnx.Module:
 def test_documented_ids_are_ids_and_name_a_model(name):
     assert hubs.is_id(name)
     architecture = name.split("/")[1].split(".")[0]
-    found = identify({**TIMM_CONFIG, "architecture": architecture}, name)
-    assert found.model == DOCUMENTED[name]
-    assert found.options == {"out_features": 1000}
+    identified = identify({**TIMM_CONFIG, "architecture": architecture}, name)
+    assert identified.model == DOCUMENTED[name]
+    assert identified.options == {"out_features": 1000}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +82,9 @@ def test_documented_ids_are_ids_and_name_a_model(name):
 def test_every_listed_architecture_makes_a_model_of_its_size(name):
     side = next((int(s) for s in name.split("_")[:0:-1] if s.isdigit()), 224)
     cfg = {"pretrained_cfg": {"input_size": [3, side, side], "num_classes": 7}}
-    found = identify({"architecture": name, **cfg}, name)
+    identified = identify({"architecture": name, **cfg}, name)
     model = nnx.eval_shape(
-        lambda: zoo.create(found.model, **found.options, rngs=nnx.Rngs(0))
+        lambda: zoo.create(identified.model, **identified.options, rngs=nnx.Rngs(0))
     )
     assert model.plan["classes"].size == 7
     if "_" in name:
@@ -166,9 +159,9 @@ def test_a_config_that_is_not_understood_is_named(content, said, hub, tmp_path):
 
 
 def test_options_come_from_the_config(hub, tmp_path):
-    found = identify({**VIT_CONFIG, "global_pool": "avg"}, "x")
-    assert found.options["pool"] == "mean"
-    assert found.options["class_token"]
+    identified = identify({**VIT_CONFIG, "global_pool": "avg"}, "x")
+    assert identified.options["pool"] == "mean"
+    assert identified.options["class_token"]
     sizes = {"n_embd": 24, "n_layer": 2, "n_head": 3, "vocab_size": 50}
     gpt = {"model_type": "gpt2", **sizes, "n_positions": 16}
     hub.put("someone/gpt", config=config(**gpt), model=as_bytes(golden("gpt2")[0]))
@@ -178,8 +171,8 @@ def test_options_come_from_the_config(hub, tmp_path):
     apart = np.abs(np.asarray(logits) - data["logits"]).max()
     assert apart < 1e-5 * np.abs(data["logits"]).max()
     known = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
-    found = identify({"model_type": "gpt2", **known, "n_ctx": 1024}, "gpt2")
-    assert found == ("gpt2", {})
+    identified = identify({"model_type": "gpt2", **known, "n_ctx": 1024}, "gpt2")
+    assert identified == ("gpt2", {})
 
 
 def test_a_revision_is_read_by_name_commit_and_sign(hub, tmp_path):

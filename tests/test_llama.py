@@ -2,7 +2,6 @@
 
 import json
 import math
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +10,18 @@ import optax
 import pytest
 import safetensors.numpy
 from flax import nnx
+from goldens import apart, golden
 
 from mupax import optim, zoo
 from mupax.zoo import foreign
 from mupax.zoo.architectures import identify
 from mupax.zoo.llama import LLAMA_3, SIZES, llama_names
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 KINDS = ("llama", "smollm", "qwen2", "qwen3")
 # Relative to the largest entry; what float32 leaves is ten times less.
 TOLERANCE = 1e-5
 TINY = {"width": 16, "depth": 2, "head_dim": 4, "vocab_size": 11, "context": 12}
 TOKENS = jax.random.randint(jax.random.key(0), (3, 9), 0, 11)
-
-
-def golden(kind):
-    """(weights under transformers' names, everything else)."""
-    with np.load(GOLDEN / f"{kind}.npz") as file:
-        arrays = dict(file)
-    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
-    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
 
 
 def repository(folder, kind, **changes):
@@ -44,10 +35,6 @@ def repository(folder, kind, **changes):
 
 def tiny(seed=0, **options):
     return zoo.create("llama", rngs=nnx.Rngs(seed), **{**TINY, **options})
-
-
-def apart(ours, theirs):
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
 def loss_of(model, tokens):
@@ -77,8 +64,8 @@ def test_logits_and_gradients_are_those_of_transformers(kind, tmp_path):
     for (path, layer), source in llama_names(model).items():
         value = np.asarray(ours[path][...])
         theirs = data[f"gradient/{source.key}"]
-        found = source.write(value if layer is None else value[layer])
-        assert apart(found, theirs) < TOLERANCE, path
+        gradient = source.write(value if layer is None else value[layer])
+        assert apart(gradient, theirs) < TOLERANCE, path
         keys.add(source.key)
     assert {f"gradient/{key}" for key in keys} == {
         key for key in data if key.startswith("gradient/")
@@ -92,6 +79,8 @@ def test_logits_and_gradients_are_those_of_transformers(kind, tmp_path):
         ("smollm", {"rope_parameters": {"rope_type": "default", "rope_theta": 101.0}}),
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
         ("qwen3", {"hidden_act": "gelu"}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("qwen3_moe", {"norm_topk_prob": True}),
         (
             "smollm",
             {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12},

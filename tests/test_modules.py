@@ -72,11 +72,11 @@ def test_a_multiplier_trains_as_one_in_the_forward_pass(name):
         wanted = trained(OPTIMIZERS[name](SCALES), start, forward)
         scales = optim.for_modules(SCALES, {"^mid": {"multiplier": 3.0}})
         begun = optim.scale_init_by_path(start, scales)
-        found = trained(OPTIMIZERS[name](scales), begun, one)
+        weights = trained(OPTIMIZERS[name](scales), begun, one)
         plain = trained(OPTIMIZERS[name](SCALES), start, one)
     # Adafactor's own thresholds have no gauge.
     rtol = 1e-5 if name == "adafactor" else 1e-9
-    np.testing.assert_allclose(found, wanted, rtol=rtol)
+    np.testing.assert_allclose(weights, wanted, rtol=rtol)
     assert abs(plain[0] - wanted[0]) > 1e-3
 
 

@@ -3,6 +3,7 @@
 import pathlib
 import pickle
 
+import goldens
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,6 @@ from flax import nnx
 from mupax import zoo
 from mupax.zoo import foreign, pretrained, saving
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 VIT = {
     "width": 24,
     "depth": 2,
@@ -45,13 +45,11 @@ CASES = {
 
 def golden(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(weights under their own keys, inputs and logits)."""
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        arrays = dict(file)
+    arrays, data = goldens.golden(name)
     if name.startswith("resnet"):
         weights = {k[7:]: v for k, v in arrays.items() if k.startswith("before/")}
         return weights, arrays
-    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
-    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
+    return arrays, data
 
 
 def file_of(name: str, folder: pathlib.Path, **more: np.ndarray) -> pathlib.Path:

@@ -9,23 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hub_server import serve
+from hub_server import connected
 
 from mupax import zoo
 
-constants = pytest.importorskip("huggingface_hub.constants")
+pytest.importorskip("huggingface_hub")
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    with serve() as server:
-        known = constants.ENDPOINT
-        for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
-            there = getattr(constants, name).replace(known, server.url)
-            monkeypatch.setattr(constants, name, there)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
+    with connected(monkeypatch) as server:
         yield server
 
 
@@ -42,10 +35,10 @@ def model():
 
 
 def test_an_uploaded_model_is_read_back(hub, model, tmp_path):
-    found = zoo.push_to_hub(
+    address = zoo.push_to_hub(
         model, "me/mine", notes="Trained on nothing.", license="mit", token="writes"
     )
-    assert found == f"{hub.url}/me/mine/commit/{'0123456789abcdef' * 2}01234567"
+    assert address == f"{hub.url}/me/mine/commit/{'0123456789abcdef' * 2}01234567"
     assert hub.commits == ["me/mine"]
     assert hub.created["me/mine"].get("visibility") != "private"
     card = next(c for (_, _, name), c in hub.files.items() if name == "README.md")

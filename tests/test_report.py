@@ -45,15 +45,15 @@ def trained(**changes):
     return Trained(**given | changes)
 
 
-def made(found=None, **changes):
+def made(population=None, **changes):
     """A whole transfer."""
     command = "mupax transfer --config digits_resmlp --workdir runs/demo"
-    return swept(found, **{"trained": trained(), "command": command} | changes)
+    return swept(population, **{"trained": trained(), "command": command} | changes)
 
 
-def dead(found):
-    lost = np.full_like(found.loss, np.nan)
-    return dataclasses.replace(found, loss=lost, curves=found.curves * np.nan)
+def dead(population):
+    lost = np.full_like(population.loss, np.nan)
+    return dataclasses.replace(population, loss=lost, curves=population.curves * np.nan)
 
 
 @pytest.fixture(scope="module")
@@ -144,15 +144,15 @@ def test_headline_table_and_figures_give_one_verdict():
         }[wanted]
         assert said in words.headline(data)
         assert said in words.title(data, "learning_rate", "depth")
-        (found,) = [
+        (conclusion,) = [
             t for t in data.transfers if (t.key, t.axis) == ("depth_mup", "depth")
         ]
-        assert found.verdict is wanted
-        assert found.words in printed(data, width=300)
-        assert found.words in text_of(data)
+        assert conclusion.verdict is wanted
+        assert conclusion.words in printed(data, width=300)
+        assert conclusion.words in text_of(data)
         moved = curves.move(curves.cells(data, "depth_mup"), base=data.base)
         assert moved.verdict is wanted
-        assert moved.words == found.words
+        assert moved.words == conclusion.words
 
 
 def test_cost_is_told_as_a_share_of_the_loss_or_as_divergence():

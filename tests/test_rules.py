@@ -30,13 +30,13 @@ RATIOS = {"m_in": 4.0, "m_out": 2.0, "m_last": 8.0}
 
 def tables():
     """The tables of the document: a list of rows, each a dict by heading."""
-    found, lines = [], DOCUMENT.read_text().splitlines()
+    all_rows, lines = [], DOCUMENT.read_text().splitlines()
     for is_table, group in itertools.groupby(lines, lambda x: x.startswith("|")):
         if is_table:
             cells = [[c.strip() for c in x.strip("|").split("|")] for x in group]
             head, _, *rows = cells
-            found.append([dict(zip(head, row, strict=True)) for row in rows])
-    return found
+            all_rows.append([dict(zip(head, row, strict=True)) for row in rows])
+    return all_rows
 
 
 def value(cell, **names):
@@ -376,8 +376,8 @@ def measure(widths):
         ),
         compiler_options={"xla_backend_optimization_level": 1},
     )
-    found = jax.device_get(run(noise))
-    return jax.tree.map(lambda a: np.exp(np.log(a).mean(axis=0)), found)
+    measured = jax.device_get(run(noise))
+    return jax.tree.map(lambda a: np.exp(np.log(a).mean(axis=0)), measured)
 
 
 def exponents(small, large, growth):

@@ -38,7 +38,7 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def searched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("search")
     task = task_of(config())
     options = {"start": search.start_of(task), "candidates": 4, "seed": 3}
@@ -49,8 +49,8 @@ def found(tmp_path_factory):
     return one, again, (runs, after)
 
 
-def test_a_search_improves_on_its_start_and_stays_in_the_box(found):
-    one, *_ = found
+def test_a_search_improves_on_its_start_and_stays_in_the_box(searched):
+    one, *_ = searched
     assert len(one.candidates) == 12
     assert one.candidates[0].point == pytest.approx((0.01, 1.0))
     assert one.best.loss < one.candidates[0].loss
@@ -61,14 +61,14 @@ def test_a_search_improves_on_its_start_and_stays_in_the_box(found):
         assert 0.25 * 0.999 <= factor <= 8.0 * 1.001
 
 
-def test_the_same_search_trains_nothing_twice(found):
-    one, again, (runs, after) = found
+def test_the_same_search_trains_nothing_twice(searched):
+    one, again, (runs, after) = searched
     assert again.candidates == one.candidates
     assert runs == after
 
 
-def test_a_candidate_is_the_run_that_has_its_values(found):
-    one, *_ = found
+def test_a_candidate_is_the_run_that_has_its_values(searched):
+    one, *_ = searched
     from mupax.experiments.sweep import engine
 
     task = task_of(config())
@@ -79,10 +79,10 @@ def test_a_candidate_is_the_run_that_has_its_values(found):
     assert float(alone.loss.ravel()[0]) == pytest.approx(one.best.loss, rel=1e-4)
 
 
-def test_the_summary_transfers(found, tmp_path):
+def test_the_summary_transfers(searched, tmp_path):
     from mupax.experiments import io
 
-    one, *_ = found
+    one, *_ = searched
     c = config()
     io.write_sealed(tmp_path / "s.json", search.summarize(space.parse_sweep(c), one))
     plain = {k: v for k, v in c.to_dict().items() if k != "sweep"}

@@ -100,7 +100,7 @@ def events(folder):
     """The scalars in the event files of a directory, by tag."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = {}
+    by_tag = {}
     for path in folder.glob("events.*"):
         content = path.read_bytes()
         while content:
@@ -109,8 +109,8 @@ def events(folder):
             content = content[16 + size :]
             for value in event.summary.value:
                 number = value.simple_value
-                found.setdefault(value.tag, []).append((event.step, number))
-    return found
+                by_tag.setdefault(value.tag, []).append((event.step, number))
+    return by_tag
 
 
 def test_tensorboard_gets_hyperparameters_and_curve_of_each_run(tmp_path):
@@ -178,8 +178,8 @@ def test_mlflow_gets_a_run_for_each_run_of_a_sweep(tmp_path, monkeypatch):
     assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 0.5)]
     assert runs["mup-w8/0"].data.metrics["final_loss"] == 0.5
     assert runs["mup-w8/1"].info.status == "FAILED"
-    found = {f.path for f in client.list_artifacts(parent.info.run_id)}
-    assert found == {"sweep.json", "report.html"}
+    artifacts = {f.path for f in client.list_artifacts(parent.info.run_id)}
+    assert artifacts == {"sweep.json", "report.html"}
 
 
 # ----- Exports.

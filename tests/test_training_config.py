@@ -107,8 +107,8 @@ def test_a_sweep_over_batch_sizes_at_equal_examples():
     config.sweep.choices = (("batch_size", (4, 16, 60)),)
     config.sweep.equal_examples = True
     tasks = space.tasks(space.parse_sweep(config))
-    found = {(t.batch_size, t.steps, t.average_last) for t in tasks}
-    assert found == {(4, 120, 20), (16, 30, 5), (60, 8, 1)}
+    sizes = {(t.batch_size, t.steps, t.average_last) for t in tasks}
+    assert sizes == {(4, 120, 20), (16, 30, 5), (60, 8, 1)}
     warm = {t.batch_size: t.config.schedule.options["warmup"] for t in tasks}
     assert warm == {4: 16, 16: 4, 60: 1}
     ratios = {t.batch_size: t.config.training.kappa for t in tasks}

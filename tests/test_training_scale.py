@@ -345,8 +345,8 @@ def test_the_noise_scale_is_that_of_gaussian_gradients():
         means = signal[None] + (noise / batch) ** 0.5 * np.asarray(drawn)
         return float((means**2).sum(axis=1).mean())
 
-    found = optim.noise_scale((squared(4), squared(32)), batch=(4, 32))
-    assert found == pytest.approx(noise.sum() / (signal**2).sum(), rel=0.05)
+    noise_scale = optim.noise_scale((squared(4), squared(32)), batch=(4, 32))
+    assert noise_scale == pytest.approx(noise.sum() / (signal**2).sum(), rel=0.05)
     for norms, batch in (((1.0, 2.0), (4, 32)), ((2.0, 1.0), (32, 4))):
         with pytest.raises(ValueError, match="batch"):
             optim.noise_scale(norms, batch=batch)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
+from goldens import apart, golden
 
 from mupax import optim, zoo
 from mupax.zoo import foreign, saving
 from mupax.zoo.architectures import identify
 from mupax.zoo.registry import options_of
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 # Relative to the largest entry; what float32 leaves is ten times less.
 TOLERANCE = 1e-5
 SIZES = {
@@ -75,14 +74,6 @@ NAMES = (*TIMM, *TRANSFORMERS)
 QUICK = {"xla_backend_optimization_level": 0}
 
 
-def golden(name):
-    """(weights under the library's names, everything else)."""
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        arrays = dict(file)
-    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
-    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
-
-
 def repository(folder, name, **changes):
     """The files of the library, with its config.json if it has one."""
     weights, data = golden(name)
@@ -116,10 +107,6 @@ def _run(graph, state, x):
 
 def run(model, x):
     return np.asarray(_run(*nnx.split(model), jnp.asarray(x)))
-
-
-def apart(ours, theirs):
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("name", NAMES)

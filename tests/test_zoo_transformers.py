@@ -2,7 +2,6 @@
 
 import functools
 import math
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +9,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from goldens import apart, golden
 
 from mupax import optim, zoo
 from mupax.zoo.attention import Noise, drop_path, dropout
 from mupax.zoo.gpt import GPT_UNUSED
 from mupax.zoo.layers import scan
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 SMALL = {"width": 24, "depth": 2, "heads": 3, "out_features": 5, "patch_size": 8}
 GPT2 = {"nonlinearity": "gelu_tanh", "norm_eps": 1e-5, "vocab_size": 50, "context": 16}
 VITS = {
@@ -42,14 +41,6 @@ OWN = {
 INPUTS = {"vit": IMAGES, "gpt": TOKENS, "llama": TOKENS}
 KINDS = list(OWN)
 NOISY = {"dropout": 0.2, "drop_path": 0.3}
-
-
-def golden(name):
-    """(weights, inputs and logits) of a golden file."""
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        arrays = dict(file)
-    extra = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
-    return arrays, {k.removeprefix("golden/"): v for k, v in extra.items()}
 
 
 def fill(model, names, weights):
@@ -80,11 +71,6 @@ def gpt2(**options):
     model = nnx.eval_shape(lambda: zoo.create("gpt", rngs=nnx.Rngs(0), **options))
     weights, data = golden("gpt2")
     return fill(model, zoo.gpt_names(model), weights), data
-
-
-def apart(ours, theirs):
-    """Largest difference, relative to the largest logit."""
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
 def run(model, x):

@@ -109,8 +109,8 @@ _KNOWN_ARGUMENTS = {"img_size", "num_classes", "in_chans", "global_pool"}
 
 def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     name = str(config["architecture"])
-    found = TIMM.get(name) or convnet(name)
-    if found is None:
+    known = TIMM.get(name) or convnet(name)
+    if known is None:
         raise ValueError(_refusal(name, where))
     is_vit = name in TIMM
     cfg = config.get("pretrained_cfg")
@@ -127,7 +127,7 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     def get(key: str) -> Any:
         return next((d[key] for d in (arguments, config, cfg) if key in d), None)
 
-    options = dict(found.options)
+    options = dict(known.options)
     classes = get("num_classes")
     if classes:  # 0 for a backbone without a head
         options["out_features"] = whole(classes, "num_classes", where)
@@ -141,13 +141,13 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
             height, width = (side, side) if isinstance(side, int) else side
         if is_vit:
             options["input_shape"] = (height, width, channels)
-            usual = options_of(found.model)[1].get("input_shape")
+            usual = options_of(known.model)[1].get("input_shape")
             if options["input_shape"] == usual:
                 del options["input_shape"]
         elif channels != 3:
             options["input_shape"] = (224, 224, channels)
     pooling = get("global_pool")
-    usual = _POOLINGS[pool_of(found)] if is_vit else "avg"
+    usual = _POOLINGS[pool_of(known)] if is_vit else "avg"
     if usual == "token" and pooling == "avg":
         # timm keeps the class token, which the patches attend to.
         options |= {"pool": "mean", "class_token": True}
@@ -156,7 +156,7 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
             f"{where} holds a {name!r} with global_pool={pooling!r}; this zoo reads "
             f"{'token and avg' if usual == 'token' else usual}"
         )
-    return Architecture(found.model, options)
+    return Architecture(known.model, options)
 
 
 def _refusal(name: str, where: str) -> str:

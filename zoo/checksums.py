@@ -36,10 +36,10 @@ def verify(directory: pathlib.Path) -> None:
         raise ValueError(f"{NAME} cannot be read ({error})") from None
     for name, digest in pairs:
         try:
-            found = sha256(directory / name)
+            actual = sha256(directory / name)
         except (OSError, ValueError) as error:
             raise ValueError(f"{name!r} cannot be read ({error})") from None
-        if found != digest:
+        if actual != digest:
             raise ValueError(f"{name!r} is not as it was written")
 
 

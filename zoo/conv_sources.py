@@ -43,7 +43,7 @@ def conv_sources(
       For each (path, layer), where the layer is None for what is not stacked, its
       `Source`.
     """
-    found: dict[Leaf, Source] = {}
+    table: dict[Leaf, Source] = {}
     kinds = nnx.Any(nnx.Param, nnx.BatchStat)
     for path, variable in nnx.to_flat_state(nnx.state(model, kinds)):
         parts = tuple(map(str, path))
@@ -63,7 +63,7 @@ def conv_sources(
         else:
             shape, order = leaf, VECTOR
         for layer in range(variable.shape[0]) if stacked else (None,):
-            found["/".join(parts), layer] = Source(
+            table["/".join(parts), layer] = Source(
                 key(parts, layer), order, shape, leaf
             )
-    return found
+    return table

@@ -561,7 +561,7 @@ def _fixed(rows: tuple[Any, ...], width: int, head: int, **more: Any) -> dict[st
 
 
 def _variants() -> dict[str, dict[str, Any]]:
-    found = {f"efficientnet_{name}": _scaled(*by) for name, by in _SCALES.items()}
+    variants = {f"efficientnet_{name}": _scaled(*by) for name, by in _SCALES.items()}
     v2 = {
         "efficientnetv2_s": _fixed(_V2_S, 24, 1280),
         "efficientnetv2_m": _fixed(_V2_M, 24, 1280),
@@ -570,8 +570,8 @@ def _variants() -> dict[str, dict[str, Any]]:
         "mobilenetv3_small_100": _fixed(_V3_SMALL, 16, 1024, **_V3),
         "mobilenetv3_large_100": _fixed(_V3_LARGE, 16, 1280, **_V3),
     }
-    found |= v2 | v3
-    return {**found, **{f"tf_{name}": {**o, **TF} for name, o in found.items()}}
+    variants |= v2 | v3
+    return {**variants, **{f"tf_{name}": {**o, **TF} for name, o in variants.items()}}
 
 
 #: The networks of timm, by their names there.

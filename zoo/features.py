@@ -96,11 +96,11 @@ def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, 
       >>> features({}, ["blocks.0.ls1.gamma", "blocks.1.ls1.gamma", "reg_token"])
       {'LayerScale': 'blocks.0.ls1.gamma', 'register tokens': 'reg_token'}
     """
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for key in unexpected:
         for pattern, feature in _FEATURES:
             if re.search(pattern, key):
-                found.setdefault(feature, key)
+                keys.setdefault(feature, key)
                 break
     for key in arrays:
         # A convolution over a part of its channels: conv1 gives more than it takes.
@@ -108,8 +108,8 @@ def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, 
             before = arrays.get(key.replace("conv2", "conv1"))
             shape = tuple(arrays[key].shape)
             if before is not None and len(shape) == 4 and shape[1] < before.shape[0]:
-                found.setdefault("grouped convolutions (ResNeXt)", key)
-    return found
+                keys.setdefault("grouped convolutions (ResNeXt)", key)
+    return keys
 
 
 def explain_mismatch(

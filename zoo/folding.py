@@ -50,7 +50,7 @@ def factors(model: nnx.Module) -> dict[str, float]:
     if not isinstance(model, ConvNet | ViT | Decoder):
         raise ValueError(f"a {type(model).__name__} has no twin in other libraries")
     point = model.plan.parametrization
-    found = {}
+    by_path = {}
     for path, scale in scales(model).items():
         factor = optim.multipliers(scale, point).forward * _around(model, path)
         if factor == 0:
@@ -60,8 +60,8 @@ def factors(model: nnx.Module) -> dict[str, float]:
             )
         # √d · 1/√d is one but for rounding.
         if not math.isclose(factor, 1, rel_tol=1e-12):
-            found[path] = factor
-    return found
+            by_path[path] = factor
+    return by_path
 
 
 def _around(model: ConvNet | ViT | Decoder, path: str) -> float:

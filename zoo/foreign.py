@@ -189,16 +189,16 @@ def match(
         )
     resized = False
     for (path, _), source in body.items():
-        found = arrays[source.key]
-        if not jnp.issubdtype(found.dtype, jnp.floating):
+        given = arrays[source.key]
+        if not jnp.issubdtype(given.dtype, jnp.floating):
             raise ValueError(
-                f"{source.key!r} holds {found.dtype}, not floating-point numbers, as "
+                f"{source.key!r} holds {given.dtype}, not floating-point numbers, as "
                 "quantized weights do; write them out in full where they were made"
             )
-        if tuple(found.shape) == source.shape:
+        if tuple(given.shape) == source.shape:
             continue
         if path == "position" and isinstance(model, ViT):
-            grid = _file_grid(model, found.shape)
+            grid = _file_grid(model, given.shape)
             if resize and grid is not None:
                 resized = True
                 continue
@@ -209,10 +209,10 @@ def match(
                     f"the model those of {_pixels(model)}; pass input_shape=(height, "
                     "width, channels), to which they are interpolated"
                 )
-            _check_positions(model, source, found.shape)
+            _check_positions(model, source, given.shape)
         grouped = features(arrays, ())
         raise ValueError(
-            f"{source.key!r} has shape {tuple(found.shape)}, and must have "
+            f"{source.key!r} has shape {tuple(given.shape)}, and must have "
             f"{source.shape}"
             + "".join(
                 f"; the file has {what}, so give the name or the options of its network"
@@ -248,17 +248,17 @@ def fill(
       ValueError: as `match`; an array with NaN or infinity; a model with a multiplier
         of zero.
     """
-    found = match(model, arrays, new_head=new_head, resize=resize)
-    for key in sorted({source.key for source in found.table.values()}):
+    matched = match(model, arrays, new_head=new_head, resize=resize)
+    for key in sorted({source.key for source in matched.table.values()}):
         if not np.isfinite(arrays[key]).all():
             raise ValueError(
                 f"{key!r} holds NaN or infinity; the file may be damaged, so download "
                 "or write it again"
             )
     layers: dict[str, dict[int | tuple[int, int] | None, np.ndarray]] = {}
-    for (path, layer), source in found.table.items():
+    for (path, layer), source in matched.table.items():
         array = np.asarray(arrays[source.key])
-        if path == "position" and found.resized and isinstance(model, ViT):
+        if path == "position" and matched.resized and isinstance(model, ViT):
             grid = _file_grid(model, array.shape)
             assert grid is not None
             table = jnp.asarray(array).reshape(array.shape[-2:])
@@ -269,8 +269,8 @@ def fill(
     for path, factor in factors(model).items():
         if path in whole:
             whole[path] = whole[path] / factor
-    saving.fill(model, whole, fresh=found.fresh)
-    return found.unused
+    saving.fill(model, whole, fresh=matched.fresh)
+    return matched.unused
 
 
 def _joined(

@@ -88,7 +88,7 @@ def download(
     repository, options = _split(source, options)
     given: dict[str, Any] = dataclasses.asdict(options)
     try:
-        found = huggingface_hub.hf_hub_download(repository, filename, **given)
+        file = huggingface_hub.hf_hub_download(repository, filename, **given)
     except errors.LocalEntryNotFoundError:
         if optional and _was_missing(repository, filename, options):
             return None
@@ -125,8 +125,8 @@ def download(
             f"{source!r} is no path here, and the hub does not give its {filename} "
             f"({reason}); offline, give the path of a file"
         ) from None
-    verify(pathlib.Path(found), source, filename)
-    return pathlib.Path(found)
+    verify(pathlib.Path(file), source, filename)
+    return pathlib.Path(file)
 
 
 def is_name(repository: str) -> bool:
@@ -263,13 +263,13 @@ def verify(path: pathlib.Path, source: str, filename: str) -> None:
         return
     expected = pathlib.Path(os.readlink(path)).name
     if re.fullmatch(r"[0-9a-f]{64}", expected):
-        found = sha256(path)
+        actual = sha256(path)
     elif re.fullmatch(r"[0-9a-f]{40}", expected):
         content = path.read_bytes()
-        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        actual = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     else:
         return
-    if found != expected:
+    if actual != expected:
         blob = path.parent / os.readlink(path)
         raise ValueError(
             f"the cached {filename} of {source!r} is damaged: its hash is not the "

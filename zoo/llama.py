@@ -203,8 +203,11 @@ class Llama(Decoder, options=LlamaOptions):
         def run(x: Array, layer: nnx.State) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, layer)
             assert isinstance(block, TransformerBlock)
-            found = block.routing(x)
-            return block(x), (balance_loss(found, routing), shares(found, routing))
+            probabilities = block.routing(x)
+            return block(x), (
+                balance_loss(probabilities, routing),
+                shares(probabilities, routing),
+            )
 
         return jax.lax.scan(run, self._embed(tokens, 0), weights)[1]
 

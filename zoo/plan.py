@@ -298,7 +298,7 @@ def scales(
             f"{type(model).__name__} carries no plan, as models of mupax.zoo do; for "
             "any other model use optim.infer_scales(base, target)"
         )
-    found = {}
+    by_path = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         name = "/".join(map(str, path))
         names = variable.get_metadata().get("axes")
@@ -311,7 +311,7 @@ def scales(
             count = variable.shape[0]
             base = variable.get_metadata().get("base_layers")
             layers = (base or round(count / plan.depth) or 1, count)
-        found[name] = plan.scale(
+        by_path[name] = plan.scale(
             names,
             variable.get_metadata()["inputs"],
             variable.get_metadata()["in_branch"],
@@ -319,7 +319,7 @@ def scales(
             layers,
             variable.get_metadata().get("stacked", 0),
         )
-    known = optim.Scales(found, plan.parametrization)
+    known = optim.Scales(by_path, plan.parametrization)
     return known.for_training(
         batch=batch, examples=examples, critical_batch=critical_batch
     )
@@ -335,9 +335,9 @@ def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:
       >>> zoo.axis_names(model)["blocks/layers/0/kernel"]
       ('layers', 'embed', 'mlp')
     """
-    found = {}
+    by_path = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         names = variable.get_metadata()["axes"]
         lead = (LAYERS,) * (len(variable.shape) - len(names))
-        found["/".join(map(str, path))] = (*lead, *names)
-    return found
+        by_path["/".join(map(str, path))] = (*lead, *names)
+    return by_path

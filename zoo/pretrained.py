@@ -197,8 +197,8 @@ def read_data_config(
         return saving.read_config(path)["data"]
     if hub.is_id(source):
         options = hub_options or hub.HubOptions()
-        if found := _uploaded(source, options):
-            return saving.read_config(found)["data"]
+        if uploaded := _uploaded(source, options):
+            return saving.read_config(uploaded)["data"]
         config = hub.download(str(source), hub.CONFIG, options, optional=True)
         processor = _processor(config, str(source), options)
         return _read_data(_Files([], config, processor), str(source))
@@ -279,8 +279,10 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
             # Says that the repository holds no weights that are read.
             hub.download(str(source), hub.WEIGHTS, options)
             raise AssertionError(source)
-        found = [hub.download(str(source), part, options) for part in _parts(index)]
-        whole = [part for part in found if part is not None]
+        downloaded = [
+            hub.download(str(source), part, options) for part in _parts(index)
+        ]
+        whole = [part for part in downloaded if part is not None]
         return _Files(whole, config, processor)
     if path.is_dir():
         index = path / hub.INDEX

@@ -291,8 +291,8 @@ def default_parametrization(name: str, **options: Any) -> str:
     kind = cast(type[Family], model).options_type
     known = {field.name for field in dataclasses.fields(kind)}
     given = {"width": 1, "depth": 1, **defaults, **options}
-    found = kind(**{key: value for key, value in given.items() if key in known})
-    return found.default_parametrization
+    full = kind(**{key: value for key, value in given.items() if key in known})
+    return full.default_parametrization
 
 
 def list_models(pattern: str = "*") -> list[str]:

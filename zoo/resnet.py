@@ -477,24 +477,24 @@ def variant(name: str) -> dict[str, Any] | None:
       ('deep', 'average')
       >>> variant("ecaresnet50d")
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    kind, depth, stem = found["kind"], int(found["depth"]), found["stem"]
-    grouped = found["groups"] is not None
-    if grouped != (kind == "resnext") or bool(found["wide"]) != (kind[:4] == "wide"):
+    kind, depth, stem = match["kind"], int(match["depth"]), match["stem"]
+    grouped = match["groups"] is not None
+    if grouped != (kind == "resnext") or bool(match["wide"]) != (kind[:4] == "wide"):
         return None
     options: dict[str, Any] = {"width": _WIDTH, "depth": 1}
     depths = _RS if kind == "resnetrs" else {**_BASIC, **_DEPTHS}
-    if depth not in depths or (kind == "resnetrs" and (stem or found["se"])):
+    if depth not in depths or (kind == "resnetrs" and (stem or match["se"])):
         return None
     basic = depth in _BASIC
     if basic and kind in ("resnext", "wide_resnet"):
         return None
     options |= {"block": "basic" if basic else "bottleneck", "blocks": depths[depth]}
     if grouped:
-        options["groups"] = int(found["groups"])
-        options["width_per_group"] = int(found["width"])
+        options["groups"] = int(match["groups"])
+        options["width_per_group"] = int(match["width"])
     if kind == "wide_resnet":
         options["width_per_group"] = 2 * _WIDTH
     if stem:
@@ -504,7 +504,7 @@ def variant(name: str) -> dict[str, Any] | None:
     antialias = {"resnetblur": "blur", "resnetaa": "average"}.get(kind)
     if antialias:
         options["antialias"] = antialias
-    if found["se"]:
+    if match["se"]:
         options["squeeze"] = 1 / 16
     if kind == "resnetrs":
         options |= {"stem": "deep", "stem_pooling": "conv"}

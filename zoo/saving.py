@@ -288,14 +288,14 @@ def _check_multipliers(
 def _multipliers(model: nnx.Module) -> dict[str, float]:
     """Every factor of the forward pass that follows from the plan."""
     plan = _plan(model)
-    found = {
+    factors = {
         path: optim.multipliers(scale, plan.parametrization).forward
         for path, scale in scales(model).items()
     }
-    found |= {"every branch": plan.branch, "the output": plan.output}
+    factors |= {"every branch": plan.branch, "the output": plan.output}
     if "head_dim" in dict(plan.axes):
-        found["the logits of attention"] = logit_scale(plan)
-    return found
+        factors["the logits of attention"] = logit_scale(plan)
+    return factors
 
 
 def model_classes(model: nnx.Module) -> int | None:
@@ -328,12 +328,12 @@ def _card(
 
 
 def _plan(model: nnx.Module) -> Plan:
-    found = getattr(model, "plan", None)
-    if not isinstance(found, Plan):
+    plan = getattr(model, "plan", None)
+    if not isinstance(plan, Plan):
         raise ValueError(
             f"{type(model).__name__} is not a model of the zoo; make it with zoo.create"
         )
-    return found
+    return plan
 
 
 def _plain(value: Any) -> Any:

@@ -98,7 +98,7 @@ def partition_specs(
             raise ValueError(f"mesh axis {axis!r} must be one of {MESH_AXES}")
     table = complete_rules(rules)
     sizes = {axis: n for axis, n in mesh.shape.items() if n > 1}
-    found = {}
+    specs = {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         name = "/".join(map(str, path))
         axes = variable.get_metadata().get("axes")
@@ -110,14 +110,14 @@ def partition_specs(
                 )
             continue
         axes = (LAYERS,) * (len(variable.shape) - len(axes)) + tuple(axes)
-        found[name] = _spec(name, axes, variable.shape, sizes, table)
-    used = {axis for spec in found.values() for axis in spec if axis}
+        specs[name] = _spec(name, axes, variable.shape, sizes, table)
+    used = {axis for spec in specs.values() for axis in spec if axis}
     for axis in sizes.keys() - {"data"} - used:
         raise ValueError(
             f"nothing of a {type(model).__name__} is split over the mesh axis "
             f"{axis!r}; give its {sizes[axis]} devices to another axis"
         )
-    return found
+    return specs
 
 
 def complete_rules(
@@ -245,8 +245,8 @@ def platform() -> str:
     That of the mesh in use, whose devices need not be here; else the default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    found = jax.default_backend() if device is None else device.platform
-    return "gpu" if found in ("cuda", "rocm") else found
+    kind = jax.default_backend() if device is None else device.platform
+    return "gpu" if kind in ("cuda", "rocm") else kind
 
 
 def is_gathering() -> bool:

@@ -110,7 +110,7 @@ def sources(
     Raises:
       ValueError: a parameter that the layout has no name for.
     """
-    found: dict[Leaf, Source] = {}
+    table: dict[Leaf, Source] = {}
     for names, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         path = "/".join(map(str, names))
         metadata = variable.get_metadata()
@@ -141,13 +141,13 @@ def sources(
         for layer in layers:
             if not copies:
                 name = prefix + key.format(layer)
-                found[path, layer] = Source(name, order, shape, leaf, part)
+                table[path, layer] = Source(name, order, shape, leaf, part)
                 continue
             assert layer is not None, path
             for expert in range(variable.shape[1]):
                 name = prefix + key.format(layer, expert)
-                found[path, (layer, expert)] = Source(name, order, shape, leaf, part)
-    return found
+                table[path, (layer, expert)] = Source(name, order, shape, leaf, part)
+    return table
 
 
 def _key(path: str, layout: Layout) -> tuple[str, tuple[int, int] | None]:

@@ -15,8 +15,9 @@ class Command:
       run: takes the command's name and its arguments.
       flags: its own flags.
       config: whether it takes `--config` and its overrides.
-      workdir: whether it takes `--workdir`.
-      text: help text that replaces the list of flags.
+      workdir: whether it takes `--workdir` as commands with a config do.
+      arguments: help text of arguments without dashes.
+      examples: command lines, shown last.
     """
 
     summary: str
@@ -24,13 +25,14 @@ class Command:
     flags: Sequence[Flag] = ()
     config: bool = True
     workdir: bool = True
-    text: Callable[[], str] | None = None
+    arguments: str = ""
+    examples: str = ""
 
     def help(self, name: str) -> str:
         """The output of `mupax NAME --help`."""
-        if self.text:
-            return f"mupax {name}: {self.summary}\n\n{self.text()}"
-        return f"mupax {name}: {self.summary}\n\n{describe(self.shown())}"
+        known = "\n".join(filter(None, [self.arguments, describe(self.shown())]))
+        parts = [f"mupax {name}: {self.summary}", known, self.examples]
+        return "\n\n".join(filter(None, parts))
 
     def shown(self) -> list[Flag]:
         """The flags that the command takes."""

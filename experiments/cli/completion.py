@@ -85,7 +85,7 @@ COMMAND = Command(
     run,
     config=False,
     workdir=False,
-    text=lambda: (
+    arguments=(
         "  bash:  source <(mupax completion bash)\n"
         "  zsh:   source <(mupax completion zsh)\n"
         "  fish:  mupax completion fish | source"

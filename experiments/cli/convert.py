@@ -1,7 +1,7 @@
 """`mupax convert`."""
 
 from .command import Command
-from .flags import Flag, describe, parse_own
+from .flags import Flag, parse_own
 
 FLAGS = (
     Flag(
@@ -60,5 +60,5 @@ COMMAND = Command(
     FLAGS,
     config=False,
     workdir=False,
-    text=lambda: f"{describe(FLAGS)}\n\n{EXAMPLES}",
+    examples=EXAMPLES,
 )

@@ -1,24 +1,67 @@
 """`mupax figure`."""
 
+import pathlib
+
+from ..errors import UserError
 from .command import Command
+from .flags import Flag, parse_own
+
+FLAGS = (
+    Flag(
+        "scale",
+        "laptop",
+        "laptop (the default: minutes on two cores), medium (hours of one core) or "
+        "paper",
+    ),
+    Flag(
+        "workdir",
+        "runs/figures",
+        "where to write; default: runs/figures. A killed figure resumes",
+    ),
+    Flag("tables", None, "folder of the tables; default: data inside --workdir", str),
+    Flag("from_data", False, "draw from the tables alone, and train nothing"),
+    Flag("data_dir", None, "of TFDS, for figures that train on images", str),
+    Flag(
+        "dataset",
+        None,
+        "in place of the paper's, e.g. digits; text:FILE for transformers",
+        str,
+    ),
+)
 
 
 def run(argv: list[str]) -> None:
     """List the figures, or draw one."""
     from ..papers import figures
 
-    figures.run(argv)
-
-
-def text() -> str:
-    """The help text of the figures."""
-    from ..papers import figures
-
-    return figures.HELP
+    names, own = parse_own(argv, FLAGS, arguments=1)
+    if not names:
+        raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
+    if own["scale"] not in figures.SCALES:
+        known = ", ".join(figures.SCALES)
+        raise UserError(f"--scale {own['scale']} must be one of: {known}")
+    if not own["workdir"]:
+        raise UserError("--workdir is empty; give a directory, or leave it out")
+    folder = pathlib.Path(own["workdir"])
+    request = figures.Request(
+        own["scale"],
+        folder,
+        own["data_dir"],
+        own["dataset"],
+        pathlib.Path(own["tables"]) if own["tables"] else folder / "data",
+        own["from_data"],
+    )
+    figures.run(names[0], request)
 
 
 COMMAND = Command(
     "redraw a figure of the papers and check its claim; `figure list` lists them",
     run,
-    text=text,
+    FLAGS,
+    config=False,
+    workdir=False,
+    arguments="""\
+  list             every figure of the four papers
+  ID               draw one, e.g. tp6-9; all: every figure that needs no training
+  pages            rewrite docs/figures.md and docs/evidence.md from docs/data""",
 )

@@ -1,7 +1,7 @@
 """`mupax generate`."""
 
 from .command import Command
-from .flags import Flag, describe, parse_own
+from .flags import Flag, parse_own
 
 FLAGS = (
     Flag(
@@ -41,5 +41,8 @@ def run(argv: list[str]) -> None:
 COMMAND = Command(
     "continue a text with a trained language model",
     run,
-    text=lambda: f"{describe(FLAGS)}\n\n{EXAMPLES}",
+    FLAGS,
+    config=False,
+    workdir=False,
+    examples=EXAMPLES,
 )

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..errors import UserError
 from .command import Command
-from .flags import Flag, describe, parse_own
+from .flags import Flag, parse_own
 
 FLAGS = (Flag("names", False, "print the names only, one per line"),)
-HELP = "  PATTERN          a pattern of names, e.g. 'res*'; default: all"
 # Repositories of transformers whose config.json is exactly the model of that name.
 HUB = {
     "gpt2": ("openai-community/gpt2",),
@@ -83,14 +82,14 @@ def _timm() -> dict[str, list[str]]:
     from mupax.zoo.convnet_configs import convnet
 
     # Convolutional networks have timm's own names.
-    found = {
+    by_model = {
         name: [name]
         for name in zoo.list_models()
         if (known := convnet(name)) is not None and known == (name, {})
     }
     for architecture, known in TIMM.items():
-        found.setdefault(known.model, []).append(architecture)
-    return found
+        by_model.setdefault(known.model, []).append(architecture)
+    return by_model
 
 
 @functools.cache
@@ -98,12 +97,12 @@ def _shipped() -> dict[str, list[str]]:
     """By model, names of trained models that come with the package."""
     from mupax import zoo
 
-    found: dict[str, list[str]] = {}
+    by_model: dict[str, list[str]] = {}
     for name in zoo.list_pretrained():
         folder = importlib.resources.files("mupax.zoo") / "checkpoints" / name
         model = json.loads((folder / "config.json").read_text())["model"]
-        found.setdefault(model, []).append(name)
-    return found
+        by_model.setdefault(model, []).append(name)
+    return by_model
 
 
 _HEAD = ("model", "width", "depth", "input", "parameters", "FLOPs", "weights")
@@ -160,5 +159,5 @@ COMMAND = Command(
     FLAGS,
     config=False,
     workdir=False,
-    text=lambda: f"{HELP}\n{describe(FLAGS)}",
+    arguments="  PATTERN          a pattern of names, e.g. 'res*'; default: all",
 )

@@ -3,7 +3,7 @@
 import sys
 
 from .command import Command
-from .flags import Flag, describe, parse_own
+from .flags import Flag, parse_own
 
 FLAGS = (
     Flag(
@@ -32,5 +32,9 @@ def run(argv: list[str]) -> None:
 COMMAND = Command(
     "classify image files with a trained model: labels and probabilities",
     run,
-    text=lambda: f"  IMAGE ...        image files\n{describe(FLAGS)}\n\n{EXAMPLES}",
+    FLAGS,
+    config=False,
+    workdir=False,
+    arguments="  IMAGE ...        image files",
+    examples=EXAMPLES,
 )

@@ -252,11 +252,11 @@ def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
         path = path / _TOKENIZER
     if not path.is_file() and hub.is_id(name) and path.suffix != ".json":
         try:
-            found = hub.download(str(name), _TOKENIZER, hub.HubOptions())
+            file = hub.download(str(name), _TOKENIZER, hub.HubOptions())
         except ValueError as error:
             raise UserError(f"The tokenizer {name}: {error}.") from None
-        assert found is not None
-        return found
+        assert file is not None
+        return file
     if not path.is_file():
         raise UserError(
             f'There is no tokenizer {path}; write "bytes", or the path of a '

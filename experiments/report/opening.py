@@ -28,23 +28,23 @@ def sentence(data: SweepData) -> str:
     small = next((run for run in data.compared if run.baseline == _BASE), None)
     other = next((run for run in data.compared if run.baseline != _BASE), None)
     size = f"one {_times(target, small)} larger" if small else "a large one"
-    found = "The learning rate of a small network"
+    subject = "The learning rate of a small network"
     unscaled = ""
     if other is not None:
         unscaled = f"{_accuracy(other)} for the large one without mupax's scaling"
     reached = _value(target)
     if reached is None:
-        return f"{found} made {size} diverge."
+        return f"{subject} made {size} diverge."
     told = f"{_accuracy(target)} correct on the test"
     if small is None:
-        return f"{found} on {size}: {told}, against {unscaled}."
+        return f"{subject} on {size}: {told}, against {unscaled}."
     less = _value(small)
     better = less is None or reached > less
     verb = "works unchanged on" if better else "did not pay on"
     against = f"{_accuracy(small)} for the small one"
     if unscaled:
         against += f" and {unscaled}"
-    return f"{found} {verb} {size}: {told}, against {against}."
+    return f"{subject} {verb} {size}: {told}, against {against}."
 
 
 def bought(data: SweepData) -> str:

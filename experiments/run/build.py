@@ -286,22 +286,22 @@ def open_dataset(config: RunConfig, *, stand_in: bool = False) -> Dataset:
 def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
     """The options of a dataset that the weights of a run expect."""
     try:
-        found = read_data_config(_weights(config))
+        preprocessing = read_data_config(_weights(config))
     except ValueError as error:
         raise UserError(f"init_from: {_line(error)}") from None
-    if found is None:
+    if preprocessing is None:
         raise UserError(
             f"preprocessing='weights', and {config.init_from} does not state its "
             "preprocessing; set data.image_size, data.mean, data.std, data.crop and "
             "data.resample, and leave preprocessing at 'dataset'"
         )
     return {
-        "image_size": found.size[:2],
-        "crop": found.crop,
-        "crop_mode": found.crop_mode,
-        "resample": found.interpolation,
-        "mean": found.mean,
-        "std": found.std,
+        "image_size": preprocessing.size[:2],
+        "crop": preprocessing.crop,
+        "crop_mode": preprocessing.crop_mode,
+        "resample": preprocessing.interpolation,
+        "mean": preprocessing.mean,
+        "std": preprocessing.std,
     }
 
 

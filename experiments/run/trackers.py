@@ -257,9 +257,9 @@ class MLflow:
 
     def _start(self, experiment: str, settings: dict[str, Any]) -> str:
         client = self._client
-        found = client.get_experiment_by_name(experiment)
+        existing = client.get_experiment_by_name(experiment)
         self._experiment = (
-            found.experiment_id if found else client.create_experiment(experiment)
+            existing.experiment_id if existing else client.create_experiment(experiment)
         )
         if known := read_id(self._folder, "mlflow"):
             client.update_run(known, status="RUNNING")

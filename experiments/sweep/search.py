@@ -45,8 +45,8 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What a search found.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
       names: of the hyperparameters.
@@ -77,7 +77,7 @@ def search(
     seed: int = 0,
     store: Store | None = None,
     limits: Limits | None = None,
-) -> Found:
+) -> SearchResult:
     """Search the box that a task's axes span.
 
     Args:
@@ -128,7 +128,7 @@ def search(
     best = min(finite, key=lambda candidate: candidate.loss)
     # The least of many noisy losses is too low: other seeds tell.
     fresh = trainer([done[0].point, best.point], range(task.seeds, 2 * task.seeds))
-    return Found(names, tuple(done), best, (fresh[0], fresh[1]))
+    return SearchResult(names, tuple(done), best, (fresh[0], fresh[1]))
 
 
 def _box(task: ZooTask) -> list[tuple[float, float]]:
@@ -278,7 +278,7 @@ def run(
     workdir.check(directory, settings, free=free)
     main.open_data(task, console)
     with workdir.claim(directory, settings, free=free):
-        found = search(
+        result = search(
             task,
             start=begin,
             candidates=candidates,
@@ -288,14 +288,14 @@ def run(
             store=Store(directory / "cells"),
             limits=parsed.limits,
         )
-        summary = summarize(parsed, found)
-        io.write_durably(directory / "search.csv", table(found))
+        summary = summarize(parsed, result)
+        io.write_durably(directory / "search.csv", table(result))
         io.write_sealed(directory / "summary.json", summary)
-    told = ", ".join(f"{name} {x:.3g}" for name, x in found.values.items())
+    told = ", ".join(f"{name} {x:.3g}" for name, x in result.values.items())
     console.print(
-        f"{len(found.candidates)} candidates, best: {told}\n"
-        f"With other seeds its loss is {found.fresh[1]:.5g}; that of the start is "
-        f"{found.fresh[0]:.5g}\n"
+        f"{len(result.candidates)} candidates, best: {told}\n"
+        f"With other seeds its loss is {result.fresh[1]:.5g}; that of the start is "
+        f"{result.fresh[0]:.5g}\n"
         f"{directory}/search.csv, {directory}/summary.json",
         highlight=False,
         soft_wrap=True,
@@ -321,32 +321,32 @@ def start_of(task: ZooTask) -> tuple[float, ...]:
     return tuple(start)
 
 
-def summarize(config: space.SweepConfig, found: Found) -> dict[str, Any]:
+def summarize(config: space.SweepConfig, result: SearchResult) -> dict[str, Any]:
     """The contents of `summary.json`."""
-    start, best = found.fresh
+    start, best = result.fresh
     return {
-        "candidates": len(found.candidates),
-        "best": found.values,
-        "start": dict(zip(found.names, found.candidates[0].point, strict=True)),
+        "candidates": len(result.candidates),
+        "best": result.values,
+        "start": dict(zip(result.names, result.candidates[0].point, strict=True)),
         "loss": {
-            "searched": found.best.loss,
+            "searched": result.best.loss,
             "start": None if math.isnan(start) else start,
             "best": None if math.isnan(best) else best,
         },
-        "transfer": transfer_record(config.base, found.values),
+        "transfer": transfer_record(config.base, result.values),
     }
 
 
-def table(found: Found) -> str:
+def table(result: SearchResult) -> str:
     """Every candidate as a line of CSV; the loss of a diverged one is empty."""
     out = text_io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["round", *found.names, "loss"])
-    writer.writerows(_rows(found))
+    writer.writerow(["round", *result.names, "loss"])
+    writer.writerows(_rows(result))
     return out.getvalue()
 
 
-def _rows(found: Found) -> Iterator[list[Any]]:
-    for one in found.candidates:
+def _rows(result: SearchResult) -> Iterator[list[Any]]:
+    for one in result.candidates:
         loss = one.loss if math.isfinite(one.loss) else None
         yield [one.round, *one.point, loss]

@@ -9,21 +9,14 @@ values) and qwen3.npz (QK-norm, heads wider than the model). Each holds the weig
 under transformers' names, "golden/config" (the config.json), "golden/tokens",
 "golden/logits", and "golden/gradient/..." (of the mean cross-entropy of the next
 token, for each weight). llama_versions.json says what made them.
-
-Weights are far from their initialization, all norms and biases included, so that no
-mistake in one of them goes unseen; embeddings are small, so that the first norm shows
-its eps.
 """
 
 import json
-import pathlib
-import platform
 
 import numpy as np
-import torch
 import transformers
+from kit import HERE, TOKENS, backward, shake, write_versions
 
-HERE = pathlib.Path(__file__).parent
 SIZES = {
     "hidden_size": 24,
     "intermediate_size": 36,
@@ -74,32 +67,13 @@ KINDS = {
 }
 
 
-def shake(model: torch.nn.Module, seed: int) -> None:
-    """Every weight random: kernels of size 1.5/√fan_in, norms about one."""
-    random = np.random.default_rng(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            values = random.normal(size=tuple(weight.shape))
-            if "embed_tokens" in name:
-                values *= 0.03
-            elif weight.ndim == 2:
-                values *= 1.5 / np.sqrt(weight.shape[1])
-            else:
-                values = 0.3 * values + ("norm" in name)
-            weight.copy_(torch.tensor(values, dtype=torch.float32))
-
-
 for seed, (name, (config_type, model_type, options)) in enumerate(KINDS.items()):
     config = config_type(**SIZES, **options)
     model = model_type(config).eval()
     model.set_attn_implementation("eager")
     shake(model, seed)
-    tokens = torch.tensor(np.random.default_rng(9).integers(0, 11, (3, 20)))
-    logits = model(tokens).logits
-    loss = torch.nn.functional.cross_entropy(
-        logits[:, :-1].reshape(-1, 11), tokens[:, 1:].reshape(-1)
-    )
-    loss.backward()
+    logits = model(TOKENS).logits
+    backward(logits)
     weights = {k: v.detach().numpy() for k, v in model.named_parameters()}
     gradients = {
         f"golden/gradient/{k}": v.grad.numpy() for k, v in model.named_parameters()
@@ -110,14 +84,8 @@ for seed, (name, (config_type, model_type, options)) in enumerate(KINDS.items())
         **gradients,
         **{
             "golden/config": np.array(json.dumps(config.to_dict())),
-            "golden/tokens": tokens.numpy().astype(np.int32),
+            "golden/tokens": TOKENS.numpy().astype(np.int32),
             "golden/logits": logits.detach().numpy(),
         },
     )
-versions = {
-    "numpy": np.__version__,
-    "torch": torch.__version__,
-    "transformers": transformers.__version__,
-    "python": platform.python_version(),
-}
-(HERE / "llama_versions.json").write_text(json.dumps(versions, indent=1) + "\n")
+write_versions("llama_versions.json")

@@ -9,22 +9,18 @@ that save_pretrained writes, "golden/config" (the config.json), "golden/tokens",
 "golden/logits", and "golden/gradient/..." (of the mean cross-entropy of the next token,
 for each weight), and "golden/balance" (the load-balancing loss). moe_versions.json says
 what made them.
-
-Weights are far from their initialization, as those of make_llama_golden.py.
 """
 
 import json
 import pathlib
-import platform
 import tempfile
 
 import numpy as np
 import safetensors.numpy
-import torch
 import transformers
+from kit import HERE, TOKENS, backward, shake, write_versions
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-HERE = pathlib.Path(__file__).parent
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -63,28 +59,13 @@ NAMES = {
 }
 
 
-def shake(model: torch.nn.Module, seed: int) -> None:
-    """Every weight random: kernels of size 1.5/√fan_in, norms about one."""
-    random = np.random.default_rng(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            values = random.normal(size=tuple(weight.shape))
-            if "embed_tokens" in name:
-                values *= 0.03
-            elif weight.ndim >= 2:
-                values *= 1.5 / np.sqrt(weight.shape[-1])
-            else:
-                values = 0.3 * values + ("norm" in name)
-            weight.copy_(torch.tensor(values, dtype=torch.float32))
-
-
 def saved_names(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of a network's parameters under the names of its files."""
     folder, (gate, up, down) = NAMES[kind]
     out = {}
     for key, array in arrays.items():
-        start, found, name = key.partition(".mlp.")
-        if not found:
+        start, inside, name = key.partition(".mlp.")
+        if not inside:
             out[key] = array
         elif name == "gate.weight":
             out[f"{start}.{folder}.gate.weight"] = array
@@ -105,13 +86,9 @@ for seed, (kind, (config_type, model_type, options)) in enumerate(KINDS.items())
     model = model_type(config).eval()
     model.set_attn_implementation("eager")
     shake(model, seed)
-    tokens = torch.tensor(np.random.default_rng(9).integers(0, 11, (3, 20)))
-    out = model(tokens, output_router_logits=True)
+    out = model(TOKENS, output_router_logits=True)
     balance = load_balancing_loss_func(out.router_logits, 4, 2)
-    loss = torch.nn.functional.cross_entropy(
-        out.logits[:, :-1].reshape(-1, 11), tokens[:, 1:].reshape(-1)
-    )
-    loss.backward()
+    backward(out.logits)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         weights = safetensors.numpy.load_file(f"{folder}/model.safetensors")
@@ -127,15 +104,9 @@ for seed, (kind, (config_type, model_type, options)) in enumerate(KINDS.items())
         **{f"golden/gradient/{k}": v for k, v in gradients.items()},
         **{
             "golden/config": np.array(json.dumps(json.loads(text))),
-            "golden/tokens": tokens.numpy().astype(np.int32),
+            "golden/tokens": TOKENS.numpy().astype(np.int32),
             "golden/logits": out.logits.detach().numpy(),
             "golden/balance": balance.detach().numpy(),
         },
     )
-versions = {
-    "numpy": np.__version__,
-    "torch": torch.__version__,
-    "transformers": transformers.__version__,
-    "python": platform.python_version(),
-}
-(HERE / "moe_versions.json").write_text(json.dumps(versions, indent=1) + "\n")
+write_versions("moe_versions.json")

@@ -5,7 +5,7 @@ sweeps of networks are listed in sweeps; parts: how they are run; curves and cla
 from the runs to lines and verdicts.
 """
 
-from .job import HELP, figures, run
-from .registry import Drawing, Figure, Line, Panel, Request
+from .job import figures, run
+from .registry import SCALES, Drawing, Figure, Line, Panel, Request
 
-__all__ = ["HELP", "Drawing", "Figure", "Line", "Panel", "Request", "figures", "run"]
+__all__ = ["SCALES", "Drawing", "Figure", "Line", "Panel", "Request", "figures", "run"]

@@ -10,17 +10,6 @@ from ...errors import UserError
 from . import draw, drawings
 from .registry import SCALES, Drawing, Figure, Request
 
-HELP = """  list             every figure of the four papers
-  ID               draw one, e.g. tp6-9; all: every figure that needs no training
-  pages            rewrite docs/figures.md and docs/evidence.md from docs/data
-  --scale          laptop (the default: minutes on two cores), medium (hours of one
-                   core) or paper
-  --workdir        where to write; by default runs/figures; a killed figure resumes
-  --tables         folder of the tables; by default data inside the workdir
-  --from_data      draw from the tables alone, and train nothing
-  --data_dir       of TFDS, for figures that train on images
-  --dataset        in place of the paper's, e.g. digits; text:FILE for transformers"""
-
 
 def figures() -> dict[str, Figure]:
     """Every figure of the papers and every row beside them, by id."""
@@ -30,17 +19,17 @@ def figures() -> dict[str, Figure]:
     return {figure.id: figure for room in rooms for figure in room.FIGURES}
 
 
-def run(argv: list[str]) -> None:
+def run(name: str, request: Request) -> None:
     """List the figures, or draw one and print claim, number and verdict.
 
     Args:
-      argv: `["figure", ID]` and its flags; or "list", "all" or "pages" for ID.
+      name: id of a figure; or "list", "all" or "pages".
+      request: where and how to draw it.
 
     Raises:
-      UserError: an unknown id, scale or flag, a figure that is not drawn here, data
-        that is not there, or a directory that cannot be written.
+      UserError: an unknown id, a figure that is not drawn here, data that is not
+        there, or a directory that cannot be written.
     """
-    name, request = parse(argv)
     if name == "list":
         print_list(rich.console.Console())
         return
@@ -128,46 +117,6 @@ def why_not(figure: Figure) -> str:
     """Why a figure is not drawn, and the command that would measure it."""
     remedy = f"; {figure.command}" if figure.command else ""
     return figure.how + remedy
-
-
-def parse(argv: list[str]) -> tuple[str, Request]:
-    """Parse a command line: the id of a figure, and the request.
-
-    Raises:
-      UserError: a flag or scale that is not known, or no id.
-    """
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        add_help=False, exit_on_error=False, allow_abbrev=False
-    )
-    parser.add_argument("id", nargs="?")
-    parser.add_argument("--scale", default="laptop")
-    parser.add_argument("--from_data", action="store_true")
-    for name in ("--workdir", "--tables", "--data_dir", "--dataset"):
-        parser.add_argument(name)
-    try:
-        options, rest = parser.parse_known_args(argv[1:])
-    except (argparse.ArgumentError, SystemExit) as error:
-        raise UserError(f"mupax figure: {error}") from None
-    if rest:
-        raise UserError(
-            f"{rest[0]!r} is not understood; mupax figure takes an id, --scale, "
-            "--workdir, --tables, --from_data, --data_dir and --dataset"
-        )
-    if options.id is None:
-        raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
-    if options.scale not in SCALES:
-        raise UserError(f"--scale {options.scale} must be one of: {', '.join(SCALES)}")
-    folder = pathlib.Path(options.workdir or "runs/figures")
-    return options.id, Request(
-        options.scale,
-        folder,
-        options.data_dir,
-        options.dataset,
-        pathlib.Path(options.tables) if options.tables else folder / "data",
-        options.from_data,
-    )
 
 
 def print_list(console: rich.console.Console) -> None:
