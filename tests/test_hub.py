@@ -318,3 +318,19 @@ def test_a_repository_without_weights_says_so(hub, tmp_path):
     hub.put("someone/empty", config=config(**VIT_CONFIG))
     with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
         zoo.load_pretrained("someone/empty", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architecture": "resnet50", "model_args": 3},
+        {"architecture": ["resnet50"]},
+        {"model_type": []},
+        {"model_type": "dinov2", "mlp_ratio": [4]},
+        {"model_type": "convnext", "hidden_sizes": [96], "layer_norm_eps": None},
+        {"model_type": "resnet", "hidden_sizes": [256], "architectures": 1},
+    ],
+)
+def test_a_config_with_values_of_the_wrong_type_is_one_sentence(config):
+    with pytest.raises(ValueError, match=r"me/x"):
+        identify(config, "me/x")

@@ -27,19 +27,25 @@ def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
       The architecture; None for a config that names none.
 
     Raises:
-      ValueError: an architecture that the zoo does not have, or one with options that
-        it does not have.
+      ValueError: an architecture that the zoo does not have, one with options that it
+        does not have, or values of the wrong type.
 
     Examples:
       >>> identify({"architecture": "resnet50", "num_classes": 1000}, "timm/x")
       Architecture(model='resnet50', options={'out_features': 1000})
     """
-    if "architecture" in config:
-        return _timm(config, where)
-    if config.get("model_type") in MODEL_TYPES:
-        return transformers_vit(config, where)
-    if "model_type" in config:
-        return transformers_convnet(config, where) or decoder(config, where)
+    try:
+        if "architecture" in config:
+            return _timm(config, where)
+        if config.get("model_type") in MODEL_TYPES:
+            return transformers_vit(config, where)
+        if "model_type" in config:
+            return transformers_convnet(config, where) or decoder(config, where)
+    except (AttributeError, LookupError, OverflowError, TypeError) as error:
+        raise ValueError(
+            f"the config.json of {where} holds a value of the wrong type ({error}); "
+            "it may be damaged, so download it again"
+        ) from error
     return None
 
 

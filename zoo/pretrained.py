@@ -248,7 +248,7 @@ def _read_data(files: _Files, source: str) -> DataConfig | None:
             return read_timm(config)
         if files.processor is not None:
             return read_transformers(config, _read_json(files.processor))
-    except (TypeError, ValueError, KeyError) as error:
+    except (ArithmeticError, TypeError, ValueError, KeyError) as error:
         # Weights can be used without it.
         logger.warning(
             f"the preprocessing of {source!r} cannot be read ({error}); give it by "
