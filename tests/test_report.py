@@ -20,6 +20,7 @@ from mupax.experiments.report import (
     opening,
     print_verdicts,
     report_page,
+    style,
     words,
     write_report,
 )
@@ -296,6 +297,12 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
 )
 def test_the_opening_says_what_the_numbers_say(changes, said):
     assert said in opening.sentence(opened(**changes))
+
+
+def test_the_opening_needs_no_training_curve():
+    short = {key: {"curve": []} for key in ("target", "base", "sp")}
+    (axes,) = opening.figure(opened(**short), style.WIDE).axes
+    assert axes.get_xlim() == (0, 600)
 
 
 def test_size_that_does_not_pay_is_said_so():

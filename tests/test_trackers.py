@@ -176,6 +176,7 @@ def test_mlflow_gets_a_run_for_each_run_of_a_sweep(tmp_path, monkeypatch):
     assert parent.data.params == {"model.width": "8"}
     history = client.get_metric_history(parent.info.run_id, "loss")
     assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 0.5)]
+    assert all(m.timestamp > 1_700_000_000_000 for m in history)  # ms since 1970
     assert runs["mup-w8/0"].data.metrics["final_loss"] == 0.5
     assert runs["mup-w8/1"].info.status == "FAILED"
     artifacts = {f.path for f in client.list_artifacts(parent.info.run_id)}

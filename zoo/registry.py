@@ -5,7 +5,6 @@ import difflib
 import fnmatch
 import functools
 import inspect
-import re
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
@@ -318,9 +317,10 @@ def options_of(name: str) -> tuple[type[nnx.Module], dict[str, Any]]:
 
 
 def _near(name: str, known: Any) -> str:
-    """The rest of a message about an unknown name: similar ones, or all if few are."""
+    """The rest of a message about an unknown name: a similar one, or those known."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     if close:
         return f"; the nearest is {close[0]!r}"
-    families = sorted({re.split(r"[_\d]", key)[0] for key in known})
-    return f"; known are {', '.join(families if known is _MODELS else known)}"
+    if known is _MODELS:
+        return f"; zoo.list_models() and `mupax models` list all {len(known)}"
+    return f"; known are {', '.join(known)}"

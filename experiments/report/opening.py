@@ -103,8 +103,7 @@ def figure(data: SweepData, page: Page) -> Figure:
         ax.plot(*points.T, lw=2.6, marker="o", ms=4.5, clip_on=False, **look)
         diverged = run.train_loss is None
         ends.append((*points[-1], "diverged" if diverged else None, look["color"]))
-    steps = max(run.curve[-1][0] for run in runs if run.curve)
-    ax.set(xlim=(0, steps), ylim=(0, 1))
+    ax.set(xlim=(0, max(end[0] for end in ends)), ylim=(0, 1))
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
     ax.xaxis.set_major_locator(MaxNLocator(6 if wide else 4, integer=True))

@@ -10,6 +10,7 @@ import math
 import pathlib
 import re
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -280,7 +281,8 @@ class MLflow:
 
         # MLflow's limits: 100 parameters of 6,000 characters, 1,000 metrics in a call.
         kept = [Param(_key(k), str(v)[:6000]) for k, v in (params or {}).items()]
-        logged = [Metric(_key(k), value, 0, step) for k, value, step in metrics]
+        now = time.time_ns() // 10**6
+        logged = [Metric(_key(k), value, now, step) for k, value, step in metrics]
         for at in range(0, len(kept), 100):
             self._client.log_batch(run, params=kept[at : at + 100])
         for at in range(0, len(logged), 500):
