@@ -310,7 +310,7 @@ class Scales(Mapping[str, ParamScale]):
         """
         if _is_placeholder(params):
             return frozenset(self)
-        found, masked = {}, []
+        shapes, masked = {}, []
         for path, leaf in flatten(params, is_leaf=_is_masked):
             if _is_masked(leaf):
                 masked.append(path)
@@ -327,8 +327,8 @@ class Scales(Mapping[str, ParamScale]):
                     f"optax.masked(tx, mask), with a mask that is False for {path!r}"
                 )
             else:
-                found[path] = tuple(leaf.shape)
-        for path, shape in found.items():
+                shapes[path] = tuple(leaf.shape)
+        for path, shape in shapes.items():
             self.check_path(path)
             if shape != self[path].shape and mode() is None:
                 raise ValueError(
@@ -336,19 +336,19 @@ class Scales(Mapping[str, ParamScale]):
                     f"for shape {self[path].shape}; make the scales again with this "
                     "model as the target"
                 )
-        if found and _is_filtered_state(params):
-            return frozenset(found)
+        if shapes and _is_filtered_state(params):
+            return frozenset(shapes)
         masked += _left_out(params)
         for path in self:
             hidden = any(m in ("", path) or path.startswith(m + "/") for m in masked)
-            if path not in found and not hidden:
+            if path not in shapes and not hidden:
                 raise ValueError(
                     f"the scales hold {path!r}, which the parameters lack; make the "
                     "scales again from the parameters that the optimizer gets. To "
                     "freeze a part, give the whole tree and wrap the optimizer in "
                     "optax.masked or optax.partition, or leave None in its place"
                 )
-        return frozenset(found)
+        return frozenset(shapes)
 
     def check_path(self, path: str) -> None:
         """Raise a `ValueError` that names `path`, unless it has a scale."""
@@ -378,8 +378,8 @@ def _is_filtered_state(params: Any) -> bool:
 
 def _left_out(params: Any) -> list[str]:
     """Paths at which None stands for what was filtered out."""
-    found = flatten(params, is_leaf=lambda x: x is None)
-    return [path for path, leaf in found if leaf is None]
+    leaves = flatten(params, is_leaf=lambda x: x is None)
+    return [path for path, leaf in leaves if leaf is None]
 
 
 def _is_placeholder(params: Any) -> bool:

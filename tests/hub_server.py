@@ -126,9 +126,9 @@ def serve() -> Iterator[Hub]:
             hub.requests.append((self.command, self.path))
             if self.path.startswith("/storage/"):
                 assert "Authorization" not in self.headers
-                found = self.path.removeprefix("/storage/")
+                digest = self.path.removeprefix("/storage/")
                 content = next(
-                    c for c in hub.files.values() if _sha256(c) == found.split("?")[0]
+                    c for c in hub.files.values() if _sha256(c) == digest.split("?")[0]
                 )
                 return self._send(content, _sha256(content), body)
             if self.path.count("/resolve/") != 1:

@@ -61,7 +61,7 @@ def main() -> None:
     """Runs all meshes."""
     jax.config.update("jax_num_cpu_devices", DEVICES)
     model = sys.argv[1]
-    found = {}
+    by_model = {}
     for name, (data, fsdp, tensor) in MESHES.items():
         c = config(model)
         count = data * fsdp * tensor
@@ -77,14 +77,14 @@ def main() -> None:
             state, (loss, _) = step(state, place_batch(next(feed), sharding), hyper)
             losses.append(float(loss))
         feed.close()
-        found[name] = {
+        by_model[name] = {
             "losses": losses,
             "collectives": [
                 (c.kind, c.times, c.group, c.bytes)
                 for c in collectives(step.as_text(), count)
             ],
         }
-    json.dump(found, sys.stdout)
+    json.dump(by_model, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -119,9 +119,9 @@ def mutated(data: bytes, rng: random.Random) -> tuple[bytes | None, str]:
         kind = rng.choice(list(MUTATIONS))
         if not data and kind not in ("noise", "nested", "other JSON", "delete"):
             continue
-        found = MUTATIONS[kind](data, rng)
-        if found != data:
-            return found, kind
+        changed = MUTATIONS[kind](data, rng)
+        if changed != data:
+            return changed, kind
 
 
 def mutate(path: pathlib.Path, rng: random.Random) -> str:

@@ -47,12 +47,12 @@ ROOMS = (
 
 def modules() -> dict[str, pathlib.Path]:
     """Every module of the library, by its name below `mupax`."""
-    found = {}
+    paths = {}
     for room in ("optim", "zoo", "experiments"):
         for path in (ROOT / room).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(p for p in parts if p != "__init__")] = path
-    return found
+            paths[".".join(p for p in parts if p != "__init__")] = path
+    return paths
 
 
 MODULES = modules()
@@ -68,18 +68,18 @@ def imported(name: str, path: pathlib.Path, *, lazily: bool) -> set[str]:
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 node.body = [ast.Pass()]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix("mupax.") for alias in node.names}
+            names |= {alias.name.removeprefix("mupax.") for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else []
             origin = ".".join([*start, *(node.module or "").split(".")]).strip(".")
             origin = origin.removeprefix("mupax.") if not node.level else origin
             for alias in node.names:
                 whole = f"{origin}.{alias.name}" if origin != "mupax" else alias.name
-                found.add(whole if whole in MODULES else origin)
-    return {x for x in found if x in MODULES and x != name}
+                names.add(whole if whole in MODULES else origin)
+    return {x for x in names if x in MODULES and x != name}
 
 
 def room(name: str) -> int:

@@ -131,16 +131,16 @@ def test_flip_exchanges_left_and_right_for_its_share():
 @pytest.mark.parametrize("u", [0.0, 0.25, 0.9])
 def test_rotate_is_pillows_rotation(u):
     """Pillow's own turns about the same centre, by the angle that is drawn."""
-    found = change("rotate")(PHOTO, [u])
+    rotated = change("rotate")(PHOTO, [u])
     expected = PHOTO.rotate(10 * (2 * u - 1), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(pixels(found), pixels(expected))
+    np.testing.assert_array_equal(pixels(rotated), pixels(expected))
 
 
 def test_middle_draws_leave_the_image_as_it_is():
     transform = change("rotate", {"name": "affine", "scale": [0.9, 1.1]})
     zoom_of_one = (1 / 1 - 0.9) / 0.2
-    found = transform(PHOTO, [0.5, zoom_of_one, 0.5, 0.5, 0.5])
-    np.testing.assert_allclose(pixels(found), pixels(PHOTO), atol=1)
+    unchanged = transform(PHOTO, [0.5, zoom_of_one, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(pixels(unchanged), pixels(PHOTO), atol=1)
 
 
 def test_affine_zooms_shears_and_shifts_as_far_as_it_is_told():
@@ -175,10 +175,10 @@ def test_pad_crop_shifts_by_up_to_its_margin_and_fills_with_black():
         for y in range(5)
         for x in range(5)
     }
-    found = {
+    crops = {
         windows[pixels(transform(PHOTO, u)).tobytes()] for u in draws(transform, 400)
     }
-    assert len(found) == 25
+    assert len(crops) == 25
 
 
 def test_random_resized_crop_has_the_areas_and_shapes_it_is_told():
@@ -208,11 +208,9 @@ def test_a_crop_shows_the_place_that_it_was_taken_from():
     transform = change("random_resized_crop", shape=(32, 32, 3))
     for u in draws(transform, 20):
         left, upper, right, lower = transform.operations[0].box((256, 256), u)
-        found = pixels(transform(image, u))
-        np.testing.assert_allclose(found[..., 0].mean(), (left + right - 1) / 2, atol=1)
-        np.testing.assert_allclose(
-            found[..., 1].mean(), (upper + lower - 1) / 2, atol=1
-        )
+        crop = pixels(transform(image, u))
+        np.testing.assert_allclose(crop[..., 0].mean(), (left + right - 1) / 2, atol=1)
+        np.testing.assert_allclose(crop[..., 1].mean(), (upper + lower - 1) / 2, atol=1)
 
 
 # --- Size.
@@ -221,10 +219,10 @@ def test_a_crop_shows_the_place_that_it_was_taken_from():
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
 def test_evaluation_resizes_the_shorter_side_and_keeps_the_middle(resample):
     wide = PHOTO.resize((80, 40))
-    found = change(shape=(28, 28, 3), crop=0.875, resample=resample)(wide, [])
+    ours = change(shape=(28, 28, 3), crop=0.875, resample=resample)(wide, [])
     resized = wide.resize((64, 32), augment.RESAMPLE[resample])
     expected = resized.crop((18, 2, 46, 30))
-    np.testing.assert_allclose(pixels(found), pixels(expected), atol=2)
+    np.testing.assert_allclose(pixels(ours), pixels(expected), atol=2)
 
 
 def test_grey_images_become_colour_and_colour_images_grey():
@@ -245,20 +243,20 @@ def jitter(u, image=PHOTO, **options):
 
 
 def test_jitter_of_brightness_multiplies():
-    found = jitter([0.25, 0, 0, 0], brightness=0.4)
-    np.testing.assert_allclose(found, 0.8 * pixels(PHOTO), atol=0.51)
+    jittered = jitter([0.25, 0, 0, 0], brightness=0.4)
+    np.testing.assert_allclose(jittered, 0.8 * pixels(PHOTO), atol=0.51)
 
 
 def test_jitter_of_contrast_is_about_the_mean_grey():
-    found = jitter([0, 0.0, 0, 0], contrast=0.5)
+    jittered = jitter([0, 0.0, 0, 0], contrast=0.5)
     mean = pixels(PHOTO).mean((0, 1)) @ [0.299, 0.587, 0.114]
-    np.testing.assert_allclose(found, 0.5 * pixels(PHOTO) + 0.5 * mean, atol=0.8)
+    np.testing.assert_allclose(jittered, 0.5 * pixels(PHOTO) + 0.5 * mean, atol=0.8)
 
 
 def test_jitter_of_saturation_is_about_each_pixels_grey():
-    found = jitter([0, 0, 0.0, 0], saturation=1.0)
+    jittered = jitter([0, 0, 0.0, 0], saturation=1.0)
     grey = pixels(PHOTO) @ [0.299, 0.587, 0.114]
-    np.testing.assert_allclose(found, np.stack([grey] * 3, -1), atol=0.51)
+    np.testing.assert_allclose(jittered, np.stack([grey] * 3, -1), atol=0.51)
 
 
 def test_jitter_of_hue_leaves_grey_grey_and_turns_in_a_circle():

@@ -483,10 +483,10 @@ def test_a_plain_optax_chain_is_seen_through(case):
 
 @pytest.mark.parametrize("case", ["adamw, by hand", "lamb, by hand", "clipped, sgd"])
 def test_a_right_optax_chain_passes(case):
-    found = optim.check_chain(RIGHT[case](optax.chain), SCALES)
-    assert found.passed
-    assert found.hints == ()
-    assert {p: r.verdict for p, r in found.rows.items()} == dict.fromkeys(PARAMS, "ok")
+    check = optim.check_chain(RIGHT[case](optax.chain), SCALES)
+    assert check.passed
+    assert check.hints == ()
+    assert {p: r.verdict for p, r in check.rows.items()} == dict.fromkeys(PARAMS, "ok")
 
 
 def test_a_missing_scaling_names_path_and_factor():
@@ -627,9 +627,9 @@ def test_every_right_chain_passes(scales, name):
     make, family = FAMILIES[name]
     scaling = optim.scale_by_parametrization(scales, family=family)
     tx = optax.chain(*make(scales), scaling, optax.add_decayed_weights(0.1), RATE)
-    found = optim.check_chain(tx, scales)
-    assert found.hints == ()
-    assert {path: row.verdict for path, row in found.rows.items()} == dict.fromkeys(
+    check = optim.check_chain(tx, scales)
+    assert check.hints == ()
+    assert {path: row.verdict for path, row in check.rows.items()} == dict.fromkeys(
         scales, "ok"
     )
 
@@ -640,9 +640,9 @@ def test_every_right_chain_passes(scales, name):
 def test_every_optimizer_passes(scales, name):
     options = {"weight_decay": 0.1} if name in ("adamw", "lion", "lamb") else {}
     tx = getattr(optim, name)(0.1, scales, **options)
-    found = optim.check_chain(tx, scales)
-    assert found.hints == ()
-    assert {path: row.verdict for path, row in found.rows.items()} == dict.fromkeys(
+    check = optim.check_chain(tx, scales)
+    assert check.hints == ()
+    assert {path: row.verdict for path, row in check.rows.items()} == dict.fromkeys(
         scales, "ok"
     )
 

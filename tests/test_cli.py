@@ -276,8 +276,8 @@ def test_one_model_is_listed_with_every_source(capsys):
 
 def test_every_source_of_weights_is_of_a_model():
     models = zoo.list_models()
-    found = {name: sources_of(name) for name in models}
-    assert any("SmolLM2" in text for text in found["smollm2_135m"])
+    sources = {name: sources_of(name) for name in models}
+    assert any("SmolLM2" in text for text in sources["smollm2_135m"])
     assert set(HUB) <= set(models)
     assert set(model_sizes()) == set(models)
 

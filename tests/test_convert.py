@@ -145,11 +145,11 @@ def test_there_and_back_every_bit_is_the_same(name, tmp_path, capsys):
         convert(f"--source={tmp_path}/ours", f"--out={back}", f"--layout={layout}") == 0
     )
     assert f"names of {layout}" in capsys.readouterr().out
-    found = foreign.read(back)
-    assert set(found) == set(weights)
+    arrays = foreign.read(back)
+    assert set(arrays) == set(weights)
     for key, array in weights.items():
-        assert found[key].dtype == array.dtype
-        np.testing.assert_array_equal(found[key], array)
+        assert arrays[key].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[key], array)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         [source.name, "ours", back.name]
     )
@@ -160,9 +160,9 @@ def test_the_command_stands_alone(ours, tmp_path):
     command = [sys.executable, "-m", "mupax", "convert", f"--source={ours}"]
     done = subprocess.run([*command, f"--out={out}"], check=True, capture_output=True)
     assert done.stderr == b""
-    found = foreign.read(out)
+    arrays = foreign.read(out)
     for key, array in golden("vit_token")[0].items():
-        np.testing.assert_array_equal(found[key], array)
+        np.testing.assert_array_equal(arrays[key], array)
 
 
 def test_one_library_s_file_becomes_another_s(tmp_path):

@@ -36,19 +36,19 @@ def losses(key):
     with DATA.open() as file:
         rows = [r for r in csv.DictReader(file) if r["parametrization"] == key]
     rates = sorted({float(r["learning_rate"]) for r in rows})
-    found = {depth: np.full((SEEDS, len(rates)), np.nan) for depth in DEPTHS}
+    by_depth = {depth: np.full((SEEDS, len(rates)), np.nan) for depth in DEPTHS}
     for r in rows:
         at = int(r["seed"]), rates.index(float(r["learning_rate"]))
-        found[int(r["depth"])][at] = float(r["loss"] or "nan")
-    return np.log2(rates), found
+        by_depth[int(r["depth"])][at] = float(r["loss"] or "nan")
+    return np.log2(rates), by_depth
 
 
 def cells(key, seeds, points):
     """The sweep of some seeds on some of the grid points."""
-    grid, found = losses(key)
+    grid, by_depth = losses(key)
     return [
         Cell(key, 64, d, grid[points], x[seeds][:, points], x[..., None], 0.0)
-        for d, x in found.items()
+        for d, x in by_depth.items()
     ]
 
 
@@ -137,7 +137,7 @@ def made(rng, seeds, *, shift, curvature, noise, level, alike, skew=0.0, at=-7.0
     grid = np.arange(-11.0, -2.0) + rng.uniform(-0.5, 0.5)
     shared = rng.normal(size=(seeds, 1)), rng.normal(size=(seeds, len(grid)))
     own = math.sqrt(1 - alike)
-    found, truth = [], []
+    simulated, truth = [], []
     for i in range(5):
         best = at + shift * i
 
@@ -149,9 +149,9 @@ def made(rng, seeds, *, shift, curvature, noise, level, alike, skew=0.0, at=-7.0
             for size, one in zip((level, noise), shared, strict=True)
         ]
         loss = np.exp2(true(grid) + drawn[0] + drawn[1])
-        found.append(Cell("p", 64, 4 * 2**i, grid, loss, loss[..., None], 0.0))
+        simulated.append(Cell("p", 64, 4 * 2**i, grid, loss, loss[..., None], 0.0))
         truth.append(true)
-    return found, truth
+    return simulated, truth
 
 
 CASES = {
@@ -170,11 +170,11 @@ def check_simulated(case, seeds, alike, trials):
     held = {"shift": 0, "upper": 0, "lower": 0}
     for start in range(trials):
         rng = np.random.default_rng(start)
-        found, truth = made(rng, seeds, **given)
-        one = transfer(found, "depth")
+        simulated, truth = made(rng, seeds, **given)
+        one = transfer(simulated, "depth")
         low, high = one.trend.interval
         held["shift"] += low <= given["shift"] <= high
-        grid = np.linspace(found[0].log2_lr[0], found[0].log2_lr[-1], 2001)
+        grid = np.linspace(simulated[0].log2_lr[0], simulated[0].log2_lr[-1], 2001)
         value = truth[-1](one.optima[0])
         true = 2 ** (value - truth[-1](grid).min()) - 1
         held["upper"] += bool(true <= one.regret.high)

@@ -79,12 +79,12 @@ def test_a_damaged_directory_of_ours_is_right_or_one_sentence(count, saved, tmp_
         if after == before:
             continue
         file.unlink() if after is None else file.write_bytes(after)
-        found = outcome(lambda: arrays(zoo.load_pretrained("resmlp", folder)))
+        read = outcome(lambda: arrays(zoo.load_pretrained("resmlp", folder)))
         file.write_bytes(before)
-        assert found is None or same(found, expected), file
+        assert read is None or same(read, expected), file
         # The card is not read; everything else is compared with its checksum.
-        assert (found is None) == (file.name != "README.md"), file
-        refused += found is None
+        assert (read is None) == (file.name != "README.md"), file
+        refused += read is None
     assert refused > count // 2
     assert same(arrays(saving.load(folder)), expected)
 
@@ -148,14 +148,14 @@ def test_a_damaged_safetensors_file_is_finite_or_one_sentence(count, tmp_path):
         if after is not None and i % 2:
             after = after + before[header:]
         file.unlink() if after is None else file.write_bytes(after)
-        found = outcome(load)
+        read = outcome(load)
         file.write_bytes(before)
-        refused += found is None
-        if found is not None:
-            assert {k: a.shape for k, a in found.items()} == {
+        refused += read is None
+        if read is not None:
+            assert {k: a.shape for k, a in read.items()} == {
                 k: a.shape for k, a in expected.items()
             }
-            assert all(np.isfinite(a).all() for a in found.values())
+            assert all(np.isfinite(a).all() for a in read.values())
     assert refused > count // 3
 
 
@@ -168,13 +168,13 @@ def test_a_damaged_npz_file_is_right_or_one_sentence(count, tmp_path):
     for _ in range(count):
         after = mutate(before, chance)
         file.unlink() if after is None else file.write_bytes(after)
-        found = outcome(lambda: foreign.read(file))
+        read = outcome(lambda: foreign.read(file))
         file.write_bytes(before)
-        if found is None or same(found, expected):
+        if read is None or same(read, expected):
             continue
         # A name in the archive may change, which no checksum of it covers.
         with pytest.raises(ValueError, match=r"the file lacks|holds"):
-            foreign.match(abstract_vit(class_position=False), found)
+            foreign.match(abstract_vit(class_position=False), read)
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -62,9 +62,9 @@ def test_digits_are_those_of_scikit_learn_each_once(prepared):
     expected = load_digits()
     images = np.concatenate([digits.train_images, digits.test_images])
     labels = np.concatenate([digits.train_labels, digits.test_labels])
-    found = sorted(zip(map(bytes, images), labels, strict=True))
+    ours = sorted(zip(map(bytes, images), labels, strict=True))
     pixels = expected.images.astype(np.uint8)
-    assert found == sorted(zip(map(bytes, pixels), expected.target, strict=True))
+    assert ours == sorted(zip(map(bytes, pixels), expected.target, strict=True))
     assert digits.train_images.shape == (1437, 8, 8, 1)
     assert digits.test_images.shape == (360, 8, 8, 1)
     assert (digits.train_images.dtype, digits.train_labels.dtype) == (
@@ -84,9 +84,9 @@ def test_digit_sums_are_pairs_of_digits_and_test_pairs_hold_no_training_image(pr
         )
         images = getattr(sums, f"{split}_images")
         halves = images[:, :, :8], images[:, :, 8:]
-        found = [[label[bytes(np.ascontiguousarray(x))] for x in h] for h in halves]
+        pairs = [[label[bytes(np.ascontiguousarray(x))] for x in h] for h in halves]
         np.testing.assert_array_equal(
-            np.sum(found, 0), getattr(sums, f"{split}_labels")
+            np.sum(pairs, 0), getattr(sums, f"{split}_labels")
         )
 
 
@@ -270,8 +270,8 @@ def test_the_parts_of_the_processes_make_up_the_batch(processes):
         for r in range(processes)
     ]
     for expected in whole:
-        found = np.concatenate([next(part)["label"] for part in parts])
-        np.testing.assert_array_equal(found, expected)
+        labels = np.concatenate([next(part)["label"] for part in parts])
+        np.testing.assert_array_equal(labels, expected)
     for part in parts:
         part.close()
 

@@ -106,9 +106,9 @@ def dataset(request, photos):
 
 
 def take(iterator, n):
-    found = list(itertools.islice(iterator, n))
+    batches = list(itertools.islice(iterator, n))
     iterator.close()
-    return found
+    return batches
 
 
 def assert_same(batch, other):
@@ -527,10 +527,12 @@ def test_tiny_imagenet_is_prepared_by_the_command_of_the_message(tmp_path):
     sizes = dataset.train_size, dataset.test_size, dataset.out_features
     assert (sizes, dataset.input_shape) == ((6, 6, 3), (64, 64, 3))
     batch = next(dataset.test(6))
-    found = dict(zip(map(bytes, batch["image"]), batch["label"].tolist(), strict=True))
+    label_of = dict(
+        zip(map(bytes, batch["image"]), batch["label"].tolist(), strict=True)
+    )
     for k in range(6):
         image = Image.open(jpeg(photo(k, (64, 64), grey=k == 4))).convert("RGB")
-        assert found[np.asarray(image).tobytes()] == k % 3
+        assert label_of[np.asarray(image).tobytes()] == k % 3
 
 
 def test_what_is_no_such_archive_is_said_to_be(tmp_path, capsys):

@@ -43,17 +43,17 @@ def data(*populations, **config):
     )
 
 
-def facts(found):
-    return tables.facts(found, epochs=0.2, measured="2026-11-22")
+def facts(swept):
+    return tables.facts(swept, epochs=0.2, measured="2026-11-22")
 
 
 def test_a_table_comes_back():
     known = {"model.norm": "batch", "model.layer_norm": True}
-    found = data(made(choices=known), made("ode", 32, choices=known))
-    again = tables.parse(tables.text(found.populations, facts(found)), "it")
-    assert again.data.base == found.base
+    swept = data(made(choices=known), made("ode", 32, choices=known))
+    again = tables.parse(tables.text(swept.populations, facts(swept)), "it")
+    assert again.data.base == swept.base
     assert again.data.steps == 40
-    for old, new in zip(found.populations, again.data.populations, strict=True):
+    for old, new in zip(swept.populations, again.data.populations, strict=True):
         assert (old.parametrization, old.depth) == (new.parametrization, new.depth)
         assert new.choices == old.choices
         assert new.axes == old.axes
@@ -63,21 +63,21 @@ def test_a_table_comes_back():
 
 
 def test_a_table_says_how_long_its_runs_are():
-    found = data(made())
-    told = tables.parse(tables.text(found.populations, facts(found)), "it").length
+    swept = data(made())
+    told = tables.parse(tables.text(swept.populations, facts(swept)), "it").length
     assert told == "40 steps (0.2 epochs), width 16, depth 8, 2 seeds"
 
 
 def test_seeds_that_a_population_lacks_are_left_out_of_all():
-    found = data(made(seeds=3), made("ode", 32, seeds=2))
-    again = tables.parse(tables.text(found.populations, facts(found)), "it")
+    swept = data(made(seeds=3), made("ode", 32, seeds=2))
+    again = tables.parse(tables.text(swept.populations, facts(swept)), "it")
     assert [len(p.loss) for p in again.data.populations] == [2, 2]
     assert again.seeds == 2
 
 
 def test_a_population_without_its_whole_grid_is_left_out():
-    found = data(made(), made("ode", 32))
-    lines = tables.text(found.populations, facts(found)).splitlines(keepends=True)
+    swept = data(made(), made("ode", 32))
+    lines = tables.text(swept.populations, facts(swept)).splitlines(keepends=True)
     again = tables.parse("".join(lines[:-8]), "it")
     assert [p.parametrization for p in again.data.populations] == ["depth_mup"]
 
@@ -94,8 +94,8 @@ def test_later_sweeps_add_to_a_table(tmp_path):
 
 
 def test_a_table_covers_what_it_holds():
-    found = data(made())
-    table = tables.parse(tables.text(found.populations, facts(found)), "it")
+    swept = data(made())
+    table = tables.parse(tables.text(swept.populations, facts(swept)), "it")
     axes = {"learning_rate": RATES, "branch_multiplier": MULTIPLIERS}
     one = {"parametrization": "depth_mup", "width": 16, "depth": 8, "choices": {}}
     one["axes"] = axes
@@ -109,9 +109,9 @@ def test_a_table_covers_what_it_holds():
 def test_what_is_tuned_at_the_base_is_fixed_at_every_size():
     deep, base = made(depth=32), made()
     base.loss[:, 1, 0] = 0.1  # the best: multiplier 0.5
-    found = tables.tuned(data(base, deep), "branch_multiplier")
-    assert all(list(p.axes) == ["learning_rate"] for p in found.populations)
-    np.testing.assert_array_equal(found.populations[1].loss, deep.loss[:, :, 0])
+    tuned = tables.tuned(data(base, deep), "branch_multiplier")
+    assert all(list(p.axes) == ["learning_rate"] for p in tuned.populations)
+    np.testing.assert_array_equal(tuned.populations[1].loss, deep.loss[:, :, 0])
 
 
 def test_a_file_that_is_no_table_is_refused():
@@ -136,14 +136,14 @@ def test_a_page_without_markers_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def found():
+def claims():
     return pages.drawings(DOCS)
 
 
 @pytest.mark.parametrize("name", ["figures", "evidence"])
-def test_the_pages_hold_what_the_tables_say(name, found):
+def test_the_pages_hold_what_the_tables_say(name, claims):
     """If you meant this: mupax figure pages."""
-    body = pages.figures(found) if name == "figures" else pages.evidence(DOCS)
+    body = pages.figures(claims) if name == "figures" else pages.evidence(DOCS)
     page = DOCS / f"{name}.md"
     assert pages.replaced(page, body) == page.read_text(), "run: mupax figure pages"
 

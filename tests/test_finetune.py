@@ -73,11 +73,11 @@ def test_weights_whose_multipliers_would_change_are_refused(
     assert "leave base_width, base_depth" in err
     assert not (tmp_path / "run").exists()
     # At one's own size any parametrization computes the same.
-    found = zoo.load_pretrained("vit", converted, parametrization="sp")
+    model = zoo.load_pretrained("vit", converted, parametrization="sp")
     images = jax.numpy.asarray(golden("vit_token")[1]["images"])
-    found.eval()
+    model.eval()
     expected = golden("vit_token")[1]["logits"]
-    np.testing.assert_allclose(found(images), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_another_image_size_interpolates_positions_as_the_model_does(

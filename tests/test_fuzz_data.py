@@ -123,7 +123,7 @@ def outcome(name, directory, wanted, caplog, what):
     Where metadata does not fit the records, either may be named.
     """
     caplog.clear()
-    found, error = attempt(name, directory)
+    arrays, error = attempt(name, directory)
     if error:
         assert str(directory) in error, (what, error)
         assert "\n" not in error, (what, error)
@@ -132,7 +132,7 @@ def outcome(name, directory, wanted, caplog, what):
     if warned:
         assert str(directory) in warned[0].getMessage()
         return "sentence"
-    for mine, theirs in zip(found, wanted[name], strict=True):
+    for mine, theirs in zip(arrays, wanted[name], strict=True):
         np.testing.assert_array_equal(mine, theirs, err_msg=str(what))
     return "right"
 
@@ -147,9 +147,9 @@ def fuzz(prepared, wanted, tmp_path, caplog, count, seed):
         path, kind = mutations.mutate_one(place, rng)
         what = (seed, number, path.name, kind)
         metadata = path.suffix in (".json", ".txt")
-        found = outcome(name, place, wanted, caplog, what)
-        outcomes[found] += 1
-        if found == "sentence" and not metadata:
+        kind_of_outcome = outcome(name, place, wanted, caplog, what)
+        outcomes[kind_of_outcome] += 1
+        if kind_of_outcome == "sentence" and not metadata:
             assert path.name in attempt(name, place)[1], what
         shutil.rmtree(place)
     print(f"prepared data, seed {seed}, {count} mutations: {outcomes}")
@@ -286,12 +286,12 @@ def test_metadata_is_read_once_its_permission_is_there(prepared, tmp_path):
 
 def text_outcome(path, tokenizer):
     try:
-        found = data.open_dataset(f"text:{path}", context=8, tokenizer=tokenizer)
-        tokens = found.training_arrays()["tokens"]
+        dataset = data.open_dataset(f"text:{path}", context=8, tokenizer=tokenizer)
+        tokens = dataset.training_arrays()["tokens"]
     except UserError as error:
         return str(error)
     assert tokens.min() >= 0
-    assert tokens.max() < found.out_features
+    assert tokens.max() < dataset.out_features
     return ""
 
 
@@ -380,6 +380,6 @@ def test_what_fits_is_not_refused(monkeypatch):
 
 def test_the_files_of_the_metadata_are_json_that_tfds_wrote(prepared):
     """So that the edits above change what they say they change."""
-    found = json.loads((prepared / "mnist/1.0.0/features.json").read_text())
-    label = found["featuresDict"]["features"]["label"]["classLabel"]
+    features = json.loads((prepared / "mnist/1.0.0/features.json").read_text())
+    label = features["featuresDict"]["features"]["label"]["classLabel"]
     assert label == {"numClasses": str(CLASSES)}

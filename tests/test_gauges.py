@@ -65,7 +65,7 @@ class Model:
         depth = {}
         if self.residual:
             depth = {"depth": (DEPTH, DEPTH), "branch": "blocks"}
-        found = optim.infer_scales(
+        inferred = optim.infer_scales(
             structs(self.shapes(self.hidden, self.inner)),
             structs(self.shapes()),
             readout="out",
@@ -73,7 +73,7 @@ class Model:
         )
         ratio = DEPTH / self.depth if self.residual else 1.0
         return optim.Scales(
-            {p: dataclasses.replace(s, depth=ratio) for p, s in found.items()}
+            {p: dataclasses.replace(s, depth=ratio) for p, s in inferred.items()}
         )
 
     def init(self, seed):

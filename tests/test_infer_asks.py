@@ -50,7 +50,7 @@ def question(make, sizes=(64, 256), **options):
 def answers(message, option):
     """What a message says to write for an option, evaluated."""
     quoted = rf"{option}=(\{{r'[^']*': \([^}}]*\)\}}|r'[^']*'|\(\d[\d, ]*\)|\d+)"
-    return [ast.literal_eval(found) for found in re.findall(quoted, message)]
+    return [ast.literal_eval(answer) for answer in re.findall(quoted, message)]
 
 
 def network(n, **more):
@@ -318,9 +318,9 @@ def test_layers_may_be_stacked_along_another_axis(axis, lead):
     models = make(8, small), make(32, large)
     with pytest.raises(ValueError, match="layers_axis=") as caught:
         optim.infer_scales(*models, **options)
-    found = answers(str(caught.value), "layers_axis")[0]
-    assert found == axis
-    scales = optim.infer_scales(*models, **options, layers_axis=found)
+    answer = answers(str(caught.value), "layers_axis")[0]
+    assert answer == axis
+    scales = optim.infer_scales(*models, **options, layers_axis=answer)
     assert triple(scales["layers/up/kernel"]) == HIDDEN
     assert triple(scales["layers/norm/scale"]) == INPUT
     assert scales["layers/up/kernel"].fan_in == 32
@@ -418,7 +418,7 @@ def chain(draw):
     widths = [(k * n, k * n * m) for k in (1, 2, 4)]
     middle = [draw.choice(widths) for _ in range(draw.randint(1, 4))]
     sizes = [(7, 7), *middle, (5, 5)]
-    found = {}
+    by_path = {}
     for i, (into, out) in enumerate(itertools.pairwise(sizes)):
         last = i == len(sizes) - 2
         name = "head" if last else f"{draw.choice(NAMES)}_{i}"
@@ -428,18 +428,18 @@ def chain(draw):
         if torch:
             shape = [(*end, *window) for end in zip(*pairs, strict=True)]
         array = draw.choice(["weight"] if torch else ["kernel", "w"])
-        found[f"{name}/{array}"] = *shape, into[1] / into[0], out[1] / out[0]
+        by_path[f"{name}/{array}"] = *shape, into[1] / into[0], out[1] / out[0]
         if draw.random() < 0.5:
             bias = {"kernel": "bias", "weight": "bias", "w": "b"}[array]
-            found[f"{name}/{bias}"] = *zip(out), None, out[1] / out[0]
+            by_path[f"{name}/{bias}"] = *zip(out), None, out[1] / out[0]
     for name in draw.sample(ODD, draw.randint(0, 2)):
         width = draw.choice(widths)
         entries = draw.choice([9, (4, 4 * m), (9, 18)])
         rows = (entries, entries) if isinstance(entries, int) else entries
         per_channel = draw.random() < 0.5 and isinstance(entries, int)
         pairs = [width, rows] if per_channel else [rows, width]
-        found[name] = *zip(*pairs, strict=True), None, m
-    return found, torch
+        by_path[name] = *zip(*pairs, strict=True), None, m
+    return by_path, torch
 
 
 def right(into, out):
@@ -458,12 +458,12 @@ def test_random_networks_are_right_or_asked_about(seed, layout):
     readout = {"readout": r"^head/(kernel|w|weight)$"} if draw.random() < 0.5 else {}
 
     def tree(end):
-        found = {}
+        tree = {}
         for path, leaf in known.items():
             *holder, name = path.split("/")
-            node = found.setdefault(holder[0], {}) if holder else found
+            node = tree.setdefault(holder[0], {}) if holder else tree
             node[name] = leaf[end]
-        return shapes(found)
+        return shapes(tree)
 
     try:
         scales = optim.infer_scales(tree(0), tree(1), layout=layout, **readout)

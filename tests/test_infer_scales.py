@@ -145,8 +145,8 @@ def test_haiku_parameters_are_read():
 
         return hk.transform(forward).init(KEY, jnp.zeros((2, 5)))
 
-    found = roles(optim.infer_scales(make(8), make(32)))
-    assert found == {
+    role_of = roles(optim.infer_scales(make(8), make(32)))
+    assert role_of == {
         "first/b": "vector",
         "first/w": "input",
         "head/b": "fixed",

@@ -341,18 +341,18 @@ def common_name(path):
 def settings(framework, model):
     """Role and ratios of every parameter, for each kind of optimizer."""
     scales = scales_of(framework, model)
-    found = {}
+    by_name = {}
     for optimizer in ("sgd", "adam", "muon"):
         rows = optim.explain(scales, "depth_mup", optimizer=optimizer).rows
         for path, row in rows.items():
             numbers = (row.init_std, row.learning_rate, row.weight_decay)
-            found[common_name(path), optimizer] = (
+            by_name[common_name(path), optimizer] = (
                 row.role,
                 row.branch,
                 *numbers,
                 row.eps,
             )
-    return found
+    return by_name
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -367,8 +367,10 @@ def test_a_model_has_the_same_multipliers_in_every_framework(framework, model):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_role_of_a_transformer_is_the_papers(framework):
-    found = settings(framework, "transformer")
-    role = {name: values[0] for (name, kind), values in found.items() if kind == "adam"}
+    by_name = settings(framework, "transformer")
+    role = {
+        name: values[0] for (name, kind), values in by_name.items() if kind == "adam"
+    }
     assert role["embed/kernel"] == role["position"] == "input"
     assert role["head/kernel"] == "output"
     for name in ("query", "key", "value", "output"):
@@ -377,15 +379,17 @@ def test_every_role_of_a_transformer_is_the_papers(framework):
     assert role["block3/up/kernel"] == role["block3/down/kernel"] == "hidden"
     assert role["block3/norm/scale"] == role["block3/norm/bias"] == "vector"
     # Width by 4, depth by 3: Adam's 1/m, with M^-1/2 in branches (TP-VI Table 1).
-    assert found["head/kernel", "adam"][3] == pytest.approx(1 / 4)
-    assert found["block5/up/kernel", "adam"][3] == pytest.approx(1 / 4 / 3**0.5)
-    assert found["block5/up/kernel", "sgd"][3] == pytest.approx(1)
+    assert by_name["head/kernel", "adam"][3] == pytest.approx(1 / 4)
+    assert by_name["block5/up/kernel", "adam"][3] == pytest.approx(1 / 4 / 3**0.5)
+    assert by_name["block5/up/kernel", "sgd"][3] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_depthwise_and_grouped_kernels_count_their_own_inputs(framework):
-    found = settings(framework, "convnet")
-    role = {name: values[0] for (name, kind), values in found.items() if kind == "adam"}
+    by_name = settings(framework, "convnet")
+    role = {
+        name: values[0] for (name, kind), values in by_name.items() if kind == "adam"
+    }
     assert role["stem/kernel"] == role["depthwise/kernel"] == "input"
     assert role["grouped/kernel"] == role["up/kernel"] == "hidden"
     assert role["norm/scale"] == "vector"

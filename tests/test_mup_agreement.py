@@ -63,8 +63,8 @@ def test_table3_moves_the_readouts_factor_from_forward_to_init_and_rate(model):
 
 
 def test_the_models_hold_every_role_and_ratios_that_differ():
-    found = {s.role for model in GOLDEN for s in scales_of(model).values()}
-    assert found == set(optim.Role)
+    roles = {s.role for model in GOLDEN for s in scales_of(model).values()}
+    assert roles == set(optim.Role)
     uneven = [
         s
         for model in GOLDEN

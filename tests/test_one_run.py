@@ -183,13 +183,13 @@ def test_the_schedule_is_that_of_optax(name, warmup):
     }[name]
     rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
     wanted = optax.join_schedules([rise, after], [warmup]) if warmup else after
-    found = make_schedule(name, peak, steps, warmup=warmup, final=final)
+    schedule = make_schedule(name, peak, steps, warmup=warmup, final=final)
     traced = jax.jit(
         lambda step, peak, warmup: make_schedule(
             name, peak, steps, warmup=warmup, final=final
         )(step)
     )
     for step in range(steps + 2):
-        assert float(found(step)) == pytest.approx(float(wanted(step)), rel=1e-5)
+        assert float(schedule(step)) == pytest.approx(float(wanted(step)), rel=1e-5)
         lane = traced(step, jnp.float32(peak), jnp.float32(warmup))
         assert float(lane) == pytest.approx(float(wanted(step)), rel=1e-5)

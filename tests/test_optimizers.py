@@ -517,8 +517,8 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
             _, state = tx.update(params, state, params)
         return tx.update(params, state, params)[0]["head"]["bias"]
 
-    found = jax.vmap(rate)(jnp.array([0.5, 2.0]))
-    np.testing.assert_allclose(found[1], -2.0 * params["head"]["bias"], rtol=1e-6)
+    updates = jax.vmap(rate)(jnp.array([0.5, 2.0]))
+    np.testing.assert_allclose(updates[1], -2.0 * params["head"]["bias"], rtol=1e-6)
     with pytest.raises(ValueError, match="comes first"):
         optim.scale_schedule(unit, 0.5)
 

@@ -38,8 +38,8 @@ def forward(name: str, shape: tuple[int, ...], **options) -> float:
     [("resnet18", 1.814), ("resnet50", 4.089), ("vit_base_patch16_224", 17.56)],
 )
 def test_operations_are_those_that_the_literature_counts(name, billions):
-    found = forward(name, (1, 224, 224, 3)) / 2e9
-    assert found == pytest.approx(billions, rel=0.01)
+    counted = forward(name, (1, 224, 224, 3)) / 2e9
+    assert counted == pytest.approx(billions, rel=0.01)
 
 
 def test_a_scanned_loop_counts_as_often_as_it_runs():
@@ -109,8 +109,8 @@ device_ids=([8]) {'a','b':(2)2}, to_apply=%add
 
 def test_chips_are_known_by_what_jax_calls_them():
     names = ["TPU v4", "TPU v5 lite", "TPU v5", "TPU v5p", "TPU v6 lite"]
-    found = [find_chip(name).name for name in names]
-    assert found == ["v4", "v5e", "v5p", "v5p", "v6e"]
+    chips = [find_chip(name).name for name in names]
+    assert chips == ["v4", "v5e", "v5p", "v5p", "v6e"]
     assert find_chip("NVIDIA H100 80GB HBM3").name == "h100"
     assert find_chip("cpu") is None
 
@@ -140,12 +140,12 @@ def test_gpus_are_planned_without_a_gpu(tmp_path):
         "--topology=gpu:2,h200:8",
     )
     assert done.returncode == 0, done.stderr
-    found = rows(done.stdout)
-    assert found["devices"] == ["2", "8"]
-    assert found["mesh"] == ["fsdp 2", "data 4, fsdp 2"]
-    assert found["fits"] == ["yes", "yes"]
-    assert found["memory of the chip"][1] == "131 GiB"
-    assert "sent by all-gather" in found
+    table = rows(done.stdout)
+    assert table["devices"] == ["2", "8"]
+    assert table["mesh"] == ["fsdp 2", "data 4, fsdp 2"]
+    assert table["fits"] == ["yes", "yes"]
+    assert table["memory of the chip"][1] == "131 GiB"
+    assert "sent by all-gather" in table
     assert "an estimate" in done.stdout
 
 

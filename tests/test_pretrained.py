@@ -83,8 +83,8 @@ def test_every_key_comes_back_from_an_export(name, tmp_path):
     model = nnx.eval_shape(lambda: zoo.create(kind, **options, rngs=nnx.Rngs(0)))
     weights = golden(name)[0]
     foreign.fill(model, foreign.read(file_of(name, tmp_path)))
-    found = [n for n in foreign.layouts(model) if name.endswith(n)]
-    back = foreign.export(model, *found)
+    layouts = [n for n in foreign.layouts(model) if name.endswith(n)]
+    back = foreign.export(model, *layouts)
     assert set(back) == set(weights)
     for key, array in weights.items():
         np.testing.assert_array_equal(back[key], array)

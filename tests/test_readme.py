@@ -72,15 +72,15 @@ def check(rate=1e-3, **sizes):
 @pytest.mark.long
 @pytest.mark.ci
 def test_the_model_of_the_readme_passes_the_coordinate_check_in_width():
-    found = check(widths=(128, 512), seeds=8)
-    assert found.verdict == "ok", str(found)
+    checked = check(widths=(128, 512), seeds=8)
+    assert checked.verdict == "ok", str(checked)
 
 
 @pytest.mark.long
 def test_the_model_of_the_readme_is_not_wrong_in_depth():
     # Not ok: the limit in depth is reached slowly, as (1 + c/L)^L.
-    found = check(depths=(8, 16, 32), seeds=8, rate=1e-4)
-    assert not found.failed, str(found)
+    checked = check(depths=(8, 16, 32), seeds=8, rate=1e-4)
+    assert not checked.failed, str(checked)
 
 
 def test_the_model_of_the_readme_does_not_grow_with_depth():

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.usefixtures("optimized")
 
 
 def arrays(model):
-    found = nnx.to_flat_state(nnx.state(model))
-    values = {"/".join(map(str, path)): v[...] for path, v in found}
+    variables = nnx.to_flat_state(nnx.state(model))
+    values = {"/".join(map(str, path)): v[...] for path, v in variables}
     keys = jax.dtypes.prng_key
     return {
         path: jax.random.key_data(v) if jnp.issubdtype(v.dtype, keys) else v
@@ -101,9 +101,9 @@ def test_streams_from_outside_of_a_trace_can_be_used_inside():
     def draw(rngs):
         return nnx.state(zoo.create("resmlp", **SIZES, rngs=rngs))
 
-    found = arrays(draw(rngs))
+    drawn = arrays(draw(rngs))
     for path, value in expected.items():
-        np.testing.assert_array_equal(found[path], value)
+        np.testing.assert_array_equal(drawn[path], value)
 
 
 def test_under_a_mesh_it_draws_the_same_weights():

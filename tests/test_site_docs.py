@@ -22,10 +22,10 @@ def snippets(path: pathlib.Path) -> list[str]:
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda p: str(p.relative_to(DOCS)))
 def test_the_snippets_of_a_page_run_in_one_session(path, capsys):
-    found = snippets(path)
-    assert found, "a page shows code that works"
+    codes = snippets(path)
+    assert codes, "a page shows code that works"
     session: dict = {}
-    for code in found:
+    for code in codes:
         exec(compile(code, str(path), "exec"), session)
     printed = capsys.readouterr().out
     if path.stem == "failures":

@@ -47,14 +47,14 @@ def test_every_token_but_the_first_of_a_file_is_predicted_once(lengths, context)
     starts = itertools.accumulate([0, *lengths[:-1]])
     files = [np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
     total = sum(text.window_count(file, context) for file in files)
-    found = text.Windows(files, context, 0, total)(np.arange(total), None)["tokens"]
-    assert found.shape == (total, context + 1)
-    np.testing.assert_array_equal(np.diff(found, axis=1), 1)
+    windows = text.Windows(files, context, 0, total)(np.arange(total), None)["tokens"]
+    assert windows.shape == (total, context + 1)
+    np.testing.assert_array_equal(np.diff(windows, axis=1), 1)
     expected = []
     for file in files:
         whole = (max(len(file), 1) - 1) // context * context
         expected += file[1 : whole + 1].tolist()
-    assert found[:, 1:].ravel().tolist() == expected
+    assert windows[:, 1:].ravel().tolist() == expected
 
 
 def test_bytes_are_those_of_the_file(song):
@@ -158,10 +158,10 @@ def tokenizer(tmp_path):
     words = sorted(set(SONG.replace(",", " ,").replace(";", " ;").split()))
     vocabulary = {word: k for k, word in enumerate(["[UNK]", *words])}
     model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
-    found = tokenizers.Tokenizer(model)
-    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     path = tmp_path / "tokenizer.json"
-    found.save(os.fspath(path))
+    made.save(os.fspath(path))
     return path, vocabulary
 
 

@@ -55,12 +55,12 @@ def test_the_differentials_are_the_contractions_of_their_definitions():
                 "ddntk_2": jnp.einsum("ipq,jpr,kq,lr->ijkl", hess, hess, g, g),
             }
 
-        found = jax.jit(
+        computed = jax.jit(
             lambda params: family_statistics.differentials(small_network, params, x)
         )(params)
         expected = contractions(flat)
         for name, value in expected.items():
-            np.testing.assert_allclose(getattr(found, name), value, rtol=1e-9)
+            np.testing.assert_allclose(getattr(computed, name), value, rtol=1e-9)
 
 
 def test_the_ntk_moves_as_equation_2_14_says():
@@ -85,33 +85,33 @@ def test_s_moves_the_second_differentials_by_n_to_the_s_and_nothing_else(biases)
     # Seed by seed, hence to rounding: eq. 4.3 is free of s, 4.6 and 4.9 are not.
     start = family_statistics.statistics(16, 3, 0.0, **biases, seeds=256)
     for s in (0.5, 1.0):
-        found = family_statistics.statistics(16, 3, s, **biases, seeds=256)
-        assert found.ntk == pytest.approx(start.ntk)
-        assert found.z_dntk == pytest.approx(start.z_dntk)
-        assert found.ddntk_1 == pytest.approx(start.ddntk_1 * 16**s)
-        assert found.ddntk_2 == pytest.approx(start.ddntk_2 * 16**s)
-        assert found.output_variance == pytest.approx(start.output_variance / 16**s)
-        assert found.gamma == pytest.approx(start.gamma * 16**s)
+        computed = family_statistics.statistics(16, 3, s, **biases, seeds=256)
+        assert computed.ntk == pytest.approx(start.ntk)
+        assert computed.z_dntk == pytest.approx(start.z_dntk)
+        assert computed.ddntk_1 == pytest.approx(start.ddntk_1 * 16**s)
+        assert computed.ddntk_2 == pytest.approx(start.ddntk_2 * 16**s)
+        assert computed.output_variance == pytest.approx(start.output_variance / 16**s)
+        assert computed.gamma == pytest.approx(start.gamma * 16**s)
 
 
 @pytest.mark.parametrize("s", [0.0, 1.0])
 def test_one_hidden_linear_layer_has_its_exact_values(s):
     # f is bilinear: E[ηH] = 2, E[z η²dH] = 2/n, η³ddH^I = 0, E[η³ddH^II] = 2 n^(s-1).
     n = 16
-    found = family_statistics.statistics(n, 2, s, activation=linear, seeds=800)
-    assert abs(found.ntk - 2) < 4 * found.error["ntk"]
-    assert abs(found.z_dntk - 2 / n / 4) < 4 * found.error["z_dntk"]
-    assert found.ddntk_1 == 0
+    computed = family_statistics.statistics(n, 2, s, activation=linear, seeds=800)
+    assert abs(computed.ntk - 2) < 4 * computed.error["ntk"]
+    assert abs(computed.z_dntk - 2 / n / 4) < 4 * computed.error["z_dntk"]
+    assert computed.ddntk_1 == 0
     expected = 2 * n ** (s - 1) / 8
-    assert abs(found.ddntk_2 - expected) < 4 * found.error["ddntk_2"]
-    assert max(found.error["z_dntk"] * n, found.error["ntk"]) < 0.03
+    assert abs(computed.ddntk_2 - expected) < 4 * computed.error["ddntk_2"]
+    assert max(computed.error["z_dntk"] * n, computed.error["ntk"]) < 0.03
 
 
 @pytest.mark.parametrize("s", [0.0, 1.0])
 def test_one_hidden_linear_layer_with_biases_has_its_exact_values(s):
     # Of z = W (U x + b) + b', with C_b = c and λ_b = r where all else is 1.
     n, c, r = 16, 0.5, 0.25
-    found = family_statistics.statistics(
+    computed = family_statistics.statistics(
         n, 2, s, activation=linear, bias_scale=c, bias_rate=r, seeds=800
     )
     kernel = 1 + c + r + (1 + r)
@@ -121,17 +121,17 @@ def test_one_hidden_linear_layer_with_biases_has_its_exact_values(s):
         "z_dntk": 2 * (1 + r) * (1 + c) / n / kernel**2,
     }
     for name, value in expected.items():
-        assert abs(getattr(found, name) - value) < 4 * found.error[name]
-        assert found.error[name] < 0.1 * value
-    assert found.ddntk_1 == 0
+        assert abs(getattr(computed, name) - value) < 4 * computed.error[name]
+        assert computed.error[name] < 0.1 * value
+    assert computed.ddntk_1 == 0
 
 
 @pytest.mark.parametrize("biases", [{}, {"bias_rate": 1.0}])
 def test_the_effects_fall_as_one_over_the_width(biases):
     sizes = (16, 64)
-    found = [family_statistics.statistics(n, 3, **biases, seeds=256) for n in sizes]
+    computed = [family_statistics.statistics(n, 3, **biases, seeds=256) for n in sizes]
     for name in ("ntk_variance", *FIELDS):
-        slope, error = log_slope(sizes, found, name)
+        slope, error = log_slope(sizes, computed, name)
         assert error < 0.2
         assert abs(slope + 1) < 3 * error
 
@@ -139,9 +139,9 @@ def test_the_effects_fall_as_one_over_the_width(biases):
 @pytest.mark.long
 def test_the_effects_are_proportional_to_depth():
     depths = (8, 16, 32)
-    found = [family_statistics.statistics(128, depth, seeds=512) for depth in depths]
+    computed = [family_statistics.statistics(128, depth, seeds=512) for depth in depths]
     for name in FIELDS:
-        slope, error = log_slope(depths, found, name)
+        slope, error = log_slope(depths, computed, name)
         assert error < 0.15
         assert abs(slope - 1) < 3 * error
 

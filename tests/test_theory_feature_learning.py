@@ -26,10 +26,10 @@ def repeated(seed=0):
     return np.repeat(x[:1], STEPS, axis=0), np.repeat(y[:1], STEPS, axis=0)
 
 
-def misses(found, other, error):
+def misses(ours, other, error):
     """Distances in standard errors; where nothing can vary there is none."""
-    both = np.hypot(found.error, error)
-    return np.abs(found.value - other) / np.maximum(both, 1e-9)
+    both = np.hypot(ours.error, error)
+    return np.abs(ours.value - other) / np.maximum(both, 1e-9)
 
 
 # --- wide networks -------------------------------------------------------------
@@ -87,9 +87,13 @@ def simulate(
         return jax.tree.map(lambda p, q: (p + q) / 2, plus, minus)
 
     with jax.enable_x64(True):
-        found = jax.lax.map(jax.jit(pair), jax.random.split(jax.random.key(1), pairs))
-    means = [np.asarray(part).mean(axis=0) for part in found]
-    errors = [np.asarray(part).std(axis=0, ddof=1) / np.sqrt(pairs) for part in found]
+        simulated = jax.lax.map(
+            jax.jit(pair), jax.random.split(jax.random.key(1), pairs)
+        )
+    means = [np.asarray(part).mean(axis=0) for part in simulated]
+    errors = [
+        np.asarray(part).std(axis=0, ddof=1) / np.sqrt(pairs) for part in simulated
+    ]
     return list(zip(means, errors, strict=True))
 
 
@@ -100,8 +104,8 @@ def solve(x, y, activation, *, rate, ends=(1.0, 1.0), share=None, depth=DEPTH, *
     )  # fmt: skip
 
 
-def parts(found):
-    return found.outputs, found.h, found.phi, found.g
+def parts(solution):
+    return solution.outputs, solution.h, solution.phi, solution.g
 
 
 @pytest.mark.long
@@ -111,9 +115,9 @@ def test_wide_networks_train_as_the_equations_say_and_not_lazily():
     x, y = repeated()
     case = {"rate": 0.6, "richness": 3.0}
     networks = simulate(x, y, jnp.tanh, width=256, pairs=16, **case)
-    found = solve(x, y, jnp.tanh, **case, **QUICK)
+    solution = solve(x, y, jnp.tanh, **case, **QUICK)
     assert networks[0][1].max() < 0.01
-    for theory, network in zip(parts(found), networks, strict=True):
+    for theory, network in zip(parts(solution), networks, strict=True):
         assert misses(theory, *network).max() < 4
     frozen = solve(x, y, jnp.tanh, **case | {"richness": 1e-3}, **QUICK)
     assert misses(frozen.outputs, *networks[0]).max() > 8
@@ -150,8 +154,8 @@ def test_wider_networks_train_as_the_equations_say(name):
     activation, data, case = CASES[name]
     x, y = data()
     networks = simulate(x, y, activation, width=512, pairs=32, **case)
-    found = solve(x, y, activation, **case)
-    for theory, network in zip(parts(found), networks, strict=True):
+    solution = solve(x, y, activation, **case)
+    for theory, network in zip(parts(solution), networks, strict=True):
         assert misses(theory, *network).max() < 4
 
 
@@ -167,13 +171,13 @@ def test_without_the_response_at_equal_times_networks_are_missed(monkeypatch):
     )
     # Another function, so that nothing compiled before is used.
     printed = solve(x, y, lambda h: jnp.tanh(h), **case)
-    found = [
+    missed = [
         misses(theory, *network).max()
         for theory, network in zip(parts(printed), networks, strict=True)
     ]
     # Measured: f by 9, H by 16, Φ by 14, G by 36 standard errors.
-    assert min(found) > 5
-    assert max(found) > 20
+    assert min(missed) > 5
+    assert max(missed) > 20
 
 
 # --- the other solvers ---------------------------------------------------------
@@ -185,7 +189,7 @@ def test_a_linear_network_is_solved_without_sampling_error(ends, data):
     # What is left is that of the Cholesky roots of nearly singular kernels.
     x, y = data()
     rates = [0.3, 0.1, 0.2, 0.3]
-    found = solve(
+    solution = solve(
         x, y, "linear", rate=rates, ends=ends, richness=1.5, multiplier=1.2, **QUICK
     )
     exact = linear_joint.dynamics(
@@ -194,16 +198,16 @@ def test_a_linear_network_is_solved_without_sampling_error(ends, data):
     )  # fmt: skip
     for name in ("outputs", "losses", "h", "g"):
         np.testing.assert_allclose(
-            getattr(found, name).value, getattr(exact, name), rtol=1e-8, atol=1e-9
+            getattr(solution, name).value, getattr(exact, name), rtol=1e-8, atol=1e-9
         )
-        assert getattr(found, name).error.max() < 1e-9
+        assert getattr(solution, name).error.max() < 1e-9
 
 
 @pytest.mark.parametrize("ends", [ENDS[0], ENDS[3]], ids=["frozen", "both"])
 def test_small_richness_is_the_lazy_limit(ends):
     x, y = repeated()
     rate, richness = 0.5, 1e-3
-    found = solve(x, y, "erf", rate=rate, ends=ends, richness=richness, **QUICK)
+    solution = solve(x, y, "erf", rate=rate, ends=ends, richness=richness, **QUICK)
     kernels = lazy.kernels(
         lazy.gram(x[0]), "erf", depth=DEPTH, readin=ends[0], readout=ends[1]
     )
@@ -212,10 +216,10 @@ def test_small_richness_is_the_lazy_limit(ends):
         every.append(f)
         f = f + rate * kernels.kernel @ (y[0] - f) / BATCH
     # One part in a hundred of the labels; the features move by 1e-6.
-    assert found.outputs.error.max() < 0.01
-    assert misses(found.outputs, np.stack(every), 0).max() < 4
+    assert solution.outputs.error.max() < 0.01
+    assert misses(solution.outputs, np.stack(every), 0).max() < 4
     for name in ("h", "phi", "g"):
-        part = getattr(found, name)
+        part = getattr(solution, name)
         start = feature_learning.Estimate(*(v[:, :BATCH, :BATCH] for v in part))
         assert misses(start, getattr(kernels, name), 1e-5).max() < 4
 
@@ -294,14 +298,14 @@ def test_an_order_within_the_batch_does_not_matter(trained):
 def test_a_step_of_rate_zero_only_repeats_singular_kernels():
     # All four vectors of the first two steps are two.
     x, y = repeated()
-    found = solve(x, y, jnp.tanh, rate=[0.0, 0.5, 0.5, 0.5], richness=2.0, **QUICK)
-    np.testing.assert_allclose(found.outputs.value[:2], 0, atol=1e-12)
+    solution = solve(x, y, jnp.tanh, rate=[0.0, 0.5, 0.5, 0.5], richness=2.0, **QUICK)
+    np.testing.assert_allclose(solution.outputs.value[:2], 0, atol=1e-12)
     np.testing.assert_allclose(
-        found.h.value[:, 2:4, 2:4], found.h.value[:, :2, :2], rtol=1e-9
+        solution.h.value[:, 2:4, 2:4], solution.h.value[:, :2, :2], rtol=1e-9
     )
     moved = solve(x, y, jnp.tanh, rate=0.5, richness=2.0, seed=1, **QUICK)
     later = moved.outputs.value[1:3], moved.outputs.error[1:3]
-    kept = feature_learning.Estimate(*(v[2:] for v in found.outputs))
+    kept = feature_learning.Estimate(*(v[2:] for v in solution.outputs))
     assert misses(kept, *later).max() < 4
 
 
@@ -322,12 +326,12 @@ def test_the_error_that_is_given_is_that_of_other_seeds_and_falls_with_samples()
     case = {"rate": 0.5, "richness": 2.0, "replicas": 8}
 
     def last(samples, seeds):
-        found = [
+        solutions = [
             solve(x, y, jnp.tanh, samples=samples, seed=s, **case).outputs
             for s in range(seeds)
         ]
-        values = np.stack([f.value[-1] for f in found])
-        return values, np.sqrt(np.mean([f.error[-1] ** 2 for f in found], axis=0))
+        values = np.stack([s.value[-1] for s in solutions])
+        return values, np.sqrt(np.mean([s.error[-1] ** 2 for s in solutions], axis=0))
 
     values, given = last(256, 16)
     few, many = given, last(1024, 4)[1]

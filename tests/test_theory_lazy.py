@@ -78,13 +78,13 @@ def test_the_tangent_kernel_of_wide_networks_is_that_of_the_recursion(name, cent
                 jnp.asarray(x), name, 4, 128, seed, centred, 1.0, 1.0
             )
         )
-        found = np.asarray(jax.lax.map(run, jnp.arange(24)))
+        sampled = np.asarray(jax.lax.map(run, jnp.arange(24)))
     expected = lazy.kernels(
         lazy.gram(x), named(name), depth=4, centred=centred, readin=1.0, readout=1.0
     ).kernel
-    error = found.std(axis=0, ddof=1) / np.sqrt(24)
+    error = sampled.std(axis=0, ddof=1) / np.sqrt(24)
     assert error.max() < 0.04 * np.abs(expected).max()
-    np.testing.assert_array_less(np.abs(found.mean(axis=0) - expected), 4 * error)
+    np.testing.assert_array_less(np.abs(sampled.mean(axis=0) - expected), 4 * error)
 
 
 @pytest.mark.long
@@ -97,11 +97,11 @@ def test_without_the_slope_of_the_readout_the_kernel_would_be_wrong():
                 jnp.asarray(x), "relu", 4, 128, seed, False, 0.0, 0.0
             )
         )
-        found = np.asarray(jax.lax.map(run, jnp.arange(24)))
+        sampled = np.asarray(jax.lax.map(run, jnp.arange(24)))
     right = lazy.kernels(lazy.gram(x), depth=4).kernel
     printed = lazy.kernels(lazy.gram(x), depth=4, activate_readout=False).kernel
-    error = found.std(axis=0, ddof=1) / np.sqrt(24)
-    mean = found.mean(axis=0)
+    error = sampled.std(axis=0, ddof=1) / np.sqrt(24)
+    mean = sampled.mean(axis=0)
     np.testing.assert_array_less(np.abs(mean - right), 4 * error)
     np.testing.assert_array_less(4 * error, np.abs(mean - printed))
     np.testing.assert_allclose(np.diagonal(printed), 2 * np.diagonal(right))
@@ -150,13 +150,13 @@ def test_the_recursion_converges_to_h_and_g_at_every_layer_time():
 def test_the_linear_network_has_its_closed_form():
     # H = e^τ H(0), G = e^(1-τ) (eq. 92 prints e^-τ + 1 - 1/e), K = e (1 + r + r') H(0).
     start = lazy.gram(points())
-    found = lazy.kernels(start, "linear", readin=0.5, readout=2.0)
-    tau = found.times[:, None, None]
-    np.testing.assert_allclose(found.h, np.exp(tau) * start[None], rtol=1e-7)
+    solution = lazy.kernels(start, "linear", readin=0.5, readout=2.0)
+    tau = solution.times[:, None, None]
+    np.testing.assert_allclose(solution.h, np.exp(tau) * start[None], rtol=1e-7)
     np.testing.assert_allclose(
-        found.g, np.exp(1 - tau) * np.ones_like(found.g), rtol=1e-7
+        solution.g, np.exp(1 - tau) * np.ones_like(solution.g), rtol=1e-7
     )
-    np.testing.assert_allclose(found.kernel, np.e * 3.5 * start, rtol=1e-7)
+    np.testing.assert_allclose(solution.kernel, np.e * 3.5 * start, rtol=1e-7)
 
 
 def test_a_small_step_of_the_linear_sgd_solver_moves_outputs_by_the_kernel():
@@ -187,17 +187,17 @@ def test_quadrature_gives_the_closed_form():
 def test_closed_forms_with_a_kink_are_averages_over_samples(name):
     # Four standard errors of 400,000 samples.
     covariance = np.array([[1.3, -0.4], [-0.4, 0.6]])
-    found = lazy.kernels(covariance, name, depth=1, readin=0.0)
+    solution = lazy.kernels(covariance, name, depth=1, readin=0.0)
     samples = np.random.default_rng(0).multivariate_normal([0, 0], covariance, 400_000)
     products = np.prod(np.asarray(FUNCTIONS[name](samples)), axis=1)
     error = products.std() / np.sqrt(len(products))
-    assert abs(products.mean() - found.phi[0, 0, 1]) < 4 * error
+    assert abs(products.mean() - solution.phi[0, 0, 1]) < 4 * error
     # One layer of depth 1: G_0 = G_1 (1 + Φ').
     step = 1e-6
     f = FUNCTIONS[name]
     slopes = np.prod((f(samples + step) - f(samples - step)) / (2 * step), axis=1)
     slopes = np.asarray(slopes, np.float64)
-    ratio = found.g[0] / found.g[1] - 1
+    ratio = solution.g[0] / solution.g[1] - 1
     assert abs(slopes.mean() - ratio[0, 1]) < 4 * slopes.std() / np.sqrt(len(slopes))
 
 
@@ -211,8 +211,8 @@ def test_kernels_are_symmetric_positive_semidefinite(seed, setup):
     # More points than features: H(0) is singular.
     start = lazy.gram(points(count=6, features=3, seed=seed))
     ends = {"readin": 1.0, "readout": 1.0}
-    found = lazy.kernels(start, name, centred=centred, depth=16, **ends)
-    for kernel in (*found.h, *found.phi, *found.g, found.kernel):
+    solution = lazy.kernels(start, name, centred=centred, depth=16, **ends)
+    for kernel in (*solution.h, *solution.phi, *solution.g, solution.kernel):
         np.testing.assert_allclose(kernel, kernel.T, atol=1e-10)
         assert np.linalg.eigvalsh(kernel).min() > -1e-6 * np.abs(kernel).max()
 

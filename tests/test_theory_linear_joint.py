@@ -42,10 +42,10 @@ def simulated_change(width, seed, readin, readout):
 
 
 def mean_and_error(width, seeds, readin, readout):
-    found = np.stack(
+    sampled = np.stack(
         [simulated_change(width, s, readin, readout) for s in range(seeds)]
     )
-    return found.mean(axis=0), found.std(axis=0, ddof=1) / np.sqrt(seeds)
+    return sampled.mean(axis=0), sampled.std(axis=0, ddof=1) / np.sqrt(seeds)
 
 
 def closed(times, readin, readout):
@@ -79,22 +79,24 @@ def test_the_closed_form_is_the_limit_of_the_recursion(readin, readout):
     # The error of the extrapolation from depths 32, 64 and 128.
     x, y = np.full((2, 1, 1), 1.3), np.full((2, 1), Y)
     ends = {"readin": readin, "readout": readout}
-    found = linear_joint.dynamics(x, y, learning_rate=RATE, richness=RICHNESS, **ends)
+    solution = linear_joint.dynamics(
+        x, y, learning_rate=RATE, richness=RICHNESS, **ends
+    )
     step = linear_joint.one_step(
-        found.times, label=Y, input_norm=1.69, learning_rate=RATE, richness=RICHNESS,
+        solution.times, label=Y, input_norm=1.69, learning_rate=RATE, richness=RICHNESS,
         **ends,
     )  # fmt: skip
-    np.testing.assert_allclose(found.h[:, 0, 0], step.h, rtol=1e-4)
-    np.testing.assert_allclose(found.g[:, 0, 0], step.g, rtol=1e-4)
+    np.testing.assert_allclose(solution.h[:, 0, 0], step.h, rtol=1e-4)
+    np.testing.assert_allclose(solution.g[:, 0, 0], step.g, rtol=1e-4)
     largest = step.change_h.max()
     np.testing.assert_allclose(
-        found.h[:, 1, 1], step.h + step.change_h, atol=1e-3 * largest
+        solution.h[:, 1, 1], step.h + step.change_h, atol=1e-3 * largest
     )
     largest = step.change_g.max()
     np.testing.assert_allclose(
-        found.g[:, 1, 1], step.g + step.change_g, atol=2e-3 * largest
+        solution.g[:, 1, 1], step.g + step.change_g, atol=2e-3 * largest
     )
-    assert found.outputs[1, 0] == pytest.approx(step.output, rel=1e-4)
+    assert solution.outputs[1, 0] == pytest.approx(step.output, rel=1e-4)
 
 
 def test_the_kernels_solve_their_equations():
@@ -145,16 +147,16 @@ def test_small_richness_freezes_the_features():
     x, y = repeated()
     moved = []
     for richness in (0.01, 0.001):
-        found = linear_joint.dynamics(
+        solution = linear_joint.dynamics(
             x, y, depth=8, learning_rate=0.1, richness=richness
         )
-        moved.append(np.abs(found.h[:, 6:, 6:] - found.h[:, :2, :2]).max())
+        moved.append(np.abs(solution.h[:, 6:, 6:] - solution.h[:, :2, :2]).max())
     # ΔH is of second order in μ0.
     assert moved[0] / moved[1] == pytest.approx(100, rel=0.05)
     # The outputs follow gradient descent with the lazy kernel.
     kernel = lazy.kernels(lazy.gram(x[0]), "linear", depth=8).kernel
     f = np.zeros(2)
-    for outputs in found.outputs:
+    for outputs in solution.outputs:
         np.testing.assert_allclose(outputs, f, atol=1e-5)
         f = f + 0.1 * kernel @ (y[0] - f) / 2
 

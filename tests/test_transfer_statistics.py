@@ -24,31 +24,31 @@ def valley(at: float, curvature: float = 0.5, least: float = 0.01) -> np.ndarray
 
 
 def fits(*losses: np.ndarray) -> list[optima.Fit]:
-    found = [optima.fit(cell(loss)) for loss in losses]
-    return [fit for fit in found if fit is not None]
+    fitted = [optima.fit(cell(loss)) for loss in losses]
+    return [fit for fit in fitted if fit is not None]
 
 
 @given(
     at=st.floats(-11.5, -3.5), curvature=st.floats(0.05, 1), least=st.floats(1e-4, 1)
 )
 def test_a_parabola_gives_its_vertex_back(at, curvature, least):
-    found = optima.optimum(cell(valley(at, curvature, least)))
-    assert found.log2_lr == pytest.approx(at, abs=1e-6)
-    assert found.loss == pytest.approx(least, rel=1e-6)
+    optimum = optima.optimum(cell(valley(at, curvature, least)))
+    assert optimum.log2_lr == pytest.approx(at, abs=1e-6)
+    assert optimum.loss == pytest.approx(least, rel=1e-6)
 
 
 def test_the_error_is_the_standard_error_over_seeds():
-    found = optima.optimum(cell(np.stack([valley(-7.5), valley(-6.5)])))
-    assert found.log2_lr == pytest.approx(-7.0)
+    optimum = optima.optimum(cell(np.stack([valley(-7.5), valley(-6.5)])))
+    assert optimum.log2_lr == pytest.approx(-7.0)
     # Two seeds, one octave apart: deviation 1/√2, over √2.
-    assert found.error == pytest.approx(0.5)
+    assert optimum.error == pytest.approx(0.5)
 
 
 def test_a_grid_point_at_which_one_seed_diverged_is_no_optimum():
     loss = np.stack([valley(-7), valley(-7)])
     loss[1, 6] = np.nan  # 2^-7 itself
-    found = optima.optimum(cell(loss))
-    assert abs(found.log2_lr - -7) == 1
+    optimum = optima.optimum(cell(loss))
+    assert abs(optimum.log2_lr - -7) == 1
 
 
 def test_a_cell_whose_every_run_diverged_has_no_optimum():
@@ -73,9 +73,9 @@ def test_between_grid_points_the_fit_of_a_parabola_is_exact(at, value):
 @given(at=st.floats(-9, -5), other=st.floats(-11, -3))
 def test_regret_is_read_off_the_fit_of_the_optimum(at, other):
     """No bias between grid points, and none from subtracting a grid minimum."""
-    found = regret(fits(valley(at)), 0, other)
-    assert found.share == pytest.approx(2 ** (0.5 * (other - at) ** 2) - 1, abs=1e-6)
-    assert found.own == pytest.approx(0.01, rel=1e-6)
+    cost = regret(fits(valley(at)), 0, other)
+    assert cost.share == pytest.approx(2 ** (0.5 * (other - at) ** 2) - 1, abs=1e-6)
+    assert cost.own == pytest.approx(0.01, rel=1e-6)
 
 
 def test_regret_is_unknown_where_the_large_model_diverges():
@@ -88,8 +88,8 @@ def test_regret_is_unknown_where_the_large_model_diverges():
 
 
 def test_one_seed_has_no_upper_bound():
-    found = regret(fits(valley(-7), valley(-7)), 1, -7.0)
-    assert (found.low, found.high) == (0.0, np.inf)
+    cost = regret(fits(valley(-7), valley(-7)), 1, -7.0)
+    assert (cost.low, cost.high) == (0.0, np.inf)
 
 
 def test_a_level_that_all_learning_rates_share_is_no_noise():
@@ -116,5 +116,5 @@ def test_pooling_over_sizes_narrows_the_bounds():
 
 def test_along_picks_one_axis_from_small_to_large():
     cells = [cell(valley(-7), w, d) for w, d in [(64, 32), (128, 8), (64, 8), (64, 4)]]
-    found = statistics.along(cells, "depth_mup", "depth", 64)
-    assert [c.depth for c in found] == [4, 8, 32]
+    chosen = statistics.along(cells, "depth_mup", "depth", 64)
+    assert [c.depth for c in chosen] == [4, 8, 32]

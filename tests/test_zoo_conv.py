@@ -83,10 +83,10 @@ def gradient_of(model: nnx.Module, x: jax.Array) -> nnx.State:
 
 def gradients(model: nnx.Module, x: np.ndarray) -> dict[str, np.ndarray]:
     graph, state = nnx.split(model)
-    found = quick_jit(lambda s, x: gradient_of(nnx.merge(graph, s), x))(state, x)
+    gradient = quick_jit(lambda s, x: gradient_of(nnx.merge(graph, s), x))(state, x)
     return {
         "/".join(map(str, path)): np.asarray(v[...])
-        for path, v in nnx.to_flat_state(found)
+        for path, v in nnx.to_flat_state(gradient)
     }
 
 
@@ -283,8 +283,8 @@ def test_the_cnn_is_the_formula_of_appendix_a1():
 def test_the_three_poolings_are_equally_spaced(depth, stages):
     options = {"width": 8, "depth": depth, "input_shape": (8, 8, 1)}
     model = nnx.eval_shape(lambda: zoo.create("cnn", **options, rngs=nnx.Rngs(0)))
-    found = [0 if s is None else s.conv.kernel.shape[0] for s in model.stages]
-    assert found == stages
+    counts = [0 if s is None else s.conv.kernel.shape[0] for s in model.stages]
+    assert counts == stages
 
 
 def test_the_convolutions_that_double_channels_may_count_as_layers():

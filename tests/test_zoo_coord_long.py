@@ -100,8 +100,8 @@ def test_where_alpha_and_gamma_add_up_to_one_the_stream_moves_alike_at_every_dep
 
 @pytest.mark.long
 def test_under_ntk_features_freeze_as_width_grows():
-    found = slopes("gpt", "ntk", "adam", "width")
-    for layer, slope in found.items():
+    slope_of = slopes("gpt", "ntk", "adam", "width")
+    for layer, slope in slope_of.items():
         expected = 0.0 if layer == "output" else -0.5
         assert slope == pytest.approx(expected, abs=TOLERANCE), (layer, slope)
 

@@ -49,8 +49,8 @@ def test_every_model_and_every_option_is_on_the_page():
 
 def test_parameters_are_those_of_the_papers(counted):
     """torchvision's and timm's tables: 11,689,512, 25,557,032, 86,567,656; GPT-2's."""
-    found = {name: parameters for name, (parameters, _) in counted.items()}
-    assert found == {
+    parameters_of = {name: parameters for name, (parameters, _) in counted.items()}
+    assert parameters_of == {
         "resnet18": 11_689_512,
         "resnet50": 25_557_032,
         "vit_base_patch16_224": 86_567_656,

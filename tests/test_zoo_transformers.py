@@ -295,8 +295,8 @@ def gradients(kind, remat=False, **options):
 
         return jax.grad(loss)(params)
 
-    found = nnx.to_flat_state(gradient(params))
-    return {"/".join(path): value[...] for path, value in found}
+    variables = nnx.to_flat_state(gradient(params))
+    return {"/".join(path): value[...] for path, value in variables}
 
 
 def test_nothing_is_cast_unsaid(strict_dtypes):
@@ -309,7 +309,7 @@ def test_nothing_is_cast_unsaid(strict_dtypes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gauge_changes_nothing(kind):
     gauge = {"input": 0.5, "hidden": -0.5, "output": -1.0, "vector": 0.3}
-    x, found = INPUTS[kind], []
+    x, trained = INPUTS[kind], []
     for chosen in ("table3", gauge):
         point = optim.parametrization("depth_mup", gauge=chosen)
         model = tiny(kind, point, zero_queries=False)
@@ -330,9 +330,9 @@ def test_a_gauge_changes_nothing(kind):
 
             return jax.lax.scan(step, (params, tx.init(params)), length=3)[1]
 
-        found.append(np.asarray(train(params)))
-    assert apart(found[0][1], found[0][0]) > 1e-2
-    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
+        trained.append(np.asarray(train(params)))
+    assert apart(trained[0][1], trained[0][0]) > 1e-2
+    np.testing.assert_allclose(*trained, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", optim.list_parametrizations())

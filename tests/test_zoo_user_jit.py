@@ -76,9 +76,9 @@ def test_in_eval_every_transform_may_close_over_a_model(name):
 
         return call(x), jax.grad(lambda x: call(x).sum())(x)
 
-    found, gradient = closed_over(jnp.asarray(X))
+    logits_of, gradient = closed_over(jnp.asarray(X))
     expected, expected_gradient = as_argument(variables, jnp.asarray(X))
-    for logits in found.values():
+    for logits in logits_of.values():
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
     assert np.abs(np.asarray(gradient)).max() > 0

@@ -201,11 +201,11 @@ def main() -> None:
         4,
     )
     tokens = random.integers(50, size=(2, 12))
-    found = weights_of(gpt)
-    del found["lm_head.weight"]  # the token embedding once more
+    weights = weights_of(gpt)
+    del weights["lm_head.weight"]  # the token embedding once more
     save(
         "gpt2.npz",
-        found,
+        weights,
         {"tokens": tokens.astype(np.int32)},
         {"logits": gpt(torch.tensor(tokens)).logits.numpy()},
     )

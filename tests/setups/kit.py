@@ -136,12 +136,12 @@ class Setup:
         """What every path is."""
         if self.leaves is None:
             return {_bare(path): x for path, x in self.tree(**self.sizes(1)).items()}
-        found = {}
+        rows = {}
         for path in paths:
             matches = [x for p, x in self.leaves.items() if re.fullmatch(p, path)]
             assert len(matches) == 1, f"the table has {len(matches)} rows for {path}"
-            found[path] = matches[0]
-        return found
+            rows[path] = matches[0]
+        return rows
 
 
 def _bare(path: str) -> str:
@@ -187,8 +187,8 @@ def got(scale: Any) -> tuple[float, float, float]:
 
 def mistakes(setup: Setup, options: Mapping[str, Any]) -> list[str]:
     """What is wrong under these options; raises what `infer_scales` raises."""
-    found = optim.infer_scales(*setup.models(), **options)
-    scales = {_bare(path): scale for path, scale in found.items()}
+    inferred = optim.infer_scales(*setup.models(), **options)
+    scales = {_bare(path): scale for path, scale in inferred.items()}
     right = setup.right(scales)
     wrong = [f"{path}: missing" for path in right if path not in scales]
     wrong += [f"{path}: not in the table" for path in scales if path not in right]

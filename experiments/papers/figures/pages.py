@@ -40,10 +40,10 @@ def write(docs: pathlib.Path) -> None:
         write_durably(page, replaced(page, body))
 
 
-Found = list[tuple[Figure, Drawing | None]]
+Claims = list[tuple[Figure, Drawing | None]]
 
 
-def drawings(docs: pathlib.Path) -> Found:
+def drawings(docs: pathlib.Path) -> Claims:
     """Every figure that can be drawn, and its drawing where its tables are there."""
     request = Request("laptop", docs / "figures", tables=docs / "data", from_data=True)
     known = job.figures().values()
@@ -70,19 +70,19 @@ def replaced(page: pathlib.Path, body: str) -> str:
     return f"{before}{BEGIN}\n\n{body.strip()}\n\n{END}{after}"
 
 
-def figures(found: Found) -> str:
+def figures(claims: Claims) -> str:
     """The generated part of figures.md: counts, verdicts, gallery.
 
     Args:
-      found: as `drawings` gives it.
+      claims: as `drawings` gives it.
     """
-    drawn = [(f, d) for f, d in found if d is not None]
-    missing = [f for f, d in found if d is None]
+    drawn = [(f, d) for f, d in claims if d is not None]
+    missing = [f for f, d in claims if d is None]
     count: dict[bool | None, int] = dict.fromkeys(_WORDS, 0)
     for _, drawing in drawn:
         count[drawing.agrees] += 1
     lines = [
-        f"Of {len(found)} claims {len(drawn)} have tables: {count[True]} agree with "
+        f"Of {len(claims)} claims {len(drawn)} have tables: {count[True]} agree with "
         f"what was measured, {count[False]} do not, {count[None]} cannot tell.",
         "",
         "| | the claim | measured here | trained | verdict |",
