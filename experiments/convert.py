@@ -17,7 +17,7 @@ from mupax.zoo.pretrained import read_source
 from mupax.zoo.registry import recipe
 
 from . import io
-from .errors import UserError
+from .errors import UserError, import_extra
 
 _FILES = (".safetensors", ".npz")
 
@@ -163,11 +163,6 @@ def _write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
             with temporary.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
             return
-        try:
-            import safetensors.numpy
-        except ModuleNotFoundError:
-            raise UserError(
-                "writing .safetensors needs safetensors: pip install 'mupax[hub]'"
-            ) from None
+        safetensors = import_extra("safetensors.numpy", "hub", "a .safetensors file")
         # PyTorch libraries require this metadata.
-        safetensors.numpy.save_file(dict(arrays), temporary, metadata={"format": "pt"})
+        safetensors.save_file(dict(arrays), temporary, metadata={"format": "pt"})

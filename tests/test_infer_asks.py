@@ -458,12 +458,12 @@ def test_random_networks_are_right_or_asked_about(seed, layout):
     readout = {"readout": r"^head/(kernel|w|weight)$"} if draw.random() < 0.5 else {}
 
     def tree(end):
-        tree = {}
+        nodes = {}
         for path, leaf in known.items():
             *holder, name = path.split("/")
-            node = tree.setdefault(holder[0], {}) if holder else tree
+            node = nodes.setdefault(holder[0], {}) if holder else nodes
             node[name] = leaf[end]
-        return shapes(tree)
+        return shapes(nodes)
 
     try:
         scales = optim.infer_scales(tree(0), tree(1), layout=layout, **readout)

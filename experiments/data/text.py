@@ -13,7 +13,7 @@ import numpy as np
 from mupax.zoo import hub
 
 from .. import memory, remote
-from ..errors import UserError
+from ..errors import UserError, import_extra
 from .dataset import Batch, Dataset
 from .pipeline import Workers
 
@@ -305,12 +305,7 @@ def _map_bytes(path: pathlib.Path) -> np.ndarray:
 
 
 def _load_tokenizer(path: pathlib.Path) -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError(
-            f"To read {path} install tokenizers: pip install 'mupax[text]'."
-        ) from error
+    tokenizers = import_extra("tokenizers", "text", f"reading {path}")
     with _working(path):
         return tokenizers.Tokenizer.from_file(os.fspath(path))
 

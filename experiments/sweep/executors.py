@@ -13,7 +13,7 @@ import rich.console
 import rich.progress
 
 from .. import progress as progress_bars
-from ..errors import UserError
+from ..errors import UserError, import_extra
 from . import engine
 from .results import Population
 from .store import Store
@@ -227,10 +227,7 @@ def check_name(name: str) -> None:
 
 
 def _dask(workers: int, address: str | None) -> Any:
-    try:
-        import distributed
-    except ModuleNotFoundError:
-        raise UserError(_missing("dask", "dask.distributed")) from None
+    distributed = import_extra("distributed", "dask", "--executor=dask")
     if address:
         return distributed.Client(address)
     # One task at a time in each worker: a task takes a whole device.
@@ -238,10 +235,7 @@ def _dask(workers: int, address: str | None) -> Any:
 
 
 def _submitit(name: str, workers: int, folder: pathlib.Path) -> Executor:
-    try:
-        import submitit
-    except ModuleNotFoundError:
-        raise UserError(_missing("slurm", "submitit")) from None
+    submitit = import_extra("submitit", "slurm", f"--executor={name}")
     cluster = "slurm" if name == "slurm" else "local"
     executor = submitit.AutoExecutor(folder / "slurm", cluster=cluster)
     options: dict[str, Any] = {"timeout_min": 24 * 60}
@@ -262,9 +256,3 @@ class _Futures(concurrent.futures.Executor):
         """Submit a job."""
         job = self._executor.submit(fn, *args, **kwargs)
         return self._waiters.submit(job.result)
-
-
-def _missing(extra: str, package: str) -> str:
-    return (
-        f"--executor={extra} needs {package}; install it: pip install 'mupax[{extra}]'"
-    )

@@ -18,7 +18,7 @@ import rich.console
 from ml_collections import ConfigDict
 
 from .. import io
-from ..errors import UserError
+from ..errors import UserError, import_extra
 from ..run import workdir
 from ..run.hyperparameters import transfer_record
 from . import engine, grids, main, space
@@ -162,12 +162,7 @@ def _strategy(
     seed: int,
 ) -> Any:
     """CMA-ES of the package cma."""
-    try:
-        import cma
-    except ImportError:
-        raise UserError(
-            "mupax search needs its package: pip install 'mupax[search]'"
-        ) from None
+    cma = import_extra("cma", "search", "mupax search")
     low, high = (list(ends) for ends in zip(*box, strict=True))
     options = {
         "bounds": [low, high],
