@@ -125,7 +125,7 @@ def test_a_name_and_a_tagged_id(hub, tmp_path):
         ("resnet50s", "a deep stem of twice the width"),
         ("resnet27", "other numbers of blocks"),
         ("beitv2_base_patch16_224", "relative position bias"),
-        ("eva02_base_patch14_448", "rotary positions of EVA-02"),
+        ("eva02_enormous_patch14_clip_224", "norms behind its branches"),
         ("vit_small_patch16_dinov3_qkvb", "separate biases of queries and values"),
         ("regnety_016", "no such model"),
     ],

@@ -37,6 +37,21 @@ DINOV3 = {
     "pool": "norm_mean",
     "class_token": True,
 }
+EVA = {
+    **SIZES,
+    "pool": "mean",
+    "class_token": True,
+    "key_bias": False,
+    "out_features": 5,
+}
+EVA02 = {
+    **EVA,
+    "rotary": "index",
+    "rope_theta": 10000.0,
+    "rope_grid": 4,
+    "gated": True,
+    "nonlinearity": "silu",
+}
 TIMM = {
     "vit_deit3": {
         **SIZES,
@@ -64,6 +79,10 @@ TIMM = {
     "vit_siglip": {**SIZES, "pool": "attention", "out_features": 0},
     "vit_dinov3": DINOV3,
     "vit_dinov3_plus": {**DINOV3, "gated": True, "nonlinearity": "silu"},
+    "vit_eva02_small": EVA02,
+    "vit_eva02_base": {**EVA02, "inner_norm": "mlp"},
+    "vit_eva02_clip": {**EVA02, "inner_norm": "both", "pool": "token"},
+    "vit_eva": EVA,
 }
 TRANSFORMERS = (
     *("hf_vit", "hf_dinov2", "hf_dinov2_swiglu", "hf_dinov2_reg", "hf_clip"),
@@ -172,6 +191,9 @@ def test_our_own_files_give_the_same_outputs(name, tmp_path):
         ("vit_clip", {"norm_eps": 1e-6}),
         ("vit_dinov2_giant", {"nonlinearity": "gelu"}),
         ("vit_reg_gap", {"nonlinearity": "gelu_tanh"}),
+        ("vit_eva02_base", {"rope_grid": 3}),
+        ("vit_eva02_base", {"rotary": True, "rope_grid": 16}),
+        ("vit_eva02_small", {"rope_theta": 100.0}),
     ],
 )
 def test_the_golden_file_shows_a_wrong_option(name, wrong):
@@ -219,6 +241,20 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
         ("vit_deit3", {"rope_theta": 5.0}, "does nothing without rotary=True"),
         ("vit_dinov3", {"heads": 8}, "head_dim=2 must be a multiple of 4"),
         ("vit_dinov3", {"rope_theta": 0.0}, "rope_theta=0.0 must be positive"),
+        (
+            "vit_eva02_base",
+            {"inner_norm": ""},
+            "a norm inside attention or MLP; see inner_norm",
+        ),
+        (
+            "vit_eva02_clip",
+            {"inner_norm": "mlp"},
+            "MLP; see inner_norm",
+        ),
+        ("vit_eva02_clip", {"inner_norm": "all"}, "inner_norm='all' must be"),
+        ("vit_eva02_base", {"rotary": "rows"}, "rotary='rows' must be True"),
+        ("vit_eva02_base", {"rope_grid": 0}, "rope_grid=0 must be at least 1"),
+        ("vit_eva02_base", {"rotary": True}, "rope_grid=4 does nothing without"),
     ],
 )
 def test_the_option_that_is_missing_is_named(name, options, said):
@@ -352,6 +388,13 @@ IDS = {
     "vit_base_patch16_siglip_gap_224.webli": (0, "avg", "vit"),
     "vit_base_patch16_reg4_gap_256.in1k": (1000, "avg", "vit"),
     "vit_small_patch16_dinov3.lvd1689m": (0, "avg", "vit_small_patch16_dinov3"),
+    "eva02_large_patch14_448.mim_m38m_ft_in22k_in1k": (
+        *(1000, "avg"),
+        "eva02_large_patch14_448",
+    ),
+    "eva02_tiny_patch14_224.mim_in22k": (0, "avg", "eva02_tiny_patch14_336"),
+    "eva02_base_patch16_clip_224.merged2b": (512, "token", "vit"),
+    "eva_giant_patch14_336.clip_ft_in1k": (1000, "avg", "vit"),
 }
 
 
@@ -382,6 +425,10 @@ PARAMETERS = {
     "vit_so400m_patch14_siglip_384": 428_225_600,
     "vit_small_patch16_dinov3": 21_586_944,
     "vit_huge_plus_patch16_dinov3": 840_509_440,
+    "eva02_tiny_patch14_336": 5_756_584,
+    "eva02_small_patch14_336": 22_129_000,
+    "eva02_base_patch14_448": 87_117_544,
+    "eva02_large_patch14_448": 305_080_232,
 }
 
 
@@ -403,6 +450,14 @@ VARIANTS = {
     "siglip": {"pool": "attention"},
     "giant": {"gated": True, "nonlinearity": "silu", "layer_scale": 1.0},
     "dinov3": {"rotary": True, "position": False, "key_bias": False, "registers": 2},
+    "eva02": {
+        "rotary": "index",
+        "inner_norm": "both",
+        "key_bias": False,
+        "gated": True,
+        "pool": "mean",
+        "class_token": True,
+    },
 }
 TINY = {"input_shape": (8, 8, 3), "patch_size": 4, "out_features": 5, "mlp_ratio": 2}
 
@@ -420,6 +475,8 @@ def tiny(variant, parametrization="completep", **sizes):
     [
         ("blocks/attention_scale/scale", "layer_scale", ("layers", "embed"), True),
         ("blocks/mlp_scale/scale", "layer_scale", ("layers", "embed"), True),
+        ("blocks/mlp/norm/scale", "eva02", ("layers", "mlp"), True),
+        ("blocks/attention/norm/bias", "eva02", ("layers", "embed"), True),
         ("registers", "registers", ("registers", "embed"), False),
         ("pre_norm/scale", "clip", ("embed",), False),
         ("attention_pool/token", "siglip", ("embed",), False),

@@ -79,7 +79,7 @@ _VARIANTS = (
     (r"^beit", "relative position bias"),
     (r"^cait", "class attention"),
     (r"_qkvb", "separate biases of queries and values"),
-    (r"^eva", "rotary positions of EVA-02 or a norm inside of its MLP"),
+    (r"^eva", "norms behind its branches"),
     (r"distilled", "a distillation token"),
     (r"naflex", "patches of several image sizes in one batch"),
     (r"_relpos|_rpn|_srelpos", "relative position bias"),
@@ -173,7 +173,7 @@ def _refusal(name: str, where: str) -> str:
         "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
         "convnext, convnextv2, efficientnet, efficientnetv2, mobilenetv3, "
         "vit_{tiny,small,base,large,huge}_patch* of 224 or 384 pixels, deit, deit3, "
-        "vit_*_dinov2, vit_*_clip_*, vit_*_siglip_* and GPT-2"
+        "vit_*_dinov2, vit_*_dinov3, vit_*_clip_*, vit_*_siglip_*, eva02 and GPT-2"
     )
 
 

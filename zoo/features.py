@@ -23,7 +23,7 @@ _FEATURES = (
     (r"\.attn\.(q|v)_bias$|logit_bias", "separate biases of queries and values"),
     (r"patch_embed\.backbone|patch_embed\.stem|^root/", "a convolutional stem"),
     (r"expert|\.moe\.", "a mixture of experts"),
-    (r"\.attn\.norm\.|\.mlp\.norm\.", "a norm inside attention or MLP"),
+    (r"\.attn\.norm\.|\.mlp\.norm\.", "a norm inside attention or MLP; see inner_norm"),
     (r"\.attn\.(q|k|v)_proj\.|\.attn\.[qkv]\.", "separate queries, keys and values"),
     (r"^pre_logits|^head\.fc\d|^head\.\d", "a hidden layer in the head"),
     (r"lora_", "LoRA adapters"),
@@ -65,6 +65,8 @@ _UNEXPECTED = (
     (r"^maxpool\.", "pass stem_pooling='conv' for a convolution in its place"),
 )
 _MISSING = (
+    (r"\.attn\.norm\.", "pass inner_norm='mlp', or '' for none"),
+    (r"\.mlp\.norm\.", "pass inner_norm=''"),
     (r"^fc_norm\.", "pass pool='token' or pool='norm_mean'"),
     (r"qkv\.bias$|in_proj_bias$", "pass qkv_bias=False"),
     (r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$", "pass layer_scale=None"),

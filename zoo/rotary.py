@@ -81,44 +81,66 @@ class Rotary:
 
 
 def turn(
-    x: Float[Array, "batch time heads head_dim"], angles: Float[Array, "time half"]
+    x: Float[Array, "batch time heads head_dim"],
+    angles: Float[Array, "time half"],
+    *,
+    neighbours: bool = False,
 ) -> Float[Array, "batch time heads head_dim"]:
     """Rotate the pairs (i, i + d/2) of each token's entries by its angles.
 
     Args:
       x: queries or keys.
       angles: in radians.
+      neighbours: rotate the pairs (2i, 2i + 1) instead, as in EVA-02.
     """
     dtype = single(x.dtype)
     angles = angles.astype(dtype)
     cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
-    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+    y = x.astype(dtype)
+    first, second = (
+        (y[..., ::2], y[..., 1::2]) if neighbours else jnp.split(y, 2, axis=-1)
+    )
     turned = [first * cos - second * sin, second * cos + first * sin]
+    if neighbours:
+        return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
 def grid_angles(
-    grid: tuple[int, int], head_dim: int, *, theta: float = 100.0, prefix: int = 0
+    grid: tuple[int, int],
+    head_dim: int,
+    *,
+    theta: float = 100.0,
+    prefix: int = 0,
+    count: int | None = None,
 ) -> Float[np.ndarray, "time half"]:
-    """Angles of patches by their place in an image, as in DINOv3.
+    """Angles of patches by their place in an image, as in DINOv3 and EVA-02.
 
     The centers of the patches lie in [-1, 1] along each side. The first quarter of a
-    head's entries turns by 2π · row · theta^(-4i/d), the second by the columns.
+    head's pairs turns by 2π · row · theta^(-4i/d), the second by the columns. With a
+    `count`, rows and columns are numbered from 0 instead, in steps that make `count`
+    of them a side, and 2π is left out.
 
     Args:
       grid: (rows, columns) of patches.
       head_dim: d.
       theta: base of the frequencies.
       prefix: number of tokens before the patches; their angles are zero.
+      count: patches of a side for which the positions are 0, 1, 2, ...; None for
+        places in [-1, 1].
 
     Raises:
-      ValueError: a head_dim that is no multiple of 4.
+      ValueError: a head_dim that is no multiple of 4, or a base or a count that is
+        not positive.
 
-    Source: Siméoni et al. 2025, arXiv:2508.10104, section 3.2.
+    Source: Siméoni et al. 2025, arXiv:2508.10104, section 3.2. With a `count`: Fang et
+    al. 2023, arXiv:2303.11331, as timm has it.
 
     Examples:
       >>> grid_angles((1, 2), 4, prefix=1).round(2).tolist()  # 2π · (0, ∓1/2)
       [[0.0, 0.0], [0.0, -3.14], [0.0, 3.14]]
+      >>> grid_angles((1, 2), 4, count=16).tolist()
+      [[0.0, 0.0], [0.0, 8.0]]
     """
     if head_dim % 4:
         raise ValueError(
@@ -128,8 +150,13 @@ def grid_angles(
     if not theta > 0:
         raise ValueError(f"rope_theta={theta!r} must be positive")
     frequencies = theta ** -(np.arange(0, head_dim, 4) / head_dim)
-    sides = [2 * (np.arange(n) + 0.5) / n - 1 for n in grid]
+    if count is None:
+        sides = [2 * math.pi * (2 * (np.arange(n) + 0.5) / n - 1) for n in grid]
+    else:
+        if count < 1:
+            raise ValueError(f"rope_grid={count!r} must be at least 1")
+        sides = [count * np.arange(n) / n for n in grid]
     places = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)
-    angles = 2 * math.pi * places[:, :, None] * frequencies
+    angles = places[:, :, None] * frequencies
     angles = angles.reshape(len(places), -1)
     return np.concatenate([np.zeros((prefix, angles.shape[1])), angles])

@@ -35,14 +35,16 @@ class ViTOptions(TransformerOptions):
     class_token: bool | None = None
     class_position: bool = True
     position: bool = True
-    rotary: bool = False
+    rotary: bool | Literal["index"] = False
     rope_theta: float = 100.0
+    rope_grid: int = 16
     registers: int = 0
     patch_bias: bool = True
     pre_norm: bool = False
     qkv_bias: bool = True
     key_bias: bool = True
     gated: bool = False
+    inner_norm: Literal["", "mlp", "both"] = ""
     layer_scale: float | None = None
     readout_bias: bool = True
 
@@ -81,8 +83,12 @@ class ViT(Transformer, options=ViTOptions):
       class_position: whether it has a position of its own, as in timm's ViT and
         DINOv2; in DeiT-III and big_vision patches alone have positions.
       position: whether there is a table of learned positions.
-      rotary: rotary positions of queries and keys in two dimensions, as in DINOv3.
+      rotary: rotary positions of queries and keys in two dimensions: True for places
+        in [-1, 1], as in DINOv3, "index" for numbers of rows and columns, as in EVA-02,
+        which turns neighbouring entries of a head.
       rope_theta: base of their frequencies.
+      rope_grid: with rotary="index", patches of a side for which the numbers go in
+        steps of one; other grids stretch them to the same length.
       registers: number of learned tokens between the class token and the patches,
         without positions and not pooled, as in DINOv2 with registers.
       patch_bias: whether the patch embedding has a bias; CLIP's has none.
@@ -95,6 +101,8 @@ class ViT(Transformer, options=ViTOptions):
       key_bias: whether keys have one, where queries and values do; not in DINOv3.
       gated: the MLP is W2 (φ(W_gate x) · W1 x); with "silu" it is SwiGLU, as in
         DINOv2's giant.
+      inner_norm: "mlp" for a norm before the last kernel of the MLP, as in EVA-02;
+        "both" for one before that of attention too, as in its CLIP; "" for none.
       layer_scale: initial value of LayerScale, a trained factor for each entry of a
         branch; None for no LayerScale. 1e-5 in DINOv2, 1e-6 in DeiT-III.
       readout_bias: whether the readout has a bias.
@@ -118,7 +126,8 @@ class ViT(Transformer, options=ViTOptions):
     network of Dosovitskiy et al. 2020 (arXiv:2010.11929) as timm has it. Options:
     Touvron et al. 2021 (arXiv:2103.17239, LayerScale), Darcet et al. 2023
     (arXiv:2309.16588, registers), Radford et al. 2021 (arXiv:2103.00020, CLIP), Zhai
-    et al. 2022 (arXiv:2106.04560, attention pooling).
+    et al. 2022 (arXiv:2106.04560, attention pooling), Fang et al. 2023
+    (arXiv:2303.11331, EVA-02).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -157,11 +166,19 @@ class ViT(Transformer, options=ViTOptions):
         self.channels = input_shape[2]
         patches = self.grid[0] * self.grid[1]
         first = int(class_token and options.class_position)
+        if options.rotary not in (False, True, "index"):
+            raise ValueError(
+                f"rotary={options.rotary!r} must be True, 'index', or False for none"
+            )
+        if options.rotary != "index":
+            options.check_unused("rope_grid", without="rotary='index'")
+        self.rope_grid = options.rope_grid if options.rotary == "index" else None
         if not options.rotary:
             options.check_unused("rope_theta", without="rotary=True")
         else:  # refuses a base or a head that cannot be turned
             size = options.head_axes()["head_dim"].size
-            grid_angles(self.grid, size, theta=options.rope_theta)
+            theta, count = options.rope_theta, self.rope_grid
+            grid_angles(self.grid, size, theta=theta, count=count)
         fixed = {
             "patch": options.patch_size**2 * self.channels,
             "positions": patches + first,
@@ -219,7 +236,9 @@ class ViT(Transformer, options=ViTOptions):
         block = dataclasses.replace(
             options.block(qkv_bias=options.qkv_bias),
             key_bias=options.key_bias,
+            neighbours=options.rotary == "index",
             gated=options.gated,
+            inner_norm=options.inner_norm,
             layer_scale=options.layer_scale,
         )
         self.build_blocks(block, options.depth, rngs)
@@ -320,7 +339,13 @@ class ViT(Transformer, options=ViTOptions):
         if self.rope_theta is None:
             return None
         grid, size = self._grid(*x.shape[1:3]), self.plan["head_dim"].size
-        found = grid_angles(grid, size, theta=self.rope_theta, prefix=self.prefix)
+        found = grid_angles(
+            grid,
+            size,
+            theta=self.rope_theta,
+            prefix=self.prefix,
+            count=self.rope_grid,
+        )
         return jnp.asarray(found, jnp.float32)
 
     def _pool(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch *time n"]:
@@ -494,6 +519,36 @@ for _size in ("small", "small_plus", "base", "large", "huge_plus"):
         qkv_bias=False,
         layer_scale=1e-5,
         norm_eps=1e-5,
+    )(ViT)
+# Of EVA-02; its base and large have a norm inside of the MLP.
+EVA02: Mapping[str, Any] = types.MappingProxyType(
+    {
+        "pool": "mean",
+        "class_token": True,
+        "key_bias": False,
+        "rotary": "index",
+        "rope_theta": 10000.0,
+        "gated": True,
+        "nonlinearity": "silu",
+    }
+)
+
+
+def eva02_size(size: str) -> dict[str, Any]:
+    """What differs between the sizes of EVA-02, whose MLP is 8/3 wide, rounded."""
+    width = SIZES[size]["width"]
+    inner = "mlp" if size in ("base", "large") else ""
+    ratio = int(width * 4 * 2 / 3) / width
+    return {**SIZES[size], "mlp_ratio": ratio, "inner_norm": inner}
+
+
+for _size, _side in (("tiny", 336), ("small", 336), ("base", 448), ("large", 448)):
+    register(
+        f"eva02_{_size}_patch14_{_side}",
+        **eva02_size(_size),
+        **_images(14, _side),
+        **EVA02,
+        out_features=1000,
     )(ViT)
 for _size, _patch, _classes in (
     ("base", 32, 512),

@@ -6,12 +6,13 @@ from typing import Any
 
 from .decoder_configs import Architecture, whole
 from .registry import default_options, list_models, options_of
-from .vit import SIZES, ViT
+from .vit import EVA02, SIZES, ViT, eva02_size
 
 # Options that two networks of the same name here must share; others may be passed.
 _STRUCTURE = (
     *("width", "depth", "head_dim", "mlp_ratio", "patch_size", "registers", "gated"),
     *("pool", "pre_norm", "patch_bias", "class_position", "position", "rotary"),
+    "inner_norm",
 )
 
 
@@ -43,8 +44,8 @@ def named(options: Mapping[str, Any]) -> Architecture:
 def _known() -> Mapping[str, Mapping[str, Any]]:
     """The options of every registered ViT but "vit" itself, by name."""
     found = {}
-    for name in list_models("vit_*") + list_models("deit*"):
-        if issubclass(options_of(name)[0], ViT):
+    for name in list_models():
+        if issubclass(options_of(name)[0], ViT) and name != "vit":
             options = default_options(name)
             found[name] = {**options, "head_dim": options["head_dim"] or 64}
     return found
@@ -61,6 +62,7 @@ _TIMM_SIZES: Mapping[str, Mapping[str, Any]] = {
     "little": {"width": 320, "depth": 14, "mlp_ratio": 5.6},
     # Of CLIP; DINOv2's giant is another one.
     "giant_clip": {"width": 1408, "depth": 40, "head_dim": 88, "mlp_ratio": 48 / 11},
+    "giant_eva": {"width": 1408, "depth": 40, "head_dim": 88, "mlp_ratio": 48 / 11},
     "gigantic": {"width": 1664, "depth": 48, "head_dim": 104, "mlp_ratio": 64 / 13},
 }
 _CLIP = {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-5}
@@ -144,6 +146,25 @@ def _rows() -> Iterator[tuple[str, str, int, int, Mapping[str, Any]]]:
         yield f"vit_{size}_patch16_dinov3", size, 16, 256, options
     for size in ("small", "base", "large"):
         yield f"flexivit_{size}", size, 16, 240, {"class_position": False}
+    for size, patch, side in (
+        *((s, 14, n) for s in ("tiny", "small") for n in (224, 336)),
+        *((s, 14, n) for s in ("base", "large") for n in (224, 448)),
+    ):
+        options = {**EVA02, **eva02_size(size)}
+        yield f"eva02_{size}_patch{patch}_{side}", size, patch, side, options
+    for size, patch, side in (
+        ("base", 16, 224),
+        ("large", 14, 224),
+        ("large", 14, 336),
+    ):
+        options = {**EVA02, **eva02_size(size), "inner_norm": "both", "pool": "token"}
+        name = f"eva02_{size}_patch{patch}_clip_{side}"
+        yield name, size, patch, side, options
+    for side in (224, 336, 560):
+        options = {"key_bias": False, "pool": "mean", "class_token": True}
+        yield f"eva_giant_patch14_{side}", "giant_eva", 14, side, options
+    name = "eva_giant_patch14_clip_224"
+    yield name, "giant_eva", 14, 224, {"key_bias": False}
     yield "vit_base_patch16_224_miil", "base", 16, 224, {"qkv_bias": False}
 
 

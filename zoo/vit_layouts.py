@@ -91,11 +91,13 @@ LAYOUTS = {
         {
             "attention_norm": "norm1.",
             "attention/qkv": "attn.qkv.",
+            "attention/norm": "attn.norm.",
             "attention/out": "attn.proj.",
             "attention_scale/scale": "ls1.gamma",
             "mlp_norm": "norm2.",
             "mlp/up": "mlp.fc1.",
             "mlp/gate_up": "mlp.fc1.",
+            "mlp/norm": "mlp.norm.",
             "mlp/down": "mlp.fc2.",
             "mlp_scale/scale": "ls2.gamma",
         },
@@ -318,13 +320,10 @@ def vit_names(
     chosen = LAYOUTS[layout]
     _check_positions(model, layout)
     modules = dict(chosen.modules)
-    if layout == "timm" and model.rope_theta is not None:
-        # timm's class Eva, of which its DINOv3 are.
-        modules["blocks/attention_scale/scale"] = "blocks.{}.gamma_1"
-        modules["blocks/mlp_scale/scale"] = "blocks.{}.gamma_2"
-        modules["blocks/mlp/gate"] = "blocks.{}.mlp.fc1_g."
-        if model.options.gated:
-            modules["blocks/mlp/up"] = "blocks.{}.mlp.fc1_x."
+    if layout == "timm" and _is_eva(model):
+        modules |= _eva_modules(model)
+        if model.options.gated and "blocks/mlp/gate" not in modules:
+            modules.pop("blocks/mlp/up")
     elif layout == "transformers_dinov3":
         pass
     elif model.options.gated:
@@ -353,7 +352,42 @@ def vit_names(
     }
 
 
+def _is_eva(model: ViT) -> bool:
+    """Whether timm has a model in its class Eva: DINOv3, EVA and EVA-02."""
+    return model.rope_theta is not None or not model.options.key_bias
+
+
+def _eva_modules(model: ViT) -> dict[str, str]:
+    """What timm's class Eva names otherwise."""
+    block = "blocks.{}."
+    modules = {
+        "blocks/attention_scale/scale": f"{block}gamma_1",
+        "blocks/mlp_scale/scale": f"{block}gamma_2",
+        "blocks/attention/query/bias": f"{block}attn.q_bias",
+        "blocks/attention/value/bias": f"{block}attn.v_bias",
+    }
+    is_dinov3 = model.rope_theta is not None and model.rope_grid is None
+    inner_norm = bool(model.options.inner_norm)
+    if inner_norm:
+        modules = {
+            **{k: v for k, v in modules.items() if not k.endswith("bias")},
+            "blocks/attention/query": f"{block}attn.q_proj.",
+            "blocks/attention/key": f"{block}attn.k_proj.",
+            "blocks/attention/value": f"{block}attn.v_proj.",
+        }
+    if model.options.gated and (is_dinov3 or inner_norm):
+        modules |= {
+            "blocks/mlp/gate": f"{block}mlp.fc1_g.",
+            "blocks/mlp/up": f"{block}mlp.fc1_x.",
+        }
+    return modules
+
+
 def _check_positions(model: ViT, layout: str) -> None:
+    if layout != "timm" and model.rope_grid is not None:
+        raise ValueError(
+            f"the layout {layout!r} has no network with rotary='index'; take 'timm'"
+        )
     if layout not in ("timm", "transformers_dinov3") and model.rope_theta is not None:
         raise ValueError(
             f"the layout {layout!r} is of networks without rotary positions; take "

@@ -1,6 +1,6 @@
 """Make the golden files of the ViT family: small networks of timm and transformers.
 
-    pip install torch==2.13.0 transformers==5.23.0 safetensors
+    pip install torch==2.13.0 transformers==5.23.0 safetensors pillow
     pip install --no-deps timm==1.0.31 torchvision==0.28.0
     python tests/golden/make_vit_golden.py
 
@@ -88,9 +88,22 @@ _DINOV3 = {
     "num_classes": 0,
     **EPS,
 }
+_EVA02 = {"swiglu_mlp": True, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4)}
+_SPLIT = {"qkv_fused": False, "scale_mlp": True}
 EVA = {
     "vit_dinov3": _DINOV3,
     "vit_dinov3_plus": {**_DINOV3, "swiglu_mlp": True, "swiglu_align_to": 8},
+    # Four patches of a side: the positions go in steps of 4/3.
+    "vit_eva02_small": {**_EVA02, "num_classes": 5},
+    "vit_eva02_base": {**_EVA02, **_SPLIT, "num_classes": 5},
+    "vit_eva02_clip": {
+        **_EVA02,
+        **_SPLIT,
+        "scale_attn_inner": True,
+        "global_pool": "token",
+        "num_classes": 5,
+    },
+    "vit_eva": {"num_classes": 5},
 }
 IMAGES = {"image_size": SIDE, "patch_size": PATCH}
 BODY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, **IMAGES}
