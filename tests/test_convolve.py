@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mupax.zoo.convolve import _plain, convolve
+from mupax.zoo.convolve import _depthwise, _of_groups, _plain, convolve
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -25,6 +25,49 @@ def test_gradients_are_those_of_jax(size, stride, pixels):
         pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
         for a, b in pairs:
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("sides", [((1, 1), (1, 1)), ((0, 1), (2, 2)), ((0, 0),) * 2])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize(("size", "pixels"), [(3, (8, 9)), (5, (7, 5)), (2, (2, 3))])
+def test_gradients_of_a_depthwise_one_are_those_of_jax(size, pixels, stride, sides):
+    with jax.enable_x64():
+        keys = jax.random.split(jax.random.key(0), 3)
+        x = jax.random.normal(keys[0], (2, *pixels, 4))
+        kernel = jax.random.normal(keys[1], (size, size, 1, 4))
+        (ours, ours_back), (theirs, theirs_back) = (
+            jax.vjp(lambda x, kernel, f=f: f(x, kernel, stride, sides), x, kernel)
+            for f in (_depthwise, _of_groups)
+        )
+        grad = jax.random.normal(keys[2], ours.shape)
+        pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
+        for a, b in pairs:
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+
+
+def test_padding_by_name_is_that_of_jax():
+    x, kernel = np.ones((1, 7, 8, 2), "float32"), np.ones((3, 3, 1, 2), "float32")
+    for stride in (1, 2, 3):
+        expected = jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=2,
+        )
+        np.testing.assert_allclose(convolve(x, kernel, stride, "same"), expected)
+
+
+def test_no_gradient_of_a_depthwise_one_is_that_of_all_channels():
+    """XLA's is, on CPUs: seventy times slower at 256 channels and four networks."""
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return convolve(x, kernel, 1).sum()
+
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((3, 3, 1, 8), (2, 9, 9, 8))]
+    text = jax.jit(jax.grad(loss)).lower(*shapes).compile().as_text()
+    assert " convolution(" not in text, text
 
 
 @pytest.mark.parametrize("of", [convolve, _plain])
