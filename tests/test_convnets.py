@@ -1,21 +1,21 @@
 """Convolutional networks: parity with timm and transformers, files, and their rules."""
 
 import json
-import pathlib
 
+import goldens
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
+from goldens import apart
 from jax.sharding import AbstractMesh
 
 from mupax import optim, zoo
 from mupax.zoo import foreign
 from mupax.zoo.architectures import identify
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 # Relative to the largest entry; what float32 leaves is ten times less.
 TOLERANCE = 1e-5
 # Of gradients, which are computed in float64: normalization over the few pixels of a
@@ -78,11 +78,8 @@ CASES = {
 
 def golden(name):
     """(weights under their library's names, everything else)."""
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        arrays = dict(file)
-    data = {k: arrays.pop(k) for k in list(arrays) if k.startswith("golden/")}
-    arrays = {k: v.astype(np.float32) for k, v in arrays.items()}
-    return arrays, {k.removeprefix("golden/"): v for k, v in data.items()}
+    arrays, data = goldens.golden(name)
+    return {k: v.astype(np.float32) for k, v in arrays.items()}, data
 
 
 def abstract(name, options):
@@ -100,10 +97,6 @@ def loaded(case, **more):
 
 def images(case):
     return jnp.asarray(golden(case)[1]["images"].transpose(0, 2, 3, 1), jnp.float32)
-
-
-def apart(ours, theirs):
-    return float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
 
 
 def quick(function):
@@ -149,8 +142,8 @@ def check_gradients(case):
         return (out**2).mean(0).sum()
 
     x = images(case).astype(jnp.float64)
-    found = quick(jax.grad(loss))(params, rest, x)
-    ours = {"/".join(map(str, k)): v for k, v in nnx.to_flat_state(found)}
+    gradient = quick(jax.grad(loss))(params, rest, x)
+    ours = {"/".join(map(str, k)): v for k, v in nnx.to_flat_state(gradient)}
     weights, data = golden(case)
     theirs = {k: v for k, v in data.items() if k.startswith("gradient/")}
     # A bias that a normalization forgets has a gradient of zero, but for rounding.
@@ -522,9 +515,9 @@ def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
     ],
 )
 def test_a_name_of_timm_has_the_published_number_of_parameters(name, millions):
-    found = identify({"architecture": name, "num_classes": 1000}, "timm/x")
+    identified = identify({"architecture": name, "num_classes": 1000}, "timm/x")
     model = nnx.eval_shape(
-        lambda: zoo.create(found.model, rngs=nnx.Rngs(0), **found.options)
+        lambda: zoo.create(identified.model, rngs=nnx.Rngs(0), **identified.options)
     )
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
     assert sum(leaf.size for leaf in leaves) / 1e6 == pytest.approx(millions, abs=6e-3)

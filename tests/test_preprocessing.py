@@ -58,16 +58,16 @@ def test_the_preprocessing_of_timm_travels_through_our_own_saving(tmp_path):
         tmp_path / "timm", label_names=names, label_descriptions={"n1": "tench"}
     )
     model = load(folder)
-    found = zoo.data_config(model)
+    config = zoo.data_config(model)
     side = VIT["input_shape"][0]
-    assert found.labels == ("tench", *names[1:])
-    assert found.size == (side, side, 3)
+    assert config.labels == ("tench", *names[1:])
+    assert config.size == (side, side, 3)
     assert not CONFIG.differences(
-        zoo.DataConfig(**{**vars(found), "size": CONFIG.size})
+        zoo.DataConfig(**{**vars(config), "size": CONFIG.size})
     )
     zoo.save(model, tmp_path / "ours")
-    assert zoo.data_config(zoo.load_pretrained(tmp_path / "ours")) == found
-    assert read_data_config(tmp_path / "ours") == found
+    assert zoo.data_config(zoo.load_pretrained(tmp_path / "ours")) == config
+    assert read_data_config(tmp_path / "ours") == config
     # With other classes the names would be wrong.
     other = zoo.load_pretrained(tmp_path / "ours", out_features=7)
     assert zoo.data_config(other).labels is None
@@ -85,11 +85,11 @@ def test_a_repository_of_transformers_states_preprocessing_and_labels(tmp_path):
     side = config["image_size"]
     processor = {"size": side, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
-    found = zoo.data_config(zoo.load_pretrained(tmp_path))
-    assert found.labels == tuple(names)
-    assert found.size == (side, side, 3)
-    assert (found.crop_mode, found.std) == ("squash", (0.25,) * 3)
-    assert read_data_config(tmp_path) == found
+    known = zoo.data_config(zoo.load_pretrained(tmp_path))
+    assert known.labels == tuple(names)
+    assert known.size == (side, side, 3)
+    assert (known.crop_mode, known.std) == ("squash", (0.25,) * 3)
+    assert read_data_config(tmp_path) == known
 
 
 def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
@@ -169,11 +169,11 @@ def test_a_timm_config_without_preprocessing_states_none():
 )
 def test_preprocessors_of_transformers_are_read(processor, size, crop, mode):
     given = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 3}
-    found = read_transformers({}, {**given, **processor})
-    assert (found.size[:2], found.crop) == (size, crop)
-    assert found.crop_mode == (mode or "center")
-    assert found.interpolation == "bicubic"
-    assert (found.mean, found.std, found.labels) == ((0.5,) * 3, (0.25,) * 3, None)
+    read = read_transformers({}, {**given, **processor})
+    assert (read.size[:2], read.crop) == (size, crop)
+    assert read.crop_mode == (mode or "center")
+    assert read.interpolation == "bicubic"
+    assert (read.mean, read.std, read.labels) == ((0.5,) * 3, (0.25,) * 3, None)
 
 
 def test_made_up_labels_of_transformers_are_none():

@@ -296,14 +296,18 @@ _BLOCKS = {
 
 
 def _variants() -> dict[str, dict[str, Any]]:
-    found = {}
+    variants = {}
     for size, (width, blocks) in _BLOCKS.items():
         options = {"width": width, "depth": 1, "blocks": blocks}
         if size != "huge":
-            found[f"convnext_{size}"] = options
+            variants[f"convnext_{size}"] = options
         if size != "xlarge":
-            found[f"convnextv2_{size}"] = {**options, "layer_scale": None, "grn": True}
-    return found
+            variants[f"convnextv2_{size}"] = {
+                **options,
+                "layer_scale": None,
+                "grn": True,
+            }
+    return variants
 
 
 #: The networks of timm, by their names there.

@@ -410,10 +410,10 @@ def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ..
                 f"blocks={given}: {number!r} is no block of a model that has {count}, "
                 f"counted from 0 to {count - 1} or from the end as -1"
             )
-    found = tuple(number % count for number in given)
-    if len(set(found)) < len(found):
+    numbers = tuple(number % count for number in given)
+    if len(set(numbers)) < len(numbers):
         raise ValueError(f"blocks={given} names a block twice")
-    return found
+    return numbers
 
 
 @contextlib.contextmanager
