@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -34,6 +34,9 @@ class Module:
       multiplier: of the parameters in the forward pass, as a gauge: it multiplies the
         initial weights and, so that the network trains as with a multiplier, their
         updates. On all parameters of a branch's last layer it is a branch multiplier.
+      b1_memory: of the number of steps that β1 remembers: 2 turns β1 into √β1. Of
+        adam, adamw, lamb and lion.
+      b2_memory: of the number of steps that β2 remembers.
 
     Raises:
       ValueError: a factor that is not positive and finite (weight decay: not negative).
@@ -52,6 +55,8 @@ class Module:
     weight_decay: Any = 1.0
     init_scale: Any = 1.0
     multiplier: Any = 1.0
+    b1_memory: Any = 1.0
+    b2_memory: Any = 1.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -63,6 +68,14 @@ class Module:
             least = field.name == "weight_decay"
             if not (math.isfinite(value) and (value > 0 or (least and value == 0))):
                 raise ValueError(f"{field.name}={value} must be positive")
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the group's averages have memories of their own."""
+        return any(
+            isinstance(memory, jax.Array) or memory != 1
+            for memory in (self.b1_memory, self.b2_memory)
+        )
 
     @property
     def init(self) -> Any:
@@ -278,6 +291,50 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
     """
     factors = {path: module.init for path, module in scales.modules.items()}
     return multiplied(params, factors, scales)
+
+
+def averaged(
+    make: Callable[[Any, Any], optax.GradientTransformation],
+    scales: Scales,
+    b1: Any,
+    b2: Any,
+) -> optax.GradientTransformation:
+    """The link of an optimizer's chain that averages gradients.
+
+    Args:
+      make: from two betas to the link.
+      scales: of the model; groups may have memories of their own.
+      b1: of all other parameters.
+      b2: of all other parameters.
+    """
+    own = {id(m): m for m in scales.modules.values() if m.remembers}
+    if not own:
+        return make(b1, b2)
+    links = {
+        str(key): make(b1 ** (1 / m.b1_memory), b2 ** (1 / m.b2_memory))
+        for key, m in zip(range(len(own)), own.values(), strict=True)
+    }
+    names = dict(zip(own, links, strict=True))
+    of_path = {p: names.get(id(m), "") for p, m in scales.modules.items()}
+
+    def labels(params: Any) -> Any:
+        return map_with_paths(lambda path, _: of_path.get(path, ""), params)
+
+    return optax.partition({"": make(b1, b2), **links}, labels)
+
+
+def refuse_memories(scales: Scales, optimizer: str) -> None:
+    """Refuse memories of groups for an optimizer that has no β1 and β2.
+
+    Raises:
+      ValueError: a group has one.
+    """
+    for path, module in scales.modules.items():
+        if module.remembers:
+            raise ValueError(
+                f"{path!r} has b1_memory or b2_memory, and {optimizer} has no β1 and "
+                "β2 of a group; leave them out, or use adam, adamw, lamb or lion"
+            )
 
 
 def updates_of(scales: Scales, family: str) -> list[optax.GradientTransformation]:

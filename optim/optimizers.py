@@ -7,6 +7,7 @@ learning rates, betas, eps and weight decay follow the rules of `TrainingScale`;
 momentum of SGD stays, which is the linear rule.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import optax
 from optax import contrib
 
 from .links import Kind, Link, describe, mark
-from .modules import decayed, gradients_of, updates_of
+from .modules import averaged, decayed, gradients_of, refuse_memories, updates_of
 from .parametrizations import Parametrization
 from .paths import map_with_paths
 from .rules import family_of, multipliers
@@ -68,6 +69,7 @@ def sgd(
       (-0.4, -0.025)
     """
     _check(learning_rate=learning_rate, momentum=momentum)
+    refuse_memories(scales, "sgd")
     trace = (
         optax.identity()
         if momentum is None
@@ -127,8 +129,17 @@ def adam(
         "adam",
         normalize_gradients(scales, point),
         *gradients_of(scales),
-        optax.scale_by_adam(
-            beta(b1), beta(b2), eps, eps_root, mu_dtype, nesterov=nesterov
+        averaged(
+            functools.partial(
+                optax.scale_by_adam,
+                eps=eps,
+                eps_root=eps_root,
+                mu_dtype=mu_dtype,
+                nesterov=nesterov,
+            ),
+            scales,
+            beta(b1),
+            beta(b2),
         ),
         _scale(scales, point, "adam"),
         *updates_of(scales, "adam"),
@@ -189,8 +200,17 @@ def adamw(
         "adamw",
         normalize_gradients(scales, point),
         *gradients_of(scales),
-        optax.scale_by_adam(
-            beta(b1), beta(b2), eps, eps_root, mu_dtype, nesterov=nesterov
+        averaged(
+            functools.partial(
+                optax.scale_by_adam,
+                eps=eps,
+                eps_root=eps_root,
+                mu_dtype=mu_dtype,
+                nesterov=nesterov,
+            ),
+            scales,
+            beta(b1),
+            beta(b2),
         ),
         _scale(scales, point, "adam"),
         *updates_of(scales, "adam"),
@@ -242,7 +262,12 @@ def lion(
     beta, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
     return _ours(
         "lion",
-        optax.scale_by_lion(beta(b1), beta(b2), mu_dtype),
+        averaged(
+            functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype),
+            scales,
+            beta(b1),
+            beta(b2),
+        ),
         _scale(scales, point, "lion"),
         *updates_of(scales, "adam"),
         decayed(optax.add_decayed_weights(decay, decay_mask(mask, scales)), scales),
@@ -302,7 +327,12 @@ def lamb(
         "lamb",
         normalize_gradients(scales, point),
         *gradients_of(scales),
-        optax.scale_by_adam(beta(b1), beta(b2), eps, eps_root),
+        averaged(
+            functools.partial(optax.scale_by_adam, eps=eps, eps_root=eps_root),
+            scales,
+            beta(b1),
+            beta(b2),
+        ),
         _decay(
             decayed(
                 optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
@@ -373,6 +403,7 @@ def adafactor(
     _check(decay_rate=decay_rate, eps=eps)
     _check(clipping_threshold=clipping_threshold, momentum=momentum)
     _check(weight_decay_rate=weight_decay_rate)
+    refuse_memories(scales, "adafactor")
     family = "adafactor" if multiply_by_parameter_scale else "adam"
     point = resolve(scales, parametrization)
     links = [
@@ -471,6 +502,7 @@ def muon(
     _check(adam_b1=adam_b1, adam_b2=adam_b2, adam_eps_root=adam_eps_root)
     _check(adam_weight_decay=adam_weight_decay, adam_learning_rate=adam_learning_rate)
     _check(consistent_rms=consistent_rms)
+    refuse_memories(scales, "muon")
     point = resolve(scales, parametrization)
     memory, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
     adam_decay = scales.training.weight_decay(adam_weight_decay)

@@ -86,7 +86,14 @@ def flag(key: str, value: Any) -> bool:
     return value
 
 
-_FACTORS = ("learning_rate", "weight_decay", "init_scale", "multiplier")
+_FACTORS = (
+    "learning_rate",
+    "weight_decay",
+    "init_scale",
+    "multiplier",
+    "b1_memory",
+    "b2_memory",
+)
 
 
 def groups(key: str, value: Any) -> dict[str, dict[str, Any]]:

@@ -36,6 +36,7 @@ _OF_OPTIMIZERS = (
 )
 # Of a group of parameters, as "attention/learning_rate".
 OF_MODULES = ("learning_rate", "weight_decay", "init_scale", "multiplier")
+_MEMORIES = {"b1": "b1_memory", "b2": "b2_memory"}  # of optimizers that have them
 TUNABLE = _COMMON + _OF_OPTIMIZERS
 
 
@@ -52,7 +53,8 @@ def tunable(optimizer: str, modules: Iterable[str] = ()) -> tuple[str, ...]:
     """
     accepted = check_optimizer({"name": optimizer})
     own = tuple(name for name in _OF_OPTIMIZERS if name in accepted)
-    return _COMMON + own + tuple(f"{m}/{name}" for m in modules for name in OF_MODULES)
+    factors = OF_MODULES + tuple(m for beta, m in _MEMORIES.items() if beta in own)
+    return _COMMON + own + tuple(f"{m}/{name}" for m in modules for name in factors)
 
 
 def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
