@@ -5,6 +5,7 @@ import pathlib
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from mupax import zoo
 from mupax.experiments import cli, io
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import mirror, records
+from mupax.experiments.run.checkpoints import load_weights
 from mupax.experiments.sweep import engine, export
 
 TESTS = pathlib.Path(__file__).parent
@@ -480,6 +482,32 @@ def weights(model) -> list[np.ndarray]:
     from flax import nnx
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
+
+
+@pytest.mark.long
+@pytest.mark.ci
+def test_two_processes_of_one_machine_train_in_a_bucket(run, tmp_path, monkeypatch):
+    """And process 0 writes the trained model, of which each holds a part."""
+    devices = " --xla_force_host_platform_device_count=2"
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + devices)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        *("train", f"--config={TESTS / 'toy_train.py'}", f"--workdir={run}"),
+        *("--config.steps=20", "--config.mesh.fsdp=4", "--config.model.depth=4"),
+        *("--distributed", f"--coordinator=127.0.0.1:{port}", "--processes=2"),
+    ]
+    pair = [start([*words, f"--process={n}"], tmp_path / "shared") for n in range(2)]
+    for process in pair:
+        out, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, out
+    with mirror.opened(run, writes=False) as folder:
+        model, saved = (zoo.load_pretrained(str(folder / "model")) for _ in range(2))
+        load_weights(saved, folder / "checkpoints" / "20", ema=True)
+        assert [line["step"] for line in lines(folder)][-1] == 20
+    for a, b in zip(weights(model), weights(saved), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.long

@@ -87,8 +87,7 @@ def save(
     building = pathlib.Path(tempfile.mkdtemp(dir=directory.parent, prefix=".saving-"))
     try:
         building.chmod(0o755)
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(building / _WEIGHTS, arrays_of(model))
+        _write(building / _WEIGHTS, arrays_of(model))
         # Orbax notes where it wrote, which is not where the model will be.
         note = building / _WEIGHTS / "commit_success.txt"
         if note.exists():
@@ -107,6 +106,23 @@ def save(
         shutil.rmtree(building, ignore_errors=True)
         raise
     return directory
+
+
+def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
+    """Write arrays by Orbax, in this process alone."""
+    if jax.process_count() == 1:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder, arrays)
+        return
+    process = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=process,
+        active_processes={process},
+        barrier_sync_key_prefix=f"zoo.save.{process}",
+    )
+    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
+        # Of several processes, Orbax refuses arrays that one of them holds whole.
+        checkpointer.save(folder, jax.tree.map(np.asarray, arrays))
 
 
 def load(

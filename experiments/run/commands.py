@@ -7,9 +7,11 @@ import shlex
 from typing import Any
 
 import jax
+import numpy as np
 import rich.console
 import rich.progress
 from flax import nnx
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 import mupax
@@ -23,6 +25,7 @@ from .checkpoints import open_checkpoints, read_weights
 from .config import RunConfig, parse
 from .evaluate import means, tester
 from .loop import TrainResult, train
+from .mesh import on_host
 from .prepare import PreparedRun, prepare
 from .program import Program
 from .records import Sink
@@ -102,9 +105,13 @@ def train_in(
         highlight=False,
         soft_wrap=True,
     )
-    if jax.process_count() == 1 and not model.exists():
+    # The processes must agree: whether to save takes part in collectives.
+    if not multihost_utils.broadcast_one_to_all(np.int32(model.exists())):
         weights = state["ema"] if "ema" in state else state["params"]
-        _save(prepared, weights, state["rest"], model, result, command)
+        weights, rest = on_host((weights, state["rest"]), prepared.program.mesh)
+        if jax.process_index() == 0:
+            _save(prepared, weights, rest, model, result, command)
+        multihost_utils.sync_global_devices("saved")
         console.print(f"the model: {model}", highlight=False, soft_wrap=True)
     return result
 
@@ -216,8 +223,12 @@ def _save(
 ) -> None:
     """Save the trained model for `zoo.load_pretrained`."""
     built, dataset = prepared.built, prepared.dataset
-    model = built.model if built.pretrained else built.create()
-    nnx.update(model, weights, rest)
+    several = jax.process_count() > 1
+    # A model of several processes may not fit on one device.
+    memory = jax.local_devices(backend="cpu")[0] if several else None
+    with jax.default_device(memory):
+        model = built.model if built.pretrained else built.create()
+        nnx.update(model, weights, rest)
     if dataset.kind == "images":
         zoo.set_data_config(model, dataset.data_config)
     tokenizer = dataset.tokenizer

@@ -162,3 +162,25 @@ def put(tree: Any, shardings: Any) -> Any:
     # device_put cannot reach the devices of other processes; a program can.
     copy = jax.jit(lambda t: jax.tree.map(jax.numpy.copy, t), out_shardings=shardings)
     return copy(tree)
+
+
+def on_host(tree: Any, mesh: Mesh) -> Any:
+    """Copies the arrays of several processes to the memory of process 0.
+
+    All processes must call this. A device needs room for the largest array. Of one
+    process, the arrays stay where they are.
+
+    Args:
+      tree: pytree of arrays on the mesh. Random keys stay on a device.
+      mesh: of devices.
+    """
+    if jax.process_count() == 1:
+        return tree
+    whole = jax.jit(lambda leaf: leaf, out_shardings=replicated(mesh))
+
+    def fetch(leaf: jax.Array) -> Any:
+        leaf = whole(leaf).addressable_data(0)
+        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return leaf if key or jax.process_index() > 0 else jax.device_get(leaf)
+
+    return jax.tree.map(fetch, tree)
