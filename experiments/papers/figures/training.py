@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from ...report import SweepData
+from ...sweep import optima
 from ...sweep.results import Cell, Population
 from ...sweep.verdict import Transfer
 from . import curves
@@ -30,9 +31,23 @@ def follows(as_it_is: SweepData, scaled: SweepData) -> Drawing:
             _panel("Hyperparameters as they are", plain),
             _panel("With the rule", ruled),
         ],
-        curves.told(verdicts),
+        f"{curves.told(verdicts)}; loss at the base's optimum, sizes rising: with the "
+        f"rule {_losses(ruled)}, without it {_losses(plain)}",
         curves.every(curves.stays(ruled), curves.moves(plain)),
     )
+
+
+def _losses(found: Transfer) -> str:
+    """The loss of each size at the base's best value."""
+    best = found.optima[found.base]
+    losses = []
+    for cell in found.cells:
+        fitted = optima.fit(cell)
+        if fitted is None or best is None or not fitted.holds(best):
+            losses.append("unknown")
+        else:
+            losses.append(f"{2 ** fitted.at(best).mean():.3f}")
+    return ", ".join(losses)
 
 
 def decays(decayed: SweepData, none: SweepData) -> Drawing:
