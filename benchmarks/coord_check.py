@@ -140,6 +140,95 @@ CASES["llama"] = dataclasses.replace(
     _GPT, options={**_GPT.options, "queries_per_key": 2}
 )
 
+
+def _variant(of: str, **changes: Any) -> Case:
+    """A case with further options, and with other fields of `Case`."""
+    fields = {f.name for f in dataclasses.fields(Case)}
+    options = {k: v for k, v in changes.items() if k not in fields}
+    changed = {k: v for k, v in changes.items() if k in fields}
+    case = CASES[of]
+    options = {**case.options, **options}
+    changed = {"model": case.model or of, **changed, "options": options}
+    return dataclasses.replace(case, **changed)
+
+
+# Every option of a family that others do not exclude, in one network.
+_STREAM = r"^(conv|output|stages/\d)$"
+_IMAGES = {"width": 16, "depth": 2, "base_width": 4, **HALF}
+CASES["convnext"] = Case(
+    {
+        **_IMAGES,
+        "blocks": (1, 1),
+        "patch_size": 2,
+        "layer_scale": 1.0,
+        "grn": True,
+    },
+    (4, 4, 2),
+    (128, 512),
+    (32, 128),
+    _STREAM,
+    # Kernels start at 0.02, whatever their fan-in.
+    rate=0.3,
+    seeds=8,
+    model="convnext_tiny",
+)
+CASES["efficientnet"] = Case(
+    {
+        **_IMAGES,
+        "rows": (
+            (0, "separable", 1, 3, 1, 1, 4, 1.0),
+            (1, "inverted", 1, 5, 1, 2, 8, 0.5),
+        ),
+        "rows_width": 4,
+        "head": 16,
+    },
+    (4, 4, 2),
+    (64, 256),
+    (32, 128),
+    _STREAM,
+    model="efficientnet_b0",
+)
+CASES["efficientnetv2"] = _variant("efficientnet", rows=((0, "fused", 1, 3, 1, 2, 8),))
+CASES["mobilenetv3"] = _variant(
+    "efficientnet",
+    rows=((0, "inverted", 1, 5, 1, 2, 8, 1.0),),
+    head_pooled=True,
+    nonlinearity="hard_swish",
+    gate="hard_sigmoid",
+    squeeze_nonlinearity="relu",
+    seeds=48,
+)
+# The stream of bottlenecks is four times as wide.
+CASES["resnet_options"] = _variant(
+    "resnet18",
+    block="bottleneck",
+    base_width=2,
+    groups=4,
+    width_per_group=32,
+    squeeze=1 / 4,
+    stem="deep",
+    stem_pooling="conv",
+    shortcut="average",
+    antialias="blur",
+    shape=(8, 8, 2),
+    widths=(32, 128),
+)
+CASES["vit_rotary"] = _variant(
+    "vit",
+    base_width=8,
+    rotary=True,
+    position=False,
+    registers=2,
+    key_bias=False,
+    gated=True,
+    nonlinearity="silu",
+    layer_scale=1.0,
+    pool="norm_mean",
+    class_token=True,
+)
+CASES["vit_clip"] = _variant(
+    "vit", pre_norm=True, patch_bias=False, nonlinearity="quick_gelu", pool="mean"
+)
 # At the base depth all that scale depth are mup; at a given width all that do not are.
 WIDTH = ("mup", "mean_field", "ntk", "sp")
 DEPTH = ("depth_mup", "ode", "completep(alpha=0.75)", "mup")

@@ -20,6 +20,12 @@ sys.modules[SPEC.name] = bench
 SPEC.loader.exec_module(bench)
 
 RESIDUAL = [model for model in bench.CASES if model != "mlp"]
+# Of these, what has been measured is below; of all others, everything.
+NEWER = {
+    *("convnext", "efficientnet", "efficientnetv2", "mobilenetv3", "resnet_options"),
+    *("vit_rotary", "vit_clip"),
+}
+EARLIER = [model for model in RESIDUAL if model not in NEWER]
 TOLERANCE = 0.05
 
 
@@ -38,7 +44,8 @@ def rules(model, name, optimizer, **size):
     """What the rules of a parametrization make of each parameter."""
     case = bench.CASES[model]
     options = {**case.options, **size, "parametrization": bench.point(name)}
-    made = nnx.eval_shape(lambda: zoo.create(model, **options, rngs=nnx.Rngs(0)))
+    registered = case.model or model
+    made = nnx.eval_shape(lambda: zoo.create(registered, **options, rngs=nnx.Rngs(0)))
     scales = zoo.scales(made)
     return made.plan.branch, {
         path: optim.multipliers(scale, made.plan.parametrization, optimizer)
@@ -70,8 +77,13 @@ OPTIMIZERS = ("sgd", "adam", "muon", "lion")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", bench.CASES)
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        *((m, o) for m in ("mlp", *EARLIER) for o in OPTIMIZERS),
+        *((m, "adam") for m in sorted(NEWER - {"resnet_options"})),
+    ],
+)
 def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
     for layer, slope in slopes(model, "mup", optimizer, "width").items():
         assert abs(slope) < TOLERANCE, (layer, slope)
@@ -83,12 +95,13 @@ def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
         ("resmlp", "depth_mup", "adam"),
         *(
             long(model, "depth_mup", optimizer)
-            for model in RESIDUAL
+            for model in EARLIER
             for optimizer in OPTIMIZERS
             if (model, optimizer) != ("resmlp", "adam")
         ),
-        *(long(m, "ode", o) for m in RESIDUAL for o in ("sgd", "adam")),
-        *(long(m, "completep(alpha=0.75)", "adam") for m in RESIDUAL),
+        long("convnext", "depth_mup", "adam"),
+        *(long(m, "ode", o) for m in EARLIER for o in ("sgd", "adam")),
+        *(long(m, "completep(alpha=0.75)", "adam") for m in EARLIER),
     ],
 )
 def test_where_alpha_and_gamma_add_up_to_one_the_stream_moves_alike_at_every_depth(
