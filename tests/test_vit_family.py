@@ -395,6 +395,7 @@ IDS = {
     "eva02_tiny_patch14_224.mim_in22k": (0, "avg", "eva02_tiny_patch14_336"),
     "eva02_base_patch16_clip_224.merged2b": (512, "token", "vit"),
     "eva_giant_patch14_336.clip_ft_in1k": (1000, "avg", "vit"),
+    "eva_large_patch14_196.in22k_ft_in1k": (1000, "avg", "vit"),
 }
 
 

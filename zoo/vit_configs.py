@@ -163,6 +163,9 @@ def _rows() -> Iterator[tuple[str, str, int, int, Mapping[str, Any]]]:
     for side in (224, 336, 560):
         options = {"key_bias": False, "pool": "mean", "class_token": True}
         yield f"eva_giant_patch14_{side}", "giant_eva", 14, side, options
+    for side in (196, 336):  # in timm a plain ViT
+        options = {"pool": "mean", "class_token": True}
+        yield f"eva_large_patch14_{side}", "large", 14, side, options
     name = "eva_giant_patch14_clip_224"
     yield name, "giant_eva", 14, 224, {"key_bias": False}
     yield "vit_base_patch16_224_miil", "base", 16, 224, {"qkv_bias": False}
