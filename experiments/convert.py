@@ -16,7 +16,7 @@ from mupax.zoo.decoder import Decoder
 from mupax.zoo.pretrained import read_source
 from mupax.zoo.registry import recipe
 
-from . import io
+from . import io, remote
 from .errors import UserError, import_extra
 
 _FILES = (".safetensors", ".npz")
@@ -51,6 +51,9 @@ def run(
     for name, value in (("source", source), ("out", out)):
         if not value:
             raise UserError(f"--{name} is missing; see mupax convert --help")
+    remote.refuse(out, "--out")
+    if remote.is_remote(source):
+        source = str(remote.local(source))
     target = pathlib.Path(out)
     to_file = target.suffix in _FILES
     if target.exists():

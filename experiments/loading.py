@@ -7,6 +7,7 @@ from flax import nnx
 from mupax import zoo
 from mupax.zoo import hub
 
+from . import remote
 from .errors import UserError
 
 
@@ -24,6 +25,8 @@ def find_model(source: str) -> str:
             "--model is missing; give a run directory, a directory of zoo.save, a file "
             "of weights, a hub id, or a name of zoo.list_pretrained()"
         )
+    if remote.is_remote(source):
+        source = _copied(source)
     folder = pathlib.Path(source)
     if (folder / "model" / "config.json").is_file():
         return str(folder / "model")
@@ -41,6 +44,14 @@ def find_model(source: str) -> str:
     return source
 
 
+def _copied(address: str) -> str:
+    """A local copy of a model in object storage; of a run, only its model is copied."""
+    try:
+        return str(remote.local(f"{address.rstrip('/')}/model"))
+    except UserError:
+        return str(remote.local(address))
+
+
 def load_model(
     source: str, *, name: str | None = None, revision: str | None = None
 ) -> nnx.Module:
@@ -48,8 +59,8 @@ def load_model(
 
     Args:
       source: the directory of a run, a directory that `zoo.save` wrote, a file of
-        weights, the id of a repository on the hub, or the name of a model that comes
-        with the package.
+        weights (each may be in object storage), the id of a repository on the hub, or
+        the name of a model that comes with the package.
       name: of the model, for a source that does not say it.
       revision: of a repository.
 

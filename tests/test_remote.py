@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from mupax import zoo
-from mupax.experiments import cli, remote
+from mupax.experiments import cli, convert, loading, remote
 from mupax.experiments import data as datasets
 from mupax.experiments.data import images as images_module
 from mupax.experiments.errors import UserError
@@ -128,6 +128,24 @@ def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("large.array_record"))
     with pytest.raises(UserError, match="there is nothing at memory://b/tfds/mnist"):
         datasets.open_dataset("mnist", "memory://b/tfds")
+
+
+def test_models_of_runs_are_read_and_converted(bucket, tmp_path):
+    model = zoo.load_pretrained("resmlp_digits")
+    bucket.put(str(zoo.save(model, tmp_path / "model")), "/b/run/model", recursive=True)
+    bucket.pipe("/b/run/checkpoints/3/state", b"not copied")
+    for source in ("memory://b/run", "memory://b/run/model/"):
+        read = loading.load_model(source)
+        np.testing.assert_array_equal(
+            read.readout.kernel[...], model.readout.kernel[...]
+        )
+    assert not list((tmp_path / "cache").rglob("checkpoints"))
+    convert.run("memory://b/run/model", str(tmp_path / "copy"))
+    assert (tmp_path / "copy" / "config.json").is_file()
+    with pytest.raises(UserError, match="--out=memory://b/copy is in object storage"):
+        convert.run("memory://b/run/model", "memory://b/copy")
+    with pytest.raises(UserError, match="there is nothing at memory://b/none"):
+        loading.load_model("memory://b/none")
 
 
 def test_a_model_is_not_saved_in_object_storage(tmp_path, monkeypatch):
