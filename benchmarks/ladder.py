@@ -150,6 +150,8 @@ def page() -> str:
 def mean(runs: list[dict[str, str]], key: str) -> str:
     """Mean over seeds, and half of their range."""
     values = [float(run[key]) for run in runs]
+    if max(values) > 1000:
+        return f"{statistics.fmean(values):.0e} (diverged)"
     half = (max(values) - min(values)) / 2
     return f"{statistics.fmean(values):.3f}" + (f" ± {half:.3f}" if half else "")
 
