@@ -82,6 +82,7 @@ OPTIMIZERS = ("sgd", "adam", "muon", "lion")
     [
         *((m, o) for m in ("mlp", *EARLIER) for o in OPTIMIZERS),
         *((m, "adam") for m in sorted(NEWER - {"resnet_options"})),
+        ("vit_clip", "sgd"),
     ],
 )
 def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
@@ -99,7 +100,10 @@ def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
             for optimizer in OPTIMIZERS
             if (model, optimizer) != ("resmlp", "adam")
         ),
-        long("convnext", "depth_mup", "adam"),
+        *(
+            long(model, "depth_mup", "adam")
+            for model in sorted(NEWER - {"resnet_options", "efficientnet"})
+        ),
         *(long(m, "ode", o) for m in EARLIER for o in ("sgd", "adam")),
         *(long(m, "completep(alpha=0.75)", "adam") for m in EARLIER),
     ],
