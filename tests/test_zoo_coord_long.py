@@ -82,7 +82,7 @@ OPTIMIZERS = ("sgd", "adam", "muon", "lion")
     [
         *((m, o) for m in ("mlp", *EARLIER) for o in OPTIMIZERS),
         *((m, "adam") for m in sorted(NEWER - {"resnet_options"})),
-        ("vit_clip", "sgd"),
+        *((m, "sgd") for m in ("vit_clip", "vit_rotary")),
     ],
 )
 def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
