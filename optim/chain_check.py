@@ -294,6 +294,10 @@ class _Inspector:
     def _decays_apart(self, path: str) -> bool:
         """Whether a decay is added to the update, in proportion to the weight."""
         one, two = (self._decay(path, Mode.BASE, w) for w in (1.0, 2.0))
+        # A trust ratio gives the decay alone the size of the whole update.
+        whole = rms(self._update(path, Mode.BASE, _LARGE))
+        if self._is_relative(path) and _near(rms(one), whole):
+            return False
         return bool(np.any(one)) and np.allclose(two, 2 * one, rtol=1e-3)
 
     def _degree(self, path: str, which: Mode, gradient: float) -> float:
