@@ -444,7 +444,8 @@ def until_it_ends(words: list[str], tmp_path: pathlib.Path, seed: int) -> int:
             time.sleep(0.02)
         try:
             # Later every time, so that it comes to an end.
-            out, _ = process.communicate(timeout=chance.uniform(0, 8 + 4 * kills))
+            patience = chance.uniform(0, 8 + 4 * kills) if kills < 8 else 600
+            out, _ = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
