@@ -18,7 +18,6 @@ import pathlib
 import numpy as np
 
 from mupax.experiments.cli import flags
-from mupax.experiments.papers.figures import curves
 from mupax.experiments.run import commands
 from mupax.experiments.sweep.results import Cell
 from mupax.experiments.sweep.verdict import transfer
@@ -93,7 +92,7 @@ def page() -> str:
         lines.append(f"| 2^{octave} | {' | '.join(both)} |")
     found = transfer(list(cells.values()), "joint")
     best = " and ".join(f"2^{x:.2f}" for x in found.optima if x is not None)
-    lines += ["", f"Best: {best}. The base's best value {curves.shift(found)}."]
+    lines += ["", f"Best: {best}. The base's best rate at the target: {found.words}."]
     return "\n".join(lines)
 
 
