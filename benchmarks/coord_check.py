@@ -211,7 +211,6 @@ CASES["resnet_options"] = _variant(
     shortcut="average",
     antialias="blur",
     shape=(8, 8, 2),
-    widths=(32, 128),
 )
 CASES["vit_rotary"] = _variant(
     "vit",

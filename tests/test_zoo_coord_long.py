@@ -81,7 +81,7 @@ OPTIMIZERS = ("sgd", "adam", "muon", "lion")
     ("model", "optimizer"),
     [
         *((m, o) for m in ("mlp", *EARLIER) for o in OPTIMIZERS),
-        *((m, "adam") for m in sorted(NEWER - {"resnet_options"})),
+        *((m, "adam") for m in sorted(NEWER)),
         *((m, "sgd") for m in ("vit_clip", "vit_rotary")),
     ],
 )

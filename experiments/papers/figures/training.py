@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from ...report import SweepData
+from ...report.data import Axis
 from ...sweep import optima
 from ...sweep.results import Cell, Population
 from ...sweep.verdict import Transfer
@@ -14,7 +15,7 @@ from . import curves
 from .parts import Part, Sweeps
 from .registry import Drawing, Figure, Panel
 
-_KEY, _HIDDEN = "completep", "hidden/weight_decay"
+_HIDDEN = "hidden/weight_decay"
 
 
 def follows(as_it_is: SweepData, scaled: SweepData) -> Drawing:
@@ -50,27 +51,35 @@ def _losses(found: Transfer) -> str:
     return ", ".join(losses)
 
 
-def decays(decayed: SweepData, none: SweepData) -> Drawing:
-    """Learning rate times decay is to be constant over width, not the decay.
+def decays(
+    decayed: SweepData, none: SweepData, axis: Axis = "width", power: float = 1.0
+) -> Drawing:
+    """Learning rate times decay is to be constant over sizes, not the decay.
 
-    The learning rate of hidden weights goes as 1/width, and mupax keeps its product
-    with the decay. Decay that is constant is a share base width/width of that.
+    The learning rate of hidden weights goes as 1/size^power, and mupax keeps its
+    product with the decay. Decay that is constant is a share (base/size)^power of it.
 
     Args:
-      decayed: a sweep over width and over such shares of the decay of hidden weights.
-      none: a sweep over width without decay.
+      decayed: a sweep over sizes and over such shares of the decay of hidden weights.
+      none: a sweep over sizes without decay.
+      axis: "width" or "depth".
+      power: 1 over width, ½ over depth under Depth-μP.
     """
-    populations = decayed.along(_KEY, "width")
-    base = populations[0].width
+    key = decayed.populations[0].parametrization
+    populations = decayed.along(key, axis)
+    sizes = [getattr(p, axis) for p in populations]
+    shares = [(sizes[0] / size) ** power for size in sizes]
     by_name = {
         "learning rate × decay constant": [_share(p, 1.0) for p in populations],
-        "decay constant": [_share(p, base / p.width) for p in populations],
-        "no decay": curves.cells(none, _KEY, "width"),
+        "decay constant": [
+            _share(p, share) for p, share in zip(populations, shares, strict=True)
+        ],
+        "no decay": curves.cells(none, key, axis),
     }
-    verdicts = {n: curves.move(cells, "width") for n, cells in by_name.items()}
+    verdicts = {n: curves.move(cells, axis) for n, cells in by_name.items()}
     kept, lost, _ = verdicts.values()
     return Drawing(
-        [curves.panel(name, cells, "width") for name, cells in by_name.items()],
+        [curves.panel(name, cells, axis) for name, cells in by_name.items()],
         curves.told(verdicts),
         curves.every(curves.stays(kept), curves.moves(lost)),
     )
@@ -114,7 +123,6 @@ def _pair(
 _DECAY = {
     "sweep.choices": "()",
     "sweep.equal_examples": "False",
-    "sweep.widths": "(16,64)",
     "model.width": "16",
     "base_width": "16",
     "batch_size": "16",
@@ -127,17 +135,26 @@ _DECAY = {
 }
 
 
-def _share_of_hidden(config: ConfigDict) -> None:
+_WIDE = {"sweep.widths": "(16,64)"}
+_DEEP = {"sweep.depths": "(2,8)", "parametrization.name": "depth_mup"}
+
+
+def _share_of_hidden(config: ConfigDict, shares: str) -> None:
     # No override names a group of parameters.
     with config.unlocked():
         config.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
-        config.sweep.axes[_HIDDEN] = "2**[-2:0:2]"
+        config.sweep.axes[_HIDDEN] = shares
 
 
-_DECAYS = (
-    Part("text_batch", "decay", _DECAY, edit=_share_of_hidden),
-    Part("text_batch", "decay-none", _DECAY | {"optimizer.weight_decay": "0.0"}),
-)
+def _decays(name: str, sizes: dict[str, str], shares: str) -> tuple[Part, Part]:
+    """A sweep with shares of the decay of hidden weights, and one without decay."""
+    edit = functools.partial(_share_of_hidden, shares=shares)
+    without = {"optimizer.weight_decay": "0.0"}
+    return (
+        Part("text_batch", name, _DECAY | sizes, edit=edit),
+        Part("text_batch", f"{name}-none", _DECAY | sizes | without),
+    )
+
 
 _TEXT = "a text file of yours: --dataset=text:FILE"
 _CIFAR = "CIFAR-10 of 16 x 16 pixels"
@@ -145,6 +162,7 @@ _BATCH_RULE = (
     "AdamW's best learning rate stays over batch sizes 16 to 512 at equal examples "
     "with the square-root rule, and moves without it"
 )
+_DECAY_RULE = "where learning rate × decay is constant, and moves where the decay is"
 _LENGTH_RULE = (
     "AdamW's best learning rate stays over lengths 1x to 16x with the rule of length, "
     "and moves without it"
@@ -205,11 +223,18 @@ FIGURES = [
     ),
     _row(
         "decay",
-        "Weight decay",
-        "AdamW's best learning rate stays over width where learning rate × decay is "
-        "constant, and moves where the decay is",
-        _DECAYS,
+        "Weight decay over width",
+        f"AdamW's best learning rate stays over width {_DECAY_RULE}",
+        _decays("decay", _WIDE, "2**[-2:0:2]"),
         decays,
+        _TEXT,
+    ),
+    _row(
+        "decay-depth",
+        "Weight decay over depth, Depth-μP",
+        f"AdamW's best learning rate stays over depth {_DECAY_RULE}",
+        _decays("decay-depth", _DEEP, "2**[-1:0:1]"),
+        functools.partial(decays, axis="depth", power=0.5),
         _TEXT,
     ),
 ]
