@@ -100,10 +100,7 @@ def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
             for optimizer in OPTIMIZERS
             if (model, optimizer) != ("resmlp", "adam")
         ),
-        *(
-            long(model, "depth_mup", "adam")
-            for model in sorted(NEWER - {"resnet_options", "efficientnet"})
-        ),
+        *(long(model, "depth_mup", "adam") for model in sorted(NEWER)),
         *(long(m, "ode", o) for m in EARLIER for o in ("sgd", "adam")),
         *(long(m, "completep(alpha=0.75)", "adam") for m in EARLIER),
     ],
