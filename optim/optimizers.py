@@ -69,6 +69,7 @@ def sgd(
       (-0.4, -0.025)
     """
     _check(learning_rate=learning_rate, momentum=momentum)
+    point = resolve(scales, parametrization)
     refuse_memories(scales, "sgd")
     trace = (
         optax.identity()
@@ -78,7 +79,7 @@ def sgd(
     return _ours(
         "sgd",
         trace,
-        _scale(scales, parametrization, "sgd"),
+        _scale(scales, point, "sgd"),
         *updates_of(scales, "sgd"),
         optax.scale_by_learning_rate(learning_rate),
     )
@@ -403,9 +404,9 @@ def adafactor(
     _check(decay_rate=decay_rate, eps=eps)
     _check(clipping_threshold=clipping_threshold, momentum=momentum)
     _check(weight_decay_rate=weight_decay_rate)
-    refuse_memories(scales, "adafactor")
     family = "adafactor" if multiply_by_parameter_scale else "adam"
     point = resolve(scales, parametrization)
+    refuse_memories(scales, "adafactor")
     links = [
         normalize_gradients(scales, point),
         *gradients_of(scales),
@@ -502,8 +503,8 @@ def muon(
     _check(adam_b1=adam_b1, adam_b2=adam_b2, adam_eps_root=adam_eps_root)
     _check(adam_weight_decay=adam_weight_decay, adam_learning_rate=adam_learning_rate)
     _check(consistent_rms=consistent_rms)
-    refuse_memories(scales, "muon")
     point = resolve(scales, parametrization)
+    refuse_memories(scales, "muon")
     memory, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
     adam_decay = scales.training.weight_decay(adam_weight_decay)
     matrices = {path for path, s in scales.items() if is_hidden_matrix(s)}

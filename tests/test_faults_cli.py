@@ -21,9 +21,7 @@ from mupax.experiments.run import workdir
 
 HERE = pathlib.Path(__file__).parent
 TOY = f"--config={HERE / 'toy_train.py'}"
-CONFIGURED = [
-    name for name, one in cli.COMMANDS.items() if one.config and one.text is None
-]
+CONFIGURED = [name for name, one in cli.COMMANDS.items() if one.config]
 
 
 def mupax(*args: object) -> int:

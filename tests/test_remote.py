@@ -20,9 +20,14 @@ def bucket(tmp_path, monkeypatch):
     """An empty file system in memory, and an empty cache."""
     monkeypatch.setenv("MUPAX_CACHE", str(tmp_path / "cache"))
     system = fsspec.filesystem("memory")
-    system.store.clear()
+
+    def clear():
+        system.store.clear()
+        system.pseudo_dirs[:] = [""]
+
+    clear()
     yield system
-    system.store.clear()
+    clear()
 
 
 def test_a_file_is_copied_once_and_again_when_it_changed(bucket, monkeypatch):

@@ -1,10 +1,10 @@
 """Text: every token is predicted once, by windows whose order the seed fixes."""
 
-import builtins
 import itertools
 import json
 import os
 import pathlib
+import sys
 
 import hypothesis
 import jax
@@ -176,14 +176,7 @@ def test_a_tokenizer_gives_its_tokens_and_its_vocabulary(song, tokenizer):
 
 def test_a_missing_package_is_named(song, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
-    real = builtins.__import__
-
-    def without(name, *args, **options):
-        if name == "tokenizers":
-            raise ImportError(name)
-        return real(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install .mupax\[text\]"):
         open_song(song, tokenizer=tmp_path / "tokenizer.json")
 

@@ -280,8 +280,9 @@ def check_images(x: Float[Array, "..."], channels: int) -> None:
     """Raise a `ValueError`, unless x is a batch of images of so many channels."""
     if x.ndim != 4 or x.shape[-1] != channels:
         raise ValueError(
-            f"x has shape {x.shape}; expected (batch, height, width, {channels}), as "
-            "input_shape says, with the channels last"
+            f"x has shape {x.shape}; expected (batch, height, width, {channels}), with "
+            "the channels last; a model of other images is created with "
+            f"input_shape=(height, width, {x.shape[-1]})"
         )
 
 

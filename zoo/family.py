@@ -25,7 +25,7 @@ from .plan import Plan, plan
 _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool, np.bool_), "True or False"),
     int: ((int,), "a whole number"),
-    float: ((numbers.Real, jax.Array), "a number"),
+    float: ((numbers.Real, jax.Array, optim.Traced), "a number"),
     str: ((str,), "a string"),
     tuple: ((tuple, list), "a tuple"),
     types.NoneType: ((types.NoneType,), "None"),

@@ -118,6 +118,10 @@ ViTName = Literal[
     "vit_base_patch16_siglip_224",
     "vit_large_patch16_siglip_256",
     "vit_so400m_patch14_siglip_384",
+    "eva02_tiny_patch14_336",
+    "eva02_small_patch14_336",
+    "eva02_base_patch14_448",
+    "eva02_large_patch14_448",
 ]
 
 M = TypeVar("M", bound=type[nnx.Module])
