@@ -27,6 +27,30 @@ class Stopped(Exception):
         self.step = step
 
 
+def reason(error: BaseException, most: int = 200) -> str:
+    """The message of an error as one line, shortened; its type if it has no message.
+
+    Examples:
+      >>> reason(OSError(28, "No space left on device", "/tmp/a"))
+      'No space left on device'
+      >>> reason(KeyboardInterrupt())
+      'KeyboardInterrupt'
+    """
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return short(text, most) or type(error).__name__
+
+
+def short(value: Any, most: int = 120) -> str:
+    """A value as text of at most `most` characters.
+
+    Examples:
+      >>> short("x" * 300, 8)
+      'xxxxx...'
+    """
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def import_extra(package: str, extra: str, user: str) -> Any:
     """Import a package that an extra of mupax installs.
 

@@ -13,7 +13,7 @@ import shutil
 import urllib.parse
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, reason
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}.", re.IGNORECASE)
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs"}
@@ -109,11 +109,6 @@ def connect(address: str) -> tuple[Any, str]:
         raise UserError(f"{address} cannot be used ({error}); {remedy}") from None
     system.invalidate_cache()
     return system, place.rstrip("/")
-
-
-def reason(error: BaseException) -> str:
-    """The first line of an error, or its type."""
-    return (str(error).strip().splitlines() or [""])[0] or type(error).__name__
 
 
 def _files(system: Any, place: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, reason, short
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections
     from ml_collections import ConfigDict
@@ -259,27 +259,24 @@ def find_config(name: str) -> str:
         is_file = pathlib.Path(name).is_file()
         readable = is_file and os.access(name, os.R_OK)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--config={_short(name)} cannot be read: {reason}") from None
+        raise UserError(
+            f"--config={short(name)} cannot be read: {reason(error)}"
+        ) from None
     if readable:
         return name
     if is_file:
         raise UserError(
-            f"--config={_short(name)} cannot be read: permission denied; change its "
+            f"--config={short(name)} cannot be read: permission denied; change its "
             "permissions (chmod u+r)"
         )
     if os.path.exists(name) and name:
-        raise UserError(f"--config={_short(name)} is not a file")
+        raise UserError(f"--config={short(name)} is not a file")
     near = difflib.get_close_matches(name, list_configs(), 1)
     hint = f"; did you mean {near[0]!r}?" if near else "; give a path,"
     raise UserError(
-        f"there is no config file {_short(name)!r}{hint} or one of the packaged "
+        f"there is no config file {short(name)!r}{hint} or one of the packaged "
         f"configs: {', '.join(list_configs())}"
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:100]}..."
 
 
 # ----- Help.

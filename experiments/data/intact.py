@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
-from ..errors import UserError
+from ..errors import UserError, reason
 
 METADATA = ("dataset_info.json", "features.json")
 
@@ -43,7 +43,7 @@ def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:
         path = _culprit(Path(folder))
-        said = f"is damaged ({short(error)})" if path.exists() else "is missing"
+        said = f"is damaged ({reason(error)})" if path.exists() else "is missing"
         raise UserError(f"{path} {said}; {_remedy(folder)}") from error
 
 
@@ -89,7 +89,7 @@ def _check_shard(path: Path, count: int, shards: int) -> None:
 
 def broken(path: Path, error: Exception) -> str:
     """The error for a file of records that cannot be read."""
-    return f"{path} is damaged ({short(error)}); {_remedy(path.parent)}"
+    return f"{path} is damaged ({reason(error)}); {_remedy(path.parent)}"
 
 
 def check_labels(
@@ -216,14 +216,6 @@ def _culprit(folder: Path) -> Path:
     except Exception:  # whatever TFDS raises
         return folder / METADATA[1]
     return folder / METADATA[0]
-
-
-def short(error: BaseException) -> str:
-    """The type of an error, and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return (
-        f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-    )
 
 
 def _remedy(folder: str | os.PathLike[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 
 from .. import remote
-from ..errors import UserError
+from ..errors import UserError, reason
 from . import intact
 
 # Datasets that TFDS cannot download.
@@ -72,8 +72,7 @@ def _find(name: str, place: Path) -> tfds.core.DatasetBuilder | None:
         folder = _version(name, place)
         if folder is None:
             raise UserError(
-                f"{name!r} cannot be read from {os.fspath(place)!r} "
-                f"({intact.short(error)})."
+                f"{name!r} cannot be read from {os.fspath(place)!r} ({reason(error)})."
             ) from error
         with intact.reading(folder):
             raise

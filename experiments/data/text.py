@@ -13,7 +13,7 @@ import numpy as np
 from mupax.zoo import hub
 
 from .. import memory, remote
-from ..errors import UserError, import_extra
+from ..errors import UserError, import_extra, reason
 from .dataset import Batch, Dataset
 from .pipeline import Workers
 
@@ -323,7 +323,6 @@ def _working(path: str | os.PathLike[str]) -> Iterator[None]:
         # Tokenizers raise Exception itself; their panics are no Exceptions.
         if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
             raise
-        said = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{os.fspath(path)} is not a tokenizer.json that works: {said}."
+            f"{os.fspath(path)} is not a tokenizer.json that works: {reason(error)}."
         ) from error

@@ -13,7 +13,7 @@ import rich.table
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from ..errors import UserError
+from ..errors import UserError, reason
 from ..run.config import parse
 from ..run.mesh import make_mesh
 from ..run.prepare import prepare, step_flops
@@ -180,10 +180,9 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{topology.name}: the step does not compile ({reason}); try more devices "
-            "along fsdp or tensor, model.remat=True, or accumulate"
+            f"{topology.name}: the step does not compile ({reason(error, 300)}); try "
+            "more devices along fsdp or tensor, model.remat=True, or accumulate"
         ) from None
     memory = compiled.memory_analysis()
     count = len(topology.devices)
@@ -291,9 +290,8 @@ def _tpus(name: str) -> list[jax.Device]:
             described.get_topology_desc(platform="tpu", topology_name=name).devices
         )
     except Exception as error:  # libtpu raises various errors, or is missing
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"topology {name!r} cannot be described ({reason}); it needs "
+            f"topology {name!r} cannot be described ({reason(error)}); it needs "
             "pip install 'mupax[tpu]' and an existing shape of this chip, e.g. "
             "v5e:4x8, v6e:16x16, v4:2x2x4, v5p:8x8x16"
         ) from None

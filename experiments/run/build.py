@@ -20,7 +20,7 @@ from mupax.zoo.pretrained import read_data_config
 from .. import data as datasets
 from .. import remote
 from ..data import Dataset, mixing
-from ..errors import UserError
+from ..errors import UserError, reason
 from .config import RunConfig
 from .hyperparameters import tuned
 from .loss import Classification, NextToken, Objective
@@ -94,12 +94,8 @@ def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
         recipe = make_recipe(config, dataset, shapes, model)
         make_optimizer(config, scales_of(config, model))
     except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"the model cannot be built: {_line(error)}") from None
+        raise UserError(f"the model cannot be built: {reason(error, 500)}") from None
     return Built(config, dataset, shapes, model, recipe)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:500]
 
 
 def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
@@ -288,7 +284,7 @@ def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
     try:
         preprocessing = read_data_config(_weights(config))
     except ValueError as error:
-        raise UserError(f"init_from: {_line(error)}") from None
+        raise UserError(f"init_from: {reason(error, 500)}") from None
     if preprocessing is None:
         raise UserError(
             f"preprocessing='weights', and {config.init_from} does not state its "
@@ -328,7 +324,7 @@ def _opened(name: str, data_dir: str | None, options: str) -> Dataset:
     try:
         return datasets.open_dataset(name, data_dir, **json.loads(options))
     except (TypeError, AttributeError) as error:
-        raise UserError(f"data: {_line(error).split('() ')[-1]}") from None
+        raise UserError(f"data: {reason(error, 500).split('() ')[-1]}") from None
 
 
 def model_shapes(dataset: Dataset, name: str) -> Shapes:

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, UInt32
 
 from .. import io
-from ..errors import UserError
+from ..errors import UserError, reason
 from . import processes
 
 _UNREADABLE = "unreadable"
@@ -112,14 +112,14 @@ class Checkpoints:
             yield
         # Orbax, TensorStore and the system raise different errors for a full disk.
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
             good = None
             with contextlib.suppress(OSError):  # the directory may be gone
                 good = self.latest()
             kept = "there is none yet" if good is None else f"that of step {good} stays"
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
-                f"({reason}); {kept}. Make room, and start the same command again."
+                f"({reason(error)}); {kept}. Make room, and run the same command "
+                "again."
             ) from error
 
     def restore(self, like: Any) -> Restored | None:
@@ -146,7 +146,7 @@ class Checkpoints:
                     "The checkpoint of step %d in %s cannot be read (%s).",
                     step,
                     self._manager.directory,
-                    " ".join(str(error).split())[:200],
+                    reason(error),
                 )
                 bad.append(step)
                 continue
@@ -343,10 +343,9 @@ def read_weights(
             )
         _check_sums(checkpoint, weights_and_rest)
     except Exception as error:  # see Checkpoints.restore
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{checkpoint} does not hold weights of this model ({reason}); give the "
-            "directory of one step, such as target/checkpoints/600."
+            f"{checkpoint} does not hold weights of this model ({reason(error)}); give "
+            "the directory of one step, e.g. target/checkpoints/600."
         ) from error
     return weights_and_rest[weights], weights_and_rest["rest"]
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, short
 
 Check = Callable[[str, Any], Any]
 
@@ -16,8 +16,7 @@ _LONGEST = 1000  # characters of a name
 
 def shown(value: Any) -> str:
     """A value as an error message quotes it, shortened to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return short(repr(value), 80)
 
 
 def whole(least: int = 1, most: int = MOST) -> Check:

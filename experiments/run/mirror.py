@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from .. import io, remote
-from ..errors import UserError
+from ..errors import UserError, reason
 from . import processes
 
 _OWN = ".mupax/"  # the prefix of our objects
@@ -178,7 +178,7 @@ def _usable(address: str) -> Iterator[None]:
     except Exception as error:
         raise UserError(
             f"{address} cannot be used ({type(error).__name__}: "
-            f"{remote.reason(error)}); check the network, and that your credentials "
+            f"{reason(error)}); check the network, and that your credentials "
             "may list, read, write and delete the objects of this bucket"
         ) from None
 
@@ -567,7 +567,7 @@ class _Mirror:
                 logging.warning(
                     "%s cannot be reached (%s).",
                     self._objects.address,
-                    remote.reason(error),
+                    reason(error),
                 )
 
     def _end(self) -> None:
@@ -622,7 +622,7 @@ class _Mirror:
                         "%s cannot be written (%s). The run goes on, and the upload is "
                         "tried again.",
                         self._objects.address,
-                        remote.reason(error),
+                        reason(error),
                     )
                 failed = True
 
@@ -750,7 +750,7 @@ class _Mirror:
                 if attempt == _ATTEMPTS - 1:
                     raise UserError(
                         f"{self._objects.address} could not be written "
-                        f"({remote.reason(error)}); what it lacks is in {self._place}: "
+                        f"({reason(error)}); what it lacks is in {self._place}: "
                         "run the same command on this machine to upload it"
                     ) from None
                 time.sleep(2**attempt)

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from ..errors import Stopped, UserError
-from .workdir import Difference, differences, short
+from ..errors import Stopped, UserError, reason, short
+from .workdir import Difference, differences
 
 # Keys in the store of JAX's coordination service, which process 0 runs.
 _SETTINGS = "mupax/settings"
@@ -134,7 +134,7 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
     # Cluster detection can raise other exceptions.
     except Exception as error:
         raise UserError(
-            f"the other processes were not found ({_first_line(error)}); where JAX "
+            f"the other processes were not found ({reason(error)}); where JAX "
             "does not find them by itself, give --coordinator=host:port, --processes "
             "and --process"
         ) from None
@@ -189,9 +189,7 @@ def _get(key: str, timeout: float) -> str:
     try:
         return _store().blocking_key_value_get(key, int(1000 * timeout))
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(
-            f"another process does not answer ({_first_line(error)})"
-        ) from None
+        raise UserError(f"another process does not answer ({reason(error)})") from None
 
 
 class _Watch:
@@ -298,8 +296,8 @@ def _sentence(error: BaseException) -> str:
     if _is_interrupt(error):
         return "interrupted"
     if _of_collective(error):
-        return f"another process is gone ({_first_line(error)}); {_AGAIN}"
-    return f"{type(error).__name__}: {_first_line(error)}"
+        return f"another process is gone ({reason(error)}); {_AGAIN}"
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def _is_interrupt(error: BaseException) -> bool:
@@ -345,7 +343,3 @@ def _explain_abort(sentence: str) -> None:
     install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), None
     install(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
     _abort = handler
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else "no reason"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from absl import logging
 
 from .. import io
-from ..errors import UserError
+from ..errors import UserError, reason
 
 NAME = "metrics.jsonl"
 ASIDE = "metrics.jsonl.damaged"
@@ -143,7 +143,7 @@ class Records:
             yield
         except OSError as error:
             raise UserError(
-                f"{self._path} cannot be used ({error.strerror or error}); make room "
+                f"{self._path} cannot be used ({reason(error)}); make room "
                 "or put it back, and run the same command again. The last checkpoint "
                 "stays."
             ) from None

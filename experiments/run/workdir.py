@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from .. import io
-from ..errors import UserError
+from ..errors import UserError, reason, short
 
 _NAME = "experiment.json"
 _COPY = ".experiment.json.copy"
@@ -115,7 +115,7 @@ def _read(
     except (FileNotFoundError, NotADirectoryError):
         return None, None
     except (io.Damaged, OSError) as error:
-        return None, str(getattr(error, "strerror", None) or error)
+        return None, reason(error)
 
 
 def _compared(
@@ -158,9 +158,9 @@ def _usable(workdir: pathlib.Path) -> Iterator[None]:
             "another --workdir"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{short(str(workdir))} cannot be used ({reason}); choose another --workdir"
+            f"{short(workdir)} cannot be used ({reason(error)}); choose another "
+            "--workdir"
         ) from None
 
 
@@ -197,14 +197,3 @@ def differences(first: Any, second: Any, prefix: str = "") -> list[Difference]:
             out += differences(first.get(key), second.get(key), f"{prefix}.{key}")
         return out
     return [] if first == second else [Difference(prefix[1:], first, second)]
-
-
-def short(value: Any) -> str:
-    """A value for a message, shortened to 120 characters.
-
-    Examples:
-      >>> short("x" * 300)[-8:]
-      'xxxxx...'
-    """
-    text = str(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
