@@ -368,7 +368,7 @@ def test_prefetching_changes_no_batch_and_places_them_ahead(photos):
         placed.append(batch)
         return jax.device_put(batch)
 
-    iterator = data.prefetch(dataset.train(8, 0), place, depth=3)
+    iterator = data.Prefetched(dataset.train(8, 0), place, depth=3)
     for step, expected in enumerate(take(dataset.train(8, 0), 5)):
         batch = next(iterator)
         assert isinstance(batch["image"], jax.Array)
@@ -380,14 +380,14 @@ def test_prefetching_changes_no_batch_and_places_them_ahead(photos):
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_the_saved_state_is_that_of_what_was_consumed(photos, depth):
     dataset = data.open_dataset("digits", photos, augment=("rotate",))
-    iterator = data.prefetch(dataset.train(8, 0), jax.device_put, depth)
+    iterator = data.Prefetched(dataset.train(8, 0), jax.device_put, depth)
     assert iterator.get_state()["next_index"] == 0
     for _ in range(4):
         next(iterator)
     state = iterator.get_state()
     assert state["next_index"] == 4
     expected = [next(iterator) for _ in range(3)]
-    other = data.prefetch(dataset.train(8, 0), jax.device_put, depth)
+    other = data.Prefetched(dataset.train(8, 0), jax.device_put, depth)
     next(other)
     other.set_state(state)
     assert other.get_state() == state
@@ -412,7 +412,7 @@ class MadeBroken(MadePhotos):
 def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
     made(MadeBroken, tmp_path)
     dataset = data.open_dataset("made_broken", tmp_path, image_size=8)
-    iterator = data.prefetch(dataset.train(20, 0), jax.device_put)
+    iterator = data.Prefetched(dataset.train(20, 0), jax.device_put)
     with pytest.raises(UserError, match=r"Image \d+ of made_broken, train, cannot be"):
         list(itertools.islice(iterator, 3))
     iterator.close()
@@ -464,7 +464,7 @@ def test_batches_that_cannot_be_are_said_to(photos):
     with pytest.raises(UserError, match=r"seed is -1; it must lie in 0\.\.4294967295"):
         digits.train(2, -1)
     with pytest.raises(UserError, match=r"depth of prefetching is 0"):
-        data.prefetch(digits.train(2, 0), jax.device_put, 0)
+        data.Prefetched(digits.train(2, 0), jax.device_put, 0)
 
 
 def test_the_state_of_another_batch_size_or_seed_is_refused(photos):

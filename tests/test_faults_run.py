@@ -21,9 +21,8 @@ from flax import nnx
 
 from mupax.experiments import cli, io
 from mupax.experiments.errors import Stopped, UserError
-from mupax.experiments.run import records
+from mupax.experiments.run import loop, records
 from mupax.experiments.run.checkpoints import load_weights, open_checkpoints
-from mupax.experiments.run.stopping import Stopper
 
 # After a read that failed, TensorStore reports to an event loop that Orbax has closed.
 pytestmark = pytest.mark.filterwarnings(
@@ -97,7 +96,8 @@ def same(folder: pathlib.Path, found, whole) -> bool:
 
 
 def stop_at(monkeypatch, step: int) -> None:
-    monkeypatch.setattr(Stopper, "now", lambda self, now: now == step)
+    requests = contextlib.nullcontext(lambda now: now == step)
+    monkeypatch.setattr(loop, "stop_requests", lambda: requests)
 
 
 @pytest.mark.parametrize("stops", [(7, 13)])
@@ -158,7 +158,7 @@ def test_a_clock_that_jumps_backwards_does_not_matter(tmp_path, monkeypatch, who
     stop_at(monkeypatch, 12)
     with pytest.raises(Stopped):
         train(tmp_path / "run")
-    monkeypatch.setattr(Stopper, "now", lambda self, step: False)
+    stop_at(monkeypatch, 0)
     found = train(tmp_path / "run")
     monkeypatch.undo()
     assert same(tmp_path / "run", found, whole)

@@ -5,7 +5,7 @@ from .dataset import Dataset
 from .datasets import from_memory, open_dataset
 from .images import DATASETS, ImageData, load, normalize, prepare_digits
 from .pipeline import BatchIterator, batch_indices
-from .prefetch import Prefetched, prefetch
+from .prefetch import Prefetched
 
 __all__ = [
     "DATASETS",
@@ -20,6 +20,5 @@ __all__ = [
     "mixing",
     "normalize",
     "open_dataset",
-    "prefetch",
     "prepare_digits",
 ]

@@ -6,7 +6,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import UserError
 
-Host = TypeVar("Host")
 Placed = TypeVar("Placed")
 
 
@@ -23,12 +22,24 @@ class Resumable(Protocol):
 
 
 class Prefetched(Iterator[Placed], Generic[Placed]):
-    """An iterator of batches on the device, from `prefetch`.
+    """Batches that are copied to the device while it computes.
 
-    Its state is that of the consumed batches.
+    The state is that of the consumed batches.
+
+    Args:
+      iterator: of batches on the host. It must not be used elsewhere.
+      place: copies a batch to the device without waiting, e.g. jax.device_put.
+      depth: number of batches on the device, including the next one.
+
+    Raises:
+      UserError: depth is less than 1.
     """
 
-    def __init__(self, iterator: Resumable, place: Callable[[Any], Placed], depth: int):
+    def __init__(
+        self, iterator: Resumable, place: Callable[[Any], Placed], depth: int = 2
+    ):
+        if depth < 1:
+            raise UserError(f"the depth of prefetching is {depth}; it must be >= 1")
         self._iterator = iterator
         self._place = place
         self._depth = depth
@@ -56,21 +67,3 @@ class Prefetched(Iterator[Placed], Generic[Placed]):
         """Drop prefetched batches, and close the iterator."""
         self._ready.clear()
         self._iterator.close()
-
-
-def prefetch(
-    iterator: Resumable, place: Callable[[Any], Placed], depth: int = 2
-) -> Prefetched[Placed]:
-    """Prefetch batches to the device while it computes.
-
-    Args:
-      iterator: of batches on the host. It must not be used elsewhere.
-      place: copies a batch to the device without waiting, e.g. jax.device_put.
-      depth: number of batches on the device, including the next one.
-
-    Raises:
-      UserError: depth is less than 1.
-    """
-    if depth < 1:
-        raise UserError(f"The depth of prefetching is {depth}; it must be 1 or more.")
-    return Prefetched(iterator, place, depth)

@@ -6,11 +6,11 @@ holds only what differs from the base. `parse` turns a ConfigDict into a `RunCon
 `mupax.experiments.sweep.space` parses the two sections.
 """
 
+# ruff: noqa: RUF009 (`_key` returns a dataclass field)
 import dataclasses
 import difflib
 import importlib.util
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from typing import Any
 
 import optax
@@ -77,8 +77,8 @@ def _preprocessing(key: str, value: Any) -> str:
 
 def _key(
     default: Any, check: checks.Check, *, result: bool = True, losses: bool = True
-) -> dict[str, Any]:
-    """The metadata of a key of the config.
+) -> Any:
+    """The dataclass field of a key of the config.
 
     Args:
       default: its default; a type stands for None and the type of other values.
@@ -87,103 +87,101 @@ def _key(
         all these keys are the same.
       losses: whether the key can change the training losses of a run.
     """
-    losses &= result
-    return {"default": default, "check": check, "result": result, "losses": losses}
+    return dataclasses.field(
+        metadata={
+            "default": default,
+            "check": check,
+            "result": result,
+            "losses": losses and result,
+        }
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run. The fields are the keys of a training config."""
 
-    seed: int = field(metadata=_key(0, whole(0, 2**32 - 1), losses=False))
+    seed: int = _key(0, whole(0, 2**32 - 1), losses=False)
 
     # Data. See `mupax.experiments.data.open_dataset`.
-    dataset: str = field(metadata=_key("digits", text))
+    dataset: str = _key("digits", text)
     # A TFDS directory; by default TFDS_DATA_DIR.
-    data_dir: str | None = field(metadata=_key(str, optional(text), result=False))
+    data_dir: str | None = _key(str, optional(text), result=False)
     # A noise dataset of the same shapes, for estimates without the data.
-    stand_in: str | None = field(metadata=_key(str, optional(text), result=False))
+    stand_in: str | None = _key(str, optional(text), result=False)
     # Further options of open_dataset.
-    data: Mapping[str, Any] = field(metadata=_key({}, options))
+    data: Mapping[str, Any] = _key({}, options)
     # Image size, resizing and normalization of "dataset", or of the "weights" of
     # init_from; options in `data` replace them.
-    preprocessing: str = field(metadata=_key("dataset", _preprocessing))
+    preprocessing: str = _key("dataset", _preprocessing)
     # Names, or {"name": ..., option: value}.
-    augment: tuple[Any, ...] = field(metadata=_key((), several))
+    augment: tuple[Any, ...] = _key((), several)
     # The α of the Beta distribution of mixup and of cutmix; 0: off.
-    mixup: float = field(metadata=_key(0.0, number(0)))
-    cutmix: float = field(metadata=_key(0.0, number(0)))
-    label_smoothing: float = field(metadata=_key(0.0, number(0, 1, below=True)))
+    mixup: float = _key(0.0, number(0))
+    cutmix: float = _key(0.0, number(0))
+    label_smoothing: float = _key(0.0, number(0, 1, below=True))
 
     # Model. `model` holds its name, width, depth and other options. The base sizes are
     # those at which the hyperparameters were tuned; by default the model's own sizes.
-    model: Component = field(metadata=_key({"name": "resmlp"}, component))
-    base_width: int | None = field(metadata=_key(int, optional(whole())))
-    base_depth: int | None = field(metadata=_key(int, optional(whole())))
+    model: Component = _key({"name": "resmlp"}, component)
+    base_width: int | None = _key(int, optional(whole()))
+    base_depth: int | None = _key(int, optional(whole()))
     # The batch size and number of examples (batch_size * steps) at which they were
     # tuned. With them, the learning rate, betas, eps and decay of another batch size or
     # length follow docs/rules.md, section 8; None: no rule.
-    base_batch_size: int | None = field(metadata=_key(int, optional(whole())))
-    base_examples: int | None = field(metadata=_key(int, optional(whole())))
+    base_batch_size: int | None = _key(int, optional(whole()))
+    base_examples: int | None = _key(int, optional(whole()))
     # A batch_size above it is an error; None: not known.
-    critical_batch_size: int | None = field(
-        metadata=_key(int, optional(whole()), result=False)
-    )
+    critical_batch_size: int | None = _key(int, optional(whole()), result=False)
     # By default "depth_mup" for residual branches of one layer, else "completep".
-    parametrization: Component = field(metadata=_key({"name": str}, component))
+    parametrization: Component = _key({"name": str}, component)
     # Factor of the initial weights that have a fan-in.
-    init_scale: float = field(metadata=_key(1.0, number(0, above=True)))
+    init_scale: float = _key(1.0, number(0, above=True))
     # Pretrained weights: a file, directory or hub id.
-    init_from: str | None = field(metadata=_key(str, optional(text)))
+    init_from: str | None = _key(str, optional(text))
     # The summary.json of `mupax transfer`.
-    transfer_from: str | None = field(metadata=_key(str, optional(text), losses=False))
+    transfer_from: str | None = _key(str, optional(text), losses=False)
 
     # Optimization.
-    batch_size: int = field(metadata=_key(128, whole()))
+    batch_size: int = _key(128, whole())
     # Number of parts of a batch, one after another.
-    accumulate: int = field(metadata=_key(1, whole()))
-    steps: int = field(metadata=_key(1000, whole()))
-    learning_rate: float = field(metadata=_key(float, _learning_rate))  # of the base
-    optimizer: Component = field(metadata=_key({"name": "adamw"}, component))
-    schedule: Component = field(
-        metadata=_key(
-            {"name": "cosine", "warmup": 0, "decay": 0, "final": 0.0}, component
-        )
+    accumulate: int = _key(1, whole())
+    steps: int = _key(1000, whole())
+    learning_rate: float = _key(float, _learning_rate)  # of the base
+    optimizer: Component = _key({"name": "adamw"}, component)
+    schedule: Component = _key(
+        {"name": "cosine", "warmup": 0, "decay": 0, "final": 0.0}, component
     )
     # Groups of parameters by name: a pattern of paths (or "role:hidden" and the like)
     # and factors learning_rate, weight_decay, init_scale and multiplier.
-    modules: Mapping[str, Mapping[str, Any]] = field(metadata=_key({}, groups))
-    clip_norm: float | None = field(
-        metadata=_key(float, optional(number(0, above=True)))
-    )
+    modules: Mapping[str, Mapping[str, Any]] = _key({}, groups)
+    clip_norm: float | None = _key(float, optional(number(0, above=True)))
     # Decay of the moving average of the parameters.
-    ema: float | None = field(
-        metadata=_key(
-            float, optional(number(0, 1, above=True, below=True)), losses=False
-        )
+    ema: float | None = _key(
+        float, optional(number(0, 1, above=True, below=True)), losses=False
     )
 
     # Devices along each axis of the mesh; -1: the remaining devices.
-    mesh: Mapping[str, int] = field(
-        metadata=_key({"data": -1, "fsdp": 1, "tensor": 1}, options, result=False)
+    mesh: Mapping[str, int] = _key(
+        {"data": -1, "fsdp": 1, "tensor": 1}, options, result=False
     )
     # Changes to zoo.RULES.
-    sharding: Mapping[str, Any] = field(metadata=_key({}, options, result=False))
+    sharding: Mapping[str, Any] = _key({}, options, result=False)
 
     # Records and checkpoints.
-    log_every: int = field(metadata=_key(10, whole(), losses=False))
-    eval_every: int = field(metadata=_key(500, whole(), losses=False))
-    save_every: int = field(metadata=_key(500, whole(), result=False))
-    keep_last: int = field(metadata=_key(2, whole(), result=False))
+    log_every: int = _key(10, whole(), losses=False)
+    eval_every: int = _key(500, whole(), losses=False)
+    save_every: int = _key(500, whole(), result=False)
+    keep_last: int = _key(2, whole(), result=False)
     # Keep the checkpoint of the lowest test loss too.
-    keep_best: bool = field(metadata=_key(True, flag, result=False))
-    tensorboard: bool = field(metadata=_key(True, flag, result=False))
+    keep_best: bool = _key(True, flag, result=False)
+    tensorboard: bool = _key(True, flag, result=False)
     # A project of Weights & Biases; None: off.
-    wandb: str | None = field(metadata=_key(str, optional(text), result=False))
+    wandb: str | None = _key(str, optional(text), result=False)
     # An experiment of MLflow, at MLFLOW_TRACKING_URI; None: off.
-    mlflow: str | None = field(metadata=_key(str, optional(text), result=False))
+    mlflow: str | None = _key(str, optional(text), result=False)
     # The first and last step of a profiler trace; empty: none.
-    profile: tuple[int, ...] = field(metadata=_key((), several, result=False))
+    profile: tuple[int, ...] = _key((), several, result=False)
 
     @property
     def rules(self) -> optim.Parametrization:

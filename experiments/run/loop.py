@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from mupax import zoo
 
-from ..data import Dataset, Prefetched, prefetch
+from ..data import Dataset, Prefetched
 from ..errors import Diverged, Stopped, UserError
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
@@ -28,7 +28,7 @@ from .mesh import batch_share, check_batch, put, replicated
 from .program import Program, parts
 from .records import Records, Sink
 from .step import State
-from .stopping import Stopper
+from .stopping import stop_requests
 
 _SHARED_WITHIN = 10  # seconds until a network file system shows a new directory
 _AVERAGED = 50  # steps in the mean of the reported training loss
@@ -162,7 +162,7 @@ def train(
         "dataset": dataset.name,
         **{key: getattr(options, key) for key in keys},
     }
-    with _claimed(workdir, claimed), Stopper() as stopper:
+    with _claimed(workdir, claimed), stop_requests() as stop_now:
         # ----- State: initialized on the mesh, or copied to it.
         state = (
             _start(program, model) if create is None else program.init_on_mesh(create)
@@ -174,7 +174,7 @@ def train(
         batches = dataset.train(
             options.batch_size, options.seed, process_index=index, process_count=count
         )
-        feed = prefetch(batches, lambda batch: place_batch(batch, sharding))
+        feed = Prefetched(batches, lambda batch: place_batch(batch, sharding))
         progress = _Progress()
         done, resumed_from = 0, None
         with open_checkpoints(
@@ -207,7 +207,7 @@ def train(
                 checkpoints=checkpoints,
                 records=records,
                 progress=progress,
-                stopper=stopper,
+                stop_now=stop_now,
                 on_step=on_step,
                 learning_rate=learning_rate,
                 workdir=workdir,
@@ -233,7 +233,7 @@ class _Loop:
     checkpoints: Checkpoints
     records: Records
     progress: _Progress
-    stopper: Stopper
+    stop_now: Callable[[int], bool]
     on_step: OnStep | None
     learning_rate: optax.Schedule | None
     workdir: pathlib.Path
@@ -265,7 +265,7 @@ class _Loop:
                 test = test or self._tester()
                 sums = test(state)
             pending = _Pending(step, out, sums)
-            stop = self.stopper.now(step) and not last
+            stop = self.stop_now(step) and not last
             if step % options.save_every == 0 or last or stop:
                 # Saving copies the state and therefore waits for this step.
                 score = self._record(pending)

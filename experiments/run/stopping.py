@@ -1,48 +1,30 @@
 """Stop a run on SIGTERM after a checkpoint."""
 
+import contextlib
 import signal
 import threading
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.experimental import multihost_utils
 
 
-class Stopper:
-    """Whether this run was told to stop.
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[int], bool]]:
+    """A function of the step: whether to save and stop now.
 
-    A single process listens for SIGTERM. Several processes agree, through JAX, on the
-    step at which all of them stop.
+    Every process must call the function at each step. A single process listens for
+    SIGTERM. Several processes agree, through JAX, on the step at which all stop.
     """
-
-    def __init__(self) -> None:
-        self._told = False
-        self._before: Any = None
-        self._listens = (
-            jax.process_count() == 1
-            and threading.current_thread() is threading.main_thread()
-        )
-
-    def __enter__(self) -> "Stopper":
-        if self._listens:
-            self._before = signal.signal(signal.SIGTERM, self._tell)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._listens:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def now(self, step: int) -> bool:
-        """Whether to save and stop now. Every process must call this at each step."""
-        if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._told
-
-    def _tell(self, number: int, frame: Any) -> None:
-        self._told = True
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda step: False  # only the main thread can handle signals
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield lambda step: stop.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, before)
