@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -97,13 +98,17 @@ def test_a_table_covers_what_it_holds():
     swept = data(made())
     table = tables.parse(tables.text(swept.populations, facts(swept)), "it")
     axes = {"learning_rate": RATES, "branch_multiplier": MULTIPLIERS}
-    one = {"parametrization": "depth_mup", "width": 16, "depth": 8, "choices": {}}
-    one["axes"] = axes
-    assert tables.covers(table, [one], 2)
-    assert not tables.covers(table, [one], 3)
-    assert not tables.covers(table, [one | {"depth": 16}], 2)
+
+    def task(depth=8, **grid):
+        return types.SimpleNamespace(
+            parametrization="depth_mup", width=16, depth=depth, chosen={}, grid=grid
+        )
+
+    assert tables.covers(table, [task(**axes)], 2)
+    assert not tables.covers(table, [task(**axes)], 3)
+    assert not tables.covers(table, [task(16, **axes)], 2)
     wider = axes | {"learning_rate": [0.125, *RATES]}
-    assert not tables.covers(table, [one | {"axes": wider}], 2)
+    assert not tables.covers(table, [task(**wider)], 2)
 
 
 def test_what_is_tuned_at_the_base_is_fixed_at_every_size():

@@ -151,7 +151,7 @@ def test_headline_table_and_figures_give_one_verdict():
         assert conclusion.verdict is wanted
         assert conclusion.words in printed(data, width=300)
         assert conclusion.words in text_of(data)
-        moved = curves.move(curves.cells(data, "depth_mup"), base=data.base)
+        moved = curves.judge(data, "depth_mup")
         assert moved.verdict is wanted
         assert moved.words == conclusion.words
 

@@ -112,6 +112,17 @@ class Population:
             axis,
         )
 
+    def at(self, name: str, value: float) -> "Population":
+        """The runs at one value of a hyperparameter, which is no longer an axis."""
+        axis = 1 + list(self.axes).index(name)
+        i = self.axes[name].index(value)
+        return dataclasses.replace(
+            self,
+            axes={k: v for k, v in self.axes.items() if k != name},
+            loss=self.loss.take(i, axis),
+            curves=self.curves.take(i, axis),
+        )
+
     def best(self) -> dict[str, float]:
         """The grid point of least loss, by the geometric mean over seeds."""
         with np.errstate(divide="ignore"):

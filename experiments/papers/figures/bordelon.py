@@ -1,294 +1,216 @@
-"""Bordelon, Noci, Li, Hanin and Pehlevan, Depthwise transfer in residual networks."""
+"""Bordelon, Noci, Li, Hanin and Pehlevan, Depthwise transfer: figures and sweeps.
+
+Figures that need the same runs share a sweep.
+"""
 
 import functools
+from collections.abc import Callable, Sequence
 
-import numpy as np
+from ml_collections import ConfigDict
 
-from ..theory import feature_learning, finite_size, lazy, linear_joint
-from ..theory.relu_mlp import fit_power_law
-from . import sweeps
-from .registry import Drawing, Figure, Line, Panel, near
+from . import claims_bordelon as claims
+from . import sizes
+from . import solved_bordelon as solved
+from .parts import Part, Sweeps
+from .registry import CIFAR, Drawing, Figure
 
+# ----- Sweeps.
 
-@functools.cache
-def _trained(paper: bool) -> finite_size.Errors:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(6, 5)), rng.normal(size=6)
-    # The bias is far smaller than the noise of one network, so many seeds are needed.
-    widths, seeds = ((64, 128, 256, 512), 256) if paper else ((16, 32, 64), 400)
-    return finite_size.train(x, y, widths=widths, depths=(4, 8, 16, 32), seeds=seeds)
+_DEPTH_MUP = {"sweep.only": "('depth_mup',)"}
+_RATES = {"sweep.axes.learning_rate": "2**[-6:-2:1]"}
+_NORMS = {"sweep.choices": "(('model.norm', ('batch', 'instance', 'none')),)"}
+_FLAT = sizes.joined(sizes.CNN, sizes.FLAT, {"laptop": {"sweep.depths": "(3,6,12)"}})
 
-
-def _bias_law(errors: finite_size.Errors) -> tuple[float, float]:
-    """The exponent of the bias in depth, with its bootstrap standard error."""
-    draw, count = np.random.default_rng(0), errors.outputs.shape[2]
-    slopes = []
-    for _ in range(100):
-        chosen = errors.outputs[:, :, draw.integers(0, count, count)]
-        again = finite_size.Errors(errors.widths, errors.depths, chosen)
-        slopes.append(again.depth_law().exponent)
-    return errors.depth_law().exponent, float(np.std(slopes))
-
-
-def depths_agree(paper: bool) -> Drawing:
-    """Training at infinite width at several depths, against networks (Figure 5a)."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2, 5)), rng.normal(size=2)
-    steps, rate, depths = 5, 0.5, (2, 4, 8, 16)
-    stream = np.repeat(x[None], steps, 0), np.repeat(y[None], steps, 0)
-    replicas, width, seeds = (64, 512, 128) if paper else (16, 256, 32)
-    runs = [
-        feature_learning.dynamics(*stream, d, learning_rate=rate, replicas=replicas)
-        for d in depths
-    ]
-    networks = finite_size.train(
-        x, y, widths=(width,), depths=depths, steps=steps - 1, learning_rate=rate,
-        seeds=seeds,
-    ).outputs[0]  # fmt: skip
-    mean, noise = networks.mean(1), networks.std(1, ddof=1) / np.sqrt(seeds)
-    value, error = (np.stack([run.outputs[k][-1] for run in runs]) for k in (0, 1))
-    away = float((np.abs(mean - value) / np.hypot(noise, error)).max())
-    slope, slope_error = _gap_law(runs, depths)
-    losses = [
-        Line(f"L = {d}", range(steps), run.losses.value.tolist())
-        for d, run in zip(depths, runs, strict=True)
-    ]
-    outputs = []
-    for k in (0, 1):
-        label = f"N = {width}, point {k + 1}"
-        outputs.append(Line(label, depths, mean[:, k], noise[:, k], look="points"))
-        name = f"infinite width, point {k + 1}"
-        outputs.append(Line(name, depths, value[:, k].tolist(), look="theory"))
-    panels = [
-        Panel("Training at infinite width", "step", "loss", losses),
-        Panel(f"After {steps - 1} steps", "depth L", "f", outputs, log_x=True),
-    ]
-    ours = (
-        f"losses of depths L and 2L differ as L^({slope:.2f} ± {slope_error:.2f}) "
-        "(agrees within 3 errors of -1, each below 0.2); networks of width "
-        f"{width} are within {away:.1f} standard errors (agrees below 4)"
-    )
-    agrees = slope_error < 0.2 and near(slope, -1, 3 * slope_error) and away < 4
-    return Drawing(panels, ours, agrees)
+_CNN = Part(
+    "cnn_sweep", "cnn", {"sweep.only": "('sp', 'mup', 'depth_mup',)"}, sizes.CNN
+)
+_RESNET = Part(
+    "resnet_sweep",
+    "resnet",
+    {"sweep.only": "('mup', 'depth_mup',)"} | _NORMS,
+    sizes.RESNET,
+)
+_VIT = Part("vit_sweep", "vit", {"sweep.only": "('mup', 'depth_mup',)"}, sizes.VIT)
 
 
-def _gap_law(
-    runs: list[feature_learning.Dynamics], depths: tuple[int, ...]
-) -> tuple[float, float]:
-    """The exponent in L of the last losses' difference between L and 2L, with error."""
-    last = np.array([[part[-1] for part in run.losses] for run in runs])
-    draws = np.random.default_rng(0).normal(size=(200, len(depths)))
-
-    def slope(losses: np.ndarray) -> float:
-        gaps = np.abs(np.diff(losses))
-        return fit_power_law(depths[:-1], gaps.tolist()).exponent
-
-    spread = np.std([slope(last[:, 0] + draw * last[:, 1]) for draw in draws])
-    return slope(last[:, 0]), float(spread)
+def _flat(
+    name: str,
+    overrides: dict[str, str],
+    edit: Callable[[ConfigDict], None] | None = None,
+) -> Part:
+    """Depth-μP at one width, over another hyperparameter too."""
+    return Part("cnn_sweep", f"cnn-{name}", _DEPTH_MUP | overrides, _FLAT, edit)
 
 
-def finite_sizes(paper: bool) -> Drawing:
-    """Squared distance of single networks from the limit (Figure 5b)."""
-    networks = _trained(paper)
-    # As in the paper, the ensemble of the largest networks stands for the limit.
-    proxy = networks.outputs[-1, -1].mean(axis=0)
-    errors = ((networks.outputs - proxy) ** 2).mean(axis=(2, 3))
-    lines = [
-        Line(f"N = {n}", networks.depths, row.tolist())
-        for n, row in zip(networks.widths, errors, strict=True)
-    ]
-    single = Panel(
-        "Single networks, and the large ensemble",
-        "depth L",
-        "squared error of f",
-        lines,
-        log_x=True,
-        log_y=True,
-    )
-    width = networks.width_law().exponent
-    bias, error = _bias_law(networks)
-    ours = (
-        f"noise falls as N^{width:.2f} (agrees within 0.15 of -1), the bias in depth "
-        f"as L^({bias:.2f} ± {error:.2f}) (agrees within 3 errors of -1, each below "
-        "0.2)"
-    )
-    agrees = near(width, -1, 0.15) and error < 0.2 and near(bias, -1, 3 * error)
-    return Drawing([single, _bias(networks, 1, "bias of f")], ours, agrees)
+def _adamw(config: ConfigDict) -> None:
+    # No override removes SGD's momentum.
+    with config.unlocked():
+        config.optimizer = ConfigDict({"name": "adamw"})
 
 
-def ensembles(paper: bool) -> Drawing:
-    """Variance over initializations, and the bias of the average (Figure B.7)."""
-    networks = _trained(paper)
-    lines = [
-        Line(f"L = {d}", networks.widths, column.tolist())
-        for d, column in zip(networks.depths, networks.variance.T, strict=True)
-    ]
-    start = networks.variance[0].mean()
-    law = [start * networks.widths[0] / n for n in networks.widths]
-    noise = Panel(
-        "Over initializations",
-        "width N",
-        "variance of f",
-        [*lines, Line("1/N", networks.widths, law, look="theory")],
-        log_x=True,
-        log_y=True,
-    )
-    slopes = [
-        fit_power_law(networks.widths, v.tolist()).exponent for v in networks.variance.T
-    ]
-    bias, error = (2 * value for value in _bias_law(networks))
-    ours = (
-        f"variance falls as N^{min(slopes):.2f} to N^{max(slopes):.2f} over the depths "
-        f"(agrees within 0.15 of -1), the square of the ensemble's bias as "
-        f"L^({bias:.2f} ± {error:.2f}) (agrees within 3 errors of -2, each below 0.4)"
-    )
-    agrees = all(near(s, -1, 0.15) for s in slopes)
-    agrees = agrees and error < 0.4 and near(bias, -2, 3 * error)
-    return Drawing([noise, _bias(networks, 2, "squared bias of f")], ours, agrees)
+def _equal_sizes(depth: int, multiplier: float, small: str, large: str) -> Part:
+    """Widths of one depth, which is its own base; 1/√L is in the multiplier."""
+    shared = {
+        "model.depth": str(depth),
+        "sweep.depths": f"({depth},)",
+        "sweep.axes.learning_rate": "2**[-9:-4:1]",
+        "sweep.seeds": "3",
+        "model.branch_multiplier": f"{multiplier:.6g}",
+    }
+    by_scale = {
+        scale: shared
+        | {"model.width": widths[1:].split(",")[0], "sweep.widths": widths}
+        for scale, widths in (("laptop", small), ("medium", small), ("paper", large))
+    }
+    given = sizes.joined(sizes.CNN, by_scale)
+    return Part("cnn_sweep", f"cnn-depth-{depth}", _DEPTH_MUP, given)
 
 
-def _bias(errors: finite_size.Errors, power: int, label: str) -> Panel:
-    depths, gaps = errors.depths[:-1], errors.depth_gaps[-1] ** power
-    law = [gaps[-1] * (depths[-1] / d) ** power for d in depths]
-    return Panel(
-        f"Averaged over initializations, N = {errors.widths[-1]}",
-        "depth L",
-        f"{label}: L against 2L",
-        [
-            Line("measured", depths, gaps.tolist()),
-            Line(f"L^-{power}" if power > 1 else "1/L", depths, law, look="theory"),
-        ],
-        log_x=True,
-        log_y=True,
+def _zero_readouts(config: ConfigDict) -> None:
+    # No override adds a key, and the config has no zero_init.
+    with config.unlocked():
+        config.model.update(zero_init=True, activation_first=True)
+
+
+_LONG_BRANCHES = Part(
+    "resmlp_sweep",
+    "long-branches",
+    {
+        "sweep.only": "('ode', 'depth_mup',)",
+        "model.branch_multiplier": "1.0",
+        "model.block_depth": "4",
+        "model.depth": "2",
+    },
+    sizes.joined(sizes.MLP, sizes.LONG),
+    _zero_readouts,
+)
+
+# ----- Figures.
+
+
+def _swept(
+    number: str,
+    claim: str,
+    parts: Sequence[Part],
+    draw: Callable[..., Drawing],
+    how: str = "",
+) -> Figure:
+    return Figure(
+        f"bordelon-{number.lower()}",
+        "Bordelon",
+        f"Figure {number}",
+        claim,
+        train=Sweeps(parts, draw),
+        how=f"{how}; {CIFAR}" if how else CIFAR,
     )
 
 
-def lazy_kernel(paper: bool) -> Drawing:
-    """The ReLU network's NTK over the angle, and its convergence (Figure 6)."""
-    angles = np.linspace(-np.pi, np.pi, 65 if paper else 33)
-    points = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.sqrt(2)
-    gram, zero = lazy.gram(points), len(angles) // 2
-    limit = lazy.kernels(gram, "relu").kernel[zero]
-    depths = [2**k for k in range(0, 9 if paper else 8)]
-    kernels = [lazy.kernels(gram, "relu", depth=d).kernel[zero] for d in depths]
-    lines = [
-        Line(f"L = {d}", angles.tolist(), k.tolist())
-        for d, k in list(zip(depths, kernels, strict=True))[:5:2]
-    ]
-    infinite = Line("infinite depth", angles.tolist(), limit.tolist(), look="theory")
-    shape = Panel("NTK at initialization", "angle", "K", [*lines, infinite])
-    away = [float(((k - limit) ** 2).mean()) for k in kernels]
-    slope = fit_power_law(depths[-4:], away[-4:]).exponent
-    law = [away[-1] * (depths[-1] / d) ** 2 for d in depths]
-    rate = Panel(
-        "Distance from infinite depth",
-        "depth L",
-        "mean squared error of K",
-        [Line("recursion", depths, away), Line("L^-2", depths, law, look="theory")],
-        log_x=True,
-        log_y=True,
+def _solved(
+    number: str, claim: str, draw: Callable[[bool], Drawing], how: str, name: str = ""
+) -> Figure:
+    name = name or f"Figure {number}"
+    return Figure(
+        f"bordelon-{number.lower()}", "Bordelon", name, claim, draw=draw, how=how
     )
-    ours = f"squared error falls as L^{slope:.2f} (agrees within 0.1 of -2)"
-    return Drawing([shape, rate], ours, near(slope, -2, 0.1))
 
 
-def linear_features(paper: bool) -> Drawing:
-    """H before and after a step of a linear network, over layers (Figure 7)."""
-    rate, depths = 0.5, [5, 10, 20, 50, 100, 300]
-    depths = [*depths, 500] if paper else depths
-    times = np.linspace(0, 1, 51)
-    closed = linear_joint.one_step(times, learning_rate=rate)
-    before, after, away = [], [], []
-    for depth in depths:
-        run = linear_joint.dynamics(
-            np.ones((2, 1, 1)), np.ones((2, 1)), depth=depth, learning_rate=rate
-        )
-        start, change = run.h[:, 0, 0], run.h[:, 1, 1] - run.h[:, 0, 0]
-        exact = linear_joint.one_step(run.times, learning_rate=rate).change_h
-        away.append(float(np.abs(change - exact).max() / exact.max()))
-        if depth in (5, 10, 50, 300):
-            at = np.unique(np.linspace(0, depth, 11).round().astype(int))
-            name, where = f"L = {depth}", run.times[at].tolist()
-            before.append(Line(name, where, start[at].tolist()))
-            # The frozen read-in does not change, and zero has no logarithm.
-            after.append(Line(name, where[1:], change[at][1:].tolist()))
-    theory = Line("infinite depth", times.tolist(), closed.h.tolist(), look="theory")
-    moved = Line(
-        "infinite depth",
-        times[1:].tolist(),
-        closed.change_h[1:].tolist(),
-        look="theory",
-    )
-    slope = fit_power_law(depths[-3:], away[-3:]).exponent
-    ours = (
-        f"ΔH at depth {depths[-1]} is within {away[-1]:.2%} of the limit, the gap "
-        f"falls as L^{slope:.2f} (agrees within 0.1 of -1)"
-    )
-    panels = [
-        Panel("At initialization", "layer time τ", "H0", [*before, theory]),
-        Panel("Change by one step", "layer time τ", "ΔH", [*after, moved], log_y=True),
-    ]
-    return Drawing(panels, ours, near(slope, -1, 0.1))
-
+_INSTANCE_NORM = functools.partial(
+    claims.norm_helps, norm="instance", label="LayerNorm of each channel"
+)
+_BATCH_NORM = functools.partial(claims.norm_helps, norm="batch", label="batch norm")
+_BATCH_NORM_ALONE = functools.partial(
+    claims.norm_is_not_enough, norm="batch", label="batch norm"
+)
 
 FIGURES = [
-    sweeps.bordelon_figure(
-        "1", "the best learning rate of 1/√L-scaled networks stays over depth and width"
+    _swept(
+        "1",
+        "the best learning rate of 1/√L-scaled networks stays over depth and width",
+        (_CNN.about("mup", "depth_mup"),),
+        claims.both_sizes,
     ),
-    sweeps.bordelon_figure(
+    _swept(
         "2",
         "batch norm alone transfers less reliably than 1/√L scaling",
+        (_RESNET,),
+        _BATCH_NORM_ALONE,
         "two stages",
     ),
-    sweeps.bordelon_figure(
+    _swept(
         "3",
         "the learning rate of ViTs under Adam transfers over depth",
+        (_VIT,),
+        claims.transformers,
         "CIFAR-10 in place of Tiny ImageNet and ImageNet",
     ),
-    sweeps.bordelon_figure("4", "momentum and the richness μ0 transfer over depth"),
-    Figure(
-        id="bordelon-5a",
-        paper="Bordelon",
-        number="Figure 5a",
-        claim="training at large width is consistent over depths, better so with depth",
-        draw=depths_agree,
-        how="tanh networks of infinite width (eq. 38, 39) on 2 random points, 4 steps",
+    _swept(
+        "4",
+        "momentum and the richness μ0 transfer over depth",
+        (
+            _flat("momentum", _RATES | {"sweep.axes.momentum": "1-2**[-4:0]"}),
+            _flat("richness", _RATES | {"sweep.axes.richness": "2**[-4:1]"}),
+        ),
+        claims.other_axes,
     ),
-    Figure(
-        id="bordelon-5",
-        paper="Bordelon",
-        number="Figure 5b",
-        claim="finite networks approach the joint limit as 1/N in variance, 1/L in f",
-        draw=finite_sizes,
-        how="tanh networks on 6 random points in place of CNNs on CIFAR-10",
+    _solved(
+        "5a",
+        "training at large width is consistent over depths, better so with depth",
+        solved.depths_agree,
+        "tanh networks of infinite width (eq. 38, 39) on 2 random points, 4 steps",
     ),
-    Figure(
-        id="bordelon-6",
-        paper="Bordelon",
-        number="Figure 6",
-        claim="the NTK of depth L converges to its limit as L^-2 in squared error",
-        draw=lazy_kernel,
-        how="at infinite width",
+    _solved(
+        "5",
+        "finite networks approach the joint limit as 1/N in variance, 1/L in f",
+        solved.finite_sizes,
+        "tanh networks on 6 random points in place of CNNs on CIFAR-10",
+        name="Figure 5b",
     ),
-    Figure(
-        id="bordelon-7",
-        paper="Bordelon",
-        number="Figure 7",
-        claim="H and its change by a step converge to the profiles of infinite depth",
-        draw=linear_features,
-        how="exact recursion at infinite width in place of N = 1000; eq. 7 corrected",
+    _solved(
+        "6",
+        "the NTK of depth L converges to its limit as L^-2 in squared error",
+        solved.lazy_kernel,
+        "at infinite width",
     ),
-    sweeps.bordelon_figure("B.1", "a medium depth is best at a given size"),
-    sweeps.bordelon_figure("B.2", "SP and μP do not transfer over depth"),
-    sweeps.bordelon_figure("B.3", "the best learning rate shows after a few epochs"),
-    sweeps.bordelon_figure(
+    _solved(
+        "7",
+        "H and its change by a step converge to the profiles of infinite depth",
+        solved.linear_features,
+        "exact recursion at infinite width in place of N = 1000; eq. 7 corrected",
+    ),
+    _swept(
+        "B.1",
+        "a medium depth is best at a given size",
+        (
+            _equal_sizes(3, 1.0, "(80,160)", "(448,896)"),
+            _equal_sizes(6, 0.5**0.5, "(56,112)", "(320,640)"),
+            _equal_sizes(12, 0.5, "(40,80)", "(224,448)"),
+        ),
+        claims.middle_depth,
+    ),
+    _swept(
+        "B.2",
+        "SP and μP do not transfer over depth",
+        (_CNN.about("sp", "mup"),),
+        claims.without_scaling,
+    ),
+    _swept(
+        "B.3",
+        "the best learning rate shows after a few epochs",
+        (_CNN.about("depth_mup"),),
+        claims.decided_early,
+    ),
+    _swept(
         "B.4",
         "LayerNorm helps μP to transfer over depth, 1/√L scaling more",
+        (_RESNET,),
+        _INSTANCE_NORM,
         "two stages",
     ),
-    sweeps.bordelon_figure(
+    _swept(
         "B.5",
         "batch norm helps μP to transfer over depth, 1/√L scaling more",
+        (_RESNET,),
+        _BATCH_NORM,
         "two stages",
     ),
     Figure(
@@ -302,22 +224,34 @@ FIGURES = [
             "--config.data.image_size=64"
         ),
     ),
-    Figure(
-        id="bordelon-b.7",
-        paper="Bordelon",
-        number="Figure B.7a, c",
-        claim="variance falls as 1/N at any L; squared bias of ensembles as L^-2",
-        draw=ensembles,
-        how="the networks of bordelon-5",
+    _solved(
+        "B.7",
+        "variance falls as 1/N at any L; squared bias of ensembles as L^-2",
+        solved.ensembles,
+        "the networks of bordelon-5",
+        name="Figure B.7a, c",
     ),
-    sweeps.bordelon_figure(
+    _swept(
         "B.8",
         "weight decay's dynamics transfer over depth",
+        (
+            _flat(
+                "decay",
+                {
+                    "sweep.axes.learning_rate": "2**[-11:-6:1]",
+                    "sweep.axes.weight_decay": "2**[-4:4:2]",
+                },
+                _adamw,
+            ),
+        ),
+        claims.decay_stays,
         "AdamW in place of SGD",
     ),
-    sweeps.bordelon_figure(
+    _swept(
         "M.1",
         "branches of 4 layers: ODE scaling improves with depth, SDE scaling does not",
+        (_LONG_BRANCHES,),
+        claims.long_branches,
         "residual MLPs in place of ResNets",
     ),
 ]

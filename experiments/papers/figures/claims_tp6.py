@@ -4,14 +4,14 @@ Whether an optimum stays or moves is the verdict of `sweep.verdict`; whether a l
 lower is decided by `curves.gaps`. Where either cannot tell, the figure cannot tell.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ...report import SweepData
 from ...sweep import valley
-from ...sweep.results import Cell
-from ...sweep.verdict import SHARE
+from ...sweep.results import Cell, Population
+from ...sweep.verdict import SHARE, transfer
 from . import curves
 from .registry import Drawing, Line, Panel
 
@@ -21,97 +21,94 @@ _TITLES = {
     "no_depth_scaling": "no depth scaling",
     "ode": "ODE: α = 1, γ = 0",
 }
+_FREE = np.log(1.02)  # of a log loss that hardly depends on a hyperparameter
+_EARLY = 0.2  # of the steps
 
 
 def rate_over_depth(data: SweepData) -> Drawing:
     """Depth-μP stays and gains, the others move (Figures 10 and 12)."""
-    others = [key for key in _keys(data) if key != "depth_mup"]
-    order = ["depth_mup", *others]
-    by_name = {key: curves.cells(data, key) for key in order}
-    moves = {key: curves.move(cells, base=data.base) for key, cells in by_name.items()}
-    losses = _least(by_name["depth_mup"])
-    named = {_TITLES[key]: moves[key] for key in order}
-    ours = f"{curves.told(named)}; loss of Depth-μP {curves.span(losses)}"
-    agrees = curves.every(
-        curves.stays(moves["depth_mup"]),
-        curves.falls(losses),
-        *(curves.moves(moves[key]) for key in others),
+    keys = dict.fromkeys(["depth_mup", *(p.parametrization for p in data.populations)])
+    transfers = {_TITLES[key]: curves.judge(data, key) for key in keys}
+    deep, *others = transfers.values()
+    losses = _least(deep.cells)
+    agrees = curves.conjunction(
+        curves.stays(deep), curves.falls(losses), *map(curves.moves, others)
     )
-    panels = [curves.panel(_TITLES[key], by_name[key]) for key in order]
-    return Drawing(panels, ours, agrees)
+    ours = f"{curves.describe(transfers)}; loss of Depth-μP {curves.span(losses)}"
+    return Drawing(curves.panels(transfers), ours, agrees)
 
 
 def ode_moves(data: SweepData) -> Drawing:
     """The ODE's optimum moves, and its loss is the larger (Figure 11)."""
-    ode, deep = (curves.cells(data, key) for key in ("ode", "depth_mup"))
-    moved = curves.move(ode, base=data.base)
-    losses, others = _least(ode), _least(deep)
+    ode, deep = (curves.judge(data, key) for key in ("ode", "depth_mup"))
+    losses, others = _least(ode.cells), _least(deep.cells)
     gap = curves.gaps(list(zip(losses, others, strict=True)))[-1]
     ours = (
-        f"{curves.told({'ODE': moved})}; loss at depth {ode[-1].depth} {losses[-1]}, "
+        f"{curves.describe({'ODE': ode})}; loss at depth {ode.sizes[-1]} {losses[-1]}, "
         f"of Depth-μP {others[-1]}, difference {gap} (95 %, seed by seed)"
     )
-    panels = [
-        curves.panel(_TITLES[key], cells)
-        for key, cells in (("ode", ode), ("depth_mup", deep))
-    ]
-    return Drawing(
-        panels,
-        ours,
-        curves.every(curves.moves(moved), curves.lower(others, losses)[-1]),
-    )
+    agrees = curves.conjunction(curves.moves(ode), curves.lower(others, losses)[-1])
+    panels = curves.panels({_TITLES["ode"]: ode, _TITLES["depth_mup"]: deep})
+    return Drawing(panels, ours, agrees)
 
 
 def multiplier_settles(data: SweepData) -> Drawing:
     """The best block multiplier moves less and less (Figure 13)."""
-    cells = curves.cells(data, "depth_mup", name="branch_multiplier")
-    whole = curves.move(cells, base=data.base)
-    last = curves.move(cells[-2:])
-    values = ", ".join(f"{curves.value('branch_multiplier', c):.2f}" for c in cells)
-    moves = {"between the deepest two": last, "over all": whole}
-    ours = f"best a {values} over the depths; {curves.told(moves)}"
+    name = "branch_multiplier"
+    over_all = curves.judge(data, "depth_mup", name=name)
+    last = transfer(over_all.cells[-2:], "depth")
+    values = ", ".join(f"{curves.best_value(name, c):.2f}" for c in over_all.cells)
+    transfers = {"between the deepest two": last, "over all": over_all}
     panels = [
-        curves.panel("Each at its best learning rate", cells),
+        curves.panel("Each at its best learning rate", over_all.cells),
         curves.panel(
             "Each at its best block multiplier", curves.cells(data, "depth_mup")
         ),
     ]
+    ours = f"best a {values} over the depths; {curves.describe(transfers)}"
     return Drawing(panels, ours, curves.stays(last))
 
 
-def weights_last(pre: SweepData, post: SweepData) -> Drawing:
-    """W φ(x) stays, gains nothing by depth and is worse than φ(W x) (Figure 2)."""
-    before, after = (curves.cells(data, "depth_mup") for data in (pre, post))
-    moved = curves.move(before, base=pre.base)
-    losses, others = _least(before), _least(after)
+def weights_last(first: SweepData, last: SweepData) -> Drawing:
+    """W φ(x) stays, gains nothing by depth and is worse than φ(W x) (Figure 2).
+
+    Args:
+      first: a sweep with the nonlinearity first.
+      last: the same with the weights first.
+    """
+    before, after = curves.judge(first, "depth_mup"), curves.cells(last, "depth_mup")
+    losses, others = _least(before.cells), _least(after)
+    gains = curves.gaps([(losses[0], deeper) for deeper in losses[1:]])
     ours = (
-        f"{curves.told({'nonlinearity first': moved})}; its loss over depths "
+        f"{curves.describe({'nonlinearity first': before})}; its loss over depths "
         f"{curves.span(losses)}, weights first {curves.span(others)}"
     )
-    agrees = curves.every(
-        curves.stays(moved), _no_gain(losses), curves.lower(others, losses)[-1]
+    agrees = curves.conjunction(
+        curves.stays(before),
+        *(gain.under(np.log1p(SHARE)) for gain in gains),
+        curves.lower(others, losses)[-1],
     )
     panels = [
-        curves.panel("Nonlinearity first", before),
-        _by_depth({"nonlinearity first": before, "weights first": after}),
+        curves.panel("Nonlinearity first", before.cells),
+        _by_depth({"nonlinearity first": before.cells, "weights first": after}),
     ]
     return Drawing(panels, ours, agrees)
 
 
 def absolute_gains(absolute: SweepData, relu: SweepData) -> Drawing:
     """|x| trains better than ReLU, most where it is deep (Figure 3)."""
-    mine, other = (curves.cells(data, "depth_mup") for data in (absolute, relu))
-    best, others = _least(mine), _least(other)
+    runs = {
+        "|x|": curves.cells(absolute, "depth_mup"),
+        "ReLU": curves.cells(relu, "depth_mup"),
+    }
+    losses, others = map(_least, runs.values())
     ours = (
-        f"at depth {mine[-1].depth} the loss with |x| is {best[-1]}, with ReLU "
-        f"{others[-1]}"
+        f"at depth {runs['|x|'][-1].depth} the loss with |x| is {losses[-1]}, with "
+        f"ReLU {others[-1]}"
     )
-    panels = [
-        curves.panel("|x|", mine),
-        curves.panel("ReLU", other),
-        _by_depth({"|x|": mine, "ReLU": other}),
-    ]
-    return Drawing(panels, ours, curves.lower(best, others)[-1])
+    panels = [curves.panel(title, cells) for title, cells in runs.items()]
+    panels.append(_by_depth(runs))
+    return Drawing(panels, ours, curves.lower(losses, others)[-1])
 
 
 def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
@@ -120,24 +117,16 @@ def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
     losses = {c.depth * 2: curves.least(c) for c in deep}
     others = {c.depth: curves.least(c) for c in flat}
     layers = sorted(losses.keys() & others.keys())
-    told = ", ".join(f"{losses[n]} against {others[n]} at {n}" for n in layers)
-    ours = f"loss with branches of two layers and of one: {told} layers"
-    panel = Panel(
-        "Best learning rate of each",
-        "layers",
-        "training loss",
-        [
-            _losses("block depth 2", deep, 2),
-            _losses("block depth 1", flat),
-        ],
-        log_x=True,
-        log_y=True,
-    )
-    panels = [curves.panel("Block depth 2", deep, scale=2), panel]
+    compared = ", ".join(f"{losses[n]} against {others[n]} at {n}" for n in layers)
+    lines = [_losses("block depth 2", deep, 2), _losses("block depth 1", flat)]
+    panels = [
+        curves.panel("Block depth 2", deep, scale=2),
+        _best_rates("layers", lines),
+    ]
     return Drawing(
         panels,
-        ours,
-        curves.every(
+        f"loss with branches of two layers and of one: {compared} layers",
+        curves.conjunction(
             *curves.lower([others[n] for n in layers], [losses[n] for n in layers])
         ),
     )
@@ -145,186 +134,152 @@ def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
 
 def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
     """The best learning rate of branches of two layers moves (Figure 6)."""
-    by_name = {
-        "ReLU": curves.cells(relu, "depth_mup"),
-        "|x| and LayerNorm": curves.cells(absolute, "depth_mup"),
+    transfers = {
+        "ReLU": curves.judge(relu, "depth_mup"),
+        "|x| and LayerNorm": curves.judge(absolute, "depth_mup"),
     }
-    moves = {n: curves.move(cells, base=relu.base) for n, cells in by_name.items()}
-    ours = curves.told(moves)
-    panels = [curves.panel(name, cells) for name, cells in by_name.items()]
-    return Drawing(
-        panels, ours, curves.every(*(curves.moves(one) for one in moves.values()))
-    )
+    agrees = curves.conjunction(*map(curves.moves, transfers.values()))
+    return Drawing(curves.panels(transfers), curves.describe(transfers), agrees)
 
 
 def valley_turns(data: SweepData) -> Drawing:
     """The valley of (η, a) turns from slope -2 to -1 with depth (Figure 7)."""
     names = ("learning_rate", "branch_multiplier")
     populations = sorted(data.populations, key=lambda p: p.depth)
-    slopes = [valley.slope(p, names) for p in populations]
-    floors = []
-    for population in populations:
-        loss = valley.surface(population, names)
-        cell = population.cell()
+    floors, slopes = [], []
+    for p in populations:
+        loss = valley.surface(p, names)
         trained = ~np.isnan(loss).all(axis=1)
         best = np.nanargmin(loss[trained], axis=1)
-        heights = np.log2(population.axes["branch_multiplier"])[best]
-        rates = cell.log2_lr[trained].tolist()
-        floors.append(Line(f"depth {population.depth}", rates, heights.tolist()))
-    known = [
-        (p.depth, s) for p, s in zip(populations, slopes, strict=True) if s is not None
+        heights = np.log2(p.axes["branch_multiplier"])[best]
+        rates = p.cell().log2_lr[trained]
+        floors.append(Line(f"depth {p.depth}", rates.tolist(), heights.tolist()))
+        slopes.append(_slope(p, names))
+    known = {p.depth: s.value for p, s in zip(populations, slopes, strict=True) if s}
+    ends = [populations[0].depth, populations[-1].depth]
+    lines = [
+        Line("measured", list(known), list(known.values())),
+        *(Line(f"{s:g}", ends, [s, s], look="theory") for s in (-2, -1)),
     ]
-    depths = [populations[0].depth, populations[-1].depth]
-    levels = [Line(f"{s:g}", depths, [s, s], look="theory") for s in (-2, -1) if depths]
-    turned = Line("measured", [d for d, _ in known], [s for _, s in known])
+    labels = "log₂ learning rate", "best log₂ block multiplier a"
     panels = [
-        Panel(
-            "Where the loss is least",
-            "log₂ learning rate",
-            "best log₂ block multiplier a",
-            floors,
-        ),
-        Panel("Slope of the valley", "depth", "slope", [turned, *levels], log_x=True),
+        Panel("Where the loss is least", *labels, floors),
+        Panel("Slope of the valley", "depth", "slope", lines, log_x=True),
     ]
+    first, last = slopes[0], slopes[-1]
     steep = [
-        None
-        if s is None
-        else curves.interval(s, valley.slope_error(p, names), len(p.loss))
-        for p, s in zip(populations, slopes, strict=True)
-    ]
-    told = [
-        "no valley" if s is None else f"{s.value:.2f} ± {s.wide:.2f}" for s in steep
+        f"{s.value:.2f} ± {s.wide:.2f}" if s else "no valley" for s in (first, last)
     ]
     ours = (
-        f"slope {told[0]} at depth {depths[0]} (agrees within ½ of -2) and {told[-1]} "
-        f"at depth {depths[1]} (within ½ of -1)"
+        f"slope {steep[0]} at depth {ends[0]} (agrees within ½ of -2) and {steep[1]} "
+        f"at depth {ends[1]} (within ½ of -1)"
     )
-    first, last = steep[0], steep[-1]
-    if first is None or last is None:
+    if not first or not last:
         return Drawing(panels, ours, None)
-    agrees = curves.every(
-        curves.inside(first, -2.5, -1.5), curves.inside(last, -1.5, -0.5)
-    )
+    agrees = curves.conjunction(first.inside(-2.5, -1.5), last.inside(-1.5, -0.5))
     return Drawing(panels, ours, agrees)
+
+
+def _slope(population: Population, names: tuple[str, str]) -> curves.Interval | None:
+    """The slope of the valley with its interval; None where there is no valley."""
+    slope = valley.slope(population, names)
+    if slope is None:
+        return None
+    return curves.interval(
+        slope, valley.slope_error(population, names), len(population.loss)
+    )
 
 
 def multiplier_is_free(data: SweepData) -> Drawing:
     """A transformer's loss hardly depends on the block multiplier (Figure 14)."""
     cells = curves.cells(data, "depth_mup", name="branch_multiplier")
     spreads = [_spread(cell) for cell in cells]
-    told = ", ".join(map(str, spreads))
     ours = (
         f"over a from {2 ** cells[0].log2_lr[0]:g} to {2 ** cells[0].log2_lr[-1]:g} "
-        f"the loss differs by {told} at depths "
+        f"the loss differs by {', '.join(map(str, spreads))} at depths "
         f"{', '.join(str(c.depth) for c in cells)} (agrees below 2%)"
     )
-    panels = [curves.panel("Each at its best learning rate", cells)]
+    agrees = curves.conjunction(*(spread.under(_FREE) for spread in spreads))
     return Drawing(
-        panels, ours, curves.every(*(curves.under(x, _FREE) for x in spreads))
+        [curves.panel("Each at its best learning rate", cells)], ours, agrees
     )
 
 
-_FREE = np.log(1.02)
-
-
-def _spread(cell: Cell) -> curves.Gap:
+def _spread(cell: Cell) -> curves.Interval:
     """By how much the worst grid point's log loss lies above the best one's."""
     log_loss = np.log(cell.loss)
     mean = log_loss.mean(axis=0)
     if np.isnan(mean).any():
-        return curves.Gap(np.inf, 0.0)
-    pair = (log_loss[:, mean.argmax()], log_loss[:, mean.argmin()])
-    return curves.gaps([(curves.Least(pair[0]), curves.Least(pair[1]))])[0]
+        return curves.Interval(np.inf, 0.0)
+    worst, best = (log_loss[:, at] for at in (mean.argmax(), mean.argmin()))
+    return curves.gaps([(curves.Least(worst), curves.Least(best))])[0]
 
 
 def deeper_starts_worse(data: SweepData) -> Drawing:
-    """Deeper transformers start worse and end better (Figure 15)."""
+    """Deeper transformers start worse and end better (Figure 15).
+
+    The early loss is that of the runs that are best at the end.
+    """
     cells = curves.cells(data, "depth_mup")
-    early = [_standing(cell, _EARLY) for cell in cells]
-    late = [curves.least(cell) for cell in cells]
-    lines = [curves.learning(c, f"depth {c.depth}", data.steps) for c in cells]
+    points = [curves.best_point(cell) for cell in cells]
+    late = _least(cells)
+    early = [
+        end if at is None else curves.Least(np.log(then.loss[:, at]))
+        for then, at, end in zip(curves.after(cells, _EARLY), points, late, strict=True)
+    ]
+    lines = [
+        curves.learning_curve(c, at, f"depth {c.depth}", data.steps)
+        for c, at in zip(cells, points, strict=True)
+    ]
     ours = (
         f"loss of depth {cells[0].depth} to {cells[-1].depth}: {curves.span(early)} "
         f"after {_EARLY:.0%} of the steps, {curves.span(late)} at the end"
     )
-    panels = [
-        Panel("Best learning rate of each", "step", "training loss", lines, log_y=True)
-    ]
+    title = "Best learning rate of each"
     return Drawing(
-        panels,
+        [Panel(title, "step", "training loss", lines, log_y=True)],
         ours,
-        curves.every(
+        curves.conjunction(
             *curves.lower([early[0]], [early[-1]]), *curves.lower([late[-1]], [late[0]])
         ),
     )
 
 
-_EARLY = 0.2
-
-
-def _standing(cell: Cell, share: float) -> curves.Least:
-    """The loss early on, of the runs that are best at the end."""
-    best = curves.best_point(cell)
-    if best is None:
-        return curves.least(cell)
-    (then,) = curves.at([cell], share)
-    return curves.Least(np.log(then.loss[:, best]))
-
-
 def root_law_at_the_end(data: SweepData) -> Drawing:
     """The best rate is constant in the middle, as 1/√L at the end (Figure 16).
 
-    Depth-μP divides by √L itself: what its own optimum moves by is what differs from
-    1/√L, and half an octave less is what the rate of the layers moves by.
+    Depth-μP divides by √L itself: the shift of its own optimum is the difference from
+    1/√L. The learning rate of the layers shifts by half an octave less.
     """
-    cells = curves.cells(data, "depth_mup")
-    middle = curves.at(cells, 0.5)
-    half, end = (curves.move(c, base=data.base) for c in (middle, cells))
+    end = curves.judge(data, "depth_mup")
+    cells = curves.after(end.cells, 0.5)
+    middle = transfer(cells, "depth", data.base.depth)
     ours = (
         f"with the learning rate over √L the optimum in the middle: "
-        f"{curves.shift(half)} octaves per doubling (agrees within ¼ of ½); at the "
+        f"{curves.shift(middle)} octaves per doubling (agrees within ¼ of ½); at the "
         f"end: {curves.shift(end)}"
     )
-    panels = [
-        curves.panel("In the middle", middle),
-        curves.panel("At the end", cells),
-    ]
-    agrees = curves.every(half.trend.within(0.25, 0.75), curves.stays(end))
+    panels = curves.panels({"In the middle": middle, "At the end": end})
+    agrees = curves.conjunction(middle.trend.within(0.25, 0.75), curves.stays(end))
     return Drawing(panels, ours, agrees)
-
-
-def _keys(data: SweepData) -> list[str]:
-    return list(dict.fromkeys(p.parametrization for p in data.populations))
 
 
 def _least(cells: Sequence[Cell]) -> list[curves.Least]:
     return [curves.least(cell) for cell in cells]
 
 
-def _no_gain(losses: Sequence[curves.Least]) -> bool | None:
-    """Whether depth lowers the loss by less than 1 %; None where it is not known."""
-    gains = curves.gaps([(losses[0], deeper) for deeper in losses[1:]])
-    return curves.every(*(curves.under(gain, np.log1p(SHARE)) for gain in gains))
-
-
 def _losses(label: str, cells: Sequence[Cell], scale: int = 1) -> Line:
-    known = [(c.depth * scale, curves.least(c)) for c in cells]
-    known = [(depth, best) for depth, best in known if np.isfinite(best.loss)]
-    return Line(
-        label,
-        [depth for depth, _ in known],
-        [best.loss for _, best in known],
-        [best.error for _, best in known],
-    )
+    """The least loss against the depth, where something trained."""
+    known = {c.depth * scale: curves.least(c) for c in cells}
+    known = {depth: best for depth, best in known.items() if np.isfinite(best.loss)}
+    losses = [best.loss for best in known.values()]
+    return Line(label, list(known), losses, [best.error for best in known.values()])
 
 
-def _by_depth(by_name: dict[str, list[Cell]]) -> Panel:
-    lines = [_losses(name, cells) for name, cells in by_name.items()]
-    return Panel(
-        "Best learning rate of each",
-        "depth",
-        "training loss",
-        lines,
-        log_x=True,
-        log_y=True,
-    )
+def _by_depth(runs: Mapping[str, Sequence[Cell]]) -> Panel:
+    return _best_rates("depth", [_losses(name, cells) for name, cells in runs.items()])
+
+
+def _best_rates(x_label: str, lines: Sequence[Line]) -> Panel:
+    title = "Best learning rate of each"
+    return Panel(title, x_label, "training loss", lines, log_x=True, log_y=True)

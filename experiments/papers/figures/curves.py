@@ -1,12 +1,13 @@
-"""From a sweep's runs to lines, and to what is said of losses and optima.
+"""What the figures read off a sweep: lines, least losses, comparisons, verdicts.
 
 Seeds share the initialization and the order of examples over sizes and
 parametrizations. Losses are therefore compared seed by seed, with the variance of the
 differences pooled over sizes.
+
+Answers are True, False, or None where the sweep cannot tell.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,11 +17,10 @@ from ...report import SweepData
 from ...report.data import Axis
 from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
-from ...sweep.statistics import Sizes
 from ...sweep.verdict import Transfer, transfer
 from .registry import Line, Panel
 
-_NAMES = {
+_X_LABELS = {
     "learning_rate": "log₂ learning rate",
     "branch_multiplier": "log₂ block multiplier a",
     "richness": "log₂ richness μ0",
@@ -32,7 +32,7 @@ _NAMES = {
 def cells(
     data: SweepData, key: str, axis: Axis = "depth", name: str = "learning_rate"
 ) -> list[Cell]:
-    """The runs of one key along depth or width, small to large.
+    """The runs of one parametrization along one axis, small to large.
 
     Args:
       data: a sweep.
@@ -46,38 +46,48 @@ def cells(
     ]
 
 
-def at(given: Sequence[Cell], share: float) -> list[Cell]:
-    """The same runs as they stood after a share of their steps, in 0 to 1.
+def judge(
+    data: SweepData, key: str, axis: Axis = "depth", name: str = "learning_rate"
+) -> Transfer:
+    """The verdict on the same runs; its `cells` are those runs."""
+    return transfer(cells(data, key, axis, name), axis, getattr(data.base, axis))
+
+
+def after(runs: Sequence[Cell], share: float) -> list[Cell]:
+    """The same runs after a share of their steps, in 0 to 1.
 
     The loss is the mean over the eighth of the run that ends there.
     """
-    spans = given[0].curves.shape[-1]
+    spans = runs[0].curves.shape[-1]
     end = max(round(share * spans), 1)
     window = slice(max(end - max(spans // 8, 1), 0), end)
     return [
-        dataclasses.replace(c, loss=c.curves[..., window].mean(axis=-1)) for c in given
+        dataclasses.replace(c, loss=c.curves[..., window].mean(axis=-1)) for c in runs
     ]
+
+
+# ----- Lines and panels.
 
 
 def panel(
     title: str,
-    given: Sequence[Cell],
+    runs: Sequence[Cell],
     axis: str = "depth",
     scale: int = 1,
     labels: Sequence[str] = (),
 ) -> Panel:
-    """Loss against the hyperparameter, a line a size.
+    """Loss against the hyperparameter, a line for each size.
 
     Args:
       title: of the panel.
-      given: as `cells` gives them.
+      runs: as `cells` gives them.
       axis: "depth" or "width".
-      scale: layers in a block, where depths are to be counted in layers.
-      labels: of the lines, in place of their sizes along the axis.
+      scale: layers in a block, to count depths in layers.
+      labels: of the lines; by default their sizes along the axis.
     """
-    labels = labels or [f"{axis} {getattr(c, axis) * scale}" for c in given]
+    labels = labels or [f"{axis} {getattr(c, axis) * scale}" for c in runs]
     lines = []
-    for cell, size in zip(given, labels, strict=True):
+    for cell, label in zip(runs, labels, strict=True):
         log_loss = np.log(cell.loss)
         mean = log_loss.mean(axis=0)  # NaN where a seed diverged
         good = ~np.isnan(mean)
@@ -86,10 +96,48 @@ def panel(
         if seeds > 1:
             spread = log_loss[:, good].std(axis=0, ddof=1) / np.sqrt(seeds)
             error = (loss * spread).tolist()
-        label = size if good.any() else f"{size}: none trained"
+        label = label if good.any() else f"{label}: none trained"
         lines.append(Line(label, cell.log2_lr[good].tolist(), loss.tolist(), error))
-    name = given[0].axis
-    return Panel(title, _NAMES.get(name, name), "training loss", lines, log_y=True)
+    x_label = _X_LABELS.get(runs[0].axis, runs[0].axis)
+    return Panel(title, x_label, "training loss", lines, log_y=True)
+
+
+def panels(transfers: Mapping[str, Transfer], axis: str = "depth") -> list[Panel]:
+    """A panel for each verdict, under its name."""
+    return [panel(title, t.cells, axis) for title, t in transfers.items()]
+
+
+def learning_curve(cell: Cell, point: int | None, label: str, steps: int) -> Line:
+    """Training loss over the steps at a grid point, mean over seeds.
+
+    Args:
+      cell: the runs.
+      point: index of the grid point; None where no grid point trained.
+      label: of the line.
+      steps: of the runs.
+    """
+    if point is None:
+        return Line(f"{label}: none trained", [], [])
+    spans = cell.curves.shape[-1]
+    times = (np.arange(spans) + 0.5) * steps / spans
+    mean = cell.curves[:, point].mean(axis=0)
+    good = ~np.isnan(mean)
+    return Line(label, times[good].tolist(), mean[good].tolist())
+
+
+def best_point(cell: Cell) -> int | None:
+    """Index of the grid point of least mean log loss; None where nothing trained."""
+    mean = np.log(cell.loss).mean(axis=0)
+    return None if np.isnan(mean).all() else int(np.nanargmin(mean))
+
+
+def best_value(name: str, cell: Cell) -> float:
+    """The fitted best value of a hyperparameter; NaN where nothing trained."""
+    best = optima.optimum(cell)
+    return np.nan if best is None else grids.value(name, best.log2_lr)
+
+
+# ----- Losses, compared seed by seed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +164,7 @@ class Least:
         return self.loss * float(self.log_loss.std(ddof=1)) / len(self.log_loss) ** 0.5
 
     def __str__(self) -> str:
-        """The loss with its standard error, as "1.858 ± 0.012"."""
+        """The loss with its standard error, e.g. "1.858 ± 0.012"."""
         if not len(self.log_loss):
             return "nothing trained"
         error = f" ± {self.error:.3f}" if np.isfinite(self.error) else ""
@@ -124,38 +172,19 @@ class Least:
 
 
 def least(cell: Cell) -> Least:
-    """The loss at the fitted optimum; empty where no point trained every seed."""
+    """The loss at the fitted optimum; empty where no grid point trained every seed."""
     fitted = optima.fit(cell)
     if fitted is None:
         return Least(np.empty(0))
     return Least(fitted.at(fitted.optimum) * np.log(2))
 
 
-def learning(cell: Cell, label: str, steps: int) -> Line:
-    """The learning curve at the best grid point, mean over seeds."""
-    best = best_point(cell)
-    spans = cell.curves.shape[-1]
-    times = (np.arange(spans) + 0.5) * steps / spans
-    if best is None:
-        return Line(f"{label}: none trained", [], [])
-    return Line(label, times.tolist(), cell.curves[:, best].mean(axis=0).tolist())
-
-
-def best_point(cell: Cell) -> int | None:
-    """Index of the least mean log loss; None where nothing trained."""
-    mean = np.log(cell.loss).mean(axis=0)
-    return None if np.isnan(mean).all() else int(np.nanargmin(mean))
-
-
-Pair = tuple[Least, Least]
-
-
 @dataclasses.dataclass(frozen=True)
-class Gap:
-    """Difference of the log losses of a pair, with its 95 % interval.
+class Interval:
+    """An estimate, e.g. of a difference of log losses, with its 95 % interval.
 
     Attributes:
-      value: mean over seeds of the first log loss less the second.
+      value: the estimate.
       wide: half the width of the interval; infinite for one seed.
     """
 
@@ -163,23 +192,48 @@ class Gap:
     wide: float
 
     @property
-    def below(self) -> bool | None:
-        """Whether the first loss is the lower; None where the interval holds zero."""
+    def negative(self) -> bool | None:
+        """Whether the value is below zero; None where the interval holds zero."""
         return None if abs(self.value) <= self.wide else self.value < 0
 
+    def under(self, limit: float) -> bool | None:
+        """Whether the value lies below a limit; None where the interval holds it.
+
+        Examples:
+          >>> Interval(0.01, 0.005).under(0.02), Interval(0.01, 0.02).under(0.02)
+          (True, None)
+        """
+        if self.value + self.wide < limit:
+            return True
+        return False if self.value - self.wide > limit else None
+
+    def inside(self, low: float, high: float) -> bool | None:
+        """Whether the value lies in a range; None where the interval holds an end.
+
+        Examples:
+          >>> Interval(-2.1, 0.2).inside(-2.5, -1.5)
+          True
+        """
+        return conjunction(self.under(high), negation(self.under(low)))
+
     def __str__(self) -> str:
-        """As shares of the loss: "-1.3% ± 0.4%"."""
+        """A difference of log losses as shares of the loss, e.g. "-1.3% ± 0.4%"."""
         wide = f" ± {self.wide:.1%}" if np.isfinite(self.wide) else ""
         return f"{np.expm1(self.value):+.1%}{wide}"
 
 
-def gaps(pairs: Sequence[Pair]) -> list[Gap]:
-    """Compare losses in pairs, seed by seed.
+def interval(value: float, error: float, seeds: int) -> Interval:
+    """The 95 % interval of an estimate, from its standard error over seeds."""
+    if seeds < 2 or not np.isfinite(error):
+        return Interval(value, np.inf)
+    return Interval(value, float(stats.t.ppf(0.975, seeds - 1)) * error)
+
+
+def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
+    """The first log loss of each pair less the second, compared seed by seed.
 
     A pair's error is that of its seeds' differences. Their variance is pooled over
-    the pairs, which are those of an axis of sizes. Sizes share seeds: as in
-    `sweep.regret`, n sizes whose differences correlate by r count as
-    n / (1 + (n - 1) r²) independent ones.
+    the pairs, which are those of an axis of sizes, as `statistics.pooled` does.
 
     Args:
       pairs: losses of two cells with the same seeds. Where nothing trained the loss
@@ -188,66 +242,33 @@ def gaps(pairs: Sequence[Pair]) -> list[Gap]:
     Examples:
       >>> seeds = np.array([0.0, 0.1, 0.3])
       >>> pair = Least(seeds), Least(seeds + [0.06, 0.05, 0.07])
-      >>> gaps([pair])[0].below
+      >>> gaps([pair])[0].negative
       True
     """
     known = [(a.log_loss, b.log_loss) for a, b in pairs]
-    whole = [(a, b) for a, b in known if len(a) and len(b)]
-    rows = [a - b for a, b in whole]
+    rows = [a - b for a, b in known if len(a) and len(b)]
     variance, freedom = statistics.pooled([row - row.mean() for row in rows])
     out = []
     for a, b in known:
         if len(a) and len(b):
-            seeds = len(a)
             wide = np.inf
             if freedom:
-                wide = stats.t.ppf(0.975, freedom) * (variance / seeds) ** 0.5
-            out.append(Gap(float((a - b).mean()), float(wide)))
+                wide = stats.t.ppf(0.975, freedom) * (variance / len(a)) ** 0.5
+            out.append(Interval(float((a - b).mean()), float(wide)))
         elif len(a) or len(b):
-            out.append(Gap(-np.inf if len(a) else np.inf, 0.0))
+            out.append(Interval(-np.inf if len(a) else np.inf, 0.0))
         else:
-            out.append(Gap(0.0, np.inf))
+            out.append(Interval(0.0, np.inf))
     return out
 
 
-def lower(these: Sequence[Least], those: Sequence[Least]) -> list[bool | None]:
-    """Whether each loss is lower than its partner, at 95 %; None: not known."""
-    return [gap.below for gap in gaps(list(zip(these, those, strict=True)))]
-
-
-def under(gap: Gap, limit: float) -> bool | None:
-    """Whether a difference lies below a limit; None where its interval holds it.
-
-    Examples:
-      >>> under(Gap(0.01, 0.005), 0.02), under(Gap(0.01, 0.02), 0.02)
-      (True, None)
-    """
-    if gap.value + gap.wide < limit:
-        return True
-    return False if gap.value - gap.wide > limit else None
-
-
-def inside(estimate: Gap, low: float, high: float) -> bool | None:
-    """Whether an estimate lies in a range; None where its interval crosses an end.
-
-    Examples:
-      >>> inside(Gap(-2.1, 0.2), -2.5, -1.5), inside(Gap(-2.4, 0.2), -2.5, -1.5)
-      (True, None)
-    """
-    return every(
-        under(estimate, high), under(Gap(-estimate.value, estimate.wide), -low)
-    )
-
-
-def interval(value: float, error: float, seeds: int) -> Gap:
-    """An estimate with its 95 % interval, from a standard error over seeds."""
-    if seeds < 2 or not np.isfinite(error):
-        return Gap(value, np.inf)
-    return Gap(value, float(stats.t.ppf(0.975, seeds - 1)) * error)
+def lower(losses: Sequence[Least], others: Sequence[Least]) -> list[bool | None]:
+    """Whether each loss is lower than its partner, at 95 %."""
+    return [gap.negative for gap in gaps(list(zip(losses, others, strict=True)))]
 
 
 def falls(losses: Sequence[Least]) -> bool | None:
-    """Whether the last is lower than the first, and no step rises; None: not known.
+    """Whether the last loss is lower than the first, and no step rises.
 
     Examples:
       >>> noise = np.array([0.0, 0.01, 0.02])
@@ -256,82 +277,67 @@ def falls(losses: Sequence[Least]) -> bool | None:
       >>> falls([Least(x + noise) for x in (2.0, 2.9, 1.0)])
       False
     """
-    if False in _steps(losses):
+    if False in lower(losses[1:], losses[:-1]):
         return False
-    return gaps([(losses[-1], losses[0])])[0].below
+    return lower(losses[-1:], losses[:1])[0]
 
 
 def falls_always(losses: Sequence[Least]) -> bool | None:
-    """Whether every step falls; False where one rises, None where one is not known."""
-    return every(*_steps(losses))
-
-
-def _steps(losses: Sequence[Least]) -> list[bool | None]:
-    """Whether each loss is lower than the one before."""
-    pairs = [(after, before) for before, after in itertools.pairwise(losses)]
-    return [gap.below for gap in gaps(pairs)]
-
-
-def every(*known: bool | None) -> bool | None:
-    """Whether all hold: False where one does not, else None where one is not known.
-
-    Examples:
-      >>> every(True, None, False), every(True, None), every(True, True)
-      (False, None, True)
-    """
-    if any(one is not None and not one for one in known):
-        return False
-    return None if any(one is None for one in known) else True
-
-
-def opposite(known: bool | None) -> bool | None:
-    """Not, of what may not be known."""
-    return None if known is None else not known
+    """Whether every loss is lower than the one before."""
+    return conjunction(*lower(losses[1:], losses[:-1]))
 
 
 def span(losses: Sequence[Least]) -> str:
-    """First and last, as "1.858 ± 0.012 to 1.711 ± 0.010"."""
+    """The first and the last loss, e.g. "1.858 ± 0.012 to 1.711 ± 0.010"."""
     return f"{losses[0]} to {losses[-1]}"
 
 
-def move(
-    given: Sequence[Cell], axis: str = "depth", base: Sizes | None = None
-) -> Transfer:
-    """The verdict along an axis.
+# ----- Logic of True, False and None.
 
-    Args:
-      given: as `cells` gives them.
-      axis: "depth" or "width".
-      base: the sizes that are tuned; the smallest where None.
+
+def conjunction(*answers: bool | None) -> bool | None:
+    """Whether all hold: False where one does not, else None where one is not known.
+
+    Examples:
+      >>> conjunction(True, None, False), conjunction(True, None), conjunction(True)
+      (False, None, True)
     """
-    return transfer(given, axis, None if base is None else getattr(base, axis))
+    if any(one is not None and not one for one in answers):
+        return False
+    return None if any(one is None for one in answers) else True
+
+
+def negation(answer: bool | None) -> bool | None:
+    """Not; None stays None."""
+    return None if answer is None else not answer
+
+
+# ----- Verdicts.
 
 
 def stays(transfer: Transfer) -> bool | None:
-    """Whether the optimum transfers; None where the sweep cannot tell."""
+    """Whether the optimum transfers."""
     return transfer.verdict.known
 
 
 def moves(transfer: Transfer) -> bool | None:
     """The opposite of `stays`."""
-    return opposite(stays(transfer))
+    return negation(stays(transfer))
 
 
-def moves_more(this: Transfer, that: Transfer) -> bool | None:
+def moves_more(first: Transfer, second: Transfer) -> bool | None:
     """Whether one optimum shifts more than another, in either direction, at 95 %.
 
     An optimum that is missing at some size shifts more than any other.
     """
-    if this.failed or that.failed:
-        both = this.failed and that.failed
-        return None if both else bool(this.failed)
-    one, other = this.trend, that.trend
+    if first.failed or second.failed:
+        return None if first.failed and second.failed else bool(first.failed)
+    one, other = first.trend, second.trend
     freedom = one.freedom + other.freedom
     if not freedom:
         return None
-    gap = abs(one.slope) - abs(other.slope)
     wide = stats.t.ppf(0.975, freedom) * np.hypot(one.error, other.error)
-    return None if abs(gap) <= wide else bool(gap > 0)
+    return Interval(abs(other.slope) - abs(one.slope), wide).negative
 
 
 def shift(transfer: Transfer) -> str:
@@ -345,13 +351,7 @@ def shift(transfer: Transfer) -> str:
     )
 
 
-def told(transfers: Mapping[str, Transfer]) -> str:
+def describe(transfers: Mapping[str, Transfer]) -> str:
     """Several verdicts in half a sentence, each with its shift."""
     each = "; ".join(f"{name}: {shift(one)}" for name, one in transfers.items())
     return f"cost at the base's optimum, and shift in octaves per doubling: {each}"
-
-
-def value(name: str, cell: Cell) -> float:
-    """The best value of a hyperparameter; NaN where nothing trained."""
-    best = optima.optimum(cell)
-    return np.nan if best is None else grids.value(name, best.log2_lr)

@@ -7,16 +7,14 @@ import rich.console
 import rich.table
 
 from ...errors import UserError
-from . import draw, drawings
+from . import bordelon, draw, drawings, jelassi, rows, tp6, training, yaida
 from .registry import SCALES, Drawing, Figure, Request
 
 
 def figures() -> dict[str, Figure]:
-    """Every figure of the papers and every row beside them, by id."""
-    from . import bordelon, jelassi, rows, tp6, training, yaida
-
-    rooms = (tp6, bordelon, jelassi, yaida, rows, training)
-    return {figure.id: figure for room in rooms for figure in room.FIGURES}
+    """Every figure of the papers and every claim beyond them, by id."""
+    modules = (tp6, bordelon, jelassi, yaida, rows, training)
+    return {figure.id: figure for module in modules for figure in module.FIGURES}
 
 
 def run(name: str, request: Request) -> None:
@@ -30,41 +28,37 @@ def run(name: str, request: Request) -> None:
       UserError: an unknown id, a figure that is not drawn here, data that is not
         there, or a directory that cannot be written.
     """
+    known = figures()
     if name == "list":
         print_list(rich.console.Console())
-        return
-    if name == "pages":
-        from . import pages
+    elif name == "pages":
+        from . import pages  # which imports this module
 
         pages.write(pathlib.Path("docs"))
-        return
-    known = figures()
-    if name == "all":
+    elif name == "all":
         draw.prepare(request.folder)
         for figure in known.values():
-            if (done := from_data(figure, request)) is not None:
-                draw.write(request.folder, figure, done)
-                print(verdict(figure, done.ours, done.agrees))
-        return
-    if name not in known:
+            if (drawing := from_data(figure, request)) is not None:
+                _write(figure, drawing, request)
+    elif name in known:
+        figure = known[name]
+        check(figure, request)
+        draw.prepare(request.folder)
+        try:
+            drawing = drawn(figure, request)
+        except ModuleNotFoundError as error:
+            if error.name is not None:
+                raise
+            # Raised by mupax: the message names the missing extra.
+            raise UserError(str(error)) from None
+        _write(figure, drawing, request)
+    else:
         raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
-    figure = known[name]
-    check(figure, request)
-    draw.prepare(request.folder)
-    try:
-        drawing = drawn(figure, request)
-    except ModuleNotFoundError as error:
-        if error.name is not None:
-            raise
-        # Raised by mupax: the message names the missing extra.
-        raise UserError(str(error)) from None
-    draw.write(request.folder, figure, drawing)
-    print(verdict(figure, drawing.ours, drawing.agrees))
 
 
 def check(figure: Figure, request: Request) -> None:
     """Raise for figures that cannot be drawn, before anything is written."""
-    if figure.draw is None and figure.train is None:
+    if not figure.is_drawn:
         raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
     if figure.train is None and (request.data_dir or request.dataset):
         raise UserError(
@@ -74,14 +68,13 @@ def check(figure: Figure, request: Request) -> None:
 
 def drawn(figure: Figure, request: Request) -> Drawing:
     """A figure's panels and verdict; whatever is missing is computed."""
-    if figure.draw:
-        if request.from_data:
-            return drawings.read(drawings.path(figure, request))
-        drawing = figure.draw(request.paper)
-        return drawings.write(drawings.path(figure, request), drawing)
     if figure.train:
         return figure.train(request)
-    raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
+    path = drawings.path(figure, request)
+    if request.from_data:
+        return drawings.read(path)
+    assert figure.draw is not None
+    return drawings.write(path, figure.draw(request.paper))
 
 
 def from_data(figure: Figure, request: Request) -> Drawing | None:
@@ -89,22 +82,27 @@ def from_data(figure: Figure, request: Request) -> Drawing | None:
 
     Args:
       figure: to draw.
-      request: tells the folder of the tables.
+      request: gives the folder of the tables.
 
     Returns:
-      None where no scale has all runs.
+      None if no scale has all runs, or the figure is not drawn.
     """
     if not figure.is_drawn:
         return None
     for scale in reversed(SCALES):
         again = dataclasses.replace(request, scale=scale, from_data=True)
         if figure.train:
-            there = all(part.is_complete(again) for part in figure.train.parts)
+            complete = all(part.is_complete(again) for part in figure.train.parts)
         else:
-            there = drawings.path(figure, again).exists()
-        if there:
+            complete = drawings.path(figure, again).exists()
+        if complete:
             return dataclasses.replace(drawn(figure, again), scale=scale)
     return None
+
+
+def _write(figure: Figure, drawing: Drawing, request: Request) -> None:
+    draw.write(request.folder, figure, drawing)
+    print(verdict(figure, drawing.ours, drawing.agrees))
 
 
 def verdict(figure: Figure, ours: str, agrees: bool | None) -> str:
@@ -115,8 +113,7 @@ def verdict(figure: Figure, ours: str, agrees: bool | None) -> str:
 
 def why_not(figure: Figure) -> str:
     """Why a figure is not drawn, and the command that would measure it."""
-    remedy = f"; {figure.command}" if figure.command else ""
-    return figure.how + remedy
+    return f"{figure.how}; {figure.command}" if figure.command else figure.how
 
 
 def print_list(console: rich.console.Console) -> None:

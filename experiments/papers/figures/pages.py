@@ -5,6 +5,7 @@ Both pages are made from the same tables by the same functions, so that they agr
 
 import io
 import pathlib
+import textwrap
 from collections.abc import Iterator
 
 import rich.console
@@ -170,12 +171,12 @@ def _printed(data: report.SweepData) -> list[str]:
 
 
 def _wrapped(command: str) -> list[str]:
-    """A command line in lines of 90 characters."""
-    lines, now = [], ""
-    for word in command.split(" "):
-        if now and len(now) + len(word) > 88:
-            lines.append(f"{now} \\")
-            now = f"    {word}"
-        else:
-            now = f"{now} {word}" if now else word
-    return [*lines, now]
+    """A command line in lines of at most 90 characters, continued by a backslash."""
+    lines = textwrap.wrap(
+        command,
+        89,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return " \\\n".join(lines).split("\n")

@@ -2,16 +2,17 @@
 
 import dataclasses
 import datetime
-import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
 from ...cli import flags
 from ...errors import UserError
 from ...report import SweepData
+from ...run.build import open_dataset
+from ...sweep import main as sweep
+from ...sweep import space
 from . import tables
 from .registry import Drawing, Request
 from .tables import Table
@@ -30,12 +31,11 @@ class Part:
       overrides: config keys and values, as typed after `--config.`.
       sizes: further overrides, by scale.
       edit: changes the config where no override can, e.g. removes a key.
-      tuned: a sweep of the base over the learning rate and the block multiplier. Its
-        best block multiplier is that of this sweep, as in Tensor Programs VI: tune
-        the base, and scale from there.
+      tuned: a sweep of the base over the learning rate and the block multiplier, whose
+        best block multiplier this sweep uses, as in Tensor Programs VI.
       keys: the parametrizations that the figure is about; all by default.
-      at_best: whether the figure is about the base's best block multiplier alone, of a
-        sweep over several.
+      at_best: show the runs at the base's best block multiplier alone, of a sweep over
+        several.
     """
 
     config: str
@@ -47,21 +47,25 @@ class Part:
     keys: tuple[str, ...] = ()
     at_best: bool = False
 
+    def about(self, *keys: str) -> "Part":
+        """The same sweep, for a figure about some of its parametrizations."""
+        return dataclasses.replace(self, keys=keys)
+
     def words(self, request: Request, multiplier: float | None = None) -> list[str]:
-        """The command line of `mupax sweep` that runs it, but for an `edit`.
+        """The command line of `mupax sweep` that runs it, apart from `edit`.
 
         Args:
-          request: tells the scale and the data.
+          request: gives the scale and the data.
           multiplier: the base's best block multiplier, of a sweep that is tuned.
         """
-        given = {**self.overrides, **self.sizes.get(request.scale, {})}
+        overrides = {**self.overrides, **self.sizes.get(request.scale, {})}
         if multiplier is not None:
-            given[f"model.{_TUNED}"] = f"{multiplier:g}"
+            overrides[f"model.{_TUNED}"] = f"{multiplier:g}"
         if request.dataset:
-            given["dataset"] = request.dataset
+            overrides["dataset"] = request.dataset
         if request.data_dir:
-            given["data_dir"] = request.data_dir
-        changes = [f"--config.{key}={value}" for key, value in given.items()]
+            overrides["data_dir"] = request.data_dir
+        changes = [f"--config.{key}={value}" for key, value in overrides.items()]
         return ["sweep", "--config", self.config, *changes]
 
     def parsed(self, request: Request, multiplier: float | None = None) -> ConfigDict:
@@ -99,82 +103,55 @@ class Part:
         return table
 
     def train(self, request: Request) -> Table:
-        """Sweep what its table lacks, in a folder of its own, and write the table.
+        """Train the runs that the table lacks, and add them to the table.
 
         Raises:
           UserError: the data is not there, or the folder holds another sweep.
         """
-        from ...run.build import open_dataset  # these read data; theory does not
-        from ...sweep import main as sweep
-        from ...sweep.space import parse_sweep
-
         multiplier, folder = None, request.folder / request.scale / self.name
         if self.tuned is not None:
             base = self.tuned.train(request).data
             multiplier = base.populations[0].best()[_TUNED]
             folder = folder.with_name(f"{self.name}-a{multiplier:g}")
         config = self.parsed(request, multiplier)
-        wanted = parse_sweep(config)
+        parsed = space.parse_sweep(config)
         known = tables.read(self.path(request))
-        if known is not None and tables.same_settings(known, wanted.settings()):
+        if known is not None and tables.same_settings(known, parsed.settings()):
             lacking = {
-                one["parametrization"]
-                for one in _populations(wanted)
-                if not tables.covers(known, [one], wanted.seeds)
+                task.parametrization
+                for task in space.tasks(parsed)
+                if not tables.covers(known, [task], parsed.seeds)
             }
             if not lacking:
                 return known
-            if set(wanted.parametrizations) != lacking:
+            if set(parsed.parametrizations) != lacking:
                 config.sweep.only = tuple(sorted(lacking))
-        # Without the directory of the data, which is another one on each machine.
+        # The directory of the data differs between machines.
         portable = dataclasses.replace(request, data_dir=None)
         words = ["mupax", *self.words(portable, multiplier)]
         data = sweep.run(config, str(folder), words)
         epochs = None
         if not config.dataset.startswith(_TEXT):
-            size = open_dataset(wanted.base).train_size
-            epochs = round(wanted.base.steps * wanted.base.batch_size / size, 2)
+            examples = parsed.base.steps * parsed.base.batch_size
+            epochs = round(examples / open_dataset(parsed.base).train_size, 2)
         today = datetime.date.today().isoformat()
         facts = tables.facts(data, epochs=epochs, measured=today)
         return tables.add(self.path(request), data, facts)
 
     def is_complete(self, request: Request) -> bool:
         """Whether its table has every run that the figure is about, of any seeds."""
-        from ...sweep.space import parse_sweep
-
         table = tables.read(self.path(request))
         if table is None:
             return False
-        asked = dataclasses.replace(request, dataset=table.facts["dataset"])
-        wanted = parse_sweep(self.parsed(asked))
-        mine = [
-            one
-            for one in _populations(wanted)
-            if not self.keys or one["parametrization"] in self.keys
-        ]
-        return tables.covers(table, mine, 1)
+        request = dataclasses.replace(request, dataset=table.facts["dataset"])
+        tasks = space.tasks(space.parse_sweep(self.parsed(request)))
+        about = [t for t in tasks if not self.keys or t.parametrization in self.keys]
+        return tables.covers(table, about, 1)
 
-    def seen(self, table: Table) -> SweepData:
-        """What the figure draws of a table."""
+    def shown(self, table: Table) -> SweepData:
+        """The runs of a table that the figure draws."""
         data = tables.only(table.data, self.keys) if self.keys else table.data
         return tables.tuned(data, _TUNED) if self.at_best else data
-
-
-def _populations(wanted: Any) -> Iterator[dict[str, Any]]:
-    """What a `SweepConfig` asks for, as `tables.covers` takes it."""
-    base = wanted.sizes
-    shapes = {(base.width, depth) for depth in wanted.depths}
-    shapes |= {(width, base.depth) for width in wanted.widths}
-    for key, chosen, (width, depth) in itertools.product(
-        wanted.parametrizations, wanted.choices, sorted(shapes)
-    ):
-        yield {
-            "parametrization": key,
-            "width": width,
-            "depth": depth,
-            "choices": chosen,
-            "axes": wanted.axes,
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,24 +160,21 @@ class Sweeps:
 
     Attributes:
       parts: the sweeps, in the order in which `draw` takes them.
-      draw: from what they found to panels and verdict.
+      draw: from the runs of the sweeps to panels and verdict.
     """
 
     parts: Sequence[Part]
     draw: Callable[..., Drawing]
 
     def __call__(self, request: Request) -> Drawing:
-        """Train what is missing, or only read the tables, then draw."""
-        from ...sweep.space import parse_sweep
-
+        """Train the runs that the tables lack, or only read the tables, then draw."""
         if request.from_data:
             read = [part.read(request) for part in self.parts]
         else:
             for part in self.parts:  # bad input is reported before any work
-                parse_sweep(part.parsed(request))
+                space.parse_sweep(part.parsed(request))
             read = [part.train(request) for part in self.parts]
-        drawing = self.draw(
-            *(part.seen(table) for part, table in zip(self.parts, read, strict=True))
-        )
+        pairs = zip(self.parts, read, strict=True)
+        drawing = self.draw(*(part.shown(table) for part, table in pairs))
         length = "; ".join(dict.fromkeys(table.length for table in read))
         return dataclasses.replace(drawing, length=length)

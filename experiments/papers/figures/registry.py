@@ -3,9 +3,16 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .parts import Sweeps
+
+# How the data differ from the papers', in `Figure.how`.
+CIFAR = "CIFAR-10 of 16 x 16 pixels"
+TEXT = "a text file of yours: --dataset=text:FILE"
 
 Look = Literal["measured", "theory", "points"]
 
@@ -16,10 +23,11 @@ class Line:
 
     Attributes:
       label: in the legend.
-      x: along the horizontal axis.
-      y: as many values.
-      error: one standard error of each y, or nothing.
-      look: "measured" with marks, "theory" black and dashed, "points" marks alone.
+      x: horizontal coordinates.
+      y: vertical coordinates.
+      error: standard error of each y.
+      look: "measured": a line with markers; "theory": black and dashed; "points":
+        markers alone.
     """
 
     label: str
@@ -48,10 +56,9 @@ class Drawing:
     Attributes:
       panels: side by side.
       ours: the number measured here, in half a sentence.
-      agrees: computed from the same numbers; None where they cannot tell.
-      length: how long the networks were trained, how wide, with how many seeds; ""
-        where nothing was trained on data.
-      scale: of the tables that it was drawn from; "" where it was not.
+      agrees: whether the claim holds, from the same numbers; None: they cannot tell.
+      length: steps, sizes and seeds of the training; "" if nothing was trained.
+      scale: of the tables from which it was drawn; "" for none.
     """
 
     panels: Sequence[Panel]
@@ -66,14 +73,14 @@ SCALES = ("laptop", "medium", "paper")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What was asked for.
+    """The options of `mupax figure`.
 
     Attributes:
       scale: "laptop", "medium" or "paper".
-      folder: of the pictures; the sweeps are in a folder of each scale inside.
-      data_dir: of TFDS; None for where TFDS looks.
+      folder: of the pictures. Sweeps are written to a folder of each scale inside it.
+      data_dir: of TFDS; None for the default of TFDS.
       dataset: in place of the paper's.
-      tables: folder of the tables; by default "data" inside `folder`.
+      tables: folder of the tables.
       from_data: draw from the tables alone, and train nothing.
     """
 
@@ -86,19 +93,8 @@ class Request:
 
     @property
     def paper(self) -> bool:
-        """Whether the paper's sizes are wanted."""
+        """Whether the scale is the paper's."""
         return self.scale == "paper"
-
-
-class Trained(Protocol):
-    """Draws a figure from sweeps, which it trains where their tables are missing."""
-
-    @property
-    def parts(self) -> Sequence[Any]:
-        """The sweeps."""
-
-    def __call__(self, request: Request) -> Drawing:
-        """The drawing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +106,11 @@ class Figure:
       paper: its short name.
       number: as printed, or the theorem where the paper has no picture of it.
       claim: the paper's claim, in one sentence.
-      draw: computes the figure; its argument is whether the paper's sizes are wanted.
+      draw: computes the figure; its argument is whether to use the paper's sizes.
       train: trains networks on data, in place of `draw`. A figure with neither is not
         drawn.
       how: how it differs from the paper's figure, or why it is not drawn.
-      command: a command that would measure it, if it is not drawn.
+      command: a command that would measure a figure that is not drawn.
     """
 
     id: str
@@ -122,7 +118,7 @@ class Figure:
     number: str
     claim: str
     draw: Callable[[bool], Drawing] | None = None
-    train: Trained | None = None
+    train: "Sweeps | None" = None
     how: str = ""
     command: str = ""
 
@@ -132,11 +128,11 @@ class Figure:
         return self.draw is not None or self.train is not None
 
 
-def near(value: float, wanted: float, tolerance: float) -> bool:
-    """Whether a finite number lies within a tolerance.
+def near(value: float, expected: float, tolerance: float) -> bool:
+    """Whether a finite number is as expected, within a tolerance.
 
     Examples:
       >>> near(-1.04, -1, 0.1), near(float("nan"), 0, 1)
       (True, False)
     """
-    return bool(np.isfinite(value) and abs(value - wanted) <= tolerance)
+    return bool(np.isfinite(value) and abs(value - expected) <= tolerance)

@@ -21,6 +21,7 @@ from ...io import write_durably
 from ...report import SweepData
 from ...sweep.results import Population
 from ...sweep.statistics import Sizes
+from ...sweep.tasks import Task
 
 # Points of a learning curve in a table: each is the mean over a 20th of the run.
 SPANS = 20
@@ -58,7 +59,7 @@ class Table:
 
 
 def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, Any]:
-    """What a table says of all its runs.
+    """The facts of a new table.
 
     Args:
       data: of the sweep.
@@ -136,8 +137,8 @@ def _short(loss: float) -> str:
 def parse(csv_text: str, where: str) -> Table:
     """The inverse of `text`.
 
-    Runs of a seed are taken where the whole grid of the population is there, and seeds
-    where every population has them, so that sizes are compared seed by seed.
+    A seed is used if every population has its whole grid for that seed: sizes are
+    compared seed by seed. Populations without any such seed are left out.
 
     Args:
       csv_text: the file.
@@ -150,17 +151,14 @@ def parse(csv_text: str, where: str) -> Table:
     try:
         shared = json.loads(head.removeprefix("# "))
         choices, axes = shared.pop("choices"), shared.pop("axes")
-        rows = list(csv.DictReader(io.StringIO(body)))
         groups: dict[tuple[Any, ...], list[dict[str, str]]] = {}
-        for row in rows:
+        for row in csv.DictReader(io.StringIO(body)):
             key = (row["parametrization"], int(row["width"]), int(row["depth"]))
             chosen = tuple(row[k] for k in choices)
             groups.setdefault((*key, chosen), []).append(row)
-        parsed = [
-            _population(key, group, choices, axes) for key, group in groups.items()
-        ]
+        parsed = [_population(*group, choices, axes) for group in groups.items()]
         whole = [(population, seeds) for population, seeds in parsed if seeds]
-        common = sorted(set.intersection(*(set(s) for _, s in whole))) if whole else []
+        common = sorted(set.intersection(*(s for _, s in whole))) if whole else []
         populations = [
             dataclasses.replace(p, loss=p.loss[common], curves=p.curves[common])
             for p, _ in whole
@@ -188,7 +186,7 @@ def _population(
     rows: list[dict[str, str]],
     choices: list[str],
     grid: dict[str, list[float]],
-) -> tuple[Population, list[int]]:
+) -> tuple[Population, set[int]]:
     """A population, and the seeds that have the whole grid."""
     name, width, depth, chosen = key
     shape = (1 + max(int(row["seed"]) for row in rows), *map(len, grid.values()))
@@ -198,7 +196,7 @@ def _population(
         at = (int(row["seed"]), *(grid[k].index(float(row[k])) for k in grid))
         values = [float(x) if x else np.nan for x in list(row.values())[-SPANS - 1 :]]
         loss[at], curves[at], there[at] = values[0], values[1:], True
-    seeds = np.flatnonzero(there.reshape(shape[0], -1).all(axis=1)).tolist()
+    seeds = set(np.flatnonzero(there.reshape(shape[0], -1).all(axis=1)).tolist())
     chosen = {k: json.loads(v) for k, v in zip(choices, chosen, strict=True)}
     label = f"{name}-w{width}-d{depth}"
     axes = {k: list(values) for k, values in grid.items()}
@@ -247,14 +245,9 @@ def add(path: pathlib.Path, data: SweepData, shared: Mapping[str, Any]) -> Table
 
 
 def same_settings(table: Table, settings: Mapping[str, Any]) -> bool:
-    """Whether a table's runs are of these settings, as `SweepConfig` gives them."""
-    mine = {k: v for k, v in settings.items() if k != "sweep"}
-    return bool(table.facts["settings"] == _plain(mine))
-
-
-def _plain(settings: Any) -> Any:
-    """As it comes back from a file."""
-    return json.loads(json.dumps(settings))
+    """Whether a table's runs have these settings, of `SweepConfig.settings`."""
+    own = {k: v for k, v in settings.items() if k != "sweep"}
+    return bool(table.facts["settings"] == json.loads(json.dumps(own)))
 
 
 def _key(population: Population) -> tuple[Any, ...]:
@@ -267,10 +260,10 @@ def _key(population: Population) -> tuple[Any, ...]:
 
 def only(data: SweepData, keys: Iterable[str]) -> SweepData:
     """The runs of some parametrizations."""
-    wanted = set(keys)
-    kept = [p for p in data.populations if p.parametrization in wanted]
-    labels = {k: v for k, v in data.labels.items() if k in wanted}
-    featured = data.featured if data.featured in wanted else next(iter(labels))
+    keys = set(keys)
+    kept = [p for p in data.populations if p.parametrization in keys]
+    labels = {k: v for k, v in data.labels.items() if k in keys}
+    featured = data.featured if data.featured in keys else next(iter(labels))
     return dataclasses.replace(data, populations=kept, labels=labels, featured=featured)
 
 
@@ -283,43 +276,28 @@ def tuned(data: SweepData, name: str) -> SweepData:
     """
     bases = [p for p in data.populations if (p.width, p.depth) == tuple(data.base)]
     best = {p.parametrization: p.best()[name] for p in bases}
-    sliced = []
-    for p in data.populations:
-        at = list(p.axes).index(name)
-        i = p.axes[name].index(best[p.parametrization])
-        sliced.append(
-            dataclasses.replace(
-                p,
-                axes={k: v for k, v in p.axes.items() if k != name},
-                loss=p.loss.take(i, axis=1 + at),
-                curves=p.curves.take(i, axis=1 + at),
-            )
-        )
-    return dataclasses.replace(data, populations=sliced)
+    fixed = [p.at(name, best[p.parametrization]) for p in data.populations]
+    return dataclasses.replace(data, populations=fixed)
 
 
-def covers(table: Table, wanted: Iterable[Mapping[str, Any]], seeds: int) -> bool:
-    """Whether a table holds all runs that a sweep would make.
+def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
+    """Whether a table holds all runs of some tasks.
 
     Args:
       table: of the same settings.
-      wanted: of each population its "parametrization", "width", "depth", "choices"
-        and "axes".
-      seeds: at least so many.
+      tasks: of a sweep.
+      seeds: how many of each run it must hold.
     """
     known = {_key(p): p for p in table.data.populations}
-    for one in wanted:
-        chosen = json.dumps(dict(one["choices"]), sort_keys=True)
-        key = (one["parametrization"], one["width"], one["depth"], chosen)
-        have = known.get(key)
-        if (
-            have is None
-            or len(have.loss) < seeds
-            or list(have.axes) != list(one["axes"])
-        ):
+    for task in tasks:
+        choices = json.dumps(task.chosen, sort_keys=True)
+        held = known.get((task.parametrization, task.width, task.depth, choices))
+        if held is None or len(held.loss) < seeds:
             return False
-        for name, values in one["axes"].items():
-            pairs = itertools.zip_longest(have.axes[name], values, fillvalue=math.nan)
+        if list(held.axes) != list(task.grid):
+            return False
+        for name, values in task.grid.items():
+            pairs = itertools.zip_longest(held.axes[name], values, fillvalue=math.nan)
             if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
                 return False
     return True

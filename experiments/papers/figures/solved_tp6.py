@@ -1,0 +1,243 @@
+"""The figures of Tensor Programs VI that are computed from solvers."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..theory import linear_sgd, plane
+from ..theory.relu_mlp import fit_power_law
+from .registry import Drawing, Line, Panel, near
+
+_REGIONS = ("unstable", "trivial", "unfaithful", "redundant", "diverse")
+
+
+def regions(paper: bool) -> Drawing:
+    """Measured behaviour at points of the (α, γ) plane (section 7)."""
+    points = [
+        *((0.25, 0.5), (0.5, 0.25), (0.75, 0.0), (0.5, 0.5), (0.75, 0.25)),
+        *((1.0, 0.0), (1.5, -0.5), (0.5, 1.0), (0.75, 0.75), (1.0, 0.5)),
+    ]
+    # Points are 1/4 apart in α + γ: slopes differ by far more than the tolerance.
+    sizes: dict[str, Any] = {"depths": (16, 64), "width": 32, "seeds": 6}
+    if paper:
+        sizes = {"depths": (16, 64, 256), "width": 64, "seeds": 8}
+    members: dict[str, list[tuple[float, float]]] = {name: [] for name in _REGIONS}
+    right, asked = 0, 0
+    for alpha, gamma in points:
+        verdicts = plane.measure(alpha, gamma, **sizes).verdicts
+        expected = plane.predicted(alpha, gamma)
+        right += sum(verdicts[name] == expected[name] for name in expected)
+        asked += len(expected)
+        members[_region(verdicts)].append((alpha, gamma))
+    lines = [
+        Line(name, [a for a, _ in where], [g for _, g in where], look="points")
+        for name, where in members.items()
+        if where
+    ]
+    border = [Line("α + γ = 1", [0.2, 1.6], [0.8, -0.6], look="theory")]
+    border.append(Line("α = ½", [0.5, 0.5], [-0.6, 1.1], look="theory"))
+    panel = Panel("Measured at points of the plane", "α", "γ", [*lines, *border])
+    ours = f"{right} of {asked} verdicts at {len(points)} points as claimed"
+    return Drawing([panel], ours, right == asked)
+
+
+def _region(verdicts: plane.Verdicts) -> str:
+    if not (verdicts["stable at initialization"] and verdicts["stable in training"]):
+        return "unstable"
+    if not verdicts["nontrivial"]:
+        return "trivial"
+    if not verdicts["faithful"]:
+        return "unfaithful"
+    return "diverse" if verdicts["diverse"] else "redundant"
+
+
+def finite_width(paper: bool) -> Drawing:
+    """Linear networks of growing width against Lemma 4.3 (section 10.1)."""
+    depth, steps = 64, 10
+    widths = [2**k for k in (range(7, 14) if paper else range(5, 10))]
+    seeds = 4 if paper else 8
+    inputs, targets = _stream(steps)
+    limit = linear_sgd.train(inputs, targets, depth, learning_rate=_RATE).rms[:, 0]
+    layers = [0, 16, 32, 48, 64]
+    measured = np.stack(
+        [
+            _simulate(jnp.arange(seeds), inputs[:, 0], targets[:, 0, 0], n, depth)
+            for n in widths
+        ]
+    )[:, :, :, layers]
+    mean = measured.mean(axis=1)
+    error = measured.std(axis=1, ddof=1) / np.sqrt(seeds)
+    panels = []
+    for step in (1, 5, 10):
+        lines = []
+        for k, layer in enumerate(layers):
+            name, at = f"layer {layer}", step - 1
+            lines.append(Line(name, widths, mean[:, at, k], error[:, at, k]))
+        for layer in layers:
+            level = [limit[step - 1, layer]] * 2
+            name = "infinite width" if layer == 0 else ""
+            lines.append(Line(name, [widths[0], widths[-1]], level, look="theory"))
+        panels.append(Panel(f"Step {step}", "width", "rms of x", lines, log_x=True))
+    distance = ((measured - limit[None, None][..., layers]) ** 2).mean(axis=(1, 2, 3))
+    slope = fit_power_law(widths, distance.tolist()).exponent
+    ours = (
+        f"squared distance from the limit falls as width^{slope:.2f} "
+        "(agrees within 0.35 of -1)"
+    )
+    return Drawing(panels, ours, near(slope, -1, 0.35))
+
+
+_RATE = 0.1
+
+
+def _stream(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a linear teacher, one example per step."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(steps, 1, 16)) / 4
+    return x, x @ rng.normal(size=(16, 1))
+
+
+@functools.partial(jax.jit, static_argnames=("width", "depth"))
+def _simulate(seeds: Any, x: Any, y: Any, width: int, depth: int) -> Any:
+    """Root mean square of every layer before each step, (seeds, steps, layers)."""
+
+    def layers(blocks: Any, start: Any) -> Any:
+        def block(h: Any, w: Any) -> tuple[Any, Any]:
+            h = h + w @ h / np.sqrt(depth)
+            return h, h
+
+        return jnp.concatenate([start[None], jax.lax.scan(block, start, blocks)[1]])
+
+    def network(seed: Any) -> Any:
+        # With the same key, wide networks would contain the weights of narrow ones.
+        key = jax.random.fold_in(jax.random.key(seed), width)
+        keys = jax.random.split(key, 3)
+        read = jax.random.normal(keys[0], (width, x.shape[1]))
+        out = jax.random.normal(keys[1], (width,)) / width
+        blocks = jax.random.normal(keys[2], (depth, width, width)) / np.sqrt(width)
+
+        def loss(blocks: Any, sample: Any) -> tuple[Any, Any]:
+            h = layers(blocks, read @ sample[0])
+            return (h[-1] @ out - sample[1]) ** 2 / 2, h
+
+        def step(blocks: Any, sample: Any) -> tuple[Any, Any]:
+            grads, h = jax.grad(loss, has_aux=True)(blocks, sample)
+            # In μP the entries of gradients and of updates are of order 1/n. With
+            # weights of standard deviation n^-½ the learning rate needs no factor.
+            return blocks - _RATE * grads, jnp.sqrt((h**2).mean(axis=-1))
+
+        return jax.lax.scan(step, blocks, (x, y))[1]
+
+    return jax.lax.map(network, seeds)
+
+
+def depth_convergence(paper: bool) -> Drawing:
+    """The infinitely wide linear network over depths (section 10.1)."""
+    depths, steps = [2**k for k in range(4, 10)], 10
+    inputs, targets = _stream(steps)
+    settings: dict[str, Any] = {"learning_rate": _RATE}
+    runs = [linear_sgd.train(inputs, targets, d, **settings).rms[:, 0] for d in depths]
+    parts = (0, 0.25, 0.5, 0.75, 1)
+    start = 64 if paper else 32
+    limit = linear_sgd.infinite_depth(inputs, targets, depth=start, **settings)
+    # The layer times of the limit are a grid of 1/`start`.
+    rms = limit.rms.value[:, 0]
+    panels = []
+    for step in (1, 5, 10):
+        lines = []
+        for part in parts:
+            values = [
+                run[step - 1, int(part * d)]
+                for run, d in zip(runs, depths, strict=True)
+            ]
+            lines.append(Line(f"layer time {part:g}", depths, values))
+        for part in parts:
+            level = [rms[step - 1, int(part * start)]] * 2
+            name = "infinite depth" if part == 0 else ""
+            lines.append(Line(name, [depths[0], depths[-1]], level, look="theory"))
+        panels.append(Panel(f"Step {step}", "depth", "rms of x", lines, log_x=True))
+    away = [float(abs(run[-1, -1] - rms[-1, -1])) for run in runs]
+    slope = fit_power_law(depths[-4:], away[-4:]).exponent
+    ours = (
+        f"distance of the last layer from infinite depth at step 10 falls as "
+        f"depth^{slope:.2f} (agrees within 0.1 of -1)"
+    )
+    return Drawing(panels, ours, near(slope, -1, 0.1))
+
+
+_LAWS = {"Depth-μP": (0.5, 0.5), "ODE": (1.0, 0.0)}
+
+
+def diversity(paper: bool) -> Drawing:
+    """κ as seen at growing depths, of Depth-μP and of the ODE (section 10.4)."""
+    diversities = {
+        name: plane.measure(*law, **_sizes(paper)) for name, law in _LAWS.items()
+    }
+    deep, ode = (diversities[name].diversity for name in _LAWS)
+    depths = _sizes(paper)["depths"]
+    lines = [Line(name, depths, point.diversity) for name, point in diversities.items()]
+    # κ is above 0 at every finite depth. It is 0 in the limit because the random part
+    # of the distance vanishes with depth, as L^(1-2α).
+    noise = diversities["ODE"].noise
+    ours = (
+        f"κ from {deep[0]:.2f} to {deep[-1]:.2f} for Depth-μP (agrees above 0.4), from "
+        f"{ode[0]:.2f} to {ode[-1]:.2f} for the ODE, whose random part falls as "
+        f"L^{noise:.2f} (agrees if both fall, within 0.15 of -1)"
+    )
+    falls = all(a > b for a, b in itertools.pairwise(ode))
+    return Drawing(
+        [_kappa("By depth", lines)],
+        ours,
+        bool(min(deep) > 0.4 and falls and near(noise, -1, 0.15)),
+    )
+
+
+def diversity_in_time(paper: bool) -> Drawing:
+    """κ after more steps of training (section 10.4)."""
+    times, panels, last = (1, 4, 16), [], {}
+    depths = _sizes(paper)["depths"]
+    for name, law in _LAWS.items():
+        diversities = [plane.measure(*law, steps=t, **_sizes(paper)) for t in times]
+        lines = [
+            Line(f"L = {d}", times, [p.diversity[i] for p in diversities])
+            for i, d in enumerate(depths)
+        ]
+        panels.append(_kappa(name, lines, "steps"))
+        last[name] = np.array([p.diversity for p in diversities])
+    ode, deep = last["ODE"], last["Depth-μP"]
+    ours = (
+        f"κ of the ODE falls to {ode[-1, -1]:.2f}, by {ode[0, -1] - ode[-1, -1]:.2f} "
+        f"over steps and {ode[-1, 0] - ode[-1, -1]:.2f} over depths; of Depth-μP it "
+        f"stays above {deep.min():.2f} (agrees above 0.4)"
+    )
+    falls = ode[-1, -1] < min(ode[0, -1], ode[-1, 0])
+    return Drawing(panels, ours, bool(falls and deep.min() > 0.4))
+
+
+def absolute_value(paper: bool) -> Drawing:
+    """κ with |x| and with ReLU, under Depth-μP (section 10.4)."""
+    depths = _sizes(paper)["depths"]
+    diversities = {
+        name: plane.measure(0.5, 0.5, activation=phi, steps=16, **_sizes(paper))
+        for name, phi in (("ReLU", jax.nn.relu), ("abs", jnp.abs))
+    }
+    lines = [Line(name, depths, point.diversity) for name, point in diversities.items()]
+    gain = diversities["abs"].diversity[-1] - diversities["ReLU"].diversity[-1]
+    ours = f"κ of abs less κ of ReLU is {gain:+.3f} at depth {depths[-1]}"
+    return Drawing([_kappa("After 16 steps", lines)], ours, gain > 0)
+
+
+def _sizes(paper: bool) -> dict[str, Any]:
+    if paper:
+        return {"depths": (64, 256, 1024), "width": 256, "seeds": 4}
+    return {"depths": (16, 64, 256), "width": 32, "seeds": 4}
+
+
+def _kappa(title: str, lines: list[Line], x_label: str = "depth") -> Panel:
+    low, high = min(lines[0].x), max(lines[0].x)
+    half = Line("½", [low, high], [0.5, 0.5], look="theory")
+    return Panel(title, x_label, "κ as seen", [*lines, half], log_x=True)
