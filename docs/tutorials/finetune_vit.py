@@ -9,9 +9,9 @@
 # # Load a pretrained ViT and fine-tune it
 #
 # The zoo reads weights of timm, torchvision, big_vision and transformers, from files
-# or from the Hugging Face hub ([the zoo](../zoo.md#pretrained-weights)). To need no
-# network, this tutorial first writes a small checkpoint in timm's layout and then
-# forgets where it came from. It needs `pip install 'mupax[train,hub]'`.
+# or from the Hugging Face hub ([the zoo](../zoo.md#pretrained-weights)). So that you
+# need no network, this tutorial first trains a small model and writes it in timm's
+# layout. Install with `pip install 'mupax[train,hub]'`.
 
 # %%
 import pathlib
@@ -66,9 +66,10 @@ def accuracy(model, images, labels):
 
 
 # %% [markdown]
-# ## A checkpoint in timm's layout
+# ## Write a checkpoint in timm's layout
 #
-# It is trained to tell the digits 0 to 6 apart, for 150 steps.
+# Train a small ViT for 150 steps to classify the digits 0 to 6, and export its
+# weights.
 
 # %%
 known = labels < 7
@@ -82,12 +83,12 @@ save_file(foreign.export(teacher, "timm"), file)
 print(*sorted(foreign.export(teacher, "timm"))[:4], "...", sep="\n")
 
 # %% [markdown]
-# ## Load it
+# ## Load the checkpoint
 #
-# A file of weights does not say its architecture: name it and its options. A
-# repository of the hub has a `config.json` that does, so that
-# `zoo.load_pretrained("timm/...")` is enough. Every key must be used and every
-# variable filled, or the error names the key.
+# A file of weights does not contain its architecture: pass the name and the options.
+# A repository on the hub has a `config.json` with both, so
+# `zoo.load_pretrained("timm/...")` is enough. Loading uses every key and fills every
+# variable, or raises an error that names the key.
 
 # %%
 same = zoo.load_pretrained("vit", file, **SIZES, out_features=7)
@@ -96,12 +97,11 @@ gap = jnp.abs(same(images[:8]) - teacher(jnp.asarray(images[:8]))).max()
 print(f"logits of the copy differ by at most {gap:.1e}")
 
 # %% [markdown]
-# ## Fine-tune it
+# ## Fine-tune
 #
-# With another `out_features` the readout starts anew; everything else keeps its
-# weights. The model is its own base, so that every multiplier is one: the learning
-# rate is the one that you would tune for this very model. Of the digits 7, 8 and 9 it
-# gets 60 examples.
+# With another `out_features`, the readout is initialized anew and all other weights
+# stay. The model is its own base, so every multiplier is 1: tune the learning rate
+# for this model as usual. The model trains on 60 examples of the digits 7, 8 and 9.
 
 # %%
 new = labels >= 7
@@ -121,9 +121,9 @@ scratch = zoo.create("vit", **SIZES, out_features=3, rngs=nnx.Rngs(1))
 print(f"from scratch: {fine_tune(scratch):.1%}")
 
 # %% [markdown]
-# ## Keep it
+# ## Save
 #
-# `zoo.save` writes a directory with checksums, which `zoo.load_pretrained` reads.
+# `zoo.save` writes a directory with checksums, and `zoo.load_pretrained` reads it.
 # `mupax convert` writes the layouts of other libraries.
 
 # %%
@@ -141,7 +141,7 @@ print(
 )
 
 # %% [markdown]
-# On the command line, with checkpoints, evaluations and a real ViT:
+# The same with a real ViT on the command line, with checkpoints and evaluations:
 #
 # ```sh
 # mupax convert --model vit_tiny_patch16_224 --source model.safetensors --out runs/vit

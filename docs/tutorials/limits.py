@@ -8,9 +8,9 @@
 # %% [markdown]
 # # Read a limit from the theory solvers
 #
-# Hyperparameters transfer because training has a limit as networks grow. The solvers
-# in `mupax.experiments.papers.theory` compute such limits; the finite networks that
-# you train lie near them. It needs `pip install 'mupax[train]'`.
+# Hyperparameters transfer because training converges to a limit as networks grow. The
+# solvers in `mupax.experiments.papers.theory` compute such limits. Install with `pip
+# install 'mupax[train]'`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -21,9 +21,9 @@ from mupax.experiments.papers.theory import linear_sgd, plane, relu_mlp
 # %% [markdown]
 # ## Depth: a linear residual network under SGD
 #
-# At infinite width a deep linear residual network with branches a/√L trains
+# At infinite width, a deep linear residual network with branch multiplier a/√L trains
 # deterministically (Tensor Programs VI, Lemma 4.3). `train` solves it at a finite
-# depth, `infinite_depth` extrapolates to the limit.
+# depth. `infinite_depth` extrapolates to the limit.
 
 # %%
 steps, batch = 8, 1
@@ -40,8 +40,7 @@ axes.set(yscale="log", xlabel="step", ylabel="loss")
 axes.legend()
 
 # %% [markdown]
-# A network of depth 16 is already hard to tell from the limit. How fast does it get
-# there?
+# At depth 16, the loss is already close to the limit. How fast does it converge?
 
 # %%
 after_two = limit.outputs.value[2, 0, 0]
@@ -53,11 +52,12 @@ for depth in (8, 16, 32, 64):
 # %% [markdown]
 # The distance falls as 1/depth: the last column is nearly constant.
 #
-# ## Depth without residuals: why learning rates must fall as L^-3/2
+# ## Depth without residuals: learning rates fall as L^-3/2
 #
-# In a plain ReLU network the change of the last preactivations after one step of SGD
-# grows as η²L³ (Jelassi et al., eq. 1.1). The largest learning rate that keeps it
-# fixed falls accordingly; `optim.parametrization("relu_mlp")` is that law.
+# In a plain ReLU network, the squared change of the last preactivations after one
+# step of SGD grows as η²L³ (Jelassi et al., eq. 1.1). So the largest learning rate
+# with a bounded change falls as L^-3/2. `optim.parametrization("relu_mlp")` uses this
+# rule.
 
 # %%
 depths = np.array([4, 8, 16, 32, 64, 128, 256])
@@ -74,8 +74,8 @@ axes.legend()
 # %% [markdown]
 # ## The plane of parametrizations
 #
-# A parametrization of depth is a point (α, γ): branches times L^-α, updates times
-# L^-γ. What Tensor Programs VI claims of three points:
+# A parametrization of depth is a point (α, γ): branches are multiplied by L^-α and
+# updates by L^-γ. Tensor Programs VI predicts for three points:
 
 # %%
 for name, alpha, gamma in (
@@ -86,5 +86,5 @@ for name, alpha, gamma in (
     print(f"{name:17}", plane.predicted(alpha, gamma))
 
 # %% [markdown]
-# [The limits, computed](../theory.md) lists all solvers with what each was checked
-# against; [the papers' figures](../figures.md) draws their results.
+# [The limits, computed](../theory.md) lists all solvers and what each was checked
+# against. [The papers' figures](../figures.md) shows their results.

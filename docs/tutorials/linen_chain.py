@@ -6,11 +6,11 @@
 # ---
 
 # %% [markdown]
-# # A Linen model with a chain of its own
+# # A Linen model with your own optimizer chain
 #
 # You have Linen code and an optimizer that you wrote as an `optax.chain`. You keep
-# both: two links are added to the chain, and `optim.check_chain` says whether the
-# result is right before a step is run. It needs `pip install mupax scikit-learn`.
+# both and add two transforms to the chain. `optim.check_chain` then checks the chain
+# before you train. Install with `pip install mupax scikit-learn`.
 
 # %%
 import jax
@@ -44,7 +44,7 @@ def init(width, key=None):
 
 
 # %% [markdown]
-# ## The chain as it was
+# ## The chain without mupax
 
 
 # %%
@@ -58,12 +58,11 @@ def old_chain(learning_rate):
 
 
 # %% [markdown]
-# ## The chain as it becomes
+# ## The chain with mupax
 #
 # `optim.chain` is `optax.chain` with checks of the order. `normalize_gradients` keeps
-# Adam's eps at the same size relative to the gradients; `scale_by_parametrization`
-# stands right after the transform that makes the update, and so before the weight
-# decay.
+# the ratio of Adam's eps to the gradients constant. `scale_by_parametrization` comes
+# directly after the transform that computes the update, so before the weight decay.
 
 # %%
 BASE, TARGET = 64, 512
@@ -84,9 +83,8 @@ def new_chain(learning_rate, scales):
 optim.explain(scales, "mup", "adam", tx=new_chain(1e-2, scales))
 
 # %% [markdown]
-# `check_chain` ran the optimizer on known gradients: the column `tx` holds what it
-# found. The weight decay of this chain is multiplied by the learning rate alone; the
-# check says so if that matters. Here is what it says of the old chain:
+# `explain` runs the optimizer on known gradients. The column `tx` shows the result:
+# every update has the right size. For the old chain, `check_chain` raises an error:
 
 # %%
 try:
@@ -95,7 +93,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# And a wrong order does not get as far as the first step:
+# A wrong order is an error when you build the chain:
 
 # %%
 try:
@@ -151,6 +149,6 @@ for rate in (2.0**-8, 2.0**-6, 2.0**-4):
     print(f"512, old chain: {plain:.4f}")
 
 # %% [markdown]
-# With the new chain the best of the three learning rates is the same at both widths.
-# With the old chain the wide model wants a smaller one than the narrow model: at 2^-8
-# it does well, and nothing at width 64 says so. It would need a sweep of its own.
+# With the new chain, the best of the three learning rates is the same at both widths.
+# With the old chain, the best learning rate of the wide model is smaller, 2^-8. The
+# sweep at width 64 does not show this, so you would have to tune the wide model.

@@ -8,10 +8,9 @@
 # %% [markdown]
 # # From a laptop to a mesh, and a plan for a pod
 #
-# The same training on one device and on eight, split in three ways; then what the
-# step would need on accelerators that you have not booked yet. The eight devices are
-# simulated on the CPU, so that this runs anywhere. It needs `pip install
-# 'mupax[train]'`.
+# This tutorial trains the same model on differently split meshes of eight devices,
+# and estimates what the training step needs on accelerators. The eight devices are
+# simulated on the CPU. Install with `pip install 'mupax[train]'`.
 
 # %%
 import json
@@ -33,12 +32,11 @@ from mupax import zoo
 print(jax.devices())
 
 # %% [markdown]
-# ## Where an array lies
+# ## How parameters are split
 #
-# Each parameter of the zoo names its axes, and one table, `zoo.RULES`, says which
-# mesh axis splits which name. A mesh has the axes `data` (the batch), `fsdp` (the
-# batch, and weights with their optimizer state) and `tensor` (heads, and the inside
-# of each MLP).
+# Each parameter of a zoo model names its axes. The table `zoo.RULES` maps axis names
+# to mesh axes. A mesh has the axes `data` (the batch), `fsdp` (the batch, and weights
+# with their optimizer state) and `tensor` (heads, and the inside of each MLP).
 
 # %%
 AXES = ("data", "fsdp", "tensor")
@@ -58,9 +56,8 @@ for path, spec in list(zoo.partition_specs(model, mesh).items())[:6]:
 # %% [markdown]
 # ## The same losses on every mesh
 #
-# `mupax train` does the rest: the mesh is part of the config. Each of these runs is
-# the same command with another mesh. (On a laptop with one device, leave the mesh
-# out.)
+# The mesh is part of the config of `mupax train`. These runs use the same command
+# with different meshes. (On a single device, leave out the mesh.)
 
 # %%
 runs = tempfile.mkdtemp()
@@ -89,17 +86,17 @@ print("data 2, fsdp 4:", *(f"{value:.5f}" for value in split))
 np.testing.assert_allclose(replicated, split, rtol=1e-4)
 
 # %% [markdown]
-# ## A plan for machines that are not here
+# ## A plan for other machines
 #
-# `mupax plan` compiles the real training step for a topology, and prints memory
-# against what a chip has, bytes moved by each kind of collective, and the least time
-# of a step. Plans for GPUs use CPU devices in their place, and are estimates. With
-# `pip install 'mupax[tpu]'` a CPU-only machine compiles for TPU slices too, e.g.
-# `--topology v5e:4x4,v6e:16x16`.
+# `mupax plan` compiles the training step for a topology. It prints the memory per
+# chip and its limit, the bytes that each kind of collective moves, and a lower bound
+# on the time of a step. For GPUs it compiles for CPU devices, and the values are
+# estimates. With `pip install 'mupax[tpu]'`, it also compiles for TPU slices on a
+# machine without TPUs, e.g. `--topology v5e:4x4,v6e:16x16`.
 
 # %%
 print(mupax("plan", "--config=digits", "--topology=gpu:8", "--config.model.width=1024"))
 
 # %% [markdown]
 # [From a laptop to a pod](../training.md) has the commands for Cloud TPU and Slurm,
-# and says what happens when a machine is preempted.
+# and explains what happens at preemption.

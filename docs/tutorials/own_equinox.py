@@ -8,11 +8,11 @@
 # %% [markdown]
 # # Your own Equinox model
 #
-# The same session as for [NNX](own_nnx.ipynb), on an Equinox module: explain,
-# coordinate check, sweep, transfer. Two things differ. Equinox stores kernels as
-# (out, in), which `infer_scales` knows; and the activations that the coordinate check
-# compares are returned by a function of yours, since Equinox modules cannot be
-# intercepted. It needs `pip install 'mupax[train]' equinox`.
+# The same steps as for [NNX](own_nnx.ipynb), with an Equinox module: explain,
+# coordinate check, sweep, transfer. There are two differences. Equinox stores kernels
+# as (out, in); `infer_scales` knows this. And you write a function that returns the
+# activations for the coordinate check, because calls of Equinox modules cannot be
+# intercepted. Install with `pip install 'mupax[train]' equinox`.
 
 # %%
 import equinox as eqx
@@ -80,7 +80,8 @@ optim.explain(scales(64, 5), "depth_mup", "adamw")
 
 
 # %% [markdown]
-# `rescale_init` takes the module and returns it, with what is not an array unchanged.
+# `rescale_init` takes the module and returns a rescaled module. Fields that are not
+# arrays stay unchanged.
 
 
 # %%

@@ -8,10 +8,9 @@
 # %% [markdown]
 # # Your own NNX model
 #
-# You tune a small model of your own, and train a larger one with the hyperparameters
-# of the small one. Five steps: explain, coordinate check, sweep, verdict, transfer.
-# It needs `pip install 'mupax[train]'` and no network, and takes about a minute on a
-# CPU.
+# Tune a small model, and train a larger one with its hyperparameters, in five steps:
+# explain, coordinate check, sweep, verdict, transfer. This takes about a minute on a
+# CPU and needs no network. Install with `pip install 'mupax[train]'`.
 
 # %%
 import jax
@@ -32,10 +31,10 @@ held_out = (images[1500:], digits.target[1500:])
 # %% [markdown]
 # ## The model
 #
-# A residual network. The one thing that only the model can do is to multiply its
-# residual branches by `branch_multiplier(depth / base depth)`. What a branch adds
-# must have mean zero over its units, or the means of all blocks add up; hence `h -
-# h.mean`.
+# A residual network. The model itself must multiply its residual branches by
+# `branch_multiplier(depth / base depth)`. The output of a branch must have mean zero
+# over its units, or the means of all blocks add up. So the branch subtracts the mean:
+# `h - h.mean`.
 
 
 # %%
@@ -60,10 +59,10 @@ class MyModel(nnx.Module):
 # %% [markdown]
 # ## 1. Explain
 #
-# `infer_scales` compares the shapes of a base and a target, without making either.
+# `infer_scales` compares the shapes of a base and a target; it creates neither.
 # `branch` is a regular expression for the parameters of the residual blocks. `delta`
-# is a third model whose widths all differ from the base's: it tells which axes grow
-# where the target cannot, as when the target *is* the base.
+# is a third model whose widths all differ from the base. It shows which axes grow if
+# the target has the widths of the base.
 
 
 # %%
@@ -84,11 +83,11 @@ setup = optim.explain(scales(64, 5), "depth_mup", "adam")
 setup
 
 # %% [markdown]
-# Every number is a ratio to the base: the head of a model of twice the width starts
-# at half the size, and has half the learning rate.
+# Every number is a ratio to the base: the head of a model with twice the width has
+# half the initial size and half the learning rate.
 #
-# The next two functions are all that the other steps need. `rescale_init` measures
-# the initial sizes of both models, and rescales what does not fit.
+# The other steps need only the next two functions. `rescale_init` measures the
+# initial sizes of both models and rescales the weights that do not follow the rules.
 
 
 # %%
@@ -111,8 +110,9 @@ def make_optimizer(model, width, depth, learning_rate=2**-8):
 # %% [markdown]
 # ## 2. Coordinate check
 #
-# A few steps at several sizes. Under a right setup every activation changes by the
-# same amount at every size: the slope of log |Δ activation| against log size is zero.
+# The check trains a few steps at several sizes. Under a correct setup, every
+# activation changes by the same amount at every size: the slope of log |Δ activation|
+# against log size is zero.
 
 # %%
 batch = data[0][:64], data[1][:64]
@@ -126,8 +126,8 @@ check = optim.coord_check(
 check
 
 # %% [markdown]
-# The same check finds a mistake. Here the optimizer is plain Adam, whose learning
-# rate is the same for all parameters:
+# The check finds mistakes. Here the optimizer is plain Adam, with the same learning
+# rate for all parameters:
 
 # %%
 wrong = optim.coord_check(
@@ -142,7 +142,7 @@ wrong
 # %% [markdown]
 # ## 3. Sweep
 #
-# Learning rates and seeds are an axis of one compiled program for each shape.
+# For each shape, all learning rates and seeds train in one compiled program.
 
 
 # %%
@@ -167,10 +167,9 @@ found = sweep(
 found
 
 # %% [markdown]
-# Two seeds and 80 steps are too few for the verdict to be sure, and it says so. What
-# helps at once is the last column: the loss that the larger model gives up with the
-# best learning rate of the base, beside its standard error over seeds. The picture
-# shows the runs:
+# Two seeds and 80 steps are too few for a certain verdict. The verdict shows the
+# cost: the share of the loss that the larger model loses with the base's best
+# learning rate. The figure shows the runs:
 
 # %%
 figure, axes = plt.subplots(figsize=(5, 3))
@@ -212,7 +211,7 @@ print(f"128 x 16: training loss {value:.3f}, test accuracy {correct:.1%}")
 # %% [markdown]
 # ## What next
 #
-# - [Tune small, train big](../tune.md): several hyperparameters, schedules, results
-#   that are kept and resumed, and whether the target itself agrees.
+# - [Tune small, train big](../tune.md): several hyperparameters, schedules, stored
+#   results, and sweeps at the target's size.
 # - [Read the coordinate check](../howto/coordinate_check.md).
-# - [What to tune](../howto/hyperparameters.md).
+# - [Choose what to tune](../howto/hyperparameters.md).
