@@ -205,16 +205,16 @@ def test_every_figure_is_there_with_words_for_who_cannot_see_it():
 
 def test_learning_curves_are_those_of_the_bases_best_point():
     data = swept()
-    found = curves_figure.find(data, "depth", "depth_mup")
+    found = curves_figure.at_best(data, "depth", "depth_mup")
     best = data.at_base("depth_mup").best()
     at = data.at_base("depth_mup").axes["learning_rate"].index(best["learning_rate"])
     for p in data.along("depth_mup", "depth"):
         np.testing.assert_array_equal(found.curves[p.depth], p.curves[:, at])
-    assert curves_figure.told(found).startswith("the deeper the better: 0.0")
+    assert curves_figure.finding(found).startswith("the deeper the better: 0.0")
     # An optimum that falls by 1.5 octaves a doubling: the base's best kills depth 64.
     fallen = swept(populations({"depth_mup": -1.5}))
-    worse = curves_figure.find(fallen, "depth", "depth_mup")
-    assert curves_figure.told(worse) == "depth 64 diverged"
+    worse = curves_figure.at_best(fallen, "depth", "depth_mup")
+    assert curves_figure.finding(worse) == "depth 64 diverged"
 
 
 def test_it_is_said_from_which_step_on_an_optimum_stays():

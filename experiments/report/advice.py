@@ -2,6 +2,7 @@
 
 import math
 
+from ..sweep import optima
 from ..sweep.verdict import Verdict, listed
 from . import findings, names, words
 from .data import SweepData, least
@@ -14,11 +15,10 @@ def at_base(data: SweepData) -> str:
     loss = least(population)
     if loss == math.inf:
         return f"{size} has no grid point at which every seed trained."
-    where = (data.main, data.base.width, data.base.depth)
     best = [
         f"{names.noun(n)} {names.value(n, fit.log2_lr)}"
         for n in data.names
-        if (fit := data.lines(n).optima.get(where)) is not None
+        if n in population.axes and (fit := optima.optimum(population.cell(n)))
     ]
     at = f" at {listed(best)}" if best else ""
     return f"{size} trains best{at}; its least loss is {findings.loss(loss)}."

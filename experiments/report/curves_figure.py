@@ -13,7 +13,16 @@ from ..sweep import optima
 from . import names
 from .data import Axis, SweepData, least
 from .findings import listed, loss
-from .style import INK, MUTED, Page, log_ticks, mark_empty, strokes, wrap
+from .style import (
+    INK,
+    MUTED,
+    Page,
+    log_ticks,
+    loss_range,
+    mark_empty,
+    strokes,
+    wrap,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +43,8 @@ class Curves:
     final: dict[int, float | None]
 
 
-def find(data: SweepData, axis: Axis, key: str) -> Curves:
-    """The curves of one parametrization."""
+def at_best(data: SweepData, axis: Axis, key: str) -> Curves:
+    """The learning curves of one parametrization at its base's best grid point."""
     base = data.at_base(key)
     if math.isinf(least(base)):
         return Curves(data.keys[key], axis, {}, {})
@@ -51,7 +60,7 @@ def find(data: SweepData, axis: Axis, key: str) -> Curves:
     return Curves(data.keys[key], axis, curves, final)
 
 
-def told(curves: Curves) -> str:
+def finding(curves: Curves) -> str:
     """How the final loss changes with the size, as a clause."""
     if not curves.final:
         return "the base does not train"
@@ -77,8 +86,8 @@ def told(curves: Curves) -> str:
 
 def title(data: SweepData, axis: Axis) -> str:
     """The finding about the featured parametrization."""
-    curves = find(data, axis, data.main)
-    return f"At the base's best grid point, with {curves.label}: {told(curves)}"
+    curves = at_best(data, axis, data.main)
+    return f"At the base's best grid point, with {curves.label}: {finding(curves)}"
 
 
 def held(data: SweepData) -> str:
@@ -96,24 +105,26 @@ def held(data: SweepData) -> str:
 
 def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
     """Draw the learning curves, a panel per parametrization."""
-    every = [find(data, axis, key) for key in data.keys]
-    sizes = sorted({getattr(p, axis) for k in data.keys for p in data.along(k, axis)})
+    every = [at_best(data, axis, key) for key in data.keys]
+    sizes = data.sizes(axis)
     looks = dict(zip(sizes, strokes(len(sizes)), strict=True))
     columns = min(page.columns, len(every))
     rows = math.ceil(len(every) / columns)
     figure = Figure((page.width, 3.6 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    limits = _limits(every)
+    losses = [c for panel in every for c in panel.curves.values()]
+    shown = loss_range(losses, [c[:, 0] for c in losses])
+    limits = (shown[0] / 1.15, shown[1] * 1.15) if shown else (0.1, 1.0)
     room = (page.width - 1) / columns - 0.2
-    for ax, f in zip(axes, every, strict=False):
+    for ax, panel in zip(axes, every, strict=False):
         ax.set(xlim=(0, data.steps), ylim=limits, yscale="log")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         log_ticks(ax.yaxis, *limits)
-        _draw(ax, f, data.steps, looks)
-        clause = wrap(told(f), room, page.size - 1)
+        _draw(ax, panel, data.steps, looks)
+        clause = wrap(finding(panel), room, page.size - 1)
         ax.set_title(clause, loc="left", size=page.size - 1, color=MUTED)
         ax.annotate(
-            *(f.label, (0, 1)),
+            *(panel.label, (0, 1)),
             xycoords="axes fraction",
             xytext=(0, 10 + 13 * (clause.count("\n") + 1)),
             textcoords="offset points",
@@ -159,16 +170,3 @@ def middles(steps: int, count: int) -> np.ndarray:
     """
     spans = np.array_split(np.arange(1, steps + 1), count)
     return np.array([span.mean() for span in spans])
-
-
-def _limits(every: list[Curves]) -> tuple[float, float]:
-    """Limits of the loss that all panels share."""
-    curves = [c for f in every for c in f.curves.values()]
-    losses = np.concatenate([*(c.ravel() for c in curves), np.empty(0)])
-    losses = losses[np.isfinite(losses) & (losses > 0)]
-    if not losses.size:
-        return 0.1, 1.0
-    first = np.concatenate([c[:, 0] for c in curves])
-    low, high = float(losses.min()), float(losses.max())
-    roof = 2 * float(np.nanmedian(first)) if np.isfinite(first).any() else high
-    return low / 1.15, max(min(high, roof), 1.5 * low) * 1.15

@@ -16,7 +16,7 @@ from ..sweep import grids, valley
 from ..sweep.results import Population
 from . import names
 from .data import Axis, SweepData
-from .style import INK, LANE, MUTED, Page, log_ticks
+from .style import INK, LANE, MUTED, Page, log_ticks, loss_range
 
 Pair = tuple[str, str]
 _COLORS = matplotlib.colormaps["plasma"]  # lightness rises evenly: dark is least loss
@@ -71,7 +71,7 @@ def caption(data: SweepData) -> str:
 
 def table(data: SweepData, pair: Pair, axis: Axis) -> dict[str, Any]:
     """The valley's slope at each size (Tensor Programs VI, Figure 7)."""
-    sizes = sorted({getattr(p, axis) for k in data.keys for p in data.along(k, axis)})
+    sizes = data.sizes(axis)
     body = []
     for key, label in data.keys.items():
         known = {getattr(p, axis): valley.slope(p, pair) for p in data.along(key, axis)}
@@ -144,16 +144,10 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
 
 def _norm(populations: list[Population], pair: Pair) -> LogNorm:
     """The colour scale of all panels."""
-    losses = np.concatenate([valley.surface(p, pair).ravel() for p in populations])
-    losses = losses[np.isfinite(losses) & (losses > 0)]
-    if not losses.size:
-        return LogNorm(0.1, 1.0)
+    losses = [valley.surface(p, pair) for p in populations]
     # Runs that did not learn would take up most of the colours.
-    first = np.concatenate([p.curves[..., 0].ravel() for p in populations])
-    first = first[np.isfinite(first)]
-    roof = float(np.median(first)) if first.size else losses.max()
-    low = float(losses.min())
-    return LogNorm(low, max(min(float(losses.max()), roof), 1.5 * low))
+    shown = loss_range(losses, [p.curves[..., 0] for p in populations], factor=1.0)
+    return LogNorm(*(shown or (0.1, 1.0)))
 
 
 def _coordinates(population: Population, name: str) -> np.ndarray:

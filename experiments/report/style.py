@@ -143,6 +143,31 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def loss_range(
+    losses: Sequence[np.ndarray], first: Sequence[np.ndarray], factor: float = 2.0
+) -> tuple[float, float] | None:
+    """The least and the greatest loss to show; None if there is none.
+
+    A run that ends far above where runs start has not learned. Such losses are cut off,
+    because they would flatten everything else.
+
+    Args:
+      losses: to show.
+      first: losses of the first steps.
+      factor: losses above so many times the median of `first` are cut off.
+    """
+    shown = np.concatenate([x.ravel() for x in losses] or [np.empty(0)])
+    shown = shown[np.isfinite(shown) & (shown > 0)]
+    if not shown.size:
+        return None
+    start = np.concatenate([x.ravel() for x in first] or [np.empty(0)])
+    start = start[np.isfinite(start)]
+    low, high = float(shown.min()), float(shown.max())
+    if start.size:
+        high = min(high, factor * float(np.median(start)))
+    return low, max(high, 1.5 * low)
+
+
 def mark_empty(ax: Any) -> None:
     """Write "nothing trained" into an empty panel."""
     ax.text(

@@ -2,99 +2,94 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..sweep import grids
+from ..sweep import grids, optima
 from ..sweep.results import Cell
 from ..sweep.verdict import Transfer
-from . import names
-from .data import Axis, Lines, size
-from .style import INK, LANE, MUTED, Page, Sheet, log_ticks, mark_empty, strokes, wrap
+from . import names, words
+from .data import Axis, SweepData
+from .style import (
+    INK,
+    LANE,
+    MUTED,
+    Page,
+    Sheet,
+    log_ticks,
+    loss_range,
+    mark_empty,
+    strokes,
+    wrap,
+)
 
 _STAR: dict[str, Any] = {"marker": "*", "ms": 14, "mec": INK, "mew": 0.9}
-
-# A logarithmic axis wants limits even when there is no loss to show.
+# A logarithmic axis needs limits even when there is no loss to show.
 _NO_LIMITS = (0.1, 1.0)
 
+Looks = dict[int, dict[str, Any]]  # line styles by size
 
-def sweep_figure(
-    data: Lines,
-    axis: Axis,
-    transfers: Sequence[Transfer],
-    page: Page,
-    *,
-    title: str,
-    captions: Mapping[str, str],
-) -> Figure:
-    """Draw the sweep along one axis.
 
-    Runs that diverged are crosses in a lane above each panel, a row per size: a
-    loss that is not a number has no height, but it has a learning rate.
+def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
+    """Draw the sweep of one hyperparameter along one axis of size.
 
-    Args:
-      data: the sweep of one hyperparameter.
-      axis: of size.
-      transfers: the verdicts along this axis.
-      page: to draw on.
-      title: the finding.
-      captions: what stands above each panel, by parametrization.
+    Diverged runs have no loss to plot. They are crosses at their values of the
+    hyperparameter, in a lane above each panel with a row per size.
     """
-    keys = data.parametrizations
-    sizes = data.sizes(axis)
+    transfers = {t.key: t for t in data.along_axis(name, axis)}
+    cells = [cell for t in transfers.values() for cell in t.cells]
+    sizes = sorted({getattr(cell, axis) for cell in cells})
     looks = dict(zip(sizes, strokes(len(sizes)), strict=True))
-    columns = max(1, min(page.columns, len(keys)))
-    rows = max(1, math.ceil(len(keys) / columns))
+    columns = max(1, min(page.columns, len(transfers)))
+    rows = max(1, math.ceil(len(transfers) / columns))
 
     left, right, gap = 0.82, 0.18, 0.2
     width = (page.width - left - right - gap * (columns - 1)) / columns
     lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
-    by_key = {t.key: t for t in transfers}
-    told = [wrap(captions.get(key, "not swept"), width, page.size) for key in keys]
-    head = 0.36 + 0.2 * max((t.count("\n") + 1 for t in told), default=1)
+    captions = [
+        wrap(f"{words.sign(t)} {t.words}", width, page.size) for t in transfers.values()
+    ]
+    head = 0.36 + 0.2 * max((c.count("\n") + 1 for c in captions), default=1)
     foot = 0.28 if columns > 1 else 0.5
 
-    sheet = Sheet(page, title)
-    handles = _handles(axis, looks, names.noun(data.hyperparameter))
+    sheet = Sheet(page, words.title(data, name, axis))
+    handles = _handles(axis, looks, names.noun(name))
     per_row = min(len(handles), 8 if page.columns > 1 else 2)
-    legend = sheet.top
-    first = legend + 0.23 * math.ceil(len(handles) / per_row) + 0.14
+    first = sheet.top + 0.23 * math.ceil(len(handles) / per_row) + 0.14
     step = head + lane + main + foot
     sheet.open(first + rows * step + 0.32)
-    sheet.legend(0.14, legend, handles, per_row)
+    sheet.legend(0.14, sheet.top, handles, per_row)
 
-    x_limits, y_limits = _limits(data, axis)
-    ticks = _ticks(data, axis)
-    for i, key in enumerate(keys):
+    x_limits, y_limits = _limits(cells)
+    ticks = _ticks(name, cells)
+    for i, (key, transfer) in enumerate(transfers.items()):
         column = i % columns
         x, y = left + column * (width + gap), first + i // columns * step
-        featured = key == data.featured
-        sheet.text(x, y, data.label(key), size=page.size + 1.5, weight="bold")
-        sheet.text(
-            x,
-            y + 0.23,
-            told[i],
-            size=page.size,
-            color=INK if featured else MUTED,
-        )
-        cells = data.along(axis, key)
+        sheet.text(x, y, data.keys[key], size=page.size + 1.5, weight="bold")
+        color = INK if key == data.main else MUTED
+        sheet.text(x, y + 0.23, captions[i], size=page.size, color=color)
         above = sheet.axes(x, y + head, width, lane, facecolor=LANE)
-        _draw_lane(above, cells, axis, looks, sizes, x_limits, labelled=column == 0)
+        above.set(xlim=x_limits, ylim=(-0.8, max(len(sizes) - 0.2, 0.8)), xticks=[])
+        _draw_lane(above, transfer.cells, axis, looks, labelled=column == 0)
         panel = sheet.axes(x, y + head + lane, width, main)
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
-        _draw_runs(panel, data, cells, axis, looks)
-        if key in by_key:
-            _draw_change(panel, by_key[key], page)
-        _dress(panel, column == 0 and y_limits != _NO_LIMITS)
-        panel.set_xticks(ticks, [names.tick(data.hyperparameter, x) for x in ticks])
+        _draw_runs(panel, transfer.cells, axis, looks)
+        _draw_change(panel, transfer, page)
+        log_ticks(panel.yaxis, *y_limits)
+        panel.tick_params(labelsize=10)
+        if column == 0 and y_limits != _NO_LIMITS:
+            panel.set_ylabel("training loss")
+        else:
+            panel.tick_params(labelleft=False)
+        panel.set_xticks(ticks, [names.tick(name, x) for x in ticks])
     sheet.text(
         left + (page.width - left - right) / 2,
         sheet.height - 0.3,
-        _across(data.hyperparameter, ticks),
+        _x_label(name, ticks),
         ha="center",
         color=MUTED,
         size=page.size,
@@ -102,20 +97,20 @@ def sweep_figure(
     return sheet.figure
 
 
-def _ticks(data: Lines, axis: Axis) -> list[float]:
-    """Where values are named: whole octaves, or points of a grid that has none."""
-    grid = sorted({float(x) for c in data.along(axis) for x in c.log2_lr})
+def _ticks(name: str, cells: Sequence[Cell]) -> list[float]:
+    """Whole octaves, or grid points if the grid spans no two octaves."""
+    grid = sorted({float(x) for cell in cells for x in cell.log2_lr})
     if not grid:
         return []
-    if grids.unit(data.hyperparameter) == "linear" or len(grid) < 3:
-        return grid[:: math.ceil(len(grid) / 6)]
-    octaves = max(1, round((grid[-1] - grid[0] + 1.2) / 6))
-    first, last = math.ceil(grid[0] / octaves), math.floor(grid[-1] / octaves)
-    whole = [float(octaves * i) for i in range(first, last + 1)]
-    return whole if len(whole) > 1 else grid[:: math.ceil(len(grid) / 6)]
+    if grids.unit(name) != "linear" and len(grid) >= 3:
+        octaves = max(1, round((grid[-1] - grid[0] + 1.2) / 6))
+        first, last = math.ceil(grid[0] / octaves), math.floor(grid[-1] / octaves)
+        if first < last:
+            return [float(octaves * i) for i in range(first, last + 1)]
+    return grid[:: math.ceil(len(grid) / 6)]
 
 
-def _across(name: str, ticks: list[float]) -> str:
+def _x_label(name: str, ticks: list[float]) -> str:
     noun = names.noun(name)
     steps = {b - a for a, b in itertools.pairwise(ticks)}
     if grids.unit(name) != "log2" or len(steps) != 1 or not min(steps).is_integer():
@@ -123,10 +118,10 @@ def _across(name: str, ticks: list[float]) -> str:
     return f"{noun} (grid lines are {2 ** min(steps):g}x apart)"
 
 
-def _handles(axis: Axis, looks: dict[int, dict[str, Any]], noun: str) -> list[Line2D]:
+def _handles(axis: Axis, looks: Looks, noun: str) -> list[Line2D]:
     lines = [
-        Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {s}", **look)
-        for s, look in looks.items()
+        Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {size}", **look)
+        for size, look in looks.items()
     ]
     best = f"best {noun}" if len(noun) < 14 else "best value"
     star = Line2D([], [], ls="", mfc="white", label=best, **_STAR)
@@ -135,79 +130,61 @@ def _handles(axis: Axis, looks: dict[int, dict[str, Any]], noun: str) -> list[Li
     return [*lines, star, cross]
 
 
-def _limits(data: Lines, axis: Axis) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Limits that all panels share, in log2 learning rate and in loss."""
-    cells = data.along(axis)
+def _limits(cells: Sequence[Cell]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Limits of the coordinate and of the loss, shared by all panels."""
     if not cells:
         return (0.0, 1.0), _NO_LIMITS
     # A little more than half a grid spacing on either side.
     margin = 0.6 * min(float(np.diff(c.log2_lr).min(initial=1.0)) for c in cells)
     x_low = min(c.log2_lr.min() for c in cells) - margin
     x_high = max(c.log2_lr.max() for c in cells) + margin
-    losses = np.concatenate([c.loss.ravel() for c in cells])
-    losses = losses[np.isfinite(losses) & (losses > 0)]
-    if not losses.size:
+    starts = [c.curves[..., 0] for c in cells if c.curves.shape[-1]]
+    shown = loss_range([c.loss for c in cells], starts)
+    if shown is None:
         return (x_low, x_high), _NO_LIMITS
-    # A run that ends far above where runs start has not learned; following it up
-    # would flatten everything that did.
-    starts = [c.curves[..., 0].ravel() for c in cells if c.curves.shape[-1]]
-    start = np.concatenate([*starts, np.full(1, np.nan)])
-    known = start[np.isfinite(start)]
-    roof = 2.0 * np.median(known) if known.size else losses.max()
-    low = losses.min()
-    high = max(min(losses.max(), roof), low * 1.5)
-    decades = math.log10(high / low)
-    # The room below the lines holds the ruler of the shift.
-    return (x_low, x_high), (low * 10 ** (-0.24 * decades), high * 10**0.06)
+    low, high = shown
+    # The ruler of the shift needs room below the lines.
+    room = 10 ** (-0.24 * math.log10(high / low))
+    return (x_low, x_high), (low * room, high * 10**0.06)
 
 
 def _draw_lane(
-    ax: Any,
-    cells: list[Cell],
-    axis: Axis,
-    looks: dict[int, dict[str, Any]],
-    sizes: list[int],
-    x_limits: tuple[float, float],
-    labelled: bool,
+    ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks, *, labelled: bool
 ) -> None:
+    """Crosses for diverged runs; pale ones where only some seeds diverged."""
+    rows = list(looks)
     for cell in cells:
-        row = sizes.index(size(cell, axis))
+        size = getattr(cell, axis)
         share = cell.diverged.mean(axis=0)
         some = share > 0
-        color = looks[size(cell, axis)]["color"]
+        color = looks[size]["color"]
         shades = [(*color[:3], 1.0 if s == 1 else 0.4) for s in share[some]]
         ax.scatter(
             cell.log2_lr[some],
-            np.full(int(some.sum()), row),
+            np.full(int(some.sum()), rows.index(size)),
             marker="x",
             s=17,
             linewidths=1.3,
             c=shades or None,
         )
-    ax.set(xlim=x_limits, ylim=(-0.8, max(len(sizes) - 0.2, 0.8)), xticks=[])
-    ax.set_yticks([(len(sizes) - 1) / 2] if labelled else [], ["diverged"][:labelled])
+    ax.set_yticks([(len(rows) - 1) / 2] if labelled else [], ["diverged"][:labelled])
     ax.tick_params(length=0, labelsize=8.5, pad=3)
     ax.grid(False)
     for side in ax.spines.values():
         side.set_visible(False)
 
 
-def _draw_runs(
-    ax: Any,
-    data: Lines,
-    cells: list[Cell],
-    axis: Axis,
-    looks: dict[int, dict[str, Any]],
-) -> None:
-    if all(data.optimum(c) is None for c in cells):
+def _draw_runs(ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks) -> None:
+    fitted = [optima.optimum(cell) for cell in cells]
+    if not any(fitted):
         mark_empty(ax)
-    for cell in cells:
-        look = looks[size(cell, axis)]
+    for cell, best in zip(cells, fitted, strict=True):
+        look = looks[getattr(cell, axis)]
         color = look["color"]
-        # A mean over the seeds that survived would flatter a learning rate at which
-        # others diverged: the line stops where the first seed does.
+        # Lines stop where the first seed diverges: a mean over the other seeds would
+        # look too good.
         whole = ~cell.diverged.any(axis=0)
-        # The geometric mean is what the optimum is fitted to.
+        # The geometric mean, to which the optimum is fitted.
         with np.errstate(divide="ignore"):
             mean = np.exp(np.log(cell.loss).mean(axis=0))
         if len(cell.loss) > 1:
@@ -217,7 +194,6 @@ def _draw_runs(
             for run in cell.loss:
                 ax.plot(cell.log2_lr, run, ".", ms=4, mew=0, color=color, alpha=0.6)
         ax.plot(cell.log2_lr, mean, lw=1.7, ms=4.6, mew=0, **look)
-        best = data.optimum(cell)
         if best is None or best.loss <= 0:
             continue
         floor = ax.get_ylim()[0]
@@ -233,36 +209,23 @@ def _draw_change(ax: Any, transfer: Transfer, page: Page) -> None:
     known = [o for o in transfer.optima if o is not None]
     if len(known) < max(len(transfer.sizes), 2):
         return
-    low, high = min(known), max(known)
-    across = ax.get_xaxis_transform()
+    ends = [min(known), max(known)]
+    style: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "zorder": 6}
     y = 0.065
-    ax.plot([low, high], [y, y], color=INK, lw=2, transform=across, zorder=6)
-    ax.plot(
-        [low, high], [y, y], "|", color=INK, ms=8, mew=2, transform=across, zorder=6
-    )
+    ax.plot(ends, [y, y], color=INK, lw=2, **style)
+    ax.plot(ends, [y, y], "|", color=INK, ms=8, mew=2, **style)
     left, right = ax.get_xlim()
-    middle = (low + high) / 2
+    middle = sum(ends) / 2
     near = (middle - left) / (right - left)
     side = "left" if near < 0.15 else "right" if near > 0.85 else "center"
-    place = {"left": low, "right": high, "center": middle}[side]
     ax.text(
-        place,
+        {"left": ends[0], "right": ends[1], "center": middle}[side],
         y + 0.035,
-        names.factor(transfer.name, high - low),
-        transform=across,
+        names.factor(transfer.name, ends[1] - ends[0]),
         ha=side,
         va="bottom",
         size=page.size,
         weight="bold",
-        zorder=7,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85},
+        **style | {"zorder": 7},
     )
-
-
-def _dress(ax: Any, labelled: bool) -> None:
-    log_ticks(ax.yaxis, *ax.get_ylim())
-    ax.tick_params(labelsize=10)
-    if labelled:
-        ax.set_ylabel("training loss")
-    else:
-        ax.tick_params(labelleft=False)

@@ -197,7 +197,7 @@ def numbers(data: SweepData) -> list[str]:
 
 def title(data: SweepData, name: str, axis: Axis) -> str:
     """The finding about one hyperparameter along one axis, for its picture."""
-    transfers = [t for t in data.transfers if t.name == name and t.axis == axis]
+    transfers = data.along_axis(name, axis)
     if all(all(x is None for x in t.optima) for t in transfers):
         return f"{_capital(names.noun(name))}: nothing trained"
     # The featured one first.
@@ -207,12 +207,6 @@ def title(data: SweepData, name: str, axis: Axis) -> str:
         told.setdefault(phrase([t]), []).append(data.keys[t.key])
     parts = [f"{words} with {listed(labels)}" for words, labels in told.items()]
     return f"The best {names.noun(name)} {'; it '.join(parts)}"
-
-
-def captions(data: SweepData, name: str, axis: Axis) -> dict[str, str]:
-    """The text above each panel, by parametrization."""
-    transfers = [t for t in data.transfers if t.name == name and t.axis == axis]
-    return {t.key: f"{sign(t)} {t.words}" for t in transfers}
 
 
 def fixed(data: SweepData, name: str, axis: Axis) -> str:
