@@ -30,12 +30,12 @@ class Known:
     points = 3
 
     def __init__(self, task, training, limits, most, seeds):
-        self._task, self._seeds = task, seeds
+        self.task, self.training, self.seeds = task, training, seeds
 
     def __call__(self, points):
-        steps = np.arange(self._task.steps)
+        steps = np.arange(self.task.steps)
         rates = np.array(points)[:, 0, None]
-        rows = [seed + self._task.width / (1 + rates * steps) for seed in self._seeds]
+        rows = [seed + self.task.width / (1 + rates * steps) for seed in self.seeds]
         losses = np.stack(rows)
         losses[:, np.array(points)[:, 0] > 3] = np.nan
         return losses

@@ -71,7 +71,7 @@ def trained(monkeypatch):
     chunks = engine.Chunks.__call__
 
     def counted(self, *arguments, **options):
-        names.append(self._task.name)
+        names.append(self.task.name)
         return chunks(self, *arguments, **options)
 
     monkeypatch.setattr(engine.Chunks, "__call__", counted)

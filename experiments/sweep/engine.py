@@ -53,17 +53,7 @@ class Limits:
 def run(
     task: Task, data: Any, store: Store | None = None, limits: Limits | None = None
 ) -> Population:
-    """Train the runs of a task that a store lacks.
-
-    Args:
-      task: its runs.
-      data: what they train on; None for a task that opens its own dataset.
-      store: holds the finished runs; None keeps none.
-      limits: of memory.
-
-    Raises:
-      UserError: a single run does not fit into memory.
-    """
+    """Train the runs of a task that a store lacks, as `prepare` does."""
     return prepare(task, data, store, limits)(0.0)
 
 
@@ -79,16 +69,19 @@ def prepare(
     """Find the runs that a store lacks, and compile their program.
 
     Args:
-      task: as in `run`.
-      data: as in `run`.
-      store: as in `run`.
-      limits: as in `run`.
+      task: the runs.
+      data: the training data; None for a task that opens its own dataset.
+      store: holds the finished runs; None keeps none.
+      limits: of memory.
       ahead: another task is training now, and uses memory that will be free later.
       on_runs: called with the number of runs as each chunk ends.
 
     Returns:
       A function that trains. Its argument is how many seconds the caller waited for
       `prepare`, which are counted as time of the runs.
+
+    Raises:
+      UserError: a single run does not fit into memory.
     """
     limits = limits or Limits()
     stored: dict[Run, Record] = {}
@@ -109,20 +102,7 @@ def prepare(
         chunks = compiled
         if ahead and chunks.cramped:
             chunks = Chunks(task, training, limits, len(missing), rows)
-        left = missing
-        while left:
-            some = left[: chunks.points]
-            losses = chunks(some)
-            if losses is None:  # out of memory; chunks.points is smaller now
-                continue
-            now = time.perf_counter()
-            seconds = (now - since) / (len(rows) * len(some))
-            new = _records(task, some, rows, losses, training.guess, seconds)
-            if store is not None:
-                store.add(task.name, task.key, new)
-            stored.update(new)
-            on_runs(len(new))
-            since, left = now, left[len(some) :]
+        stored.update(train_points(chunks, missing, store, since, on_runs))
         return _population(task, points, stored)
 
     return train
@@ -132,8 +112,10 @@ class Chunks:
     """The compiled program of a task, for as many points at once as fit into memory.
 
     Attributes:
-      points: how many points a call takes at most. It becomes smaller where memory runs
-        out.
+      task: the runs.
+      training: their functions.
+      seeds: those that each point is trained with.
+      points: how many points a call takes at most; smaller after memory ran out.
       cramped: whether memory allowed fewer points at once than were asked for.
     """
 
@@ -145,18 +127,10 @@ class Chunks:
         most: int,
         seeds: Sequence[int],
     ):
-        """Compile.
-
-        Args:
-          task: the runs.
-          training: their functions.
-          limits: of memory, and how many runs at once.
-          most: points at once, even where more would fit.
-          seeds: the seeds that each point is trained with.
-        """
-        self._task, self._training, self._limits = task, training, limits
+        """Compile for at most `most` points at once, even if more would fit."""
+        self.task, self.training, self.seeds = task, training, seeds
+        self._limits = limits
         self._devices = jax.local_device_count()
-        self._seeds = len(seeds)
         self._rows = len(seeds)  # seeds at once
         lanes = limits.lanes or most * self._rows
         self.points = min(most, max(1, lanes // self._rows))
@@ -183,17 +157,17 @@ class Chunks:
         return None
 
     def _train(self, points: Sequence[Point]) -> np.ndarray:
-        # Points are dealt out to the devices in turn. Neighbours tend to diverge
-        # together: a device that held all of them would be idle once they stop.
+        # Devices take points in turn. Neighbours tend to diverge together: a device
+        # with all of them would be idle once they stop.
         order = np.arange(self._width).reshape(-1, self._devices).T.ravel()
         dealt = np.minimum(order, len(points) - 1)
         back = np.argsort(order)[: len(points)]
         hyper = self._hyper([points[i] for i in dealt])
-        steps = np.where(order < len(points), self._task.steps, 0).astype(np.int32)
+        steps = np.where(order < len(points), self.task.steps, 0).astype(np.int32)
         losses = []
-        for at in range(0, self._seeds, self._rows):
+        for at in range(0, len(self.seeds), self._rows):
             # The last part overlaps the one before, and is as large.
-            begin = min(at, self._seeds - self._rows)
+            begin = min(at, len(self.seeds) - self._rows)
             rows = slice(begin, begin + self._rows)
             loss = self._program(
                 self._keys[rows], hyper, self._orders[:, rows], steps, self._examples
@@ -208,17 +182,17 @@ class Chunks:
 
     def _hyper(self, points: Sequence[Point]) -> dict[str, np.ndarray]:
         table = np.array(points, np.float32)
-        return dict(zip(self._task.grid, table.T, strict=True))
+        return dict(zip(self.task.grid, table.T, strict=True))
 
     def _compile(self) -> None:
         limit = self._limits.share * memory.available()
-        runs = program(self._training, stop_diverged=self._limits.stop_diverged)
+        runs = program(self.training, stop_diverged=self._limits.stop_diverged)
         cpu = jax.default_backend() == "cpu"
         options = {"xla_backend_optimization_level": str(_LEVEL)} if cpu else None
         while True:
             lowered = runs.lower(
                 self._keys[: self._rows],
-                self._hyper([(1.0,) * len(self._task.grid)] * self._width),
+                self._hyper([(1.0,) * len(self.task.grid)] * self._width),
                 self._orders[:, : self._rows],
                 np.zeros(self._width, np.int32),
                 jax.tree.map(jnp.asarray, self._examples),
@@ -239,7 +213,7 @@ class Chunks:
         else:
             more = "more than" if math.isnan(needed) else f"{needed / 2**30:.3g} GiB of"
             raise UserError(
-                f"one run of {self._task.name} does not fit into memory: it needs "
+                f"one run of {self.task.name} does not fit into memory: it needs "
                 f"{more} the {limit / 2**30:.3g} GiB that it may take; make batch_size "
                 "or the model smaller, or sweep.memory_share larger"
             )
@@ -247,41 +221,44 @@ class Chunks:
 
 def train_points(
     chunks: Chunks,
-    task: Task,
     points: Sequence[Point],
-    seeds: Sequence[int],
-    training: Training,
-) -> dict[Run, Record] | None:
-    """Train points by a compiled program, at most `chunks.points` of them.
+    store: Store | None,
+    since: float | None = None,
+    on_runs: Callable[[int], None] = lambda count: None,
+) -> dict[Run, Record]:
+    """Train grid points chunk by chunk, and store each chunk before the next begins.
 
     Args:
-      chunks: of the task, for these seeds.
-      task: the runs.
+      chunks: the compiled program.
       points: values of each hyperparameter.
-      seeds: those of the program.
-      training: of the task.
-
-    Returns:
-      The finished runs. None: they did not fit into memory, and `chunks.points` is
-      smaller now.
+      store: for the finished runs; None keeps none.
+      since: `time.perf_counter` when the time of the first chunk began.
+      on_runs: called with the number of runs as each chunk ends.
     """
-    since = time.perf_counter()
-    losses = chunks(points)
-    if losses is None:
-        return None
-    seconds = (time.perf_counter() - since) / (len(seeds) * len(points))
-    return _records(task, points, seeds, losses, training.guess, seconds)
+    task, left = chunks.task, list(points)
+    since = time.perf_counter() if since is None else since
+    runs: dict[Run, Record] = {}
+    while left:
+        chunk = left[: chunks.points]
+        losses = chunks(chunk)
+        if losses is None:  # out of memory; chunks.points is smaller now
+            continue
+        now = time.perf_counter()
+        seconds = (now - since) / (len(chunks.seeds) * len(chunk))
+        new = _records(chunks, chunk, losses, seconds)
+        if store is not None:
+            store.add(task.name, task.key, new)
+        runs.update(new)
+        on_runs(len(new))
+        since, left = now, left[len(chunk) :]
+    return runs
 
 
 def _records(
-    task: Task,
-    points: Sequence[Point],
-    seeds: Sequence[int],
-    losses: np.ndarray,
-    guess: float | None,
-    seconds: float,
+    chunks: Chunks, points: Sequence[Point], losses: np.ndarray, seconds: float
 ) -> dict[Run, Record]:
     """Final loss and learning curve of each run, from its losses at all steps."""
+    task, guess = chunks.task, chunks.training.guess
     losses = losses.astype(np.float64)
     diverged = np.maximum.accumulate(~np.isfinite(losses), axis=-1)
     losses = np.where(diverged, np.nan, losses)
@@ -296,7 +273,7 @@ def _records(
         (seed, at): Record(
             [None if math.isnan(x) else x for x in table[row, column].tolist()], seconds
         )
-        for row, seed in enumerate(seeds)
+        for row, seed in enumerate(chunks.seeds)
         for column, at in enumerate(points)
     }
 

@@ -10,7 +10,7 @@ import dataclasses
 import io as text_io
 import math
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ def search(
     Args:
       task: the runs at the base. Of each axis, the least and largest value bound the
         search.
-      data: as in `engine.run`.
+      data: as in `engine.prepare`.
       start: the first candidate, in the order of the axes.
       candidates: of each round, at least 4.
       rounds: at least 1.
@@ -126,7 +126,7 @@ def search(
             "in a new --workdir"
         )
     best = min(finite, key=lambda candidate: candidate.loss)
-    # The least of many noisy losses is too low: other seeds tell.
+    # The least of many noisy losses is too low: train again with other seeds.
     fresh = trainer([done[0].point, best.point], range(task.seeds, 2 * task.seeds))
     return SearchResult(names, tuple(done), best, (fresh[0], fresh[1]))
 
@@ -176,7 +176,7 @@ def _strategy(
 
 
 class _Trainer:
-    """Trains candidates, as lanes of programs that are compiled once."""
+    """Trains candidates as lanes of programs; each program is compiled once."""
 
     def __init__(
         self, task: ZooTask, data: Any, store: Store | None, limits: Limits, most: int
@@ -184,44 +184,29 @@ class _Trainer:
         self._task, self._store, self._limits = task, store, limits
         self._most = most
         self._training = task.training(data)
-        self._chunks: dict[tuple[int, ...], engine.Chunks] = {}
+        self._chunks: dict[range, engine.Chunks] = {}
         self._stored = {} if store is None else store.runs(task.name, task.key)
 
-    def __call__(self, points: Sequence[Point], seeds: Sequence[int]) -> list[float]:
-        """Geometric means over seeds; NaN where a run diverged."""
-        rows = tuple(seeds)
-        stored = self._stored
-        # A candidate may be asked for twice.
-        left = [
+    def __call__(self, points: Sequence[Point], seeds: range) -> list[float]:
+        """Geometric means of the losses over seeds; NaN where a run diverged."""
+        missing = [
             at
-            for at in dict.fromkeys(points)
-            if any((s, at) not in stored for s in rows)
+            for at in dict.fromkeys(points)  # a candidate may be asked for twice
+            if any((seed, at) not in self._stored for seed in seeds)
         ]
-        while left:
-            chunks = self._program(rows)
-            some = left[: chunks.points]
-            new = engine.train_points(chunks, self._task, some, rows, self._training)
-            if new is None:  # out of memory; chunks.points is smaller now
-                continue
-            if self._store is not None:
-                self._store.add(self._task.name, self._task.key, new)
-            stored.update(new)
-            left = left[len(some) :]
-        return [self._mean([stored[s, at].losses[0] for s in rows]) for at in points]
-
-    def _program(self, rows: tuple[int, ...]) -> engine.Chunks:
-        if rows not in self._chunks:
-            self._chunks[rows] = engine.Chunks(
-                self._task, self._training, self._limits, self._most, rows
-            )
-        return self._chunks[rows]
-
-    @staticmethod
-    def _mean(losses: Sequence[float | None]) -> float:
-        if any(loss is None for loss in losses):
-            return math.nan
-        logs = [math.log(max(loss, 1e-300)) for loss in losses if loss is not None]
-        return math.exp(float(np.mean(logs)))
+        if missing:
+            if seeds not in self._chunks:
+                self._chunks[seeds] = engine.Chunks(
+                    self._task, self._training, self._limits, self._most, seeds
+                )
+            new = engine.train_points(self._chunks[seeds], missing, self._store)
+            self._stored.update(new)
+        # None turns into NaN.
+        losses = np.array(
+            [[self._stored[seed, at].losses[0] for seed in seeds] for at in points],
+            dtype=float,
+        )
+        return np.exp(np.log(np.maximum(losses, 1e-300)).mean(axis=1)).tolist()
 
 
 def run(
@@ -286,9 +271,9 @@ def run(
         summary = summarize(parsed, result)
         io.write_durably(directory / "search.csv", table(result))
         io.write_sealed(directory / "summary.json", summary)
-    told = ", ".join(f"{name} {x:.3g}" for name, x in result.values.items())
+    values = ", ".join(f"{name} {x:.3g}" for name, x in result.values.items())
     console.print(
-        f"{len(result.candidates)} candidates, best: {told}\n"
+        f"{len(result.candidates)} candidates, best: {values}\n"
         f"With other seeds its loss is {result.fresh[1]:.5g}; that of the start is "
         f"{result.fresh[0]:.5g}\n"
         f"{directory}/search.csv, {directory}/summary.json",
@@ -337,11 +322,7 @@ def table(result: SearchResult) -> str:
     out = text_io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["round", *result.names, "loss"])
-    writer.writerows(_rows(result))
+    for candidate in result.candidates:
+        loss = candidate.loss if math.isfinite(candidate.loss) else None
+        writer.writerow([candidate.round, *candidate.point, loss])
     return out.getvalue()
-
-
-def _rows(result: SearchResult) -> Iterator[list[Any]]:
-    for one in result.candidates:
-        loss = one.loss if math.isfinite(one.loss) else None
-        yield [one.round, *one.point, loss]

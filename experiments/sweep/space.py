@@ -104,12 +104,13 @@ class SweepConfig:
             },
             "axes": {name: list(values) for name, values in self.axes.items()},
             "choices": [dict(choice) for choice in self.choices],
-            **{
-                key: plain(getattr(self, key))
-                for key in ("widths", "depths", "seeds", "average_last")
-            },
-            **({"equal_examples": True} if self.equal_examples else {}),
+            "widths": list(self.widths),
+            "depths": list(self.depths),
+            "seeds": self.seeds,
+            "average_last": self.average_last,
         }
+        if self.equal_examples:
+            section["equal_examples"] = True
         return {**settings, "sweep": section}
 
 
@@ -177,6 +178,7 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     """
     given = plain(config)
     section = _section(given)
+    target = options("target", given.get("target", {}))
     own = without_sections(given)
     if (rate := own.get("learning_rate")) is None and not own.get("transfer_from"):
         own["learning_rate"] = 1.0  # each run's comes from the grid
@@ -191,7 +193,7 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
             "run (sweep.steps)"
         )
     parametrizations = _parametrizations(section, run)
-    featured = _featured(given, parametrizations, run)
+    featured = _featured(target, parametrizations, run)
     base = dataclasses.replace(base, parametrization=parametrizations[featured])
     parsed = SweepConfig(
         base=base,
@@ -204,9 +206,9 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
         average_last=average,
         limits=Limits(section["memory_share"], section["lanes"]),
         featured=featured,
-        target=_target(given, run, base),
+        target=_target(target, section, run, base),
         equal_examples=section["equal_examples"],
-        compare=_compare(given, parametrizations, featured),
+        compare=_compare(target, section, parametrizations, featured),
     )
     _check_amounts(parsed)
     return parsed
@@ -316,12 +318,12 @@ def _parametrizations(
 
 
 def _featured(
-    given: Mapping[str, Any], known: Mapping[str, Component], run: RunConfig
+    target: Mapping[str, Any], known: Mapping[str, Component], run: RunConfig
 ) -> str:
     """The target's parametrization; else the config's own, or the last one."""
-    wanted = options("target", given.get("target", {})).get("parametrization")
-    if isinstance(wanted, str) and wanted in known:
-        return wanted
+    key = target.get("parametrization")
+    if isinstance(key, str) and key in known:
+        return key
     own = (key for key, value in known.items() if value == run.parametrization)
     return next(own, list(known)[-1])
 
@@ -391,13 +393,14 @@ def _choices(
 
 
 def _compare(
-    given: Mapping[str, Any], known: Mapping[str, Component], featured: str
+    target: Mapping[str, Any],
+    section: Mapping[str, Any],
+    known: Mapping[str, Component],
+    featured: str,
 ) -> tuple[str, ...]:
     """The baselines of the target. Parametrizations that are not swept are left out."""
-    keys = several(
-        "target.compare", options("target", given.get("target", {})).get("compare", ())
-    )
-    swept = options("sweep", given.get("sweep", {})).get("parametrizations") or known
+    keys = several("target.compare", target.get("compare", ()))
+    swept = section["parametrizations"] or known
     choices = [BASE, *(key for key in swept if key != featured)]
     for key in keys:
         if key not in choices:
@@ -408,43 +411,23 @@ def _compare(
 
 
 def _target(
-    given: Mapping[str, Any], run: RunConfig, base: RunConfig
+    given: Mapping[str, Any],
+    section: Mapping[str, Any],
+    run: RunConfig,
+    base: RunConfig,
 ) -> RunConfig | None:
     """The run at the target's size; by default, the config's own larger model."""
-    section = options("target", given.get("target", {}))
-    section.pop("compare", None)
-    wanted = section.pop("parametrization", None)
-    follows = flag("target.length_rule", section.pop("length_rule", False))
-    swept = given.get("sweep", {}).get("parametrizations")
-    swept = swept or [base.parametrization.name]
-    if wanted is not None and wanted not in swept:
-        raise UserError(
-            f"target.parametrization={shown(wanted)} is not one of the swept ones: "
-            f"{', '.join(swept)}"
-        )
-    for key in SECTIONS:
-        if key in section:
-            raise UserError(f"target.{key}: a target has no section {key!r}")
-    changes = []
-    for key, value in section.items():
-        if value is None:
-            continue
-        if key in ("width", "depth"):
-            whole()(f"target.{key}", value)
-            changes.append((f"model.{key}", value))
-        elif isinstance(value, Mapping):
-            changes += [(f"{key}.{name}", x) for name, x in value.items()]
-        else:
-            changes.append((key, value))
     own = run.sized(_own_size(run, "width") or 0, _own_size(run, "depth") or 0)
-    if "target" not in given and sizes_of(base) == sizes_of(own):
+    if not given and sizes_of(base) == sizes_of(own):
         return None
+    changes = _target_changes(given, section["parametrizations"], base)
+    length_rule = flag("target.length_rule", given.get("length_rule", False))
     own = dataclasses.replace(
         own,
         base_width=base.base_width,
         base_depth=base.base_depth,
         base_batch_size=base.base_batch_size or base.batch_size,
-        base_examples=base.base_examples or (base.examples if follows else None),
+        base_examples=base.base_examples or (base.examples if length_rule else None),
     )
     try:
         target = with_keys(own, changes)
@@ -457,3 +440,30 @@ def _target(
         schedule = base.lasting(target.steps).schedule
         target = dataclasses.replace(target, schedule=schedule)
     return dataclasses.replace(target, parametrization=base.parametrization)
+
+
+def _target_changes(
+    given: Mapping[str, Any], parametrizations: Mapping[str, Any], base: RunConfig
+) -> list[tuple[str, Any]]:
+    """The keys of a run that the section `target` changes, and their values."""
+    swept = parametrizations or [base.parametrization.name]
+    key = given.get("parametrization")
+    if key is not None and key not in swept:
+        raise UserError(
+            f"target.parametrization={shown(key)} is not one of the swept ones: "
+            f"{', '.join(swept)}"
+        )
+    changes: list[tuple[str, Any]] = []
+    for key, value in given.items():
+        if key in SECTIONS:
+            raise UserError(f"target.{key}: a target has no section {key!r}")
+        if value is None or key in ("compare", "parametrization", "length_rule"):
+            continue
+        if key in ("width", "depth"):
+            whole()(f"target.{key}", value)
+            changes.append((f"model.{key}", value))
+        elif isinstance(value, Mapping):
+            changes += [(f"{key}.{name}", x) for name, x in value.items()]
+        else:
+            changes.append((key, value))
+    return changes
