@@ -371,7 +371,7 @@ def kinked(h):
         ("richness=0", {"richness": 0.0}),
         ("replicas=1", {"replicas": 1}),
         ("samples=8 must be at least 58", {"samples": 8}),
-        ("must be one a vector", {"weights": [1.0]}),
+        ("one per vector", {"weights": [1.0]}),
         ("depth=0", {"depth": 0}),
         ("and \\(steps, batch\\)", {"targets": np.ones((2, 2, 1))}),
     ],

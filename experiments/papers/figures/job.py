@@ -44,14 +44,7 @@ def run(name: str, request: Request) -> None:
         figure = known[name]
         check(figure, request)
         draw.prepare(request.folder)
-        try:
-            drawing = drawn(figure, request)
-        except ModuleNotFoundError as error:
-            if error.name is not None:
-                raise
-            # Raised by mupax: the message names the missing extra.
-            raise UserError(str(error)) from None
-        _write(figure, drawing, request)
+        _write(figure, drawn(figure, request), request)
     else:
         raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
 

@@ -64,7 +64,15 @@ from jaxtyping import Array, Float
 from ... import memory
 from ...errors import UserError
 from .gaussian import Activation
-from .linear_sgd import squared_loss
+from .linear_joint import scalar_stream
+from .linear_sgd import (
+    append,
+    batch_weights,
+    check_finite,
+    check_sizes,
+    prepend,
+    squared_loss,
+)
 
 Scalar = Callable[[Array], Array]
 _NAMED: dict[str, Scalar] = {"erf": jax.scipy.special.erf, "linear": lambda x: x}
@@ -163,23 +171,23 @@ def dynamics(
       >>> bool(np.allclose(result.outputs.value, exact.outputs, atol=1e-10))
       True
     """
-    x, y = np.asarray(inputs, np.float64), np.asarray(targets, np.float64)
-    if x.ndim != 3 or y.shape != x.shape[:2]:
-        raise UserError(
-            f"inputs {x.shape} and targets {y.shape} must be (steps, batch, D) and "
-            "(steps, batch)"
-        )
+    x, y = scalar_stream(inputs, targets, richness)
     steps, batch = y.shape
-    _check_sizes(steps, batch, depth, richness, samples, replicas)
+    check_sizes(steps, batch, depth)
+    if replicas < 2:
+        raise UserError(f"replicas={replicas} must be at least 2, to tell the error")
+    least = (2 * depth + 1) * steps * batch + 2
+    if samples < least:
+        raise UserError(
+            f"samples={samples} must be at least {least}: one more than the sources"
+        )
     memory.check(
         memory_needed(steps, batch, depth, samples),
         f"{samples} samples of {steps} steps of {batch} vectors at depth {depth}",
         "take fewer samples (and more replicas), steps or vectors",
     )
     rates = np.broadcast_to(np.asarray(learning_rate, np.float64), steps)
-    share = np.full(batch, 1 / batch) if weights is None else np.asarray(weights)
-    if share.shape != (batch,):
-        raise UserError(f"weights {share.shape} must be one a vector, ({batch},)")
+    share = batch_weights(weights, batch)
     with jax.enable_x64(True):
         setup = _Setup(depth, _smooth(activation), activate_readout, loss, samples)
         flat = jnp.asarray(x.reshape(steps * batch, -1))
@@ -192,10 +200,10 @@ def dynamics(
             jnp.asarray([multiplier, richness, readin, readout], jnp.float64),
             setup,
         )
-        fields = _Fields(*(np.asarray(part) for part in fields))
-    _check_finite(fields, batch, depth)
-    times = np.linspace(0, 1, depth + 1)
-    return Dynamics(times, *(_estimate(np.asarray(part)) for part in fields))
+        parts = [np.asarray(part) for part in fields]
+    kernels = dict(zip(_Fields._fields, parts, strict=True))
+    check_finite({"Φ": kernels["phi"], "G": kernels["g"]}, parts, batch)
+    return Dynamics(np.linspace(0, 1, depth + 1), *map(_estimate, parts))
 
 
 def memory_needed(steps: int, batch: int, depth: int, samples: int) -> int:
@@ -203,24 +211,6 @@ def memory_needed(steps: int, batch: int, depth: int, samples: int) -> int:
     count = steps * batch
     derivatives = 2 * (depth + 1) * count * (2 * depth * count + 1)
     return int(2.5 * derivatives * samples * 8)
-
-
-def _check_sizes(
-    steps: int, batch: int, depth: int, richness: float, samples: int, replicas: int
-) -> None:
-    if min(steps, batch, depth) < 1:
-        raise UserError(
-            f"depth={depth}, steps={steps}, batch={batch} must each be at least 1"
-        )
-    if richness <= 0:
-        raise UserError(f"richness={richness} must be positive")
-    if replicas < 2:
-        raise UserError(f"replicas={replicas} must be at least 2, to tell the error")
-    least = (2 * depth + 1) * steps * batch + 2
-    if samples < least:
-        raise UserError(
-            f"samples={samples} must be at least {least}: one more than the sources"
-        )
 
 
 def _smooth(activation: Activation) -> Scalar:
@@ -261,27 +251,6 @@ def _derivatives(function: Scalar) -> tuple[Scalar, Scalar]:
     return derivative(function), derivative(derivative(function))
 
 
-def _check_finite(fields: "_Fields", batch: int, depth: int) -> None:
-    for name, kernels in (("Φ", fields.phi), ("G", fields.g)):
-        # By layer and vector, of any replica.
-        finite = np.isfinite(np.diagonal(kernels, axis1=2, axis2=3)).all(axis=0)
-        if not finite.all():
-            vector = int(np.argmin(finite.all(axis=0)))
-            layers = np.flatnonzero(~finite[:, vector])
-            # Gradients run downwards.
-            layer = int(layers[0] if name == "Φ" else layers[-1])
-            raise UserError(
-                f"the kernel {name} is not finite at step {vector // batch}, layer "
-                f"time {layer / depth:g}: training diverges; take a smaller learning "
-                "rate"
-            )
-    if not all(np.isfinite(part).all() for part in fields):
-        raise UserError(
-            "outputs or responses are not finite: training diverges; take a smaller "
-            "learning rate"
-        )
-
-
 def _estimate(values: np.ndarray) -> Estimate:
     error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
     return Estimate(values.mean(axis=0), error)
@@ -298,13 +267,13 @@ class _Setup(NamedTuple):
 
 
 class _Fields(NamedTuple):
-    outputs: Array | np.ndarray
-    losses: Array | np.ndarray
-    h: Array | np.ndarray
-    phi: Array | np.ndarray
-    g: Array | np.ndarray
-    a: Array | np.ndarray
-    b: Array | np.ndarray
+    outputs: Array
+    losses: Array
+    h: Array
+    phi: Array
+    g: Array
+    a: Array
+    b: Array
 
 
 class _Noise(NamedTuple):
@@ -436,8 +405,8 @@ def _sweep(
         layers = jnp.arange(depth)
         upward = layers, state.h[:-1], state.g[1:], state.dg[1:], noise.u
         (h, dh), (hs, dhs, a) = jax.lax.scan(up, carry, upward)
-        every_h = _put(state.h, _append(hs, h), start, axis=1)
-        every_dh = _put(state.dh, _append(dhs, dh), start, axis=1)
+        every_h = _put(state.h, append(hs, h), start, axis=1)
+        every_dh = _put(state.dh, append(dhs, dh), start, axis=1)
 
         learned = readout * jnp.broadcast_to(past_c, (batch, count))
         last = top(every_h[-1])
@@ -453,8 +422,8 @@ def _sweep(
         every_c = jnp.broadcast_to(c, (depth, count))
         downward = layers, every_h[:-1], state.g[1:], every_dh[:-1], every_c, noise.r
         (g, dg), (gs, dgs, b) = jax.lax.scan(down, carry, downward, reverse=True)
-        every_g = _put(state.g, _prepend(g, gs), start, axis=1)
-        every_dg = _put(state.dg, _prepend(dg, dgs), start, axis=1)
+        every_g = _put(state.g, prepend(g, gs), start, axis=1)
+        every_dg = _put(state.dg, prepend(dg, dgs), start, axis=1)
         new = _State(every_h, every_g, every_dh, every_dg, c)
         return new, (f, losses @ share, a, b)
 
@@ -520,11 +489,3 @@ def _rows(array: Array, start: Array, size: int, axis: int = 0) -> Array:
 
 def _put(array: Array, rows: Array, start: Array, axis: int = 0) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(array, rows, start, axis)
-
-
-def _append(stack: Array, last: Array) -> Array:
-    return jnp.concatenate([stack, last[None]])
-
-
-def _prepend(first: Array, stack: Array) -> Array:
-    return jnp.concatenate([first[None], stack])

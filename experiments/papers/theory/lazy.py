@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ... import memory
-from ...errors import UserError
+from ...errors import UserError, import_extra
 from .gaussian import Activation, averages, check
 
 Matrix = Float[Array, "P P"]
@@ -102,9 +102,8 @@ def kernels(
 
     Raises:
       UserError: H(0) is not a covariance, an unknown activation, kernels that would
-        not fit in memory (with their bytes), or one that is not finite (with the
-        layer time).
-      ModuleNotFoundError: diffrax is not installed.
+        not fit in memory (with their bytes), one that is not finite (with the layer
+        time), or infinite depth without diffrax.
 
     Source: Bordelon et al., eq. 6 and 83 to 87; TP-VI's mean subtraction.
 
@@ -252,14 +251,6 @@ def _flow(state: State, setup: _Setup, multiplier: Array) -> State:
 def _continuum(
     start: np.ndarray, setup: _Setup, constants: Array, times: int, tolerance: float
 ) -> tuple[np.ndarray, Array, Array, Array]:
-    try:
-        import diffrax
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "infinite depth needs diffrax: pip install 'mupax[theory]'; a finite "
-            "depth does not"
-        ) from None
-    del diffrax
     grid = np.linspace(0, 1, times)
     h, e, i = _solve(
         jnp.asarray(start), jnp.asarray(grid), constants[0], setup, tolerance
@@ -275,8 +266,7 @@ def _solve(
     setup: _Setup,
     tolerance: float,
 ) -> tuple[Array, Array, Array]:
-    import diffrax
-
+    diffrax = import_extra("diffrax", "theory", "infinite depth")
     nothing = jnp.zeros_like(start)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, state, args: _flow(state, setup, multiplier)),

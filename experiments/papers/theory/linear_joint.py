@@ -35,6 +35,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
@@ -189,15 +191,7 @@ def dynamics(
       >>> bool(np.allclose(result.h[:, 1, 1] - closed.h, closed.change_h, rtol=1e-3))
       True
     """
-    x = np.asarray(inputs, np.float64)
-    y = np.asarray(targets, np.float64)
-    if x.ndim != 3 or y.shape != x.shape[:2]:
-        raise UserError(
-            f"inputs {x.shape} and targets {y.shape} must be (steps, batch, D) and "
-            "(steps, batch)"
-        )
-    if richness <= 0:
-        raise UserError(f"richness={richness} must be positive")
+    x, y = scalar_stream(inputs, targets, richness)
     scaled = _Scaled(loss, richness)
     arguments = (x / np.sqrt(x.shape[2]), y[..., None])
     settings = settings | {
@@ -208,19 +202,35 @@ def dynamics(
     }
     if depth is not None:
         run = linear_sgd.train(*arguments, depth, **settings)
-        result = [run.forward, run.backward, run.outputs, run.losses]
+        h, backward, f, losses = run.forward, run.backward, run.outputs, run.losses
         times, error = np.linspace(0, 1, depth + 1), np.zeros(y.shape)
     else:
         limit = linear_sgd.infinite_depth(*arguments, depth=resolution, **settings)
-        result = [
-            part.value
-            for part in (limit.forward, limit.backward, limit.outputs, limit.losses)
-        ]
+        h, backward = limit.forward.value, limit.backward.value
+        f, losses = limit.outputs.value, limit.losses.value
         times, error = limit.times, limit.outputs.error[..., 0] / richness
-    h, backward, outputs, losses = result
-    outputs = outputs[..., 0] / richness
-    g = backward / _chi(scaled, outputs, y, backward)
+    outputs = f[..., 0] / richness
+    g = backward / _chi(scaled, outputs, y)
     return Dynamics(times, h, g, outputs, losses, error)
+
+
+def scalar_stream(
+    inputs: Any, targets: Any, richness: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (steps, batch, D) and scalar targets (steps, batch), checked.
+
+    Raises:
+      UserError: other shapes, or a richness that is not positive.
+    """
+    x, y = np.asarray(inputs, np.float64), np.asarray(targets, np.float64)
+    if x.ndim != 3 or y.shape != x.shape[:2]:
+        raise UserError(
+            f"inputs {x.shape} and targets {y.shape} must be (steps, batch, D) and "
+            "(steps, batch)"
+        )
+    if richness <= 0:
+        raise UserError(f"richness={richness} must be positive")
+    return x, y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,13 +244,8 @@ class _Scaled:
         return self.loss(f / self.richness, y)
 
 
-def _chi(
-    loss: _Scaled, outputs: np.ndarray, targets: np.ndarray, backward: np.ndarray
-) -> np.ndarray:
-    """χ_i χ_j of every pair: what the backward kernel holds besides G."""
-    import jax
-    import jax.numpy as jnp
-
+def _chi(loss: _Scaled, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """χ_i χ_j of every pair, the factor of G in the backward kernel."""
     with jax.enable_x64(True):
         f = jnp.asarray(outputs.reshape(-1, 1) * loss.richness)
         y = jnp.asarray(targets.reshape(-1, 1))

@@ -41,7 +41,7 @@ Trained U and V only change the ends:
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -154,10 +154,7 @@ def train(
             "and (steps, batch, outputs)"
         )
     steps, batch = x.shape[:2]
-    if depth < 1 or steps < 1 or batch < 1:
-        raise UserError(
-            f"depth={depth}, steps={steps}, batch={batch} must each be at least 1"
-        )
+    check_sizes(steps, batch, depth)
     count = steps * batch
     memory.check(
         memory_needed(steps, batch, depth),
@@ -165,9 +162,7 @@ def train(
         "take fewer steps, fewer vectors or a smaller depth",
     )
     rates = np.broadcast_to(np.asarray(learning_rate, np.float64), steps)
-    share = np.full(batch, 1 / batch) if weights is None else np.asarray(weights)
-    if share.shape != (batch,):
-        raise UserError(f"weights {share.shape} must be ({batch},), one per vector")
+    share = batch_weights(weights, batch)
     flat = x.reshape(count, -1)
     with jax.enable_x64(True):
         state, outputs, losses = _train(
@@ -181,7 +176,8 @@ def train(
         )
         state = jax.device_get(state)
         outputs, losses = np.asarray(outputs), np.asarray(losses)
-    _check_finite(state.x_cov, state.d_cov, outputs, batch, depth)
+    kernels = {"<x x>": state.x_cov[None], "<δ δ>": state.d_cov[None]}
+    check_finite(kernels, [outputs], batch)
     power = np.diagonal(state.x_cov, axis1=1, axis2=2).T.reshape(steps, batch, -1)
     # Rounding can make it negative.
     rms = np.sqrt(np.maximum(power, 0))
@@ -291,26 +287,46 @@ def richardson(at_1: np.ndarray, at_2: np.ndarray, at_4: np.ndarray) -> Limit:
     return Limit(value, np.abs(value - second))
 
 
-def _check_finite(
-    x_cov: np.ndarray, d_cov: np.ndarray, outputs: np.ndarray, batch: int, depth: int
+def check_sizes(steps: int, batch: int, depth: int) -> None:
+    """Raise UserError for a size below one."""
+    if min(steps, batch, depth) < 1:
+        raise UserError(
+            f"depth={depth}, steps={steps}, batch={batch} must each be at least 1"
+        )
+
+
+def batch_weights(weights: Any, batch: int) -> np.ndarray:
+    """The weight of each vector of a batch in the loss; 1/batch each if None."""
+    share = np.full(batch, 1 / batch) if weights is None else np.asarray(weights)
+    if share.shape != (batch,):
+        raise UserError(f"weights {share.shape} must be ({batch},), one per vector")
+    return share
+
+
+def check_finite(
+    kernels: dict[str, np.ndarray], others: Sequence[np.ndarray], batch: int
 ) -> None:
-    for name, kernel in (("<x x>", x_cov), ("<δ δ>", d_cov)):
-        bad = ~np.isfinite(np.diagonal(kernel, axis1=1, axis2=2))
+    """Raise UserError where training diverged, with the step and the layer time.
+
+    Args:
+      kernels: that of the forward pass and that of the backward pass, by name, of shape
+        (replicas, layers, vectors, vectors).
+      others: outputs and responses.
+      batch: vectors of a step.
+    """
+    cause = "training diverges; take a smaller learning rate"
+    for name, first in zip(kernels, (0, -1), strict=True):  # gradients run downwards
+        diagonal = np.diagonal(kernels[name], axis1=2, axis2=3)
+        bad = ~np.isfinite(diagonal).all(axis=0)
         if bad.any():
             vector = int(np.argmax(bad.any(axis=0)))
-            layers = np.flatnonzero(bad[:, vector])
-            # Gradients run downwards.
-            layer = int(layers[0] if kernel is x_cov else layers[-1])
+            layer = np.flatnonzero(bad[:, vector])[first]
             raise UserError(
                 f"the kernel {name} is not finite at step {vector // batch}, layer "
-                f"time {layer / depth:g}: training diverges; take a smaller learning "
-                "rate"
+                f"time {layer / (len(bad) - 1):g}: {cause}"
             )
-    if not np.isfinite(outputs).all():
-        raise UserError(
-            "the outputs are not finite: training diverges; take a smaller learning "
-            "rate"
-        )
+    if not all(np.isfinite(part).all() for part in others):
+        raise UserError(f"outputs or responses are not finite: {cause}")
 
 
 class _State(NamedTuple):
@@ -350,6 +366,9 @@ def _train(
         eye = rows(jnp.eye(2 * count), slice_size=batch)
         eye_v = jax.lax.dynamic_slice_in_dim(jnp.eye(2 * count), start + count, batch)
         own_gram = rows(gram, slice_size=batch) * seen
+        # Put the rows of these vectors into the matrices of all layers.
+        put = jax.vmap(lambda matrix, new: _rows(matrix, new, start))
+        put_mirrored = jax.vmap(lambda matrix, new: _set(matrix, new, start))
 
         # Forward: x_t^l for l = 0, ..., L.
         update = jnp.where(past, rate[None] * own_gram, 0)
@@ -374,13 +393,11 @@ def _train(
             state.x_cov[:-1], state.d_cov[1:],
         )  # fmt: skip
         (p, su), (ps, sus, covs, r_rows) = jax.lax.scan(up, (p0, own_gram), layers)
-        px = jax.vmap(lambda m, v: _rows(m, v, start))(state.px, _append(ps, p))
-        su_all = jax.vmap(lambda m, v: _set(m, v, start))(state.su, _append(sus, su))
+        px = put(state.px, append(ps, p))
+        su_all = put_mirrored(state.su, append(sus, su))
         last = _covariance(p, px[-1], su_all[-1], state.sv[-1])
-        x_cov = jax.vmap(lambda m, v: _set(m, v, start))(
-            state.x_cov, _append(covs, last)
-        )
-        r = jax.vmap(lambda m, v: _rows(m, v, start))(state.r, r_rows)
+        x_cov = put_mirrored(state.x_cov, append(covs, last))
+        r = put(state.r, r_rows)
 
         # f_t = <x_t^L nV_t>; χ is zero for vectors that are yet to come.
         f = p[:, count:] @ state.chi
@@ -414,12 +431,10 @@ def _train(
         (q, sv), (qs, svs, covs, r_rows) = jax.lax.scan(
             down, (q_top, own), layers, reverse=True
         )
-        pd = jax.vmap(lambda m, v: _rows(m, v, start))(state.pd, _prepend(q, qs))
-        sv_all = jax.vmap(lambda m, v: _set(m, v, start))(state.sv, _prepend(sv, svs))
+        pd = put(state.pd, prepend(q, qs))
+        sv_all = put_mirrored(state.sv, prepend(sv, svs))
         first = _covariance(q, pd[0], su_all[0], sv_all[0])
-        d_cov = jax.vmap(lambda m, v: _set(m, v, start))(
-            state.d_cov, _prepend(first, covs)
-        )
+        d_cov = put_mirrored(state.d_cov, prepend(first, covs))
         r = jax.vmap(lambda m, v: _rows(m, v, start + count))(r, r_rows)
         new_state = _State(px, pd, r, su_all, sv_all, x_cov, d_cov, chi)
         return new_state, (f, losses @ share)
@@ -452,11 +467,13 @@ def _set(matrix: Array, rows: Array, start: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(matrix, rows, start, 0)
 
 
-def _append(stack: Array, last: Array) -> Array:
+def append(stack: Array, last: Array) -> Array:
+    """A stack with one more entry at its end."""
     return jnp.concatenate([stack, last[None]])
 
 
-def _prepend(first: Array, stack: Array) -> Array:
+def prepend(first: Array, stack: Array) -> Array:
+    """A stack with one more entry at its start."""
     return jnp.concatenate([first[None], stack])
 
 
