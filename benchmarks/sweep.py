@@ -40,7 +40,7 @@ def job(depth: int, width: int = 64) -> tasks.ZooTask:
     words.append("--config.dataset=digits")
     cells = space.tasks(space.parse_sweep(flags.parse(["sweep", *words]).config))
     cell = next(t for t in cells if t.parametrization == "depth_mup")
-    return cell.sized(width, depth)
+    return dataclasses.replace(cell, config=cell.config.sized(width, depth))
 
 
 def compiled(

@@ -167,8 +167,8 @@ def test_an_unknown_command_lists_the_commands(capsys):
     [
         ("sweep.axes.learning_rate=2**[-7:-6]", "at least three learning rates"),
         ("sweep.axes.learning_rate=2**[-5:-9]", "rising"),
-        ("sweep.widths=(8,-16)", "sweep.widths holds -16"),
-        ("sweep.widths=(8,0)", "at least 1"),
+        ("sweep.widths=(8,-16)", "a size in sweep.widths is -16"),
+        ("sweep.widths=(8,0)", "it must be 1 or more"),
         ("sweep.widths=(16,32)", "lacks the base's 8"),
         ("target.parametrization=mup", "depth_mup, sp"),
         ("sweep.parametrizations.sp.name=spp", "nearest is 'sp'"),

@@ -302,8 +302,14 @@ def called_back(factor):
     return outside
 
 
-def test_a_callback_into_python_is_trained_again_and_said(caplog):
-    assert key(loss=called_back(1.0)) != key(loss=called_back(1.0))
+def through_ffi(model, batch):
+    call = jax.ffi.ffi_call("a library", jax.ShapeDtypeStruct((), np.float32))
+    return loss(model, batch) + call(jax.lax.stop_gradient(loss(model, batch)))
+
+
+@pytest.mark.parametrize("outside", [called_back(1.0), through_ffi])
+def test_a_call_outside_of_the_program_is_trained_again_and_said(outside, caplog):
+    assert key(loss=outside) != key(loss=outside)
     assert "is trained again in every call" in caplog.text
 
 

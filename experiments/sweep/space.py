@@ -270,12 +270,7 @@ def _sizes(name: str, section: Mapping[str, Any], base: int) -> tuple[int, ...]:
     """The swept widths or depths."""
     sizes = section[name]
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UserError(
-                f"sweep.{name} holds {shown(size)}; it must be a whole number, at "
-                "least 1"
-            )
-        whole(1, LARGEST)(f"sweep.{name}", size)
+        whole(1, LARGEST)(f"a size in sweep.{name}", size)
     if len(set(sizes)) < len(sizes):
         raise UserError(f"sweep.{name} is {shown(sizes)}; it has a size twice")
     if sizes and base not in sizes:

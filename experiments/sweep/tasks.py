@@ -192,10 +192,6 @@ class ZooTask(Task):
         kept = [self.average_last, sorted(self.grid)]
         return json.dumps([decisive, kept], sort_keys=True, default=str)
 
-    def sized(self, width: int, depth: int) -> "ZooTask":
-        """The same task at another size."""
-        return dataclasses.replace(self, config=self.config.sized(width, depth))
-
     def dataset(self, data: Any = None) -> Dataset:
         """The dataset: the given one, or the config's."""
         if isinstance(data, datasets.ImageData):

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 from ...errors import UserError
-from ...io import write_durably
+from ...io import check_writable, write_durably
 from ...report import style
 from .registry import Drawing, Figure, Line, Panel
 
@@ -39,11 +39,9 @@ def prepare(directory: pathlib.Path) -> None:
     Raises:
       UserError: it cannot be made or written.
     """
-    probe = directory / ".writable"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        check_writable(directory)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte
         raise UserError(unusable(directory, error)) from None
 
