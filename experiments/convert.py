@@ -37,7 +37,8 @@ def run(
     Args:
       source: a directory that `zoo.save` wrote, a .safetensors or .npz file, or the id
         of a hub repository.
-      out: a .safetensors or .npz file, or a directory for `zoo.load_pretrained`.
+      out: a .safetensors or .npz file, or a directory for `zoo.load_pretrained`. Both
+        may be in object storage, as `source` may.
       model: name of the model, if the source does not contain it.
       layout: library whose parameter names an output file gets.
       revision: branch, tag or commit of the hub repository.
@@ -51,13 +52,14 @@ def run(
     for name, value in (("source", source), ("out", out)):
         if not value:
             raise UserError(f"--{name} is missing; see mupax convert --help")
-    remote.refuse(out, "--out")
+    if remote.is_remote(out):
+        remote.check_free(out)
+    elif pathlib.Path(out).exists():
+        raise UserError(f"--out={out} exists already; choose another name")
+    given = source
     if remote.is_remote(source):
         source = str(remote.local(source))
-    target = pathlib.Path(out)
-    to_file = target.suffix in _FILES
-    if target.exists():
-        raise UserError(f"--out={out} exists already; choose another name")
+    to_file = pathlib.Path(out).suffix in _FILES
     if layout and not to_file:
         raise UserError(
             f"--layout={layout} is for files, and --out={out} names a directory; use "
@@ -67,7 +69,7 @@ def run(
     is_file = hub.is_file_name(source)
     if model is None and is_file and pathlib.Path(source).exists():
         raise UserError(
-            f"--model is missing: {source} holds weights without a model's name; give "
+            f"--model is missing: {given} holds weights without a model's name; give "
             "a name of `mupax models`"
         )
     try:
@@ -80,12 +82,11 @@ def run(
         )
         if to_file:
             arrays = foreign.export(loaded.model, layout)
-            _write_file(target, arrays)
+            with remote.uploading(out) as target:
+                _write_file(target, arrays)
         else:
-            origin = (
-                pathlib.Path(source).name if pathlib.Path(source).exists() else source
-            )
-            command = ["mupax", "convert", "--source", source, "--out", out]
+            origin = pathlib.Path(given).name if pathlib.Path(given).exists() else given
+            command = ["mupax", "convert", "--source", given, "--out", out]
             flags = [("--model", model), ("--revision", revision)]
             flags += [("--option", word) for word in option or ()]
             flags += [("--seed", str(seed))] if seed else []
@@ -96,12 +97,13 @@ def run(
             )
             files = _tokenizer_of(loaded.model, source, revision)
             notes = f"Converted from {origin}."
-            zoo.save(loaded.model, target, notes=notes, files=files, training=training)
+            zoo.save(loaded.model, out, notes=notes, files=files, training=training)
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from None
+        text = str(error).replace(source, given)
+        raise UserError(" ".join(text.split())) from None
     count = sum(np.size(array) for array in arrays.values())
-    print(f"{source} -> {out}: {recipe(loaded.model)[0]}, {count:,} values")
+    print(f"{given} -> {out}: {recipe(loaded.model)[0]}, {count:,} values")
     if loaded.assumed:
         print(loaded.assumed)
     if unused := loaded.unused:

@@ -13,6 +13,7 @@ from mupax import zoo
 from mupax.zoo.decoder import Decoder
 from mupax.zoo.layers import single
 
+from . import remote
 from .data import normalize
 from .data.augment import CROP_MODES, Transform
 from .errors import UserError
@@ -45,7 +46,7 @@ def run(
 
     Args:
       model: as of `load_model`.
-      images: paths.
+      images: paths, also in object storage.
       name: of the model, for a file of weights.
       revision: of a hub repository.
       top: number of classes per image.
@@ -133,10 +134,11 @@ def _open(path: str) -> Image.Image:
     Raises:
       UserError: the file is not there, or is no image.
     """
-    if not pathlib.Path(path).is_file():
+    place = remote.local(path) if remote.is_remote(path) else pathlib.Path(path)
+    if not place.is_file():
         raise UserError(f"there is no image file {path!r}; check the path")
     try:
-        with open(path, "rb") as file:
+        with place.open("rb") as file:
             image = Image.open(file)
             image.load()
     # Pillow raises OSError, SyntaxError, ValueError and more for damaged files.

@@ -1,36 +1,42 @@
-"""Paths in object storage: gs:// and s3:// (and every other scheme of fsspec).
+"""Paths in object storage, for the command line: errors are `UserError`s.
 
 A run reads its inputs from object storage through local copies (`local`); see
 `mupax.experiments.run.mirror` for what it writes.
 """
 
-import hashlib
+import contextlib
 import os
 import pathlib
-import re
-import secrets
-import shutil
-import urllib.parse
+from collections.abc import Iterator
 from typing import Any
 
-from .errors import UserError, reason
+from mupax.zoo import remote
+from mupax.zoo.remote import (
+    cache,
+    in_parallel,
+    is_remote,
+    normalized,
+    sentence,
+)
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}.", re.IGNORECASE)
-_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs"}
+from .errors import UserError
 
-
-def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is the address of something in object storage.
-
-    Examples:
-      >>> is_remote("gs://bucket/runs"), is_remote("runs/gs"), is_remote("s3:/bucket/x")
-      (True, False, True)
-    """
-    return _URL.match(os.fspath(path)) is not None
+__all__ = [
+    "cache",
+    "check_free",
+    "connect",
+    "in_parallel",
+    "is_remote",
+    "local",
+    "normalized",
+    "refuse",
+    "sentence",
+    "uploading",
+]
 
 
 def refuse(path: str | os.PathLike[str], name: str) -> None:
-    """Refuse an address in object storage where files are written or mapped.
+    """Refuse an address in object storage where files are shared or mapped.
 
     Args:
       path: of a directory or file.
@@ -52,109 +58,52 @@ def refuse(path: str | os.PathLike[str], name: str) -> None:
 
 
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
-    """A local path with the contents of a path, which may be in object storage.
-
-    A file or directory in object storage is downloaded once, to ~/.cache/mupax/remote
-    (or MUPAX_CACHE), and again when it has changed there. A download that was killed
-    leaves nothing.
-
-    Args:
-      path: of a file or directory, or its address.
+    """As `mupax.zoo.remote.local`.
 
     Raises:
-      UserError: it does not exist, cannot be read, or needs a package that is missing.
+      UserError: it cannot be read.
     """
-    if not is_remote(path):
-        return pathlib.Path(path).expanduser()
-    address = normalized(path)
-    system, place = connect(address)
-    try:
-        files = _files(system, place)
-        if not files:
-            raise UserError(f"there is nothing at {address}")
-        return _copied(system, address, place, files)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except Exception as error:  # of the network, the credentials, the client
-        raise UserError(f"{address} cannot be read ({reason(error)})") from None
+    with _refused():
+        return remote.local(path)
 
 
-def normalized(address: str | os.PathLike[str]) -> str:
-    """An address with two slashes after the scheme, and none at the end.
+def check_free(path: str | os.PathLike[str]) -> None:
+    """As `mupax.zoo.remote.check_free`.
 
-    Examples:
-      >>> normalized("s3:/bucket/run/")
-      's3://bucket/run'
+    Raises:
+      UserError: there is something, or the address cannot be used.
     """
-    return re.sub(r":/+", "://", os.fspath(address).rstrip("/"), count=1)
+    with _refused():
+        remote.check_free(path)
 
 
 def connect(address: str) -> tuple[Any, str]:
-    """The file system of an address, and the path in it. Nothing is sent yet.
-
-    Args:
-      address: normalized.
+    """As `mupax.zoo.remote.connect`.
 
     Raises:
-      UserError: the scheme is unknown, or its package is missing.
+      UserError: the address cannot be used.
     """
-    scheme = address.partition(":")[0]
+    with _refused():
+        return remote.connect(address)
+
+
+@contextlib.contextmanager
+def uploading(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """As `mupax.zoo.remote.uploading`, for one file. A local path is used as it is.
+
+    Raises:
+      UserError: the address cannot be written, or there is something.
+    """
+    if not is_remote(path):
+        yield pathlib.Path(path)
+        return
+    with _refused(), remote.uploading(path) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
     try:
-        import fsspec
-
-        system, place = fsspec.url_to_fs(address)
-    except (ImportError, ValueError) as error:
-        package = _PACKAGES.get(scheme)
-        remedy = f"pip install {package}" if package else "use gs:// or s3://"
-        raise UserError(f"{address} cannot be used ({error}); {remedy}") from None
-    system.invalidate_cache()
-    return system, place.rstrip("/")
-
-
-def _files(system: Any, place: str) -> dict[str, str]:
-    """Relative path and fingerprint of each file; a single file's path is ""."""
-    found = system.find(place, detail=True)
-    out = {}
-    for name, info in found.items():
-        inside = name.removeprefix(place.rstrip("/")).lstrip("/")
-        parts = pathlib.PurePosixPath(inside).parts
-        if ".." in parts:
-            raise UserError(f"{name!r} is not below {place!r}")
-        keys = ("etag", "ETag", "md5Hash", "generation", "size", "created", "mtime")
-        out[inside] = repr([(key, str(info[key])) for key in keys if key in info])
-    return out
-
-
-def _copied(
-    system: Any, address: str, place: str, files: dict[str, str]
-) -> pathlib.Path:
-    """The local copy; downloaded where there is none of these fingerprints."""
-    text = repr((address, sorted(files.items())))
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    name = urllib.parse.unquote(address.rpartition("/")[2]) or "data"
-    folder = cache() / "remote" / key
-    if not folder.exists():
-        building = folder.with_name(f".{key}.{secrets.token_hex(6)}")
-        try:
-            for inside in files:
-                target = building / name / inside if inside else building / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                source = f"{place.rstrip('/')}/{inside}" if inside else place
-                system.get_file(source, str(target))
-            if _files(system, place) != files:
-                raise UserError(f"{address} changed while it was read; try again")
-            try:
-                building.rename(folder)
-            except OSError:
-                if not folder.exists():  # another process was faster
-                    raise
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-    return folder / name
-
-
-def cache() -> pathlib.Path:
-    """The directory of local copies: ~/.cache/mupax, or MUPAX_CACHE."""
-    given = os.environ.get("MUPAX_CACHE")
-    root = pathlib.Path(given) if given else pathlib.Path.home() / ".cache" / "mupax"
-    return root.expanduser()
+        yield
+    except (remote.RemoteError, FileExistsError) as error:
+        raise UserError(str(error)) from None

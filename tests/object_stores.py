@@ -5,6 +5,7 @@ import http.server
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
 
 import fsspec
@@ -79,6 +80,91 @@ def _gs() -> Iterator[dict[str, str]]:
             yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
         finally:
             server.stop()
+
+
+_DENIED = {
+    "s3": b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>",
+    "gs": b'{"error": {"code": 403, "message": "me may not do this"}}',
+}
+_EMPTY = {
+    "s3": b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>",
+    "gs": b"{}",
+}
+_STRANGER = b'{"error": {"code": 401, "message": "Anonymous caller has no access"}}'
+
+
+@contextlib.contextmanager
+def refusing(kind: str, refused: str) -> Iterator[str]:
+    """A server with an empty bucket that answers what one without permission is told.
+
+    Args:
+      kind: "s3" or "gs".
+      refused: "everything", "writes", "deletes", or "strangers" (without credentials).
+
+    Yields:
+      The address of the bucket.
+    """
+    package = {"s3": "s3fs", "gs": "gcsfs"}[kind]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    methods = {
+        "everything": ("GET", "POST", "PUT", "DELETE"),
+        "writes": ("POST", "PUT", "DELETE"),
+        "deletes": ("DELETE",),
+        "strangers": (),
+    }[refused]
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            status, body = 200, _EMPTY[kind]
+            if self.command in methods:
+                status, body = 403, _DENIED[kind]
+            elif refused == "strangers":  # S3's client does not ask without a key
+                status, body = 401, _STRANGER
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PUT = do_DELETE = do_GET
+
+        def do_HEAD(self) -> None:  # no such object
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    settings = {
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "STORAGE_EMULATOR_HOST": address,
+        "AWS_ENDPOINT_URL": address,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in settings.items():
+                patch.setenv(name, value)
+            for name in keys:
+                if refused == "strangers":
+                    patch.delenv(name, raising=False)
+                else:
+                    patch.setenv(name, "testing")
+            fsspec.get_filesystem_class(kind).clear_instance_cache()
+            yield f"{kind}://bucket"
+            fsspec.get_filesystem_class(kind).clear_instance_cache()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def _add_precondition(patch: pytest.MonkeyPatch) -> None:

@@ -395,6 +395,37 @@ def test_a_bucket_that_is_not_there_is_said_before_any_work(
     )
 
 
+LOGIN = {
+    "s3": "no credentials were found: run `aws configure`",
+    "gs": "no credentials were found: run `gcloud auth application-default login`",
+}
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+@pytest.mark.parametrize("refused", ["everything", "writes", "deletes", "strangers"])
+def test_a_bucket_that_refuses_is_one_sentence(kind, refused, capfd, machine):
+    def said(*words: str) -> str:
+        assert cli.main(["mupax", *words]) == 2
+        (sentence,) = capfd.readouterr().err.splitlines()
+        return sentence
+
+    with object_stores.refusing(kind, refused) as bucket:
+        run = f"{bucket}/run"
+        sentence = said("train", "--config=digits_resmlp", f"--workdir={run}")
+        verb = "written" if refused in ("writes", "deletes") else "used"
+        assert sentence.startswith(f"mupax: {run} cannot be {verb} (")
+        needed = "allow to list, read, write and delete the objects of this bucket"
+        assert (LOGIN[kind] if refused == "strangers" else needed) in sentence
+
+        sentence = said("generate", f"--model={run}", "--prompt=x")
+        if refused in ("writes", "deletes"):
+            assert sentence == f"mupax: there is nothing at {run}"
+        else:
+            assert sentence.startswith(f"mupax: {run} cannot be read (")
+            needed = "allow to list and read the objects of this bucket"
+            assert (LOGIN[kind] if refused == "strangers" else needed) in sentence
+
+
 def test_a_sweep_in_object_storage_trains_only_what_is_missing(
     run, machine, monkeypatch
 ):

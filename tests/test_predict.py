@@ -4,6 +4,7 @@ import dataclasses
 import struct
 import zlib
 
+import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +65,20 @@ def test_the_labels_and_probabilities_of_an_image(saved, picture, capsys):
     assert [row.number for row in rows] == order.tolist()
     ours = [row.probability for row in rows]
     np.testing.assert_allclose(ours, expected[0][order], rtol=1e-4)
+
+
+def test_an_image_in_object_storage_is_copied(saved, picture, capsys, monkeypatch):
+    path, _ = picture
+    monkeypatch.setenv("MUPAX_CACHE", str(path.parent / "cache"))
+    fsspec.filesystem("memory").pipe("/b/x.png", path.read_bytes())
+    words = ["mupax", "predict", f"--model={saved / 'known'}", "--top=1"]
+    shown = []
+    for image in (str(path), "memory://b/x.png"):
+        assert cli.main([*words, image]) == 0
+        shown.append(capsys.readouterr().out.replace(image, ""))
+    assert shown[0] == shown[1]
+    assert cli.main([*words, "memory://b/none.png"]) == 2
+    assert "there is nothing at memory://b/none.png" in capsys.readouterr().err
 
 
 def test_grey_and_transparent_images_are_taken(saved, tmp_path):

@@ -1,9 +1,12 @@
 """Inputs in object storage are read through local copies."""
 
+import sys
+
 import fsspec
 import numpy as np
 import object_stores
 import pytest
+import safetensors.numpy
 from flax import nnx
 
 from mupax import zoo
@@ -147,17 +150,102 @@ def test_models_of_runs_are_read_and_converted(bucket, tmp_path):
     assert not list((tmp_path / "cache").rglob("checkpoints"))
     convert.run("memory://b/run/model", str(tmp_path / "copy"))
     assert (tmp_path / "copy" / "config.json").is_file()
-    with pytest.raises(UserError, match="--out=memory://b/copy is in object storage"):
-        convert.run("memory://b/run/model", "memory://b/copy")
     with pytest.raises(UserError, match="there is nothing at memory://b/none"):
         loading.load_model("memory://b/none")
 
 
-def test_a_model_is_not_saved_in_object_storage(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="'gs://b/model' is in object storage"):
-        zoo.save(zoo.load_pretrained("resmlp_digits"), "gs://b/model")
-    assert list(tmp_path.iterdir()) == []
+def logits(model):
+    return np.asarray(model(np.ones((2, 8, 8, 1), np.float32)))
+
+
+def test_models_are_saved_and_loaded(bucket, tmp_path):
+    model = zoo.load_pretrained("resmlp_digits")
+    assert zoo.save(model, "memory://b/mine/") == "memory://b/mine"
+    for given in (("memory://b/mine",), ("resmlp", "memory://b/mine")):
+        read = zoo.load_pretrained(*given)
+        np.testing.assert_array_equal(logits(read), logits(model))
+    assert zoo.data_config(read) == zoo.data_config(model)
+    assert not list(tmp_path.glob("cache/uploads/*"))
+    with pytest.raises(FileExistsError, match="memory://b/mine is there already"):
+        zoo.save(model, "memory://b/mine")
+    bucket.pipe("/b/mine/weights/manifest.ocdbt", b"altered")
+    with pytest.raises(ValueError, match=r"the model in memory://b/mine is damaged"):
+        zoo.load_pretrained("memory://b/mine")
+
+
+def test_models_are_converted_to_object_storage(bucket, capsys, monkeypatch):
+    model = zoo.load_pretrained("resmlp_digits")
+    zoo.save(model, "memory://b/mine")
+    convert.run("memory://b/mine", "memory://b/copy")
+    assert "memory://b/mine -> memory://b/copy: resmlp" in capsys.readouterr().out
+    card = bucket.cat("/b/copy/README.md").decode()
+    assert "mupax convert --source memory://b/mine --out memory://b/copy" in card
+    read = zoo.load_pretrained("memory://b/copy")
+    np.testing.assert_array_equal(logits(read), logits(model))
+    monkeypatch.setattr(convert.foreign, "export", lambda *_: {"x": np.ones(3)})
+    monkeypatch.setattr(convert.foreign, "factors", lambda _: [])
+    convert.run("memory://b/mine", "memory://b/mine.safetensors", layout="timm")
+    np.testing.assert_array_equal(
+        safetensors.numpy.load(bucket.cat("/b/mine.safetensors"))["x"], np.ones(3)
+    )
+    for source, out in (("none", "copy"), ("none", "mine.safetensors")):
+        with pytest.raises(UserError, match=f"memory://b/{out} is there already"):
+            convert.run(f"memory://b/{source}", f"memory://b/{out}")
+
+
+def test_an_upload_that_fails_is_undone_and_the_model_kept(bucket, monkeypatch):
+    model = zoo.load_pretrained("resmlp_digits")
+    with monkeypatch.context() as broken:
+
+        def fail(self, source, target, **more):
+            if target.endswith("config.json"):
+                raise PermissionError("Access Denied")
+            return real(self, source, target, **more)
+
+        real = type(bucket).put_file
+        broken.setattr(type(bucket), "put_file", fail)
+        words = r"memory://b/mine cannot be written \(Access Denied\).*the files are in"
+        with pytest.raises(ValueError, match=words) as refused:
+            zoo.save(model, "memory://b/mine")
+    assert bucket.find("/b/mine") == []
+    kept = str(refused.value).rpartition("the files are in ")[2]
+    np.testing.assert_array_equal(logits(zoo.load_pretrained(kept)), logits(model))
+
+
+def test_of_two_that_save_a_model_one_is_refused(bucket, monkeypatch):
+    model = zoo.load_pretrained("resmlp_digits")
+    zoo.save(model, "memory://b/mine")
+    monkeypatch.setattr(zoo.saving.remote, "check_free", lambda path: None)
+    with pytest.raises(FileExistsError, match="being written by another process"):
+        zoo.save(model, "memory://b/mine")
+    np.testing.assert_array_equal(
+        logits(zoo.load_pretrained("memory://b/mine")), logits(model)
+    )
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_emulators_hold_models(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("MUPAX_CACHE", str(tmp_path / "cache"))
+    with object_stores.opened(kind) as address:
+        model = zoo.load_pretrained("resmlp_digits")
+        zoo.save(model, f"{address}/deep/mine")
+        read = zoo.load_pretrained(f"{address}/deep/mine")
+        np.testing.assert_array_equal(logits(read), logits(model))
+        with pytest.raises(FileExistsError, match=f"{address}/deep/mine is there"):
+            zoo.save(model, f"{address}/deep/mine")
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("s3", "s3"), ("gs", "gcs")])
+def test_without_its_package_the_extra_is_named(monkeypatch, kind, extra):
+    package = {"s3": "s3fs", "gs": "gcsfs"}[kind]
+    monkeypatch.setitem(sys.modules, package, None)
+    known = sys.modules["fsspec.registry"]._registry
+    monkeypatch.delitem(known, kind, raising=False)
+    with pytest.raises(ValueError, match=rf"pip install 'mupax\[{extra}\]'"):
+        zoo.load_pretrained(f"{kind}://bucket/model")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ValueError, match=rf"pip install 'mupax\[{extra}\]'"):
+        zoo.save(zoo.load_pretrained("resmlp_digits"), f"{kind}://bucket/model")
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])

@@ -1,17 +1,18 @@
 """`load_pretrained`: models with weights, ours or other libraries'."""
 
+import contextlib
 import importlib.resources
 import json
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
 
-from . import foreign, hub, saving
+from . import foreign, hub, remote, saving
 from .architectures import Architecture, identify
 from .convnet_layouts import ConvNet
 from .decoder import reads_tokens
@@ -52,7 +53,8 @@ def load_pretrained(
       name: of a model that comes with the package, or of the model that `source`
         holds. A source alone is enough where it says what it holds: a directory of
         ours, or the id of a repository.
-      source: a directory that `zoo.save` wrote; a .safetensors file with the names
+      source: a directory that `zoo.save` wrote, which may be in object storage, e.g.
+        "gs://bucket/model", as may files; a .safetensors file with the names
         of timm, torchvision or transformers; a .npz file of big_vision; the id of
         such a repository on the Hugging Face hub, e.g. "timm/resnet50.a1_in1k", with
         "@revision" behind it if need be; a directory with the files of such a
@@ -95,7 +97,7 @@ def load_pretrained(
             folder = importlib.resources.files(__package__) / _SHIPPED / str(name)
             return saving.load(pathlib.Path(str(folder)), **overrides)
         is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
-        if not (is_path or hub.is_id(name)):
+        if not (is_path or hub.is_id(name) or remote.is_remote(name)):
             raise ValueError(
                 f"no weights of {str(name)!r} come with the package, only of "
                 f"{', '.join(list_pretrained())}; give a source"
@@ -150,6 +152,9 @@ def read_source(
     """
     if name is not None:
         options_of(name)
+    if remote.is_remote(source):
+        with _copied(source) as place:
+            return read_source(name, place, hub_options, **overrides)
     hub_options = hub_options or hub.HubOptions()
     if not hub.is_id(source):
         _check_revision(hub_options.revision, source)
@@ -189,6 +194,9 @@ def read_data_config(
     Raises:
       ValueError: the source cannot be read.
     """
+    if remote.is_remote(source):
+        with _copied(source) as place:
+            return read_data_config(place)
     path = pathlib.Path(source)
     if source in list_pretrained() and not path.exists():
         folder = importlib.resources.files(__package__) / _SHIPPED / str(source)
@@ -203,6 +211,17 @@ def read_data_config(
         processor = _processor(config, str(source), options)
         return _read_data(_Files([], config, processor), str(source))
     return _read_data(_find(source, hub_options or hub.HubOptions()), str(source))
+
+
+@contextlib.contextmanager
+def _copied(address: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """A local copy of what is in object storage; errors name the address."""
+    place = remote.local(address)
+    try:
+        yield place
+    except ValueError as error:
+        text = str(error).replace(str(place), remote.normalized(address))
+        raise ValueError(text) from None
 
 
 def _check_revision(revision: str | None, source: str | os.PathLike[str]) -> None:

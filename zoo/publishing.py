@@ -7,7 +7,7 @@ import tempfile
 
 from flax import nnx
 
-from . import hub, saving
+from . import hub, remote, saving
 
 _CARD = "README.md"
 
@@ -30,7 +30,7 @@ def push_to_hub(
 
     Args:
       model: from `zoo.create` or `zoo.load_pretrained`; or a directory that `zoo.save`
-        or a run wrote, e.g. "runs/demo/model".
+        or a run wrote, e.g. "runs/demo/model", also in object storage.
       repository: `owner/name`.
       notes: for the model card: what it was trained on, how well it does. A directory
         has a card already, which is kept.
@@ -63,8 +63,9 @@ def push_to_hub(
                     f"{model} has a model card already; edit its {_CARD}, or leave "
                     "notes out"
                 )
-            saving.read_config(pathlib.Path(model))  # checks all files
-            shutil.copytree(model, folder)
+            directory = remote.local(model)
+            saving.read_config(directory)  # checks all files
+            shutil.copytree(directory, folder)
         name = saving.read_config(folder)["model"]
         card = folder / _CARD
         text = card.read_text() if card.exists() else f"# {name}\n"

@@ -18,7 +18,7 @@ from flax import nnx
 
 from mupax import optim
 
-from . import checksums
+from . import checksums, remote
 from .attention import logit_scale
 from .cards import Training, card
 from .decoder import reads_tokens
@@ -39,22 +39,24 @@ def save(
     notes: str = "",
     files: Mapping[str, str | os.PathLike[str]] | None = None,
     training: Training | None = None,
-) -> pathlib.Path:
+) -> pathlib.Path | str:
     """Write a zoo model so that loading it needs only the directory.
 
     Args:
       model: from `zoo.create` or `zoo.load_pretrained`. Its preprocessing is written
         too, if it is known; see `zoo.data_config`.
-      directory: a new one; it appears whole or not at all.
+      directory: a new one, or a new address in object storage, e.g.
+        "gs://bucket/model"; it appears whole or not at all.
       notes: for the model card: what it was trained on, how well it does.
       files: further files to copy, by their name there, e.g. {"tokenizer.json": path}.
       training: for the model card: how the weights were made.
 
     Returns:
-      The directory.
+      The directory, as a path; or its address.
 
     Raises:
-      ValueError: a model that the zoo did not create.
+      ValueError: a model that the zoo did not create, or an address that cannot be
+        written. Where the upload failed, the message names the local copy.
       FileExistsError: the directory is there already.
 
     Examples:
@@ -68,15 +70,15 @@ def save(
       ['README.md', 'checksums.json', 'config.json', 'weights']
     """
     name, options = recipe(model)
+    if remote.is_remote(directory):
+        ends = {"first": checksums.NAME, "last": _CONFIG}
+        with remote.uploading(directory, **ends) as place:
+            save(model, place, notes=notes, files=files, training=training)
+        return remote.normalized(directory)
     # Written out: another default of a later version must not change the model.
     if options.get("parametrization") is None:
         default = default_parametrization(name, **options)
         options = {**options, "parametrization": default}
-    if "://" in str(directory):
-        raise ValueError(
-            f"{str(directory)!r} is in object storage, which has no renames; save to a "
-            "directory, and copy it there"
-        )
     directory = pathlib.Path(directory).absolute()
     if directory.exists():
         raise FileExistsError(f"{directory} is there already; choose another directory")

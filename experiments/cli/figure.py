@@ -2,6 +2,7 @@
 
 import pathlib
 
+from .. import remote
 from ..errors import UserError
 from .command import Command
 from .flags import Flag, parse_own
@@ -33,6 +34,7 @@ FLAGS = (
 def run(argv: list[str]) -> None:
     """List the figures, or draw one."""
     from ..papers import figures
+    from ..run import mirror
 
     names, own = parse_own(argv, FLAGS, arguments=1)
     if not names:
@@ -42,16 +44,18 @@ def run(argv: list[str]) -> None:
         raise UserError(f"--scale {own['scale']} must be one of: {known}")
     if not own["workdir"]:
         raise UserError("--workdir is empty; give a directory, or leave it out")
-    folder = pathlib.Path(own["workdir"])
-    request = figures.Request(
-        own["scale"],
-        folder,
-        own["data_dir"],
-        own["dataset"],
-        pathlib.Path(own["tables"]) if own["tables"] else folder / "data",
-        own["from_data"],
-    )
-    figures.run(names[0], request)
+    if own["tables"]:
+        remote.refuse(own["tables"], "--tables")
+    with mirror.opened(own["workdir"]) as folder:
+        request = figures.Request(
+            own["scale"],
+            folder,
+            own["data_dir"],
+            own["dataset"],
+            pathlib.Path(own["tables"]) if own["tables"] else folder / "data",
+            own["from_data"],
+        )
+        figures.run(names[0], request)
 
 
 COMMAND = Command(

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import remote
 from ..errors import UserError, reason, short
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections
@@ -248,11 +249,13 @@ def list_configs() -> list[str]:
 
 
 def find_config(name: str) -> str:
-    """The path of a config file, given a path or the name of a packaged config.
+    """The path of a config file, given its path or address, or a packaged name.
 
     Raises:
       UserError: there is no such file, or it cannot be read.
     """
+    if remote.is_remote(name):
+        return str(remote.local(name))
     if name in list_configs() and not pathlib.Path(name).is_file():
         return str(importlib.resources.files("mupax.configs") / f"{name}.py")
     try:

@@ -26,8 +26,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -40,7 +39,6 @@ _OWN = ".mupax/"  # the prefix of our objects
 _COMMITS = f"{_OWN}commits/"
 _ALIVE = f"{_OWN}alive/"
 _DIGITS = 9  # of a commit's number
-_THREADS = 8
 _ATTEMPTS = 4
 # Directories that appear by a rename, and do not change afterwards.
 _WHOLE = re.compile(r"(.*/)?(checkpoints/\d+|model)")
@@ -165,22 +163,14 @@ def _place(address: str, writes: bool) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _usable(address: str) -> Iterator[None]:
+def _usable(address: str, verb: str = "used") -> Iterator[None]:
     """Turn errors of the network, the credentials and the client into one sentence."""
     try:
         yield
-    except (UserError, KeyboardInterrupt):
+    except (UserError, _Lost):
         raise
-    except FileNotFoundError:
-        raise UserError(
-            f"{address} cannot be used (there is no such bucket); create it first"
-        ) from None
     except Exception as error:
-        raise UserError(
-            f"{address} cannot be used ({type(error).__name__}: "
-            f"{reason(error)}); check the network, and that your credentials "
-            "may list, read, write and delete the objects of this bucket"
-        ) from None
+        raise UserError(remote.sentence(address, error, verb)) from None
 
 
 def _busy(address: str, who: str) -> str:
@@ -253,12 +243,7 @@ class _Objects:
             with contextlib.suppress(FileNotFoundError):
                 self._system.rm_file(f"{self._root}/{name}")
 
-        _in_parallel(one, names)
-
-
-def _in_parallel(do: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(do, items))
+        remote.in_parallel(one, names)
 
 
 def _number(name: str) -> int:
@@ -360,7 +345,7 @@ def _restore(objects: _Objects, commit: Commit, place: pathlib.Path) -> list[str
             objects.get(f"{path}/{name}", building / path / name)
 
         with contextlib.suppress(FileNotFoundError):
-            _in_parallel(fetch, contents)
+            remote.in_parallel(fetch, contents)
         if _contents(target) != contents:
             shutil.rmtree(target, ignore_errors=True)
             missing.append(path)
@@ -369,7 +354,7 @@ def _restore(objects: _Objects, commit: Commit, place: pathlib.Path) -> list[str
         with contextlib.suppress(FileNotFoundError):  # removed since
             objects.get(name, building / name)
 
-    _in_parallel(fetch_single, _singles(objects))
+    remote.in_parallel(fetch_single, _singles(objects))
     shutil.rmtree(place, ignore_errors=True)
     building.rename(place)
     return missing
@@ -481,7 +466,11 @@ class _Mirror:
                 f"{objects.address} holds files that are not a mupax run's, e.g. "
                 f"{others[0]}; choose another --workdir, or an empty one"
             )
-        objects.write(self._alive, b"")
+        with _usable(objects.address, "written"):
+            objects.write(self._alive, b"")
+            # Credentials that may not delete would fail later.
+            objects.delete([self._alive])
+            objects.write(self._alive, b"")
         try:
             # This machine's copy is locked: a holder that used it is dead.
             if before.held and before.session != self._session_before():
@@ -698,7 +687,7 @@ class _Mirror:
             self._objects.put(staged / name, f"{path}/{name}")
 
         contents = _contents(staged)
-        _in_parallel(put, contents)
+        remote.in_parallel(put, contents)
         return contents
 
     def _put_singles(self, singles: dict[str, pathlib.Path]) -> None:
@@ -713,7 +702,7 @@ class _Mirror:
                     self._objects.put(copy, name)
                     self._single[name] = signature
 
-        _in_parallel(put, singles)
+        remote.in_parallel(put, singles)
         gone = self._single.keys() - singles.keys()
         self._objects.delete(gone)
         for name in gone:
