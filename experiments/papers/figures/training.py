@@ -131,7 +131,7 @@ _DECAY = {
     "schedule.warmup": "160",
     "sweep.average_last": "200",
     "sweep.axes.learning_rate": "2**[-8:-4:1]",
-    "sweep.seeds": "2",
+    "sweep.seeds": "4",
     "optimizer.weight_decay": "0.3",
 }
 _WIDE = {"sweep.widths": "(16,64)"}
