@@ -6,13 +6,14 @@ BIN := .venv/bin
 
 DOCS := build/docs-env/bin
 
-.PHONY: help demo test test-long test-ci check lint types docs-examples docs notebooks wheel install clean
+.PHONY: help demo test test-long test-ci tutorials check lint types docs-examples docs notebooks wheel install clean
 
 help:
 	@echo "make demo   tune small, train big, on real digits: runs/demo/report.html"
 	@echo "make test   the tests (make test-long: those that take minutes)"
 	@echo "make check  lint, types, docstring examples, wheel and sdist"
-	@echo "make docs   the site, into build/site (make notebooks: run the tutorials again)"
+	@echo "make docs   the site, into build/site (make tutorials: run the tutorials;"
+	@echo "            make notebooks: store their outputs)"
 
 install: .venv/.installed
 
@@ -40,6 +41,10 @@ test-long: install
 # Of the long tests, those of crashes, meshes and processes; and claims about single bits.
 test-ci: install
 	$(BIN)/python -m pytest -m ci --numprocesses auto --dist worksteal
+
+# Runs every tutorial in a process of its own. `make notebooks` stores their outputs.
+tutorials: install
+	$(BIN)/python -m pytest tests/test_site_docs.py -k a_tutorial_runs --numprocesses auto --dist load
 
 check: lint types docs-examples wheel
 

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.run import loop, processes, records
+from mupax.experiments.run import processes, records
 from mupax.experiments.run.workdir import claim
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
@@ -219,12 +219,65 @@ def test_a_process_that_stands_still_is_named(tmp_path, pair):
     assert re.search("process 1 has not been heard from for 20 s|process is gone", said)
 
 
-def test_a_workdir_that_is_not_shared_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_SHARED_WITHIN", 0.1)
-    with pytest.raises(UserError, match="does not see the run directory of process 0"):
-        loop._check_shared(tmp_path)
-    with claim(tmp_path / "run", {"a": 1}):
-        loop._check_shared(tmp_path / "run")
+SEES = """
+import os, pathlib, sys
+import jax
+from mupax.experiments.errors import UserError
+from mupax.experiments.run import processes
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
+processes._SHARED_WITHIN = 0.5
+try:
+    processes.check_shared(pathlib.Path(sys.argv[3]), "the run directory", "share it")
+except UserError as error:
+    print(error, flush=True)
+    os._exit(0)
+print("shared")
+jax.distributed.shutdown()
+"""
+
+
+def test_a_directory_that_does_not_appear_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_SHARED_WITHIN", 0.1)
+    words = "process 0 does not see the directory; share it"
+    with pytest.raises(UserError, match=words):
+        processes._wait_for(tmp_path / "sign", "the directory", "share it")
+    (tmp_path / "sign").touch()
+    processes._wait_for(tmp_path / "sign", "the directory", "share it")
+
+
+@pytest.mark.ci
+@pytest.mark.long
+def test_a_directory_on_another_disk_is_not_taken_for_a_shared_one(tmp_path):
+    """Neither is one that an earlier run left there."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.json").touch()
+
+    def said_by_second(*folders: str) -> str:
+        port = str(free_port())
+        zero, one = (
+            subprocess.Popen(
+                [sys.executable, "-c", SEES, port, str(n), tmp_path / folder],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for n, folder in enumerate(folders)
+        )
+        try:
+            text = one.communicate(timeout=WITHIN)[0].splitlines()[-1]
+            if text == "shared":
+                zero.communicate(timeout=WITHIN)
+            return text
+        finally:
+            zero.kill()
+            zero.communicate()
+
+    assert said_by_second("first", "first") == "shared"
+    assert {p.name for p in tmp_path.rglob("*")} == {
+        *("first", "second", "experiment.json")
+    }
+    sentence = f"process 1 does not see the run directory of process 0 at {tmp_path}"
+    assert said_by_second("first", "second").startswith(sentence)
 
 
 @pytest.mark.parametrize(

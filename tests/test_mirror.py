@@ -544,6 +544,29 @@ def test_two_processes_of_one_machine_train_in_a_bucket(run, tmp_path, monkeypat
 
 @pytest.mark.long
 @pytest.mark.ci
+def test_processes_without_a_shared_cache_are_refused(run, tmp_path, machine):
+    """Also where the second machine has a copy of its own, of an earlier run."""
+    machine("second")
+    with mirror.opened(run):
+        pass
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        *("train", f"--config={TESTS / 'toy_train.py'}", f"--workdir={run}"),
+        *("--distributed", f"--coordinator=127.0.0.1:{port}", "--processes=2"),
+    ]
+    caches = [tmp_path / "first", tmp_path / "second"]
+    pair = [start([*words, f"--process={n}"], caches[n]) for n in range(2)]
+    for process in pair:
+        out, _ = process.communicate(timeout=600)
+        assert process.returncode == 2, out
+        assert f"process 1 does not see the local copy of {run} of process 0" in out
+        assert "set MUPAX_CACHE to a directory that all machines share" in out
+
+
+@pytest.mark.long
+@pytest.mark.ci
 def test_a_transfer_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_path):
     config = [f"--config={TESTS / 'toy_config.py'}"]
     whole = start(["transfer", *config, f"--workdir={tmp_path / 'whole'}"], tmp_path)

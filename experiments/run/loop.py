@@ -13,13 +13,13 @@ import numpy as np
 import optax
 from absl import logging
 from flax import nnx
-from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from mupax import zoo
 
 from ..data import Dataset, Prefetched
 from ..errors import Diverged, Stopped, UserError
+from . import processes
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
@@ -30,7 +30,6 @@ from .records import Records, Sink
 from .step import State
 from .stopping import stop_requests
 
-_SHARED_WITHIN = 10  # seconds until a network file system shows a new directory
 _AVERAGED = 50  # steps in the mean of the reported training loss
 
 OnStep = Callable[[int, float, dict[str, float]], None]
@@ -383,22 +382,9 @@ def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         if jax.process_index() == 0:
             held.enter_context(workdirs.claim(workdir, settings))
-        multihost_utils.sync_global_devices("claimed")
-        if jax.process_index() > 0:
-            _check_shared(workdir)
+        remedy = "give a --workdir that all machines share"
+        processes.check_shared(workdir, "the run directory", remedy)
         yield
-
-
-def _check_shared(workdir: pathlib.Path) -> None:
-    """Check that this process sees the directory that process 0 claimed."""
-    until = time.monotonic() + _SHARED_WITHIN
-    while workdirs.settings_of(workdir) is None:
-        if time.monotonic() > until:
-            raise UserError(
-                f"process {jax.process_index()} does not see the run directory of "
-                f"process 0 at {workdir}; give a --workdir that all machines share"
-            )
-        time.sleep(0.2)
 
 
 def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:

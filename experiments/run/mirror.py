@@ -114,19 +114,17 @@ def opened(
 def _opened_by_all(address: str, writes: bool) -> Iterator[pathlib.Path]:
     """As `_opened` in process 0; the others use its directory."""
     import jax
-    from jax.experimental import multihost_utils
 
     with contextlib.ExitStack() as held:
         place = _place(address, writes)
         if jax.process_index() == 0:
             held.enter_context(_opened(address, writes))
-        multihost_utils.sync_global_devices("mirrored")
-        if not place.is_dir():
-            raise UserError(
-                f"process {jax.process_index()} does not see {place}, the local copy "
-                f"of {address} in process 0; set MUPAX_CACHE to a directory that all "
-                "machines share, or give a --workdir that they share"
-            )
+        processes.check_shared(
+            place,
+            f"the local copy of {address}",
+            "set MUPAX_CACHE to a directory that all machines share, or give a "
+            "--workdir that they share",
+        )
         yield place
 
 

@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import json
 import os
+import pathlib
+import secrets
 import signal
 import sys
 import threading
@@ -12,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from ..errors import Stopped, UserError, reason, short
 from .workdir import Difference, differences
@@ -23,6 +27,7 @@ _ALIVE = "mupax/alive"
 _FAILED = "mupax/failed"
 _SEEN = "mupax/seen"
 
+_SHARED_WITHIN = 10  # seconds until a network file system shows a new file
 _BEAT = 1.0  # seconds between two signs of life, for up to 100 processes
 _GRACE = 15  # seconds by which JAX's own timeouts are longer
 
@@ -275,6 +280,46 @@ class _Watch:
                     f"{self._timeout:.0f} s; {_AGAIN}"
                 )
         return None
+
+
+def check_shared(folder: pathlib.Path, name: str, remedy: str) -> None:
+    """Check that all processes see one directory, which process 0 can write.
+
+    A directory of the same name on another disk, e.g. of an earlier run, is detected.
+
+    Args:
+      folder: its path, the same in all processes.
+      name: what it is, for the message.
+      remedy: for the message.
+
+    Raises:
+      UserError: this process does not see the directory of process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    token = np.frombuffer(secrets.token_bytes(6), np.uint8)
+    token = np.asarray(multihost_utils.broadcast_one_to_all(token), np.uint8)
+    sign = folder / f".shared.{token.tobytes().hex()}"
+    first = jax.process_index() == 0
+    try:
+        if first:
+            sign.touch()
+        multihost_utils.sync_global_devices("signed")
+        _wait_for(sign, f"{name} of process 0 at {folder}", remedy)
+        multihost_utils.sync_global_devices("seen")
+    finally:
+        if first:
+            sign.unlink(missing_ok=True)
+
+
+def _wait_for(sign: pathlib.Path, name: str, remedy: str) -> None:
+    until = time.monotonic() + _SHARED_WITHIN
+    while not sign.exists():
+        if time.monotonic() > until:
+            raise UserError(
+                f"process {jax.process_index()} does not see {name}; {remedy}"
+            )
+        time.sleep(0.2)
 
 
 def announce(error: BaseException) -> None:
