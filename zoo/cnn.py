@@ -70,26 +70,26 @@ class CNN(Staged, options=CNNOptions):
     Args:
       width: channels of the last map, 8 times those of the first.
       depth: L, the number of blocks.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "depth_mup" by
         default.
-      branch_multiplier: a.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
       input_shape: (height, width, channels) of an image; 8x8 pixels at least.
       out_features: number of classes.
       nonlinearity: "relu", "abs", "gelu" or "identity".
-      activation_first: the nonlinearity before the weights, and before the readout,
-        as in eq. 1; False puts it behind the weights of each branch, where its mean
-        adds up over blocks: a `ModelWarning` says so where α < 1.
-      pooling: "average" or "max"; App. A.1 speaks of both.
-      global_pool: average the last map instead of flattening it, which allows images
-        of any size.
-      count_pooling: M = (depth + 3) / (base_depth + 3), which counts the three
-        convolutions after the poolings as layers, as the experiments of App. A.1 do.
-      zero_init: the convolution of each branch starts at zero.
+      activation_first: apply the nonlinearity before the weights and before the
+        readout, as in eq. 1. False: apply it after the weights of each branch; its mean
+        then adds up over blocks, and a `ModelWarning` says so if α < 1.
+      pooling: "average" or "max"; App. A.1 mentions both.
+      global_pool: average the last map instead of flattening it, so that images may
+        have any size.
+      count_pooling: use M = (depth + 3) / (base_depth + 3), which counts the three
+        convolutions after the poolings as layers, as in the experiments of App. A.1.
+      zero_init: initialize the convolution of each branch with zeros.
       remat: recompute blocks in the backward pass.
-      dtype: of the computation.
-      param_dtype: of the parameters.
+      dtype: data type of the computation.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

@@ -181,30 +181,29 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
 
     Args:
       width: channels of the first stage.
-      depth: how often the blocks of each stage are repeated: stage i has
-        depth · blocks[i] of them.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      depth: how often the blocks of each stage are repeated: stage i has depth ·
+        blocks[i] of them.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "completep" by
         default.
-      branch_multiplier: a.
-      input_shape: (height, width, channels) of an image. Only the channels count:
-        images of any size are taken, of which rows and columns beyond a multiple of
-        the strides are dropped.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
+      input_shape: (height, width, channels) of an image. Images of any size are
+        accepted; rows and columns beyond a multiple of the strides are dropped.
       out_features: number of classes.
-      blocks: of each stage, at depth 1.
+      blocks: number of blocks in each stage, at depth 1.
       patch_size: side of the patches that the stem reads.
       mlp_ratio: width of the MLP, as a multiple of its stage's channels.
-      layer_scale: initial value of the factor of each channel of a branch; None for
-        no factors (version 2).
+      layer_scale: initial value of the factor of each channel of a branch; None: no
+        factors (version 2).
       grn: global response normalization inside the MLP (version 2).
-      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
-      norm_eps: added to the variance.
-      head_eps: the same of the norm before the readout; None for `norm_eps`.
-        transformers has 1e-12 there.
+      nonlinearity: of the MLP: "gelu" (exact) or "gelu_tanh" (approximate).
+      norm_eps: constant added to the variance.
+      head_eps: constant added to the variance in the norm before the readout; None for
+        `norm_eps`. transformers uses 1e-12.
       remat: recompute blocks in the backward pass.
       dtype: of the computation; norms are float32 at least.
-      param_dtype: of the parameters.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

@@ -209,33 +209,34 @@ class EfficientNet(Staged, options=EfficientNetOptions):
 
     Args:
       width: channels of the stem.
-      depth: how often the blocks of each row are repeated.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      depth: factor on the number of blocks of each row.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "completep" by
         default.
-      branch_multiplier: a.
-      input_shape: (height, width, channels) of an image. Only the channels count:
-        images of any size are taken.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
+      input_shape: (height, width, channels) of an image. Images of any size are
+        accepted.
       out_features: number of classes.
-      rows: see `zoo.efficientnet.Row`, whose fields each of them has in this order.
-      rows_width: the width for which `rows` and `head` tell numbers of channels; at
-        other widths they are in proportion.
+      rows: the stages of the network; each row has the fields of
+        `zoo.efficientnet.Row`, in this order.
+      rows_width: the width for which `rows` and `head` give numbers of channels. At
+        other widths they are scaled in proportion.
       head: channels of the last convolution.
-      head_pooled: the last convolution follows the mean over pixels, with a bias and
-        without a norm (MobileNetV3).
-      nonlinearity: a name of `zoo.layers.ACTIVATIONS`: "silu", in MobileNetV3
-        "hard_swish".
-      gate: of squeeze-and-excitation, "sigmoid" or "hard_sigmoid".
-      squeeze_inside: squeeze counts the channels inside a block, and is rounded to a
-        multiple of 8 (MobileNetV3).
-      squeeze_nonlinearity: of squeeze-and-excitation; "" for that of its block.
-      padding: "half" on every side, as in torch, or "same", as in TensorFlow, which
-        differs at stride 2.
-      norm_eps: of batch normalization.
+      head_pooled: apply the last convolution after the mean over pixels, with a bias
+        and without a norm (MobileNetV3).
+      nonlinearity: a name in `zoo.layers.ACTIVATIONS`; "hard_swish" in MobileNetV3.
+      gate: gate of squeeze-and-excitation: "sigmoid" or "hard_sigmoid".
+      squeeze_inside: squeeze is relative to the channels inside a block, and rounded to
+        a multiple of 8 (MobileNetV3).
+      squeeze_nonlinearity: nonlinearity of squeeze-and-excitation; "" for the
+        nonlinearity of its block.
+      padding: "half" on every side, as in torch, or "same", as in TensorFlow. They
+        differ at stride 2.
+      norm_eps: constant added to the variance in batch normalization.
       remat: recompute blocks in the backward pass.
-      dtype: of the computation; statistics of normalizations are float32.
-      param_dtype: of the parameters.
+      dtype: data type of the computation; statistics of normalizations are float32.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

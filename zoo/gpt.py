@@ -23,34 +23,37 @@ class GPT(Decoder, options=GPTOptions):
     Args:
       width: n, of the residual stream.
       depth: L, the number of blocks, of two residual branches each.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "completep" by
         default.
-      branch_multiplier: a.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
       vocab_size: number of tokens.
-      context: the longest sequence.
-      tied: the readout is the token embedding. It is trained as an embedding, and
-        the logits are multiplied by 1/m (under SP by nothing).
-      heads: number of heads, where it is the same at every width and their size
-        grows. Give this or `head_dim`.
-      head_dim: size of a head, where it is the same at every width and their number
-        grows; 64 if neither is given.
+      context: maximum length of a sequence.
+      tied: use the token embedding as the readout. It is trained as an embedding, and
+        the logits are multiplied by 1/m (under SP, by 1).
+      heads: number of heads, constant over widths: the size of a head grows. Pass this
+        or `head_dim`.
+      head_dim: size of a head, constant over widths: the number of heads grows. 64 if
+        neither `heads` nor `head_dim` is given.
       mlp_ratio: width of the MLP, as a multiple of `width`.
-      layer_norm: pre-LN; False leaves out every norm.
-      norm_eps: added to the variance.
-      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation.
-      bias: whether the kernels of the blocks have biases.
-      zero_queries: queries start at zero. Then keys have no gradient at first.
-      zero_readout: the readout starts at zero; not if it is tied.
-      zero_init: the last kernel of each branch starts at zero.
-      dropout: probability, of embeddings, inside the MLP and of branches.
-      drop_path: probability that the last block's branches are left out, rising
-        from zero at the first block.
+      layer_norm: normalize before each branch (pre-LN) and after the last block; False:
+        no norms.
+      norm_eps: constant added to the variance.
+      nonlinearity: of the MLP: "gelu" (exact) or "gelu_tanh" (approximate).
+      bias: add biases to the kernels of the blocks.
+      zero_queries: initialize queries with zeros. Keys then have no gradient in the
+        first step.
+      zero_readout: initialize the readout with zeros; not if it is tied.
+      zero_init: initialize the last kernel of each branch with zeros.
+      dropout: probability of dropout after embeddings, inside the MLP and of branches.
+      drop_path: probability of dropping the branches of the last block; it increases
+        linearly from zero at the first block.
       remat: recompute blocks in the backward pass.
       attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
-      dtype: of the computation; norms, softmax and logits are float32 at least.
-      param_dtype: of the parameters.
+      dtype: data type of the computation; norms, softmax and logits are at least
+        float32.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

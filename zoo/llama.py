@@ -91,52 +91,52 @@ class Llama(Decoder, options=LlamaOptions):
     Args:
       width: n, of the residual stream.
       depth: L, the number of blocks, of two residual branches each.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "completep" by
         default.
-      branch_multiplier: a.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
       vocab_size: number of tokens.
-      context: the longest sequence.
-      tied: the readout is the token embedding, and the logits are multiplied by 1/m
-        (under SP by nothing).
-      heads: number of heads of queries, where it is the same at every width and their
-        size grows. Give this or `head_dim`.
-      head_dim: size of a head, where it is the same at every width and their number
-        grows; 64 if neither is given.
-      attention_ratio: width of all heads of queries together, as a multiple of
-        `width`.
-      queries_per_key: how many heads of queries share one head of keys and values;
-        the same at every width. 1 is plain attention.
-      qk_norm: RMSNorm of each query and key over its head, as Qwen3 has it.
-      qkv_bias: whether queries, keys and values have biases, as Qwen2 has them. No
-        other kernel has one.
+      context: maximum length of a sequence.
+      tied: use the token embedding as the readout. The logits are multiplied by 1/m
+        (under SP, by 1).
+      heads: number of query heads, constant over widths: the size of a head grows. Pass
+        this or `head_dim`.
+      head_dim: size of a head, constant over widths: the number of heads grows. 64 if
+        neither `heads` nor `head_dim` is given.
+      attention_ratio: width of all query heads together, as a multiple of `width`.
+      queries_per_key: number of query heads that share one head of keys and values,
+        constant over widths. 1 is plain attention.
+      qk_norm: apply RMSNorm to each query and key over its head, as in Qwen3.
+      qkv_bias: add biases to queries, keys and values, as in Qwen2. No other kernel has
+        a bias.
       mlp_ratio: width of the gated MLP, or of each expert, as a multiple of `width`.
-      layer_norm: RMSNorm at the beginning of each branch and after the last; False
-        leaves out both.
-      norm_eps: added to the mean square.
-      nonlinearity: of the MLP's gate.
+      layer_norm: apply RMSNorm at the start of each branch and after the last block;
+        False: no norms.
+      norm_eps: constant added to the mean square.
+      nonlinearity: nonlinearity of the MLP's gate.
       rope_theta: base of the rotary frequencies; see `zoo.rotary.Rotary`.
       rope_scaling: (factor, low, high, context) of Llama 3.1 and later, or None.
-      experts: number of experts in each block, the same at every width; 0 for one
-        MLP. The router is scaled as a readout, and experts are a stacked axis.
-      experts_per_token: how many of them each token uses.
-      normalize_gates: the weights of a token's experts add up to one.
-      balance: factor of the load-balancing loss, the mean over blocks, whose gradient
-        is added in training: to that of a loss that is a mean over tokens. `eval()`
-        switches it off. See `zoo.experts.balance_loss`.
-      dispatch: "dense" computes every expert for every token, which any mesh can
-        split; "sorted" computes only the chosen ones, on one device or over "data".
-      zero_queries: queries start at zero; not with `qk_norm`.
-      zero_readout: the readout starts at zero; not if it is tied.
-      zero_init: the last kernel of each branch starts at zero.
-      dropout: probability, of embeddings, inside the MLP and of branches.
-      drop_path: probability that the last block's branches are left out, rising
-        from zero at the first block.
+      experts: number of experts in each block, constant over widths; 0 for one MLP. The
+        router has the rules of a readout, and experts are a stacked axis.
+      experts_per_token: number of experts that each token uses.
+      normalize_gates: scale the weights of a token's experts so that they sum to one.
+      balance: factor of the load-balancing loss (the mean over blocks). In training,
+        its gradient is added to the gradient of your loss, which must be a mean over
+        tokens. `eval()` switches it off. See `zoo.experts.balance_loss`.
+      dispatch: "dense" computes every expert for every token and works on any mesh;
+        "sorted" computes only the chosen experts, on one device or over "data".
+      zero_queries: initialize queries with zeros; not with `qk_norm`.
+      zero_readout: initialize the readout with zeros; not if it is tied.
+      zero_init: initialize the last kernel of each branch with zeros.
+      dropout: probability of dropout after embeddings, inside the MLP and of branches.
+      drop_path: probability of dropping the branches of the last block; it increases
+        linearly from zero at the first block.
       remat: recompute blocks in the backward pass.
       attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
-      dtype: of the computation; norms, softmax and logits are float32 at least.
-      param_dtype: of the parameters.
+      dtype: data type of the computation; norms, softmax and logits are at least
+        float32.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

@@ -74,21 +74,21 @@ class MLP(Family, options=MLPOptions):
     Args:
       width: n, of every hidden layer.
       depth: L, the number of hidden layers.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "relu_mlp" by
         default.
-      input_shape: of one input, which is flattened.
+      input_shape: shape of one input, which is flattened.
       out_features: number of classes.
       nonlinearity: "relu", "abs", "gelu", "gelu_tanh", "tanh", "erf", or "identity" for
         a deep linear network.
-      gain: of W^1 to W^L. None for √2 under ReLU (He et al. 2015) and 1 under abs and
-        identity, at which the forward pass keeps its size at any depth; for what it is
-        elsewhere see `mlp.GAINS`.
-      bias: whether layers have one, which starts at zero.
+      gain: of W^1 to W^L. None: √2 under ReLU (He et al. 2015) and 1 under abs and
+        identity, so that activations keep their size at any depth. `mlp.GAINS` has the
+        other defaults.
+      bias: add biases, which start at zero.
       remat: recompute layers in the backward pass.
-      dtype: of the computation.
-      param_dtype: of the parameters.
+      dtype: data type of the computation.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

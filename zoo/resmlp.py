@@ -94,24 +94,26 @@ class ResMLP(Family, options=ResMLPOptions):
     Args:
       width: n, of the residual stream.
       depth: L, the number of blocks.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; by default
         "depth_mup" for branches of one layer, "completep" for deeper ones.
-      branch_multiplier: a.
-      input_shape: of one input, which is flattened.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
+      input_shape: shape of one input, which is flattened.
       out_features: number of classes.
-      block_depth: layers in a branch; Depth-μP is optimal for one (section 9).
+      block_depth: number of layers in a branch. Depth-μP is optimal for one layer
+        (section 9).
       nonlinearity: "relu", "abs", "gelu" or "identity".
-      activation_first: the nonlinearity before the weights (section 8).
-      subtract_mean: MS after each layer (section 6.3). Without it the mean of a ReLU
-        adds up over blocks: a `ModelWarning` says so where α < 1.
-      layer_norm: LayerNorm before the weights (section 10.2).
-      zero_init: the last layer of each branch starts at zero.
-      train_ends: train U and V; False freezes them (Figure 10).
+      activation_first: apply the nonlinearity before the weights (section 8).
+      subtract_mean: subtract the mean after each layer (MS, section 6.3). Without it,
+        the mean of a ReLU adds up over blocks, and a `ModelWarning` says so if α < 1.
+      layer_norm: apply LayerNorm before the weights (section 10.2).
+      zero_init: initialize the last layer of each branch with zeros.
+      train_ends: train the first layer U and the readout V; False: freeze them (Figure
+        10).
       remat: recompute blocks in the backward pass.
-      dtype: of the computation.
-      param_dtype: of the parameters.
+      dtype: data type of the computation.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

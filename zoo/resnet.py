@@ -212,42 +212,43 @@ class ResNet(Staged, options=ResNetOptions):
 
     Args:
       width: channels of the stem.
-      depth: how often the blocks of each stage are repeated: stage i has
-        depth · blocks[i] of them.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      depth: factor on the number of blocks: stage i has depth · blocks[i] blocks.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "completep" by
         default.
-      branch_multiplier: a.
-      input_shape: (height, width, channels) of an image. Only the channels count:
-        images of any size are taken.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
+      input_shape: (height, width, channels) of an image. Images of any size are
+        accepted.
       out_features: number of classes.
       block: "basic" (two 3x3 convolutions) or "bottleneck" (1x1, 3x3, 1x1).
-      blocks: of each stage, at depth 1.
+      blocks: number of blocks in each stage, at depth 1.
       stem: "imagenet" (7x7 at stride 2, and a pooling at stride 2), "deep" (three 3x3
-        in place of the 7x7, with half as many channels in between), "tiered" (the same
-        with 3/8 and 1/2 as many), or "cifar" (3x3 at stride 1 and no pooling, for
-        images of about 32 pixels).
-      norm: "batch", "layer" (over the channels at each position), "instance" (over
-        the positions of each channel: the reading of App. A.2) or "none".
-      zero_init: the last normalization of each branch starts at zero (without one,
-        its last convolution); timm's default, torchvision's zero_init_residual.
-      groups: of the 3x3 convolution of a bottleneck, the same at every width. Each
-        sums over the channels of its group, whose number grows (ResNeXt).
-      width_per_group: channels of a group in the first stage, at width 64; at other
-        widths in proportion. Bottlenecks are groups * width_per_group / 64 times as
-        wide inside: 2 for wide_resnet50_2 and resnext50_32x4d.
+        instead of the 7x7, with half as many channels in between), "tiered" (like
+        "deep", with 3/8 and 1/2 as many channels), or "cifar" (3x3 at stride 1 without
+        pooling, for images of about 32 pixels).
+      norm: "batch", "layer" (over the channels at each position), "instance" (over the
+        positions of each channel; our reading of App. A.2) or "none".
+      zero_init: initialize the last normalization of each branch (without
+        normalization, the last convolution) with zeros; the default in timm,
+        zero_init_residual in torchvision.
+      groups: number of groups of the 3x3 convolution in a bottleneck (ResNeXt),
+        constant over widths. Each output sums over the channels of its group, whose
+        number grows.
+      width_per_group: channels of a group in the first stage at width 64; at other
+        widths in proportion. The inside of a bottleneck is groups * width_per_group /
+        64 times as wide: 2 for wide_resnet50_2 and resnext50_32x4d.
       stem_pooling: "max", or "conv" for a 3x3 convolution at stride 2 (ResNet-RS).
-      shortcut: where blocks halve the image, "conv" strides the projection, "average"
-        takes the mean over 2x2 pixels before it (ResNet-D).
-      antialias: what halves the image in place of strides: "blur" (by 1 2 1),
-        "average" (over 2x2 pixels) or "none", which keeps the strides.
-      squeeze: channels of squeeze-and-excitation over those of its stage, e.g. 1/16
-        for seresnet50 and 1/4 for ResNet-RS; 0 for none. At width 64 they are rounded
-        up to a multiple of 8, and grow from there in proportion to the width.
+      shortcut: projection of the shortcut in blocks that halve the image: "conv" uses a
+        stride, "average" takes the mean over 2x2 pixels first (ResNet-D).
+      antialias: operation that halves the image: "none" (strides), "blur" (kernel 1 2
+        1) or "average" (over 2x2 pixels).
+      squeeze: channels of squeeze-and-excitation, relative to its stage, e.g. 1/16 for
+        seresnet50 and 1/4 for ResNet-RS; 0 for none. At width 64 they are rounded up to
+        a multiple of 8; at other widths they are in proportion.
       remat: recompute blocks in the backward pass.
-      dtype: of the computation; statistics of normalizations are float32.
-      param_dtype: of the parameters.
+      dtype: data type of the computation; statistics of normalizations are float32.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:

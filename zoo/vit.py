@@ -56,66 +56,70 @@ class ViT(Transformer, options=ViTOptions):
     Args:
       width: n, of the residual stream.
       depth: L, the number of blocks, of two residual branches each.
-      base_width: the width that was tuned; None for `width`.
-      base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
       parametrization: a name, or what `optim.parametrization` returns; "completep" by
         default.
-      branch_multiplier: a.
-      input_shape: (height, width, channels) of the images. The model takes other
-        heights and widths too: it interpolates its positions.
-      out_features: number of classes; 0 for no readout: the model returns features.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
+      input_shape: (height, width, channels) of the images. The model accepts other
+        heights and widths: it interpolates its positions.
+      out_features: number of classes; 0: no readout, the model returns features.
       patch_size: side of a patch.
-      drop_rest: leave out the pixels at the right and at the bottom that patches do
-        not divide, as a convolution of timm does; False refuses such images.
-      heads: number of heads, where it is the same at every width and their size
-        grows. Give this or `head_dim`.
-      head_dim: size of a head, where it is the same at every width and their number
-        grows; 64 if neither is given.
+      drop_rest: drop the pixels at the right and at the bottom that do not fill a
+        patch, as in timm; False: such images are an error.
+      heads: number of heads, constant over widths: the size of a head grows. Pass this
+        or `head_dim`.
+      head_dim: size of a head, constant over widths: the number of heads grows. 64 if
+        neither `heads` nor `head_dim` is given.
       mlp_ratio: width of the MLP, as a multiple of `width`.
-      pool: what the readout sees. "token": the norm of the class token. "mean": the
-        norm of the patches' mean, as timm's `global_pool="avg"`. "norm_mean": the
-        mean of their norms, as big_vision's "gap". "token_and_mean": the norm of the
-        class token, and behind it the mean of the patches' norms, as transformers'
-        classifiers on DINOv2. "attention": a learned token that reads the patches, as
-        in SigLIP. "none", with `out_features=0`: the norm of every token is returned.
-      class_token: whether there is one; by default for "token", "token_and_mean" and
+      pool: input of the readout. "token": the normalized class token. "mean": the
+        normalized mean of the patches, as timm's `global_pool="avg"`. "norm_mean": the
+        mean of the normalized patches, as big_vision's "gap". "token_and_mean": the
+        normalized class token, concatenated with the mean of the normalized patches, as
+        transformers' classifiers on DINOv2. "attention": attention pooling with a
+        learned token, as in SigLIP. "none", with `out_features=0`: return every
+        normalized token.
+      class_token: add a class token; by default for "token", "token_and_mean" and
         "none".
-      class_position: whether it has a position of its own, as in timm's ViT and
-        DINOv2; in DeiT-III and big_vision patches alone have positions.
-      position: whether there is a table of learned positions.
-      rotary: rotary positions of queries and keys in two dimensions: True for places
-        in [-1, 1], as in DINOv3, "index" for numbers of rows and columns, as in EVA-02,
-        which turns neighbouring entries of a head.
-      rope_theta: base of their frequencies.
-      rope_grid: with rotary="index", patches of a side for which the numbers go in
-        steps of one; other grids stretch them to the same length.
-      registers: number of learned tokens between the class token and the patches,
-        without positions and not pooled, as in DINOv2 with registers.
-      patch_bias: whether the patch embedding has a bias; CLIP's has none.
-      pre_norm: a norm before the first block, as in CLIP.
-      layer_norm: pre-LN; False leaves out every norm.
-      norm_eps: added to the variance.
-      nonlinearity: of the MLP; "gelu" is exact, "gelu_tanh" the approximation,
-        "quick_gelu" is x sigmoid(1.702 x), as in OpenAI's CLIP.
-      qkv_bias: whether queries, keys and values have biases.
-      key_bias: whether keys have one, where queries and values do; not in DINOv3.
-      gated: the MLP is W2 (φ(W_gate x) · W1 x); with "silu" it is SwiGLU, as in
+      class_position: the class token has a position, as in timm's ViT and DINOv2;
+        False: only patches have positions, as in DeiT-III and big_vision.
+      position: add a table of learned positions.
+      rotary: rotary positions of queries and keys in two dimensions. True: coordinates
+        in [-1, 1], as in DINOv3. "index": numbers of rows and columns, as in EVA-02,
+        with rotation of neighbouring entries of a head.
+      rope_theta: base of the rotary frequencies.
+      rope_grid: with rotary="index", the number of patches per side for which positions
+        are integers; other grids are stretched to the same length.
+      registers: number of learned register tokens between the class token and the
+        patches, as in DINOv2 with registers. They have no positions and are not pooled.
+      patch_bias: add a bias to the patch embedding; False in CLIP.
+      pre_norm: apply a norm before the first block, as in CLIP.
+      layer_norm: normalize before each branch (pre-LN) and after the last block; False:
+        no norms.
+      norm_eps: constant added to the variance.
+      nonlinearity: of the MLP: "gelu" (exact), "gelu_tanh" (approximate) or
+        "quick_gelu" (x sigmoid(1.702 x), as in OpenAI's CLIP).
+      qkv_bias: add biases to queries, keys and values.
+      key_bias: add a bias to keys if queries and values have one; False in DINOv3.
+      gated: use the gated MLP W2 (φ(W_gate x) · W1 x); with "silu" it is SwiGLU, as in
         DINOv2's giant.
-      inner_norm: "mlp" for a norm before the last kernel of the MLP, as in EVA-02;
-        "both" for one before that of attention too, as in its CLIP; "" for none.
+      inner_norm: "mlp": apply a norm before the last kernel of the MLP, as in EVA-02;
+        "both": also before the last kernel of attention, as in EVA-02's CLIP; "": none.
       layer_scale: initial value of LayerScale, a trained factor for each entry of a
-        branch; None for no LayerScale. 1e-5 in DINOv2, 1e-6 in DeiT-III.
-      readout_bias: whether the readout has a bias.
-      zero_queries: queries start at zero. Then keys have no gradient at first.
-      zero_readout: the readout starts at zero.
-      zero_init: the last kernel of each branch starts at zero.
-      dropout: probability, of embeddings, inside the MLP and of branches.
-      drop_path: probability that the last block's branches are left out, rising
-        from zero at the first block.
+        branch (1e-5 in DINOv2, 1e-6 in DeiT-III); None: no LayerScale.
+      readout_bias: add a bias to the readout.
+      zero_queries: initialize queries with zeros. Keys then have no gradient in the
+        first step.
+      zero_readout: initialize the readout with zeros.
+      zero_init: initialize the last kernel of each branch with zeros.
+      dropout: probability of dropout after embeddings, inside the MLP and of branches.
+      drop_path: probability of dropping the branches of the last block; it increases
+        linearly from zero at the first block.
       remat: recompute blocks in the backward pass.
       attention: "auto", "xla" or "cudnn"; see `BlockOptions`.
-      dtype: of the computation; norms, softmax and logits are float32 at least.
-      param_dtype: of the parameters.
+      dtype: data type of the computation; norms, softmax and logits are at least
+        float32.
+      param_dtype: data type of the parameters.
       rngs: random state.
 
     Raises:
