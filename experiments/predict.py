@@ -19,6 +19,11 @@ from .data.augment import CROP_MODES, Transform
 from .errors import UserError
 from .loading import load_model
 
+_REMEDY = (
+    "call zoo.load_pretrained and the model for the features, of images prepared by "
+    "zoo.data_config(model), or fine-tune a classifier with --config.init_from"
+)
+
 
 class Prediction(NamedTuple):
     """A likely class of an image.
@@ -88,12 +93,17 @@ def predict(
     if getattr(model, "readout", None) is None:
         raise UserError(
             f"this {kind} returns features and has no readout that classifies images; "
-            "fine-tune one with --config.init_from"
+            + _REMEDY
         )
     try:
         config = zoo.data_config(model)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if config.projection is not None:
+        raise UserError(
+            f"this {kind} is the image tower of a CLIP: its {config.projection} "
+            f"outputs are an embedding, not classes; {_REMEDY}"
+        )
     if config.crop_mode not in CROP_MODES:
         raise UserError(
             f"the preprocessing of this {kind} has crop_mode={config.crop_mode!r}; "

@@ -1,6 +1,8 @@
 """`mupax predict`: images in, labels and probabilities out."""
 
 import dataclasses
+import json
+import pathlib
 import struct
 import zlib
 
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax import nnx
 from PIL import Image
 
@@ -18,6 +21,7 @@ from mupax.experiments.errors import UserError
 from mupax.experiments.loading import load_model
 from mupax.experiments.predict import predict
 
+GOLDEN = pathlib.Path(__file__).parent / "golden"
 LABELS = ("cat", "dog", "owl")
 CONFIG = zoo.DataConfig(
     size=(8, 8, 3),
@@ -152,8 +156,43 @@ def test_features_are_no_probabilities(picture):
         "vit", **sizes, input_shape=(8, 8, 3), out_features=0, rngs=nnx.Rngs(0)
     )
     zoo.set_data_config(model, dataclasses.replace(CONFIG, labels=None))
-    with pytest.raises(UserError, match="no readout that classifies images"):
+    with pytest.raises(UserError, match=r"no readout that classifies.*load_pretrained"):
         predict(model, [str(picture[0])])
+
+
+def clip_tower(folder, **changes):
+    """A small image tower of CLIP as transformers saves it."""
+    folder.mkdir()
+    with np.load(GOLDEN / "hf_clip.npz") as file:
+        arrays = dict(file)
+    weights = {k: v for k, v in arrays.items() if not k.startswith("golden/")}
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    config = {**json.loads(str(arrays["golden/config"])), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    processor = {"size": 12, "crop_size": 12}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return str(folder)
+
+
+def test_the_projection_of_a_clip_tower_is_no_probability(picture, tmp_path, capsys):
+    tower = clip_tower(tmp_path / "clip")
+    model = zoo.load_pretrained(tower)
+    size = model.readout.kernel.shape[1]
+    with pytest.raises(UserError, match=f"a CLIP: its {size} outputs are an embedding"):
+        predict(model, [str(picture[0])])
+    zoo.save(model, tmp_path / "ours")
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "image-feature-extraction" in card
+    assert "mupax predict" not in card
+    args = ["mupax", "predict", f"--model={tmp_path / 'ours'}", str(picture[0])]
+    assert cli.main(args) == 2
+    error = capsys.readouterr().err
+    assert "embedding, not classes" in error
+    assert "zoo.data_config(model)" in error
+    assert error.count("\n") == 1
+    # A new readout classifies.
+    model = zoo.load_pretrained(tmp_path / "ours", out_features=size + 1)
+    assert zoo.data_config(model).projection is None
 
 
 def test_a_trained_run_classifies_as_it_was_tested(tmp_path, capsys):

@@ -121,11 +121,32 @@ def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
         ({"crop": "a"}, "crop='a' must be more than 0"),
         ({"interpolation": "cubic"}, "interpolation='cubic' must be one of"),
         ({"crop_mode": "middle"}, "crop_mode"),
+        ({"projection": 0}, "projection=0 must be a whole number"),
+        ({"projection": 2, "labels": ("a", "b")}, "a projection or has labels"),
     ],
 )
 def test_a_value_out_of_range_is_named(change, said):
     with pytest.raises(ValueError, match=said):
         zoo.DataConfig(**{**vars(CONFIG), **change})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tag", "classes", "projection"),
+    [
+        ("vit_base_patch16_clip_224", "openai", 512, 512),
+        ("convnext_base", "clip_laion2b", 640, 640),
+        ("vit_base_patch16_clip_224", "openai_ft_in1k", 1000, None),
+        ("vit_base_patch16_224", "augreg_in21k", 512, None),
+    ],
+)
+def test_timm_writes_a_clip_projection_as_classes(
+    architecture, tag, classes, projection
+):
+    config = {"architecture": architecture, "num_classes": classes}
+    given = {**config, "pretrained_cfg": {**CFG, "tag": tag}}
+    assert read_timm(given).projection == projection
+    names = [str(i) for i in range(classes)]
+    assert read_timm({**given, "label_names": names}).projection is None
 
 
 def test_lists_are_taken_as_tuples():

@@ -57,8 +57,12 @@ def card(
       training: how its weights were made, if known.
     """
     training = training or Training()
+    embeds = data is not None and data.projection is not None
+    embeds = not reads_tokens and (embeds or options.get("out_features") == 0)
+    task = "image-feature-extraction" if embeds else "image-classification"
+    task = "text-generation" if reads_tokens else task
     parts = [
-        _metadata(name, reads_tokens, training),
+        _metadata(name, task, training),
         f"# {name}",
         f"A model of mupax with {parameters:,} values, under {parametrization.name} "
         f"({parametrization.citation}).",
@@ -71,7 +75,7 @@ model = zoo.load_pretrained({name!r}, "path/to/this/directory")
     if reads_tokens:
         use = 'mupax generate --model path/to/this/directory --prompt "..."'
         parts.append(f"```sh\n{use}\n```")
-    elif data is not None:
+    elif data is not None and not embeds:
         use = "mupax predict --model path/to/this/directory image.jpg"
         parts.append(f"```sh\n{use}\n```")
     known = bool(training.dataset or training.source)
@@ -86,9 +90,8 @@ model = zoo.load_pretrained({name!r}, "path/to/this/directory")
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(name: str, reads_tokens: bool, training: Training) -> str:
+def _metadata(name: str, task: str, training: Training) -> str:
     """The YAML that hubs read. JSON strings are YAML strings."""
-    task = "text-generation" if reads_tokens else "image-classification"
     lines = ["---", "library_name: mupax", f"pipeline_tag: {task}"]
     lines += ["tags:", "- jax", "- flax", "- mup", f"- {json.dumps(name)}"]
     # The hub refuses a card whose base model or data set is not an id of its own.
@@ -141,4 +144,6 @@ def _preprocessing(data: DataConfig) -> list[str]:
         shown = ", ".join(data.labels[:10])
         more = f", ... ({len(data.labels)} classes)" if len(data.labels) > 10 else ""
         text += f" Classes: {shown}{more}."
+    if data.projection is not None:
+        text += f" Outputs: an embedding of {data.projection} entries, not classes."
     return ["## Preprocessing", text]

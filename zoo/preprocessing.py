@@ -32,6 +32,9 @@ class DataConfig:
       crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides; "border"
         fits the longer side and pads, which the data pipeline does not do.
       labels: names of the classes, in order; None if they are not known.
+      projection: size of the embedding that the readout projects to, where it was
+        trained to be compared with embeddings of text, as in CLIP; None for a readout
+        that gives logits of classes, and for no readout.
 
     Raises:
       ValueError: a value out of range; names the field.
@@ -51,6 +54,7 @@ class DataConfig:
     crop: float = 1.0
     crop_mode: str = "center"
     labels: tuple[str, ...] | None = None
+    projection: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std", "labels"):
@@ -79,6 +83,17 @@ class DataConfig:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
                 )
+        size = self.projection
+        if size is not None and (type(size) is not int or size < 1):
+            raise ValueError(
+                f"projection={size!r} must be a whole number, at least 1, or None for "
+                "a readout of classes"
+            )
+        if size is not None and self.labels is not None:
+            raise ValueError(
+                f"a readout is a projection or has labels, not both: projection={size} "
+                f"and {len(self.labels)} labels were given"
+            )
         if not _is_finite(self.crop) or not 0 < self.crop <= 1:
             raise ValueError(f"crop={self.crop!r} must be more than 0 and at most 1")
 
@@ -105,8 +120,8 @@ class DataConfig:
     def differences(self, other: "DataConfig") -> list[str]:
         """What differs from another config, e.g. "crop 0.95 (not 0.875)".
 
-        Labels are not compared. Means and standard deviations differ from 1% of a
-        standard deviation on.
+        Labels and projections are not compared. Means and standard deviations differ
+        from 1% of a standard deviation on.
         """
         different = []
         for name in ("size", "interpolation", "crop", "crop_mode"):
@@ -148,7 +163,8 @@ def data_config(model: nnx.Module) -> DataConfig:
 
     Returns:
       The config. After loading with another `input_shape`, its size is that of the
-      model; after loading with another `out_features`, it has no labels.
+      model; after loading with another `out_features`, it has no labels and no
+      projection.
 
     Raises:
       ValueError: the preprocessing is not known.
@@ -183,7 +199,7 @@ def set_data_config(model: nnx.Module, config: DataConfig) -> None:
 
     Raises:
       ValueError: a model that does not take images of that many channels, or a number
-        of labels that is not its number of classes.
+        of labels or a projection that is not its number of outputs.
     """
     if not isinstance(config, DataConfig):
         raise ValueError(f"{config!r} must be a zoo.DataConfig")
@@ -191,6 +207,7 @@ def set_data_config(model: nnx.Module, config: DataConfig) -> None:
     for what, ours, theirs in (
         ("channels", config.size[2], shape[2] if shape else None),
         ("labels", config.labels and len(config.labels), _classes(model)),
+        ("outputs as projection", config.projection, _classes(model)),
     ):
         if ours is not None and theirs is not None and ours != theirs:
             raise ValueError(
@@ -219,11 +236,15 @@ def remember(
             f"model takes {shape[2]}, so it was left out"
         )
         return
-    labels = config.labels
-    if labels is not None and _classes(model) != len(labels):
+    labels, projection, outputs = config.labels, config.projection, _classes(model)
+    if labels is not None and outputs != len(labels):
         labels = None
+    if outputs != projection:
+        projection = None
     size = config.size if shape is None or not resized else shape
-    _KNOWN[model] = dataclasses.replace(config, size=size, labels=labels)
+    _KNOWN[model] = dataclasses.replace(
+        config, size=size, labels=labels, projection=projection
+    )
 
 
 def _input_shape(model: nnx.Module) -> tuple[int, int, int] | None:
@@ -281,7 +302,23 @@ def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
         crop=0.875 if crop is None else float(crop),
         crop_mode=cfg.get("crop_mode") or "center",
         labels=tuple(map(str, names)) if names else None,
+        projection=None if names else _timm_projection(config, cfg),
     )
+
+
+# Sizes of the embeddings of all CLIP towers of timm.
+_PROJECTIONS = (512, 640, 768, 1024, 1152, 1280)
+
+
+def _timm_projection(config: Mapping[str, Any], cfg: Mapping[str, Any]) -> int | None:
+    """The size of the projection of a CLIP tower of timm; None for other networks.
+
+    timm writes it as a number of classes. Networks that were fine-tuned from a tower
+    have its architecture and other numbers of classes, such as 1000.
+    """
+    name = f"{config.get('architecture')} {cfg.get('architecture')} {cfg.get('tag')}"
+    size = config.get("num_classes", cfg.get("num_classes"))
+    return size if "clip" in name and size in _PROJECTIONS else None
 
 
 # Numbers of Pillow's filters.
@@ -339,6 +376,9 @@ def read_transformers(
         factor = 255.0
     if processor.get("rescale_offset"):
         mean = [x + 1 for x in mean]
+    # As many outputs as the network has are what `remember` keeps.
+    is_clip = config.get("model_type") in ("clip", "clip_vision_model")
+    projection = int(config.get("projection_dim", 512)) if is_clip else None
     number = processor.get("resample", 2)
     if number not in _FILTERS:
         raise ValueError(f"resample={number} is not a filter of the data pipeline")
@@ -349,7 +389,8 @@ def read_transformers(
         interpolation=_FILTERS[number],
         crop=crop,
         crop_mode=mode,
-        labels=read_id2label(config),
+        labels=None if projection else read_id2label(config),
+        projection=projection,
     )
 
 
