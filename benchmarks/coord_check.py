@@ -20,9 +20,11 @@ from mupax import optim, zoo
 
 CLASSES = 4
 # Of one step; what moves is small against what is there, as the laws assume.
-RATES = {"sgd": 0.02, "adam": 0.002, "lion": 0.002, "muon": 0.005}
+RATES = {"sgd": 0.02, "momentum": 0.02, "adam": 0.002, "lion": 0.002, "muon": 0.005}
 # Updates of SGD are as large as its gradients, and those differ between seeds.
-SEEDS = {"sgd": 32}
+SEEDS = {"sgd": 32, "momentum": 32}
+# SGD with a momentum of 0.9. Its first step is that of SGD.
+MOMENTUM = {"momentum": 0.9}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +227,17 @@ CASES["vit_rotary"] = _variant(
     pool="norm_mean",
     class_token=True,
 )
+CASES["vit_eva02"] = _variant(
+    "vit",
+    base_width=8,
+    rotary="index",
+    rope_grid=2,
+    rope_theta=10000.0,
+    key_bias=False,
+    gated=True,
+    nonlinearity="silu",
+    inner_norm="both",
+)
 CASES["vit_clip"] = _variant(
     "vit", pre_norm=True, patch_bias=False, nonlinearity="quick_gelu", pool="mean"
 )
@@ -269,13 +282,13 @@ def check(
         return -jnp.take_along_axis(logits, labels[..., None], -1).mean()
 
     def make(model: nnx.Module, **size: int) -> Any:
-        rate = case.rate * RATES[optimizer]
-        return getattr(optim, optimizer)(
-            rate, zoo.scales(model), options["parametrization"]
-        )
+        given = (case.rate * RATES[optimizer], zoo.scales(model))
+        if optimizer in MOMENTUM:
+            return optim.sgd(*given, options["parametrization"], MOMENTUM[optimizer])
+        return getattr(optim, optimizer)(*given, options["parametrization"])
 
     layers = case.layers
-    if layers is not None and optimizer == "sgd":
+    if layers is not None and optimizer in SEEDS:
         # Queries start at zero, and their first gradient is a sum of terms of random
         # sign, which falls as m^-½ until training has lined them up.
         layers = layers.replace("query|", "")
