@@ -83,16 +83,16 @@ class DataConfig:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
                 )
-        size = self.projection
-        if size is not None and (type(size) is not int or size < 1):
+        outputs = self.projection
+        if outputs is not None and (type(outputs) is not int or outputs < 1):
             raise ValueError(
-                f"projection={size!r} must be a whole number, at least 1, or None for "
-                "a readout of classes"
+                f"projection={outputs!r} must be a whole number, at least 1, or None "
+                "for a readout of classes"
             )
-        if size is not None and self.labels is not None:
+        if outputs is not None and self.labels is not None:
             raise ValueError(
-                f"a readout is a projection or has labels, not both: projection={size} "
-                f"and {len(self.labels)} labels were given"
+                "a readout is a projection or has labels, not both: projection="
+                f"{outputs} and {len(self.labels)} labels were given"
             )
         if not _is_finite(self.crop) or not 0 < self.crop <= 1:
             raise ValueError(f"crop={self.crop!r} must be more than 0 and at most 1")
