@@ -200,6 +200,14 @@ CASES["mobilenetv3"] = _variant(
     squeeze_nonlinearity="relu",
     seeds=48,
 )
+CASES["regnet"] = Case(
+    {**_IMAGES, "rows": ((1, 8),), "rows_width": 4, "group_width": 4, "squeeze": 0.5},
+    (8, 8, 2),
+    (64, 256),
+    (32, 128),
+    _STREAM,
+    model="regnety_002",
+)
 # The stream of bottlenecks is four times as wide.
 CASES["resnet_options"] = _variant(
     "resnet18",

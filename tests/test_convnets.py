@@ -46,6 +46,13 @@ MOBILENET = {
         (2, "plain", 1, 1, 1, 1, 24),
     ),
 }
+REGNET = {
+    "width": 8,
+    "rows": ((1, 8), (1, 16), (2, 24), (1, 32)),
+    "rows_width": 8,
+    "group_width": 4,
+    "squeeze": 1 / 4,
+}
 CASES = {
     "resnext": ("resnet50", {**RESNET, "groups": 2, "width_per_group": 64}),
     "resnet_d_se": ("resnet50", {**RESNET, **D, "squeeze": 1 / 16}),
@@ -73,6 +80,7 @@ CASES = {
     "efficientnet": ("efficientnet_b0", EFFICIENTNET),
     "tf_efficientnet": ("tf_efficientnet_b0", EFFICIENTNET),
     "mobilenetv3": ("mobilenetv3_small_100", MOBILENET),
+    "regnet": ("regnety_002", REGNET),
 }
 
 
@@ -173,7 +181,7 @@ def test_every_key_comes_back_from_an_export(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["resnet_rs", "hf_convnext", "hf_convnextv2", "efficientnet"]
+    "case", ["resnet_rs", "hf_convnext", "hf_convnextv2", "efficientnet", "regnet"]
 )
 def test_a_grown_network_is_exported_with_its_multipliers(case):
     """Its branches are multiplied by 1/2, of which the gates must see nothing."""
@@ -238,6 +246,10 @@ GROWN = {
         **EFFICIENTNET,
         **{"width": 16, "base_width": 8, "depth": 4, "base_depth": 2},
     },
+    "regnety_002": {
+        **REGNET,
+        **{"width": 16, "base_width": 8, "depth": 4, "base_depth": 2},
+    },
 }
 
 
@@ -289,11 +301,22 @@ def test_a_grouped_kernel_sums_over_its_group_which_grows():
     assert (scale.width_in, scale.width_out) == (2.0, 2.0)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0"])
+def test_the_groups_of_a_regnet_keep_their_number():
+    _, scales = grown("regnety_002")
+    for where in ("first", "rest"):
+        scale = scales[f"stages/2/{where}/convs/1/kernel"]
+        # 48 channels in six groups, of 4 channels each at width 8.
+        assert scale.shape[-2:] == (8, 48)
+        assert scale.fan_in == 9 * 8
+        assert scale.role is optim.Role.HIDDEN
+        assert (scale.width_in, scale.width_out) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0", "regnety_002"])
 def test_the_width_of_the_squeeze_grows(name):
     _, scales = grown(name)
-    where = "rest" if name == "resnet50" else "first"
-    number = 1 if name == "resnet50" else 0
+    where = "first" if name == "efficientnet_b0" else "rest"
+    number = 0 if name == "efficientnet_b0" else 2 if name == "regnety_002" else 1
     for kind in ("squeeze", "excite"):
         scale = scales[f"stages/{number}/{where}/se/{kind}/kernel"]
         assert scale.role is optim.Role.HIDDEN
@@ -351,6 +374,12 @@ def test_every_axis_has_a_rule_of_sharding(name):
             {"nonlinearity": "selu"},
             "nonlinearity='selu' must be one of",
         ),
+        ("regnety_002", {"rows": ()}, "one row at least"),
+        ("regnety_002", {"rows": ((1, 8, 2),)}, r"row \(1, 8, 2\) must be"),
+        ("regnety_002", {"group_width": 9}, "does not divide the 24 channels"),
+        ("regnety_002", {"squeeze": 1.5}, "squeeze=1.5 must lie in"),
+        ("regnety_002", {"rows_width": 0}, "rows_width=0 must be positive"),
+        ("regnety_002", {"width": 12}, "choose widths for which it is whole"),
         ("efficientnet_b0", {"rows": ()}, "one row at least"),
         ("efficientnet_b0", {"rows": ((0, "odd", 1, 3, 1, 1, 8),)}, "kind 'odd'"),
         ("efficientnet_b0", {"rows": ((0, "plain"),)}, "must be stage, kind"),
@@ -512,6 +541,9 @@ def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
         ("tf_efficientnetv2_m", 54.14),
         ("mobilenetv3_small_100", 2.54),
         ("mobilenetv3_large_100", 5.48),
+        ("regnetx_016", 9.19),
+        ("regnety_032", 19.44),
+        ("regnety_080_tv", 39.38),
     ],
 )
 def test_a_name_of_timm_has_the_published_number_of_parameters(name, millions):

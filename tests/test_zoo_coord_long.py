@@ -23,7 +23,7 @@ RESIDUAL = [model for model in bench.CASES if model != "mlp"]
 # Of these, what has been measured is below; of all others, everything.
 NEWER = {
     *("convnext", "efficientnet", "efficientnetv2", "mobilenetv3", "resnet_options"),
-    *("vit_rotary", "vit_clip", "vit_eva02"),
+    *("vit_rotary", "vit_clip", "vit_eva02", "regnet"),
 }
 EARLIER = [model for model in RESIDUAL if model not in NEWER]
 TOLERANCE = 0.05

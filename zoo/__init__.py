@@ -20,6 +20,7 @@ from .preprocessing import DataConfig, data_config, set_data_config
 from .pretrained import list_pretrained, load_pretrained
 from .publishing import push_to_hub
 from .registry import create, list_models
+from .regnet import RegNet
 from .resmlp import ResMLP
 from .resnet import ResNet
 from .saving import save
@@ -39,6 +40,7 @@ __all__ = [
     "Llama",
     "ModelWarning",
     "Plan",
+    "RegNet",
     "ResMLP",
     "ResNet",
     "Training",

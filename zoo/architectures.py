@@ -75,7 +75,9 @@ _VARIANTS = (
     (r"^(se|eca|gc|cbam|ec)_?resnex?t", "another kind of channel attention"),
     (r"^resnet\d+s", "a deep stem of twice the width"),
     (r"^resnetv2", "normalization before each convolution"),
-    (r"_gn$", "group normalization"),
+    (r"_s?gn$", "group normalization"),
+    (r"^regnetv", "normalization before each convolution"),
+    (r"^regnetz", "blocks without a relu behind them"),
     (r"^beit", "relative position bias"),
     (r"^cait", "class attention"),
     (r"_qkvb", "separate biases of queries and values"),
@@ -171,6 +173,7 @@ def _refusal(name: str, where: str) -> str:
     return (
         f"{where} holds a {name!r}{has}; this zoo has no such model. It reads "
         "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
+        "regnetx, regnety, "
         "convnext, convnextv2, efficientnet, efficientnetv2, mobilenetv3, "
         "vit_{tiny,small,base,large,huge}_patch* of 224 or 384 pixels, deit, deit3, "
         "vit_*_dinov2, vit_*_dinov3, vit_*_clip_*, vit_*_siglip_*, eva02 and GPT-2"

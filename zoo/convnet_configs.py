@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import convnext, efficientnet, resnet
+from . import convnext, efficientnet, regnet, resnet
 from .decoder_configs import Architecture, whole
 
 
@@ -16,7 +16,7 @@ def convnet(name: str) -> Architecture | None:
       >>> convnet("seresnext101_32x8d").options["groups"]
       32
     """
-    for family in (resnet, convnext, efficientnet):
+    for family in (resnet, convnext, efficientnet, regnet):
         if name in family.NAMES:
             return Architecture(name, {})
     # A model of the zoo whose defaults say least: all others are given.
@@ -27,6 +27,7 @@ def convnet(name: str) -> Architecture | None:
     for base, variants in (
         ("convnext_tiny", convnext.VARIANTS),
         ("efficientnet_b0", efficientnet.VARIANTS),
+        ("regnety_002", regnet.VARIANTS),
     ):
         if name in variants:
             return Architecture(base, dict(variants[name]))

@@ -5,19 +5,22 @@ from typing import Any
 
 from flax import nnx
 
-from . import convnext, efficientnet, resnet
+from . import convnext, efficientnet, regnet, resnet
 from .convnext import ConvNeXt, convnext_names
 from .efficientnet import EfficientNet, efficientnet_names
+from .regnet import RegNet, regnet_names
 from .resnet import ResNet, resnet_names
 from .sources import Leaf, Source
 
-ConvNet = ResNet | ConvNeXt | EfficientNet
+ConvNet = ResNet | RegNet | ConvNeXt | EfficientNet
 
 
 def convnet_layouts(model: nnx.Module) -> tuple[str, ...]:
     """The libraries whose names a network's arrays can take; none for another kind."""
     if isinstance(model, ResNet):
         return resnet.LAYOUTS
+    if isinstance(model, RegNet):
+        return regnet.LAYOUTS
     if isinstance(model, ConvNeXt):
         return convnext.LAYOUTS
     return efficientnet.LAYOUTS if isinstance(model, EfficientNet) else ()
@@ -30,6 +33,8 @@ def convnet_names(
     if isinstance(model, ResNet):
         prefix = "resnet." if prefix is None else prefix
         return resnet_names(model, layout, prefix=prefix)
+    if isinstance(model, RegNet):
+        return regnet_names(model)
     if isinstance(model, ConvNeXt):
         return convnext_names(model, layout, prefix=prefix)
     return efficientnet_names(model)
@@ -66,7 +71,7 @@ def branch_factor(model: ConvNet, path: str) -> float:
         last = str(len(block.norms) - 1)
         ends = block.residual and parts[-3:-1] == ["norms", last]
         return branch if ends else 1.0
-    if parts[-3:] == ["se", "squeeze", "kernel"]:
+    if isinstance(model, ResNet) and parts[-3:] == ["se", "squeeze", "kernel"]:
         # It reads what the last norm gives, and is not to see the branch's factor.
         return 1 / branch if branch else 0.0
     last = str(len(block.norms) - 1)

@@ -108,9 +108,9 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
         names, before = vit_layout(keys)
         return vit_names(model, names, prefix=before)
     raise ValueError(
-        "weights of other libraries are read for resnet, convnext, efficientnet, vit, "
-        f"gpt and llama, not for {type(model).__name__}; give a directory that "
-        "zoo.save wrote"
+        "weights of other libraries are read for resnet, regnet, convnext, "
+        f"efficientnet, vit, gpt and llama, not for {type(model).__name__}; give a "
+        "directory that zoo.save wrote"
     )
 
 
@@ -355,8 +355,8 @@ def layouts(model: nnx.Module) -> tuple[str, ...]:
             return names
     raise ValueError(
         f"no other library has names for a {type(model).__name__}, only for resnet, "
-        "convnext, efficientnet, vit, gpt and llama; zoo.save writes a directory of "
-        "any model"
+        "regnet, convnext, efficientnet, vit, gpt and llama; zoo.save writes a "
+        "directory of any model"
     )
 
 

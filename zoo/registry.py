@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .gpt import GPT
     from .llama import Llama
     from .mlp import MLP
+    from .regnet import RegNet
     from .resmlp import ResMLP
     from .resnet import ResNet
     from .vit import ViT
@@ -55,6 +56,16 @@ ResNetName = Literal[
     "resnetaa50",
     "resnetrs50",
     "resnetrs101",
+]
+RegNetName = Literal[
+    "regnetx_002",
+    "regnetx_016",
+    "regnetx_032",
+    "regnety_002",
+    "regnety_008",
+    "regnety_016",
+    "regnety_032",
+    "regnety_160",
 ]
 ConvNeXtName = Literal[
     "convnext_atto",
@@ -151,6 +162,8 @@ def create(name: Literal["resmlp"], **overrides: Any) -> "ResMLP": ...
 def create(name: Literal["cnn"], **overrides: Any) -> "CNN": ...
 @overload
 def create(name: ResNetName, **overrides: Any) -> "ResNet": ...
+@overload
+def create(name: RegNetName, **overrides: Any) -> "RegNet": ...
 @overload
 def create(name: ConvNeXtName, **overrides: Any) -> "ConvNeXt": ...
 @overload
