@@ -197,17 +197,17 @@ class RegNet(Staged, options=RegNetOptions):
     def build(self, options: RegNetOptions, rngs: nnx.Rngs) -> None:
         _check(options)
         reference = options.rows_width
-        growing, before = {}, reference
+        growing: dict[str, float] = {}
+        before = reference
         for i, (count, channels) in enumerate(options.rows, 1):
             names = (f"stage{i}", f"mid{i}", f"inner{i}")
             growing |= dict.fromkeys(names, channels / reference)
             growing[f"group{i}"] = min(options.group_width, channels) / reference
-            repeats = 2 if options.depth * count > 1 else 1
-            for name, entering in list(zip(_SQUEEZED, (before, channels), strict=True))[
-                : repeats if options.squeeze else 0
-            ]:
-                squeezed = max(1, round(entering * options.squeeze))
-                growing[f"{name}{i}"] = squeezed / reference
+            if options.squeeze:
+                entering = [before, channels] if options.depth * count > 1 else [before]
+                for name, n in zip(_SQUEEZED, entering, strict=False):
+                    squeezed = max(1, round(n * options.squeeze))
+                    growing[f"{name}{i}"] = squeezed / reference
             before = channels
         self.plan = options.plan(
             growing=growing,
@@ -462,8 +462,8 @@ def _timm_key(parts: tuple[str, ...], layer: int | None) -> str:
     *module, leaf = parts
     name, kinds = TORCH[leaf], {"conv": "conv", "norm": "bn"}
     match module:
-        case (("conv" | "norm") as kind,):
-            return f"stem.{kinds[kind]}.{name}"
+        case ("conv",) | ("norm",):
+            return f"stem.{kinds[module[0]]}.{name}"
         case ("readout",):
             return f"head.fc.{name}"
         case ("stages", stage, _, *where):
