@@ -154,7 +154,7 @@ FIGURES = [
     ),
     _solved(
         "5a",
-        "training at large width is consistent over depths, better so with depth",
+        "training at large width agrees across depths, and better as depth grows",
         solved.depths_agree,
         "tanh networks of infinite width (eq. 38, 39) on 2 random points, 4 steps",
     ),
@@ -179,7 +179,7 @@ FIGURES = [
     ),
     _swept(
         "B.1",
-        "a medium depth is best at a given size",
+        "a medium depth is best at a given number of parameters",
         (
             _equal_sizes(3, 1.0, "(80,160)", "(448,896)"),
             _equal_sizes(6, 0.5**0.5, "(56,112)", "(320,640)"),
@@ -195,20 +195,20 @@ FIGURES = [
     ),
     _swept(
         "B.3",
-        "the best learning rate shows after a few epochs",
+        "the best learning rate is known after a few epochs",
         (_CNN.about("depth_mup"),),
         claims.decided_early,
     ),
     _swept(
         "B.4",
-        "LayerNorm helps μP to transfer over depth, 1/√L scaling more",
+        "LayerNorm helps μP to transfer over depth; 1/√L scaling helps more",
         (_RESNET,),
         _INSTANCE_NORM,
         "two stages",
     ),
     _swept(
         "B.5",
-        "batch norm helps μP to transfer over depth, 1/√L scaling more",
+        "batch norm helps μP to transfer over depth; 1/√L scaling helps more",
         (_RESNET,),
         _BATCH_NORM,
         "two stages",

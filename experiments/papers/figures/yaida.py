@@ -46,7 +46,7 @@ FIGURES = [
         id="yaida-1",
         paper="Yaida",
         number="eq. 1.1",
-        claim="feature learning is proportional to γ = L/n^(1-s), whatever s",
+        claim="feature learning is proportional to γ = L/n^(1-s), for every s",
         draw=emergent_scale,
         how="the paper has no figure; measured on random tanh networks",
     ),
