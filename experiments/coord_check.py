@@ -1,4 +1,4 @@
-"""`mupax coord-check`: do activations change alike at every width and depth?"""
+"""`mupax coord-check`: whether activations change alike at every width and depth."""
 
 import dataclasses
 import math
@@ -159,4 +159,4 @@ def _sizes(name: str, given: str, base: int) -> tuple[int, ...]:
     try:
         return tuple(int(size) for size in given.split(","))
     except ValueError:
-        raise UserError(f"--{name}={given!r} must be sizes, as 64,128,256") from None
+        raise UserError(f"--{name}={given!r} must be sizes, e.g. 64,128,256") from None

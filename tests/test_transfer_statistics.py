@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sweep_populations import population
 
 from mupax.experiments.sweep import optima, statistics
 from mupax.experiments.sweep.regret import regret
@@ -115,6 +116,7 @@ def test_pooling_over_sizes_narrows_the_bounds():
 
 
 def test_along_picks_one_axis_from_small_to_large():
-    cells = [cell(valley(-7), w, d) for w, d in [(64, 32), (128, 8), (64, 8), (64, 4)]]
-    chosen = statistics.along(cells, "depth_mup", "depth", 64)
-    assert [c.depth for c in chosen] == [4, 8, 32]
+    runs = [population("sp", *s) for s in [(64, 32), (128, 8), (64, 8), (64, 4)]]
+    runs.append(population("mup", 64, 16))
+    chosen = statistics.along(runs, "sp", "depth", statistics.Sizes(64, 8))
+    assert [p.depth for p in chosen] == [4, 8, 32]

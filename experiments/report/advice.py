@@ -1,4 +1,4 @@
-"""What to do with a sweep: where to train, what to run next."""
+"""The next steps after a sweep: where to train the target, which runs to repeat."""
 
 import math
 
@@ -25,28 +25,28 @@ def at_base(data: SweepData) -> str:
 
 
 def advice(data: SweepData) -> list[str]:
-    """What to do next: where to train the target, what to run again."""
-    out = [at_base(data)]
+    """Where to train the target, and which runs to repeat."""
+    sentences = [at_base(data)]
     predictions = {n: words.prediction(data, n, data.main) for n in data.names}
     parts = [f"{names.noun(n)} at {text}" for n, text in predictions.items() if text]
     if parts:
-        out.append(f"At {words.target(data)}, expect the best {listed(parts)}.")
-    mine = words.featured(data)
+        sentences.append(f"At {words.target(data)}, expect the best {listed(parts)}.")
+    transfers = words.featured(data)
     for verdict, remedy in (
         (Verdict.SEEDS, "with more seeds"),
         (Verdict.GRID, "on a finer grid"),
     ):
-        axes = dict.fromkeys(t.axis for t in mine if t.verdict is verdict)
+        axes = dict.fromkeys(t.axis for t in transfers if t.verdict is verdict)
         if axes:
-            out.append(f"To judge {listed(list(axes))}, run it again {remedy}.")
-    edge = dict.fromkeys(t.name for t in mine if t.at_edge)
+            sentences.append(f"To judge {listed(list(axes))}, run it again {remedy}.")
+    edge = dict.fromkeys(names.noun(t.name) for t in transfers if t.at_edge)
     if edge:
-        out.append(f"Widen the grid of {listed([names.noun(n) for n in edge])}.")
-    return out
+        sentences.append(f"Widen the grid of {listed(list(edge))}.")
+    return sentences
 
 
 def contrast(data: SweepData) -> str:
-    """What the first other parametrization does with the same hyperparameters."""
+    """The verdicts of SP, or of the first other parametrization, in a sentence."""
     others = [key for key in data.keys if key != data.main]
     if not others or all(words.dead(p) for p in data.populations):
         return ""
@@ -54,10 +54,13 @@ def contrast(data: SweepData) -> str:
     label = data.keys[key]
     if all(words.dead(p) for p in data.of(key)):
         return f"With {label}, nothing trained."
-    mine = [t for t in data.transfers if t.key == key and len(t.sizes) > 1]
-    parts = [
-        f"the {names.noun(name)} {words.phrase(transfers)}"
-        for name in data.names[: words.MANY]
-        if (transfers := [t for t in mine if t.name == name])
-    ]
+    parts = []
+    for name in data.names[: words.MANY]:
+        transfers = [
+            t
+            for t in data.transfers
+            if (t.key, t.name) == (key, name) and len(t.sizes) > 1
+        ]
+        if transfers:
+            parts.append(f"the {names.noun(name)} {words.phrase(transfers)}")
     return f"With {label}, {'; '.join(parts)}." if parts else ""

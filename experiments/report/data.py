@@ -5,7 +5,7 @@ import functools
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,13 +14,9 @@ import mupax
 
 from ..sweep import optima, statistics
 from ..sweep.results import Population, table
-from ..sweep.statistics import Sizes
+from ..sweep.statistics import AXES, OTHER, Axis, Sizes
 from ..sweep.transfers import TRAININGS, over_training, transfers, verdicts
 from ..sweep.verdict import Transfer
-
-Axis = Literal["depth", "width"]
-AXES: tuple[Axis, Axis] = ("depth", "width")
-OTHER: dict[Axis, Axis] = {"depth": "width", "width": "depth"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,14 +82,7 @@ class SweepData:
     @functools.cached_property
     def transfers(self) -> list[Transfer]:
         """Every verdict over depth and width, in the order of `names` and `keys`."""
-        judged = transfers(self.populations, self.base)
-        order = list(self.keys)
-        names = list(dict.fromkeys(t.name for t in judged))
-        place = {"depth": 0, "width": 1}
-        return sorted(
-            judged,
-            key=lambda t: (names.index(t.name), order.index(t.key), place[t.axis]),
-        )
+        return transfers(self._ordered, self.base)
 
     def along_axis(self, name: str, axis: Axis) -> list[Transfer]:
         """The verdicts of one hyperparameter along one axis, by parametrization."""
@@ -141,8 +130,7 @@ class SweepData:
     @functools.cached_property
     def keys(self) -> dict[str, str]:
         """Labels of the parametrizations with their choices, in reading order."""
-        ordered = sorted(self.populations, key=self._place)
-        return {statistics.key_of(p): self._label(p) for p in ordered}
+        return {statistics.key_of(p): self._label(p) for p in self._ordered}
 
     @functools.cached_property
     def all_labels(self) -> dict[str, str]:
@@ -161,10 +149,13 @@ class SweepData:
         ]
         return ", ".join(words)
 
-    def _place(self, population: Population) -> int:
-        order = list(self.labels)
-        key = population.parametrization
-        return order.index(key) if key in order else len(order)
+    @property
+    def _ordered(self) -> list[Population]:
+        """The populations in the order of `labels`."""
+        place = {key: i for i, key in enumerate(self.labels)}
+        return sorted(
+            self.populations, key=lambda p: place.get(p.parametrization, len(place))
+        )
 
     @functools.cached_property
     def main(self) -> str:
@@ -192,10 +183,7 @@ class SweepData:
 
     def along(self, key: str, axis: Axis) -> list[Population]:
         """The populations of one key along an axis, smallest first."""
-        other = OTHER[axis]
-        fixed = getattr(self.base, other)
-        line = [p for p in self.of(key) if getattr(p, other) == fixed]
-        return sorted(line, key=lambda p: getattr(p, axis))
+        return statistics.along(self.populations, key, axis, self.base)
 
     def sizes(self, axis: Axis) -> list[int]:
         """All sizes along an axis, over all parametrizations."""

@@ -1,8 +1,8 @@
-"""What a transferred hyperparameter costs, and how the target did, in words."""
+"""The cost of a transferred hyperparameter, and the target's results, in words."""
 
 from collections.abc import Sequence
 
-from ..sweep.verdict import Transfer, Verdict, listed, percent
+from ..sweep.verdict import Transfer, Verdict, listed
 from . import names
 from .data import SweepData, finite
 
@@ -18,16 +18,11 @@ def cost(transfer: Transfer) -> str:
         return "–"
     if transfer.verdict in (Verdict.DIVERGES, Verdict.FAILS):
         return transfer.reason
-    if transfer.regret is None:
-        return "not measured"
-    told = percent(transfer.regret.share)
-    if finite(transfer.regret.high) is None:
-        return told
-    return f"{told} ({percent(transfer.regret.low)} to {percent(transfer.regret.high)})"
+    return "not measured" if transfer.regret is None else transfer.regret.words
 
 
 def target(data: SweepData) -> str:
-    """How the target did, in one sentence; "" where none was trained."""
+    """The target's result in one sentence; "" if none was trained."""
     trained = data.trained
     if trained is None:
         return ""
@@ -36,22 +31,21 @@ def target(data: SweepData) -> str:
     accuracy, train = finite(trained.test_accuracy), finite(trained.train_loss)
     if train is None:
         return f"{name} diverged at the transferred learning rate {rate}."
-    reaches = f"training loss {loss(train)}"
+    result = f"training loss {loss(train)}"
     if accuracy is not None:
-        reaches = f"{accuracy:.1%} test accuracy"
+        result = f"{accuracy:.1%} test accuracy"
     return (
         f"{name}, trained once at the transferred learning rate {rate}, reaches "
-        f"{reaches}."
+        f"{result}."
     )
 
 
 def regret_title(data: SweepData, transfers: Sequence[Transfer]) -> str:
-    """What the transferred learning rate costs, for the picture of regrets."""
-    mine = [t for t in transfers if t.key == data.main]
+    """The cost of the transferred learning rate, for the picture of regrets."""
     parts = [
         f"{t.size_text()} " + (f"gives up {t.cost}" if t.cost else "diverges")
-        for t in mine
-        if t.cost or t.verdict is Verdict.DIVERGES
+        for t in transfers
+        if t.key == data.main and (t.cost or t.verdict is Verdict.DIVERGES)
     ]
     if not parts:
         return "No loss to compare at the transferred learning rate"
@@ -60,7 +54,7 @@ def regret_title(data: SweepData, transfers: Sequence[Transfer]) -> str:
 
 
 def notes(data: SweepData, transfers: Sequence[Transfer]) -> list[str]:
-    """Which optima of an axis lie at the edge of the grid."""
+    """Which optima lie at the edge of the grid."""
     return [
         f"{data.keys[t.key]}: at {t.axis} {listed(t.at_edge)} the optimum lies at the "
         f"edge of the grid of {names.noun(t.name)}. The true optimum may lie outside."

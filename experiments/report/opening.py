@@ -21,11 +21,11 @@ def shown(data: SweepData) -> bool:
 
 
 def sentence(data: SweepData) -> str:
-    """What the transfer gave, for a reader who knows no parametrization."""
+    """The result of the transfer, for a reader who knows no parametrization."""
     target = data.trained
     if target is None:
         return ""
-    small = next((run for run in data.compared if run.baseline == _BASE), None)
+    small = _small(data)
     other = next((run for run in data.compared if run.baseline != _BASE), None)
     size = f"one {_times(target, small)} larger" if small else "a large one"
     subject = "The learning rate of a small network"
@@ -35,29 +35,29 @@ def sentence(data: SweepData) -> str:
     reached = _value(target)
     if reached is None:
         return f"{subject} made {size} diverge."
-    told = f"{_accuracy(target)} correct on the test"
+    result = f"{_accuracy(target)} correct on the test"
     if small is None:
-        return f"{subject} on {size}: {told}, against {unscaled}."
-    less = _value(small)
-    better = less is None or reached > less
+        return f"{subject} on {size}: {result}, against {unscaled}."
+    before = _value(small)
+    better = before is None or reached > before
     verb = "works unchanged on" if better else "did not pay on"
     against = f"{_accuracy(small)} for the small one"
     if unscaled:
         against += f" and {unscaled}"
-    return f"{subject} {verb} {size}: {told}, against {against}."
+    return f"{subject} {verb} {size}: {result}, against {against}."
 
 
 def bought(data: SweepData) -> str:
-    """What size buys at the same number of steps, and what it costs, or nothing."""
-    target = data.trained
-    small = next((run for run in data.compared if run.baseline == _BASE), None)
+    """The gain by size at the same number of steps, and its cost; or ""."""
+    target, small = data.trained, _small(data)
     if target is None or small is None:
         return ""
-    many, few = _value(target), _value(small)
-    if many is None or few is None or few == 1:
+    large_accuracy, small_accuracy = _value(target), _value(small)
+    if large_accuracy is None or small_accuracy is None or small_accuracy == 1:
         return ""
-    change = (1 - many) / (1 - few) - 1
-    what = (
+    errors = 1 - small_accuracy, 1 - large_accuracy
+    change = errors[1] / errors[0] - 1
+    effect = (
         f"Size cuts the test errors by {-change:.0%}"
         if change < 0
         else f"Size did not pay: the test errors grow by {change:.0%}"
@@ -68,7 +68,7 @@ def bought(data: SweepData) -> str:
             f" and {_digits(target.seconds / small.seconds)} times the training time"
         )
     return (
-        f"{what}, from {1 - few:.1%} to {1 - many:.1%}, for {cost} (width "
+        f"{effect}, from {errors[0]:.1%} to {errors[1]:.1%}, for {cost} (width "
         f"{target.sizes.width} and depth {target.sizes.depth} instead of "
         f"{small.sizes.width} and {small.sizes.depth}; one run each, with the same "
         "number of steps and the same learning rate)."
@@ -84,8 +84,7 @@ def figure(data: SweepData, page: Page) -> Figure:
     sheet = Sheet(page, sentence(data))
     runs = _runs(data)
     looks = [_look(run) for run in runs]
-    room = page.width - 0.75
-    labels = [wrap(_label(run), room, page.size) for run in runs]
+    labels = [wrap(_label(run), page.width - 0.75, page.size) for run in runs]
     handles = [
         Line2D([], [], lw=2.6, label=label, **look)
         for label, look in zip(labels, looks, strict=True)
@@ -101,22 +100,23 @@ def figure(data: SweepData, page: Page) -> Figure:
         if not points.size:
             continue
         ax.plot(*points.T, lw=2.6, marker="o", ms=4.5, clip_on=False, **look)
-        diverged = run.train_loss is None
-        ends.append((*points[-1], "diverged" if diverged else None, look["color"]))
-    ax.set(xlim=(0, max(end[0] for end in ends)), ylim=(0, 1))
+        step, accuracy = points[-1]
+        text = "diverged" if run.train_loss is None else f"{accuracy:.1%}"
+        ends.append((accuracy, step, text, look["color"]))
+    ax.set(xlim=(0, max(end[1] for end in ends)), ylim=(0, 1))
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
     ax.xaxis.set_major_locator(MaxNLocator(6 if wide else 4, integer=True))
     ax.set_xlabel("training step")
     ax.set_ylabel("correct on the test")
-    # Apart by a line of text.
+    # The numbers at the ends of lines are at least a line of text apart.
     apart = 1.45 * page.size / 72 / main
-    at = -1.0
-    for x, y, word, color in sorted(ends, key=lambda end: end[1]):
-        at = max(y, at + apart)
+    height = -1.0
+    for accuracy, step, text, color in sorted(ends, key=lambda end: end[0]):
+        height = max(accuracy, height + apart)
         ax.annotate(
-            word or f"{y:.1%}",
-            *((x, at),),
+            text,
+            (step, height),
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
@@ -130,6 +130,10 @@ def figure(data: SweepData, page: Page) -> Figure:
 
 def _runs(data: SweepData) -> list[Trained]:
     return [*([data.trained] if data.trained else []), *data.compared]
+
+
+def _small(data: SweepData) -> Trained | None:
+    return next((run for run in data.compared if run.baseline == _BASE), None)
 
 
 def _look(run: Trained) -> dict[str, Any]:
@@ -155,6 +159,7 @@ def _points(run: Trained) -> np.ndarray:
 
 
 def _value(run: Trained) -> float | None:
+    """The test accuracy; None if the run diverged."""
     return None if run.train_loss is None else finite(run.test_accuracy)
 
 
@@ -168,5 +173,5 @@ def _times(large: Trained, small: Trained) -> str:
 
 
 def _digits(ratio: float) -> str:
-    """A ratio with two digits below 10, and none after the point above."""
+    """A ratio with two digits below 10, and without decimals above."""
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"

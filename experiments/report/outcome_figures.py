@@ -1,4 +1,4 @@
-"""What a transferred learning rate costs, and how the target trained."""
+"""The cost of a transferred learning rate, and the target's training."""
 
 import math
 from collections.abc import Sequence
@@ -134,7 +134,7 @@ def target_figure(data: SweepData, page: Page) -> Figure:
 
 
 def _draw_losses(ax: Any, data: Trained) -> None:
-    # Non-finite losses make gaps in the line: that is what they are.
+    # Non-finite losses make gaps in the line.
     train = np.array(data.curve, dtype=float).reshape(-1, 2)
     tests = np.array([e[:2] for e in data.evals], dtype=float).reshape(-1, 2)
     ax.set_xlabel("step")
@@ -159,7 +159,7 @@ def _draw_accuracy(ax: Any, data: Trained) -> None:
         return
     ax.plot(*zip(*known, strict=True), color=_DARK, lw=1.6, marker="o", clip_on=False)
     low = min(a for _, a in known)
-    # Percent points are only told apart near the top when the axis starts there.
+    # Start near the data: near 100 % a few percentage points matter.
     ax.set_ylim(max(0.0, low - 0.15 * (1 - low) - 0.005), 1.0)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
     step, last = known[-1]

@@ -1,4 +1,4 @@
-"""From verdicts to sentences: what transfers, what does not, what is not known.
+"""From verdicts to sentences: which hyperparameters transfer, and which do not.
 
 The verdicts are those of `mupax.experiments.sweep.verdict`.
 """
@@ -26,25 +26,24 @@ MANY = 3  # more hyperparameters than that are counted before they are named
 
 
 def sign(transfer: Transfer) -> str:
-    """The verdict as one character, for a glance and for black and white."""
+    """The verdict as one character."""
     return {True: "✓", False: "✗", None: "?"}[transfer.verdict.known]
 
 
 def shift(transfer: Transfer) -> str:
     """The shift per doubling with its interval, "−0.98 [−1.05, −0.91]"."""
-    slope = transfer.trend.slope
+    slope, ends = transfer.trend.slope, transfer.trend.interval
     if not math.isfinite(slope):
         return "–"
-    told = names.signed(transfer.name, slope)
-    ends = transfer.trend.interval
-    if not math.isfinite(ends[0]):
-        return told
-    low, high = (names.signed(transfer.name, x) for x in ends)
-    return f"{told} [{low}, {high}]"
+    text = names.signed(transfer.name, slope)
+    if math.isfinite(ends[0]):
+        low, high = (names.signed(transfer.name, x) for x in ends)
+        text += f" [{low}, {high}]"
+    return text
 
 
 def unit(name: str) -> str:
-    """What a shift is counted in: "octaves" or "units"."""
+    """The unit of a shift: "octaves" or "units"."""
     return "units" if grids.unit(name) == "linear" else "octaves"
 
 
@@ -73,37 +72,37 @@ def _row(data: SweepData, transfer: Transfer) -> dict[str, Any]:
         "nothing trained" if x is None else names.value(transfer.name, x)
         for x in transfer.optima
     ]
-    told = shift(transfer)
+    moved = shift(transfer)
+    if moved != "–":
+        moved += f" {unit(transfer.name)} per doubling"
     return {
         "label": data.all_labels[transfer.key],
         "axis": transfer.axis,
         "sign": sign(transfer),
         "words": transfer.words,
         "change": transfer.change_words or "–",
-        "shift": told if told == "–" else f"{told} {unit(transfer.name)} per doubling",
+        "shift": moved,
         "best": list(zip(transfer.sizes, best, strict=True)),
         "featured": transfer.key in data.mains,
     }
 
 
 def prediction(data: SweepData, name: str, key: str) -> str:
-    """The predicted optimum at the target with its interval, or nothing."""
+    """The predicted optimum at the target with its interval, or ""."""
     predicted = data.verdicts[name].get(key, {}).get("predicted")
     if predicted is None or data.target is None:
         return ""
-    mine = [t for t in data.transfers if (t.name, t.key) == (name, key)]
     # An optimum at the edge of the grid may lie beyond it.
-    if any(t.at_edge for t in mine):
+    if any(t.at_edge for t in data.transfers if (t.name, t.key) == (name, key)):
         return ""
     low, high = (names.value(name, x) for x in predicted["interval"])
     return f"{names.value(name, predicted['optimum'])} (95 %: {low} to {high})"
 
 
 def target(data: SweepData) -> str:
-    """The target's sizes."""
-    return (
-        f"width {data.target.width}, depth {data.target.depth}" if data.target else ""
-    )
+    """The target's sizes, or ""."""
+    sizes = data.target
+    return f"width {sizes.width}, depth {sizes.depth}" if sizes else ""
 
 
 def headline(data: SweepData) -> str:
@@ -113,33 +112,32 @@ def headline(data: SweepData) -> str:
     label = data.keys[data.main]
     if all(dead(p) for p in data.of(data.main)):
         return f"No answer: with {label}, nothing trained."
-    mine = featured(data)
-    if not mine:
-        what = "size" if data.names else "value of each hyperparameter"
-        return f"No answer: with {label}, only one {what} was swept."
-    label = data.all_labels[min((t.key for t in mine), key=len)]
-    by_name = {n: [t for t in mine if t.name == n] for n in data.names}
+    transfers = featured(data)
+    if not transfers:
+        missing = "size" if data.names else "value of each hyperparameter"
+        return f"No answer: with {label}, only one {missing} was swept."
+    label = data.all_labels[min((t.key for t in transfers), key=len)]
+    by_name = {n: [t for t in transfers if t.name == n] for n in data.names}
     if len(by_name) > MANY:
         good = [
-            n
-            for n, transfers in by_name.items()
-            if {t.verdict for t in transfers} == {Verdict.TRANSFERS}
+            names.noun(name)
+            for name, own in by_name.items()
+            if {t.verdict for t in own} == {Verdict.TRANSFERS}
         ]
-        which = f": {listed([names.noun(n) for n in good])}" if good else ""
+        axes = list(dict.fromkeys(t.axis for t in transfers))
         return (
             f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
-            f"across {listed(list(dict.fromkeys(t.axis for t in mine)))}{which}."
+            f"across {listed(axes)}{f': {listed(good)}' if good else ''}."
         )
     # Hyperparameters with the same verdicts share one clause.
-    told: dict[tuple[str, str], list[str]] = {}
-    for name, transfers in by_name.items():
-        told.setdefault((phrase(transfers), phrase(transfers, many=True)), []).append(
-            name
-        )
-    parts = []
-    for (one, many), group in told.items():
-        subject = listed([f"the {names.noun(n)}" for n in group])
-        parts.append(f"{subject} {many if group[1:] else one}")
+    clauses: dict[tuple[str, str], list[str]] = {}
+    for name, own in by_name.items():
+        clause = phrase(own), phrase(own, many=True)
+        clauses.setdefault(clause, []).append(f"the {names.noun(name)}")
+    parts = [
+        f"{listed(subjects)} {many if subjects[1:] else one}"
+        for (one, many), subjects in clauses.items()
+    ]
     return f"With {label}, {'; '.join(parts)}."
 
 
@@ -154,7 +152,7 @@ def dead(population: Population) -> bool:
 
 
 def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
-    """What one hyperparameter does along its axes: "transfers across depth and …".
+    """The verdicts on one hyperparameter: "transfers across depth and …".
 
     Args:
       transfers: verdicts of one hyperparameter and parametrization.
@@ -162,37 +160,34 @@ def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
     """
     s, do = ("", "do") if many else ("s", "does")
     parts = []
-    stay = [t.axis for t in transfers if t.verdict is Verdict.TRANSFERS]
-    if stay:
+    if stay := [t.axis for t in transfers if t.verdict is Verdict.TRANSFERS]:
         parts.append(f"transfer{s} across {listed(stay)}")
+    unknown: dict[str, list[str]] = {}
     for t in transfers:
         if t.verdict.known is False:
             share = percent(t.regret.share) if t.regret else ""
             why = t.reason or f"costs {share} of the loss at {t.size_text()}"
             parts.append(f"{do} not transfer across {t.axis} ({why})")
-    reasons: dict[str, list[str]] = {}
-    for t in transfers:
         if t.verdict.known is None:
-            reasons.setdefault(t.reason, []).append(t.axis)
-    for why, axes in reasons.items():
+            unknown.setdefault(t.reason, []).append(t.axis)
+    for why, axes in unknown.items():
         parts.append(f"cannot be judged across {listed(axes)} ({why})")
     return listed(parts)
 
 
 def numbers(data: SweepData) -> list[str]:
     """The numbers behind the headline: change and cost, a sentence for each axis."""
-    out = []
+    sentences = []
     for t in featured(data)[: 2 * MANY]:
         change = t.trend.change
         if not math.isfinite(change):
             continue
-        grows = t.sizes[-1] / t.sizes[0]
-        told = f"While {t.axis} grows {grows:g}x, the best {names.noun(t.name)} "
-        told += f"changes by {names.factor(t.name, change)}"
-        if t.cost:
-            told += f"; keeping the base's best value costs {t.cost}"
-        out.append(f"{told}.")
-    return out
+        cost = f"; keeping the base's best value costs {t.cost}" if t.cost else ""
+        sentences.append(
+            f"While {t.axis} grows {t.sizes[-1] / t.sizes[0]:g}x, the best "
+            f"{names.noun(t.name)} changes by {names.factor(t.name, change)}{cost}."
+        )
+    return sentences
 
 
 def title(data: SweepData, name: str, axis: Axis) -> str:
@@ -202,33 +197,37 @@ def title(data: SweepData, name: str, axis: Axis) -> str:
         return f"{_capital(names.noun(name))}: nothing trained"
     # The featured one first.
     transfers.sort(key=lambda t: t.key != data.main)
-    told: dict[str, list[str]] = {}
+    clauses: dict[str, list[str]] = {}
     for t in transfers[:MANY]:
-        told.setdefault(phrase([t]), []).append(data.keys[t.key])
-    parts = [f"{words} with {listed(labels)}" for words, labels in told.items()]
+        clauses.setdefault(phrase([t]), []).append(data.keys[t.key])
+    parts = [f"{clause} with {listed(labels)}" for clause, labels in clauses.items()]
     return f"The best {names.noun(name)} {'; it '.join(parts)}"
 
 
 def fixed(data: SweepData, name: str, axis: Axis) -> str:
-    """From which step on the optima stay where they end, in a sentence or nothing."""
-    parts: dict[str, list[str]] = {}
+    """From which step on the optima stay where they end, or ""."""
+    clauses: dict[str, list[str]] = {}
     for key, label in data.keys.items():
-        told = data.verdicts[name].get(key, {}).get(axis)
-        if told is None or all(x is None for x in told["optimum"]):
+        verdict = data.verdicts[name].get(key, {}).get(axis)
+        if verdict is None:
             continue
-        rows = zip(told["sizes"], told["optimum"], told["fixed_after"], strict=True)
-        since = {size: share for size, best, share in rows if best is not None}
-        moving = [size for size, share in since.items() if share is None]
+        rows = zip(
+            verdict["sizes"], verdict["optimum"], verdict["fixed_after"], strict=True
+        )
+        shares = {size: share for size, best, share in rows if best is not None}
+        moving = [size for size, share in shares.items() if share is None]
         if moving:
-            when = f"not before the end at {axis} {listed(moving)}"
+            clause = f"not before the end at {axis} {listed(moving)}"
+        elif shares:
+            step = max(1, round(max(shares.values()) * data.steps))
+            clause = f"from step {step} of {data.steps} on"
         else:
-            step = max(1, round(max(since.values()) * data.steps))
-            when = f"from step {step} of {data.steps} on"
-        parts.setdefault(when, []).append(label)
-    if not parts:
+            continue
+        clauses.setdefault(clause, []).append(label)
+    if not clauses:
         return ""
-    told = [f"{when} with {listed(labels)}" for when, labels in parts.items()]
-    return f"The best {names.noun(name)} stays where it ends {'; '.join(told)}."
+    parts = [f"{clause} with {listed(labels)}" for clause, labels in clauses.items()]
+    return f"The best {names.noun(name)} stays where it ends {'; '.join(parts)}."
 
 
 def _capital(text: str) -> str:

@@ -12,5 +12,5 @@
 | `store`, `fingerprint` | finished runs on disk, and when they may be used again |
 | `results` | runs as arrays |
 | `optima`, `statistics`, `valley` | fits to the runs |
-| `regret`, `verdict`, `transfers` | what an untuned value costs; what transfers |
+| `regret`, `verdict`, `transfers` | the cost of an untuned value; the verdicts |
 """

@@ -36,20 +36,22 @@ from .engine import Limits as Limits
 from .own import OwnTask
 from .results import Population
 
-if TYPE_CHECKING:  # extras
+if TYPE_CHECKING:
     import optuna
     import pandas
+
+    from .. import report
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sweep:
-    """What `sweep` returns: a table when printed.
+    """The result of `sweep`: a table when printed.
 
     Attributes:
-      populations: all runs, one population a shape.
+      populations: all runs, a population for each shape.
       verdicts: as `transfers.verdicts` gives them, for "width", for "depth" and, where
         `sizes` were swept, for "joint": from the base to shapes of another width and
-        depth. "regret" says which share of its loss the largest model gives up at the
+        depth. "regret" is the share of its loss that the largest model gives up at the
         base's best value, with a 90 % interval.
       base: the sizes where the axes cross.
     """
@@ -60,7 +62,7 @@ class Sweep:
 
     @property
     def best(self) -> dict[str, float]:
-        """The best point of the base model's grid; the optimum, where one is fitted.
+        """The best point of the base model's grid; the optimum, if one is fitted.
 
         Raises:
           UserError: every run of the base diverged.
@@ -85,7 +87,7 @@ class Sweep:
         Raises:
           ImportError: pandas is not installed.
         """
-        return export.dataframe(self._rows())
+        return export.dataframe(self._runs())
 
     def to_optuna(
         self, *, name: str = "mupax", storage: str | None = None
@@ -100,7 +102,7 @@ class Sweep:
           ImportError: Optuna is not installed.
           UserError: the storage has a study of this name, or cannot be used.
         """
-        return export.study(self._rows(), name=name, storage=storage)
+        return export.study(self._runs(), name=name, storage=storage)
 
     def plot(self, name: str = "learning_rate") -> Figures:
         """Draw loss against a hyperparameter, a figure for each axis of size.
@@ -114,58 +116,48 @@ class Sweep:
         Raises:
           UserError: it has one value only, or is unknown.
         """
-        from .. import report  # drawing is slow to import, and not always wanted
+        from .. import report  # imports matplotlib
 
-        keys = dict.fromkeys(p.parametrization for p in self.populations)
-        return report.sweep_figures(
-            report.SweepData(
-                populations=self.populations,
-                base=self.base,
-                labels=dict.fromkeys(keys, "this model"),
-                featured=next(iter(keys)),
-                steps=0,
-                settings={},
-                subject="",
-                command="",
-            ),
-            name,
-        )
+        return report.sweep_figures(_report_data(self), name)
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _runs(self) -> list[dict[str, Any]]:
         return [row for population in self.populations for row in population.rows()]
 
     def __repr__(self) -> str:
         runs = sum(population.loss.size for population in self.populations)
         base = f"base {self.base.width} x {self.base.depth}"
-        told = "; ".join(f"{name}: {words}" for name, words, *_ in self._told())
-        return f"<Sweep of {runs} runs, {base}; {told}>"
+        verdicts = "; ".join(f"{name}: {words}" for name, words, *_ in self._table())
+        return f"<Sweep of {runs} runs, {base}; {verdicts}>"
 
     def __str__(self) -> str:
         lines = []
-        for name, words, at, change in self._told():
+        for name, words, best, change in self._table():
             lines.append(f"{name}: {words}")
-            lines.append(f"  best at {at}" + f"; {change}" * bool(change))
+            lines.append(f"  best at {best}" + f"; {change}" * bool(change))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = ["hyperparameter", "verdict", "best at", "change of the best value"]
-        title = f"{len(self.populations)} shapes, base {self.base.width} x "
-        return html_table(title + str(self.base.depth), head, self._told())
+        heads = ["hyperparameter", "verdict", "best at", "change of the best value"]
+        base = f"base {self.base.width} x {self.base.depth}"
+        return html_table(
+            f"{len(self.populations)} shapes, {base}", heads, self._table()
+        )
 
-    def _told(self) -> list[tuple[str, str, str, str]]:
-        """(what over which axis, the verdict, the optima by size, their change)."""
+    def _table(self) -> list[tuple[str, str, str, str]]:
+        """(hyperparameter and axis, verdict, optima by size, their change)."""
         rows = []
         for name, by_key in self.verdicts.items():
-            for axis, told in next(iter(by_key.values())).items():
+            for axis, judged in next(iter(by_key.values())).items():
                 if axis == "predicted":
                     continue
-                at = ", ".join(
+                best = ", ".join(
                     f"{_size_text(size)}: "
                     + ("none" if x is None else f"{grids.value(name, x):.3g}")
-                    for size, x in zip(told["sizes"], told["optimum"], strict=True)
+                    for size, x in zip(judged["sizes"], judged["optimum"], strict=True)
                 )
                 over = "width and depth" if axis == "joint" else axis
-                rows.append((f"{name} over {over}", told["words"], at, told["change"]))
+                subject = f"{name} over {over}"
+                rows.append((subject, judged["words"], best, judged["change"]))
         return rows
 
 
@@ -359,7 +351,7 @@ def _verdicts(
 
 
 def _size_text(size: int | Sequence[int]) -> str:
-    """A width or depth, or both."""
+    """A width or depth, or both, e.g. "64 x 8"."""
     return str(size) if isinstance(size, int) else " x ".join(map(str, size))
 
 
@@ -371,26 +363,39 @@ def _population(
 
 def _report(result: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
     """Write results.csv and report.html beside the stored runs."""
-    from .. import report  # drawing is slow to import, and not always wanted
+    from .. import report  # imports matplotlib
 
-    data = report.SweepData(
-        populations=result.populations,
-        base=result.base,
-        labels={task.parametrization: "this model"},
-        featured=task.parametrization,
-        steps=task.steps,
-        settings={
-            "sweep": {
-                "seeds": task.seeds,
-                "steps": task.steps,
-                "batch_size": task.batch_size,
-                "average_last": task.average_last,
-                **task.grid,
-            },
-            "machine": report.machine(),
+    settings = {
+        "sweep": {
+            "seeds": task.seeds,
+            "steps": task.steps,
+            "batch_size": task.batch_size,
+            "average_last": task.average_last,
+            **task.grid,
         },
-        subject=getattr(task.make_model, "__name__", "own model"),
-        command="",
-    )
+        "machine": report.machine(),
+    }
+    subject = getattr(task.make_model, "__name__", "own model")
+    data = _report_data(result, task.steps, settings, subject)
     write_durably(folder / "results.csv", data.table)
     report.write_report(data, folder)
+
+
+def _report_data(
+    result: Sweep,
+    steps: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    subject: str = "",
+) -> "report.SweepData":
+    from .. import report  # imports matplotlib
+
+    return report.SweepData(
+        populations=result.populations,
+        base=result.base,
+        labels={OwnTask.parametrization: "this model"},
+        featured=OwnTask.parametrization,
+        steps=steps,
+        settings=settings or {},
+        subject=subject,
+        command="",
+    )

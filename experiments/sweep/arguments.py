@@ -60,7 +60,7 @@ def base_of(
 
 
 def count_examples(data: Any) -> int:
-    """The number of examples."""
+    """The number of examples, after the shapes are checked."""
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
     counts = {shape[0] if shape else 0 for shape in shapes}
     if len(counts) != 1 or 0 in counts:
@@ -77,7 +77,7 @@ def parse_grid(
     make_optimizer: Callable[..., Any],
 ) -> dict[str, tuple[float, ...]]:
     """The values of each hyperparameter, after its name is checked."""
-    taken = {
+    arguments = {
         name
         for function in (make_model, make_optimizer)
         for name in inspect.signature(function).parameters
@@ -89,7 +89,7 @@ def parse_grid(
                 f"the grid has {name!r}, which mupax passes itself; give sizes as "
                 "widths, depths or sizes, or rename the hyperparameter"
             )
-        if name not in taken:
+        if name not in arguments:
             raise UserError(
                 f"the grid has {name!r}, and neither make_model nor make_optimizer "
                 "takes an argument of that name"
@@ -113,11 +113,7 @@ def parse_grid(
 def opened(
     folder: str | os.PathLike[str] | None, executor: Any = None
 ) -> Iterator[pathlib.Path | None]:
-    """Make the folder, before anything is trained; None for no folder.
-
-    Args:
-      folder: the folder, or its address in object storage.
-      executor: of the sweep.
+    """Make the folder, or open its address in object storage; None for no folder.
 
     Raises:
       UserError: the folder cannot be made, or its address cannot be used.
@@ -142,7 +138,7 @@ def opened(
 
 
 def settings_text(settings: Any) -> str | None:
-    """Settings as text."""
+    """Settings as text; None if there are none."""
     try:
         return None if settings is None else json.dumps(settings, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -152,7 +148,7 @@ def settings_text(settings: Any) -> str | None:
 
 
 def check_executor(executor: Any, task: OwnTask) -> None:
-    """Refuse functions that cannot be sent to other processes."""
+    """Raise UserError if the functions cannot be sent to the executor's processes."""
     if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):
         return
     try:

@@ -39,13 +39,13 @@ def run_all(
 
     Args:
       tasks: the tasks.
-      data: what they train on; None where each task opens its own dataset.
+      data: the training data; None if each task opens its own dataset.
       folder: of the store, which all workers can read and write; None keeps no runs,
         and needs `executor=None`.
       limits: of each worker.
       executor: None for this process.
       ahead: in this process, compile the next task in a thread while one trains. JAX's
-        context managers, which hold for one thread, do not reach it.
+        context managers hold for one thread only: they do not apply there.
       console: shows a progress bar; None for none.
 
     Raises:
@@ -114,7 +114,7 @@ def _run_on(
 
 
 def run_task(task: Task, data: Any, folder: str, limits: engine.Limits) -> Population:
-    """Train one task; this is what workers are sent."""
+    """Train one task, in a worker."""
     return engine.run(task, data, Store(pathlib.Path(folder)), limits)
 
 
@@ -124,7 +124,7 @@ def in_turn(
     """Train one task after another; while one trains, the next is compiled.
 
     A task that cannot be prepared while another trains, e.g. for lack of memory, is
-    prepared again when its turn comes.
+    prepared again after that.
 
     Args:
       prepare: `engine.prepare` of each task, without its argument `ahead`.
@@ -173,11 +173,11 @@ class _Progress:
         self._bar.__exit__(*error)
 
     def advance(self, task: Task, runs: int) -> None:
-        """Some runs of a task ended."""
+        """Count runs of a task that ended."""
         self._bar.advance(self._id, runs * task.work)
 
     def end(self, task: Task) -> None:
-        """A task ended, of which some runs may have been stored before."""
+        """Count all runs of a task that ended, also those that were stored before."""
         self._ended += task.runs * task.work
         self._bar.update(self._id, completed=self._ended)
 
@@ -221,7 +221,7 @@ def opened(
 
 
 def check_name(name: str) -> None:
-    """Refuse an unknown name of an executor."""
+    """Raise UserError for an unknown name of an executor."""
     if name not in NAMES:
         raise UserError(f"--executor={name!r} must be one of {', '.join(NAMES)}")
 

@@ -1,6 +1,7 @@
 """Take the runs of a sweep elsewhere: trackers, pandas and Optuna."""
 
 import csv
+import importlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,12 +23,7 @@ _TEXT = ("parametrization",)
 
 
 def finished(populations: Iterable[Population], steps: int) -> Iterator[Finished]:
-    """The runs of a sweep, as trackers take them.
-
-    Args:
-      populations: of the sweep.
-      steps: of each run.
-    """
+    """The runs of a sweep of so many steps each, for trackers."""
     for population in populations:
         for number, (run, index) in enumerate(
             zip(population.rows(), np.ndindex(population.loss.shape), strict=True)
@@ -57,10 +53,10 @@ def curve(losses: np.ndarray, steps: int) -> list[tuple[int, float]]:
 
 
 def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The runs in a `results.csv`, a record each; the loss is None where one diverged.
+    """The runs in a `results.csv`, a record each; the loss is None if a run diverged.
 
     Args:
-      path: of the file, or of the run directory that holds it.
+      path: of the file, or of its run directory.
 
     Raises:
       UserError: there is no such file, or it is not a table of runs.
@@ -183,11 +179,8 @@ def copy_to_optuna(folder: str, storage: str, name: str) -> int:
 
 
 def _distribution(optuna: Any, values: list[Any]) -> Any:
-    """An Optuna distribution that holds the values."""
-    numbers = all(
-        isinstance(x, int | float) and not isinstance(x, bool) for x in values
-    )
-    if not numbers:
+    """An Optuna distribution that contains the values."""
+    if any(isinstance(x, bool) or not isinstance(x, int | float) for x in values):
         return optuna.distributions.CategoricalDistribution(values)
     low, high = min(values), max(values)
     if all(isinstance(x, int) for x in values):
@@ -196,13 +189,7 @@ def _distribution(optuna: Any, values: list[Any]) -> Any:
 
 
 def _needed(package: str) -> Any:
-    """Import an extra.
-
-    Raises:
-      ImportError: it is not installed.
-    """
-    import importlib
-
+    """Import an extra; raise ImportError with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:

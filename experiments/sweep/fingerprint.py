@@ -1,4 +1,4 @@
-"""Fingerprints of a training and its data: equal only for the same computation."""
+"""Fingerprints of a training and of its data: equal only for the same computation."""
 
 import hashlib
 import re
@@ -19,11 +19,11 @@ _CALLBACK = re.compile(r"custom_call @\w*callback\w*\(.*->.*tensor<")
 def of_training(
     training: Training, names: Iterable[str], batch_size: int
 ) -> str | None:
-    """The fingerprint of what a run computes, apart from data, steps and seed.
+    """The fingerprint of a run's computation, apart from data, steps and seed.
 
     The initialization and one step are lowered to StableHLO. The text holds the values
     of all constants, and no source locations: a changed class, global, closure or
-    config value gives another fingerprint if it changes what is computed.
+    config value changes the fingerprint if it changes the computation.
 
     Args:
       training: the functions of a task.

@@ -24,10 +24,10 @@ def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
     Args:
       name: of the hyperparameter, for the error.
       grid: numbers, or a range that includes both ends: "[0:0.2:0.05]",
-        "2**[-12:-3:1]", "1-2**[-8:-1:1]". The step is 1 if it is left out.
+        "2**[-12:-3:1]", "1-2**[-8:-1:1]". The default step is 1.
 
     Raises:
-      UserError: the grid is neither, or holds values that float32 does not.
+      UserError: the grid is neither, or holds values outside the range of float32.
 
     Examples:
       >>> parse("learning_rate", "2**[-3:-1:1]")
@@ -92,11 +92,7 @@ def _help(name: str, grid: object) -> str:
 
 
 def check_range(name: str, values: Iterable[float]) -> None:
-    """Refuse values that a hyperparameter cannot have.
-
-    Raises:
-      UserError: it names the first such value.
-    """
+    """Raise UserError for the first value that a hyperparameter cannot have."""
     share = unit(name) != "log2"
     for x in values:
         if not (0 <= x < 1 if share else x > 0):

@@ -31,9 +31,9 @@ _LABELS = {
     "depth_mup": "Depth-μP",
 }
 
-# Keys of earlier versions, which do not matter any more.
+# Keys of earlier versions, without effect.
 REMOVED = ("sweep.tradeoff",)
-# Settings that may change in a run directory: stored runs of other values are kept.
+# Settings that may change between calls in a run directory. Stored runs are kept.
 _FREE = (
     *(f"sweep.{name}" for name in ("axes", "choices", "parametrizations", "seeds")),
     *("sweep.depths", "sweep.widths", *REMOVED),
@@ -98,11 +98,11 @@ def run(
 
 
 def refuse_old(directory: pathlib.Path) -> None:
-    """Refuse the run directory of an earlier version, whose runs are not read."""
+    """Raise UserError for a run directory of an earlier version."""
     if "base" in (workdir.settings_of(directory) or {}):
         raise UserError(
-            f"{directory} holds a sweep of an earlier version of mupax, which is not "
-            "read; choose another --workdir, or remove that one"
+            f"{directory} holds a sweep of an earlier version of mupax, which cannot "
+            "be read; choose another --workdir, or remove that one"
         )
 
 
@@ -139,7 +139,6 @@ def train(
 ) -> list[Population]:
     """Train the runs that a run directory lacks, with a progress bar."""
     with executors.opened(executor, workers, directory, address) as pool:
-        # Each process opens the dataset once.
         return executors.run_all(
             tasks, None, directory / "cells", limits, pool, console=console
         )
@@ -148,13 +147,7 @@ def train(
 def report_data(
     config: SweepConfig, populations: list[Population], command: Sequence[str]
 ) -> report.SweepData:
-    """What the report of a sweep is made of.
-
-    Args:
-      config: of the sweep.
-      populations: its runs.
-      command: the command line.
-    """
+    """The data of a sweep's report."""
     base = config.base
     return report.SweepData(
         populations=populations,
@@ -176,11 +169,6 @@ def report_data(
 
 def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) -> None:
     """Write a finished sweep to the trackers of its config.
-
-    Args:
-      config: of the sweep.
-      data: its runs.
-      directory: the run directory, which holds report.html.
 
     Raises:
       UserError: a tracker does not start.

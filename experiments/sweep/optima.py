@@ -1,4 +1,4 @@
-"""Where the loss of one model size is least: the fit, and the loss at other values."""
+"""The fitted optimum of one model size, and the loss at other values."""
 
 import dataclasses
 import functools
@@ -170,8 +170,8 @@ def fit(cell: Cell) -> Fit | None:
       >>> import numpy as np
       >>> lrs = np.arange(-10.0, -4.0)
       >>> loss = np.exp2(0.3 * (lrs + 7.25) ** 2)[None]
-      >>> found = fit(Cell("sp", 64, 8, lrs, loss, np.empty((1, 6, 0)), 0.0))
-      >>> found.at(-7.75).round(3)  # half an octave from the optimum: 0.3 * 0.5**2
+      >>> fitted = fit(Cell("sp", 64, 8, lrs, loss, np.empty((1, 6, 0)), 0.0))
+      >>> fitted.at(-7.75).round(3)  # half an octave from the optimum: 0.3 * 0.5**2
       array([0.075])
     """
     log_loss = log2(cell.loss)

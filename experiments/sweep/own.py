@@ -54,11 +54,11 @@ def own_training(
     """The training of a recipe on examples in memory.
 
     Args:
-      recipe: of its step.
+      recipe: of a step.
       init: (key, hyper) -> (params, rest).
       examples: a pytree of arrays with a leading axis.
       task: gives the steps and the batch size.
-      guess: chance-level loss; None where it is not known.
+      guess: chance-level loss, or None.
     """
     count = len(jax.tree.leaves(examples)[0])
 
@@ -81,8 +81,8 @@ class OwnTask(Task):
 
     Attributes:
       width: as in `Task`, like the next six.
-      make_model: as `api.sweep` takes it, like the next two.
-      guess: chance-level loss; None where it is not known.
+      make_model: as in `api.sweep`, like the next two.
+      guess: chance-level loss, or None.
       data: fingerprint of the data.
       settings: the user's own description of the code, as text; None to compare the
         lowered program.
@@ -125,7 +125,7 @@ class OwnTask(Task):
     def bound(self, data: Any) -> "OwnTask":
         """The same task with the fingerprint of its program.
 
-        The process that trains a task calls this: a worker may have imported a newer
+        Called in the process that trains the task: a worker may have imported a newer
         version of the user's file than the process that sent the task.
         """
         if self.settings is not None or self.program:
@@ -136,9 +136,9 @@ class OwnTask(Task):
         if program is None:
             logging.warning(
                 "%s calls functions outside of its compiled program "
-                "(jax.pure_callback, io_callback or ffi_call). Whether they changed "
-                "cannot be told, so it is trained again in every call. To reuse its "
-                "results, pass settings=... with all that decides them.",
+                "(jax.pure_callback, io_callback or ffi_call). mupax cannot compare "
+                "them, so it is trained again in every call. To reuse its results, "
+                "pass settings=... that describes the functions.",
                 self.name,
             )
             program = f"unknown {secrets.token_hex(8)}"
@@ -147,13 +147,13 @@ class OwnTask(Task):
     def training(self, data: Any) -> Training:
         """The functions that are compiled, and the examples."""
         sizes = {"width": self.width, "depth": self.depth}
-        wanted = inspect.signature(self.make_model).parameters
-        used = inspect.signature(self.make_optimizer).parameters
+        of_model = inspect.signature(self.make_model).parameters
+        of_optimizer = inspect.signature(self.make_optimizer).parameters
 
         def build(key: jax.Array, hyper: Hyper) -> Any:
-            mine = {k: x for k, x in hyper.items() if k in wanted}
-            with self._calling("make_model", mine):
-                return self.make_model(key, **sizes, **mine)
+            taken = {k: x for k, x in hyper.items() if k in of_model}
+            with self._calling("make_model", taken):
+                return self.make_model(key, **sizes, **taken)
 
         def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
             params, rest, _ = _parts(build(key, hyper))
@@ -165,10 +165,10 @@ class OwnTask(Task):
             return params, rest
 
         def assemble(params: Any, rest: Any, hyper: Hyper) -> Any:
-            # A model of one trace may not be used in another. Of this one, made in the
-            # same trace, only the structure is used: nothing of it is compiled.
-            twin = build(jax.random.key(0), hyper)
-            return _parts(twin)[2](params, rest)
+            # A model of one trace cannot be used in another. Of this model only the
+            # structure is used: none of its computation is compiled.
+            model = build(jax.random.key(0), hyper)
+            return _parts(model)[2](params, rest)
 
         def loss(
             params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any
@@ -182,16 +182,16 @@ class OwnTask(Task):
         def optimizer(
             hyper: Hyper, params: Any, rest: Any
         ) -> optax.GradientTransformation:
-            mine = {k: x for k, x in hyper.items() if k in used}
+            taken = {k: x for k, x in hyper.items() if k in of_optimizer}
             model = assemble(params, rest, hyper)
-            with self._calling("make_optimizer", mine):
-                tx = self.make_optimizer(model, **sizes, **mine)
+            with self._calling("make_optimizer", taken):
+                tx = self.make_optimizer(model, **sizes, **taken)
             if not isinstance(tx, optax.GradientTransformation):
                 raise UserError(
                     f"{self._named('make_optimizer')} returned {type(tx).__name__}; "
                     "return an optax.GradientTransformation, such as optim.adam(...)"
                 )
-            return self._guarded(tx, mine)
+            return self._guarded(tx, taken)
 
         return own_training(Recipe(loss, optimizer), init, data, self, self.guess)
 
@@ -248,7 +248,7 @@ class OwnTask(Task):
 
 
 def _parts(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """(parameters, other variables, the function that assembles both to a model)."""
+    """(parameters, other variables, a function that builds the model from both)."""
     if isinstance(model, nnx.Module):
         graph, params, *others = nnx.split(model, nnx.Param, ...)
         return params, others[0], lambda p, r: nnx.merge(graph, p, r, copy=True)

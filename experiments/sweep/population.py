@@ -29,17 +29,17 @@ def program(
 
     Args:
       training: the functions of one run.
-      stop_diverged: do no steps for a diverged run; where runs train at once, only once
-        all of them have diverged.
-      together: whether a device trains its runs at once; by default unless it is a
-        CPU.
+      stop_diverged: stop diverged runs; if runs train at once, only once all of them
+        have diverged.
+      together: whether a device trains its runs at once; by default on all devices
+        but CPUs.
 
     Returns:
       A jitted function (keys, hyper, orders, steps, examples) -> losses. `keys` has
       shape (seeds,), each leaf of `hyper` (points,), `orders` (steps, seeds, batch).
       `steps`, shape (points,), is how many steps each point trains: 0 for points that
       only fill up a device. The losses have shape (seeds, points, steps), NaN for steps
-      that were not done.
+      that were not trained.
     """
     if together is None:
         together = jax.default_backend() != "cpu"
@@ -116,7 +116,7 @@ def _in_turn(
 
 
 def _bound(training: "Training", stop_diverged: bool) -> Callable[[Any], Any] | None:
-    """First losses -> losses at which runs stop; None where they never do."""
+    """First losses -> losses at which runs stop; None if runs do not stop."""
     if not stop_diverged:
         return None
     return lambda losses: _DIVERGED * jnp.maximum(losses, training.guess or 0.0)
@@ -138,7 +138,7 @@ def _loop(
       state: before the first step.
       shape: () for one run, (seeds, points) for all runs.
       orders: the examples of each step.
-      steps: how many are done.
+      steps: number of steps to train.
       examples: a pytree of arrays with a leading axis of examples.
       bound: see `_bound`.
     """

@@ -1,4 +1,4 @@
-"""What a hyperparameter's value costs a model: the regret, with an interval.
+"""The regret of a hyperparameter's value: its cost for a model, with an interval.
 
 Seeds share the initialization and the order of examples over all values of a
 hyperparameter (common random numbers). Losses are therefore compared seed by seed:
@@ -47,6 +47,13 @@ class Regret:
         """Loss at the value tuned elsewhere."""
         return self.own * (1 + self.share)
 
+    @property
+    def words(self) -> str:
+        """The share and its interval, e.g. "0.4% (0% to 0.9%)"."""
+        if math.isinf(self.high):
+            return percent(self.share)
+        return f"{percent(self.share)} ({percent(self.low)} to {percent(self.high)})"
+
 
 def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
     """The regret of one model at a given value of the hyperparameter.
@@ -59,7 +66,7 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
     - the upper bound is the largest d(x) + t e(x). One of the x is the best, and its
       own bound holds with 95 %; so no correction for the number of x is needed
       (multiple comparisons with the best; Hsu, The Annals of Statistics 12, 1136,
-      1984). It does not matter whether the best x can be told from the others.
+      1984), even if the seeds do not show which x is the best.
     - the lower bound is the largest d(x) - c e(x) over grid points x, with c for as
       many comparisons (Bonferroni).
 
@@ -80,8 +87,8 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
       >>> grid = np.arange(-10.0, -4.0)
       >>> seeds = np.array([[0.01], [-0.01]])
       >>> fits = [Fit(grid, 0.3 * (grid + 7) ** 2 + seeds, 0, 6) for _ in range(2)]
-      >>> found = regret(fits, 1, -7.1)  # 2 ** (0.3 * 0.1**2) - 1
-      >>> round(found.share, 4), found.low, found.high < 0.02
+      >>> cost = regret(fits, 1, -7.1)  # 2 ** (0.3 * 0.1**2) - 1
+      >>> round(cost.share, 4), cost.low, cost.high < 0.02
       (0.0021, 0.0, True)
     """
     fit = fits[index]
@@ -196,3 +203,21 @@ def _pooled(
     freedom = known + spare
     variance = (known * others + squares[index]) / np.maximum(freedom, 1)
     return variance, np.maximum(freedom, 1)
+
+
+def percent(share: float) -> str:
+    """A share of the loss, to two digits.
+
+    Examples:
+      >>> percent(0.0042), percent(0.26), percent(5.42), percent(0.0)
+      ('0.42%', '26%', '540%', '0%')
+      >>> percent(123.4), percent(float("inf"))
+      ('1.2e+02 times', 'over a million times')
+    """
+    value = 100 * share
+    if value < 0.005:
+        return "0%"
+    if share > 1e6:
+        return "over a million times"
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):g}%" if value < 1e4 else f"{share:.2g} times"

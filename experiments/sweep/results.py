@@ -61,7 +61,7 @@ class Population:
       parametrization: its key in the config.
       width: of the model.
       depth: of the model.
-      choices: config keys that are not numbers and their values, e.g.
+      choices: other swept config keys and their values, e.g.
         {"schedule.name": "cosine"}.
       axes: the values of each hyperparameter, in the order of the grid.
       loss: as in `Cell`, shape (seeds, *grid).
@@ -152,7 +152,7 @@ class Population:
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """Where the loss of a cell is least.
+    """The least loss of a cell, and where it is.
 
     Attributes:
       log2_lr: the fitted optimum, as `Cell.log2_lr`.

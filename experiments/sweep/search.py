@@ -1,8 +1,8 @@
 """`mupax search`: many hyperparameters at once, on the base, by a trust-region search.
 
-A grid of ten hyperparameters is too large. CMA-ES draws candidates around the best
-point so far, and widens or narrows the region that it draws from. All candidates of a
-round are lanes of one program, which is compiled once.
+A grid over ten hyperparameters is too large. CMA-ES draws candidates around the best
+point so far, and adapts the region from which it draws. All candidates of a round are
+lanes of one program, which is compiled once.
 """
 
 import csv
@@ -248,7 +248,7 @@ def run(
     if len(parsed.choices) > 1 or parsed.choices[0]:
         raise UserError("sweep.choices is for `mupax sweep`; leave it empty to search")
     (task,) = space.tasks(base)
-    _box(task)  # refuses what cannot be searched
+    _box(task)  # raises if the axes cannot be searched
     begin = start_of(task)
     directory = pathlib.Path(folder)
     settings = base.settings() | {

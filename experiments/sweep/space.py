@@ -51,7 +51,7 @@ _KEY = re.compile(r"[A-Za-z0-9_.+-]{1,60}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """A sweep: the run at its base, and what is varied.
+    """A sweep: the run at its base, and the values that are swept.
 
     Attributes:
       base: the run at the base's size, with the sweep's number of steps.
@@ -94,7 +94,7 @@ class SweepConfig:
         return None if self.target is None else sizes_of(self.target)
 
     def settings(self) -> dict[str, Any]:
-        """What a run directory is claimed for, as JSON-ready data."""
+        """The settings that a run directory is claimed for, as JSON-ready data."""
         settings = self.base.loss_settings() | {"seed": self.base.seed}
         for key in ("parametrization", "learning_rate"):  # each run has its own
             del settings[key]

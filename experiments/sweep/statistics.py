@@ -1,10 +1,10 @@
-"""Where the best value of a hyperparameter moves as the model grows."""
+"""How the best value of a hyperparameter changes as the model grows."""
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -17,6 +17,10 @@ from .results import Cell, Population
 TOLERANCE = 0.25
 
 _RESAMPLES = 400
+
+Axis = Literal["depth", "width"]
+AXES: tuple[Axis, Axis] = ("depth", "width")
+OTHER: dict[Axis, Axis] = {"depth": "width", "width": "depth"}
 
 
 class Sizes(NamedTuple):
@@ -124,18 +128,17 @@ def trend(cells: Sequence[Cell], axis: str) -> Trend:
     return Trend(float(line[1]), error, freedom, sizes, located, edge, draws)
 
 
-def along(cells: Sequence[Cell], key: str, axis: str, fixed: int) -> list[Cell]:
-    """The cells of one parametrization along an axis, small to large.
-
-    Args:
-      cells: all cells of a sweep.
-      key: of the parametrization.
-      axis: "depth" or "width".
-      fixed: the other size, the base's.
-    """
-    other = {"depth": "width", "width": "depth"}[axis]
-    mine = [c for c in cells if c.parametrization == key and getattr(c, other) == fixed]
-    return sorted(mine, key=lambda c: getattr(c, axis))
+def along(
+    populations: Sequence[Population], key: str, axis: Axis, base: Sizes
+) -> list[Population]:
+    """The populations of one `key_of` along an axis, small to large."""
+    other = OTHER[axis]
+    line = [
+        p
+        for p in populations
+        if key_of(p) == key and getattr(p, other) == getattr(base, other)
+    ]
+    return sorted(line, key=lambda p: getattr(p, axis))
 
 
 def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -143,8 +146,8 @@ def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
 
     Sizes that share seeds are not independent: by Satterthwaite's rule, n sizes count
     as n / (1 + (n - 1) r²) independent ones, with r² the mean squared correlation
-    between the rows of two sizes, less what independent seeds give on average. Two
-    seeds say nothing about r: ½ is assumed.
+    between the rows of two sizes, minus its mean for independent seeds. Two seeds do
+    not determine r: ½ is assumed.
 
     Args:
       rows: of each size, deviations from the mean over seeds, shape (seeds,).
@@ -194,22 +197,16 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def fixed_after(cell: Cell) -> float | None:
-    """The share of the run after which the optimum stays where it ends.
+    """The share of the run, in 0 to 1, after which the optimum stays where it ends.
 
     The optimum is fitted to every span of the learning curves as to the final losses.
-    It stays where it is within half an octave of its final place, or half the grid's
+    It counts as staying within half an octave of its final place, or half the grid's
     spacing if that is more (of hyperparameters not counted in octaves: always half
     the spacing). A span is a 40th of the run, like the slices of 1000 steps over which
-    Yang, Yu, Zhu & Hayou (arXiv 2310.02244), Figure 10, average. Bordelon, Noci, Li,
-    Hanin & Pehlevan (arXiv 2309.16620), Section B.2 and Figure B.3, find the optimum
-    decided after the first few epochs.
-
-    Args:
-      cell: with its learning curves.
+    Yang, Yu, Zhu & Hayou (arXiv 2310.02244), Figure 10, average.
 
     Returns:
-      A share in 0 to 1; None where nothing trained, or where the optimum of the last
-      span is elsewhere.
+      None if nothing trained, or if the optimum of the last span is elsewhere.
 
     Examples:
       >>> rates = np.arange(-10.0, -4.0)
@@ -237,7 +234,12 @@ def fixed_after(cell: Cell) -> float | None:
 
 
 def key_of(population: Population, without: str = "") -> str:
-    """The parametrization and choices of a population, but for one, as one key."""
+    """The parametrization and choices of a population as one key.
+
+    Args:
+      population: of a sweep.
+      without: a choice that is left out.
+    """
     chosen = (f"{k}={v}" for k, v in population.choices.items() if k != without)
     return ", ".join([population.parametrization, *chosen])
 
@@ -279,11 +281,7 @@ def predicted(
 def jackknife(left_out: Sequence[float]) -> float:
     """Standard error of an estimate, from the estimates that each leave out a seed.
 
-    Args:
-      left_out: one estimate a seed.
-
-    Returns:
-      Infinite for fewer than two seeds. For a mean it is the usual standard error.
+    Infinite for fewer than two seeds. For a mean it is the usual standard error.
 
     Examples:
       >>> values = np.array([1.0, 2.0, 6.0])

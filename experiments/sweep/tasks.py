@@ -1,4 +1,4 @@
-"""Tasks: a task is all runs of one model shape, over a grid and seeds.
+"""Tasks: all runs of one model shape, over a grid and seeds.
 
 `ZooTask` trains a zoo model, each run as `mupax train` does; `own.OwnTask` trains a
 user's own model.
@@ -65,14 +65,14 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def key(self) -> str:
-        """All that decides a run, but for its seed and its grid point."""
+        """Everything that determines a run, apart from its seed and grid point."""
 
     @abc.abstractmethod
     def training(self, data: Any) -> "Training":
         """The functions that are compiled, and the examples."""
 
     def bound(self, data: Any) -> "Task":
-        """The same task, with all that its key needs."""
+        """The same task, completed by the data that its key needs."""
         return self
 
     @property
@@ -108,7 +108,7 @@ class Training:
         leading axis. The orders, int32 of shape (steps, seeds, batch), say which
         examples each step takes.
       keys: seeds -> one random key each.
-      guess: chance-level loss; None where it is not known.
+      guess: chance-level loss, or None.
     """
 
     init: Callable[[jax.Array, Hyper], tuple[Any, Any]]
@@ -170,7 +170,7 @@ class ZooTask(Task):
 
     @property
     def name(self) -> str:
-        """The stem of its files' names; a hash stands for unusual characters."""
+        """The stem of its files' names; unusual characters are replaced by a hash."""
         chosen = "".join(f"-{value}" for _, value in self.choices)
         name = f"{self.parametrization}-w{self.width}-d{self.depth}{chosen}"
         if re.fullmatch(r"[\w.=+-]{1,120}", name):
@@ -185,12 +185,12 @@ class ZooTask(Task):
 
     @property
     def key(self) -> str:
-        """All that decides a run, but for its seed and its grid point."""
-        decisive = self.config.loss_settings() | {"first_seed": self.config.seed}
+        """Everything that determines a run, apart from its seed and grid point."""
+        settings = self.config.loss_settings() | {"first_seed": self.config.seed}
         if "learning_rate" in self.grid:
-            del decisive["learning_rate"]
-        kept = [self.average_last, sorted(self.grid)]
-        return json.dumps([decisive, kept], sort_keys=True, default=str)
+            del settings["learning_rate"]
+        others = [self.average_last, sorted(self.grid)]
+        return json.dumps([settings, others], sort_keys=True, default=str)
 
     def dataset(self, data: Any = None) -> Dataset:
         """The dataset: the given one, or the config's."""
@@ -202,10 +202,10 @@ class ZooTask(Task):
         """The functions that are compiled, and the examples.
 
         Args:
-          data: a `Dataset` or `ImageData` in place of the config's dataset.
+          data: a `Dataset` or `ImageData` in place of the config's dataset, or None.
         """
         dataset = self.dataset(data)
-        # The moving average is for evaluation, which a sweep does not do.
+        # The moving average is for evaluation; a sweep does not evaluate.
         config = dataclasses.replace(self.config, ema=None)
         built = build(config, dataset)
         smoothed = "label_smoothing" in self.grid
@@ -260,13 +260,9 @@ def _prepared(
     """The batches of all steps and seeds, in order."""
     shape = (steps, len(seeds), batch_size)
     count = math.prod(shape)
-    remedy = "; make sweep.steps smaller, or leave augment out"
-    if count > np.iinfo(np.int32).max:
-        raise UserError(
-            f"the sweep holds the batches of all its steps, {count} examples, which is "
-            f"more than an index counts{remedy}"
-        )
     try:
+        if count > np.iinfo(np.int32).max:  # of an index
+            raise MemoryError
         arrays = {
             key: np.empty((*shape, *spec.shape[1:]), spec.dtype)
             for key, spec in dataset.spec(batch_size).items()
@@ -274,7 +270,7 @@ def _prepared(
     except MemoryError:
         raise UserError(
             f"the sweep holds the batches of all its steps, {count} examples, which do "
-            f"not fit into memory{remedy}"
+            "not fit into memory; make sweep.steps smaller, or leave augment out"
         ) from None
     for place, seed in enumerate(seeds):
         batches = dataset.train(batch_size, seed, process_index=0, process_count=1)

@@ -1,16 +1,17 @@
-"""All verdicts of a sweep: by hyperparameter, parametrization and axis."""
+"""All verdicts of a sweep, for each hyperparameter, parametrization and axis."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .results import Cell, Population
-from .statistics import Sizes, Trend, along, key_of, predicted
+from .statistics import AXES, Sizes, Trend, along, key_of, predicted
 from .verdict import Transfer, transfer
 
 
 def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
-    """Every verdict of a sweep: by hyperparameter, parametrization and axis.
+    """Every verdict over depth and width.
 
     Args:
       populations: all of a sweep. Choices count as parametrizations of their own.
@@ -19,16 +20,15 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
     out = []
     keys = dict.fromkeys(key_of(p) for p in populations)
     names = dict.fromkeys(n for p in populations for n, v in p.axes.items() if v[1:])
-    for name in names:
-        for key in keys:
-            mine = [p for p in populations if key_of(p) == key and name in p.axes]
+    for name, key in itertools.product(names, keys):
+        swept = [p for p in populations if name in p.axes]
+        for axis in AXES:
+            line = along(swept, key, axis, base)
             cells = [
-                dataclasses.replace(p.cell(name), parametrization=key) for p in mine
+                dataclasses.replace(p.cell(name), parametrization=key) for p in line
             ]
-            for axis, tuned in (("depth", base.depth), ("width", base.width)):
-                fixed = base.width if axis == "depth" else base.depth
-                if line := along(cells, key, axis, fixed):
-                    out.append(transfer(line, axis, tuned, name))
+            if cells:
+                out.append(transfer(cells, axis, getattr(base, axis), name))
     return out
 
 
@@ -44,8 +44,8 @@ def over_training(
     Args:
       populations: all of a sweep. Other choices count as parametrizations.
       base: the sizes where the axes cross.
-      tuned: the batch size and the steps whose best values the others are to use; the
-        smallest where they were not swept.
+      tuned: batch size and steps of the base, whose best values the others use; the
+        smallest ones if these were not swept.
     """
     lines: dict[tuple[str, str, str], list[tuple[int, Cell]]] = {}
     for p in populations:
@@ -75,7 +75,7 @@ def verdicts(
     Args:
       judged: as `transfers` gives them.
       base: the sizes where the axes cross.
-      target: the sizes to predict the optimum at; None for none.
+      target: sizes at which to predict the optimum, or None.
     """
     out: dict[str, Any] = {}
     for one in judged:

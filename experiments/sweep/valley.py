@@ -1,4 +1,4 @@
-"""How two hyperparameters trade against each other near the optimum."""
+"""The trade-off between two hyperparameters near the optimum."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import numpy as np
 from . import grids, optima, statistics
 from .results import Population
 
-# What is fitted: where the loss is at most so many times the least, and in log less
-# than half-way to the median; or the best points where those are few; as long as the
-# fit explains most of how the log loss varies.
+# Fitted points: the loss is at most so many times the least, and its log lies less
+# than half-way to the median; the best points if those are too few. The fit must
+# explain this share of the variance of the log loss.
 _NEAR = 2.0
 _POINTS = 9
 _EXPLAINED = 0.8
@@ -27,14 +27,14 @@ def surface(population: Population, names: Sequence[str]) -> np.ndarray:
       names: of two of its axes, (across, up).
 
     Returns:
-      Geometric mean over seeds, shape (values across, values up); NaN where at every
-      value of the others a seed has no loss.
+      Geometric mean over seeds, shape (values across, values up); NaN where a seed
+      diverged at every value of the others.
 
     Examples:
       >>> axes = {"learning_rate": [0.25, 0.5], "eps": [1.0], "b1": [0.5, 0.9]}
       >>> loss = np.array([[[[4.0, 2.0]], [[np.nan, 8.0]]]])
-      >>> found = Population("n", "p", 8, 2, {}, axes, loss, loss[..., None], 0.0)
-      >>> surface(found, ("learning_rate", "eps")).round(3).tolist()
+      >>> runs = Population("n", "p", 8, 2, {}, axes, loss, loss[..., None], 0.0)
+      >>> surface(runs, ("learning_rate", "eps")).round(3).tolist()
       [[2.0], [8.0]]
     """
     at = [list(population.axes).index(name) for name in names]
@@ -48,17 +48,17 @@ def slope(population: Population, names: Sequence[str]) -> float | None:
     """The direction in which the loss changes least (Tensor Programs VI, Figure 7).
 
     A quadratic in the coordinates of both is fitted to the log loss around the
-    optimum; the slope is that of the long axis of its level sets. At -1 a double
-    learning rate wants half the multiplier, at -2 a quarter of it.
+    optimum; the slope is that of the long axis of its level sets. At -1 a doubled
+    learning rate needs half the multiplier, at -2 a quarter of it.
 
     Args:
       population: all runs of a shape.
       names: of two of its axes, (across, up).
 
     Returns:
-      Change of `up` for one of `across`, in `grids.coordinate`s; None where the
-      points are too few or too noisy, or the valley is round or no valley, or leans
-      the other way when any one seed is left out.
+      Change of `up` for one of `across`, in `grids.coordinate`s. None if the points are
+      too few or too noisy, if the valley is round or not a valley, or if its slope
+      changes sign when any one seed is left out.
     """
     whole = _slope(population, names)
     if whole is None or len(population.loss) < 2:
@@ -68,15 +68,7 @@ def slope(population: Population, names: Sequence[str]) -> float | None:
 
 
 def slope_error(population: Population, names: Sequence[str]) -> float:
-    """Standard error of `slope` over seeds (jackknife).
-
-    Args:
-      population: all runs of a shape.
-      names: of two of its axes, (across, up).
-
-    Returns:
-      Infinite where fewer than two seeds can be left out.
-    """
+    """Standard error of `slope` over seeds (jackknife); infinite for too few seeds."""
     known = [s for s in _left_out(population, names) if s is not None]
     return statistics.jackknife(known)
 

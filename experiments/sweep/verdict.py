@@ -13,9 +13,9 @@ Allowed is 1 % of the loss (`SHARE`). With the compute exponent 0.05 of language
 such standard deviation is allowed: the seed then changes the loss by more than retuning
 would.
 
-The shift of the optimum per doubling of the size (`Trend`) stands beside the verdict. A
-flat valley has no identifiable optimum and an uncertain shift; its regret is small and
-well known all the same.
+The shift of the optimum per doubling of the size (`Trend`) does not decide the verdict.
+In a flat valley the optimum and its shift are uncertain, but the regret is small and
+well known.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from typing import Any
 
 from . import grids
 from .optima import fit, optimum
-from .regret import Regret, regret
+from .regret import Regret, percent, regret
 from .results import Cell
 from .statistics import Trend, fixed_after, trend
 
@@ -57,7 +57,7 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """What one hyperparameter does along one axis of size: the verdict and its numbers.
+    """The verdict on one hyperparameter along one axis of size, and its numbers.
 
     Attributes:
       name: of the hyperparameter.
@@ -153,14 +153,11 @@ class Transfer:
             return ""
         if self.verdict is Verdict.TRANSFERS:
             return f"at most {percent(regret.high)} of the loss"
-        told = percent(regret.share)
-        if math.isfinite(regret.high):
-            told += f" ({percent(regret.low)} to {percent(regret.high)})"
-        return f"{told} of the loss"
+        return f"{regret.words} of the loss"
 
     @property
     def reason(self) -> str:
-        """What is missing for a verdict, or what fails; "" where neither."""
+        """Why there is no verdict, or which size fails; "" if neither."""
         match self.verdict:
             case Verdict.DIVERGES:
                 return f"diverges at {self.size_text()}"
@@ -212,11 +209,11 @@ class Transfer:
         share of the run after which each optimum stays.
         """
         cost = self.regret
-        joint = self.axis == "joint"
-        sizes = [[c.width, c.depth] if joint else None for c in self.cells]
-        listed_sizes = sizes if joint else list(self.sizes)
+        sizes: list[Any] = list(self.sizes)
+        if self.axis == "joint":
+            sizes = [[c.width, c.depth] for c in self.cells]
         return {
-            "sizes": listed_sizes,
+            "sizes": sizes,
             "optimum": [None if o is None else round(o, 3) for o in self.optima],
             "at_edge": list(self.at_edge),
             "unit": grids.unit(self.name),
@@ -225,8 +222,8 @@ class Transfer:
             "regret": None
             if cost is None
             else {
-                "of": listed_sizes[self.base],
-                "at": listed_sizes[-1],
+                "of": sizes[self.base],
+                "at": sizes[-1],
                 "share": _number(cost.share),
                 "interval": [_number(cost.low), _number(cost.high)],
                 "allowed": _number(self.allowed),
@@ -262,10 +259,10 @@ def transfer(
       >>> def cell(depth, best):
       ...     loss = np.exp2(0.05 * (grid - best) ** 2 + seeds)
       ...     return Cell("p", 64, depth, grid, loss, loss[..., None], 0.0)
-      >>> found = transfer([cell(8, -7.0), cell(16, -7.0), cell(32, -7.1)], "depth")
-      >>> found.words
+      >>> judged = transfer([cell(8, -7), cell(16, -7), cell(32, -7.1)], "depth")
+      >>> judged.words
       'transfers: costs at most 0.16% of the loss at depth 32'
-      >>> found.change_words
+      >>> judged.change_words
       'falls 1.07x over depth 8 to 32'
     """
     if axis == "joint":
@@ -295,24 +292,6 @@ def transfer(
         tuple(size for size, fitted in fitted_sizes if fitted and fitted.at_edge),
         tuple(size for size, fitted in fitted_sizes if fitted is None),
     )
-
-
-def percent(share: float) -> str:
-    """A share of the loss, to two digits.
-
-    Examples:
-      >>> percent(0.0042), percent(0.26), percent(5.42), percent(0.0)
-      ('0.42%', '26%', '540%', '0%')
-      >>> percent(123.4), percent(float("inf"))
-      ('1.2e+02 times', 'over a million times')
-    """
-    value = 100 * share
-    if value < 0.005:
-        return "0%"
-    if share > 1e6:
-        return "over a million times"
-    digits = 1 - math.floor(math.log10(value))
-    return f"{round(value, digits):g}%" if value < 1e4 else f"{share:.2g} times"
 
 
 def listed(items: Sequence[object]) -> str:

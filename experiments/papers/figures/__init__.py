@@ -1,11 +1,18 @@
-"""The figures of the papers, redrawn; a module for each paper.
+"""The figures of the papers, redrawn.
 
-registry: what a figure is. draw: PNG, SVG and CSV. job: the command. Those that are
-sweeps of networks are listed in sweeps; parts: how they are run; curves and claims_*:
-from the runs to lines and verdicts.
+| module | contents |
+|---|---|
+| `job` | the command |
+| `registry` | what a figure is: its claim, how it is drawn and checked |
+| `tp6`, `bordelon`, `jelassi`, `yaida` | the figures of each paper |
+| `rows`, `training` | claims beyond the papers |
+| `solved_*` | drawings from the solvers of `papers.theory` |
+| `claims_*`, `curves` | from sweeps to drawings and verdicts |
+| `parts`, `sizes`, `tables` | the sweeps, their sizes by scale, and their tables |
+| `draw`, `drawings`, `pages` | pictures; drawings as CSV; the generated docs |
 """
 
 from .job import figures, run
-from .registry import SCALES, Drawing, Figure, Line, Panel, Request
+from .registry import SCALES, Request
 
-__all__ = ["SCALES", "Drawing", "Figure", "Line", "Panel", "Request", "figures", "run"]
+__all__ = ["SCALES", "Request", "figures", "run"]

@@ -14,9 +14,9 @@ import numpy as np
 from scipy import stats
 
 from ...report import SweepData
-from ...report.data import Axis
 from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
+from ...sweep.statistics import Axis
 from ...sweep.verdict import Transfer, transfer
 from .registry import Line, Panel
 

@@ -5,8 +5,8 @@ import functools
 from ml_collections import ConfigDict
 
 from ...report import SweepData
-from ...report.data import Axis
 from ...sweep import optima
+from ...sweep.statistics import Axis
 from ...sweep.verdict import Transfer, transfer
 from . import curves
 from .parts import Part, Sweeps

@@ -9,25 +9,3 @@ linear_sgd: deep linear residual network under SGD (Tensor Programs VI, section 
 plane: stability, faithfulness and diversity over (α, γ) (TP-VI, section 7).
 relu_mlp: first step of a plain ReLU network (Jelassi et al.).
 """
-
-from . import (
-    family_statistics,
-    feature_learning,
-    finite_size,
-    lazy,
-    linear_joint,
-    linear_sgd,
-    plane,
-    relu_mlp,
-)
-
-__all__ = [
-    "family_statistics",
-    "feature_learning",
-    "finite_size",
-    "lazy",
-    "linear_joint",
-    "linear_sgd",
-    "plane",
-    "relu_mlp",
-]
