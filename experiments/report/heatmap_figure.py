@@ -1,5 +1,6 @@
 """Loss over two hyperparameters, a panel per size (Tensor Programs VI, Figure 7)."""
 
+import itertools
 import math
 from typing import Any
 
@@ -27,8 +28,8 @@ _HALO: list[Any] = [withStroke(linewidth=3.4, foreground=INK)]
 
 def pairs(data: SweepData) -> list[Pair]:
     """The pairs to draw; of more than three hyperparameters, those with the first."""
-    every = [(a, b) for i, a in enumerate(data.names) for b in data.names[i + 1 :]]
-    return [p for p in every if len(data.names) <= 3 or p[0] == data.names[0]]
+    pairs = itertools.combinations(data.names, 2)
+    return [p for p in pairs if len(data.names) <= 3 or p[0] == data.names[0]]
 
 
 def title(data: SweepData, pair: Pair, axis: Axis) -> str:

@@ -14,7 +14,7 @@ from ...io import check_writable, write_durably
 from ...report import style
 from .registry import Drawing, Figure, Line, Panel
 
-# The gallery has many pictures, so files are small; the SVG is for print.
+# Dots per inch of the PNG: the gallery has many pictures. The SVG is for print.
 _PIXELS = 110
 
 
@@ -73,7 +73,7 @@ def picture(drawing: Drawing, kind: str) -> bytes:
 
 
 def small(png: bytes) -> bytes:
-    """The same picture in 64 colours, which are enough for lines and letters."""
+    """The same picture in 64 colours, which suffice for lines and letters."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
         image.convert("RGB").quantize(64).save(buffer, "png", optimize=True)
@@ -128,14 +128,13 @@ def _panel(ax: Any, panel: Panel, legend: bool) -> None:
 
 
 def _sizes(axis: Any, sizes: list[float]) -> None:
-    """Put ticks at the sizes if they are few, and at every other one if many."""
+    """Put ticks at up to six sizes, and at every other one of up to twelve."""
     apart: list[float] = []
     for size in sizes:  # labels of sizes that are almost equal would overlap
         if not apart or size > 1.2 * apart[-1]:
             apart.append(size)
-    sizes = apart
-    if len(sizes) <= 12:
-        axis.set_ticks(sizes[:: 1 + (len(sizes) > 6)])
+    if len(apart) <= 12:
+        axis.set_ticks(apart[:: 1 + (len(apart) > 6)])
         axis.set_major_formatter(FuncFormatter(lambda v, _: _short(v)))
     axis.set_minor_formatter(NullFormatter())
 
@@ -147,15 +146,8 @@ def _short(size: float) -> str:
 
 def _line(ax: Any, line: Line, look: dict[str, Any]) -> None:
     if line.look == "theory":
-        ax.plot(
-            line.x,
-            line.y,
-            "--",
-            color="black",
-            lw=1.4,
-            label=line.label or None,
-            zorder=3,
-        )
+        label = line.label or None
+        ax.plot(line.x, line.y, "--", color="black", lw=1.4, label=label, zorder=3)
         return
     if line.look == "points":
         look = {**look, "linestyle": "none"}

@@ -1,4 +1,4 @@
-"""Drawings as files, so that a figure from a solver is drawn again without solving."""
+"""Drawings as CSV files, to draw a solver's figure again without solving."""
 
 import csv
 import io
@@ -17,14 +17,14 @@ def path(figure: Figure, request: Request) -> pathlib.Path:
 
 
 def write(file: pathlib.Path, drawing: Drawing) -> Drawing:
-    """Write a drawing, and return what the file holds."""
+    """Write a drawing, and return it as the file holds it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_durably(file, text(drawing))
     return read(file)
 
 
 def text(drawing: Drawing) -> str:
-    """A drawing as CSV: its points, under a comment with its words."""
+    """A drawing as CSV: its points, and a comment with its words above them."""
     head = {
         "ours": drawing.ours,
         "agrees": drawing.agrees,
@@ -70,19 +70,21 @@ def read(file: pathlib.Path) -> Drawing:
             "compute the figure"
         ) from None
     try:
-        known = json.loads(head.removeprefix("# "))
+        facts = json.loads(head.removeprefix("# "))
         rows = list(csv.DictReader(io.StringIO(body)))
         panels = []
-        for i, panel in enumerate(known["panels"]):
+        for i, panel in enumerate(facts["panels"]):
             lines = []
             for j, (label, look) in enumerate(panel.pop("lines")):
-                mine = [r for r in rows if (r["panel"], r["line"]) == (str(i), str(j))]
-                x, y = ([float(r[k] or "nan") for r in mine] for k in "xy")
-                errors = [float(r["standard_error"] or "nan") for r in mine]
-                some = errors if any(map(math.isfinite, errors)) else None
-                lines.append(Line(label, x, y, some, look))
+                own = [r for r in rows if (r["panel"], r["line"]) == (str(i), str(j))]
+                x, y, errors = (
+                    [float(r[k] or "nan") for r in own]
+                    for k in ("x", "y", "standard_error")
+                )
+                known = any(map(math.isfinite, errors))
+                lines.append(Line(label, x, y, errors if known else None, look))
             panels.append(Panel(lines=lines, **panel))
-        return Drawing(panels, known["ours"], known["agrees"])
+        return Drawing(panels, facts["ours"], facts["agrees"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} is not a drawing ({error}); remove it and draw the figure again"

@@ -60,7 +60,7 @@ def check(figure: Figure, request: Request) -> None:
 
 
 def drawn(figure: Figure, request: Request) -> Drawing:
-    """A figure's panels and verdict; whatever is missing is computed."""
+    """A figure's panels and verdict; missing runs are trained or computed."""
     if figure.train:
         return figure.train(request)
     path = drawings.path(figure, request)

@@ -1,4 +1,4 @@
-"""The sweeps of which a figure is made: packaged configs and what is overridden."""
+"""The sweeps of a figure: packaged configs with overrides."""
 
 import dataclasses
 import datetime

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 CIFAR = "CIFAR-10 of 16 x 16 pixels"
 TEXT = "a text file of yours: --dataset=text:FILE"
 
+BEYOND = "Beyond the papers"  # in place of a paper, for claims that have none
+
 Look = Literal["measured", "theory", "points"]
 
 

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from ...report import SweepData
 from . import curves, sizes
 from .parts import Part, Sweeps
-from .registry import CIFAR, SCALES, TEXT, Drawing, Figure
+from .registry import BEYOND, CIFAR, SCALES, TEXT, Drawing, Figure
 
 
 def keeps_and_moves(
@@ -75,12 +75,11 @@ _MUON = sizes.joined(
 _BRANCHES = {"sweep.only": "('depth_mup', 'completep')"}
 _PLAIN = "the best learning rate of plain ReLU networks goes as L^(-3/2) with "
 _TWO = "with branches of two layers α = 1 keeps the best learning rate, α = ½ does not"
-_BEYOND = "Beyond the papers"
 
 FIGURES = [
     Figure(
         "mlp-adam",
-        _BEYOND,
+        BEYOND,
         "Plain networks, Adam",
         f"{_PLAIN}Adam",
         train=Sweeps([Part("mlp_sweep", "mlp-adam", {}, _MLP)], _DEPTH_LAW),
@@ -88,7 +87,7 @@ FIGURES = [
     ),
     Figure(
         "mlp-sgd",
-        _BEYOND,
+        BEYOND,
         "Plain networks, SGD",
         f"{_PLAIN}momentum",
         train=Sweeps(
@@ -107,7 +106,7 @@ FIGURES = [
     ),
     Figure(
         "muon",
-        _BEYOND,
+        BEYOND,
         "Muon",
         "Depth-μP keeps Muon's best learning rate over depth and width",
         train=Sweeps(
@@ -125,7 +124,7 @@ FIGURES = [
     ),
     Figure(
         "vit-branches",
-        _BEYOND,
+        BEYOND,
         "Two-layer branches, ViT",
         _TWO,
         train=Sweeps(
@@ -143,7 +142,7 @@ FIGURES = [
     ),
     Figure(
         "gpt-branches",
-        _BEYOND,
+        BEYOND,
         "Two-layer branches, GPT",
         _TWO,
         train=Sweeps(

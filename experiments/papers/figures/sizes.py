@@ -1,8 +1,8 @@
 """Sizes of the figures' sweeps at each scale, as overrides of the packaged configs.
 
 "laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
-core, two epochs. "paper" has the papers' sizes as far as their texts tell them: they
-tell no widths of Megatron and the ViTs.
+core and two epochs. "paper" has the papers' sizes, as far as their texts give them: the
+widths of Megatron and of the ViTs are missing.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _MEDIUM = {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "3"}
 
 
 def joined(*many: Sizes) -> dict[str, dict[str, str]]:
-    """The overrides of each scale; later ones count."""
+    """The overrides of each scale; later ones replace earlier ones."""
     scales = dict.fromkeys(scale for sizes in many for scale in sizes)
     return {
         scale: {k: v for sizes in many for k, v in sizes.get(scale, {}).items()}
@@ -40,8 +40,8 @@ MLP: Sizes = {
     | {"sweep.depths": "(8,32,128)", "sweep.axes.learning_rate": "2**[-11:-5:1]"},
     "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
-# The learning rate and the block multiplier a together: for the base alone, and over
-# depth, where the best over both is wanted.
+# Sweeps over the learning rate and the block multiplier a together: of the base alone,
+# and over depth.
 BASE: Sizes = {
     "laptop": {
         "sweep.axes.learning_rate": "2**[-10:-4:1]",

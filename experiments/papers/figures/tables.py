@@ -1,7 +1,7 @@
 """Tables of runs, small enough to commit: a figure is drawn from them without training.
 
-A table is a CSV file with a line for each run, under a comment that holds what all of
-its runs share: steps, epochs, sizes, dataset and settings.
+A table is a CSV file with a line for each run. A comment above them holds the facts
+that all runs share: steps, epochs, sizes, dataset and settings.
 """
 
 import csv
@@ -30,12 +30,12 @@ _FIXED = ("parametrization", "width", "depth")
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The runs of a sweep, and what they share.
+    """The runs of a sweep, and the facts that they share.
 
     Attributes:
-      data: the populations, with as many seeds each; sizes, labels and steps.
-      facts: JSON-ready: "epochs", "batch_size", "dataset", "settings" (what decides the
-        losses), "measured" (a date) and the fields of `data` that are not runs.
+      data: the populations, all with the same seeds; sizes, labels and steps.
+      facts: JSON-ready: "epochs", "batch_size", "dataset", "settings" (which determine
+        the losses), "measured" (a date) and the fields of `data` that are not runs.
     """
 
     data: SweepData
@@ -221,13 +221,13 @@ def add(path: pathlib.Path, data: SweepData, shared: Mapping[str, Any]) -> Table
     """Write the runs of a sweep into its table; runs of other settings are replaced.
 
     Args:
-      path: of the table. Populations that it holds, that `data` lacks, and whose
-        settings are the same, stay.
+      path: of the table. Its populations that `data` lacks stay if their settings are
+        the same.
       data: of the sweep.
       shared: as `facts` gives it.
 
     Returns:
-      What the file holds now.
+      The new table.
     """
     populations = list(data.populations)
     old = read(path)
@@ -255,7 +255,7 @@ def _key(population: Population) -> tuple[Any, ...]:
     return population.parametrization, population.width, population.depth, chosen
 
 
-# ----- Views: the part of a table that a figure is about.
+# ----- Parts of a table, for a figure.
 
 
 def only(data: SweepData, keys: Iterable[str]) -> SweepData:
@@ -268,7 +268,7 @@ def only(data: SweepData, keys: Iterable[str]) -> SweepData:
 
 
 def tuned(data: SweepData, name: str) -> SweepData:
-    """The runs at the base's best value of a hyperparameter: tune it there, and scale.
+    """The runs of all sizes at the base's best value of one hyperparameter.
 
     Args:
       data: a sweep over this and other hyperparameters.

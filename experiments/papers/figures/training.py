@@ -10,7 +10,7 @@ from ...sweep.statistics import Axis
 from ...sweep.verdict import Transfer, transfer
 from . import curves
 from .parts import Part, Sweeps
-from .registry import CIFAR, TEXT, Drawing, Figure, Panel
+from .registry import BEYOND, CIFAR, TEXT, Drawing, Figure, Panel
 
 _HIDDEN = "hidden/weight_decay"
 
@@ -165,12 +165,11 @@ _LENGTH_RULE = (
     "and moves without it"
 )
 _DECAY_RULE = "where learning rate × decay is constant, and moves where the decay is"
-_BEYOND = "Beyond the papers"
 
 FIGURES = [
     Figure(
         "text-batch",
-        _BEYOND,
+        BEYOND,
         "Batch size, GPT",
         _BATCH_RULE,
         train=_batch("text_batch"),
@@ -178,7 +177,7 @@ FIGURES = [
     ),
     Figure(
         "cnn-batch",
-        _BEYOND,
+        BEYOND,
         "Batch size, CNN",
         _BATCH_RULE,
         train=_batch("cnn_batch"),
@@ -186,7 +185,7 @@ FIGURES = [
     ),
     Figure(
         "text-length",
-        _BEYOND,
+        BEYOND,
         "Training length, GPT",
         _LENGTH_RULE,
         train=_length("text_batch"),
@@ -194,7 +193,7 @@ FIGURES = [
     ),
     Figure(
         "cnn-length",
-        _BEYOND,
+        BEYOND,
         "Training length, CNN",
         _LENGTH_RULE,
         train=_length("cnn_batch"),
@@ -202,7 +201,7 @@ FIGURES = [
     ),
     Figure(
         "decay",
-        _BEYOND,
+        BEYOND,
         "Weight decay over width",
         f"AdamW's best learning rate stays over width {_DECAY_RULE}",
         train=Sweeps(_decay("decay", _WIDE, "2**[-2:0:2]"), decays),
@@ -210,7 +209,7 @@ FIGURES = [
     ),
     Figure(
         "decay-depth",
-        _BEYOND,
+        BEYOND,
         "Weight decay over depth, Depth-μP",
         f"AdamW's best learning rate stays over depth {_DECAY_RULE}",
         train=Sweeps(

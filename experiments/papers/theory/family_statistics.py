@@ -25,8 +25,7 @@ parameters. Over initializations (eq. 4.3, 4.6, 4.9, 4.10)
 
 The power of E[ηH] in the second line is 3. With 2, as in footnote 16 of our copy, the
 ratio would depend on the unit of the learning rate. The factor E[z²] is from that
-footnote: tanh at criticality has E[z²] ~ 1/L, and labels of order one instead of z
-  would
+footnote: tanh at criticality has E[z²] ~ 1/L. Labels of order one instead of z would
 give another power of L.
 """
 
@@ -92,7 +91,7 @@ class Statistics:
 
 
 def emergent_scale(width: int, depth: int, s: float) -> float:
-    """γ = L/n^{1-s}, eq. 1.1: what feature learning is proportional to.
+    """γ = L/n^{1-s}, eq. 1.1; feature learning is proportional to it.
 
     Examples:
       >>> emergent_scale(width=256, depth=8, s=0.5)
@@ -167,7 +166,7 @@ def statistics(
     seeds: int = 64,
     first_seed: int = 0,
 ) -> Statistics:
-    """Measure over random networks what eq. 4.3, 4.6 and 4.9 predict.
+    """Measure the averages of eq. 4.3, 4.6 and 4.9 over random networks.
 
     Args:
       width: n of all hidden layers.
@@ -243,7 +242,7 @@ def _sample(
     hidden, last = jnp.sqrt(rate * width**s / width), jnp.sqrt(rate / width)
     # √(C_W / n_{l-1}) / unit is n^(-s/2) √(C_W / rate) in every layer.
     std = jnp.sqrt(weight_scale / rate) * width ** (-s / 2)
-    # So it is for biases.
+    # The same holds for biases.
     shift, last_shift = jnp.sqrt(bias_rate * width**s), jnp.sqrt(bias_rate)
     bias_std = jnp.sqrt(bias_scale / bias_rate) * width ** (-s / 2)
 

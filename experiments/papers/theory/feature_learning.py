@@ -175,7 +175,9 @@ def dynamics(
     steps, batch = y.shape
     check_sizes(steps, batch, depth)
     if replicas < 2:
-        raise UserError(f"replicas={replicas} must be at least 2, to tell the error")
+        raise UserError(
+            f"replicas={replicas} must be at least 2, to estimate the error"
+        )
     least = (2 * depth + 1) * steps * batch + 2
     if samples < least:
         raise UserError(

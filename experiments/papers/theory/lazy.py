@@ -142,7 +142,7 @@ def kernels(
 
 
 def memory_needed(points: int, layers: int) -> int:
-    """The bytes that `kernels` takes: what it returns, and 24 of the ODE's stages."""
+    """The bytes that `kernels` needs: its result, and 24 matrices of the ODE solver."""
     return (5 * layers + 24) * points**2 * 8
 
 

@@ -179,8 +179,8 @@ def dynamics(
       `Dynamics`.
 
     Raises:
-      UserError: as of `linear_sgd.train`, or a gradient that vanishes, where G
-        cannot be told from the kernel of χ g.
+      UserError: as of `linear_sgd.train`, or a gradient that vanishes, so that G does
+        not follow from the kernel of χ g.
 
     Source: Bordelon et al., eq. 88 to 91.
 
@@ -253,6 +253,6 @@ def _chi(loss: _Scaled, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     if np.abs(chi).min() < 1e-9 * np.abs(chi).max() or not chi.any():
         raise UserError(
             f"the loss of vector {int(np.abs(chi).argmin())} has no gradient: G of a "
-            "fitted sample is not given; change its target a little"
+            "fitted sample is unknown; change its target a little"
         )
     return (chi[:, None] * chi[None])[None]

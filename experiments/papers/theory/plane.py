@@ -97,8 +97,7 @@ class Point:
 
     @property
     def kappa(self) -> float:
-        """κ of Definition 7.6 in the limit of depth: ½ if the random part remains, else
-        0.
+        """κ of Definition 7.6 at infinite depth: ½ if the random part remains, else 0.
 
         NaN if training diverged.
         """
