@@ -48,6 +48,12 @@ class Trained:
     parameters: int = 0
     baseline: str | None = None
 
+    @property
+    def accuracies(self) -> np.ndarray:
+        """(step, test accuracy) of the evaluations that have one, shape (count, 2)."""
+        points = np.array([(e[0], e[2]) for e in self.evals], float).reshape(-1, 2)
+        return points[np.isfinite(points[:, 1])]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepData:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -17,7 +16,7 @@ _GREY = "#7c8494"
 
 def shown(data: SweepData) -> bool:
     """Whether there is a target, a baseline and an accuracy to compare."""
-    return bool(data.compared) and any(_points(run).size for run in _runs(data))
+    return bool(data.compared) and any(run.accuracies.size for run in _runs(data))
 
 
 def sentence(data: SweepData) -> str:
@@ -96,11 +95,10 @@ def figure(data: SweepData, page: Page) -> Figure:
     ax = sheet.axes(left, first, width, main)
     ends = []
     for run, look in zip(runs, looks, strict=True):
-        points = _points(run)
-        if not points.size:
+        if not run.accuracies.size:
             continue
-        ax.plot(*points.T, lw=2.6, marker="o", ms=4.5, clip_on=False, **look)
-        step, accuracy = points[-1]
+        ax.plot(*run.accuracies.T, lw=2.6, marker="o", ms=4.5, clip_on=False, **look)
+        step, accuracy = run.accuracies[-1]
         text = "diverged" if run.train_loss is None else f"{accuracy:.1%}"
         ends.append((accuracy, step, text, look["color"]))
     ax.set(xlim=(0, max(end[1] for end in ends)), ylim=(0, 1))
@@ -150,12 +148,6 @@ def _label(run: Trained) -> str:
     if run.baseline == _BASE:
         return "small network, where it was tuned"
     return "large network, without mupax's scaling"
-
-
-def _points(run: Trained) -> np.ndarray:
-    """(step, accuracy) of the evaluations that have one, shape (evaluations, 2)."""
-    points = np.array([(e[0], e[2]) for e in run.evals], dtype=float).reshape(-1, 2)
-    return points[np.isfinite(points[:, 1])]
 
 
 def _value(run: Trained) -> float | None:

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ..sweep.verdict import Transfer, Verdict, percent
 from . import findings
-from .data import SweepData, Trained, finite
+from .data import SweepData, Trained
 from .style import INK, MUTED, Page, Sheet, log_ticks, mark_empty, ramp
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
@@ -150,19 +150,18 @@ def _draw_losses(ax: Any, data: Trained) -> None:
 
 
 def _draw_accuracy(ax: Any, data: Trained) -> None:
-    evals = [(e[0], finite(e[2])) for e in data.evals]
-    known = [(s, a) for s, a in evals if a is not None]
+    points = data.accuracies
     ax.set_xlabel("step")
-    if not known:
+    if not points.size:
         ax.set(xticks=[], yticks=[])
         mark_empty(ax)
         return
-    ax.plot(*zip(*known, strict=True), color=_DARK, lw=1.6, marker="o", clip_on=False)
-    low = min(a for _, a in known)
+    ax.plot(*points.T, color=_DARK, lw=1.6, marker="o", clip_on=False)
+    low = points[:, 1].min()
     # Start near the data: near 100 % a few percentage points matter.
     ax.set_ylim(max(0.0, low - 0.15 * (1 - low) - 0.005), 1.0)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
-    step, last = known[-1]
+    step, last = points[-1]
     ax.annotate(
         f"{last:.1%}",
         (step, last),
