@@ -226,6 +226,20 @@ def test_a_number_that_is_free_again_is_not_taken(memory):
     assert mirror._newest(holder._objects).session == "other"
 
 
+def test_a_number_that_was_taken_and_given_up_is_not_ours(memory, monkeypatch):
+    """Between the refusal and the look at who has it, its owner removed it."""
+    objects = mirror._Objects(memory)
+    errors = iter([FileExistsError("precondition failed"), OSError("no network")])
+
+    def refuse(*_, **__):
+        raise next(errors)
+
+    monkeypatch.setattr(type(objects._system), "pipe_file", refuse)
+    assert not objects.create("name", b"content")
+    with pytest.raises(OSError, match="no network"):
+        objects.create("name", b"content")
+
+
 class Killed(BaseException):
     """The process was killed before a request."""
 
