@@ -15,7 +15,7 @@ from mupax.zoo.layers import single
 
 from . import remote
 from .data import normalize
-from .data.augment import CROP_MODES, Transform
+from .data.augment import Transform
 from .errors import UserError
 from .loading import load_model
 
@@ -103,11 +103,6 @@ def predict(
         raise UserError(
             f"this {kind} is the image tower of a CLIP: its {config.projection} "
             f"outputs are an embedding, not classes; {_REMEDY}"
-        )
-    if config.crop_mode not in CROP_MODES:
-        raise UserError(
-            f"the preprocessing of this {kind} has crop_mode={config.crop_mode!r}; "
-            f"images are prepared by {' or '.join(CROP_MODES)} only"
         )
     transform = Transform(
         (),

@@ -71,15 +71,41 @@ class Geometric(Operation):
         return _resample(image, self.source(image.size, u), self.fill)
 
 
+# ----- Checks of options. `parse` turns their errors into UserErrors.
+
+
 def _range(name: str, value: float, low: float, high: float = math.inf) -> None:
     if not low <= value <= high:
-        bounds = f"be {low} or more" if high == math.inf else f"lie in {low}..{high}"
-        raise ValueError(f"{name} is {value}, and must {bounds}")
+        bounds = f"{low} or more" if high == math.inf else f"in {low}..{high}"
+        raise ValueError(f"{name} is {value}; it must be {bounds}")
 
 
 def _interval(name: str, value: Sequence[float]) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1]:
-        raise ValueError(f"{name} is {value}, and must be (low, high), 0 < low <= high")
+        raise ValueError(f"{name} is {value}; it must be (low, high), 0 < low <= high")
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+
+
+def check_fitting(crop: float | None, crop_mode: str, resample: str) -> None:
+    """Check the options with which evaluation fits an image to a size.
+
+    Raises:
+      UserError: one is out of range; names it.
+    """
+    try:
+        _one_of("resample", resample, RESAMPLE)
+        _one_of("crop_mode", crop_mode, CROP_MODES)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if crop is not None and not 0 < crop <= 1:
+        raise UserError(f"crop is {crop}; it must be more than 0 and at most 1")
+
+
+# ----- Arithmetic of points.
 
 
 def _between(low: float, high: float, u: float) -> float:
@@ -230,8 +256,8 @@ class RandomResizedCrop(Operation):
         _interval("scale", self.scale)
         _interval("ratio", self.ratio)
         if self.scale[1] > 1:
-            raise ValueError(f"scale is {self.scale}, and must not exceed 1")
-        _check_resample(self.resample)
+            raise ValueError(f"scale is {self.scale}; it must not exceed 1")
+        _one_of("resample", self.resample, RESAMPLE)
 
     def box(
         self, size: tuple[int, int], u: Sequence[float]
@@ -357,8 +383,8 @@ class RandAugment(Operation):
         _range("magnitude", self.magnitude, 0, 30)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
-        for which, sign in zip(u[: self.num], u[8 : 8 + self.num], strict=True):
-            change = _CHANGES[int(which * len(_CHANGES))]
+        for choice, sign in zip(u[: self.num], u[8 : 8 + self.num], strict=True):
+            change = _CHANGES[int(choice * len(_CHANGES))]
             level = self.magnitude / 30
             image = change(image, level, -1.0 if sign < 0.5 else 1.0, self.fill)
         return image
@@ -422,7 +448,7 @@ class RandomErasing(Operation):
         _interval("scale", self.scale)
         _interval("ratio", self.ratio)
         if isinstance(self.fill, str) and self.fill != "noise":
-            raise ValueError(f'fill is {self.fill!r}, and must be 0..255 or "noise"')
+            raise ValueError(f'fill is {self.fill!r}; it must be 0..255 or "noise"')
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         if u[0] >= self.probability:
@@ -474,7 +500,7 @@ def parse(augment: Iterable[str | Mapping[str, Any]]) -> tuple[Operation, ...]:
     """
     if isinstance(augment, str):
         raise UserError(
-            f"augment is {augment!r}; write a tuple, such as ({augment!r},)"
+            f"augment is {augment!r}; it must be a tuple, e.g. ({augment!r},)"
         )
     return tuple(_operation(entry) for entry in augment)
 
@@ -484,26 +510,21 @@ def _operation(entry: str | Mapping[str, Any]) -> Operation:
     name = options.pop("name", None)
     if name not in OPERATIONS:
         raise UserError(
-            f"There is no augmentation {name!r}; choose of {', '.join(OPERATIONS)}."
+            f"there is no augmentation {name!r}; choose one of {', '.join(OPERATIONS)}"
         )
     kind = OPERATIONS[name]
     known = [p for p in inspect.signature(kind).parameters if p != "size"]
     for option in options:
         if option not in known:
             raise UserError(
-                f"The augmentation {name!r} has no option {option!r}; it has "
-                f"{', '.join(known)}."
+                f"the augmentation {name!r} has no option {option!r}; its options are "
+                f"{', '.join(known)}"
             )
     try:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         return kind(**values)
     except (TypeError, ValueError) as error:
-        raise UserError(f"The augmentation {name!r}: {error}.") from error
-
-
-def _check_resample(name: str) -> None:
-    if name not in RESAMPLE:
-        raise ValueError(f"resample is {name!r}; choose of {', '.join(RESAMPLE)}")
+        raise UserError(f"the augmentation {name!r}: {error}") from error
 
 
 def _resample(image: Image.Image, source: Affine, fill: int) -> Image.Image:
@@ -541,11 +562,7 @@ class Transform:
         resample: str = "bilinear",
         crop_mode: str = "center",
     ):
-        _check_resample(resample)
-        if crop_mode not in CROP_MODES:
-            raise ValueError(
-                f"crop_mode is {crop_mode!r}; choose of {', '.join(CROP_MODES)}"
-            )
+        check_fitting(crop, crop_mode, resample)
         self._squash = crop_mode == "squash"
         self._size = shape[:2]
         self._mode = "L" if shape[2] == 1 else "RGB"
@@ -569,8 +586,8 @@ class Transform:
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         elif image.mode in ("I", "F"):
             raise ValueError(
-                f"its pixels have 32 bits (mode {image.mode!r} of Pillow), of which "
-                "white is not known; save it with 8 or 16 bits"
+                f"its pixels have 32 bits (mode {image.mode!r} of Pillow), whose value "
+                "of white is unknown; save it with 8 or 16 bits"
             )
         if image.mode != self._mode:
             image = image.convert(self._mode)
@@ -581,16 +598,16 @@ class Transform:
     def _augment(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         start, moved, fill = 0, None, 0
         for op in self.operations:
-            mine = u[start : start + op.draws]
+            numbers = u[start : start + op.draws]
             start += op.draws
             if isinstance(op, Geometric):
-                source = op.source(image.size, mine)
+                source = op.source(image.size, numbers)
                 moved = source if moved is None else _compose(moved, source)
                 fill = op.fill
                 continue
             if moved is not None:
                 image, moved = _resample(image, moved, fill), None
-            image = op(image, mine)
+            image = op(image, numbers)
         return image if moved is None else _resample(image, moved, fill)
 
     def _fit(self, image: Image.Image) -> Image.Image:

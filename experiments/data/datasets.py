@@ -84,10 +84,10 @@ def open_dataset(
 
     Args:
       name: digits, digit_sums (pairs of digits and their sum), mnist, fashion_mnist
-        or cifar10 (kept in memory); imagenet2012,
-        tiny_imagenet or another labelled image dataset that TFDS prepared as
-        ArrayRecord files; noise, e.g. "fake:224x224x3:1000" or
-        "fake:CONTEXT:VOCABULARY"; or text, "text:FILE" or "text:DIRECTORY".
+        or cifar10 (kept in memory); imagenet2012, tiny_imagenet or another labelled
+        image dataset that TFDS prepared as ArrayRecord files; noise, e.g.
+        "fake:224x224x3:1000" or "fake:CONTEXT:VOCABULARY"; or text, "text:FILE" or
+        "text:DIRECTORY".
       data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
         ~/tensorflow_datasets.
       image_size: side, or (height, width), to which images are resized; by default
@@ -102,16 +102,17 @@ def open_dataset(
         sides.
       resample: filter for resizing without augmentation: "bilinear", "bicubic",
         "lanczos" or "nearest".
-      mean: that images are normalized by, per channel, where white is 1; by default
-        that of the training images.
-      std: that images are normalized by, likewise.
+      mean: mean of the pixels, per channel, where white is 1; by default that of the
+        training images.
+      std: standard deviation of the pixels, likewise.
       context: tokens per window of text.
       tokenizer: "bytes", or a tokenizer.json: its path, that of its directory, or the
         id of a repository on the Hugging Face hub.
       test_path: test text, a file or directory; by default the last tenth of the text.
-      threads: that prepare batches, per process; by default one per core, at most 8.
-      workers: number of Python processes that prepare batches of images, per process;
-        0: threads.
+      threads: number of threads that prepare batches; by default one per core, at
+        most 8.
+      workers: number of Python processes that prepare batches of images, in place of
+        the threads; 0: none.
 
     Raises:
       UserError: an unknown name, a dataset that is not prepared (the message gives the
@@ -128,13 +129,21 @@ def open_dataset(
     pool = Workers(threads, workers)
     slices = {"train_split": train_split != "train", "test_split": test_split}
     if name.startswith("text:"):
-        _refuse(name, {**slices, "image_size": image_size, "augment": operations})
-        resampled = resample != "bilinear"
-        _refuse(name, {"crop": crop, "resample": resampled, "workers": workers})
-        squashed = crop_mode != "center"
-        _refuse(name, {"crop_mode": squashed, "mean": mean, "std": std})
+        of_images = {
+            "image_size": image_size,
+            "augment": operations,
+            "crop": crop,
+            "crop_mode": crop_mode != "center",
+            "resample": resample != "bilinear",
+            "mean": mean,
+            "std": std,
+            "workers": workers,
+        }
+        _refuse(name, slices | of_images)
         if context is None:
-            raise UserError(f"{name} is text; give context, the tokens per window.")
+            raise UserError(
+                f"{name} is text; set data.context, the number of tokens per window"
+            )
         return open_text(
             name.removeprefix("text:"),
             context=context,
@@ -144,34 +153,19 @@ def open_dataset(
         )
     if is_fake_text(name):
         return fake_text(name, pool)
-    _refuse(name, {"context": context, "test_path": test_path})
-    _refuse(name, {"tokenizer": tokenizer != "bytes"})
+    of_text = {"context": context, "test_path": test_path}
+    _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
     size = _size(image_size)
-    if resample not in augmentations.RESAMPLE:
-        raise UserError(
-            f"resample is {resample!r}; choose of {', '.join(augmentations.RESAMPLE)}."
-        )
-    if crop is not None and not 0 < crop <= 1:
-        raise UserError(f"crop is {crop}, and must be more than 0 and at most 1.")
-    if crop_mode not in augmentations.CROP_MODES:
-        raise UserError(
-            f"crop_mode is {crop_mode!r}; choose of "
-            f"{', '.join(augmentations.CROP_MODES)}."
-        )
+    augmentations.check_fitting(crop, crop_mode, resample)
     if name.startswith("fake:"):
         _refuse(name, slices)
-        splits = _fake(name)
+        splits = _noise(name)
     elif name in images.DATASETS:
         _refuse(name, slices)
         splits = _in_memory(images.load(name, data_dir))
     else:
         splits = _prepared(name, data_dir, train_split, test_split)
-    if size is None and splits.size is None:
-        raise UserError(
-            f"The images of {name} have different sizes; set image_size, e.g. 224."
-        )
-    fitting = _Fitting(crop, crop_mode, resample)
-    dataset = splits.build(size, operations, fitting, pool)
+    dataset = splits.build(size, operations, crop, crop_mode, resample, pool)
     return _normalized_by(dataset, mean, std)
 
 
@@ -190,7 +184,7 @@ def _normalized_by(
             raise UserError(
                 f"{name} is {values}, and must be {channels} "
                 f"{'positive ' * (name == 'std')}numbers, one for each channel of "
-                f"{dataset.name}; give both mean and std."
+                f"{dataset.name}; set both mean and std"
             )
         given.append(array * np.float32(dataset.white))
     return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))
@@ -199,60 +193,58 @@ def _normalized_by(
 def _refuse(name: str, options: dict[str, Any]) -> None:
     for option, given in options.items():
         if given:
-            raise UserError(f"{option} means nothing for {name}; remove it.")
+            raise UserError(f"{option} means nothing for {name}; remove it")
 
 
 def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
     both = image_size if isinstance(image_size, Sequence) else (image_size,) * 2
-    whole = all(isinstance(x, int) and not isinstance(x, bool) for x in both)
+    integers = all(isinstance(x, int) and not isinstance(x, bool) for x in both)
     # Codecs and resizing here do not support more than 2^15 pixels per side.
-    if len(both) != 2 or not whole or not 1 <= min(both) <= max(both) <= 2**15:
+    if len(both) != 2 or not integers or not 1 <= min(both) <= max(both) <= 2**15:
         raise UserError(
-            f"image_size is {image_size}; give a side or (height, width), in "
-            "pixels, each from 1 to 32768."
+            f"image_size is {image_size}; it must be a side or (height, width) in "
+            "pixels, each from 1 to 32768"
         )
     return both[0], both[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Fitting:
-    """How images of any size become those of a batch; see `open_dataset`."""
-
-    crop: float | None = None
-    crop_mode: str = "center"
-    resample: str = "bilinear"
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Splits:
-    """The splits of an image dataset before images are resized."""
+    """The splits of an image dataset, before images are resized."""
 
     name: str
     classes: int
-    size: tuple[int, int] | None  # of all images; None: different sizes
-    channels: int
     train: sources.Source
     test: sources.Source
-    encoded: bool  # whether the source returns encoded files
-    known: tuple[np.ndarray, np.ndarray] | None
+    statistics: tuple[np.ndarray, np.ndarray] | None
     labels: tuple[str, ...] | None = None
     white: int = 255
 
     def build(
         self,
-        size: tuple[int, int] | None,
-        operations: Sequence[augmentations.Operation],
-        fitting: _Fitting,
-        workers: Workers,
+        image_size: tuple[int, int] | None = None,
+        operations: Sequence[augmentations.Operation] = (),
+        crop: float | None = None,
+        crop_mode: str = "center",
+        resample: str = "bilinear",
+        workers: Workers | None = None,
     ) -> Dataset:
-        height, width = shape2 = size or self.size or (0, 0)
-        shape = (height, width, self.channels)
-        crop = fitting.crop
+        """The dataset of resized images; see `open_dataset`."""
+        height, width, channels = self.train.shape
+        own_size = (height, width) if height and width else None
+        size = image_size or own_size
+        if size is None:
+            raise UserError(
+                f"the images of {self.name} have different sizes; set "
+                "data.image_size, e.g. 224"
+            )
+        shape = (*size, 1 if channels == 1 else 3)
         if crop is None:
-            crop = 1.0 if self.size else _PHOTOGRAPH_CROP
-        resized = self.encoded or shape2 != self.size or crop != 1
+            crop = 1.0 if own_size else _PHOTOGRAPH_CROP
+        encoded = isinstance(self.train, sources.Records)
+        resized = encoded or size != own_size or crop != 1
 
         def load(
             split: str,
@@ -265,8 +257,8 @@ class _Splits:
                     operations,
                     shape,
                     crop=crop,
-                    resample=fitting.resample,
-                    crop_mode=fitting.crop_mode,
+                    resample=resample,
+                    crop_mode=crop_mode,
                 )
             return ImageLoad(f"{self.name}, {split},", source, transform, shape)
 
@@ -281,53 +273,46 @@ class _Splits:
             load_plain=load("train", self.train),
             load_test=load("test", self.test),
             draws=sum(operation.draws for operation in operations),
-            workers=workers,
-            known_statistics=self.known,
+            workers=workers or Workers(),
+            known_statistics=self.statistics,
             labels=self.labels,
             white=self.white,
             crop=crop,
-            crop_mode=fitting.crop_mode,
-            resample=fitting.resample,
+            crop_mode=crop_mode,
+            resample=resample,
         )
 
 
 def from_memory(data: images.ImageData) -> Dataset:
     """A dataset of images in memory."""
-    return _in_memory(data).build(None, (), _Fitting(), Workers())
+    return _in_memory(data).build()
 
 
 def _in_memory(data: images.ImageData) -> _Splits:
-    height, width, channels = data.train_images.shape[1:]
     return _Splits(
-        name=data.name,
-        classes=data.num_classes,
-        size=(height, width),
-        channels=channels,
-        train=sources.Arrays(data.train_images, data.train_labels),
-        test=sources.Arrays(data.test_images, data.test_labels),
-        encoded=False,
-        known=(data.mean, data.std),
-        labels=data.labels,
-        white=data.white,
+        data.name,
+        data.num_classes,
+        sources.Arrays(data.train_images, data.train_labels),
+        sources.Arrays(data.test_images, data.test_labels),
+        (data.mean, data.std),
+        data.labels,
+        data.white,
     )
 
 
-# A small number, for short epochs and evaluations.
-_FAKE_TRAIN, _FAKE_TEST = 10_000, 100
+# Few examples, for short epochs and evaluations.
+_NOISE_TRAIN, _NOISE_TEST = 10_000, 100
 
 
-def _fake(name: str) -> _Splits:
-    (height, width, channels), classes = sources.parse_fake(name)
-    uniform = np.full(channels, 127.5, np.float32), np.full(channels, 73.9, np.float32)
+def _noise(name: str) -> _Splits:
+    shape, classes = sources.parse_fake(name)
+    uniform = (np.full(shape[2], x, np.float32) for x in (127.5, 73.9))
     return _Splits(
-        name=name,
-        classes=classes,
-        size=(height, width),
-        channels=channels,
-        train=sources.Noise(_FAKE_TRAIN, (height, width, channels), classes, 0),
-        test=sources.Noise(_FAKE_TEST, (height, width, channels), classes, 1),
-        encoded=False,
-        known=uniform,
+        name,
+        classes,
+        sources.Noise(_NOISE_TRAIN, shape, classes, seed=0),
+        sources.Noise(_NOISE_TEST, shape, classes, seed=1),
+        (next(uniform), next(uniform)),
     )
 
 
@@ -345,35 +330,26 @@ def _prepared(
         keys = _keys(builder)
         if test_split is None:
             test_split = _test_split(builder)
-        lost = {train_split, test_split} - set(builder.info.splits)
+        missing = {train_split, test_split} - set(builder.info.splits)
     try:
         train = sources.Records(builder, train_split, keys)
         test = sources.Records(builder, test_split, keys)
     except NotImplementedError as error:  # TFRecord files, which need TensorFlow
         raise UserError(prepared.not_array_record(builder, places)) from error
     except Exception as error:
-        if lost:
+        if missing:
             raise UserError(
                 f"{name} has no split {train_split!r} or {test_split!r}; "
-                f"{builder.data_dir} has {', '.join(builder.info.splits)}."
+                f"{builder.data_dir} has {', '.join(builder.info.splits)}"
             ) from error
         with intact.reading(builder.data_dir):
             raise
     with intact.reading(builder.data_dir):
-        height, width, channels = train.shape
         label = builder.info.features[keys[1]]
         intact.compare_classes(builder.data_dir, train, keys[1], label.num_classes)
-    return _Splits(
-        name=name,
-        classes=label.num_classes,
-        size=(height, width) if height and width else None,
-        channels=1 if channels == 1 else 3,
-        train=train,
-        test=test,
-        encoded=True,
-        known=_STATISTICS.get(name.split("/")[0].split(":")[0]),
-        labels=images.class_names(label),
-    )
+    statistics = _STATISTICS.get(name.split("/")[0].split(":")[0])
+    names = images.class_names(label)
+    return _Splits(name, label.num_classes, train, test, statistics, names)
 
 
 def _unknown(name: str) -> str | None:
@@ -388,8 +364,8 @@ def _unknown(name: str) -> str | None:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "is it a TFDS name?"
     return (
-        f"There is no dataset {name!r}; {hint} Names are those of prepared TFDS "
-        "datasets, text:FILE, or fake:224x224x3:1000."
+        f"there is no dataset {name!r}; {hint} A dataset is the name of a prepared "
+        "TFDS dataset, text:FILE, or noise, e.g. fake:224x224x3:1000"
     )
 
 
@@ -404,7 +380,8 @@ def _keys(builder: tfds.core.DatasetBuilder) -> tuple[str, str]:
         if key not in features or not isinstance(features[key], kind):
             raise UserError(
                 f"{builder.name} is not a dataset of labelled images: it has no "
-                f"{kind.__name__} feature {key!r}, but {', '.join(features)}."
+                f"{kind.__name__} feature {key!r}; its features are "
+                f"{', '.join(features)}"
             )
     return image, label
 
@@ -419,6 +396,6 @@ def _test_split(builder: tfds.core.DatasetBuilder) -> str:
         if name in splits:
             return name
     raise UserError(
-        f"{builder.name} has no split {' or '.join(names)}; name one of "
-        f"{', '.join(splits)}, or a slice, as test_split."
+        f"{builder.name} has no split {' or '.join(names)}; set data.test_split to "
+        f"one of {', '.join(splits)}, or to a slice"
     )

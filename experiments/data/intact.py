@@ -28,7 +28,7 @@ _SAMPLED = 1024
 
 @contextlib.contextmanager
 def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn TFDS's errors for damaged metadata into one sentence that names the file.
+    """Raise a UserError that names the damaged file for TFDS's errors.
 
     Args:
       folder: of the dataset's version.
@@ -43,8 +43,8 @@ def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:
         path = _culprit(Path(folder))
-        said = f"is damaged ({reason(error)})" if path.exists() else "is missing"
-        raise UserError(f"{path} {said}; {_remedy(folder)}") from error
+        state = f"is damaged ({reason(error)})" if path.exists() else "is missing"
+        raise UserError(f"{path} {state}; {_remedy(folder)}") from error
 
 
 def check_files(files: Sequence[Any]) -> None:
@@ -102,10 +102,7 @@ def check_labels(
     """
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         wrong = labels[(labels < 0) | (labels >= classes)][0]
-        raise UserError(
-            f"{Path(folder) / METADATA[1]} says {classes} classes, and a record has "
-            f"the label {wrong}: one of them is damaged; {_remedy(folder)}"
-        )
+        raise _conflict(folder, f"{classes} classes", f"a record has label {wrong}")
 
 
 def check_all_seen(
@@ -117,11 +114,8 @@ def check_all_seen(
       UserError: one has none; names features.json.
     """
     check_labels(folder, labels, classes)
-    if len(np.unique(labels)) < classes:
-        raise UserError(
-            f"{Path(folder) / METADATA[1]} says {classes} classes, and the records "
-            f"have {len(np.unique(labels))}: one is damaged; {_remedy(folder)}"
-        )
+    if (count := len(np.unique(labels))) < classes:
+        raise _conflict(folder, f"{classes} classes", f"the records have {count}")
 
 
 def compare_classes(
@@ -145,10 +139,8 @@ def compare_classes(
     if file.is_file():
         names = [line for line in file.read_text().splitlines() if line.strip()]
         if len(names) != classes:
-            raise UserError(
-                f"{Path(folder) / METADATA[1]} says {classes} classes, and {file} has "
-                f"{len(names)} names: one of them is damaged; {_remedy(folder)}"
-            )
+            actual = f"{file} has {len(names)} names"
+            raise _conflict(folder, f"{classes} classes", actual)
         return
     count = min(_SAMPLED, len(source))
     _, labels = source.read(np.arange(count) * len(source) // count)
@@ -179,10 +171,10 @@ def check_picture(
     sizes = zip(actual[:2], declared[:2], strict=True)
     if all(d in (None, a) for a, d in sizes) and not (declared[2] == 1 != actual[2]):
         return
-    raise UserError(
-        f"{Path(folder) / METADATA[1]} says images of (height, width, channels) = "
-        f"{tuple(declared)}, and a record has {tuple(actual)}: one of them is damaged; "
-        f"{_remedy(folder)}"
+    raise _conflict(
+        folder,
+        f"images of (height, width, channels) = {tuple(declared)}",
+        f"a record has {tuple(actual)}",
     )
 
 
@@ -216,6 +208,14 @@ def _culprit(folder: Path) -> Path:
     except Exception:  # whatever TFDS raises
         return folder / METADATA[1]
     return folder / METADATA[0]
+
+
+def _conflict(folder: str | os.PathLike[str], declared: str, actual: str) -> UserError:
+    """The error for a features.json that contradicts the records."""
+    return UserError(
+        f"{Path(folder) / METADATA[1]} says {declared}, and {actual}: one of them is "
+        f"damaged; {_remedy(folder)}"
+    )
 
 
 def _remedy(folder: str | os.PathLike[str]) -> str:

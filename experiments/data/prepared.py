@@ -55,8 +55,8 @@ def find(name: str, places: Sequence[Path]) -> tfds.core.DatasetBuilder | None:
     for place in places:
         if (builder := _find(name, place)) is not None:
             return builder
-    if said := intact.incomplete(name, places):
-        raise UserError(said)
+    if message := intact.incomplete(name, places):
+        raise UserError(message)
     return None
 
 

@@ -20,7 +20,14 @@ from . import intact
 
 
 class Source(Protocol):
-    """Labelled images by index."""
+    """Labelled images by index.
+
+    Attributes:
+      shape: (height, width, channels) of the images; None for sizes that differ.
+    """
+
+    @property
+    def shape(self) -> tuple[int | None, int | None, int | None]: ...
 
     def __len__(self) -> int: ...
 
@@ -43,6 +50,11 @@ class Arrays:
 
     images: UInt8[np.ndarray, "n height width channels"]
     labels: Int32[np.ndarray, " n"]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        _, height, width, channels = self.images.shape
+        return height, width, channels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,7 +86,9 @@ class Records:
     ):
         self._image, self._label = keys
         self.folder = os.fspath(builder.data_dir)
-        self.shape = builder.info.features[self._image].shape
+        self.shape: tuple[int | None, int | None, int | None] = builder.info.features[
+            self._image
+        ].shape
         self._classes = builder.info.features[self._label].num_classes
         files = builder.info.splits[split].file_instructions
         self._files = [os.fspath(file.filename) for file in files]
@@ -89,7 +103,7 @@ class Records:
         return len(self._records)
 
     def read(self, indices: np.ndarray) -> tuple[list[bytes], Int32[np.ndarray, " b"]]:
-        # Reading single records takes two to three times as long.
+        # Reading records one by one takes two to three times as long.
         try:
             examples = self._records.__getitems__(indices.tolist())
         except Exception as error:  # of ArrayRecord or TFDS
@@ -115,7 +129,7 @@ class Records:
 
 @contextlib.contextmanager
 def opened(file: bytes, number: int, name: str) -> Iterator[Image.Image]:
-    """Open an image, and turn Pillow's errors into one sentence.
+    """Open an encoded image.
 
     Args:
       file: the encoded image.
@@ -153,7 +167,7 @@ class Noise:
     def __init__(
         self, n: int, shape: tuple[int, int, int], num_classes: int, seed: int
     ):
-        self._n, self._shape, self._classes = n, shape, num_classes
+        self._n, self.shape, self._classes = n, shape, num_classes
         self._size = math.prod(shape)
         memory.check(self._size + n, "images of noise")
         rng = np.random.Generator(np.random.Philox(seed))
@@ -167,7 +181,7 @@ class Noise:
     ) -> tuple[UInt8[np.ndarray, "b height width channels"], Int32[np.ndarray, " b"]]:
         images = np.stack([self._bytes[i : i + self._size] for i in indices])
         labels = (indices % self._classes).astype(np.int32)
-        return images.reshape(-1, *self._shape), labels
+        return images.reshape(-1, *self.shape), labels
 
 
 def parse_fake(name: str) -> tuple[tuple[int, int, int], int]:
@@ -183,13 +197,14 @@ def parse_fake(name: str) -> tuple[tuple[int, int, int], int]:
     try:
         _, sizes, classes = name.split(":")
         height, width, channels = (int(size) for size in sizes.split("x"))
-        if min(height, width, int(classes)) < 1 or channels not in (1, 3):
+        if min(height, width) < 1 or channels not in (1, 3):
             raise ValueError
-        if int(classes) >= 2**31:  # labels are int32
+        if not 1 <= int(classes) < 2**31:  # labels are int32
             raise ValueError
     except ValueError:
         raise UserError(
-            f"{name!r} is not understood; write fake:HEIGHTxWIDTHxCHANNELS:CLASSES, "
-            "such as fake:224x224x3:1000, with 1 or 3 channels."
+            f"{name!r} is not a dataset of noise; write "
+            "fake:HEIGHTxWIDTHxCHANNELS:CLASSES with 1 or 3 channels, e.g. "
+            "fake:224x224x3:1000"
         ) from None
     return (height, width, channels), int(classes)
