@@ -57,7 +57,7 @@ def test_a_config_names_operations_as_strings_or_with_options():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("flop", r"no augmentation 'flop'; choose of flip, rotate"),
+        ("flop", r"no augmentation 'flop'; choose one of flip, rotate"),
         ({"degrees": 3}, r"no augmentation None"),
         ({"name": "rotate", "angle": 3}, r"'rotate' has no option 'angle'.*degrees"),
         ({"name": "random_resized_crop", "size": 3}, r"has no option 'size'"),

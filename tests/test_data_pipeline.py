@@ -429,7 +429,7 @@ def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
         ("made_photos", {"image_size": 8, "crop": 2.0}, r"crop is 2\.0"),
         ("made_photos", {"image_size": 8, "resample": "best"}, r"nearest, bilinear"),
         ("made_photos", {"image_size": 8, "test_split": "dev"}, r"'dev'.*train, test"),
-        ("made_photos", {"image_size": 8, "augment": ("flop",)}, r"choose of flip"),
+        ("made_photos", {"image_size": 8, "augment": ("flop",)}, r"choose one of flip"),
         ("made_photos", {"image_size": 8, "context": 8}, r"context means nothing for"),
         ("digits", {"train_split": "train[:9%]"}, r"train_split means nothing"),
         ("digits", {"tokenizer": "t.json"}, r"tokenizer means nothing for digits"),

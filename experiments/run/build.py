@@ -72,9 +72,7 @@ class Built:
 def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
     """Build a run without training it or allocating its state.
 
-    Args:
-      config: of the run.
-      dataset: replaces the config's dataset.
+    `dataset` replaces the config's dataset.
 
     Raises:
       UserError: the config does not fit the dataset or the model; names the key.
@@ -141,13 +139,7 @@ def _options(config: RunConfig, shapes: Shapes) -> dict[str, Any]:
 
 
 def create_model(config: RunConfig, shapes: Shapes, seed: Any) -> nnx.Module:
-    """Create and initialize the model of a run.
-
-    Args:
-      config: of the run.
-      shapes: see `model_shapes`.
-      seed: an int or a JAX key; may be traced.
-    """
+    """Create and initialize the model of a run; `seed` is an int or a JAX key."""
     options = _options(config, shapes)
     model = zoo.create(config.model.name, **options, rngs=nnx.Rngs(seed))
     scales = with_modules(zoo.scales(model), config)
@@ -168,14 +160,7 @@ def create_model(config: RunConfig, shapes: Shapes, seed: Any) -> nnx.Module:
 def make_recipe(
     config: RunConfig, dataset: Dataset, shapes: Shapes, model: nnx.Module
 ) -> Recipe:
-    """The training step of a run, as a function of its hyperparameters.
-
-    Args:
-      config: of the run.
-      dataset: maps a batch to model inputs.
-      shapes: see `model_shapes`.
-      model: of the run, abstract or not.
-    """
+    """The training step of a run, as a function of its hyperparameters."""
     model.train()
     structure = nnx.graphdef(model)
     scales = _scales_of(config, model)
@@ -256,9 +241,7 @@ def make_objective(config: RunConfig, dataset: Dataset) -> Objective:
 def open_dataset(config: RunConfig, *, stand_in: bool = False) -> Dataset:
     """Open the dataset of a run.
 
-    Args:
-      config: of the run.
-      stand_in: open `config.stand_in` if the dataset is not prepared.
+    With `stand_in`, a dataset that is not prepared is replaced by `config.stand_in`.
 
     Raises:
       UserError: the dataset does not exist or does not have such an option.
@@ -329,10 +312,6 @@ def _opened(name: str, data_dir: str | None, options: str) -> Dataset:
 
 def model_shapes(dataset: Dataset, name: str) -> Shapes:
     """The options of a model that follow from its dataset.
-
-    Args:
-      dataset: of images or text.
-      name: of the model.
 
     Raises:
       UserError: the model takes text and the dataset has images, or the reverse.

@@ -81,11 +81,7 @@ class Checkpoints:
             )
 
     def wait(self) -> None:
-        """Wait until all checkpoints are written.
-
-        Raises:
-          UserError: one could not be written.
-        """
+        """Wait until all checkpoints are written; raise UserError if one cannot be."""
         with self._writing():
             self._manager.wait_until_finished()
 
@@ -125,12 +121,11 @@ class Checkpoints:
     def restore(self, like: Any) -> Restored | None:
         """The newest readable checkpoint, or None if there are no checkpoints.
 
-        Moves newer checkpoints that cannot be read to another directory, with a
+        Newer checkpoints that cannot be read are moved to another directory, with a
         warning.
 
         Args:
-          like: pytree of arrays or `jax.ShapeDtypeStruct`s: shapes and shardings of the
-            state.
+          like: arrays or `jax.ShapeDtypeStruct`s: shapes and shardings of the state.
 
         Raises:
           UserError: there are checkpoints, and none can be read. They are unchanged.
@@ -260,13 +255,7 @@ def _score(metrics: Any) -> float:
 
 
 def _mend(folder: pathlib.Path) -> None:
-    """Replace or remove small damaged files that Orbax reads at start.
-
-    They hold scores and times, not arrays.
-
-    Raises:
-      OSError: the directory cannot be written.
-    """
+    """Replace or remove damaged files that Orbax reads at start: scores and times."""
     if jax.process_index() > 0:
         return
     for path in folder.glob("*/metrics/metrics"):
@@ -297,10 +286,10 @@ def _check_times(metadata: dict[str, Any]) -> None:
 def load_weights(
     model: nnx.Module, checkpoint: pathlib.Path, *, ema: bool = False
 ) -> None:
-    """Load the weights of a checkpoint into a model of the same shape.
+    """Load the weights of a checkpoint into a model of the same shape, in place.
 
     Args:
-      model: changed in place.
+      model: of the same shape.
       checkpoint: directory of one step, e.g. `TrainResult.checkpoint`.
       ema: load the moving average of the weights.
 
@@ -314,13 +303,12 @@ def load_weights(
 def read_weights(
     checkpoint: pathlib.Path, params: Any, rest: Any, *, ema: bool = False
 ) -> tuple[Any, Any]:
-    """The weights of a checkpoint.
+    """The weights of a checkpoint: parameters, and the model's other variables.
 
     Args:
       checkpoint: directory of one step.
-      params: arrays, or `jax.ShapeDtypeStruct`s with shardings: what the parameters
-        look like.
-      rest: the same for the model's other variables.
+      params: arrays, or `jax.ShapeDtypeStruct`s with shardings.
+      rest: the same for the other variables.
       ema: read the moving average of the weights.
 
     Raises:

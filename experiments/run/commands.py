@@ -49,7 +49,7 @@ def run(
 
     Raises:
       UserError: bad input. Existing files are unchanged.
-      Stopped: the run was told to stop, and saved a checkpoint.
+      Stopped: SIGTERM arrived; a checkpoint was saved.
     """
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first)
@@ -81,8 +81,7 @@ def train_in(
       console: shows progress.
 
     Raises:
-      UserError: see `mupax.experiments.run.loop.train`.
-      Stopped: see there.
+      UserError, Stopped: see `mupax.experiments.run.loop.train`.
     """
     prepared.check_memory()
     config, dataset = prepared.config, prepared.dataset
@@ -121,10 +120,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Print and return (loss, accuracy) of a checkpoint on the test split.
 
-    Args:
-      config: of the run.
-      folder: the run directory.
-      checkpoint: "latest", "best" or a step.
+    `checkpoint` is "latest", "best" or a step.
 
     Raises:
       UserError: there is no such checkpoint, or it belongs to another model.

@@ -35,9 +35,7 @@ SECTIONS = ("sweep", "target")
 class Component:
     """A part of a run that the config chooses by name: model, optimizer, schedule, ...
 
-    Attributes:
-      name: of the part, e.g. "adamw".
-      options: all other keys of its section.
+    `options` holds all other keys of its section.
     """
 
     name: str
@@ -421,9 +419,7 @@ def _check_together(config: RunConfig) -> None:
 def with_keys(config: RunConfig, changes: Iterable[tuple[str, Any]]) -> RunConfig:
     """Replace keys of a run's config, and check the config again.
 
-    Args:
-      config: of the run.
-      changes: pairs of a key, e.g. "steps" or "model.width", and its value.
+    `changes` are pairs of a key, e.g. "steps" or "model.width", and its value.
 
     Raises:
       UserError: an unknown key or a value out of range; names the key.

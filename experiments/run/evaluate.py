@@ -22,15 +22,11 @@ _STAGED_BYTES = 2**30  # a test split up to this size stays on the devices
 def tester(
     program: Program, dataset: Dataset, batch_size: int
 ) -> Callable[[State], Float[Array, " 3"]]:
-    """A function that maps a state to sums of loss, correct predictions and count.
+    """A function from a state to the sums of loss, correct predictions and count.
 
-    It does not wait for the device. A small test split is copied to the devices once.
-    The last batch is padded, so that one compilation is enough.
-
-    Args:
-      program: of the model.
-      dataset: its test split is used.
-      batch_size: examples per batch, over all devices.
+    The function does not wait for the device. A small test split is copied to the
+    devices once. The last batch is padded, so that one compilation is enough.
+    `batch_size` counts the examples over all devices.
     """
     score = program.jit_score()
     sharding = zoo.batch_sharding(program.mesh)

@@ -43,9 +43,7 @@ TUNABLE = _COMMON + _OF_OPTIMIZERS
 def tunable(optimizer: str, modules: Iterable[str] = ()) -> tuple[str, ...]:
     """The hyperparameters that a sweep can tune with this optimizer.
 
-    Args:
-      optimizer: its name.
-      modules: the names of the config's groups of parameters.
+    `modules` are the names of the config's groups of parameters.
 
     Examples:
       >>> tunable("sgd")[-2:]
@@ -105,8 +103,8 @@ def transfer_record(
     Args:
       base: config of the sweep's base.
       values: its best hyperparameters, by name.
-      base_examples: examples of the base's training, for hyperparameters that follow
-        the length of training.
+      base_examples: examples of the base's training, if the hyperparameters follow the
+        length of training.
     """
     best = tuned(base, values)
     return {
@@ -126,11 +124,7 @@ def transfer_record(
 
 
 def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """Replace the values of a plain config by those of a `transfer_record`.
-
-    Args:
-      config: a config as a dict.
-      path: the summary.json of `mupax transfer`.
+    """Replace the values of a plain config by those of the summary.json at `path`.
 
     Raises:
       UserError: the file is missing, damaged or of another kind.

@@ -388,11 +388,7 @@ def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
 
 
 def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:
-    """Check that the options suit the devices and the dataset.
-
-    Raises:
-      UserError: they do not; names the option.
-    """
+    """Raise UserError if the options do not suit the devices and the dataset."""
     accumulate = program.recipe.accumulate
     keys = ("batch_size", "steps", "eval_every", "save_every", "keep_last")
     values = {key: getattr(options, key) for key in keys}

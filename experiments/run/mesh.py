@@ -66,11 +66,7 @@ def make_mesh(
 
 
 def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
-    """Check that the mesh can divide a batch.
-
-    Raises:
-      UserError: it cannot.
-    """
+    """Raise UserError if the mesh cannot divide a batch."""
     devices = mesh.shape["data"] * mesh.shape.get("fsdp", 1)
     parts = devices * accumulate
     if batch_size % parts:
@@ -120,17 +116,11 @@ def state_shardings(
     mesh: Mesh,
     rules: Rules | None = None,
 ) -> Any:
-    """The sharding of each array of a training state.
+    """The sharding of each array of a training state, abstract or not.
 
     An array whose path ends with a parameter's path, and which has the parameter's
     shape, e.g. a moment of Adam, is sharded like the parameter. Other arrays are
-    replicated.
-
-    Args:
-      state: pytree of arrays, abstract or not.
-      model: abstract or not.
-      mesh: of devices.
-      rules: changes to `zoo.RULES`.
+    replicated. `rules` are changes to `zoo.RULES`.
 
     Raises:
       UserError: this mesh cannot shard the model.
@@ -165,14 +155,10 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def on_host(tree: Any, mesh: Mesh) -> Any:
-    """Copies the arrays of several processes to the memory of process 0.
+    """Copy the arrays of several processes to the memory of process 0.
 
-    All processes must call this. A device needs room for the largest array. Of one
-    process, the arrays stay where they are.
-
-    Args:
-      tree: pytree of arrays on the mesh. Random keys stay on a device.
-      mesh: of devices.
+    All processes must call this. A device needs room for the largest array. Random
+    keys, and the arrays of a single process, stay where they are.
     """
     if jax.process_count() == 1:
         return tree

@@ -23,10 +23,7 @@ _RANGES = {
 
 
 def check_optimizer(options: Mapping[str, Any]) -> frozenset[str]:
-    """Check the optimizer section of a config.
-
-    Args:
-      options: the optimizer's `name` and its arguments.
+    """Check the optimizer section of a config: its `name` and its arguments.
 
     Returns:
       The names of all options of this optimizer.

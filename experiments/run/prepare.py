@@ -54,19 +54,11 @@ class PreparedRun:
         )
 
     def check(self) -> None:
-        """Check that the batch suits the devices and the dataset.
-
-        Raises:
-          UserError: it does not.
-        """
+        """Check that the batch suits the devices and the dataset."""
         check(self.options, self.program, self.dataset)
 
     def check_memory(self) -> None:
-        """Check that the state fits into the memory of a device.
-
-        Raises:
-          UserError: it does not; gives both sizes.
-        """
+        """Check that the state fits into the memory of a device."""
         device = self.program.mesh.local_devices[0]
         limit = (device.memory_stats() or {}).get("bytes_limit")
         limit = limit or psutil.virtual_memory().total

@@ -53,9 +53,9 @@ def joined(
 
     Args:
       settings: JSON-ready settings that must be the same in all processes.
-      distributed: whether there are other processes. JAX finds them on Cloud TPU, GKE,
-        Slurm and MPI; elsewhere also give the next three arguments.
-      coordinator: host:port on which process 0 listens.
+      distributed: whether there are other processes.
+      coordinator: host:port on which process 0 listens. This argument and the next two
+        are needed where JAX does not find the other processes by itself.
       processes: number of processes.
       process: index of this process.
       timeout: seconds to wait for the other processes, at the start and later.
@@ -148,12 +148,7 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
 
 
 def _agree(settings: dict[str, Any], timeout: int) -> None:
-    """Compare settings. All processes return, or all raise.
-
-    Raises:
-      Disagreement: the settings differ; names the keys and processes.
-      UserError: a process did not send its settings.
-    """
+    """Compare the settings of all processes. All processes return, or all raise."""
     store, index = _store(), jax.process_index()
     store.key_value_set(f"{_SETTINGS}/{index}", json.dumps(settings, default=str))
     if index == 0:
@@ -368,11 +363,7 @@ _abort: Any = None  # keeps the C callback alive
 
 
 def _explain_abort(sentence: str) -> None:
-    """Print a sentence if JAX's C++ runtime aborts the process.
-
-    Args:
-      sentence: replaces that of an earlier call.
-    """
+    """Print `sentence` if JAX's C++ runtime aborts the process."""
     if os.name != "posix":
         return
     global _abort

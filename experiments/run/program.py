@@ -146,7 +146,7 @@ def make_program(
     log_every: int = 1,
     rules: Rules | None = None,
 ) -> Program:
-    """Builds the program of a model.
+    """Build the program of a model.
 
     Args:
       model: of the zoo or any other; abstract or not.
@@ -186,14 +186,7 @@ def recipe_of(
     tx: optax.GradientTransformation,
     **options: Any,
 ) -> Recipe:
-    """The recipe of a model with a given optimizer.
-
-    Args:
-      model: abstract or not.
-      objective: defines the loss.
-      tx: the optimizer, with its learning rate.
-      **options: other fields of `Recipe`.
-    """
+    """The recipe of a model with a given optimizer; `options` are fields of Recipe."""
     model.train()
     graph = nnx.graphdef(model)
 

@@ -78,11 +78,7 @@ class Records:
                 self._file = self._path.open("a")
 
     def add(self, line: dict[str, Any]) -> None:
-        """Write a line, which has a key "step".
-
-        Raises:
-          UserError: the disk is full, or the file was removed.
-        """
+        """Write a line, which has a key "step"."""
         self.lines.append(line)
         if self._file is None:
             return
@@ -94,11 +90,7 @@ class Records:
             sink.write(line["step"], numbers)
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk.
-
-        Raises:
-          UserError: the disk is full, or the file was removed.
-        """
+        """Wait until all lines are on the disk."""
         if self._file is None:
             return
         with self._usable():
@@ -172,20 +164,12 @@ class Log(NamedTuple):
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The undamaged lines of a run's records.
-
-    Raises:
-      OSError: the file cannot be read.
-    """
+    """The undamaged lines of a run's records."""
     return read_log(folder).lines
 
 
 def read_log(folder: pathlib.Path) -> Log:
-    """The undamaged and the damaged lines of a run's records.
-
-    Raises:
-      OSError: the file cannot be read.
-    """
+    """The undamaged and the damaged lines of a run's records."""
     path = folder / NAME
     try:
         if path.exists() and not path.is_file():

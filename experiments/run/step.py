@@ -75,7 +75,7 @@ class Recipe:
           state: from `start` or the step before.
           batch: a pytree of arrays with a leading axis of examples.
           hyper: hyperparameters by name.
-          key: of the run. The step folds its number into it.
+          key: of the run; the step number is folded into it.
         """
         params, rest = state["params"], state["rest"]
         key = jax.random.fold_in(key, state["step"])

@@ -143,10 +143,7 @@ class TensorBoard:
     def write_sweep(
         self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
     ) -> None:
-        """Write hyperparameters, final loss and learning curve of each run.
-
-        A run that was written before is not written again.
-        """
+        """Write hyperparameters, final loss and curve of each run not yet written."""
         del verdicts, report
         runs = list(runs)
         if len(runs) > _MOST_EVENTS:
@@ -178,13 +175,9 @@ class TensorBoard:
 
 
 class WandB:
-    """Writes to a run of Weights & Biases.
+    """Writes to a run of Weights & Biases, named after the run directory.
 
-    Args:
-      project: its name.
-      folder: the run directory. Its name is that of the run. The run's id is kept in
-        it, and a resumed run continues the run of this id.
-      settings: shown as the run's config.
+    The id of the run is kept in the directory, so that a resumed run continues it.
 
     Raises:
       UserError: Weights & Biases does not start.
@@ -232,13 +225,10 @@ class WandB:
 
 
 class MLflow:
-    """Writes to a run of MLflow, at MLFLOW_TRACKING_URI.
+    """Writes to a run of MLflow, at MLFLOW_TRACKING_URI, named after the run directory.
 
-    Args:
-      experiment: its name; it is created if there is none.
-      folder: the run directory. Its name is that of the run. The run's id is kept in
-        it, and a resumed run continues the run of this id.
-      settings: become the run's parameters.
+    The id of the run is kept in the directory, so that a resumed run continues it. The
+    experiment is created if it does not exist.
 
     Raises:
       UserError: MLflow does not start.
@@ -295,10 +285,7 @@ class MLflow:
     def write_sweep(
         self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
     ) -> None:
-        """Write a nested run for each run of the sweep, and the report.
-
-        A run that was written before is not written again.
-        """
+        """Write a nested run for each run not yet written, and the report."""
         written = self._children()
         for run in runs:
             if run.name in written:

@@ -51,15 +51,9 @@ def claim(
 def check(
     workdir: pathlib.Path, settings: dict[str, Any] | None, free: Collection[str] = ()
 ) -> None:
-    """Raise what `claim` would raise, without writing anything.
+    """Raise the errors of `claim`, without writing anything.
 
-    Args:
-      workdir: the directory; it need not exist.
-      settings: as in `claim`; None if they are not known yet.
-      free: as in `claim`.
-
-    Raises:
-      UserError: as `claim`.
+    `settings` is None if the settings are not known yet.
     """
     with _usable(workdir):
         _compared(workdir, json.loads(json.dumps(settings)), free)
@@ -70,11 +64,7 @@ def check(
 
 
 def settings_of(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The settings of a run directory; None if it is not one.
-
-    Raises:
-      UserError: the settings and their copy are damaged.
-    """
+    """The settings of a run directory; None if it is not one."""
     return _stored(workdir).settings
 
 
