@@ -32,18 +32,7 @@ def run(
     option: Sequence[str] | None = None,
     seed: int = 0,
 ) -> None:
-    """Convert weights, and print a summary.
-
-    Args:
-      source: a directory that `zoo.save` wrote, a .safetensors or .npz file, or the id
-        of a hub repository.
-      out: a .safetensors or .npz file, or a directory for `zoo.load_pretrained`. Both
-        may be in object storage, as `source` may.
-      model: name of the model, if the source does not contain it.
-      layout: library whose parameter names an output file gets.
-      revision: branch, tag or commit of the hub repository.
-      option: "key=value" options of the model.
-      seed: of a new readout.
+    """Convert weights, and print a summary; see the flags of `mupax convert`.
 
     Raises:
       UserError: bad arguments, an unreadable source, weights that do not fit the

@@ -122,11 +122,7 @@ def _strength(run: RunConfig) -> float | None:
 
 
 def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:
-    """Check that parameters, gradients and the moments of Adam fit into memory.
-
-    Raises:
-      UserError: they do not; names width and depth.
-    """
+    """Check that parameters, gradients and the moments of Adam fit into memory."""
     free = memory.available()
     for width, depth in ((max(widths), min(depths)), (min(widths), max(depths))):
         model = nnx.eval_shape(

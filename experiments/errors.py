@@ -58,9 +58,6 @@ def import_extra(package: str, extra: str, user: str) -> Any:
       package: its name.
       extra: the extra, e.g. "search" of `pip install 'mupax[search]'`.
       user: what needs it, for the message.
-
-    Raises:
-      UserError: it is not installed.
     """
     try:
         return importlib.import_module(package)

@@ -26,19 +26,7 @@ def run(
     seed: int = 0,
     bos: bool = False,
 ) -> None:
-    """Print a prompt and its continuation.
-
-    Args:
-      model: as of `mupax.experiments.loading.load_model`.
-      prompt: the beginning of the text.
-      tokenizer: as of `open_tokenizer`; None for that of the model.
-      name: of the model, for a file of weights.
-      revision: of a hub repository.
-      tokens: number of tokens to add.
-      temperature: 0 takes the likeliest token.
-      top_k: draw from the k likeliest tokens only.
-      seed: of the draws.
-      bos: begin with the special tokens that the tokenizer puts in front of a text.
+    """Print a prompt and its continuation; see the flags of `mupax generate`.
 
     Raises:
       UserError: a model or tokenizer that cannot be read, a model without tokens, or a
@@ -93,9 +81,6 @@ def tokenizer_of(
       source: of the model: a directory or repository may hold a tokenizer.json.
       given: replaces it.
       revision: of the repository `source`.
-
-    Raises:
-      UserError: no tokenizer is known, or it has more tokens than the model.
     """
     vocabulary = model.embedding.shape[0]
     path = pathlib.Path(source)

@@ -26,15 +26,10 @@ class Damaged(ValueError):
 
 
 def write_durably(path: pathlib.Path, content: str | bytes) -> None:
-    """Write a file so that a reader, even after a power cut, sees all of it or none of
-    it.
+    """Write a file so that a reader sees all of it or none, even after a power cut.
 
-    Args:
-      path: of the file; an existing file is replaced.
-      content: text is written as UTF-8.
-
-    Raises:
-      OSError: the file cannot be written. An existing file is unchanged.
+    An existing file is replaced; after an error it is unchanged. Text is written as
+    UTF-8.
     """
     data = content.encode() if isinstance(content, str) else content
     with replacing(path) as temporary:
@@ -47,9 +42,6 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
     For writers that need a path. The file exists, is empty, and has the usual
     permissions. After an exception it is removed, and `path` is unchanged.
-
-    Args:
-      path: of the file; an existing file is replaced.
     """
     # Shortened, because the length of file names is limited.
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}")
@@ -68,8 +60,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def check_writable(folder: pathlib.Path) -> None:
     """Check that files could be written in a directory. Writes nothing.
 
-    Args:
-      folder: need not exist; then its nearest existing parent is checked.
+    If the directory does not exist, its nearest existing parent is checked.
 
     Raises:
       OSError: as a write would.
@@ -155,12 +146,10 @@ def seal(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
-    """Check the checksum of a record, and remove it.
+    """Check the checksum of a record from JSON, and remove it.
 
-    Args:
-      record: from JSON.
-      required: raise an error for a record without a checksum, e.g. one of mupax 0.1 or
-        one written by hand.
+    `required` refuses a record without a checksum, e.g. one of mupax 0.1 or one written
+    by hand.
 
     Raises:
       Damaged: not a record, or the checksum is wrong.
@@ -176,15 +165,7 @@ def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
 
 
 def parse_sealed(text: str | bytes, *, required: bool = False) -> dict[str, Any]:
-    """Parse a JSON record, and check and remove its checksum.
-
-    Args:
-      text: JSON.
-      required: as in `unseal`.
-
-    Raises:
-      Damaged: not JSON, or the checksum is wrong.
-    """
+    """Parse a JSON record, and check and remove its checksum; see `unseal`."""
     try:
         record = json.loads(text)
     # Damaged text may be invalid UTF-8, or nested too deeply.
@@ -199,11 +180,7 @@ def write_sealed(path: pathlib.Path, record: dict[str, Any]) -> None:
 
 
 def read_sealed(path: pathlib.Path, *, required: bool = False) -> dict[str, Any]:
-    """Read a record that `write_sealed` wrote.
-
-    Args:
-      path: of the file.
-      required: as in `unseal`.
+    """Read a record that `write_sealed` wrote; see `unseal`.
 
     Raises:
       Damaged: the file was changed or truncated.

@@ -12,10 +12,7 @@ from .errors import UserError
 
 
 def find_model(source: str) -> str:
-    """The source of a run's trained model; any other source as it is.
-
-    Args:
-      source: as of `load_model`.
+    """The source of a run's trained model; any other source of `load_model` as it is.
 
     Raises:
       UserError: it is empty, or a run that has saved no model yet.

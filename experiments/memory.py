@@ -76,9 +76,6 @@ def check(needed: float, what: str, remedy: str = "make it smaller") -> None:
       what: subject of the error's sentence.
       remedy: end of the error's sentence.
 
-    Raises:
-      UserError: it does not fit.
-
     Examples:
       >>> check(8.0, "A number")
     """

@@ -47,14 +47,7 @@ def run(
     revision: str | None = None,
     top: int = 5,
 ) -> None:
-    """Print the likeliest classes of images.
-
-    Args:
-      model: as of `load_model`.
-      images: paths, also in object storage.
-      name: of the model, for a file of weights.
-      revision: of a hub repository.
-      top: number of classes per image.
+    """Print the likeliest classes of images; see the flags of `mupax predict`.
 
     Raises:
       UserError: a model or an image that cannot be read, or a model without known
@@ -134,11 +127,7 @@ def predict(
 
 
 def _open(path: str) -> Image.Image:
-    """An image, decoded.
-
-    Raises:
-      UserError: the file is not there, or is no image.
-    """
+    """An image, decoded; UserError if the file is missing or not an image."""
     place = remote.local(path) if remote.is_remote(path) else pathlib.Path(path)
     if not place.is_file():
         raise UserError(f"there is no image file {path!r}; check the path")

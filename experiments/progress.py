@@ -10,13 +10,8 @@ import rich.progress
 def bar(*columns: Any, console: rich.console.Console) -> rich.progress.Progress:
     """A progress bar of rich.
 
-    A notebook shows it where `ipywidgets` is installed (`pip install
-    'mupax[notebook]'`). Without it rich would only warn; the bar is left out, and one
-    line says so.
-
-    Args:
-      *columns: of the bar.
-      console: where it is shown.
+    Notebooks need `ipywidgets` (`pip install 'mupax[notebook]'`) to show it. Without
+    `ipywidgets`, the bar is left out with a note.
     """
     disable = console.is_jupyter and importlib.util.find_spec("ipywidgets") is None
     if disable:

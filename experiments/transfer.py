@@ -40,19 +40,14 @@ _RATE = "learning_rate"
 def run(
     config: ConfigDict, folder: str | pathlib.Path, command: list[str]
 ) -> dict[str, Any]:
-    """Sweep, replace, train; the same command resumes a run that was killed.
-
-    Args:
-      config: of a transfer; see `parse`.
-      folder: the run directory.
-      command: the command line, for the report.
+    """Sweep, replace, train. The same command resumes a run that was killed.
 
     Returns:
       The contents of `summary.json`.
 
     Raises:
-      UserError: bad input, in one sentence; existing files are kept.
-      Stopped: a signal stopped the target's training; its state is saved.
+      UserError: bad input; existing files are kept.
+      Stopped: SIGTERM arrived while the target trained; its state is saved.
     """
     console = rich.console.Console()
     parsed = parse(config)
@@ -126,15 +121,9 @@ def _baseline(
     command: list[str],
     console: rich.console.Console,
 ) -> report.Trained:
-    """Train a baseline of the target: the same run but for its size or its scaling.
+    """Train a baseline: the target's run with another size or scaling.
 
-    Args:
-      key: "base", or a key of the swept parametrizations.
-      config: of the transfer.
-      target: the target, tuned.
-      directory: the run directory.
-      command: the command line, for the model card.
-      console: shows progress.
+    `key` is "base", or a key of the swept parametrizations.
     """
     if key == space.BASE:
         baseline = target.sized(*config.sizes)
@@ -196,9 +185,6 @@ def parse(config: ConfigDict) -> SweepConfig:
     """Parse the config of a transfer: a sweep config with a target.
 
     A training config works too if its model is larger than its base.
-
-    Raises:
-      UserError: in one sentence, naming the key.
     """
     parsed = space.parse_sweep(config)
     if parsed.target is None:
@@ -249,11 +235,7 @@ def prepare(target: RunConfig) -> PreparedRun:
 def best_of_base(
     config: SweepConfig, populations: list[Population]
 ) -> dict[str, float]:
-    """The base's best hyperparameters; the learning rate is the fitted optimum.
-
-    Raises:
-      UserError: nothing trained at the base.
-    """
+    """The base's best hyperparameters; the learning rate is the fitted optimum."""
     base = next(
         p
         for p in populations

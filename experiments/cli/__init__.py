@@ -44,10 +44,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command.
-
-    Args:
-      argv: as `sys.argv`.
+    """Run one command. `argv` is that of `sys`.
 
     Returns:
       The exit status: 0; 2 with one sentence on stderr for bad input, damaged files or

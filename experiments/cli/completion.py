@@ -33,11 +33,7 @@ complete -o filenames -F _mupax mupax
 
 
 def script(shell: str) -> str:
-    """The script of a shell.
-
-    Args:
-      shell: one of `SHELLS`.
-    """
+    """The completion script of one of `SHELLS`."""
     from . import COMMANDS
 
     flags = {

@@ -56,9 +56,7 @@ class Parsed(NamedTuple):
 def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     """Parse `--config`, its overrides, `--workdir` and a command's own flags.
 
-    Args:
-      argv: the command's name and its arguments.
-      own: the command's own flags.
+    `argv` begins with the command's name.
 
     Raises:
       UserError: an unknown flag or config key, a value of the wrong type, or a config
@@ -154,9 +152,6 @@ def parse_own(
 
     Returns:
       These arguments, and the flags by name.
-
-    Raises:
-      UserError: an unknown flag, too many arguments, or a value of the wrong type.
     """
     from absl import flags
 
@@ -249,11 +244,7 @@ def list_configs() -> list[str]:
 
 
 def find_config(name: str) -> str:
-    """The path of a config file, given its path or address, or a packaged name.
-
-    Raises:
-      UserError: there is no such file, or it cannot be read.
-    """
+    """The path of a config file, given its path or address, or a packaged name."""
     if remote.is_remote(name):
         return str(remote.local(name))
     if name in list_configs() and not pathlib.Path(name).is_file():

@@ -27,11 +27,7 @@ HUB = {
 
 
 def run(argv: list[str]) -> None:
-    """Print the models of the zoo: sizes, parameters, FLOPs and sources of weights.
-
-    Raises:
-      UserError: an unknown flag, a second word, or a pattern that matches no model.
-    """
+    """Print the models of the zoo: sizes, parameters, FLOPs and sources of weights."""
     from mupax import zoo
 
     patterns, own = parse_own(argv, FLAGS, arguments=1)

@@ -36,11 +36,7 @@ CROP_MODES = ("center", "squash")
 
 
 class Operation(abc.ABC):
-    """A random operation on an image.
-
-    Attributes:
-      draws: how many random numbers it uses.
-    """
+    """A random operation on an image, which uses `draws` random numbers."""
 
     draws: ClassVar[int]
 
@@ -52,20 +48,14 @@ class Operation(abc.ABC):
 class Geometric(Operation):
     """An affine map of an image. Consecutive maps resample the image once.
 
-    Attributes:
-      fill: value of pixels from outside of the image.
+    `fill` is the value of pixels from outside of the image.
     """
 
     fill: int
 
     @abc.abstractmethod
     def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
-        """The map from points of the result to points of the image.
-
-        Args:
-          size: (width, height) of both.
-          u: `draws` numbers in [0, 1).
-        """
+        """The map from points of the result to points of an image of this size."""
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         return _resample(image, self.source(image.size, u), self.fill)
@@ -91,11 +81,7 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 
 def check_fitting(crop: float | None, crop_mode: str, resample: str) -> None:
-    """Check the options with which evaluation fits an image to a size.
-
-    Raises:
-      UserError: one is out of range; names it.
-    """
+    """Raise UserError for options with which no image can be fitted to a size."""
     try:
         _one_of("resample", resample, RESAMPLE)
         _one_of("crop_mode", crop_mode, CROP_MODES)
@@ -141,11 +127,7 @@ def _compose(outer: Affine, inner: Affine) -> Affine:
 
 @dataclasses.dataclass(frozen=True)
 class Flip(Operation):
-    """Flip left and right.
-
-    Attributes:
-      probability: of a flip.
-    """
+    """Flip left and right with this probability."""
 
     probability: float = 0.5
     draws: ClassVar[int] = 1
@@ -214,10 +196,10 @@ class AffineMap(Geometric):
 
 @dataclasses.dataclass(frozen=True)
 class PadCrop(Operation):
-    """A random window, of the image's size, of the padded image.
+    """A random window, of the image's size, of the image with a black border.
 
     Attributes:
-      pad: padding, in black pixels; 4 for CIFAR (He et al. 2016, 4.2).
+      pad: width of the border in pixels; 4 for CIFAR (He et al. 2016, 4.2).
     """
 
     pad: int = 4

@@ -100,10 +100,6 @@ class Dataset:
           seed: of order and augmentation, 0 <= seed < 2**32.
           process_index: by default jax.process_index().
           process_count: by default jax.process_count().
-
-        Raises:
-          UserError: the batch does not divide over the processes, or is larger than
-            the training split.
         """
         if batch_size > self.train_size:
             raise UserError(
@@ -130,12 +126,8 @@ class Dataset:
     ) -> Iterator[Batch]:
         """Every test example once. The last batch is padded.
 
-        Returns:
-          Batches as from `train`, with a key "counts", float32 (rows,): 1 for an
-          example, 0 for padding.
-
-        Raises:
-          UserError: the batch does not divide over the processes.
+        Batches are those of `train` with a key "counts", float32 (rows,): 1 for an
+        example, 0 for padding.
         """
         return run_through(
             self.test_size,
@@ -147,11 +139,7 @@ class Dataset:
         )
 
     def training_arrays(self) -> Batch:
-        """The training split in memory, not augmented.
-
-        Raises:
-          UserError: it does not fit into memory.
-        """
+        """The training split in memory, not augmented."""
         self._check_memory(self.train_size, "The training split of")
         return self._plain(np.arange(self.train_size))
 
@@ -176,11 +164,7 @@ class Dataset:
 
     @property
     def data_config(self) -> zoo.DataConfig:
-        """The preprocessing of test images, as `zoo.save` writes it.
-
-        Raises:
-          ValueError: a dataset of text.
-        """
+        """The preprocessing of test images, as `zoo.save` writes it."""
         if self.kind != "images":
             raise ValueError(f"{self.name} is text, which has no such preprocessing")
         height, width, channels = self.input_shape

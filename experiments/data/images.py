@@ -112,7 +112,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
     """Read a dataset into memory. Prepares digits if they are missing.
 
     Args:
-      name: one of `DATASETS`. digit_sums pairs the images of digits; see `digit_sums`.
+      name: one of `DATASETS`.
       data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
         ~/tensorflow_datasets.
 
@@ -164,12 +164,6 @@ def digit_sums(digits: ImageData) -> ImageData:
 
     20,000 pairs of training images and 2,000 pairs of test images, drawn with a fixed
     seed. No test pair holds an image of a training pair.
-
-    Args:
-      digits: the dataset of single digits, of height x width pixels.
-
-    Returns:
-      Images of height x 2 width pixels.
     """
     rng = np.random.default_rng(_SUMS_SEED)
 
@@ -191,9 +185,6 @@ def prepare_digits(data_dir: Path) -> None:
 
     TFDS renames the complete dataset into place, so that a killed preparation leaves no
     dataset.
-
-    Raises:
-      UserError: the directory cannot be written.
     """
     from .digits import Digits  # imports scikit-learn
 

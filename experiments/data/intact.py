@@ -30,12 +30,8 @@ _SAMPLED = 1024
 def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Raise a UserError that names the damaged file for TFDS's errors.
 
-    Args:
-      folder: of the dataset's version.
-
-    Raises:
-      UserError: for any exception except NotImplementedError, which TFDS raises for
-        files that need TensorFlow.
+    NotImplementedError, which TFDS raises for files that need TensorFlow, passes.
+    `folder` is that of the dataset's version.
     """
     try:
         yield
@@ -48,10 +44,7 @@ def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_files(files: Sequence[Any]) -> None:
-    """Compare the files of a split with dataset_info.json.
-
-    Args:
-      files: TFDS's file instructions.
+    """Compare the files of a split (TFDS's file instructions) with dataset_info.json.
 
     Raises:
       UserError: a file is missing, damaged, or has another number of records.
@@ -95,11 +88,7 @@ def broken(path: Path, error: Exception) -> str:
 def check_labels(
     folder: str | os.PathLike[str], labels: np.ndarray, classes: int
 ) -> None:
-    """Check that all labels are below the number of classes.
-
-    Raises:
-      UserError: one is not; names features.json.
-    """
+    """Check that all labels are below the number of classes."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         wrong = labels[(labels < 0) | (labels >= classes)][0]
         raise _conflict(folder, f"{classes} classes", f"a record has label {wrong}")
@@ -108,11 +97,7 @@ def check_labels(
 def check_all_seen(
     folder: str | os.PathLike[str], labels: np.ndarray, classes: int
 ) -> None:
-    """Check that every class has a label.
-
-    Raises:
-      UserError: one has none; names features.json.
-    """
+    """Check that every class has a label."""
     check_labels(folder, labels, classes)
     if (count := len(np.unique(labels))) < classes:
         raise _conflict(folder, f"{classes} classes", f"the records have {count}")
@@ -131,9 +116,6 @@ def compare_classes(
       source: its records.
       key: the feature of the label.
       classes: number of classes in features.json.
-
-    Raises:
-      UserError: fewer classes than labels, or another number than names.
     """
     file = Path(folder) / f"{key}.labels.txt"
     if file.is_file():
@@ -164,9 +146,6 @@ def check_picture(
     """Compare an image's (height, width, channels) with features.json.
 
     A grey image in a colour dataset is allowed.
-
-    Raises:
-      UserError: they differ.
     """
     sizes = zip(actual[:2], declared[:2], strict=True)
     if all(d in (None, a) for a, d in sizes) and not (declared[2] == 1 != actual[2]):

@@ -27,12 +27,9 @@ def mix(
     Args:
       key: random.
       images: normalized; the batch must be even.
-      labels: rows that sum to 1.
+      labels: rows that sum to 1, as those of the result.
       mixup_alpha: α of mixup, e.g. 0.2 (the paper, ImageNet) or 0.8 (DeiT); 0: off.
       cutmix_alpha: α of CutMix, e.g. 1 (the paper); 0: off.
-
-    Returns:
-      Images of the same dtype, and labels whose rows sum to 1.
 
     Raises:
       ValueError: an odd batch, a negative α, or both 0.

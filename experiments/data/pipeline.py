@@ -29,12 +29,7 @@ _MOST = 1024  # threads or worker processes per process
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The contiguous rows of a batch that a process reads.
-
-    Attributes:
-      index: of this process.
-      count: number of processes.
-    """
+    """The index of the process that reads a part of each batch, and their number."""
 
     index: int
     count: int
@@ -48,11 +43,7 @@ class Hosts:
         )
 
     def share(self, batch_size: int) -> int:
-        """The number of rows per process.
-
-        Raises:
-          UserError: the batch does not divide over the processes.
-        """
+        """The number of rows per process, which are contiguous."""
         if batch_size < 1 or batch_size % self.count:
             raise UserError(
                 f"batch_size {batch_size} does not divide over {self.count} processes; "
@@ -104,10 +95,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
     """Endless batches. The state counts batches of the whole run.
 
     It may be restored with another number of processes, threads or workers, but needs
-    the same batch size and seed.
-
-    Attributes:
-      batches: every batch by its number, computed on access.
+    the same batch size and seed. `batches` computes every batch by its number.
     """
 
     def __init__(
@@ -132,11 +120,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
         return {"next_index": self._next, **self._identity}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state.
-
-        Raises:
-          UserError: it was saved with another batch size or seed.
-        """
+        """Resume from a state; UserError if it has another batch size or seed."""
         for name, value in self._identity.items():
             if state.get(name, value) != value:
                 raise UserError(
@@ -176,12 +160,8 @@ def iterate(
       seed: of order and random numbers, 0 <= seed < 2**32.
       draws: number of random numbers per example, uniform in [0, 1). They depend only
         on the seed and on the example's place in the run.
-      hosts: the rows of this process.
+      hosts: this process.
       workers: prepare the batches.
-
-    Raises:
-      UserError: the batch does not divide over the processes, or the seed is out of
-        range.
     """
     if not 0 <= seed < 2**32:
         raise UserError(f"seed is {seed}; it must lie in 0..{2**32 - 1}.")
@@ -198,11 +178,8 @@ def run_through(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Every example once, in order, as this process's rows.
 
-    All batches have one shape: the last one is padded with the last example.
-
-    Returns:
-      An iterator of batches with a key "counts", float32 (rows,): 1 for an example, 0
-      for padding.
+    All batches have one shape: the last one is padded with the last example. Their key
+    "counts", float32 (rows,), is 1 for an example and 0 for padding.
     """
     share = hosts.share(batch_size)
 
@@ -227,14 +204,7 @@ def _closing(iterator: grain.DatasetIterator) -> Iterator[dict[str, np.ndarray]]
 def batch_indices(
     n: int, batch_size: int, seed: int, steps: int
 ) -> Int32[np.ndarray, "steps batch"]:
-    """The examples of each step of `iterate`, for gathering on the device.
-
-    Args:
-      n: number of training examples.
-      batch_size: examples per step.
-      seed: as in `iterate`.
-      steps: number of steps.
-    """
+    """The examples of each step of `iterate`, for gathering on the device."""
     count = steps * batch_size
     memory.check(
         4 * 3 * count,  # the table and its temporary copies

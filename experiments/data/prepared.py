@@ -22,14 +22,9 @@ _FETCHED_BY_HAND = {
 
 
 def data_dirs(data_dir: str | os.PathLike[str] | None, name: str) -> list[Path]:
-    """The TFDS data directories to search: the given one, or the user's.
+    """The TFDS data directories to search: `data_dir`, or by default the user's.
 
-    Args:
-      data_dir: the given one. In object storage, the dataset is copied here.
-      name: of the dataset.
-
-    Raises:
-      UserError: the dataset is not in object storage, or cannot be read from there.
+    The dataset `name` is copied here if its directory is in object storage.
     """
     if data_dir is not None:
         return [_local(data_dir, name)]

@@ -34,19 +34,13 @@ class Source(Protocol):
     def read(self, indices: np.ndarray) -> tuple[Any, Int32[np.ndarray, " batch"]]:
         """The images and labels of several indices.
 
-        Images are an array, uint8 (batch, height, width, channels), or a list of
-        encoded files.
+        Images are an array, uint8 (batch, height, width, channels), or encoded files.
         """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arrays:
-    """Images in memory.
-
-    Attributes:
-      images: shape (n, height, width, channels).
-      labels: shape (n,).
-    """
+    """Images in memory, shape (n, height, width, channels), and labels, shape (n,)."""
 
     images: UInt8[np.ndarray, "n height width channels"]
     labels: Int32[np.ndarray, " n"]
@@ -129,16 +123,7 @@ class Records:
 
 @contextlib.contextmanager
 def opened(file: bytes, number: int, name: str) -> Iterator[Image.Image]:
-    """Open an encoded image.
-
-    Args:
-      file: the encoded image.
-      number: index of the image.
-      name: of its dataset and split.
-
-    Raises:
-      UserError: the image cannot be decoded.
-    """
+    """Open an encoded image; `number` and `name` (of its split) are for the error."""
     try:
         with Image.open(io.BytesIO(file)) as image:
             yield image
@@ -155,13 +140,8 @@ def opened(file: bytes, number: int, name: str) -> Iterator[Image.Image]:
 class Noise:
     """Uniform noise, for compiling, timing and dry runs.
 
-    Image i is a window at place i of one buffer of random bytes.
-
-    Args:
-      n: number of images.
-      shape: (height, width, channels).
-      num_classes: the label of image i is i mod num_classes.
-      seed: of the noise.
+    Image i is a window at place i of one buffer of random bytes. Its label is i mod
+    `num_classes`.
     """
 
     def __init__(

@@ -155,9 +155,6 @@ def fake_text(name: str, workers: Workers) -> Dataset:
     Args:
       name: "fake:CONTEXT:VOCABULARY".
       workers: prepare batches.
-
-    Raises:
-      UserError: a size is not positive.
     """
     context, vocabulary = map(int, name.split(":")[1:])
     if min(context, vocabulary) < 1:
@@ -205,8 +202,8 @@ class Tokenizer(NamedTuple):
 
     Attributes:
       vocabulary: number of tokens.
-      encode: maps text, and whether the special tokens of its beginning are added, to
-        tokens.
+      encode: maps text to tokens; True as its second argument adds the special tokens
+        of the beginning.
       decode: maps tokens to text.
     """
 
@@ -220,8 +217,8 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
 
     Args:
       name: "bytes"; the path of a Hugging Face tokenizer.json, or of a directory that
-        holds one, as that of a trained model; or the id of a repository on the hub,
-        e.g. "HuggingFaceTB/SmolLM2-135M".
+        holds one, e.g. of a trained model; or the id of a repository on the hub, e.g.
+        "HuggingFaceTB/SmolLM2-135M".
 
     Raises:
       UserError: there is no such tokenizer, or it cannot be read.
@@ -240,11 +237,7 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
 
 
 def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The tokenizer.json of `open_tokenizer`; None for bytes.
-
-    Raises:
-      UserError: there is no such file, or the hub does not give it.
-    """
+    """The tokenizer.json of `open_tokenizer`; None for bytes."""
     if name == "bytes":
         return None
     path = remote.local(name)
@@ -312,11 +305,7 @@ def _load_tokenizer(path: pathlib.Path) -> Any:
 
 @contextlib.contextmanager
 def _working(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn the errors of a tokenizer into one sentence.
-
-    Raises:
-      UserError: the tokenizer is damaged.
-    """
+    """Turn the errors of a tokenizer into a UserError."""
     try:
         yield
     except BaseException as error:

@@ -83,14 +83,10 @@ class Collective:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """The collectives of a compiled program.
+    """The collectives of a program that was compiled for this number of devices.
 
-    Args:
-      text: `compiled.as_text()`.
-      devices: number of devices that it was compiled for.
-
-    Returns:
-      One entry per operation. Operations in a loop have its number of iterations.
+    `text` is `compiled.as_text()`. There is one entry per operation; operations in a
+    loop have its number of iterations.
     """
     bodies, entry = _computations(text)
     times = _times(bodies, entry)
