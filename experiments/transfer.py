@@ -144,12 +144,8 @@ def _baseline(
             learning_rate=baseline.learning_rate,
             train_loss=None,
             test_accuracy=None,
-            curve=[(x["step"], x["loss"]) for x in lines if "loss" in x],
-            evals=[
-                (x["step"], x["test_loss"], x["test_accuracy"])
-                for x in lines
-                if "test_loss" in x
-            ],
+            curve=records.curve_of(lines),
+            evals=records.evals_of(lines),
             checkpoint="",
             seconds=0.0,
             parameters=_parameters(baseline),

@@ -19,15 +19,7 @@ def run(argv: list[str]) -> None:
 
     config, workdir, own = parse(argv, FLAGS)
     with mirror.opened(workdir) as folder:
-        coord_check.run(
-            config,
-            folder,
-            widths=own["widths"],
-            depths=own["depths"],
-            learning_rate=own["rate"],
-            seeds=own["seeds"],
-            tolerance=own["tolerance"],
-        )
+        coord_check.run(config, folder, learning_rate=own.pop("rate"), **own)
 
 
 COMMAND = Command(

@@ -6,7 +6,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,8 +90,10 @@ def open_text(
     """
     if not isinstance(context, int) or isinstance(context, bool) or context < 1:
         raise UserError(f"context is {context!r}; it must be an integer, 1 or more.")
-    vocabulary, encode, decode = _tokenizer(tokenizer)
-    files = [encode(file) for file in _files(path)]
+    opened = open_tokenizer(tokenizer)
+    file = tokenizer_file(tokenizer)
+    encoder = None if file is None else opened
+    files = [_tokens(text, encoder) for text in _files(path)]
     total = _total(files, context)
     if test_path is None:
         if total < 2:
@@ -103,7 +105,7 @@ def open_text(
         train = Windows(files, context, 0, cut)
         test = Windows(files, context, cut, total)
     else:
-        others = [encode(file) for file in _files(test_path)]
+        others = [_tokens(text, encoder) for text in _files(test_path)]
         train = Windows(files, context, 0, total)
         test = Windows(others, context, 0, _total(others, context))
         for place, windows in ((path, train), (test_path, test)):
@@ -113,8 +115,8 @@ def open_text(
                     "context smaller."
                 )
     name = f"text:{os.fspath(path)}"
-    dataset = _dataset(name, vocabulary, decode, train, test, workers)
-    return dataclasses.replace(dataset, tokenizer=tokenizer_file(tokenizer))
+    dataset = _dataset(name, opened.vocabulary, opened.decode, train, test, workers)
+    return dataclasses.replace(dataset, tokenizer=file)
 
 
 def _dataset(
@@ -193,7 +195,6 @@ def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
     )
 
 
-Encode = Callable[[pathlib.Path], np.ndarray]
 Decode = Callable[[Sequence[int] | np.ndarray], str]
 
 
@@ -226,14 +227,19 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
     file = tokenizer_file(name)
     if file is None:
         return Tokenizer(_BYTES, lambda text, _: list(text.encode()), _text_of_bytes)
-    vocabulary, _, decode = _tokenizer(name)
-    loaded = _load_tokenizer(file)
+    tokenizers = import_extra("tokenizers", "text", f"reading {file}")
+    with _working(file):
+        loaded = tokenizers.Tokenizer.from_file(os.fspath(file))
+        # The number of tokens may be smaller, if ids have gaps.
+        vocabulary = 1 + max(loaded.get_vocab().values(), default=-1)
+    if vocabulary < 1:
+        raise UserError(f"the tokenizer {name} has no tokens")
 
     def encode(text: str, special: bool) -> list[int]:
         with _working(file):
             return loaded.encode(text, add_special_tokens=special).ids
 
-    return Tokenizer(vocabulary, encode, decode)
+    return Tokenizer(vocabulary, encode, lambda t: loaded.decode([int(i) for i in t]))
 
 
 def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
@@ -258,49 +264,24 @@ def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
     return path
 
 
-def _tokenizer(name: str | os.PathLike[str]) -> tuple[int, Encode, Decode]:
-    """(size of the vocabulary, map from a file to tokens, map from tokens to text)."""
-    if name == "bytes":
-        return _BYTES, _map_bytes, _text_of_bytes
-    file = tokenizer_file(name)
-    assert file is not None
-    loaded = _load_tokenizer(file)
-    with _working(name):
-        # The number of tokens may be smaller, if ids have gaps.
-        vocabulary = 1 + max(loaded.get_vocab().values(), default=-1)
-    if vocabulary < 1:
-        raise UserError(f"The tokenizer {name} has no tokens.")
-    dtype = np.min_scalar_type(vocabulary - 1)
-
-    def encode(path: pathlib.Path) -> np.ndarray:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path} is not UTF-8 text ({error}); convert it, or use bytes."
-            ) from error
-        with _working(name):
-            ids = loaded.encode(text, add_special_tokens=False).ids
-        return np.array(ids, dtype)
-
-    return vocabulary, encode, lambda t: loaded.decode([int(i) for i in t])
+def _tokens(path: pathlib.Path, tokenizer: Tokenizer | None) -> np.ndarray:
+    """The tokens of a text file; without a tokenizer its bytes, mapped into memory."""
+    if tokenizer is None:
+        # An empty file cannot be mapped.
+        empty = not path.stat().st_size
+        return np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text ({error}); convert it, or use bytes"
+        ) from error
+    dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
+    return np.array(tokenizer.encode(text, False), dtype)
 
 
 def _text_of_bytes(tokens: Sequence[int] | np.ndarray) -> str:
     return np.asarray(tokens, np.uint8).tobytes().decode(errors="replace")
-
-
-def _map_bytes(path: pathlib.Path) -> np.ndarray:
-    # An empty file cannot be mapped.
-    if not path.stat().st_size:
-        return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, mode="r")
-
-
-def _load_tokenizer(path: pathlib.Path) -> Any:
-    tokenizers = import_extra("tokenizers", "text", f"reading {path}")
-    with _working(path):
-        return tokenizers.Tokenizer.from_file(os.fspath(path))
 
 
 @contextlib.contextmanager

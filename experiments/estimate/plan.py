@@ -7,17 +7,18 @@ import os
 from collections.abc import Iterable
 
 import jax
-import numpy as np
 import rich.console
+import rich.filesize
 import rich.table
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mupax import zoo
+
+from .. import memory
 from ..errors import UserError, reason
 from ..run.config import parse
-from ..run.mesh import make_mesh
+from ..run.mesh import bytes_per_device, make_mesh
 from ..run.prepare import prepare, step_flops
-from ..run.program import Program
 from .hardware import CHIPS, Chip
 from .hlo import COLLECTIVES, collectives
 
@@ -171,7 +172,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         compile, e.g. for lack of memory.
     """
     run = parse(config)
-    mesh: Mesh = make_mesh(run.mesh, topology.devices)
+    mesh = make_mesh(run.mesh, topology.devices)
     prepared = prepare(run, mesh, stand_in=True)
     prepared.check()
     program = prepared.program
@@ -184,24 +185,20 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
             f"{topology.name}: the step does not compile ({reason(error, 300)}); try "
             "more devices along fsdp or tensor, model.remat=True, or accumulate"
         ) from None
-    memory = compiled.memory_analysis()
-    count = len(topology.devices)
     sent: dict[str, float] = dict.fromkeys(COLLECTIVES, 0.0)
-    for collective in collectives(compiled.as_text(), count):
+    for collective in collectives(compiled.as_text(), mesh.size):
         sent[collective.kind] += collective.sent
-    weights = _bytes_each(program, "params")
-    state = memory.argument_size_in_bytes
+    weights = bytes_per_device(program.abstract["params"], program.shardings["params"])
+    of_batch = bytes_per_device(batch, [zoo.batch_sharding(mesh)] * len(batch))
+    sizes = compiled.memory_analysis()
     return Estimate(
         topology=topology,
         batch_size=run.batch_size,
         parameters=sum(x.size for x in jax.tree.leaves(program.abstract["params"])),
         weights=weights,
-        optimizer=max(state - weights - _batch_bytes(batch, mesh), 0),
-        activations=memory.temp_size_in_bytes,
-        peak=state
-        + memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes,
+        optimizer=max(sizes.argument_size_in_bytes - weights - of_batch, 0),
+        activations=sizes.temp_size_in_bytes,
+        peak=int(memory.needed(compiled)),
         flops=step_flops(program, batch),
         sent=sent,
     )
@@ -320,31 +317,16 @@ def _whole(text: str, name: str) -> int:
     return int(text)
 
 
-def _bytes_each(program: Program, part: str) -> int:
-    leaves = jax.tree.leaves(program.abstract[part])
-    shardings = jax.tree.leaves(program.shardings[part])
-    return sum(
-        int(np.prod(sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
-        for leaf, sharding in zip(leaves, shardings, strict=True)
-    )
-
-
-def _batch_bytes(batch: dict[str, jax.ShapeDtypeStruct], mesh: Mesh) -> int:
-    shares = mesh.shape["data"] * mesh.shape["fsdp"]
-    return sum(x.size * x.dtype.itemsize for x in batch.values()) // shares
-
-
 def _mesh_text(config: ConfigDict, e: Estimate) -> str:
     shape = make_mesh(parse(config).mesh, e.topology.devices).shape
     return ", ".join(f"{a} {n}" for a, n in shape.items() if n > 1) or "1"
 
 
 def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:,.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
-        count /= 1024
-    raise AssertionError
+    units = ["B", "KiB", "MiB", "GiB"]
+    size, unit = rich.filesize.pick_unit_and_suffix(int(count), units, 1024)
+    number = count / size
+    return f"{number:,.3g} {unit}" if number < 1000 else f"{number:,.0f} {unit}"
 
 
 def _time(seconds: float) -> str:

@@ -169,9 +169,7 @@ class Checkpoints:
                 progress=ocp.args.JsonRestore(),
             ),
         )
-        state, sealed = content["state"], dict(content["progress"])
-        if sealed.pop("seal") != _seal(sealed):
-            raise ValueError("its history was altered")
+        state, sealed = content["state"], _unsealed(content["progress"])
         if jax.device_get(_checksums(state)).tolist() != sealed["checksums"]:
             raise ValueError("its arrays were altered")
         return state, sealed["progress"]
@@ -345,15 +343,13 @@ def _named(tree: Any) -> dict[str, Any]:
 
 def _check_sums(checkpoint: pathlib.Path, arrays: Any) -> None:
     """Raise ValueError if arrays differ from those that were saved."""
-    sealed = json.loads((checkpoint / "progress" / "metadata").read_bytes())
-    if sealed.pop("seal") != _seal(sealed):
-        raise ValueError("its history was altered")
+    text = (checkpoint / "progress" / "metadata").read_bytes()
+    sealed = _unsealed(json.loads(text))
     if "named" not in sealed:  # a checkpoint of mupax 0.1
         return
     sums = jax.device_get(_checksums(arrays)).tolist()
-    for name, value in _named(
-        jax.tree.unflatten(jax.tree.structure(arrays), sums)
-    ).items():
+    named = _named(jax.tree.unflatten(jax.tree.structure(arrays), sums))
+    for name, value in named.items():
         if sealed["named"].get(name) != value:
             raise ValueError(f"its {name} was altered")
 
@@ -364,19 +360,27 @@ def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
     Orbax would detect this only while it reads, and leave its other reads unfinished.
     """
     stored = ocp.PyTreeCheckpointHandler().metadata(checkpoint.absolute() / "state")
-    held = ocp.tree.to_flat_dict(stored.tree, sep=".")
-    for name, leaf in ocp.tree.to_flat_dict(like, sep=".").items():
-        if name not in held:
+    in_file = _named(stored.tree)
+    for name, leaf in _named(like).items():
+        if name not in in_file:
             raise ValueError(f"it has no {name}")
         # Orbax stores a key as an array of words.
         key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         shape = (jax.eval_shape(jax.random.key_data, leaf) if key else leaf).shape
-        if held[name].shape != shape:
-            raise ValueError(f"its {name} has shape {held[name].shape}, here {shape}")
+        if (actual := in_file[name].shape) != shape:
+            raise ValueError(f"its {name} has shape {actual}; expected {shape}")
 
 
 def _seal(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _unsealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content without its seal; raises ValueError if it was altered."""
+    content = dict(content)
+    if content.pop("seal") != _seal(content):
+        raise ValueError("its history was altered")
+    return content
 
 
 @jax.jit

@@ -4,7 +4,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -13,7 +12,7 @@ from .. import data as datasets
 from .evaluate import means, tester
 from .loop import LoopOptions, TrainResult, train
 from .loss import Classification
-from .mesh import check_batch, make_mesh, put
+from .mesh import check_batch, make_mesh
 from .program import Program, make_program, recipe_of
 
 
@@ -94,12 +93,7 @@ def evaluate(
     program = _program(model, optax.identity(), data, 0, mesh)
     check_batch(batch_size, program.mesh)
     test = tester(program, datasets.from_memory(data), batch_size)
-    params, rest = nnx.state(model, nnx.Param, ...)
-    start = jax.jit(program.start, out_shardings=program.shardings)
-    state = start(
-        put(params, program.shardings["params"]), put(rest, program.shardings["rest"])
-    )
-    return means(test(state))
+    return means(test(program.start_on_mesh(model)))
 
 
 def _program(

@@ -25,7 +25,7 @@ from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
 from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
-from .program import Program, parts
+from .program import Program
 from .records import Records, Sink
 from .step import State
 from .stopping import stop_requests
@@ -163,9 +163,10 @@ def train(
     }
     with _claimed(workdir, claimed), stop_requests() as stop_now:
         # ----- State: initialized on the mesh, or copied to it.
-        state = (
-            _start(program, model) if create is None else program.init_on_mesh(create)
-        )
+        if create is None:
+            state = program.start_on_mesh(model)
+        else:
+            state = program.init_on_mesh(create)
 
         # ----- Resume: arrays, order of the examples and history of one checkpoint.
         index, count = batch_share(options.batch_size, program.mesh)
@@ -402,11 +403,3 @@ def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:
             f"batch_size {options.batch_size} is more than the {dataset.train_size} "
             f"training examples of {dataset.name}; make it smaller."
         )
-
-
-def _start(program: Program, model: nnx.Module) -> State:
-    """The initial state of a model whose weights exist, copied to the mesh."""
-    params, rest = parts(model)
-    params = put(params, program.shardings["params"])
-    rest = put(rest, program.shardings["rest"])
-    return jax.jit(program.start, out_shardings=program.shardings)(params, rest)

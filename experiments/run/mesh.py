@@ -145,6 +145,15 @@ def state_shardings(
     return map_with_paths(place, state)
 
 
+def bytes_per_device(tree: Any, shardings: Any) -> int:
+    """Bytes of arrays, abstract or not, on each device."""
+    leaves, places = jax.tree.leaves(tree), jax.tree.leaves(shardings)
+    return sum(
+        math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf, sharding in zip(leaves, places, strict=True)
+    )
+
+
 def put(tree: Any, shardings: Any) -> Any:
     """Copies arrays to their shardings. The copy may be donated."""
     if jax.process_count() == 1:

@@ -1,10 +1,8 @@
 """Prepare a run on a mesh, and check that it fits."""
 
 import dataclasses
-import math
 from typing import Any
 
-import jax
 import psutil
 from jax.sharding import Mesh
 
@@ -15,7 +13,7 @@ from ..estimate.hardware import peak_flops
 from .build import Built, build, open_dataset
 from .config import RunConfig
 from .loop import LoopOptions, check
-from .mesh import make_mesh
+from .mesh import bytes_per_device, make_mesh
 from .program import Program, make_program
 
 
@@ -46,12 +44,7 @@ class PreparedRun:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters and optimizer state on each device."""
-        leaves = jax.tree.leaves(self.program.abstract)
-        shardings = jax.tree.leaves(self.program.shardings)
-        return sum(
-            math.prod(sharding.shard_shape(leaf.shape)) * _itemsize(leaf)
-            for leaf, sharding in zip(leaves, shardings, strict=True)
-        )
+        return bytes_per_device(self.program.abstract, self.program.shardings)
 
     def check(self) -> None:
         """Check that the batch suits the devices and the dataset."""
@@ -115,9 +108,3 @@ def prepare(
 def step_flops(program: Program, batch: Any) -> float:
     """Floating-point operations of a step, over all devices."""
     return count_flops(program.step, program.abstract, batch, program.hyper)
-
-
-def _itemsize(leaf: Any) -> int:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return 8
-    return leaf.dtype.itemsize

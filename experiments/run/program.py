@@ -17,7 +17,7 @@ from mupax.optim.paths import flatten
 from mupax.zoo.sharding import Rules
 
 from .loss import Batch, Objective
-from .mesh import replicated, state_shardings
+from .mesh import put, replicated, state_shardings
 from .step import Hyper, Recipe, State
 
 
@@ -105,6 +105,13 @@ class Program:
     def start(self, params: nnx.State, rest: nnx.State) -> State:
         """The initial state. May be traced."""
         return self.recipe.start(params, rest, self.hyper)
+
+    def start_on_mesh(self, model: nnx.Module) -> State:
+        """The initial state of a model whose weights exist, copied to the mesh."""
+        params, rest = parts(model)
+        params = put(params, self.shardings["params"])
+        rest = put(rest, self.shardings["rest"])
+        return jax.jit(self.start, out_shardings=self.shardings)(params, rest)
 
     def init_on_mesh(self, create: Callable[[], nnx.Module]) -> State:
         """The initial state. Each device creates only its own part."""

@@ -110,15 +110,11 @@ class Records:
 
     def curve(self) -> list[tuple[int, float]]:
         """(step, training loss) of every logged step."""
-        return [(r["step"], r["loss"]) for r in self.lines if "loss" in r]
+        return curve_of(self.lines)
 
     def evals(self) -> list[tuple[int, float, float]]:
         """(step, test loss, test accuracy) of every evaluation."""
-        return [
-            (r["step"], r["test_loss"], r["test_accuracy"])
-            for r in self.lines
-            if "test_loss" in r
-        ]
+        return evals_of(self.lines)
 
     def recent(self, steps: int) -> list[dict[str, Any]]:
         """The lines of the last `steps` steps, and the last line of each kind."""
@@ -139,6 +135,20 @@ class Records:
                 "or put it back, and run the same command again. The last checkpoint "
                 "stays."
             ) from None
+
+
+def curve_of(lines: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """(step, training loss) of every logged step."""
+    return [(x["step"], x["loss"]) for x in lines if "loss" in x]
+
+
+def evals_of(lines: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    """(step, test loss, test accuracy) of every evaluation."""
+    return [
+        (x["step"], x["test_loss"], x["test_accuracy"])
+        for x in lines
+        if "test_loss" in x
+    ]
 
 
 def _place(line: dict[str, Any]) -> tuple[int, bool]:

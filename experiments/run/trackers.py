@@ -15,9 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from absl import logging
+from flax.traverse_util import flatten_dict
 
 from .. import io
 from ..errors import UserError
+from .records import Sink
 
 NAME = "trackers.json"
 # TensorBoard's page of hyperparameters reads one directory per run.
@@ -40,11 +42,8 @@ class Finished(NamedTuple):
     curve: Sequence[tuple[int, float]]
 
 
-class Tracker(Protocol):
+class Tracker(Sink, Protocol):
     """Receives the metrics of a run, or a sweep."""
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Write the metrics of one step."""
 
     def write_sweep(
         self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
@@ -56,9 +55,6 @@ class Tracker(Protocol):
           verdicts: the contents of `sweep.json`.
           report: path of `report.html`.
         """
-
-    def close(self) -> None:
-        """Flush and close."""
 
 
 def open_trackers(
@@ -256,7 +252,7 @@ class MLflow:
             client.update_run(known, status="RUNNING")
             return known
         run = client.create_run(self._experiment, run_name=self._folder.name)
-        self._log(run.info.run_id, params=dict(_flat(settings)))
+        self._log(run.info.run_id, params=flatten_dict(settings, sep="."))
         keep_id(self._folder, "mlflow", run.info.run_id)
         return run.info.run_id
 
@@ -330,14 +326,6 @@ def _scalar(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _key(name: str) -> str:
