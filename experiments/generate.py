@@ -60,15 +60,15 @@ def run(
         )
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
-    every = out[0].tolist()
-    if max(every) >= words.vocabulary:
+    ids = out[0].tolist()
+    if max(ids) >= words.vocabulary:
         raise UserError(
-            f"the model drew token {max(every)}, and the tokenizer has "
+            f"the model drew token {max(ids)}, and the tokenizer has "
             f"{words.vocabulary}; give --tokenizer, the one that the model was trained "
             "with"
         )
     # The whole is decoded: a token may be a part of a character or word.
-    print(words.decode(every))
+    print(words.decode(ids))
 
 
 def tokenizer_of(

@@ -105,15 +105,16 @@ _HEAD = ("model", "width", "depth", "input", "parameters", "FLOPs", "weights")
 
 
 def _table(names: list[str]) -> str:
-    known = model_sizes()
+    sizes_of = model_sizes()
     rows = [_HEAD]
     for name in names:
-        row = known.get(name)
+        row = sizes_of.get(name)
         sources = sources_of(name)
         more = f", {len(sources) - 1} more" if len(sources) > 1 else ""
         numbers = (_short(row["parameters"]), _short(row["flops"])) if row else ("", "")
-        sizes = (row["width"], row["depth"], row["input"]) if row else ("", "", "")
-        rows.append((name, *sizes, *numbers, f"{sources[0]}{more}" if sources else ""))
+        source = f"{sources[0]}{more}" if sources else ""
+        dimensions = (row["width"], row["depth"], row["input"]) if row else ("", "", "")
+        rows.append((name, *dimensions, *numbers, source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()

@@ -40,13 +40,13 @@ def settings(
 
     from ..run.config import plain
 
-    given = plain(config)
-    given.pop("data_dir", None)
-    mine = {flag.name for flag in FLAGS}
+    plain_config = plain(config)
+    plain_config.pop("data_dir", None)
+    own_flags = {flag.name for flag in FLAGS}
     return {
         "versions": {"mupax": mupax.__version__, "jax": jax.__version__},
         "command": argv[0],
-        "config": given,
+        "config": plain_config,
         "--workdir": workdir if remote.is_remote(workdir) else os.path.abspath(workdir),
-        **{f"--{name}": own[name] for name in own if name not in mine},
+        **{f"--{name}": own[name] for name in own if name not in own_flags},
     }

@@ -316,9 +316,9 @@ class ColorJitter(Operation):
         saturation = 1 + _signed(self.saturation, u[2])
         # Weights of each pixel's grey, and of its difference from grey.
         r, g, b = (gain * (1 - saturation) * v for v in _GREY)
-        own = gain * saturation
+        keep = gain * saturation
         rows: tuple[float, ...]
-        rows = (own + r, g, b, offset, r, own + g, b, offset, r, g, own + b, offset)
+        rows = (keep + r, g, b, offset, r, keep + g, b, offset, r, g, keep + b, offset)
         if self.hue:
             rows = _turn_hue(rows, _signed(self.hue, u[3]))
         return image.convert("RGB", rows)
@@ -495,12 +495,12 @@ def _operation(entry: str | Mapping[str, Any]) -> Operation:
             f"there is no augmentation {name!r}; choose one of {', '.join(OPERATIONS)}"
         )
     kind = OPERATIONS[name]
-    known = [p for p in inspect.signature(kind).parameters if p != "size"]
+    options_of_kind = [p for p in inspect.signature(kind).parameters if p != "size"]
     for option in options:
-        if option not in known:
+        if option not in options_of_kind:
             raise UserError(
                 f"the augmentation {name!r} has no option {option!r}; its options are "
-                f"{', '.join(known)}"
+                f"{', '.join(options_of_kind)}"
             )
     try:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}

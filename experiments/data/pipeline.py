@@ -169,8 +169,8 @@ def iterate(
     if draws:
         order = order.random_map(_Draw(draws))
     parts = order.batch(hosts.share(batch_size), drop_remainder=True)
-    mine = parts[hosts.index :: hosts.count].map(_Part(load, bool(draws)))
-    return BatchIterator(mine, workers, {"batch_size": batch_size, "seed": seed})
+    own_parts = parts[hosts.index :: hosts.count].map(_Part(load, bool(draws)))
+    return BatchIterator(own_parts, workers, {"batch_size": batch_size, "seed": seed})
 
 
 def run_through(

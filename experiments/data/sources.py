@@ -110,15 +110,15 @@ class Records:
 
     def _damaged(self, indices: np.ndarray, error: Exception) -> pathlib.Path:
         """The file with the first record that cannot be read."""
-        which = np.unique(np.searchsorted(self._ends, indices, side="right"))
-        for number in which:
+        file_numbers = np.unique(np.searchsorted(self._ends, indices, side="right"))
+        for number in file_numbers:
             first = 0 if number == 0 else self._ends[number - 1]
-            mine = indices[(indices >= first) & (indices < self._ends[number])]
+            inside = indices[(indices >= first) & (indices < self._ends[number])]
             try:
-                self._records.__getitems__(mine.tolist())
+                self._records.__getitems__(inside.tolist())
             except Exception:
                 return pathlib.Path(self._files[number])
-        return pathlib.Path(self._files[which[0]])
+        return pathlib.Path(self._files[file_numbers[0]])
 
 
 @contextlib.contextmanager

@@ -53,11 +53,11 @@ class Windows:
     def __call__(self, indices: np.ndarray, _: np.ndarray) -> Batch:
         """The windows of these indices: "tokens", int32 (b, context + 1)."""
         window = indices + self.start
-        which = np.searchsorted(self._firsts, window, side="right") - 1
-        first = (window - self._firsts[which]) * self.context
+        file_numbers = np.searchsorted(self._firsts, window, side="right") - 1
+        first = (window - self._firsts[file_numbers]) * self.context
         out = np.empty((len(indices), self.context + 1), np.int32)
-        for row, file, at in zip(out, which, first, strict=True):
-            row[...] = self.files[file][at : at + self.context + 1]
+        for row, file, start in zip(out, file_numbers, first, strict=True):
+            row[...] = self.files[file][start : start + self.context + 1]
         return {"tokens": out}
 
 
@@ -105,9 +105,9 @@ def open_text(
         train = Windows(files, context, 0, cut)
         test = Windows(files, context, cut, total)
     else:
-        others = [_tokens(text, encoder) for text in _files(test_path)]
+        test_files = [_tokens(text, encoder) for text in _files(test_path)]
         train = Windows(files, context, 0, total)
-        test = Windows(others, context, 0, _total(others, context))
+        test = Windows(test_files, context, 0, _total(test_files, context))
         for place, windows in ((path, train), (test_path, test)):
             if not len(windows):
                 raise UserError(

@@ -242,15 +242,15 @@ def show(estimates: list[Estimate], config: ConfigDict) -> None:
         table.add_row(name, *cells)
     console.print(table)
     compiled = [e.topology.name for e in estimates if e.topology.compiled]
-    others = [e.topology.name for e in estimates if not e.topology.compiled]
+    simulated = [e.topology.name for e in estimates if not e.topology.compiled]
     if compiled:
         console.print(
             f"{', '.join(compiled)}: memory and bytes sent are those of the program of "
             "the TPU compiler."
         )
-    if others:
+    if simulated:
         console.print(
-            f"{', '.join(others)}: memory and bytes sent are an estimate, from the "
+            f"{', '.join(simulated)}: memory and bytes sent are an estimate, from the "
             "same program compiled for as many CPU devices."
         )
     console.print(

@@ -98,12 +98,12 @@ def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
 
 def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
     # Options that the config leaves out are as they were saved.
-    given = {k: v for k, v in _options(config, shapes).items() if v is not None}
+    options = {k: v for k, v in _options(config, shapes).items() if v is not None}
     # Weights may have more tokens than their tokenizer, and a longer context.
     for key in ("vocab_size", "context"):
         if key not in config.model.options:
-            given.pop(key, None)
-    return zoo.load_pretrained(config.model.name, _weights(config), **given)
+            options.pop(key, None)
+    return zoo.load_pretrained(config.model.name, _weights(config), **options)
 
 
 def _weights(config: RunConfig) -> str:
@@ -169,9 +169,9 @@ def make_recipe(
         if not set(hyper) & {"branch_multiplier", "richness"}:
             return structure
         # These two are part of the structure, which each trace therefore rebuilds.
-        some = {k: v for k, v in hyper.items() if k != "init_scale"}
+        fixed_init = {k: v for k, v in hyper.items() if k != "init_scale"}
         abstract = nnx.eval_shape(
-            lambda: create_model(tuned(config, some), shapes, jax.random.key(0))
+            lambda: create_model(tuned(config, fixed_init), shapes, jax.random.key(0))
         )
         abstract.train()
         return nnx.graphdef(abstract)
@@ -288,12 +288,12 @@ def _check_preprocessing(
     config: RunConfig, dataset: Dataset, model: nnx.Module
 ) -> None:
     """Warn where images are prepared in another way than the weights expect."""
-    known = known_data_config(model)
-    if known is None or dataset.kind != "images":
+    config_of_model = known_data_config(model)
+    if config_of_model is None or dataset.kind != "images":
         return
-    # Not `known`, whose size is that of the dataset by now.
-    stated = read_data_config(_weights(config)) or known
-    if differ := dataset.data_config.differences(stated):
+    # Not `config_of_model`, whose size is that of the dataset by now.
+    expected = read_data_config(_weights(config)) or config_of_model
+    if differ := dataset.data_config.differences(expected):
         logging.warning(
             f"images of {dataset.name} are not prepared as the weights of "
             f"{config.init_from} expect: {'; '.join(differ)}. Set preprocessing="

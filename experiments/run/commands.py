@@ -157,8 +157,8 @@ def explain(config: ConfigDict) -> optim.Explanation:
 def _training(config: RunConfig) -> str:
     """The ratios of batch size and length, where they differ from the base's."""
     ratios = config.training
-    told = {"batch size": ratios.batch, "examples": ratios.examples}
-    return "".join(f", {name} x {x:g}" for name, x in told.items() if x != 1)
+    named_ratios = {"batch size": ratios.batch, "examples": ratios.examples}
+    return "".join(f", {name} x {x:g}" for name, x in named_ratios.items() if x != 1)
 
 
 def describe(prepared: PreparedRun) -> str:

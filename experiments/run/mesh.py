@@ -34,27 +34,27 @@ def make_mesh(
       {'data': 1, 'fsdp': 1, 'tensor': 1}
     """
     devices = jax.devices() if devices is None else devices
-    wanted = {"data": -1} if sizes is None else dict(sizes)
-    for axis, size in wanted.items():
+    requested = {"data": -1} if sizes is None else dict(sizes)
+    for axis, size in requested.items():
         if axis not in MESH_AXES:
             raise UserError(
                 f"mesh.{axis} is not known; the axes are {', '.join(MESH_AXES)}"
             )
-        whole = isinstance(size, int) and not isinstance(size, bool)
-        if not whole or (size < 1 and size != -1):
+        is_int = isinstance(size, int) and not isinstance(size, bool)
+        if not is_int or (size < 1 and size != -1):
             raise UserError(
                 f"mesh.{axis}={size!r} must be a number of devices, or -1 for the "
                 "remaining devices"
             )
-    shape = [wanted.get(axis, 1) for axis in MESH_AXES]
+    shape = [requested.get(axis, 1) for axis in MESH_AXES]
     known = math.prod(size for size in shape if size > 0)
     if shape.count(-1) > 1:
         raise UserError("only one axis of the mesh can be -1 (the remaining devices)")
     remains, over = divmod(len(devices), known)
     if over or (-1 not in shape and remains != 1):
-        given = ", ".join(f"{axis}={size}" for axis, size in wanted.items())
+        text = ", ".join(f"{axis}={size}" for axis, size in requested.items())
         raise UserError(
-            f"a mesh of {given} does not suit {len(devices)} devices: their number "
+            f"a mesh of {text} does not suit {len(devices)} devices: their number "
             "must be the product of the sizes; -1 stands for the remaining devices"
         )
     shape = [remains if size == -1 else size for size in shape]
@@ -171,10 +171,10 @@ def on_host(tree: Any, mesh: Mesh) -> Any:
     """
     if jax.process_count() == 1:
         return tree
-    whole = jax.jit(lambda leaf: leaf, out_shardings=replicated(mesh))
+    replicate = jax.jit(lambda leaf: leaf, out_shardings=replicated(mesh))
 
     def fetch(leaf: jax.Array) -> Any:
-        leaf = whole(leaf).addressable_data(0)
+        leaf = replicate(leaf).addressable_data(0)
         key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return leaf if key or jax.process_index() > 0 else jax.device_get(leaf)
 

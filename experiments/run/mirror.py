@@ -194,10 +194,10 @@ class _Objects:
         below = f"{self._root}/{prefix}".rstrip("/")
         start = f"{self._root}/"
         try:
-            found = self._system.find(below)
+            paths = self._system.find(below)
         except FileNotFoundError:
             return []
-        names = (name.removeprefix("/" * (not start.startswith("/"))) for name in found)
+        names = (name.removeprefix("/" * (not start.startswith("/"))) for name in paths)
         inside = [name[len(start) :] for name in names if name.startswith(start)]
         return sorted(name for name in inside if name and not name.endswith("/"))
 
@@ -388,8 +388,8 @@ def _contents(folder: pathlib.Path) -> _Contents:
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    found = folder.rglob("*") if folder.is_dir() else iter(())
-    return {p.relative_to(folder).as_posix(): p for p in sorted(found) if p.is_file()}
+    paths = folder.rglob("*") if folder.is_dir() else iter(())
+    return {p.relative_to(folder).as_posix(): p for p in sorted(paths) if p.is_file()}
 
 
 # ----- Uploading.
@@ -461,10 +461,10 @@ class _Mirror:
         """Take the run, or say who holds it."""
         objects = self._objects
         before = _newest(objects)
-        if not before.number and (others := objects.names()):
+        if not before.number and (names := objects.names()):
             raise UserError(
                 f"{objects.address} holds files that are not a mupax run's, e.g. "
-                f"{others[0]}; choose another --workdir, or an empty one"
+                f"{names[0]}; choose another --workdir, or an empty one"
             )
         with _usable(objects.address, "written"):
             objects.write(self._alive, b"")
@@ -754,11 +754,11 @@ class _Mirror:
 
 
 def _lease() -> float:
-    given = os.environ.get("MUPAX_LEASE", "60")
+    text = os.environ.get("MUPAX_LEASE", "60")
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds < 86400:
-        raise UserError(f"MUPAX_LEASE={given!r} must be a number of seconds, e.g. 60")
+        raise UserError(f"MUPAX_LEASE={text!r} must be a number of seconds, e.g. 60")
     return seconds

@@ -64,12 +64,12 @@ def joined(
       UserError: bad flags, missing processes, or different settings.
     """
     if not distributed:
-        given = {
+        flags = {
             "coordinator": coordinator != "",
             "processes": processes != 0,
             "process": process != -1,
         }
-        for name in [name for name, is_given in given.items() if is_given]:
+        for name in [name for name, is_set in flags.items() if is_set]:
             raise UserError(f"--{name} needs --distributed")
         yield
         return
@@ -161,8 +161,8 @@ def _agree(settings: dict[str, Any], timeout: int) -> None:
 def _verdict(settings: dict[str, Any], timeout: int) -> str:
     settings = json.loads(json.dumps(settings, default=str))
     for index in range(1, jax.process_count()):
-        theirs = json.loads(_get(f"{_SETTINGS}/{index}", timeout))
-        if differ := differences(settings, theirs):
+        other = json.loads(_get(f"{_SETTINGS}/{index}", timeout))
+        if differ := differences(settings, other):
             texts = [_of_two(difference, index) for difference in differ]
             return (
                 f"the processes were started differently: {', '.join(texts)}; start "

@@ -84,22 +84,22 @@ class Program:
     def jit_step(self) -> Any:
         """`step`, compiled for the mesh. It donates the state."""
         batch = zoo.batch_sharding(self.mesh)
-        every = replicated(self.mesh)
+        everywhere = replicated(self.mesh)
         return jax.jit(
             self.step,
             donate_argnums=0,
-            in_shardings=(self.shardings, batch, every),
-            out_shardings=(self.shardings, (every, every)),
+            in_shardings=(self.shardings, batch, everywhere),
+            out_shardings=(self.shardings, (everywhere, everywhere)),
         )
 
     def jit_score(self) -> Any:
         """`score`, compiled for the mesh."""
         batch = zoo.batch_sharding(self.mesh)
-        every = replicated(self.mesh)
+        everywhere = replicated(self.mesh)
         return jax.jit(
             self.score,
-            in_shardings=(self.shardings, batch, every),
-            out_shardings=every,
+            in_shardings=(self.shardings, batch, everywhere),
+            out_shardings=everywhere,
         )
 
     def start(self, params: nnx.State, rest: nnx.State) -> State:

@@ -197,8 +197,8 @@ def read_log(folder: pathlib.Path) -> Log:
             continue
         try:
             line = io.parse_sealed(text)
-            whole = isinstance(line.get("step"), int) and _is_line(line)
-            if not whole or (is_sealed and not text.startswith(_START)):
+            is_valid = isinstance(line.get("step"), int) and _is_line(line)
+            if not is_valid or (is_sealed and not text.startswith(_START)):
                 raise io.Damaged("it is not a line of a log")
         except io.Damaged:
             if number < len(texts):  # an incomplete last line: the writer was killed

@@ -44,12 +44,12 @@ def make_schedule(
         raise UserError(
             f"schedule.name={shown(name)} must be one of {', '.join(SCHEDULES)}"
         )
-    known = not isinstance(warmup, jax.Array)
-    if known:
+    is_concrete = not isinstance(warmup, jax.Array)
+    if is_concrete:
         _check_steps("warmup", warmup, steps)
     _check_steps("decay", decay, steps)
     number(0)("schedule.final", final)
-    if name == "wsd" and (not decay or (known and warmup + decay > steps)):
+    if name == "wsd" and (not decay or (is_concrete and warmup + decay > steps)):
         raise UserError(
             f"schedule 'wsd' needs decay > 0 and warmup + decay <= steps; got warmup="
             f"{warmup}, decay={decay} and steps={steps}"
@@ -73,7 +73,7 @@ def make_schedule(
         return jnp.ones(())
 
     def rate(step: Any) -> Any:
-        if known and not warmup:
+        if is_concrete and not warmup:
             return peak if name == "constant" else peak * share(step)
         rise = step / jnp.maximum(warmup, 1e-6)
         return peak * jnp.where(step < warmup, rise, share(step))

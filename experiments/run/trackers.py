@@ -107,11 +107,11 @@ def read_id(folder: pathlib.Path, tracker: str) -> str | None:
 def keep_id(folder: pathlib.Path, tracker: str, value: str) -> None:
     """Keep the id of a run directory."""
     try:
-        known = io.read_sealed(folder / NAME)
+        ids = io.read_sealed(folder / NAME)
     except (FileNotFoundError, io.Damaged):
-        known = {}
+        ids = {}
     folder.mkdir(parents=True, exist_ok=True)
-    io.write_sealed(folder / NAME, {**known, tracker: value})
+    io.write_sealed(folder / NAME, {**ids, tracker: value})
 
 
 # ----- Trackers.
@@ -183,21 +183,21 @@ class WandB:
         import wandb
 
         self._wandb: Any = wandb
-        known = read_id(folder, "wandb")
-        name = known or secrets.token_hex(4)
+        known_id = read_id(folder, "wandb")
+        run_id = known_id or secrets.token_hex(4)
         try:
             self._run = wandb.init(
                 project=project,
                 dir=str(folder),
                 name=folder.name,
                 config=settings,
-                id=name,
+                id=run_id,
                 resume="allow",
             )
         except Exception as error:  # wandb's exceptions have no common base class
             raise UserError(f"Weights & Biases does not start: {error}") from None
-        if known is None:
-            keep_id(folder, "wandb", name)
+        if known_id is None:
+            keep_id(folder, "wandb", run_id)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Write one scalar per metric."""
@@ -248,9 +248,9 @@ class MLflow:
         self._experiment = (
             existing.experiment_id if existing else client.create_experiment(experiment)
         )
-        if known := read_id(self._folder, "mlflow"):
-            client.update_run(known, status="RUNNING")
-            return known
+        if known_id := read_id(self._folder, "mlflow"):
+            client.update_run(known_id, status="RUNNING")
+            return known_id
         run = client.create_run(self._experiment, run_name=self._folder.name)
         self._log(run.info.run_id, params=flatten_dict(settings, sep="."))
         keep_id(self._folder, "mlflow", run.info.run_id)
