@@ -16,7 +16,7 @@ class Diverged(UserError):
 
 
 class Stopped(Exception):
-    """A run was told to stop, and saved a checkpoint.
+    """A run received SIGTERM, and saved a checkpoint.
 
     Attributes:
       step: of the checkpoint.

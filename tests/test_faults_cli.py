@@ -171,7 +171,7 @@ def test_a_workdir_in_use_is_refused_by_check_and_by_claim(tmp_path):
             lambda: workdir.check(tmp_path / "run", {"a": 1}),
             lambda: workdir.claim(tmp_path / "run", {"a": 1}).__enter__(),
         ):
-            with pytest.raises(UserError, match="another process is at work"):
+            with pytest.raises(UserError, match="another process uses"):
                 take()
     workdir.check(tmp_path / "run", {"a": 1})
     with pytest.raises(UserError, match=r"a \(1, here 2\)"):

@@ -149,7 +149,7 @@ def test_a_model_that_names_no_axes_is_data_parallel_only():
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
-        ({"data": 3}, "data=3 does not suit 1 devices"),
+        ({"data": 3}, "data=3 does not fit 1 devices"),
         ({"model": 1}, "mesh.model is not known"),
         ({"data": 0}, "mesh.data=0"),
         ({"data": -1, "fsdp": -1}, "only one axis"),

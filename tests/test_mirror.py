@@ -132,13 +132,15 @@ def test_what_changes_is_uploaded_while_the_run_goes_on(run, machine, monkeypatc
 
 def test_a_second_process_is_refused_in_one_sentence(run, machine):
     with mirror.opened(run):
-        words = rf"another process is at work in {run} \(process {os.getpid()} on .*\)"
+        words = rf"another process uses {run} \(process {os.getpid()} on .*\)"
         machine("second")
         with pytest.raises(UserError, match=words), mirror.opened(run):
             pytest.fail("both hold it")
         machine("first")
         with (
-            pytest.raises(UserError, match=r"at work in .* \(on this machine\)"),
+            pytest.raises(
+                UserError, match=r"another process uses .* \(on this machine\)"
+            ),
             mirror.opened(run),
         ):
             pytest.fail("both hold it")
@@ -353,7 +355,7 @@ def test_the_run_goes_on_without_the_network(memory, monkeypatch, caplog, machin
         until = time.monotonic() + 100
         while "connection reset" not in caplog.text and time.monotonic() < until:
             time.sleep(0.05)
-        assert "The run goes on, and the upload is tried again" in caplog.text
+        assert "The run continues, and the upload is retried" in caplog.text
         fails = False
     machine("second")
     with mirror.opened(memory, writes=False) as folder:
@@ -368,7 +370,7 @@ def test_what_could_not_be_uploaded_is_kept_and_uploaded_next(memory, monkeypatc
             raise OSError("connection reset")
 
         broken.setattr(mirror._Objects, "put", put)
-        words = r"could not be written \(connection reset\); what it lacks is in"
+        words = r"could not be written \(connection reset\); the missing files are in"
         with pytest.raises(UserError, match=words), mirror.opened(memory) as folder:
             (folder / "metrics.jsonl").write_text("one")
     with mirror.opened(memory) as folder:
@@ -379,7 +381,9 @@ def test_what_could_not_be_uploaded_is_kept_and_uploaded_next(memory, monkeypatc
 def test_files_of_others_are_not_taken_over(memory):
     mirror._Objects(memory).write("thesis.tex", b"")
     with (
-        pytest.raises(UserError, match=r"files that are not a mupax run's.*thesis"),
+        pytest.raises(
+            UserError, match=r"files that do not belong to a mupax run.*thesis"
+        ),
         mirror.opened(memory),
     ):
         pytest.fail("it is not ours")

@@ -108,7 +108,7 @@ def test_a_directory_of_an_earlier_version_is_extended(song, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("digits", {"context": 8}, "context means nothing for digits"),
+        ("digits", {"context": 8}, "context has no effect on digits"),
         ("fake:8:16", {"contxt": 8}, "contxt"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_tracker_that_does_not_start_is_one_sentence(fake_wandb, tmp_path):
         raise RuntimeError("no key")
 
     fake_wandb.init = init
-    with pytest.raises(UserError, match="Weights & Biases does not start: no key"):
+    with pytest.raises(UserError, match="Weights & Biases cannot be started: no key"):
         open_trackers(tmp_path, {}, wandb="project")
     assert not (tmp_path / trackers.NAME).exists()
 

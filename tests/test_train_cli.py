@@ -327,7 +327,7 @@ def test_another_process_in_the_same_workdir_is_refused(tmp_path, data_dir, caps
     try:
         wait_for_step(run, 3, child)
         child.send_signal(signal.SIGSTOP)
-        assert "another process is at work" in refused(capsys, *args)
+        assert "another process uses" in refused(capsys, *args)
     finally:
         child.kill()
         child.communicate()
@@ -346,7 +346,7 @@ def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir
     assert child.returncode == 2, err
     (sentence,) = [line for line in err.splitlines() if line.startswith("mupax: ")]
     assert "File too large" in sentence
-    assert "that of step" in sentence or "The last checkpoint stays" in sentence
+    assert "the last one is of step" in sentence or "checkpoint is kept" in sentence
     assert mupax(*args) == 0
     assert read(run)[-1]["step"] == 420
 
@@ -356,7 +356,7 @@ def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir
     [
         ("--config.learning_rat=1", "learning_rat"),
         ("--config.learning_rate=-1.0", "learning_rate=-1.0 must be positive"),
-        ("--config.mesh.data=3", "does not suit 1 devices"),
+        ("--config.mesh.data=3", "does not fit 1 devices"),
         ("--config.batch_size=33", "does not divide over 1 devices in 2 parts"),
         ("--config.batch_size=3000", "more than the 1437 training examples"),
         ("--config.dataset=imagenet2012", "prepare it once"),

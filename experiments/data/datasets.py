@@ -193,7 +193,7 @@ def _normalized_by(
 def _refuse(name: str, options: dict[str, Any]) -> None:
     for option, given in options.items():
         if given:
-            raise UserError(f"{option} means nothing for {name}; remove it")
+            raise UserError(f"{option} has no effect on {name}; remove it")
 
 
 def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:

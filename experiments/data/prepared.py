@@ -110,7 +110,7 @@ def not_array_record(builder: tfds.core.DatasetBuilder, places: Sequence[Path]) 
     """The error for TFRecord files, which need TensorFlow."""
     return (
         f"{builder.name} in {builder.data_dir} is not in ArrayRecord files; prepare it "
-        f"anew in another directory. {how_to_prepare(builder.name, places)}"
+        f"again in another directory. {how_to_prepare(builder.name, places)}"
     )
 
 

@@ -22,7 +22,7 @@ from ..run.prepare import prepare, step_flops
 from .hardware import CHIPS, Chip
 from .hlo import COLLECTIVES, collectives
 
-_SIMULATED = 4096  # CPU devices in the place of GPUs
+_SIMULATED = 4096  # the largest number of GPUs, which CPU devices replace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _cpu_devices(count: int) -> list[jax.Device]:
     if len(devices) < count:
         raise UserError(
             f"{count} devices cannot be simulated here, only {len(devices)}; unset "
-            "XLA_FLAGS, or start the command anew"
+            "XLA_FLAGS, or run the command again"
         )
     return devices
 

@@ -111,10 +111,12 @@ class Checkpoints:
             good = None
             with contextlib.suppress(OSError):  # the directory may be gone
                 good = self.latest()
-            kept = "there is none yet" if good is None else f"that of step {good} stays"
+            kept = (
+                "there is none" if good is None else f"the last one is of step {good}"
+            )
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
-                f"({reason(error)}); {kept}. Make room, and run the same command "
+                f"({reason(error)}; {kept}). Make room, and run the same command "
                 "again."
             ) from error
 

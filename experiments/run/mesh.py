@@ -54,8 +54,8 @@ def make_mesh(
     if over or (-1 not in shape and remains != 1):
         text = ", ".join(f"{axis}={size}" for axis, size in requested.items())
         raise UserError(
-            f"a mesh of {text} does not suit {len(devices)} devices: their number "
-            "must be the product of the sizes; -1 stands for the remaining devices"
+            f"a mesh of {text} does not fit {len(devices)} devices: the product "
+            "of the sizes must be their number; -1 stands for the remaining devices"
         )
     shape = [remains if size == -1 else size for size in shape]
     kinds = (AxisType.Auto,) * len(shape)

@@ -1,4 +1,4 @@
-"""Run directories in object storage: a local copy, uploaded while the run goes on.
+"""Run directories in object storage: a local copy, uploaded during the run.
 
 Object storage has no locks, renames or appends. A run therefore works in a local
 directory (`opened`), and a thread uploads what changed. Below the address are
@@ -59,7 +59,7 @@ class Commit(NamedTuple):
       session: the random name of the process that wrote it.
       who: that process, for messages.
       lease: seconds after which a silent holder counts as killed.
-      held: whether that process goes on.
+      held: whether that process still holds the run.
       whole: the contents of each complete directory.
       token: random.
     """
@@ -162,7 +162,7 @@ def _place(address: str, writes: bool) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _usable(address: str, verb: str = "used") -> Iterator[None]:
-    """Turn errors of the network, the credentials and the client into one sentence."""
+    """Turn errors of the network, the credentials and the client into a UserError."""
     try:
         yield
     except (UserError, _Lost):
@@ -173,7 +173,7 @@ def _usable(address: str, verb: str = "used") -> Iterator[None]:
 
 def _busy(address: str, who: str) -> str:
     return (
-        f"another process is at work in {address} ({who}); wait for its end, or choose "
+        f"another process uses {address} ({who}); wait until it ends, or choose "
         "another --workdir"
     )
 
@@ -237,7 +237,7 @@ class _Objects:
         self._system.get_file(f"{self._root}/{name}", str(path))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are gone already do not matter."""
+        """Delete objects; ignore those that do not exist."""
 
         def one(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -301,7 +301,7 @@ def _read(objects: _Objects, place: pathlib.Path) -> pathlib.Path:
 def _warn(objects: _Objects, missing: Iterable[str]) -> None:
     for path in missing:
         logging.warning(
-            "%s/%s is incomplete or altered, and is not used.", objects.address, path
+            "%s/%s is incomplete or altered and is not used.", objects.address, path
         )
 
 
@@ -458,13 +458,13 @@ class _Mirror:
     # ----- The lock.
 
     def _hold(self) -> None:
-        """Take the run, or say who holds it."""
+        """Take the run; raise UserError if another process holds it."""
         objects = self._objects
         before = _newest(objects)
         if not before.number and (names := objects.names()):
             raise UserError(
-                f"{objects.address} holds files that are not a mupax run's, e.g. "
-                f"{names[0]}; choose another --workdir, or an empty one"
+                f"{objects.address} holds files that do not belong to a mupax run, "
+                f"e.g. {names[0]}; choose another --workdir, or an empty one"
             )
         with _usable(objects.address, "written"):
             objects.write(self._alive, b"")
@@ -490,7 +490,7 @@ class _Mirror:
         self._before = before
 
     def _check_dead(self, holder: Commit) -> None:
-        """Raise UserError if the holder was heard from within its lease."""
+        """Raise UserError if the holder gave a sign of life within its lease."""
         now = self._objects.modified(self._alive)
         try:
             heard = self._objects.modified(f"{_ALIVE}{holder.session}")
@@ -504,7 +504,7 @@ class _Mirror:
             )
 
     def _session_before(self) -> str:
-        """The session that this machine's copy is of; empty if it is incomplete."""
+        """The session of this machine's copy; empty if the copy is incomplete."""
         with contextlib.suppress(OSError):
             if self._place.is_dir():
                 return self._marker.read_text()
@@ -563,13 +563,13 @@ class _Mirror:
         if not self._closing.is_set():
             processes.end(
                 f"another process took over {self._objects.address}, because this one "
-                "was not heard from in time"
+                "gave no sign of life in time"
             )
 
     # ----- The contents.
 
     def _begin(self) -> None:
-        """Make the local directory the run's newest state."""
+        """Restore the newest state of the run to the local directory."""
         objects, before = self._objects, self._before
         singles = _singles(objects)
         if not (
@@ -608,8 +608,8 @@ class _Mirror:
             except Exception as error:
                 if not failed:
                     logging.warning(
-                        "%s cannot be written (%s). The run goes on, and the upload is "
-                        "tried again.",
+                        "%s cannot be written (%s). The run continues, and the upload "
+                        "is retried.",
                         self._objects.address,
                         reason(error),
                     )
@@ -733,14 +733,15 @@ class _Mirror:
             except _Lost:
                 raise UserError(
                     f"another process took over {self._objects.address}, because this "
-                    f"one was not heard from in time; its files are in {self._place}"
+                    f"one gave no sign of life in time; its files are in {self._place}"
                 ) from None
             except Exception as error:
                 if attempt == _ATTEMPTS - 1:
                     raise UserError(
                         f"{self._objects.address} could not be written "
-                        f"({reason(error)}); what it lacks is in {self._place}: "
-                        "run the same command on this machine to upload it"
+                        f"({reason(error)}); the missing files are in "
+                        f"{self._place}: run the same command on this machine to "
+                        "upload them"
                     ) from None
                 time.sleep(2**attempt)
 

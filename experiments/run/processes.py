@@ -271,7 +271,7 @@ class _Watch:
                 self._heard[key] = beat, now
             elif now - since > self._timeout:
                 return (
-                    f"process {index} has not been heard from for "
+                    f"process {index} has given no sign of life for "
                     f"{self._timeout:.0f} s; {_AGAIN}"
                 )
         return None

@@ -131,9 +131,9 @@ class Records:
             yield
         except OSError as error:
             raise UserError(
-                f"{self._path} cannot be used ({reason(error)}); make room "
-                "or put it back, and run the same command again. The last checkpoint "
-                "stays."
+                f"{self._path} cannot be used ({reason(error)}); free some "
+                "space or restore the file, and run the same command again. The last "
+                "checkpoint is kept."
             ) from None
 
 

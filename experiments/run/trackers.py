@@ -195,7 +195,7 @@ class WandB:
                 resume="allow",
             )
         except Exception as error:  # wandb's exceptions have no common base class
-            raise UserError(f"Weights & Biases does not start: {error}") from None
+            raise UserError(f"Weights & Biases cannot be started: {error}") from None
         if known_id is None:
             keep_id(folder, "wandb", run_id)
 
@@ -239,7 +239,7 @@ class MLflow:
             self._id = self._start(experiment, settings)
         except Exception as error:  # of a store, a server or the network
             raise UserError(
-                f"MLflow does not start: {error}; check MLFLOW_TRACKING_URI"
+                f"MLflow cannot be started: {error}; check MLFLOW_TRACKING_URI"
             ) from None
 
     def _start(self, experiment: str, settings: dict[str, Any]) -> str:

@@ -118,8 +118,8 @@ def _compared(
     if stored.settings is None:
         if workdir.exists() and not _is_free(workdir):
             raise UserError(
-                f"{workdir} holds files that are not a mupax run's; choose another "
-                "--workdir, or an empty one"
+                f"{workdir} holds files that do not belong to a mupax run; choose "
+                "another --workdir, or an empty one"
             )
         return stored
     if settings is None:
@@ -139,13 +139,13 @@ def _compared(
 
 @contextlib.contextmanager
 def _usable(workdir: pathlib.Path) -> Iterator[None]:
-    """Turn errors of the system into one sentence."""
+    """Turn errors of the file system into a UserError."""
     try:
         yield
     except io.Busy:
         raise UserError(
-            f"another process is at work in {workdir}; wait for its end, or choose "
-            "another --workdir"
+            f"another process uses {workdir}; wait until it ends, or choose another "
+            "--workdir"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise UserError(
