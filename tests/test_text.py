@@ -202,7 +202,7 @@ def test_text_that_is_not_utf8_is_said_to_be(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": None}, r"is text; give context"),
+        ({"context": None}, r"is text; set data.context"),
         ({"context": 0}, r"context is 0"),
         ({"context": 100_000}, r"too few to train and test on; make context smaller"),
         ({"tokenizer": "gpt2"}, r'no tokenizer gpt2; write "bytes", or the path'),
