@@ -374,7 +374,7 @@ def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir
         ("--config.ema=1.5", "ema=1.5 must be between 0 and 1"),
         ("--config.wandb=mine", "needs its package"),
         ("--config.mlflow=mine", "needs its package: pip install 'mupax[mlflow]'"),
-        ("--config.augment=('flop',)", "There is no augmentation 'flop'"),
+        ("--config.augment=('flop',)", "there is no augmentation 'flop'"),
         ("--processes=2", "--processes needs --distributed"),
     ],
 )

@@ -308,7 +308,7 @@ def _upload(
         raise
 
 
-def in_parallel(do: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Call a function that waits for the network, with each item."""
+def in_parallel(do: Callable[..., Any], *arguments: Iterable[Any]) -> None:
+    """Call a function that waits for the network, as `map` does."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(do, items))
+        list(pool.map(do, *arguments))

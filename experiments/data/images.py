@@ -122,7 +122,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
     """
     if name not in DATASETS:
         raise UserError(
-            f"There is no dataset {name!r}; choose of {', '.join(DATASETS)}."
+            f"there is no dataset {name!r}; choose one of {', '.join(DATASETS)}"
         )
     if name == "digit_sums":
         return digit_sums(load("digits", data_dir))

@@ -1,9 +1,11 @@
 """`mupax train`, `mupax eval` and `mupax explain` for one run."""
 
+import contextlib
 import math
 import pathlib
 import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,7 +26,7 @@ from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
 from .config import RunConfig, parse
 from .evaluate import means, tester
-from .loop import TrainResult, train
+from .loop import OnStep, TrainResult, train
 from .mesh import on_host
 from .prepare import PreparedRun, prepare
 from .program import Program
@@ -85,7 +87,7 @@ def train_in(
     """
     prepared.check_memory()
     config, dataset = prepared.config, prepared.dataset
-    with _Bar(console, config.steps) as bar:
+    with _shown_steps(console, config.steps) as show:
         result, state = train(
             prepared.built.model,
             prepared.program,
@@ -93,7 +95,7 @@ def train_in(
             prepared.options,
             workdir=directory,
             create=None if prepared.built.pretrained else prepared.built.create,
-            on_step=bar.step,
+            on_step=show,
             settings=config.settings(),
             sinks=lambda: _sinks(config, directory),
             learning_rate=config.learning_rates,
@@ -292,31 +294,21 @@ def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
     return step
 
 
-class _Bar:
-    """A progress bar on a terminal; otherwise a line per logged step."""
+@contextlib.contextmanager
+def _shown_steps(console: rich.console.Console, steps: int) -> Iterator[OnStep]:
+    """Show steps: a progress bar on a terminal, otherwise a line per logged step."""
+    bar = progress.bar(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+    )
+    task = bar.add_task("compiling", total=steps)
 
-    def __init__(self, console: rich.console.Console, steps: int):
-        self._console = console
-        self._bar = progress.bar(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._bar.add_task("compiling", total=steps)
-
-    def __enter__(self) -> "_Bar":
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.__exit__(*error)
-
-    def step(self, step: int, loss: float, line: dict[str, float]) -> None:
-        """Show a step; `line` holds what was logged, if anything."""
-        self._bar.update(self._task, completed=step)
+    def show(step: int, loss: float, line: dict[str, float]) -> None:
+        bar.update(task, completed=step)
         if not line:
             return
         text = f"loss {line['loss']:.4f}"
@@ -325,6 +317,9 @@ class _Bar:
             text += f", {1000 * line['step_seconds']:,.1f} ms a step"
         if "mfu" in line:
             text += f", MFU {line['mfu']:.1%}"
-        self._bar.update(self._task, description=text)
-        if not self._console.is_terminal:
-            self._console.print(f"step {step:,}: {text}", highlight=False)
+        bar.update(task, description=text)
+        if not console.is_terminal:
+            console.print(f"step {step:,}: {text}", highlight=False)
+
+    with bar:
+        yield show

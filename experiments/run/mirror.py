@@ -340,12 +340,9 @@ def _restore(objects: _Objects, commit: Commit, place: pathlib.Path) -> list[str
         if _contents(place / path) == contents:
             (place / path).rename(target)
             continue
-
-        def fetch(name: str, path: str = path) -> None:
-            objects.get(f"{path}/{name}", building / path / name)
-
         with contextlib.suppress(FileNotFoundError):
-            remote.in_parallel(fetch, contents)
+            names = [f"{path}/{name}" for name in contents]
+            remote.in_parallel(objects.get, names, [building / n for n in names])
         if _contents(target) != contents:
             shutil.rmtree(target, ignore_errors=True)
             missing.append(path)
@@ -388,8 +385,9 @@ def _contents(folder: pathlib.Path) -> _Contents:
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    paths = folder.rglob("*") if folder.is_dir() else iter(())
-    return {p.relative_to(folder).as_posix(): p for p in sorted(paths) if p.is_file()}
+    """The files in a directory, by relative path. It may change meanwhile."""
+    paths = [pathlib.Path(root, f) for root, _, files in os.walk(folder) for f in files]
+    return {p.relative_to(folder).as_posix(): p for p in sorted(paths)}
 
 
 # ----- Uploading.
@@ -404,7 +402,7 @@ def _signature(paths: Iterable[pathlib.Path]) -> _Signature:
 
 
 class _Scan(NamedTuple):
-    """The files to upload, and the directories that appear at once."""
+    """The files to upload one by one, and the directories that appear at once."""
 
     singles: dict[str, pathlib.Path]
     whole: dict[str, pathlib.Path]
@@ -412,20 +410,14 @@ class _Scan(NamedTuple):
 
 def _scan(folder: pathlib.Path) -> _Scan:
     singles, whole = {}, {}
-    for root, folders, files in os.walk(folder):
-        here = pathlib.Path(root)
-        within = []
-        for name in sorted(folders):
-            path = (here / name).relative_to(folder).as_posix()
-            if _WHOLE.fullmatch(path):
-                whole[path] = here / name
-            elif not _SKIPPED.fullmatch(name):
-                within.append(name)
-        folders[:] = within
-        for name in sorted(files):
-            path = (here / name).relative_to(folder).as_posix()
-            if not _SKIPPED.fullmatch(name) and not (here / name).is_symlink():
-                singles[path] = here / name
+    for name, path in _files(folder).items():
+        top = _top(name)
+        if any(map(_SKIPPED.fullmatch, (top or name).split("/"))):
+            continue
+        if top is not None:
+            whole[top] = folder / top
+        elif not path.is_symlink():
+            singles[name] = path
     return _Scan(singles, whole)
 
 
@@ -681,13 +673,10 @@ class _Mirror:
 
     def _put_whole(self, path: str) -> _Contents:
         """Upload a staged directory."""
-        staged = self._staging / path
-
-        def put(name: str) -> None:
-            self._objects.put(staged / name, f"{path}/{name}")
-
-        contents = _contents(staged)
-        remote.in_parallel(put, contents)
+        contents = _contents(self._staging / path)
+        names = [f"{path}/{name}" for name in contents]
+        files = [self._staging / name for name in names]
+        remote.in_parallel(self._objects.put, files, names)
         return contents
 
     def _put_singles(self, singles: dict[str, pathlib.Path]) -> None:
