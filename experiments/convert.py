@@ -55,8 +55,8 @@ def run(
             f"a name that ends with {' or '.join(_FILES)}"
         )
     options = _options(option or ())
-    is_file = hub.is_file_name(source)
-    if model is None and is_file and pathlib.Path(source).exists():
+    is_file = hub.is_file_name(source) and pathlib.Path(source).exists()
+    if model is None and is_file:
         raise UserError(
             f"--model is missing: {given} holds weights without a model's name; give "
             "a name of `mupax models`"
@@ -74,12 +74,12 @@ def run(
             with remote.uploading(out) as target:
                 _write_file(target, arrays)
         else:
-            origin = pathlib.Path(given).name if pathlib.Path(given).exists() else given
-            command = ["mupax", "convert", "--source", given, "--out", out]
-            flags = [("--model", model), ("--revision", revision)]
-            flags += [("--option", word) for word in option or ()]
-            flags += [("--seed", str(seed))] if seed else []
-            command += [word for flag in flags if flag[1] for word in flag if word]
+            path = pathlib.Path(given)
+            origin = path.name if path.exists() else given
+            command = ["mupax", "convert", f"--source={given}", f"--out={out}"]
+            flags = {"model": model, "revision": revision, "seed": seed}
+            command += [f"--{name}={value}" for name, value in flags.items() if value]
+            command += [f"--option={word}" for word in option or ()]
             training = zoo.Training(
                 source=f"{origin}@{revision}" if revision else origin,
                 command=shlex.join(command),
