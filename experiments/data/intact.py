@@ -43,18 +43,17 @@ def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
         raise UserError(f"{path} {state}; {_remedy(folder)}") from error
 
 
-def check_files(files: Sequence[Any]) -> None:
-    """Compare the files of a split (TFDS's file instructions) with dataset_info.json.
+def check_file(path: Path, count: int, shards: int) -> None:
+    """Compare a file of records with dataset_info.json.
+
+    Args:
+      path: of the file.
+      count: number of its records in dataset_info.json.
+      shards: number of files of the split.
 
     Raises:
-      UserError: a file is missing, damaged, or has another number of records.
+      UserError: the file is missing, damaged, or has another number of records.
     """
-    for file in files:
-        path = Path(os.fspath(file.filename))
-        _check_shard(path, file.examples_in_shard, len(files))
-
-
-def _check_shard(path: Path, count: int, shards: int) -> None:
     if not path.is_file():
         raise UserError(
             f"{path} is missing, and {METADATA[0]} lists it; {_remedy(path.parent)}"

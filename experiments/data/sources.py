@@ -87,7 +87,9 @@ class Records:
         files = builder.info.splits[split].file_instructions
         self._files = [os.fspath(file.filename) for file in files]
         self._ends = np.cumsum([file.take for file in files])
-        intact.check_files(files)
+        for file in files:
+            path = pathlib.Path(os.fspath(file.filename))
+            intact.check_file(path, file.examples_in_shard, len(files))
         # Decoded with Pillow below; TFDS would do the same, with a warning.
         self._records: Any = builder.as_data_source(
             split, decoders={self._image: tfds.decode.SkipDecoding()}

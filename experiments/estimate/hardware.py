@@ -17,7 +17,6 @@ class Chip:
       bandwidth: of the HBM, bytes per second.
       link: bytes per second that a collective along one axis sends from a chip: both
         directions of one axis of a TPU's torus, half of all NVLinks of a GPU.
-      source: of the numbers.
     """
 
     name: str
@@ -26,21 +25,20 @@ class Chip:
     memory: float
     bandwidth: float
     link: float
-    source: str
 
 
-_TPU = "cloud.google.com/tpu/docs; link: jax-ml.github.io/scaling-book/tpus"
-_GPU = "nvidia.com/en-us/data-center"
 _GIB = 2**30
 
 _CHIPS = (
-    Chip("v4", ("v4",), 275e12, 32 * _GIB, 1.2e12, 9.0e10, _TPU),
-    Chip("v5e", ("v5 lite", "v5e"), 197e12, 16 * _GIB, 8.1e11, 9.0e10, _TPU),
-    Chip("v5p", ("v5p", "v5"), 459e12, 95 * _GIB, 2.8e12, 1.8e11, _TPU),
-    Chip("v6e", ("v6 lite", "v6e"), 918e12, 32 * _GIB, 1.6e12, 1.8e11, _TPU),
-    Chip("a100", ("a100",), 312e12, 80e9, 2.0e12, 3.0e11, _GPU),
-    Chip("h100", ("h100",), 989e12, 80e9, 3.35e12, 4.5e11, _GPU),
-    Chip("h200", ("h200",), 989e12, 141e9, 4.8e12, 4.5e11, _GPU),
+    # cloud.google.com/tpu/docs; link: jax-ml.github.io/scaling-book/tpus
+    Chip("v4", ("v4",), 275e12, 32 * _GIB, 1.2e12, 9.0e10),
+    Chip("v5e", ("v5 lite", "v5e"), 197e12, 16 * _GIB, 8.1e11, 9.0e10),
+    Chip("v5p", ("v5p", "v5"), 459e12, 95 * _GIB, 2.8e12, 1.8e11),
+    Chip("v6e", ("v6 lite", "v6e"), 918e12, 32 * _GIB, 1.6e12, 1.8e11),
+    # nvidia.com/en-us/data-center
+    Chip("a100", ("a100",), 312e12, 80e9, 2.0e12, 3.0e11),
+    Chip("h100", ("h100",), 989e12, 80e9, 3.35e12, 4.5e11),
+    Chip("h200", ("h200",), 989e12, 141e9, 4.8e12, 4.5e11),
 )
 CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 
