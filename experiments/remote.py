@@ -8,16 +8,9 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 from mupax.zoo import remote
-from mupax.zoo.remote import (
-    cache,
-    in_parallel,
-    is_remote,
-    normalized,
-    sentence,
-)
+from mupax.zoo.remote import cache, in_parallel, is_remote, normalized, sentence
 
 from .errors import UserError
 
@@ -35,15 +28,33 @@ __all__ = [
 ]
 
 
+@contextlib.contextmanager
+def _user_errors() -> Iterator[None]:
+    try:
+        yield
+    except (remote.RemoteError, FileExistsError) as error:
+        raise UserError(str(error)) from None
+
+
+local = _user_errors()(remote.local)
+check_free = _user_errors()(remote.check_free)
+connect = _user_errors()(remote.connect)
+
+
+@contextlib.contextmanager
+def uploading(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """As `mupax.zoo.remote.uploading`, for one file. A local path is used as it is."""
+    if not is_remote(path):
+        yield pathlib.Path(path)
+        return
+    with _user_errors(), remote.uploading(path) as place:
+        yield place
+
+
 def refuse(path: str | os.PathLike[str], name: str) -> None:
-    """Refuse an address in object storage where files are shared or mapped.
+    """Raise UserError for an address in object storage where only a disk works.
 
-    Args:
-      path: of a directory or file.
-      name: of the flag or argument.
-
-    Raises:
-      UserError: `path` is in object storage.
+    `name` is that of the flag or argument.
     """
     if not is_remote(path):
         return
@@ -55,55 +66,3 @@ def refuse(path: str | os.PathLike[str], name: str) -> None:
         "give a directory that all processes share, e.g. on NFS or Lustre, and copy "
         f"from or to {scheme}://{tool}"
     )
-
-
-def local(path: str | os.PathLike[str]) -> pathlib.Path:
-    """As `mupax.zoo.remote.local`.
-
-    Raises:
-      UserError: it cannot be read.
-    """
-    with _refused():
-        return remote.local(path)
-
-
-def check_free(path: str | os.PathLike[str]) -> None:
-    """As `mupax.zoo.remote.check_free`.
-
-    Raises:
-      UserError: there is something, or the address cannot be used.
-    """
-    with _refused():
-        remote.check_free(path)
-
-
-def connect(address: str) -> tuple[Any, str]:
-    """As `mupax.zoo.remote.connect`.
-
-    Raises:
-      UserError: the address cannot be used.
-    """
-    with _refused():
-        return remote.connect(address)
-
-
-@contextlib.contextmanager
-def uploading(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """As `mupax.zoo.remote.uploading`, for one file. A local path is used as it is.
-
-    Raises:
-      UserError: the address cannot be written, or there is something.
-    """
-    if not is_remote(path):
-        yield pathlib.Path(path)
-        return
-    with _refused(), remote.uploading(path) as place:
-        yield place
-
-
-@contextlib.contextmanager
-def _refused() -> Iterator[None]:
-    try:
-        yield
-    except (remote.RemoteError, FileExistsError) as error:
-        raise UserError(str(error)) from None
