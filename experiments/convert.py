@@ -76,10 +76,12 @@ def run(
         else:
             path = pathlib.Path(given)
             origin = path.name if path.exists() else given
-            command = ["mupax", "convert", f"--source={given}", f"--out={out}"]
-            flags = {"model": model, "revision": revision, "seed": seed}
-            command += [f"--{name}={value}" for name, value in flags.items() if value]
-            command += [f"--option={word}" for word in option or ()]
+            flags = [("source", given), ("out", out), ("model", model)]
+            flags += [("revision", revision), ("seed", str(seed) if seed else None)]
+            flags += [("option", word) for word in option or ()]
+            command = ["mupax", "convert"]
+            for name, value in flags:
+                command += [f"--{name}", value] if value else []
             training = zoo.Training(
                 source=f"{origin}@{revision}" if revision else origin,
                 command=shlex.join(command),

@@ -401,7 +401,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, finished, data_dir, 
     args = (TOY, f"--workdir={copy}", "--config.model.width=64")
     err = refused(capsys, "eval", *args)
     assert "does not hold weights of this model" in err
-    assert "layers.0.kernel.value has shape (4, 32, 32), here (4, 64, 64)" in err
+    assert "layers.0.kernel.value has shape (4, 32, 32); expected (4, 64, 64)" in err
     assert "model.width (32, here 64)" in refused(capsys, "train", *args)
     assert "no checkpoint '7'" in refused(
         capsys, "eval", TOY, f"--workdir={copy}", "--checkpoint=7"
