@@ -78,10 +78,10 @@ def run(
             origin = path.name if path.exists() else given
             flags = [("source", given), ("out", out), ("model", model)]
             flags += [("revision", revision), ("seed", str(seed) if seed else None)]
-            flags += [("option", word) for word in option or ()]
+            flags += [("option", pair) for pair in option or ()]
             command = ["mupax", "convert"]
-            for name, value in flags:
-                command += [f"--{name}", value] if value else []
+            for flag, word in flags:
+                command += [f"--{flag}", word] if word else []
             training = zoo.Training(
                 source=f"{origin}@{revision}" if revision else origin,
                 command=shlex.join(command),
