@@ -343,7 +343,6 @@ def _verdicts(
             verdict.transfer(
                 [_population(populations, *pair).cell(name) for pair in chain],
                 "joint",
-                name=name,
             )
             for name in names
         ]

@@ -40,7 +40,6 @@ class Trend:
       freedom: degrees of freedom of the error; 0 for one seed.
       sizes: widths or depths, rising.
       optima: coordinate of the optimum at each size, None where nothing trained.
-      at_edge: sizes whose optimum lies at an end of the grid.
       draws: resampled (intercept at size 1, slope), shape (resamples, 2).
     """
 
@@ -49,7 +48,6 @@ class Trend:
     freedom: int
     sizes: tuple[int, ...]
     optima: tuple[float | None, ...]
-    at_edge: tuple[int, ...]
     draws: np.ndarray
 
     @property
@@ -104,18 +102,13 @@ def trend(cells: Sequence[Cell], axis: str) -> Trend:
         None if (o := optima.optimum(c)) is None else o.log2_lr for c in cells
     )
     x = np.log2(np.asarray(sizes, float))
-    edge = tuple(
-        s
-        for s, o, c in zip(sizes, located, cells, strict=True)
-        if o is not None and not c.log2_lr.min() < o < c.log2_lr.max()
-    )
     if None in located or len(sizes) < 2:
         nothing = np.full((1, 2), math.nan)
-        return Trend(math.nan, math.nan, 0, sizes, located, edge, nothing)
+        return Trend(math.nan, math.nan, 0, sizes, located, nothing)
     line = _line(x, np.array(located, float)[None])[0]
     seeds = min(len(c.loss) for c in cells)
     if seeds < 2:
-        return Trend(float(line[1]), math.nan, 0, sizes, located, edge, line[None])
+        return Trend(float(line[1]), math.nan, 0, sizes, located, line[None])
     rng = np.random.default_rng(0)
     shape = (_RESAMPLES, len(cells))
     drawn = np.stack([_resampled(cell, rng) for cell in cells], axis=1)
@@ -125,7 +118,7 @@ def trend(cells: Sequence[Cell], axis: str) -> Trend:
     draws = line + spread + _line(x, grid * rng.normal(size=shape))
     error = float(draws[:, 1].std(ddof=1))
     freedom = len(sizes) * (seeds - 1)
-    return Trend(float(line[1]), error, freedom, sizes, located, edge, draws)
+    return Trend(float(line[1]), error, freedom, sizes, located, draws)
 
 
 def along(

@@ -28,7 +28,7 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
                 dataclasses.replace(p.cell(name), parametrization=key) for p in line
             ]
             if cells:
-                out.append(transfer(cells, axis, getattr(base, axis), name))
+                out.append(transfer(cells, axis, getattr(base, axis)))
     return out
 
 
@@ -51,7 +51,7 @@ def over_training(
     for p in populations:
         if (p.width, p.depth) != tuple(base):
             continue
-        for choice in TRAININGS.keys() & p.choices.keys():
+        for choice in (choice for choice in TRAININGS if choice in p.choices):
             key = key_of(p, without=choice)
             for name in (n for n, values in p.axes.items() if values[1:]):
                 cell = dataclasses.replace(p.cell(name), parametrization=key)
@@ -59,11 +59,11 @@ def over_training(
                     (p.choices[choice], cell)
                 )
     out = []
-    for (name, _, choice), line in lines.items():
+    for (_, _, choice), line in lines.items():
         if line[1:]:
             sizes, cells = zip(*sorted(line, key=lambda one: one[0]), strict=True)
             axis, at = TRAININGS[choice], tuned.get(choice)
-            out.append(transfer(cells, axis, at, name, sizes))
+            out.append(transfer(cells, axis, at, sizes))
     return out
 
 

@@ -60,8 +60,6 @@ class Transfer:
     """The verdict on one hyperparameter along one axis of size, and its numbers.
 
     Attributes:
-      name: of the hyperparameter.
-      key: of the parametrization, with its choices.
       axis: "depth", "width" or "joint" (width times depth); "batch size" or "steps".
       cells: the runs, small to large.
       base: index in `cells` of the size whose best value is used at the largest.
@@ -73,8 +71,6 @@ class Transfer:
       failed: sizes at which no value trained with every seed.
     """
 
-    name: str
-    key: str
     axis: str
     cells: tuple[Cell, ...]
     base: int
@@ -83,6 +79,16 @@ class Transfer:
     at_base: Regret | None
     at_edge: tuple[int, ...]
     failed: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The hyperparameter."""
+        return self.cells[0].axis
+
+    @property
+    def key(self) -> str:
+        """The parametrization, with its choices."""
+        return self.cells[0].parametrization
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -240,7 +246,6 @@ def transfer(
     cells: Sequence[Cell],
     axis: str,
     base: int | None = None,
-    name: str | None = None,
     sizes: Sequence[int] | None = None,
 ) -> Transfer:
     """Judge one hyperparameter along one axis.
@@ -250,7 +255,6 @@ def transfer(
       axis: "depth", "width" or "joint"; of the latter, sizes are width times depth.
         Another name where `sizes` are given.
       base: the size that is tuned; the smallest where None or where it is the largest.
-      name: of the hyperparameter; by default the cells' own.
       sizes: of the cells, where it is not the model that grows.
 
     Examples:
@@ -281,8 +285,6 @@ def transfer(
         best = trained[at].optimum
         cost, own = (regret(trained, i, best) for i in (len(trained) - 1, at))
     return Transfer(
-        name or cells[0].axis,
-        cells[0].parametrization,
         axis,
         tuple(cells),
         at,

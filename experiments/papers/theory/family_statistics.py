@@ -164,7 +164,6 @@ def statistics(
     bias_scale: float = 0.0,
     bias_rate: float = 0.0,
     seeds: int = 64,
-    first_seed: int = 0,
 ) -> Statistics:
     """Measure the averages of eq. 4.3, 4.6 and 4.9 over random networks.
 
@@ -178,8 +177,7 @@ def statistics(
       rate: λ_W η_0, of every layer.
       bias_scale: C_b; 0 is critical for tanh and linear networks.
       bias_rate: λ_b η_0, of every layer; 0 for a network without biases.
-      seeds: how many networks.
-      first_seed: the number of the first.
+      seeds: number of networks.
 
     Returns:
       `Statistics` with standard errors.
@@ -217,7 +215,7 @@ def statistics(
     with jax.enable_x64(True):
         # Seed by seed: memory does not grow with their number.
         sample = _sample(
-            jnp.arange(first_seed, first_seed + seeds),
+            jnp.arange(seeds),
             (features or width, width, depth),
             activation,
             jnp.asarray([s, weight_scale, rate, bias_scale, bias_rate], jnp.float64),
