@@ -12,6 +12,7 @@ from flax import nnx
 from mupax import zoo
 from mupax.experiments import cli, convert, loading, remote
 from mupax.experiments import data as datasets
+from mupax.experiments.cli import flags
 from mupax.experiments.data import images as images_module
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
@@ -122,6 +123,29 @@ def test_workers_on_other_machines_need_a_shared_disk(
     assert "--workdir=gs://bucket/run is in object storage" in error
     assert "share" in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_is_read(bucket, capsys):
+    text = "from ml_collections import ConfigDict\nget_config = ConfigDict\n"
+    bucket.pipe("/b/mine.py", text.encode())
+    found = flags.parse(["train", "--config=memory://b/mine.py"])
+    assert (found.config.to_dict(), found.workdir) == ({}, "runs/mine")
+    assert cli.main(["mupax", "train", "--config=memory://b/none.py"]) == 2
+    assert "there is nothing at memory://b/none.py" in capsys.readouterr().err
+
+
+def test_figures_are_written(bucket, capsys, monkeypatch):
+    def run(name, request):
+        (request.folder / "figure.png").write_text(name)
+
+    monkeypatch.setattr("mupax.experiments.papers.figures.run", run)
+    words = ["mupax", "figure", "tp6-9", "--workdir=memory://b/figures"]
+    assert cli.main(words) == 0
+    assert bucket.cat("/b/figures/figure.png") == b"tp6-9"
+    capsys.readouterr()
+    assert cli.main([*words, "--tables=memory://b/tables"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "--tables=memory://b/tables is in object storage" in sentence
 
 
 def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
