@@ -16,7 +16,7 @@ FLAGS = (
         "out",
         "",
         "output path, which must not exist: a .safetensors or .npz file for other "
-        "libraries, or a directory for zoo.load_pretrained",
+        "libraries, or a directory for zoo.load_pretrained; also in gs:// or s3://",
     ),
     Flag(
         "model",
