@@ -1,7 +1,7 @@
 """The report of a sweep or a transfer: a self-contained page, and a table.
 
 `write_report` writes report.html, and of a transfer depth.png, width.png, regret.png
-and target.png beside it; `print_verdicts` says the same in a terminal.
+and target.png beside it; `print_verdicts` prints the same in a terminal.
 """
 
 from .data import SweepData, Trained, machine

@@ -39,7 +39,7 @@ def value(name: str, coordinate: float) -> str:
     """
     number = grids.value(name, coordinate)
     if grids.unit(name) == "log2(1-x)":
-        # Enough digits to tell it from 1.
+        # Enough digits to differ from 1.
         digits = max(2, round(0.3 * coordinate) + 2)
         return f"{number:.{digits}f}".rstrip("0").rstrip(".")
     if 100 <= number < 1e5:

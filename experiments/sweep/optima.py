@@ -128,7 +128,7 @@ class Fit:
         Args:
           values: coordinates, shape (values,).
           steep: take the steeper of the two parabolas, not the flatter. Their
-            difference says how far the loss between grid points is known.
+            difference estimates the error of the loss between grid points.
 
         Returns:
           Shape (values, points); each row sums to one.

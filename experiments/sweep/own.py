@@ -114,7 +114,7 @@ class OwnTask(Task):
 
     @property
     def key(self) -> str:
-        """All that decides a run, but for its seed and its grid point."""
+        """Everything that determines a run, apart from its seed and grid point."""
         numbers = (self.steps, self.batch_size, self.average_last, self.guess)
         code = self.program if self.settings is None else f"settings {self.settings}"
         stops = ", stop_diverged" if self.stop_diverged else ""

@@ -1,10 +1,10 @@
 """Whether a hyperparameter transfers: the one verdict, for tables, figures and docs.
 
-The verdict goes by cost. The value that is best at the base is used at the largest
-size of an axis, and the regret there is the share of the loss that this gives up. The
-hyperparameter *transfers* if the upper 95 % bound of the regret lies below what is
-allowed. It *does not transfer* if the lower 95 % bound lies above it, or if the largest
-size diverges at the base's value. In between the sweep cannot tell.
+The verdict depends on the cost. The value that is best at the base is used at the
+largest size of an axis, and the regret there is the share of the loss that this gives
+up. The hyperparameter *transfers* if the upper 95 % bound of the regret lies below what
+is allowed. It *does not transfer* if the lower 95 % bound lies above it, or if the
+largest size diverges at the base's value. In between the sweep cannot tell.
 
 Allowed is 1 % of the loss (`SHARE`). With the compute exponent 0.05 of language models
 (Kaplan et al., arXiv 2001.08361, eq. 1.3) about 20 % more compute buys 1 % of the loss

@@ -132,7 +132,7 @@ def other_axes(momentum: SweepData, richness: SweepData) -> Drawing:
 def decay_stays(data: SweepData) -> Drawing:
     """The loss depends on weight decay in the same way at each depth (Figure B.8).
 
-    In training the best decay may be none at all. Compared is how far the log loss of
+    In training the best decay may be zero. The claim compares how far the log loss of
     each decay lies above the least.
     """
     cells = curves.cells(data, "depth_mup", name="weight_decay")

@@ -209,16 +209,16 @@ def predict(
       train_x: (P, D).
       train_y: (P, outputs).
       test_x: (Q, D).
-      activation: as of `kernels`.
-      ridge: as of `regress`.
-      time: as of `regress`.
+      activation: as in `kernels`.
+      ridge: as in `regress`.
+      time: as in `regress`.
       settings: other arguments of `kernels`.
 
     Returns:
       (Q, outputs).
 
     Raises:
-      UserError: as of `kernels` and `regress`.
+      UserError: as in `kernels` and `regress`.
 
     Examples:
       >>> x, y = [[1.0, 0.0], [0.0, 1.0]], [[1.0], [-1.0]]

@@ -179,7 +179,7 @@ def dynamics(
       `Dynamics`.
 
     Raises:
-      UserError: as of `linear_sgd.train`, or a gradient that vanishes, so that G does
+      UserError: as in `linear_sgd.train`, or a gradient that vanishes, so that G does
         not follow from the kernel of χ g.
 
     Source: Bordelon et al., eq. 88 to 91.

@@ -230,8 +230,8 @@ def infinite_depth(
     """The limit of infinite depth, by Richardson extrapolation in 1/L.
 
     Args:
-      inputs: as of `train`.
-      targets: as of `train`.
+      inputs: as in `train`.
+      targets: as in `train`.
       depth: the smallest L; 2L and 4L are solved too. What depends on the layer is
         given at the L + 1 layer times of this one.
       settings: other arguments of `train`.
@@ -240,7 +240,7 @@ def infinite_depth(
       The limits, with error estimates.
 
     Raises:
-      UserError: as of `train`.
+      UserError: as in `train`.
 
     Source: Tensor Programs VI, Proposition 4.4; the errors at finite depth are a
     series in 1/L, of which two terms are removed.
