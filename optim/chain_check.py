@@ -46,6 +46,16 @@ _ONE_NORMALIZING = (
     "use one normalize_gradients, and none before an optimizer of mupax.optim, which "
     "has its own"
 )
+_PASSED_THROUGH = (
+    "the update of {!r} is its gradient, which raises the loss: optax.masked passes "
+    "gradients through where its mask is False. To freeze parameters, use "
+    'optax.partition({{"train": tx, "freeze": optax.set_to_zero()}}, labels)'
+)
+_CLIMBS = (
+    "the update of {!r} points along its gradient, which raises the loss: the learning "
+    "rate needs a minus, which optax.scale_by_learning_rate has; two of them, or one "
+    "after a whole optimizer, cancel it"
+)
 # Weights beside which no decay is seen.
 _LIGHT = 1e-4
 # Ratios of widths and depths that matter are far from one.
@@ -66,12 +76,14 @@ class Checked:
         not tell.
       problem: what is wrong, or "".
       hint: what may be wrong, or "".
+      climbs: whether the update points along the gradient.
     """
 
     factor: float | None = None
     expected: float | None = None
     problem: str = ""
     hint: str = ""
+    climbs: bool = False
 
     @property
     def off(self) -> float | None:
@@ -143,7 +155,8 @@ def check_chain(
 
     It finds a scaling that is missing, applied twice, made for another family of
     optimizers or undone by a later transform; weight decay that is scaled;
-    gradients that are normalized twice; and clipping after the scaling. How the
+    gradients that are normalized twice; clipping after the scaling; and parameters
+    that a mask leaves out, whose gradients `optax.masked` adds to them. How the
     transformations are combined does not matter: `optax.chain`, `masked`,
     `partition`, `inject_hyperparams` and `MultiSteps` are all looked through.
 
@@ -191,7 +204,9 @@ add scale_by_parametrization after the transform that makes the update
     inspection = inspect_chain(tx, scales, parametrization, params=params)
     if not inspection.passed:
         raise ValueError("\n".join(inspection.problems))
-    return inspection
+    climbing = {p: _CLIMBS.format(p) for p, r in inspection.rows.items() if r.climbs}
+    hints = (*inspection.hints, *_summary(climbing))
+    return dataclasses.replace(inspection, hints=hints)
 
 
 def inspect_chain(
@@ -268,8 +283,37 @@ class _Inspector:
 
     def rows(self) -> dict[str, Checked]:
         clipped = self._is_clipped_as_one()
-        updates = self.runs[Mode.BASE][Condition(_LARGE)]
-        return {path: self._leaf(path, clipped) for path in updates}
+        rows = {}
+        descends = any(self._slope(p) < 0 for p in self.rules)
+        for path in self.runs[Mode.BASE][Condition(_LARGE)]:
+            if descends and self._passes_through(path):
+                rows[path] = Checked(problem=_PASSED_THROUGH.format(path))
+                continue
+            row = self._leaf(path, clipped)
+            rows[path] = dataclasses.replace(row, climbs=self._slope(path) > 0)
+        return rows
+
+    # --- directions ---
+
+    def _slope(self, path: str) -> float:
+        """By how much the update raises the loss; negative if it lowers it."""
+        update = self._update(path, Mode.BASE, _LARGE)
+        if self._decays_apart(path):
+            update = update - self._decay(path, Mode.BASE)
+        if not np.all(np.isfinite(update)):
+            return 0.0
+        return float(np.vdot(update, self.probe.slope(path)))
+
+    def _passes_through(self, path: str) -> bool:
+        """Whether the gradient itself is the update."""
+        slope, size = self.probe.slope(path), rms(self.probe.slope(path))
+        # Below every threshold of clipping, and above.
+        for gradient in (_SMALL, _LARGE):
+            update = self._update(path, Mode.BASE, gradient)
+            off = rms(update - gradient * slope)
+            if size and off <= 1e-6 * gradient * size:
+                return True
+        return False
 
     # --- sizes ---
 

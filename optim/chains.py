@@ -49,7 +49,7 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
 
     Warns:
       ChainWarning: an eps that the gradients are not normalized for; an optimizer
-        that finds its own step size.
+        that finds its own step size; at `init`, a chain without a scaling.
 
     Source: the order of docs/chains.md.
 
@@ -78,14 +78,18 @@ which undoes it; put it after scale_by_lion, and before weight decay and learnin
     flat = tuple(_flat(links))
     check_links(flat)
     whole = Link("chain", Kind.LINEAR, inner=flat, plain=plain)
-    if not any(link.kind is Kind.HIDDEN for link in flat):
+    hidden = any(link.kind is Kind.HIDDEN for link in flat)
+    if not hidden and any(link.kind is Kind.SCALING for link in flat):
         return mark(optax.GradientTransformationExtraArgs(*plain), whole)
     checked: set[Any] = set()
 
     def init(params: optax.Params) -> optax.OptState:
         structure = jax.tree.structure(params)
         if structure not in checked:
-            _check_running(plain, params)
+            if hidden:
+                _check_running(plain, params)
+            else:
+                warnings.warn(_UNSCALED, ChainWarning, stacklevel=2)
             checked.add(structure)
         return plain.init(params)
 
@@ -218,6 +222,12 @@ _NO_RULE = (
     "{} uses curvature, a line search or a second gradient, and there is no rule for "
     "how its step follows width and depth; use an optimizer of mupax.optim"
 )
+_UNSCALED = (
+    "no link of optim.chain scales the updates, so that the parametrization has no "
+    "effect on them: put optim.scale_by_parametrization after the transform that makes "
+    "the update. A chain that is not meant to be scaled, or is a part of a larger one, "
+    "is an optax.chain"
+)
 _OWN_STEP = (
     "{} finds its own step size from all parameters together, and there is no rule for "
     "how that follows width and depth; its optimum may move more with scaled updates "
@@ -235,6 +245,7 @@ def _check_running(tx: Any, params: Any) -> None:
     except TypeError:
         return  # an extra argument of update that is not known here
     if scaling is None:
+        warnings.warn(_UNSCALED, ChainWarning, stacklevel=3)
         return
     if twice:
         raise ValueError(

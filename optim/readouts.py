@@ -293,7 +293,13 @@ def _no_readout(reading: Reading) -> str:
     scales = reading.scales
     tables = reading.tables() or [s for s in scales.values() if s.role is Role.INPUT]
     name = names.pattern(tables[0].path) if tables else "^embedding$"
-    hints = "".join(_hint(reading, scale) for scale in scales.values())
+    # A readout of the whole model stands in no block. Equal layers share one hint.
+    groups: dict[str, ParamScale] = {}
+    for path, scale in scales.items():
+        if not reading.in_blocks(path):
+            groups.setdefault(names.open_numbers(path), scale)
+    said = [hint for scale in groups.values() if (hint := _hint(reading, scale))]
+    hints = "".join(said[:3])
     return (
         "no parameter is a readout (fan-in grows, fan-out does not); if it is tied to "
         f"an embedding, pass tied=r'{name}' and multiply the logits by 1/m; if the "

@@ -3,7 +3,9 @@
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator, Mapping
+import re
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 import jax.numpy as jnp
@@ -337,6 +339,7 @@ class Scales(Mapping[str, ParamScale]):
                     "model as the target"
                 )
         if shapes and _is_filtered_state(params):
+            _warn_of_missing_blocks(self, shapes)
             return frozenset(shapes)
         masked += _left_out(params)
         for path in self:
@@ -345,8 +348,9 @@ class Scales(Mapping[str, ParamScale]):
                 raise ValueError(
                     f"the scales hold {path!r}, which the parameters lack; make the "
                     "scales again from the parameters that the optimizer gets. To "
-                    "freeze a part, give the whole tree and wrap the optimizer in "
-                    "optax.masked or optax.partition, or leave None in its place"
+                    "freeze a part, give the whole tree to optax.partition, with "
+                    "optax.set_to_zero() for that part, or leave None in its place "
+                    "(optax.masked would add its gradients to it)"
                 )
         return frozenset(shapes)
 
@@ -374,6 +378,32 @@ def _is_filtered_state(params: Any) -> bool:
     # By name: the optimizer side knows no Flax class. NNX leaves parameters out of a
     # state whole, by a filter that has been given for that.
     return any(t.__name__ == "State" for t in type(params).__mro__)
+
+
+def _warn_of_missing_blocks(scales: Iterable[str], held: Collection[str]) -> None:
+    """Warn where only the last blocks of a list are missing: is the model shallower?"""
+
+    def block(path: str) -> tuple[str, int] | None:
+        match = re.match(r"(.*?/)(\d+)/", path)
+        return (match[1], int(match[2])) if match else None
+
+    missing = {path: block(path) for path in scales if path not in held}
+    last: dict[str, int] = {}
+    for part in map(block, held):
+        if part:
+            last[part[0]] = max(part[1], last.get(part[0], 0))
+    for part in missing.values():
+        if not part or part[0] not in last or part[1] <= last[part[0]]:
+            return  # frozen by a filter
+    for path, part in missing.items():
+        if part:
+            warnings.warn(
+                f"the scales hold {path!r}, and the last block of the parameters is "
+                f"'{part[0]}{last[part[0]]}': make the scales again with this model as "
+                "the target. If a filter freezes the last blocks, ignore this",
+                stacklevel=4,
+            )
+            return
 
 
 def _left_out(params: Any) -> list[str]:

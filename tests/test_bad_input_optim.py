@@ -313,6 +313,24 @@ def test_parameters_frozen_by_a_filter_of_nnx_are_left_out():
         tx.init(nnx.State({"other": {"bias": jnp.ones(3)}}))
 
 
+class Blocks(nnx.Module):
+    def __init__(self, width, depth):
+        rngs = nnx.Rngs(0)
+        layers = (nnx.Linear(width, width, rngs=rngs) for _ in range(depth))
+        self.blocks, self.net = nnx.List(layers), Net(width)
+
+
+def test_scales_of_a_deeper_model_are_a_warning():
+    made = (lambda: Blocks(4, 2)), (lambda: Blocks(16, 4))
+    scales = optim.infer_scales(*made, depth=(2, 4), branch="blocks")
+    tx = optim.sgd(0.1, scales, "depth_mup")
+    shallower = nnx.state(Blocks(16, 3), nnx.Param)
+    with pytest.warns(UserWarning, match=r"'blocks/3/bias'.*'blocks/2': make the sca"):
+        tx.init(shallower)
+    for part in ("net", "blocks", "bias"):  # frozen by a filter: no warning
+        tx.init(nnx.state(made[1](), nnx.All(nnx.Param, nnx.PathContains(part))))
+
+
 def test_parameters_left_out_by_none_are_left_out():
     tx = optim.adam(0.1, SCALES, "mup")
     frozen = {**params(), "hidden": None}
@@ -321,7 +339,7 @@ def test_parameters_left_out_by_none_are_left_out():
 
 
 def test_a_missing_parameter_says_how_to_freeze():
-    with refuses("'hidden'", "which the parameters lack", "optax.masked", "None"):
+    with refuses("'hidden'", "which the parameters lack", "optax.partition", "None"):
         optim.adam(0.1, SCALES, "mup").init(
             {"embed": 0 * params()["embed"]} | {"head": params()["head"]}
         )

@@ -223,6 +223,23 @@ def test_optimizers_that_find_their_own_step_size_are_a_warning():
             optim.chain(tx, scale())
 
 
+@pytest.mark.parametrize(
+    "links",
+    [
+        (optax.clip_by_global_norm(1.0), optax.scale_by_adam(), RATE),
+        (optax.trace(0.9), RATE),
+        (optax.clip_by_global_norm(1.0), optax.adamw(0.1)),
+    ],
+)
+def test_a_chain_without_a_scaling_is_a_warning(links):
+    with pytest.warns(optim.ChainWarning, match="no link .* scales the updates"):
+        optim.chain(*links).init(PARAMS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = optim.chain(normalize(), optax.scale_by_adam())
+        optim.chain(first, scale(), RATE).init(PARAMS)
+
+
 # --- optim.chain, by running ---
 
 # Links that hide others: each is refused at init.
@@ -308,6 +325,14 @@ HIDDEN = {
         ("'embed'", "a transform after it clips or normalizes"),
     ),
 }
+HIDDEN["frozen by a mask"] = (
+    lambda: optim.chain(masked(adam(), "embed", "head")),
+    ("'hidden'", "is its gradient", "optax.masked", "optax.set_to_zero()"),
+)
+HIDDEN["frozen by a mask, clipped"] = (
+    lambda: optim.chain(optax.clip_by_global_norm(1.0), masked(sgd(), "embed")),
+    ("'head'", "'hidden'", "is its gradient", "optax.set_to_zero()"),
+)
 IGNORED = pytest.mark.filterwarnings("ignore::mupax.optim.ChainWarning")
 
 
@@ -385,7 +410,9 @@ RIGHT = {
     ),
     "guarded": lambda chain: optax.apply_if_finite(user_adamw(chain), 2),
     "centralized": lambda chain: chain(optax.centralize(), adam()),
-    "a part frozen": lambda chain: chain(masked(adam(), "embed", "head")),
+    "a part frozen": lambda chain: chain(
+        optax.partition({"a": adam(), "b": optax.set_to_zero()}, LABELS)
+    ),
 }
 
 
@@ -500,6 +527,15 @@ def test_clipping_after_the_scaling_is_seen():
     clip = optax.adaptive_grad_clip(0.01)
     with refuses("'embed'", "by 1 and small ones by 4", "put clipping before"):
         optim.check_chain(optax.chain(scale("sgd"), clip, RATE), SCALES)
+
+
+@pytest.mark.parametrize(
+    "links", [(normalize(), optax.scale_by_adam(), scale()), (adam(), RATE)]
+)
+def test_updates_that_raise_the_loss_are_a_hint(links):
+    hints = optim.check_chain(optax.chain(*links), SCALES).hints
+    assert len(hints) == 3
+    assert all("raises the loss" in h and "minus" in h for h in hints)
 
 
 def test_multipliers_written_by_hand_are_taken_for_rates_by_layer():

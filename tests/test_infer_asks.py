@@ -475,3 +475,15 @@ def test_random_networks_are_right_or_asked_about(seed, layout):
         got, expected = triple(scales[path]), right(into, out)
         close = map(math.isclose, got, expected)
         assert all(close), f"{path}: {got}, right is {expected}"
+
+
+def test_a_missing_readout_is_not_looked_for_in_blocks():
+    def tied(n, depth):
+        block = {"up": {"kernel": (n, 4 * n)}, "out": {"kernel": (4 * n, n)}}
+        return {"wte": {"embedding": (50, n)}, "blocks": [block] * depth}
+
+    with pytest.raises(ValueError, match="tied=r'.wte/embedding") as caught:
+        optim.infer_scales(
+            *(shapes(tied(n, n // 4)) for n in (8, 16)), depth=(2, 4), branch="blocks"
+        )
+    assert "blocks" not in str(caught.value)
