@@ -54,7 +54,9 @@ def run(
         preprocessing.
     """
     if not images:
-        raise UserError("no image is given; put paths of image files behind the flags")
+        raise UserError(
+            "no image is given; put the paths of image files after the flags"
+        )
     if top < 1:
         raise UserError(f"--top={top} must be 1 or more")
     for path in images:  # before a model is loaded

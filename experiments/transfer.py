@@ -210,9 +210,9 @@ def length_note(config: SweepConfig) -> str:
     if target.base_examples is not None or 0.5 <= ratio <= 2:
         return ""
     return (
-        f"The target takes {ratio:.3g} times the examples of the sweep's runs, and its "
-        "hyperparameters do not follow that; --config.target.length_rule=True makes "
-        "them (docs/howto/batch_size.md)"
+        f"The target trains on {ratio:.3g} times the examples of the sweep's runs, and "
+        "its hyperparameters are not adjusted to that; "
+        "--config.target.length_rule=True adjusts them (docs/howto/batch_size.md)"
     )
 
 

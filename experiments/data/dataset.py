@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -185,10 +184,13 @@ class Dataset:
     def _plain(self, indices: np.ndarray) -> Batch:
         return self.load_plain(indices, np.empty((len(indices), 0)))
 
+    def bytes_of(self, examples: int) -> int:
+        """Bytes of this number of examples in a batch."""
+        return sum(s.size * s.dtype.itemsize for s in self.spec(examples).values())
+
     def _check_memory(self, examples: int, what: str) -> None:
-        size = sum(math.prod(s.shape) * s.dtype.itemsize for s in self.spec(1).values())
         memory.check(
-            examples * size,
+            self.bytes_of(examples),
             f"{what} {self.name}",
             "make the batch, data.image_size or data.context smaller, or use less data",
         )

@@ -245,12 +245,12 @@ def show(estimates: list[Estimate], config: ConfigDict) -> None:
     simulated = [e.topology.name for e in estimates if not e.topology.compiled]
     if compiled:
         console.print(
-            f"{', '.join(compiled)}: memory and bytes sent are those of the program of "
-            "the TPU compiler."
+            f"{', '.join(compiled)}: memory and bytes sent come from a program that "
+            "the TPU compiler built."
         )
     if simulated:
         console.print(
-            f"{', '.join(simulated)}: memory and bytes sent are an estimate, from the "
+            f"{', '.join(simulated)}: memory and bytes sent are estimates, from the "
             "same program compiled for as many CPU devices."
         )
     console.print(

@@ -297,7 +297,8 @@ def _check_preprocessing(
         logging.warning(
             f"images of {dataset.name} are not prepared as the weights of "
             f"{config.init_from} expect: {'; '.join(differ)}. Set preprocessing="
-            "'weights' to prepare them so, or ignore this to train the weights on"
+            "'weights' to prepare them so, or ignore this to train with the new "
+            "preprocessing"
         )
 
 

@@ -69,7 +69,7 @@ def _bounds(low: float, high: float, above: bool) -> str:
 def text(key: str, value: Any) -> str:
     """Check for a string that a file system could store."""
     if not isinstance(value, str) or not value or "\0" in value:
-        raise UserError(f"{key} is {shown(value)}; it must be a text")
+        raise UserError(f"{key} is {shown(value)}; it must be a non-empty string")
     if len(value) > _LONGEST:
         raise UserError(
             f"{key} is {shown(value)}, of {len(value)} characters; at most "
@@ -137,7 +137,7 @@ def options(key: str, value: Any) -> dict[str, Any]:
 def several(key: str, value: Any) -> tuple[Any, ...]:
     """Check for a sequence."""
     if not isinstance(value, list | tuple):
-        raise UserError(f"{key} is {shown(value)}; it must be a tuple: ('flip',)")
+        raise UserError(f"{key} is {shown(value)}; it must be a tuple, e.g. ('flip',)")
     return tuple(value)
 
 

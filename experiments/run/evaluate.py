@@ -40,7 +40,8 @@ def tester(
         return place_batch(batch, sharding)
 
     staged: list[dict[str, Array]] = []
-    if _bytes(dataset, batch_size) <= _STAGED_BYTES:
+    padded_size = -(-dataset.test_size // batch_size) * batch_size
+    if dataset.bytes_of(padded_size) <= _STAGED_BYTES:
         staged = [place(batch) for batch in batches()]
 
     def test(state: State) -> Float[Array, " 3"]:
@@ -68,9 +69,3 @@ def place_batch(
         key: jax.make_array_from_process_local_data(sharding, value)
         for key, value in batch.items()
     }
-
-
-def _bytes(dataset: Dataset, batch_size: int) -> int:
-    spec = dataset.spec(batch_size).values()
-    batch = sum(s.size * s.dtype.itemsize for s in spec)
-    return -(-dataset.test_size // batch_size) * batch

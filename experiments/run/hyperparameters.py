@@ -75,14 +75,10 @@ def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":
             changes["modules"] = {**modules, module: group}
         elif name in ("learning_rate", "init_scale", "label_smoothing"):
             changes[name] = value
-        elif name == "branch_multiplier":
-            value = optim.Traced(value) if traced else value
-            changes["model"] = config.model.with_options(branch_multiplier=value)
-        elif name == "richness":
-            value = optim.Traced(value) if traced else value
-            changes["parametrization"] = config.parametrization.with_options(
-                richness=value
-            )
+        elif name in ("branch_multiplier", "richness"):
+            section = "model" if name == "branch_multiplier" else "parametrization"
+            option = {name: optim.Traced(value) if traced else value}
+            changes[section] = getattr(config, section).with_options(**option)
         elif name == "warmup":
             steps = value * config.steps
             steps = steps if traced else round(steps)
