@@ -424,7 +424,7 @@ def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("made_photos", {}, r"different sizes; set image_size, e\.g\. 224"),
+        ("made_photos", {}, r"different sizes; set data\.image_size, e\.g\. 224"),
         ("made_photos", {"image_size": (3, 0)}, r"image_size is \(3, 0\)"),
         ("made_photos", {"image_size": 8, "crop": 2.0}, r"crop is 2\.0"),
         ("made_photos", {"image_size": 8, "resample": "best"}, r"nearest, bilinear"),
@@ -497,7 +497,7 @@ class NoLabels(tfds.core.GeneratorBasedBuilder):
 
 def test_a_dataset_without_labelled_images_is_said_to_be(tmp_path):
     made(NoLabels, tmp_path)
-    with pytest.raises(UserError, match=r"no Image feature 'image', but number"):
+    with pytest.raises(UserError, match="no Image feature 'image'; its features are n"):
         data.open_dataset("no_labels", tmp_path)
 
 
