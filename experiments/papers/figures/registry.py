@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from .parts import Sweeps
 
 # How the data differ from the papers', in `Figure.how`.
-CIFAR = "CIFAR-10 of 16 x 16 pixels"
-TEXT = "a text file of yours: --dataset=text:FILE"
+CIFAR = "CIFAR-10 at 16 x 16 pixels"
+TEXT = "your own text file: --dataset=text:FILE"
 
 BEYOND = "Beyond the papers"  # in place of a paper, for claims that have none
 

@@ -73,7 +73,7 @@ _MUON = sizes.joined(
     },
 )
 _BRANCHES = {"sweep.only": "('depth_mup', 'completep')"}
-_PLAIN = "the best learning rate of plain ReLU networks goes as L^(-3/2) with "
+_PLAIN = "the best learning rate of plain ReLU networks scales as L^(-3/2) with "
 _TWO = "with branches of two layers α = 1 keeps the best learning rate, α = ½ does not"
 
 FIGURES = [
@@ -83,7 +83,7 @@ FIGURES = [
         "Plain networks, Adam",
         f"{_PLAIN}Adam",
         train=Sweeps([Part("mlp_sweep", "mlp-adam", {}, _MLP)], _DEPTH_LAW),
-        how=f"the theorem is of SGD's first step; {CIFAR}",
+        how=f"the theorem is about SGD's first step; {CIFAR}",
     ),
     Figure(
         "mlp-sgd",
@@ -102,7 +102,7 @@ FIGURES = [
             ],
             _DEPTH_LAW,
         ),
-        how=f"the theorem is of SGD's first step; {CIFAR}",
+        how=f"the theorem is about SGD's first step; {CIFAR}",
     ),
     Figure(
         "muon",
