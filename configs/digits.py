@@ -2,7 +2,7 @@
 
     mupax train --config digits
 
-Measured: 96.9 % of the test split (500 steps).
+Measured: 96.7 and 98.1 % of the test split (500 steps, seeds 0 and 1).
 """
 
 from ml_collections import ConfigDict
