@@ -255,6 +255,14 @@ def test_a_deep_linear_network_is_linear():
     assert not np.allclose(relu(-x), -relu(x), rtol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["mlp", "resmlp"])
+@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (8, 8, 1), (4, 28, 28, 1)])
+def test_inputs_of_another_shape_are_refused(name, shape):
+    model = nnx.eval_shape(lambda: zoo.create(name, width=8, depth=2, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"pass \(batch, 8, 8, 1\)"):
+        jax.eval_shape(model, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
 def test_one_example_is_enough_and_images_are_flattened():
     model = build()
     np.testing.assert_allclose(model(X[:1]), model(X)[:1], rtol=1e-5, atol=1e-6)

@@ -328,3 +328,8 @@ def test_numbers_that_are_not_finite_are_refused(bad):
     model = nnx.eval_shape(lambda: zoo.create("vit", **VIT, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"'norm\.weight' holds NaN or infinity"):
         foreign.fill(model, weights)
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no file or directory '.*nowhere'"):
+        zoo.load_pretrained(str(tmp_path / "nowhere"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -268,6 +269,28 @@ def times(x: Float[Array, "*shape"], multiplier: float) -> Float[Array, "*shape"
 def mean_subtraction(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """MS(x) = x - <x, 1>/n (Tensor Programs VI, section 6.3)."""
     return x - x.mean(axis=-1, keepdims=True)
+
+
+def flattened(
+    x: Float[Array, "batch *features"], shape: Sequence[int]
+) -> Float[Array, "batch inputs"]:
+    """Inputs as vectors.
+
+    Args:
+      x: inputs of this shape, or vectors of as many entries.
+      shape: of one input.
+
+    Raises:
+      ValueError: inputs of another shape. As many entries in another order, e.g.
+        (channels, height, width), would give other outputs.
+    """
+    inputs = math.prod(shape)
+    if x.shape[1:] not in (tuple(shape), (inputs,)):
+        raise ValueError(
+            f"inputs have shape {x.shape}; pass (batch, {', '.join(map(str, shape))}), "
+            "or create the model with another input_shape"
+        )
+    return x.reshape(x.shape[0], inputs)
 
 
 def stack(

@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .family import Family, Options
-from .layers import Dense, activation, scan, stack
+from .layers import Dense, activation, flattened, scan, stack
 from .plan import Plan
 from .registry import register
 
@@ -121,6 +121,7 @@ class MLP(Family, options=MLPOptions):
         )
         self.nonlinearity = options.nonlinearity
         self.remat = options.remat
+        self.input_shape = tuple(options.input_shape)
         bias = options.bias
         self.readin = Dense(
             self.plan, ("inputs", "embed"), bias=bias, gain=gain, rngs=rngs
@@ -149,7 +150,7 @@ class MLP(Family, options=MLPOptions):
 
     def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
         """What the readout sees: the output of the last layer, (batch, width)."""
-        z = self.readin(x.reshape(x.shape[0], math.prod(x.shape[1:])))
+        z = self.readin(flattened(x, self.input_shape))
         if self.layers is not None:
             z = scan(self.layers, z, remat=self.remat)
         return activation(self.nonlinearity)(z)

@@ -98,6 +98,8 @@ def load_pretrained(
             return saving.load(pathlib.Path(str(folder)), **overrides)
         is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
         if not (is_path or hub.is_id(name) or remote.is_remote(name)):
+            if "/" in str(name):
+                raise ValueError(f"there is no file or directory {str(name)!r}")
             raise ValueError(
                 f"no weights of {str(name)!r} come with the package, only of "
                 f"{', '.join(list_pretrained())}; give a source"

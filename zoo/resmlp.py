@@ -12,6 +12,7 @@ from .layers import (
     LayerNorm,
     activation,
     check_activation,
+    flattened,
     mean_subtraction,
     scan,
     stack,
@@ -154,6 +155,7 @@ class ResMLP(Family, options=ResMLPOptions):
             last=not (options.activation_first or options.subtract_mean),
         )
         self.remat = options.remat
+        self.input_shape = tuple(options.input_shape)
         ends = options.train_ends
         self.readin = Dense(self.plan, ("inputs", "embed"), trained=ends, rngs=rngs)
         self.blocks = stack(
@@ -177,5 +179,5 @@ class ResMLP(Family, options=ResMLPOptions):
 
     def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
         """What the readout sees: the output of the last block, (batch, width)."""
-        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        return scan(self.blocks, self.readin(x), remat=self.remat)
+        x = self.readin(flattened(x, self.input_shape))
+        return scan(self.blocks, x, remat=self.remat)

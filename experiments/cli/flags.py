@@ -5,6 +5,7 @@ import difflib
 import importlib.resources
 import os
 import pathlib
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -225,6 +226,11 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
             text = text[1:-1]  # KeyError quotes its argument
+        near = re.search(r"\s*Did you mean ['\"](\w+)['\"] instead of .*", text, re.S)
+        if near:
+            text = f"{text[: near.start()]}; did you mean {near[1]!r}?"
+        else:
+            text += "; mupax.experiments.run.config documents all keys"
         text = f"the config has no key {text}"
         if "no attribute 'get_config'" in text:
             text = "the config does not load: it has no function get_config()"
