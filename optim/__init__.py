@@ -1,8 +1,9 @@
-"""Rules of width and depth as data, and the Optax transforms that apply them.
+"""Scaling rules over width and depth, and the Optax transforms that apply them.
 
-Three steps: scales of your model (`infer_scales`), a parametrization (by name), an
-optimizer (`adam`, `adamw`, `sgd`, ..., or `scale_by_parametrization` in your own
-`optim.chain`). `explain` shows the whole setup before a step is run.
+Three steps: `infer_scales` finds the growth ratios of your model's parameters, a
+parametrization (by name) gives the rules, and an optimizer (`adam`, `adamw`, `sgd`,
+..., or `scale_by_parametrization` in your own `optim.chain`) applies them. `explain`
+prints the whole setup before training.
 """
 
 from .chain_check import ChainCheck, Checked, check_chain

@@ -1,28 +1,25 @@
-"""Activations of a model that was not written to return them.
+"""Collect the activations of a model that does not return them.
 
-While a forward pass is traced, the outputs of submodules are tagged by name (and so
-is what NNX modules `sow`). The tags stay in the traced program, also inside the body
-of a `jax.lax.scan`, and evaluating that program collects the tagged values.
+While a forward pass is traced, the outputs of submodules and the values that NNX
+modules `sow` are tagged by name. The tags stay in the traced program, also inside the
+body of a `jax.lax.scan`. Evaluating that program collects the tagged values.
 
-How the calls of submodules are seen:
+How calls of submodules are intercepted:
 
 - Linen: by `flax.linen.intercept_methods`, which acts in the current thread only.
-  (`capture_intermediates` would not do: it has to be an argument of `apply`, and
-  `apply` is called inside the user's loss.)
-- NNX: `nnx.capture(model, ..., method_outputs=...)` is not used, for two reasons that
-  hold in flax 0.12.8. It replaces the methods of the classes, for every thread of the
-  process. And it stores what it captures on the module objects, so that it loses the
-  outputs of blocks that are merged inside a `jax.lax.scan` (`nnx.split` outside,
-  `nnx.merge` inside), as in stacked blocks. Instead, each module of a private copy of
-  the model becomes an instance of a subclass of its own class, whose `__call__` tags
-  the output. The graph definition of that copy records the subclass, so that
-  `nnx.merge` inside a scan makes tagging modules too. No class is changed.
+  (`capture_intermediates` is an argument of `apply`, which the user's loss calls.)
+- NNX: each module of a private copy of the model becomes an instance of a subclass of
+  its own class, whose `__call__` tags the output. The graph definition of that copy
+  records the subclass, so `nnx.merge` inside a scan creates tagging modules too. No
+  existing class is changed. `nnx.capture(model, ..., method_outputs=...)` is not used,
+  for two reasons that hold in flax 0.12.8: it replaces the methods of the classes, for
+  every thread of the process; and it stores values on the module objects, which loses
+  the outputs of blocks that are merged inside a `jax.lax.scan`.
 
-Not seen: calls of methods other than `__call__`, modules that the loss does not reach
-through the model that it is given, modules that are created during the forward pass,
-the bodies of `jax.lax.while_loop` and `jax.lax.cond`, and classes whose subclasses
-need arguments. Values in there can be sown next to them, or be returned by the
-`activations` function of `coord_check`.
+Not collected: calls of methods other than `__call__`, modules that the loss does not
+reach through its model argument, modules created during the forward pass, the bodies of
+`jax.lax.while_loop` and `jax.lax.cond`, and classes whose subclasses need arguments.
+Sow such values, or return them from the `activations` function of `coord_check`.
 """
 
 import threading
@@ -38,7 +35,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 _PREFIX = "mupax:"
-# Primitives that only wrap a program: what they hold is evaluated in their place.
+# Primitives that only wrap a program; the wrapped program is evaluated instead.
 _WRAPPERS = {
     "checkpoint",
     "closed_call",
@@ -61,15 +58,15 @@ class Activation(NamedTuple):
 
 
 def collect(function: Callable[[Any], Any], model: Any) -> dict[str, Activation]:
-    """The activations of `function(model)`, by the path of the submodule.
+    """Collect the activations of `function(model)`, by the path of the submodule.
 
     Args:
-      function: runs the model; its result is thrown away.
+      function: runs the model; its result is discarded.
       model: an NNX module, or Linen variables whose module `function` applies.
 
     Returns:
-      For each submodule that was called, and each value that was sown, its output of
-      floating point. Layers of a `jax.lax.scan` are stacked along the first axis.
+      The floating-point outputs of each submodule that was called, and each value that
+      was sown. Layers of a `jax.lax.scan` are stacked along the first axis.
     """
     parts, assemble = _take_apart(model)
     arrays, treedef = jax.tree.flatten(parts)
@@ -94,7 +91,7 @@ def is_nnx(model: Any) -> bool:
 
 
 def _take_apart(model: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The arrays of a model, and a function that makes a copy around them."""
+    """Split a model into its arrays and a function that builds a copy around them."""
     if is_nnx(model):
         from flax import nnx
 
@@ -111,11 +108,11 @@ def _take_apart(model: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def tagged(model: Any) -> Any:
-    """Make the modules of an NNX model tag what they return and sow.
+    """Make the modules of an NNX model tag the values that they return and sow.
 
     Args:
-      model: an NNX module that nobody else uses: its modules change their class. Any
-        other model is returned as it is.
+      model: an NNX module that is not used elsewhere, because its modules change their
+        class. Any other model is returned unchanged.
 
     Returns:
       The model. Its modules are instances of subclasses of their own classes.
@@ -131,14 +128,14 @@ def tagged(model: Any) -> Any:
     return model
 
 
-# Flax registers every subclass for good, so that each is made once.
+# Flax keeps every registered subclass, so each one is created only once.
 _subclasses: "weakref.WeakKeyDictionary[type, dict[str, type | None]]"
 _subclasses = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def _tagging(cls: type, name: str) -> type | None:
-    """A subclass that tags the outputs under this name; None if there can be none."""
+    """A subclass that tags outputs under this name; None if it cannot be created."""
     with _lock:
         known = _subclasses.setdefault(cls, {})
         if name not in known:
@@ -152,7 +149,7 @@ def _subclass(cls: type, name: str) -> type | None:
         return _tag(name or "output", bound(*args, **kwargs))
 
     def sow(self: Any, kind: Any, label: str, value: Any, *_: Any, **__: Any) -> bool:
-        # The tagged value goes nowhere; the program keeps the tag.
+        # The value is not stored; the traced program keeps the tag.
         _tag(f"{name}/{label}" if name else label, value)
         return True
 
@@ -169,7 +166,7 @@ def _subclass(cls: type, name: str) -> type | None:
             cls.__name__, (cls,), options, lambda n: n.update(members)
         )
     except TypeError:
-        return None  # its subclasses need arguments, or must not be
+        return None  # subclasses need arguments, or are forbidden
 
 
 def _tag(name: str, output: Any) -> Any:
@@ -182,10 +179,10 @@ def _tag(name: str, output: Any) -> Any:
 
 
 def _linen_tags() -> AbstractContextManager[None]:
-    """Tag what Linen submodules return, as long as the context lasts."""
+    """Tag the outputs of Linen submodules inside the context."""
     import sys
 
-    # A model of Linen is there only if its user imported Linen.
+    # A Linen model can only exist if Linen was imported.
     linen = sys.modules.get("flax.linen")
     if linen is None:
         return nullcontext()
@@ -202,7 +199,7 @@ def _linen_tags() -> AbstractContextManager[None]:
 def _evaluate(
     jaxpr: core.Jaxpr, consts: Any, args: Any, activations: dict[str, Activation]
 ) -> list[Any]:
-    """Evaluate a traced program, and put what is tagged into `activations`."""
+    """Evaluate a traced program, and put its tagged values into `activations`."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -222,7 +219,7 @@ def _evaluate(
             body, held = _open(inner)
             outs = _evaluate(body, held, values, activations)
         else:
-            # Releases of JAX differ in whether functions are returned beside.
+            # Releases of JAX differ in whether this returns functions too.
             bound = eqn.primitive.get_bind_params(params)
             functions, settings = bound if isinstance(bound, tuple) else ((), bound)
             outs = eqn.primitive.bind(*functions, *values, **settings)
@@ -234,7 +231,7 @@ def _evaluate(
 def _scan(
     params: dict[str, Any], values: list[Any], activations: dict[str, Activation]
 ) -> list[Any]:
-    """A scan that also returns what is tagged inside, stacked."""
+    """Evaluate a scan that also returns its tagged values, stacked."""
     body, held = _open(params["jaxpr"])
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
 
@@ -259,7 +256,7 @@ def _scan(
 
 def _add(activations: dict[str, Activation], name: str, value: Activation) -> None:
     unique, times = name, 1
-    while unique in activations:  # a module that is called again
+    while unique in activations:  # the module was called before
         times += 1
         unique = f"{name}#{times}"
     activations[unique] = value

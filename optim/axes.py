@@ -1,10 +1,10 @@
-"""Which axes of a kernel are its fan-in, told from which of them grow."""
+"""Find the fan-in and fan-out axes of a kernel from its layer, bias, name and shape."""
 
 import dataclasses
 import math
 
 from . import names
-from .layers import Told
+from .layers import LayerAxes
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]]  # fan-in axes, fan-out axes
 Pair = tuple[int, int]  # size in the base, and in a wider model
@@ -15,24 +15,25 @@ _WINDOW = 7
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A parameter of which the fan-in axes are to be found.
+    """A parameter whose fan-in and fan-out axes `split_axes` finds.
 
     Attributes:
-      path: where it stands.
+      path: its path, e.g. "blocks/0/kernel".
       base: its shape in the base model.
-      wide: its shape in a model of which every width is another.
-      bias: shapes of the bias beside it, in base and wide, where there is one;
-        without the axes that count copies of the layer.
+      wide: its shape in a model whose every width differs from the base's.
+      bias: shapes of the same layer's bias in base and wide, without the axes that
+        count copies of the layer; None if the layer has no bias.
       layout: "in_out" (Flax, Haiku: spatial axes, then inputs, then outputs) or
         "out_in" (torch, Equinox: outputs, inputs, then spatial axes).
-      told: what its layer says of its axes.
+      layer_axes: its axes as its layer defines them; None for an unknown layer.
       embedding: whether it is a table of (entries, features).
       readout: whether the user named it as a readout.
-      copies: axes that count copies, as layers and experts.
-      declared: those of the copies of which the user or the depth says so; they may
-        grow.
-      fits: whether a kernel nearby has outputs of its shape, as those of heads.
-      streams: growing sizes of the vectors of the model: widths, not heads.
+      copies: axes that count copies, e.g. layers or experts.
+      declared: the axes of `copies` that the user or `depth` declared; these may grow.
+      fits: for a bias of several axes, whether the outputs of its kernel have its
+        shape, e.g. (heads, head_dim).
+      streams: (base, wide) sizes of the model's growing vectors. These are widths of
+        the residual stream, not numbers of heads.
     """
 
     path: str
@@ -40,7 +41,7 @@ class Kernel:
     wide: tuple[int, ...]
     bias: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     layout: str = "in_out"
-    told: Told | None = None
+    layer_axes: LayerAxes | None = None
     embedding: bool = False
     readout: bool = False
     copies: tuple[int, ...] = ()
@@ -50,41 +51,43 @@ class Kernel:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Its axes without those that count copies."""
+        """All axes except those that count copies."""
         return tuple(a for a in range(len(self.base)) if a not in self.copies)
 
     def grows(self, axis: int) -> bool:
-        """Whether this axis grows with width."""
+        """Whether this axis differs between `base` and `wide`."""
         return self.base[axis] != self.wide[axis]
 
     def pair(self, axis: int) -> Pair:
-        """Its size in the base and in the wide model."""
+        """Size of an axis in the base and in the wide model."""
         return self.base[axis], self.wide[axis]
 
     def ratio(self, axes: tuple[int, ...]) -> float:
-        """By how much these axes grow together."""
+        """Product of the growth ratios of these axes."""
         return math.prod(self.wide[a] / self.base[a] for a in axes)
 
     def sizes(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of these axes, in base and wide."""
+        """Sizes of these axes in the base and in the wide model."""
         return tuple(self.base[a] for a in axes), tuple(self.wide[a] for a in axes)
 
     def product(self, axes: tuple[int, ...]) -> Pair:
-        """Product of these axes, in base and wide."""
+        """Product of the sizes of these axes in the base and in the wide model."""
         before, after = self.sizes(axes)
         return math.prod(before), math.prod(after)
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The axes of a parameter, and what told them.
+    """The fan-in and fan-out axes of a parameter, and how they were found.
 
     Attributes:
       in_axes: the axes that are summed over.
       out_axes: the axes that index outputs.
-      origin: a few words for `explain`.
-      proven: whether the layer, a bias or the user told them, not the shape alone.
-      table: whether it is a table of entries, whose number is no width.
+      origin: how the axes were found, a few words for `explain`.
+      proven: whether they come from the layer, a bias or the user. False if they are
+        read off the shape alone.
+      table: whether the parameter is a table of (entries, features). The number of
+        entries is not a width.
     """
 
     in_axes: tuple[int, ...]
@@ -95,10 +98,11 @@ class Split:
 
 
 def split_axes(kernel: Kernel) -> Split:
-    """Fan-in and fan-out axes, and what told them.
+    """Find the fan-in and fan-out axes of a kernel.
 
     Raises:
-      ValueError: the shapes do not tell, or a bias tells of another layout.
+      ValueError: the shapes are ambiguous, or the bias contradicts `layout`. The
+        message names the path and the arguments that decide.
 
     Examples:
       >>> split = split_axes(Kernel("conv", (3, 3, 16, 32), (3, 3, 32, 64)))
@@ -110,38 +114,38 @@ def split_axes(kernel: Kernel) -> Split:
     """
     axes = kernel.axes
     note = f"shape, {kernel.layout}" + (", stacked" if kernel.copies else "")
-    if kernel.told is not None and kernel.told.rank == len(axes):
-        return _of_layer(kernel, kernel.told)
+    if kernel.layer_axes is not None and kernel.layer_axes.rank == len(axes):
+        return _of_layer(kernel, kernel.layer_axes)
     if kernel.embedding or _is_embedding_array(kernel):
         if len(axes) < 2:
-            return Split((), axes, note)  # a norm or bias beside the table
+            return Split((), axes, note)  # a norm or bias of the embedding module
         return Split(axes[:-1], axes[-1:], "embedding", proven=True, table=True)
     if _is_vector(kernel):
         return Split((), axes, note)
-    told = _told_by_bias(kernel)
-    if told is not None:
-        return Split(*told, f"{note}, bias", proven=True)
+    from_bias = _axes_from_bias(kernel)
+    if from_bias is not None:
+        return Split(*from_bias, f"{note}, bias", proven=True)
     if len(axes) == 1:
-        return Split(axes, (), note, proven=True)  # a readout, says the user
+        return Split(axes, (), note, proven=True)  # the user named it as a readout
     if kernel.layout == "out_in":
         return Split(*_outputs_first(kernel), note)
     return Split(*_inputs_first(kernel), note)
 
 
-def _of_layer(kernel: Kernel, told: Told) -> Split:
+def _of_layer(kernel: Kernel, layer_axes: LayerAxes) -> Split:
     axes = kernel.axes
-    if told.embedding:
+    if layer_axes.embedding:
         return Split(axes[:1], axes[1:], "embedding layer", proven=True, table=True)
     return Split(
-        tuple(axes[a] for a in told.in_axes),
-        tuple(axes[a] for a in told.out_axes),
+        tuple(axes[a] for a in layer_axes.in_axes),
+        tuple(axes[a] for a in layer_axes.out_axes),
         "layer" + (", stacked" if kernel.copies else ""),
         proven=True,
     )
 
 
 def _is_embedding_array(kernel: Kernel) -> bool:
-    """An `nn.Embed` of Linen or `hk.Embed`, or a torch-like table of a sure name."""
+    """Whether it is an `nn.Embed`, an `hk.Embed`, or a torch table by name."""
     axes = kernel.axes
     if len(axes) != 2 or kernel.bias is not None:
         return False
@@ -158,7 +162,7 @@ def _is_vector(kernel: Kernel) -> bool:
         return not (kernel.readout and grow)
     bare = [a for a in axes if kernel.base[a] != 1 or kernel.wide[a] != 1]
     if len(axes) > 2 and len(bare) <= 1:
-        # Padded by ones: biases of Equinox convolutions, class tokens.
+        # Shapes padded with ones: biases of Equinox convolutions, class tokens.
         if grow and grow[0] not in (axes[0], axes[-1]):
             return False
         return not (grow and kernel.layout == "in_out" and grow == [axes[0]])
@@ -168,23 +172,26 @@ def _is_vector(kernel: Kernel) -> bool:
     return kernel.fits or not grow or grow == [axes[-1]] or len(bare) <= 1
 
 
-def _told_by_bias(kernel: Kernel) -> Axes | None:
-    """A bias has the shape of the outputs, and so says which axes those are."""
+def _axes_from_bias(kernel: Kernel) -> Axes | None:
+    """Find the axes from the bias, whose shape is that of the outputs.
+
+    Returns None if there is no bias, or if its shape fits no axes of the kernel.
+    """
     axes, bias, layout = kernel.axes, kernel.bias, kernel.layout
     if bias is None:
         return None
     if layout == "out_in":
-        return _told_by_torch_bias(kernel)
+        return _axes_from_torch_bias(kernel)
     cuts = range(1, len(axes))
     fits = [(axes[:at], axes[at:]) for at in cuts if bias == kernel.sizes(axes[at:])]
-    # Copies, as the experts of (experts, d, f) with a bias (experts, f).
+    # The first axis may count copies: (experts, d, f) with a bias (experts, f).
     fits += [
         (axes[1:at], axes[at:])
         for at in cuts[1:]
         if bias == kernel.sizes((axes[0], *axes[at:]))
     ]
     if len(axes) > 2 and bias == kernel.sizes(axes[-2:-1]):
-        # Transposed convolutions of Haiku: (height, width, out, in).
+        # Haiku's transposed convolutions are (height, width, out, in).
         fits.append(((*axes[:-2], axes[-1]), axes[-2:-1]))
     if len({(kernel.ratio(ins), kernel.ratio(outs)) for ins, outs in fits}) > 1:
         raise ValueError(_ambiguous(kernel))
@@ -195,7 +202,7 @@ def _told_by_bias(kernel: Kernel) -> Axes | None:
     return None
 
 
-def _told_by_torch_bias(kernel: Kernel) -> Axes | None:
+def _axes_from_torch_bias(kernel: Kernel) -> Axes | None:
     axes, bias = kernel.axes, kernel.bias
     assert bias is not None
     bare = tuple(tuple(n for n in shape if n != 1) for shape in bias)
@@ -205,13 +212,13 @@ def _told_by_torch_bias(kernel: Kernel) -> Axes | None:
     if bare == second:
         if len(axes) == 2:
             raise ValueError(_other_layout(kernel, "in_out"))
-        # Transposed convolutions of torch: (in, out, height, width).
+        # torch's transposed convolutions are (in, out, height, width).
         return (axes[0], *axes[2:]), axes[1:2]
     return None
 
 
 def _outputs_first(kernel: Kernel) -> Axes:
-    """Cut a kernel of torch's layout: (out, in, ...)."""
+    """Split a kernel in torch's layout, (out, in, ...)."""
     axes = kernel.axes
     grow = [a for a in axes if kernel.grows(a)]
     if len(axes) > 2:
@@ -223,7 +230,7 @@ def _outputs_first(kernel: Kernel) -> Axes:
 
 
 def _inputs_first(kernel: Kernel) -> Axes:
-    """Cut a kernel whose last axes are its outputs."""
+    """Split a kernel whose last axes are its outputs."""
     axes = kernel.axes
     grow = [a for a in axes if kernel.grows(a)]
     if len(axes) == 2:
@@ -249,7 +256,7 @@ def _inputs_first(kernel: Kernel) -> Axes:
 
 
 def _matrix(kernel: Kernel) -> Axes:
-    """The last two axes are a matrix; those before it a window, or copies."""
+    """Split a kernel whose last two axes are a matrix, after a window or copies."""
     axes = kernel.axes
     window = kernel.sizes(axes[:-2])[0]
     if len(window) == 1 and (
@@ -262,10 +269,10 @@ def _matrix(kernel: Kernel) -> Axes:
 
 
 def _between_heads(kernel: Kernel, grow: list[int]) -> int:
-    """Where to cut a kernel between the stream and the heads, as an index of axes.
+    """Index in `kernel.axes` that separates the residual stream from the heads.
 
-    (d, heads, head_dim) and (heads, head_dim, d) have a side of one axis. Sizes prove
-    the cut if d = heads * head_dim; else the layer's name must agree with them.
+    The kernel is (d, heads, head_dim) or (heads, head_dim, d). Sizes prove the cut if
+    d = heads * head_dim; otherwise the layer's name must agree with the sizes.
     """
     axes = kernel.axes
     last = len(axes) - 1
@@ -291,7 +298,7 @@ def _between_heads(kernel: Kernel, grow: list[int]) -> int:
 
 
 def _likely(kernel: Kernel, stream: tuple[int, ...], heads: tuple[int, ...]) -> bool:
-    """Whether sizes allow the cut: grouped heads, or ranks of latent attention."""
+    """Whether sizes allow the cut: grouped heads, or the ranks of latent attention."""
     (small, large), (few, many) = kernel.product(stream), kernel.product(heads)
     if small % few == 0 and large % many == 0:
         return True
@@ -300,13 +307,13 @@ def _likely(kernel: Kernel, stream: tuple[int, ...], heads: tuple[int, ...]) -> 
 
 
 def _apart(kernel: Kernel, stream: tuple[int, ...], heads: tuple[int, ...]) -> bool:
-    """Whether vectors have the size of the stream, and none has that of heads."""
+    """Whether some vector has the size of the stream and none has that of the heads."""
     grow = {kernel.pair(a) for a in heads if kernel.grows(a)}
     return kernel.pair(stream[0]) in kernel.streams and not grow & kernel.streams
 
 
 _TRANSPOSED = "a transposed convolution may have its inputs and outputs swapped; "
-_STACKED_TORCH = "its third axis or a later one grows, which no window does; "
+_STACKED_TORCH = "its third or a later axis grows, so it is not a window; "
 
 
 def _ambiguous(kernel: Kernel, why: str = "") -> str:
@@ -320,26 +327,26 @@ def _ambiguous(kernel: Kernel, why: str = "") -> str:
     return (
         f"the shapes of {kernel.path!r}, {kernel.base} in the base and {kernel.wide} "
         f"in the target, do not tell its fan-in from its fan-out: {why}pass axes={{"
-        f"r'{path}': (fan_in_axes, fan_out_axes)}}, such as {', '.join(options)}, or "
-        f"((), {every}) if it sums over nothing; if its first axis counts layers, "
+        f"r'{path}': (fan_in_axes, fan_out_axes)}}, e.g. {', '.join(options)}, or "
+        f"((), {every}) if it is not summed over; if its first axis counts layers, "
         "pass depth=(base depth, target depth) and branch=r'...'; if it counts "
-        f"experts, copies=r'{path}'; if it reads the logits, readout=r'{path}'"
+        f"experts, copies=r'{path}'; if it produces the logits, readout=r'{path}'"
     )
 
 
 def ambiguous_matrix(kernel: Kernel, axis: int) -> str:
-    """The message for a matrix of which an axis has a size found nowhere else."""
+    """Error message for a matrix with an axis whose size no other parameter has."""
     path = names.pattern(kernel.path)
     before, after = kernel.pair(axis)
     ins, outs = kernel.axes[:-1], kernel.axes[-1:]
     if kernel.layout == "out_in":
         ins, outs = kernel.axes[1:], kernel.axes[:1]
     return (
-        f"axis {axis} of {kernel.path!r} grows from {before} to {after}, and the model "
-        "may not sum over it: if it is a kernel, pass "
-        f"axes={{r'{path}': ({ins}, {outs})}}; if a table of (entries, features), "
-        f"embeddings=r'{path}'; if it sums over nothing, as a gain or decay of each "
-        f"channel, axes={{r'{path}': ((), {kernel.axes})}}; if that axis counts "
+        f"axis {axis} of {kernel.path!r} grows from {before} to {after}, and it is not "
+        "clear whether the parameter is a kernel: if it is, pass "
+        f"axes={{r'{path}': ({ins}, {outs})}}; if it is a table of (entries, "
+        f"features), embeddings=r'{path}'; if it is not summed over (a gain or decay "
+        f"per channel), axes={{r'{path}': ((), {kernel.axes})}}; if that axis counts "
         "tokens, classes or positions, build the base with as many as the target, or "
         f"leave the axis out: axes={{r'{path}': ({_less(ins, axis)}, "
         f"{_less(outs, axis)})}}"
@@ -353,15 +360,15 @@ def _less(axes: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def _other_layout(kernel: Kernel, layout: str) -> str:
     bias = kernel.bias[0] if kernel.bias else ()
     return (
-        f"{kernel.path!r} of shape {kernel.base} has a bias of shape {bias}, so that "
-        f"its outputs are not where layout={kernel.layout!r} has them; pass "
+        f"{kernel.path!r} of shape {kernel.base} has a bias of shape {bias}, which "
+        f"contradicts layout={kernel.layout!r}; pass "
         f"layout={layout!r}, or its axes={{r'{names.pattern(kernel.path)}': "
         "(fan_in_axes, fan_out_axes)}"
     )
 
 
 def check_axes(path: str, shape: tuple[int, ...], split: Axes) -> Axes:
-    """Axes that the user gave, if they are axes of this shape.
+    """Return the axes that the user gave, after checking them against a shape.
 
     Raises:
       ValueError: not two tuples of axes; an axis out of range, or given twice.
@@ -373,7 +380,7 @@ def check_axes(path: str, shape: tuple[int, ...], split: Axes) -> Axes:
     ):
         raise ValueError(
             f"axes of {path!r}: {split!r} must be (fan-in axes, fan-out axes), two "
-            "tuples, such as ((0,), (1,))"
+            "tuples, e.g. ((0,), (1,))"
         )
     both = (*split[0], *split[1])
     for axis in both:

@@ -1,63 +1,65 @@
-"""Blocks stacked along an axis: whether `branch` and `depth` are those of the stack."""
+"""Check `branch` and `depth` for models that stack their blocks along an axis."""
 
 import dataclasses
 from collections.abc import Collection
 
 from . import names
 from .block_lists import forgotten, not_a_member
-from .question import Depth, Question
+from .depth_change import Depth, DepthChange
 
 
-def counts_layers(ask: Question, path: str) -> bool:
-    """Whether the layers' axis of a parameter grows as depth does."""
-    return ask.depth[0] != ask.depth[1] and ask.layers(path) == tuple(ask.depth)
+def counts_layers(change: DepthChange, path: str) -> bool:
+    """Whether the layers' axis of a parameter grows as `depth` says."""
+    return change.depth[0] != change.depth[1] and change.layers(path) == tuple(
+        change.depth
+    )
 
 
 def check_members(
-    ask: Question,
+    change: DepthChange,
     inside: Collection[str],
     listed: Collection[str],
     stacked: Collection[str],
     heads: Collection[str],
 ) -> None:
-    """Raise where `branch` matches a parameter that is in no block."""
+    """Raise a `ValueError` if `branch` matches a parameter outside of the blocks."""
     strays = sorted(p for p in inside if p not in listed and p not in stacked)
     if strays and heads:
-        raise ValueError(not_a_member(strays[0], heads, ask.depth))
+        raise ValueError(not_a_member(strays[0], heads, change.depth))
     if strays:
-        raise ValueError(not_a_stack(ask, strays[0], inside))
-    within = sorted(p for p in inside if p in stacked and p not in ask.copies)
-    stacks = any(len(ask.large[p].shape) > 2 for p in within)
+        raise ValueError(not_a_stack(change, strays[0], inside))
+    within = sorted(p for p in inside if p in stacked and p not in change.copies)
+    stacks = any(len(change.large[p].shape) > 2 for p in within)
     for path in within:
-        check_distinct(ask, path, stacks=stacks)
+        check_distinct(change, path, stacks=stacks)
 
 
-def check_distinct(ask: Question, path: str, *, stacks: bool) -> None:
-    """Raise where the width of a stacked parameter grows as the depth does."""
-    pairs = ask.sizes(path)
-    others = [p for a, p in enumerate(pairs) if a not in ask.layers_axis]
-    # A stacked kernel has three axes; (n, n) may be one kernel, and (n,) one bias.
+def check_distinct(change: DepthChange, path: str, *, stacks: bool) -> None:
+    """Raise a `ValueError` if a stacked parameter's width grows just as depth does."""
+    pairs = change.sizes(path)
+    others = [p for a, p in enumerate(pairs) if a not in change.layers_axis]
+    # A stacked kernel has three axes; (n, n) may be a single kernel, (n,) a bias.
     one = len(pairs) == 1 and names.is_vector(path)
-    if one or (tuple(ask.depth) in others and not stacks):
+    if one or (tuple(change.depth) in others and not stacks):
         raise ValueError(
-            f"depth={ask.depth!r} is also how the width of {path!r} grows, so that "
-            "the two cannot be told apart; choose a base of another width"
+            f"the width of {path!r} also grows by depth={change.depth!r}, so width and "
+            "depth cannot be told apart; choose a base of another width"
         )
 
 
-def in_stages(ask: Question, inside: Collection[str]) -> bool:
-    """Whether the parameters are stacked stage by stage, of the depth in all."""
+def in_stages(change: DepthChange, inside: Collection[str]) -> bool:
+    """Whether parameters are stacked stage by stage, with `depth` blocks in total."""
     prefix = len(_common_prefix([names.parts(p) for p in inside]))
     stages: dict[str, set[Depth | None]] = {}
     for path in inside:
         component = names.parts(path)[prefix : prefix + 1]
-        stages.setdefault("".join(component), set()).add(ask.layers(path))
+        stages.setdefault("".join(component), set()).add(change.layers(path))
     counts = [next(iter(sizes)) for sizes in stages.values() if len(sizes) == 1]
     if len(stages) < 2 or len(counts) != len(stages) or None in counts:
         return False
     pairs = [pair for pair in counts if pair is not None]
     total = (sum(few for few, _ in pairs), sum(many for _, many in pairs))
-    return total == tuple(ask.depth)
+    return total == tuple(change.depth)
 
 
 def _common_prefix(paths: list[list[str]]) -> list[str]:
@@ -68,40 +70,42 @@ def _common_prefix(paths: list[list[str]]) -> list[str]:
     return first[:same]
 
 
-def not_a_stack(ask: Question, path: str, inside: Collection[str]) -> str:
-    twin = ask.pairing.twin(path) or path
-    small, large = ask.small[twin].shape, ask.large[path].shape
+def not_a_stack(change: DepthChange, path: str, inside: Collection[str]) -> str:
+    """Error message for a path of `branch` that neither a list nor a stack holds."""
+    twin = change.pairing.twin(path) or path
+    small, large = change.small[twin].shape, change.large[path].shape
     shapes = f"of shape {small} in the base and {large} in the target"
     remedy = (
-        "let branch=r'...' match the parameters of the blocks only, and depth be "
-        "their number"
+        "make branch=r'...' match only the parameters of the blocks, and depth their "
+        "number"
     )
-    counts = {ask.layers(p) for p in inside}
+    counts = {change.layers(p) for p in inside}
     if len(counts) == 1 and None not in counts:
         (few, many) = next(c for c in counts if c)
-        if few * ask.depth[1] == many * ask.depth[0] and few != many:
+        if few * change.depth[1] == many * change.depth[0] and few != many:
             remedy = f"pass depth=({few}, {many}) if its first axis counts the blocks"
     for axes in ((0,), (1,), (0, 1), (2,)):
-        other = dataclasses.replace(ask, layers_axis=axes)
-        counted = {other.layers(p) for p in inside if p not in ask.copies}
-        if axes != ask.layers_axis and counted == {tuple(ask.depth)}:
+        other = dataclasses.replace(change, layers_axis=axes)
+        counted = {other.layers(p) for p in inside if p not in change.copies}
+        if axes != change.layers_axis and counted == {tuple(change.depth)}:
             shown = axes[0] if len(axes) == 1 else axes
             remedy = f"pass layers_axis={shown}, which counts the blocks"
     return (
-        f"depth={ask.depth!r}, but {path!r}, {shapes}, is neither in a list of blocks "
-        f"of that depth nor does its axis {', '.join(map(str, ask.layers_axis))} count "
-        f"them (a block that is applied repeatedly with the same weights is none); "
-        f"{remedy}"
+        f"depth={change.depth!r}, but {path!r}, {shapes}, is not in a list of that "
+        f"many blocks, and its axis {', '.join(map(str, change.layers_axis))} does not "
+        f"count blocks (one block applied repeatedly with the same weights is not a "
+        f"list); {remedy}"
     )
 
 
 def check_forgotten_in_stacks(
-    ask: Question,
+    change: DepthChange,
     inside: Collection[str],
     outside: Collection[str],
     stacked: Collection[str],
 ) -> None:
-    few, many = ask.depth
+    """Raise a `ValueError` if `branch` leaves out stacked parameters."""
+    few, many = change.depth
     for path in sorted(set(stacked) - set(inside) - set(outside)):
         raise ValueError(
             forgotten(path, f"whose layers grow from {few} to {many} as depth does")
@@ -110,13 +114,14 @@ def check_forgotten_in_stacks(
 
 
 def as_wide_as_deep(
-    ask: Question, inside: Collection[str], paths: Collection[str]
+    change: DepthChange, inside: Collection[str], paths: Collection[str]
 ) -> frozenset[str]:
-    """Parameters outside of branches whose width is that of the blocks.
+    """Find parameters outside of branches whose only depth-like axis is a width.
 
-    Where width grows as depth does, their one axis of that size is explained.
+    Where the width of the blocks grows by the same sizes as the depth, one such axis
+    is explained by the width.
     """
-    depth = (ask.depth[0], ask.depth[1])
-    if not any(ask.sizes(p).count(depth) > 1 for p in inside):
+    depth = (change.depth[0], change.depth[1])
+    if not any(change.sizes(p).count(depth) > 1 for p in inside):
         return frozenset()
-    return frozenset(p for p in paths if ask.sizes(p).count(depth) == 1)
+    return frozenset(p for p in paths if change.sizes(p).count(depth) == 1)

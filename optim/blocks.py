@@ -1,4 +1,4 @@
-"""Depth: which parameters stand in blocks, and how two depths correspond."""
+"""Find the parameters in residual blocks, and the depth ratio of two models."""
 
 import dataclasses
 import math
@@ -13,18 +13,18 @@ from .block_stacks import (
     in_stages,
     not_a_stack,
 )
+from .depth_change import DepthChange
 from .patterns import Pattern
-from .question import Question
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How the blocks of a target relate to those of its base.
+    """The depth ratio of a target, and its parameters in blocks.
 
     Attributes:
-      ratio: depth ratio M.
+      ratio: depth ratio M, target over base.
       inside: paths of the parameters inside residual branches.
-      stacked: paths of the parameters of which an axis counts blocks.
+      stacked: paths of the parameters with an axis that counts blocks.
       listed: paths of the parameters in lists of blocks.
     """
 
@@ -35,55 +35,58 @@ class Blocks:
 
 
 def find_blocks(
-    ask: Question, branch: str | None, stream: str | None, *, told: bool
+    change: DepthChange, branch: str | None, stream: str | None, *, has_depth: bool
 ) -> Blocks:
-    """The blocks of a base and a target, either listed or stacked.
+    """Find the blocks of a base and a target, in lists or stacked along an axis.
 
-    Blocks are a list where the deeper model has paths that the other lacks
-    (`blocks/7/kernel`), else a leading axis of the parameters in branches.
+    Blocks are in a list if the deeper model has paths that the other lacks
+    (`blocks/7/kernel`). Otherwise a leading axis of the parameters counts them.
 
     Args:
-      ask: the models and their depths.
+      change: the models and their depths.
       branch: regular expression of the paths in residual branches; None if the
         model has none.
-      stream: regular expression of those that stand outside nevertheless.
-      told: whether `depth` was given.
+      stream: regular expression of paths in the blocks that are outside of branches.
+      has_depth: whether the user gave `depth`.
 
     Raises:
       ValueError: `branch` matches nothing, a parameter outside the blocks, or not
         all of the blocks; `depth` is not that of the models.
     """
-    within, without = Pattern("branch", branch), Pattern("stream", stream)
-    matched = [path for path in ask.large if within.matches(path)]
-    outside = frozenset(path for path in ask.large if without.matches(path))
-    within.check(ask.large)
-    without.check(ask.large)
+    branches, streams = Pattern("branch", branch), Pattern("stream", stream)
+    matched = [path for path in change.large if branches.matches(path)]
+    outside = frozenset(path for path in change.large if streams.matches(path))
+    branches.check(change.large)
+    streams.check(change.large)
     inside = frozenset(matched) - outside
-    if not told:
+    if not has_depth:
         return Blocks(1.0, inside)
-    ratio = ask.depth[1] / ask.depth[0]
+    ratio = change.depth[1] / change.depth[0]
     if branch is None:
-        return _without_branches(ask, ratio)
-    if ask.depth[0] == ask.depth[1] and ask.large.keys() == ask.small.keys():
-        return _of_equal_depth(ask, ratio, inside, outside)
-    if ask.large.keys() == ask.small.keys():
+        return _without_branches(change, ratio)
+    if (
+        change.depth[0] == change.depth[1]
+        and change.large.keys() == change.small.keys()
+    ):
+        return _of_equal_depth(change, ratio, inside, outside)
+    if change.large.keys() == change.small.keys():
         heads = frozenset[str]()
     else:
-        heads = growing_lists(ask, inside, outside)
-    listed = frozenset(p for p in ask.large if ask.pairing.block_of(p, heads))
+        heads = growing_lists(change, inside, outside)
+    listed = frozenset(p for p in change.large if change.pairing.block_of(p, heads))
     stacked = frozenset[str]()
     if not inside <= listed:
         stacked = frozenset(
-            p for p in ask.large if p not in listed and counts_layers(ask, p)
+            p for p in change.large if p not in listed and counts_layers(change, p)
         )
-        if not inside <= stacked | listed and in_stages(ask, inside - listed):
+        if not inside <= stacked | listed and in_stages(change, inside - listed):
             stacked |= inside - listed
-        stacked -= as_wide_as_deep(ask, inside, stacked - inside - outside)
-    check_members(ask, inside, listed, stacked, heads)
-    check_forgotten_in_lists(ask, inside, outside, listed, heads)
-    check_forgotten_in_stacks(ask, inside, outside, stacked)
-    base = [p for p in ask.small if within.matches(p) and not without.matches(p)]
-    check_count(ask, base, inside, heads)
+        stacked -= as_wide_as_deep(change, inside, stacked - inside - outside)
+    check_members(change, inside, listed, stacked, heads)
+    check_forgotten_in_lists(change, inside, outside, listed, heads)
+    check_forgotten_in_stacks(change, inside, outside, stacked)
+    base = [p for p in change.small if branches.matches(p) and not streams.matches(p)]
+    check_count(change, base, inside, heads)
     return Blocks(ratio, inside, stacked, listed)
 
 
@@ -111,43 +114,48 @@ def check_depth(depth: object, fractional: bool) -> None:
 
 
 def _of_equal_depth(
-    ask: Question,
+    change: DepthChange,
     ratio: float,
     inside: frozenset[str],
     outside: frozenset[str],
 ) -> Blocks:
-    """Lists and stacks have the same paths here; the number of blocks tells."""
-    lists = ask.pairing.lists_of(ask.depth[1])
-    listed = frozenset(p for p in inside if ask.pairing.block_of(p, lists))
+    """Find the blocks of two models of one depth, from their number of blocks.
+
+    Both models have the same paths, whether blocks are listed or stacked.
+    """
+    lists = change.pairing.lists_of(change.depth[1])
+    listed = frozenset(p for p in inside if change.pairing.block_of(p, lists))
     if listed == inside:
         return Blocks(ratio, inside, frozenset(), listed)
     stacked = frozenset(
-        p for p in inside | outside if ask.layers(p) == tuple(ask.depth)
+        p for p in inside | outside if change.layers(p) == tuple(change.depth)
     )
     if inside <= stacked:
         return Blocks(ratio, inside, stacked)
     stray = sorted(inside - stacked - listed)
     if stacked or listed or not all(any(map(str.isdigit, p)) for p in inside):
         path = (stray or sorted(inside))[0]
-        raise ValueError(not_a_stack(ask, path, inside))
+        raise ValueError(not_a_stack(change, path, inside))
     return Blocks(ratio, inside)
 
 
-def _without_branches(ask: Question, ratio: float) -> Blocks:
-    """The layers of a network without residual branches."""
-    if ask.large.keys() != ask.small.keys():
-        lists = frozenset(ask.pairing.growing().values())
-        paths = [p for p in ask.large if ask.pairing.block_of(p, lists)]
-        check_count(ask, ask.small, paths, lists)
+def _without_branches(change: DepthChange, ratio: float) -> Blocks:
+    """Find the layers of a network without residual branches."""
+    if change.large.keys() != change.small.keys():
+        lists = frozenset(change.pairing.growing().values())
+        paths = [p for p in change.large if change.pairing.block_of(p, lists)]
+        check_count(change, change.small, paths, lists)
         return Blocks(ratio, listed=frozenset(paths))
-    stacked = frozenset(p for p in ask.large if ask.layers(p) == tuple(ask.depth))
-    if ask.depth[0] == ask.depth[1]:
+    stacked = frozenset(
+        p for p in change.large if change.layers(p) == tuple(change.depth)
+    )
+    if change.depth[0] == change.depth[1]:
         return Blocks(ratio)
     for path in sorted(stacked):
-        check_distinct(ask, path, stacks=False)
+        check_distinct(change, path, stacks=False)
     if not stacked:
         raise ValueError(
-            f"depth={ask.depth!r}, but base and target have the same layers, and no "
+            f"depth={change.depth!r}, but base and target have the same layers, and no "
             "parameter's first axis counts them"
         )
     return Blocks(ratio, stacked=stacked)

@@ -1,10 +1,9 @@
-"""`check_chain`: does an optimizer's update have the right size for every parameter?
+"""`check_chain`: check that an optimizer's updates have the right size.
 
-The check runs the transformation on known gradients, twice: with all multipliers of
-this package off on a small base, and with them on at target sizes. What a gradient
-and a weight of the target measure, relative to the base, is in the table of rules,
-and so is the update that one wants. The ratio of the two updates must be that,
-whatever the optimizer is and however it is wrapped.
+The check runs the transformation on known gradients, twice: on a small base with all
+multipliers of this package off, and at target sizes with them on. The rules give the
+sizes of the target's gradients and weights relative to the base, and the ratio that the
+two updates must have. This holds for any optimizer, however it is wrapped.
 """
 
 import dataclasses
@@ -33,10 +32,10 @@ from .scales import Scales
 from .traced import Traced
 from .transforms import ParametrizationLike, resolve
 
-# Sizes of the base's gradients. Adam's eps does not matter at the first, nor
-# clipping at the second.
+# Sizes of the base's gradients. Adam's eps does not matter at the first, clipping
+# does not matter at the second.
 _LARGE, _SMALL = 1e3, 1e-3
-# Far below any eps.
+# A gradient far below any eps.
 _TINY = 1e-12
 _ONE_SCALING = (
     "drop scale_by_parametrization, or use optax's own scale_by_... transforms in "
@@ -58,22 +57,22 @@ _CLIMBS = (
 )
 # Weights beside which no decay is seen.
 _LIGHT = 1e-4
-# Ratios of widths and depths that matter are far from one.
+# Mistakes change an update by a ratio of widths or depths, which is far from one.
 _TOLERANCE = 0.05
 
 
 class Unchecked(ValueError):
-    """Raised where a check is not possible."""
+    """Raised if a check is not possible."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What the check found of one parameter.
+    """Result of `check_chain` for one parameter.
 
     Attributes:
       factor: size of the target's update, relative to the base's.
-      expected: the factor that the rules give; both are None where the update does
-        not tell.
+      expected: the factor that the rules give. Both are None if the update is zero,
+        or its size cannot be measured.
       problem: what is wrong, or "".
       hint: what may be wrong, or "".
       climbs: whether the update points along the gradient.
@@ -87,14 +86,14 @@ class Checked:
 
     @property
     def off(self) -> float | None:
-        """By which factor the update is too large; None where its size is right."""
+        """Factor by which the update is too large; None if its size is right."""
         if not self.factor or not self.expected or _near(self.factor, self.expected):
             return None
         return self.factor / self.expected
 
     @property
     def verdict(self) -> str:
-        """One word for a table."""
+        """A word for a table: "ok", "WRONG" or "unclear"."""
         if self.problem:
             return "WRONG"
         return "ok" if self.factor is not None else "unclear"
@@ -102,10 +101,10 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ChainCheck:
-    """What `check_chain` returns: a verdict when printed.
+    """Result of `check_chain`; print it for the verdict.
 
     Attributes:
-      rows: what was found, by path.
+      rows: result of each parameter, by path.
       problems: what is wrong, one sentence for each kind of mistake.
       hints: what may be wrong.
 
@@ -139,7 +138,7 @@ class ChainCheck:
             lines.insert(
                 0,
                 f"{len(known)} of {len(self.rows)} parameters have updates of the "
-                "right size; the others were not updated, or do not tell",
+                "right size; the others were not updated, or could not be measured",
             )
         return "\n".join(lines)
 
@@ -153,37 +152,37 @@ def check_chain(
 ) -> ChainCheck:
     """Run an optimizer on known gradients and compare each update with the rules.
 
-    It finds a scaling that is missing, applied twice, made for another family of
+    Finds a scaling that is missing, applied twice, made for another family of
     optimizers or undone by a later transform; weight decay that is scaled;
     gradients that are normalized twice; clipping after the scaling; and parameters
     that a mask leaves out, whose gradients `optax.masked` adds to them. How the
     transformations are combined does not matter: `optax.chain`, `masked`,
     `partition`, `inject_hyperparams` and `MultiSteps` are all looked through.
 
-    What it cannot see: an order that does not change the size of an update, such as
-    elementwise clipping between `normalize_gradients` and Adam. `optim.chain` sees
-    that. It runs the first step only, so it does not see what changes in later ones.
-    Multipliers that are written by hand count as a learning rate for each layer, which
-    is the same at base and target; a chain that has nothing else is refused.
+    Does not find a wrong order that leaves the size of updates unchanged, e.g.
+    elementwise clipping between `normalize_gradients` and Adam; `optim.chain` refuses
+    that. It runs the first step only, so later changes go unnoticed. Multipliers that
+    are written by hand count as one learning rate per layer, the same at base and
+    target; a chain with nothing else fails the check.
 
     Args:
-      tx: an `optax.GradientTransformation`, or anything with its `init` and `update`,
-        whose hyperparameters are numbers or schedules, not traced values.
+      tx: an `optax.GradientTransformation`, or any object with its `init` and `update`.
+        Its hyperparameters must be numbers or schedules, not traced values.
       scales: of the target model, those that `tx` was made from.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       params: the parameters, or their abstract shapes, as the optimizer gets them.
-        Needed where `tx` holds a tree of masks or labels that is not a dictionary.
+        Needed if `tx` holds a tree of masks or labels that is not a dictionary.
 
     Returns:
-      A `ChainCheck`, with hints where something may be wrong.
+      A `ChainCheck`, with hints if something may be wrong.
 
     Raises:
-      ValueError: an update of the wrong size; the message has the path, the factor
-        and what to do. Or `tx` that cannot be run.
+      ValueError: an update has the wrong size (the message has the path, the factor
+        and what to do), or `tx` cannot be run.
 
-    Source: Tensor Programs VI, Definition 6.1: the update Δ, gradient g and weight
-    that docs/rules.md tabulates.
+    Source: Tensor Programs VI, Definition 6.1; docs/rules.md tabulates the sizes of
+    update, gradient and weight.
 
     Examples:
       >>> import jax.numpy as jnp, optax
@@ -193,7 +192,7 @@ def check_chain(
       >>> scales = optim.infer_scales(mlp(4), mlp(16))
       >>> print(optim.check_chain(optim.adam(0.1, scales, "mup"), scales, "mup"))
       2 of 2 parameters have updates of the right size; the others were not updated, \
-or do not tell
+or could not be measured
       >>> optim.check_chain(optax.adam(0.1), scales, "mup")
       Traceback (most recent call last):
       ...
@@ -216,7 +215,7 @@ def inspect_chain(
     *,
     params: Any = None,
 ) -> ChainCheck:
-    """`check_chain` without raising for what it finds."""
+    """Do as `check_chain`, but return problems instead of raising."""
     point = resolve(scales, parametrization)
     if not (callable(getattr(tx, "init", None)) and callable(tx.update)):
         raise ValueError(
@@ -227,12 +226,12 @@ def inspect_chain(
     rules = {path: multipliers(scales[path], point) for path in paths}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
         raise Unchecked(
-            "a traced richness cannot be checked; check the optimizer outside of jit "
-            "with a number instead"
+            "richness is a traced value, which cannot be checked; check the optimizer "
+            "outside of jit, with a number"
         )
     shapes = {p: (scales[p].base_shape, scales[p].shape) for p in paths}
     if not point.scaled:
-        # Nothing is known of sizes; the target is compared with itself, unscaled.
+        # No rule gives sizes; the target is compared with itself, unscaled.
         shapes = {path: (target, target) for path, (_, target) in shapes.items()}
         rules = {
             path: dataclasses.replace(rule, init_std=1.0, forward=1.0)
@@ -251,9 +250,9 @@ def inspect_chain(
         ) from error
     except Exception as error:
         raise Unchecked(
-            "tx cannot be checked, because it cannot be run on known gradients of "
-            f"the scales' paths ({type(error).__name__}: {error}); pass "
-            "params=..., if it holds trees of masks or labels"
+            "tx cannot be checked, because running it on gradients with the paths of "
+            f"the scales failed ({type(error).__name__}: {error}); pass params=... if "
+            "it holds trees of masks or labels"
         ) from error
     return ChainCheck(rows, _summary({p: r.hint for p, r in rows.items()}))
 
@@ -266,14 +265,14 @@ _CONDITIONS = (
     Condition(_LARGE, 2.0),
     Condition(_TINY, 0.0),
     Condition(2 * _TINY, 0.0),
-    # A decay inside of a trust ratio vanishes beside small weights.
+    # Inside a trust ratio, the decay of small weights vanishes.
     Condition(_LARGE, _LIGHT),
     Condition(0.0, _LIGHT),
 )
 
 
 class _Inspector:
-    """The runs of one check, and what follows from them."""
+    """The runs of one check, and the judgements drawn from them."""
 
     def __init__(self, probe: Probe, rules: Mapping[str, Multipliers]):
         self.probe, self.rules = probe, rules
@@ -323,29 +322,29 @@ class _Inspector:
         return self.runs[which][Condition(gradient, weight)][path]
 
     def _decay(self, path: str, which: Mode, weight: float = 1.0) -> np.ndarray:
-        """The part of an update that does not come from the gradient."""
+        """The part of an update that comes from weight decay, not from the gradient."""
         return self._update(path, which, 0.0, weight)
 
     def _size(
         self, path: str, which: Mode, gradient: float, weight: float = 1.0
     ) -> float:
-        """Of the part of an update that comes from the gradient."""
+        """Root mean square of the part of an update that comes from the gradient."""
         update = self._update(path, which, gradient, weight)
         if self._decays_apart(path):
             update = update - self._decay(path, which, weight)
         return rms(update)
 
     def _decays_apart(self, path: str) -> bool:
-        """Whether a decay is added to the update, in proportion to the weight."""
+        """Whether a decay proportional to the weight is added to the update."""
         one, two = (self._decay(path, Mode.BASE, w) for w in (1.0, 2.0))
-        # A trust ratio gives the decay alone the size of the whole update.
+        # Without a gradient, a trust ratio scales the decay to the whole update's size.
         whole = rms(self._update(path, Mode.BASE, _LARGE))
         if self._is_relative(path) and _near(rms(one), whole):
             return False
         return bool(np.any(one)) and np.allclose(two, 2 * one, rtol=1e-3)
 
     def _degree(self, path: str, which: Mode, gradient: float) -> float:
-        """By which power of the gradient the update grows."""
+        """Power of the gradient with which the update grows."""
         one, two = (self._size(path, which, gradient * k) for k in (1, 2))
         return math.log2(two / one) if one > 0 and two > 0 else math.nan
 
@@ -374,11 +373,11 @@ class _Inspector:
         return ""
 
     def _expected(self, path: str) -> float:
-        # Adam's updates have entries of one: its multiplier is the update one wants.
+        # Adam's raw updates have size one, so its multiplier is the desired ratio.
         return self.rules[path].learning_rate
 
     def _factor(self, path: str, clipped: float | None) -> float | None:
-        """Target's update over the base's, where it tells; None if nowhere."""
+        """Target's update over the base's; None if no regime allows measuring it."""
         seen = []
         conditions = [(_LARGE, 1.0), (_SMALL, 1.0)]
         if self._is_relative(path):
@@ -394,14 +393,14 @@ class _Inspector:
             factor = target / base
             common = clipped if clipped and gradient == _LARGE else 1.0
             if gradient == _SMALL and degree == 1:
-                # Proportional to gradients of the usual size: this regime decides.
+                # Updates are proportional to gradients of usual size: this one counts.
                 return factor
             seen.append(factor / common)
         good = [f for f in seen if _near(f, self._expected(path))]
         return next(iter(good or seen), None)
 
     def _clean_degree(self, path: str, gradient: float) -> int | None:
-        """1 where the update is proportional to the gradient, 0 where independent."""
+        """1 if the update is proportional to the gradient, 0 if independent of it."""
         degrees = [self._degree(path, m, gradient) for m in (Mode.BASE, Mode.TARGET)]
         for clean in (0, 1):
             if all(abs(degree - clean) < 0.03 for degree in degrees):
@@ -413,9 +412,9 @@ class _Inspector:
         return _near(two, 2 * one)
 
     def _is_clipped_as_one(self) -> float | None:
-        """The common factor by which a clipped global norm differs at the target.
+        """Common factor of clipping by the global norm at the target; None without it.
 
-        Clipped gradients stay proportional to the gradients, all by one factor.
+        Such clipping multiplies all gradients by one factor.
         """
         ratios = []
         for path, update in self.runs[Mode.BASE][Condition(_LARGE)].items():
@@ -453,7 +452,7 @@ class _Inspector:
         return f"{measured}; {self._reason(path, factor)}"
 
     def _reason(self, path: str, factor: float) -> str:
-        """The likeliest mistake behind a factor, with a remedy."""
+        """The likeliest mistake that gives this factor, with a remedy."""
         if not self.acted.count("scaling", path):
             return (
                 "no scaling acts on it: use an optimizer of mupax.optim, or add "
@@ -476,7 +475,7 @@ class _Inspector:
         ):
             return (
                 "its eps, initial accumulator or clipping threshold is larger than "
-                "gradients of 0.001, so that the update is proportional to the "
+                "gradients of 0.001, so the update is proportional to the "
                 "gradient: pass family='sgd', or for an adaptive optimizer put "
                 "normalize_gradients(scales) before it"
             )
@@ -498,8 +497,8 @@ class _Inspector:
             )
         return (
             f"the scaling multiplies it by {on / off:.4g} and it needs {wanted:.4g}: "
-            "this optimizer belongs to none of the families (sgd, adam, spectral, "
-            "relative), or something after the scaling changes its updates"
+            "this optimizer is in none of the families (sgd, adam, spectral, "
+            "relative), or a transform after the scaling changes its updates"
         )
 
     def _spectral(self, path: str) -> float:
@@ -538,7 +537,7 @@ class _Inspector:
         )
 
     def _normalization(self, path: str) -> tuple[str, str]:
-        """A hint where eps is not compared with the base's gradient; a problem."""
+        """(hint, problem) if eps is not compared with a gradient of the base's size."""
         gradient = self.rules[path].gradient
         if _near(gradient, 1) or self._is_relative(path):
             return "", ""
@@ -555,15 +554,15 @@ class _Inspector:
             return "", ""
         if _near(got, gradient):
             return (
-                f"the eps of {path!r} is compared with gradients that are "
-                f"{gradient:.4g} times the base's; put normalize_gradients(scales) "
+                f"the gradients of {path!r} are {gradient:.4g} times the base's, but "
+                "its eps is the same; put normalize_gradients(scales) "
                 "before the transform that has eps",
                 "",
             )
         if _near(got, 1 / gradient):
             return "", (
                 f"the gradient of {path!r} is multiplied by {got / gradient:.4g} "
-                f"before eps is added, and should be by {1 / gradient:.4g}: "
+                f"before eps is added; it should be multiplied by {1 / gradient:.4g}: "
                 f"{_ONE_NORMALIZING}"
             )
         return "", ""
@@ -572,7 +571,7 @@ class _Inspector:
         if self._degree(path, Mode.BASE, _LARGE) < -0.5:
             return (
                 f"the update of {path!r} shrinks as the gradient grows: the optimizer "
-                "sets its own step size, for which there is no rule"
+                "sets its own step size, for which no rule is known"
             )
         one, two = (self._decay(path, Mode.BASE, w) for w in (1.0, 2.0))
         none = self._decay(path, Mode.BASE, 0.0)
@@ -583,7 +582,7 @@ class _Inspector:
         ):
             return (
                 f"the weight decay of {path!r} passes through the optimizer (L2), for "
-                "which there is no rule; use decoupled decay, as optim.adamw does"
+                "which no rule is known; use decoupled decay, as optim.adamw does"
             )
         return ""
 
@@ -593,7 +592,7 @@ def _near(one: float, other: float) -> bool:
 
 
 def _summary(sentences: Mapping[str, str], most: int = 3) -> tuple[str, ...]:
-    """The sentences, the first few of each kind."""
+    """The first few sentences of each kind, and how many follow."""
     said = [s for s in sentences.values() if s]
     lines = []
     kinds = itertools.groupby(sorted(said, key=_kind), _kind)
@@ -602,7 +601,7 @@ def _summary(sentences: Mapping[str, str], most: int = 3) -> tuple[str, ...]:
     ):
         lines += group[:most]
         if len(group) > most:
-            lines.append(f"... and {len(group) - most} more parameters likewise")
+            lines.append(f"... and the same for {len(group) - most} more parameters")
     return tuple(lines)
 
 

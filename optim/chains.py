@@ -1,9 +1,9 @@
-"""`optim.chain`: `optax.chain` that refuses a wrong order, family or number of links.
+"""`optim.chain`: detect mis-ordered optax chains, which would fail silently.
 
-Each link says what it is. The transforms of this package are marked where they are
-made; Optax's are known by the name of the function that makes them. A link that hides
-others, e.g. `optax.adamw` or `optax.masked`, is run on known gradients instead, when
-the chain is initialized (`check_chain`).
+Each link is classified: transforms of this package carry a mark, and Optax's are known
+by the name of the function that creates them. If a link hides others, e.g.
+`optax.adamw` or `optax.masked`, the chain is run on known gradients when it is
+initialized (`check_chain`).
 """
 
 import warnings
@@ -20,7 +20,7 @@ from .rules import Family
 
 
 class ChainWarning(UserWarning):
-    """Warns of a chain that trains, and whose optimum may move with size.
+    """Warning: this chain trains, but its optimal learning rate may move with size.
 
     Examples:
       >>> import warnings
@@ -30,22 +30,22 @@ class ChainWarning(UserWarning):
 
 
 def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
-    """`optax.chain` that refuses links in an order that trains anyway, only worse.
+    """`optax.chain` that raises on a wrong order, which would train but transfer worse.
 
     Args:
       *transforms: as in `optax.chain`.
 
     Returns:
-      What `optax.chain` returns, with the same state. If a link holds other
+      The result of `optax.chain`, with the same state. If a link holds other
       transforms (`optax.adamw`, `optax.masked`, `optax.partition`, ...) or is not one
       of Optax's, `init` runs the chain on known gradients once, as `check_chain` does.
-      That takes about a second. It is skipped where hyperparameters are traced values.
+      That takes about a second. It is skipped if hyperparameters are traced values.
 
     Raises:
-      ValueError: updates that are scaled twice, or before the transform that gives
-        them their size, or for another family; weight decay or clipping on the wrong
-        side of the scaling; gradients that are normalized twice, late, or for SGD; an
-        optimizer for which there is no rule. `init` raises what `check_chain` does.
+      ValueError: updates are scaled twice, before the transform that gives them their
+        size, or for another family; weight decay or clipping is on the wrong side of
+        the scaling; gradients are normalized twice, too late, or for SGD; no rule is
+        known for the optimizer. `init` raises as `check_chain` does.
 
     Warns:
       ChainWarning: an eps that the gradients are not normalized for; an optimizer
@@ -105,7 +105,7 @@ def _flat(links: Any) -> Iterator[Link]:
 
 
 def check_links(links: tuple[Link, ...]) -> None:
-    """Raise where links are in a wrong order; see `chain`."""
+    """Raise a `ValueError` if links are in a wrong order; see `chain`."""
     named = [f"{link.name} (link {i})" for i, link in enumerate(links)]
 
     def places(*kinds: Kind) -> list[int]:
@@ -118,8 +118,8 @@ def check_links(links: tuple[Link, ...]) -> None:
     if len(scalings) > 1:
         one, two = scalings[:2]
         raise ValueError(
-            f"{named[one]} and {named[two]} both scale the updates, which are then "
-            "scaled twice; optimizers of mupax.optim scale already: drop "
+            f"{named[one]} and {named[two]} both scale the updates, so they are "
+            "scaled twice; optimizers of mupax.optim already scale: drop "
             "scale_by_parametrization, or chain it with Optax's own scale_by_... "
             "transforms"
         )
@@ -154,49 +154,49 @@ def _check_normalizing(links: tuple[Link, ...], named: list[str]) -> None:
     if len(places) > 1 or (places and own):
         one, two = (places + own)[:2]
         raise ValueError(
-            f"{named[one]} and {named[two]} both normalize the gradients, which are "
-            "then normalized twice; use one normalize_gradients, and none with an "
+            f"{named[one]} and {named[two]} both normalize the gradients, so they are "
+            "normalized twice; use one normalize_gradients, and none with an "
             "optimizer of mupax.optim, which has its own"
         )
     for i in places:
         for j, link in enumerate(links):
             if link.kind is Kind.SCALING and link.family is Family.SGD:
                 raise ValueError(
-                    f"{named[i]} changes the size of SGD's updates; drop it: it is "
-                    "for optimizers with an eps, and SGD's rates count the raw gradient"
+                    f"{named[i]} changes the size of SGD's updates; drop it: only "
+                    "optimizers with an eps need it"
                 )
             if j < i and link.kind in (Kind.MAKER, Kind.SCALING):
                 raise ValueError(
-                    f"{named[i]} is after {named[j]}, and acts on updates instead of "
+                    f"{named[i]} is after {named[j]}, so it acts on updates instead of "
                     f"gradients; put it before {link.name}"
                 )
             if j > i and link.kind is Kind.CLIP:
                 raise ValueError(
-                    f"{named[j]} is after {named[i]}, and clips gradients whose sizes "
-                    f"are changed; put {link.name} before normalize_gradients"
+                    f"{named[j]} is after {named[i]}, so it clips gradients whose "
+                    f"sizes have changed; put {link.name} before normalize_gradients"
                 )
 
 
 def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
     family, before = links[at].family, links[:at]
     if any(link.kind in (Kind.HIDDEN, Kind.OWN_STEP) for link in links):
-        return  # told when the chain runs
+        return  # checked when the chain runs
     makers = [link for link in before if link.kind is Kind.MAKER]
     if makers:
-        # What is relative to the weight takes any update and gives it its own size.
+        # A trust ratio takes any update and sets its size, so it decides.
         relative = [m for m in makers if m.family is Family.RELATIVE]
         maker = (relative or makers)[-1]
         if maker.family is not None and family is not maker.family:
             raise ValueError(
                 f"the updates come from {maker.name}, whose family is "
-                f"{maker.family.value!r}, and are scaled for "
+                f"{maker.family.value!r}, but are scaled for "
                 f"family={str(family)!r}; pass family={maker.family.value!r}"
             )
         normalized = any(link.kind is Kind.NORMALIZING for link in before)
         eps = [link.name for link in makers if link.has_eps]
         if eps and not normalized:
             warnings.warn(
-                f"the eps of {eps[0]} is compared with gradients whose size changes "
+                f"{eps[0]} adds its eps to gradients whose size changes "
                 "with width and depth; put optim.normalize_gradients(scales) before "
                 f"{eps[0]}",
                 ChainWarning,
@@ -204,8 +204,8 @@ def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
             )
     elif before and family is not Family.SGD and links[at].name == SCALING:
         raise ValueError(
-            f"{named[at]} is made for family={str(family)!r}, but nothing before it "
-            "gives updates that size: they are proportional to the gradient; pass "
+            f"{named[at]} is for family={str(family)!r}, but no optimizer is before "
+            "it: the updates are proportional to the gradient; pass "
             "family='sgd', or put the optimizer's scale_by_... transform before it"
         )
 
@@ -219,8 +219,8 @@ def _check_rules(links: tuple[Link, ...]) -> None:
 
 
 _NO_RULE = (
-    "{} uses curvature, a line search or a second gradient, and there is no rule for "
-    "how its step follows width and depth; use an optimizer of mupax.optim"
+    "{} uses curvature, a line search or a second gradient, and no rule is known for "
+    "its step over width and depth; use an optimizer of mupax.optim"
 )
 _UNSCALED = (
     "no link of optim.chain scales the updates, so that the parametrization has no "
@@ -229,28 +229,28 @@ _UNSCALED = (
     "is an optax.chain"
 )
 _OWN_STEP = (
-    "{} finds its own step size from all parameters together, and there is no rule for "
-    "how that follows width and depth; its optimum may move more with scaled updates "
-    "than without: tune it again at the target, or use an optimizer of mupax.optim"
+    "{} finds its own step size from all parameters together, and no rule is known for "
+    "it over width and depth; its optimum may move more with scaled updates than "
+    "without: tune it again at the target, or use an optimizer of mupax.optim"
 )
 
 
 def _check_running(tx: Any, params: Any) -> None:
-    """Run a chain whose links are hidden, and raise for what is wrong."""
+    """Run a chain that has hidden links on known gradients, and raise for problems."""
     leaves = jax.tree.leaves(params)
     if not leaves or not all(hasattr(x, "shape") for x in leaves):
         return  # a placeholder of optax.tree.map_params
     try:
         scaling, twice = acting(tx, params)
     except TypeError:
-        return  # an extra argument of update that is not known here
+        return  # `update` needs an extra argument that is not known here
     if scaling is None:
         warnings.warn(_UNSCALED, ChainWarning, stacklevel=3)
         return
     if twice:
         raise ValueError(
             f"the updates of {twice!r} are scaled twice; optimizers of mupax.optim "
-            "scale already: drop scale_by_parametrization, or chain it with Optax's "
+            "already scale: drop scale_by_parametrization, or chain it with Optax's "
             "own scale_by_... transforms"
         )
     for name in sorted(_state_types(jax.eval_shape(tx.init, params))):
@@ -269,7 +269,7 @@ def _check_running(tx: Any, params: Any) -> None:
 
 
 def _state_types(state: Any) -> set[str]:
-    """Names of the types of all states that a state holds."""
+    """Type names of all states inside a state."""
     kinds: set[str] = set()
 
     def visit(part: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Coordinate check: do activations move alike at every width and every depth?"""
+"""`coord_check`: check that activations change by the same amount at every size."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ Optimizer: TypeAlias = (
     optax.GradientTransformation | Callable[..., optax.GradientTransformation]
 )
 
-# Where along a stack of layers it is looked: quarters, and the last layer.
+# Relative depths in a stack of layers at which changes are compared.
 _POSITIONS = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -39,46 +39,47 @@ def coord_check(
     tolerance: float = 0.15,
     strength: float | None = None,
 ) -> CoordCheck:
-    """Train a few steps at several sizes, and fit how the changes grow with size.
+    """Train a few steps at several sizes, and fit how changes scale with size.
 
-    Under a right parametrization every layer's activations move by the same amount
-    at every width and depth: the slope of log |Δ activation| against log size is
+    Under a correct parametrization the activations of every layer change by the same
+    amount at every width and depth: the slope of log |Δ activation| against log size is
     zero. Layers of a stack are compared at the same relative depth.
 
     Args:
-      build: `build(key, width=...)`, `build(key, depth=...)` or both, as swept:
-        returns the model at initialization, from a random key: an NNX module, Linen
-        variables, an Equinox module, any pytree.
-      optimizer: an `optax.GradientTransformation`, or `optimizer(model, width=...)`
-        that makes one for a model of a size.
-      loss: `loss(model, batch)`. Best it returns the model's outputs (logits): the
-        check then minimizes a loss that is linear in them, with fixed random
-        coefficients, whose gradient does not depend on how large the outputs start.
-        If it returns a scalar, that is the loss. None calls `model(batch)`, or
+      build: `build(key, width=...)`, `build(key, depth=...)` or both, as swept. Returns
+        a model initialized from a random key: an NNX module, Linen variables, an
+        Equinox module, any pytree.
+      optimizer: an `optax.GradientTransformation`, or a function
+        `optimizer(model, width=...)` that returns one for a model of that size.
+      loss: `loss(model, batch)`. Preferably it returns the model's outputs (logits).
+        The check then minimizes a loss that is linear in them, with fixed random
+        coefficients, so that its gradient does not depend on the outputs' initial
+        size. If it returns a scalar, that is the loss. None calls `model(batch)`, or
         `model(batch[0])` if the batch is a tuple.
-      batch: what is trained on, the same at each step.
+      batch: the training batch, the same at each step.
       widths: the widths to sweep, at the first of `depths`.
       depths: the depths to sweep, at the first of `widths`.
-      steps: how many steps are trained.
-      seeds: how many initializations, or their numbers.
-      activations: `activations(model, batch)`, a pytree of arrays by layer, as what
-        `capture_intermediates` of Linen returns. By default the outputs of all
-        submodules of NNX and Linen that `loss` calls, and what NNX modules sow,
-        inside `jax.lax.scan` too. A first axis as long as the depth counts layers.
-      layers: regular expression, searched in the names of layers, to keep only some.
-      tolerance: how far from zero a slope may surely be.
+      steps: number of training steps.
+      seeds: number of initializations, or a sequence of seeds.
+      activations: `activations(model, batch)` returns a pytree of arrays by layer, e.g.
+        the result of Linen's `capture_intermediates`. By default the check takes the
+        outputs of all NNX and Linen submodules that `loss` calls, and the values that
+        NNX modules sow, inside `jax.lax.scan` too. A first axis as long as the depth
+        counts layers.
+      layers: regular expression, searched in the names of layers; only layers that
+        match are compared.
+      tolerance: the largest |slope| that counts as zero.
       strength: a²·base_depth, with a the multiplier of the residual branches at the
-        base depth. Above 1, small slopes of depth are those of finite depth, and the
-        check says so instead of calling them wrong. None if it is not known.
+        base depth. Above 1, models of finite depth have small slopes of depth under
+        every parametrization, and the check reports them as unclear. None if unknown.
 
     Returns:
       A `CoordCheck`: print it, or read `.verdict`, `.slopes`, `.hints`, `.passed`.
 
     Raises:
-      ValueError: nothing is swept, fewer than two sizes or none of them positive,
-        steps or seeds below one, callbacks that do not accept the sizes or return
-        something else, a `build` that ignores its key or its size, or no activations
-        are found.
+      ValueError: no sizes are given, fewer than two, or one is not positive; steps or
+        seeds are below one; a callback does not accept the sizes or returns a wrong
+        type; `build` ignores its key or its size; no activations are found.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1 (width); Tensor
     Programs VI, Definition 7.2 (depth).
@@ -111,7 +112,7 @@ def coord_check(
         raise ValueError(f"seeds={seeds} must be at least one")
     if batch is None:
         raise ValueError(
-            "batch is missing; pass the inputs, as loss(model, batch) gets"
+            "batch is missing; pass the batch that loss(model, batch) takes"
         )
     if strength is not None and not 0 <= strength < math.inf:
         raise ValueError(f"strength={strength} must be a²·base_depth, a number >= 0")
@@ -137,7 +138,7 @@ def coord_check(
 
 
 def _quick() -> dict[str, int]:
-    # For a few steps, compiling takes longer than running.
+    # Compiling takes longer than running a few steps.
     cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 1} if cpu else {}
 
@@ -145,7 +146,7 @@ def _quick() -> dict[str, int]:
 def _sweeps(
     widths: Sequence[int] | None, depths: Sequence[int] | None
 ) -> dict[str, list[dict[str, int]]]:
-    """For each axis that is swept, the sizes of each model."""
+    """For each swept axis, the sizes of every model to train."""
     given = {"width": widths, "depth": depths}
     swept = {axis: list(s) for axis, s in given.items() if s is not None}
     if not swept:
@@ -159,8 +160,8 @@ def _sweeps(
     return {a: [{**first, a: size} for size in sizes] for a, sizes in swept.items()}
 
 
-class _Seen(NamedTuple):
-    """What a run returns for each seed.
+class _RunResult(NamedTuple):
+    """Measurements of one run, for each seed.
 
     Attributes:
       changes: by layer, the rms change after each step: (steps,), or (steps, layers)
@@ -175,8 +176,14 @@ class _Seen(NamedTuple):
 
 
 @dataclasses.dataclass
-class _Traced:
-    """What is known once a run has been traced."""
+class _TraceResult:
+    """Static properties of a run, filled in while it is traced.
+
+    Attributes:
+      shapes: shapes of the parameters, by path.
+      outputs: shapes of the model's outputs; None if `loss` returns a scalar.
+      own_loss: whether `loss` returns a scalar.
+    """
 
     shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     outputs: Any = None
@@ -185,7 +192,7 @@ class _Traced:
 
 @dataclasses.dataclass
 class _Run:
-    """Train a model of one size, and look at its activations after each step."""
+    """Train a model of one size, and measure its activations after each step."""
 
     build: Callable[..., Any]
     optimizer: Optimizer
@@ -193,14 +200,14 @@ class _Run:
     activations: Callable[[Any, Any], Any] | None
     size: dict[str, int]
     steps: int
-    traced: _Traced = dataclasses.field(default_factory=_Traced)
+    traced: _TraceResult = dataclasses.field(default_factory=_TraceResult)
 
-    def __call__(self, key: jax.Array, batch: Any) -> _Seen:
+    def __call__(self, key: jax.Array, batch: Any) -> _RunResult:
         model = _built(self.build, key, self.size)
         params, assemble = _split(model)
         tx = _transformation(self.optimizer, model, self.size)
 
-        def look(params: Any) -> dict[str, Activation]:
+        def measure(params: Any) -> dict[str, Activation]:
             model = assemble(params)
             if self.activations is None:
                 return collect(lambda m: self.objective(m, batch), model)
@@ -208,7 +215,7 @@ class _Run:
             return _named(values, self.size.get("depth"))
 
         def objective(params: Any) -> jax.Array:
-            # On modules that tag, `sow` stores nothing.
+            # Tagged modules do not store the values that they sow.
             return self.objective(tagged(assemble(params)), batch)
 
         def step(carry: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
@@ -216,26 +223,26 @@ class _Run:
             grads = jax.grad(objective)(params)
             updates, state = tx.update(grads, state, params)
             params = optax.apply_updates(params, updates)
-            now = look(params)
+            now = measure(params)
             return (params, state), {k: _rms(now[k], start[k]) for k in start}
 
-        start = look(params)
+        start = measure(params)
         if not start:
             raise ValueError(
                 "no activations were found: loss calls no submodule of NNX or Linen; "
-                "pass activations=function, which returns them from (model, batch)"
+                "pass activations=function, which takes (model, batch) and returns them"
             )
         leaves = dict(flatten(params))
         self.traced.shapes = {path: tuple(x.shape) for path, x in leaves.items()}
         begin = (params, tx.init(params))
-        return _Seen(
+        return _RunResult(
             jax.lax.scan(step, begin, length=self.steps)[1],
             {name: _root(a.value) for name, a in start.items()},
             {path: _root(x) for path, x in leaves.items()},
         )
 
     def objective(self, model: Any, batch: Any) -> jax.Array:
-        """The scalar that is minimized."""
+        """The scalar to minimize."""
         loss = _forward if self.loss is None else self.loss
         outputs = loss(model, batch)
         if getattr(outputs, "shape", None) == ():
@@ -254,17 +261,17 @@ def _forward(model: Any, batch: Any) -> Any:
         raise ValueError(
             "without loss, coord_check calls model(batch), or model(batch[0]) for a "
             f"tuple; the model is a {type(model).__name__} and the batch a "
-            f"{type(batch).__name__}: pass loss=function, which returns the model's "
-            "outputs from (model, batch)"
+            f"{type(batch).__name__}: pass loss=function, which takes (model, batch) "
+            "and returns the model's outputs"
         )
     return model(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
 def _linear(outputs: Any) -> jax.Array:
-    """A loss linear in the outputs; its gradient has norm one for each example.
+    """A loss that is linear in the outputs, with a gradient of norm one per example.
 
-    The coefficients of each example add up to zero over the last axis, like the
-    gradient of cross-entropy.
+    Like the gradient of cross-entropy, the coefficients of each example sum to zero
+    over the last axis.
     """
     leaves = [
         x for x in jax.tree.leaves(outputs) if jnp.issubdtype(x.dtype, jnp.inexact)
@@ -305,7 +312,7 @@ def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> A
     call = f"build(key, {_arguments(size)})"
     if not callable(build):
         raise ValueError(
-            f"build is a {type(build).__name__}; pass a function that {call} can call"
+            f"build is a {type(build).__name__}; pass a function, called as {call}"
         )
     if not _accepts(build, (key,), size):
         names = ", ".join(size)
@@ -319,13 +326,13 @@ def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> A
         if "'int' object" not in str(error):
             raise
         raise ValueError(
-            f"{call} fails: {error}; random numbers are given to Flax as "
+            f"{call} fails: {error}; pass random state to Flax as "
             "rngs=nnx.Rngs(key), not as a number"
         ) from error
     if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(model)):
         raise ValueError(
             f"{call} returns a {type(model).__name__} without arrays; return an NNX or "
-            "Equinox module, or what module.init(key, inputs) of Linen returns"
+            "Equinox module, or the result of Linen's module.init(key, inputs)"
         )
     return model
 
@@ -339,35 +346,34 @@ def _transformation(
     if not callable(optimizer):
         raise ValueError(
             f"optimizer is a {type(optimizer).__name__}; pass an optax transformation, "
-            f"or a function that {call} can call"
+            f"or a function, called as {call}"
         )
     if not _accepts(optimizer, (model,), size):
         raise ValueError(
             f"coord_check calls {call}, which optimizer does not accept; write it as "
             f"def optimizer(model, {', '.join(size)})"
         )
-    made = optimizer(model, **size)
-    if not isinstance(made, optax.GradientTransformation):
+    tx = optimizer(model, **size)
+    if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(
-            f"{call} returns a {type(made).__name__}, not an "
-            "optax.GradientTransformation"
+            f"{call} returns a {type(tx).__name__}, not an optax.GradientTransformation"
         )
-    return made
+    return tx
 
 
 def _check_built(
     axis: str,
     settings: list[dict[str, int]],
     runs: list[_Run],
-    seen: list[_Seen],
+    seen: list[_RunResult],
     seeds: int,
 ) -> None:
-    """Raise where `build` ignores its size or its key."""
+    """Raise a `ValueError` if `build` ignores its size or its key."""
     sizes = [setting[axis] for setting in settings]
     shapes = [run.traced.shapes for run in runs]
     if axis == "width" and all(s == shapes[0] for s in shapes):
         raise ValueError(
-            f"build makes parameters of the same shapes at widths {tuple(sizes)}; "
+            f"build returns parameters of the same shapes at widths {tuple(sizes)}; "
             "does it use its width?"
         )
     outputs = [run.traced.outputs for run in runs]
@@ -381,13 +387,13 @@ def _check_built(
         np.all(value == value[0]) for f in seen for value in f.parameters.values()
     ):
         raise ValueError(
-            f"build makes the same parameters from {seeds} different keys; use the "
+            f"build returns the same parameters for {seeds} different keys; use the "
             "key, as in nnx.Rngs(key), or pass seeds=1"
         )
 
 
 def _facts(
-    runs: list[_Run], seen: list[_Seen], changes: Mapping[str, np.ndarray]
+    runs: list[_Run], seen: list[_RunResult], changes: Mapping[str, np.ndarray]
 ) -> Facts:
     initial = {}
     for name in changes:
@@ -410,13 +416,13 @@ def _facts(
 
 
 def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The trained parameters of a model, and what puts them back."""
+    """Split a model into its trained parameters and a function that puts them back."""
     if is_nnx(model):
         from flax import nnx
 
         graph, *states = nnx.split(model, nnx.Param, ...)
 
-        # Copied: batch statistics and random streams change under a trace.
+        # A copy, because batch statistics and random streams change under a trace.
         return states[0], lambda params: nnx.merge(
             graph, params, *states[1:], copy=True
         )
@@ -427,7 +433,7 @@ def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
         isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
         for x in leaves
     ]
-    # None in place of all else, so that paths stay those of the model.
+    # None in place of other leaves, so that paths stay those of the model.
     params = [x if t else None for x, t in zip(leaves, trained, strict=True)]
 
     def assemble(params: Any) -> Any:
@@ -439,13 +445,13 @@ def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _named(tree: Any, depth: int | None) -> dict[str, Activation]:
-    """What the user's function returned, by path."""
+    """Activations that the user's function returned, by path."""
     named = {}
     for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not jnp.issubdtype(value.dtype, jnp.floating):
             continue
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        # Linen wraps them: intermediates/Dense_0/__call__/0.
+        # Linen's paths are intermediates/Dense_0/__call__/0.
         name = re.sub(r"^intermediates/|/?__call__/0$", "", name)
         stacked = value.ndim > 1 and value.shape[0] == depth
         named[name or "output"] = Activation(value, stacked)
@@ -460,14 +466,14 @@ def _rms(now: Activation, start: Activation) -> jax.Array:
 def _compare(
     runs: list[dict[str, np.ndarray]], axis: str, wanted: re.Pattern[str] | None
 ) -> dict[str, np.ndarray]:
-    """Line up the layers of all sizes: by name, or by relative depth in a stack."""
+    """Match the layers of all sizes by name, and by relative depth in a stack."""
     if axis == "depth":
         runs = _stack_lists(runs)
     missing = set.union(*map(set, runs)) ^ set.intersection(*map(set, runs))
     if missing:
         raise ValueError(
-            f"layer {min(missing)!r} is not there at every {axis}; pass layers=r'...' "
-            "or activations= to choose layers that are"
+            f"layer {min(missing)!r} does not exist at every {axis}; pass "
+            "layers=r'...' or activations= to choose layers that do"
         )
     changes = {}
     for name in runs[0]:
@@ -475,7 +481,7 @@ def _compare(
             continue
         arrays = [np.asarray(f[name]) for f in runs]  # (seeds, steps[, layers])
         if not all(a.ndim == 3 for a in arrays):
-            # A first axis that was as long as the depth by chance.
+            # The first axis was as long as the depth by chance.
             flat = [a if a.ndim == 2 else np.sqrt((a**2).mean(-1)) for a in arrays]
             changes[name] = np.stack(flat)
             continue
@@ -485,18 +491,21 @@ def _compare(
             if all(n == position * c for n, c in zip(last, counts, strict=True)):
                 there = [a[..., n - 1] for a, n in zip(arrays, last, strict=True)]
                 changes[f"{name}@{position:g}"] = np.stack(there)
-    # What no parameter moves, as a module that only reshapes the input, says nothing.
+    # Leave out layers that never change, e.g. those that only reshape the input.
     changes = {k: c.swapaxes(1, 2) for k, c in changes.items() if c.any()}
     if not changes and wanted is not None:
         names = ", ".join(map(repr, runs[0]))
-        raise ValueError(f"no layer matches {wanted.pattern!r} and moves, of {names}")
+        raise ValueError(
+            f"no layer that matches layers={wanted.pattern!r} changes in training; "
+            f"the layers are {names}"
+        )
     if not changes:
-        raise ValueError("no activation moved; is the learning rate zero?")
+        raise ValueError("no activation changed; is the learning rate zero?")
     return changes
 
 
 def _stack_lists(runs: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Stack blocks that are numbered in their paths, where their number changes."""
+    """Stack blocks whose paths differ by a number, if their count differs by size."""
     counts: dict[str, list[int]] = {}
     for i, layers in enumerate(runs):
         for name in layers:
@@ -524,7 +533,7 @@ def _stack_lists(runs: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray
 
 
 def _patterns(name: str) -> list[tuple[str, int]]:
-    """The name with a star in place of each number of it in turn, and the number."""
+    """For each number in a name: (the name with "*" in its place, the number)."""
     return [
         (f"{name[: m.start()]}*{name[m.end() :]}", int(m.group()))
         for m in re.finditer(r"\d+", name)

@@ -1,4 +1,4 @@
-"""Recognize slopes of a coordinate check that known mistakes, or theory, produce."""
+"""Hints for a coordinate check: which known mistake would give these slopes."""
 
 import math
 import re
@@ -10,18 +10,18 @@ from .coord_verdict import CoordCheck, Facts, Verdict
 
 _EMBEDDING = re.compile(r"(?i)embed|wte|wpe|tok|lookup")
 _READOUT = re.compile(r"(?i)^(output|.*(readout|head|logits|classifier|lm_head|out))$")
-_NEAR = 0.2  # of a multiple of a half
+_NEAR = 0.2  # distance from a multiple of a half at which a slope is recognized
 
 
 def hints(check: CoordCheck) -> list[str]:
-    """One sentence or two for each thing that is recognized.
+    """Hints for the slopes of a check.
 
     Args:
-      check: its slopes and facts.
+      check: the check.
 
     Returns:
-      Sentences, the most specific first. Where all layers are ok there is none, except
-      of parameters whose initial size grows otherwise than the rules assume.
+      Sentences, the most specific first. If all layers are ok, the only hints are on
+      parameters whose initial size depends on width in an unexpected way.
     """
     hints = [hint for axis in check.changes for hint in _of_axis(check, axis)]
     return list(dict.fromkeys(hints))
@@ -34,7 +34,7 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
     doubtful = [layer for layer, v in verdicts.items() if v is not Verdict.OK]
     facts = check.facts.get(axis, Facts())
     if axis == "width":
-        # Whatever the slopes are: Adam's updates do not see how a weight started.
+        # Whatever the slopes: Adam's updates do not depend on a weight's initial size.
         yield from _initial_sizes(check, facts, kernels=bool(wrong))
     if not doubtful:
         return
@@ -79,12 +79,13 @@ def _rising(
         )
     elif all(_READOUT.match(layer) for layer in rising):
         yield (
-            f"{size}, hidden layers do not: an unscaled readout. Apply rescale_init, "
-            "and train with an optimizer of mupax.optim or scale_by_parametrization"
+            f"{size}, hidden layers do not: the readout is not scaled. Apply "
+            "rescale_init, and train with an optimizer of mupax.optim or "
+            "scale_by_parametrization"
         )
     else:
         yield (
-            f"{size}: learning rates that are not scaled. Make the scales for each "
+            f"{size}: learning rates are not scaled. Make scales for each "
             "size, infer_scales(base, model of this width), with one base, and pass "
             "them to an optimizer of mupax.optim"
         )
@@ -94,14 +95,14 @@ def _falling(falling: list[str], own_loss: bool) -> Iterator[str]:
     if own_loss:
         yield (
             f"{_quote(falling)} fall as width^-0.5: with cross-entropy or a squared "
-            "error this can be the loss and not the rule, since its gradient depends "
-            "on the initial outputs, which fall so under μP. Give as loss a function "
-            "that returns the outputs; the check then takes a loss linear in them"
+            "error the loss may be the cause, because its gradient depends "
+            "on the initial outputs, which fall with width under μP. Pass a loss "
+            "function that returns the outputs; the check then uses a linear loss"
         )
     else:
         yield (
-            f"{_quote(falling)} fall as width^-0.5: their updates are too small, as "
-            "under 'ntk' or with a readout that was rescaled twice"
+            f"{_quote(falling)} fall as width^-0.5: their updates are too small, e.g. "
+            "under 'ntk' or because the readout was rescaled twice"
         )
 
 
@@ -114,9 +115,10 @@ def _growth(shapes: tuple[tuple[int, ...], ...]) -> list[int]:
 
 
 def _initial_sizes(check: CoordCheck, facts: Facts, kernels: bool) -> Iterator[str]:
-    """Embeddings that shrink; and, of `kernels`, those that stay alike.
+    """Hints on embeddings that start smaller in wider models, and on constant kernels.
 
-    The latter are right where the model multiplies its weights, as in mean field.
+    With `kernels`, also hint at kernels whose initial size does not fall with width.
+    That is correct if the model multiplies its weights, as in mean field.
     """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
     x -= x.mean()
@@ -142,7 +144,7 @@ def _initial_sizes(check: CoordCheck, facts: Facts, kernels: bool) -> Iterator[s
 
 
 def _tied(facts: Facts) -> Iterator[str]:
-    """No parameter is a readout: only its last axis is of a size that stays."""
+    """Hint at tied embeddings if no parameter has a readout's shape."""
     shapes = {p: s for p, (s, _) in facts.parameters.items() if len(s[0]) >= 2}
     tables = [p for p in shapes if _EMBEDDING.search(p)]
     outputs = [
@@ -159,7 +161,10 @@ def _tied(facts: Facts) -> Iterator[str]:
 
 
 def _large_steps(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
-    """Changes as large as what they change, at the smallest size already."""
+    """Hint at a learning rate so large that activations change by more than their size.
+
+    Judged at the smallest model.
+    """
     smallest = int(np.argmin(check.sizes[axis]))
     initial = check.facts.get(axis, Facts()).initial
     for layer in layers:
@@ -168,7 +173,7 @@ def _large_steps(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[st
         if 0 < start < change:
             yield (
                 f"{layer!r} changes by {change / start:.1f} times its initial size in "
-                f"the smallest model: the laws are those of small steps; lower the "
+                "the smallest model: the rules hold for small steps; lower the "
                 "learning rate"
             )
             return
@@ -183,8 +188,8 @@ def _fading(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
         if 0 < step.tail / step.head < 0.8 and abs(step.slope) > 2 * step.steady:
             yield (
                 f"the slope of {layer!r} fades with {axis}, from {step.head:+.2f} to "
-                f"{step.tail:+.2f}: an effect of small models; take larger {axis}s, "
-                f"or leave the smallest out"
+                f"{step.tail:+.2f}: an effect of small models; use larger {axis}s, "
+                f"or leave out the smallest"
             )
             return
 
@@ -198,4 +203,4 @@ def _noise(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
         finite = math.isfinite(wide) and wide < 2
         need = max(math.ceil(seeds * (wide / 0.15) ** 2), 2 * seeds) if finite else 0
         many = f"about seeds={need}" if finite else "more seeds"
-        yield f"the slopes of {_quote(noisy)} are noisy: take {many}, or more sizes"
+        yield f"the slopes of {_quote(noisy)} are noisy: use {many}, or more sizes"

@@ -12,23 +12,23 @@ from scipy import special
 
 from .display import Figures, html_table
 
-# Exponents of width and depth are multiples of a half: a slope on this side of a
-# quarter is nearer to zero than to the next exponent.
+# Exponents of width and depth are multiples of ½, so a |slope| below ¼ is nearer to
+# zero than to the next exponent.
 _HALFWAY = 0.25
 # Chance that noise makes any layer of a check wrong; each layer's interval is 95 %.
 _FALSE_ALARMS = 0.01
 _INTERVAL = 0.05
-# Few seeds tell little about their own spread: the layers' median counts as this many
-# seeds more (an empirical Bayes estimate of the variance; Smyth 2004).
+# A few seeds estimate their own spread poorly, so the layers' median counts as this
+# many further seeds (an empirical Bayes estimate of the variance; Smyth 2004).
 _PRIOR = 4
-# A mistake in depth gives an exponent of a half or more; estimates of it scatter.
+# A mistake in depth gives an exponent of ½ or more; this allows for noise.
 _EXPONENT = 0.45
 # Above this a²·base_depth, the smallest models are far from the limit of large depth.
 _STRONG = 1.0
 
 
 class Verdict(enum.StrEnum):
-    """What a slope and its standard error say.
+    """Verdict on a slope and its standard error; see `CoordCheck`.
 
     Examples:
       >>> [verdict.value for verdict in Verdict]
@@ -41,7 +41,7 @@ class Verdict(enum.StrEnum):
 
 
 class Facts(NamedTuple):
-    """What else was seen at each size of an axis.
+    """Further measurements at each size of an axis, for hints.
 
     Attributes:
       initial: by layer, the root mean square of its initial values, (sizes,).
@@ -54,33 +54,33 @@ class Facts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CoordCheck:
-    """What `coord_check` returns: a table, a verdict and hints when printed.
+    """Result of `coord_check`; print it for a table, a verdict and hints.
 
     Every layer gets a verdict from its slope and the slope's 95 % interval:
 
-    - ok: the interval reaches into ±`tolerance`, and excludes exponents of ¼ and
-      more. Exponents are multiples of ½, so this leaves zero.
-    - wrong: the interval, made wide enough for all layers together, lies beyond ±¼,
-      and so does the slope between the two largest sizes, with its own interval
-      (beyond ±½ if slopes fade from small to large sizes); or the layer diverged.
-    - unclear: all else. More seeds narrow the interval, and larger sizes remove what
-      is only of small models.
+    - ok: the interval overlaps ±`tolerance` and lies within ±¼. Exponents are multiples
+      of ½, so only zero remains.
+    - wrong: the interval, widened for the number of layers, lies beyond ±¼, and so does
+      the slope between the two largest sizes, with its own interval (beyond ±½ if
+      slopes fade from small to large sizes); or the layer diverged.
+    - unclear: neither. More seeds narrow the interval, and larger sizes remove effects
+      of small models.
 
-    The exponents of depth are those of weak branches. Where a²·base_depth (`strength`)
-    is known and above 1, slopes of depth below 0.45 are unclear and not wrong: right
-    models have them too, and the summary says so.
+    The exponents of depth assume weak branches. If a²·base_depth (`strength`) is known
+    and above 1, slopes of depth below 0.45 are unclear rather than wrong, because
+    correct models have them too; the summary says so.
 
-    A layer that is zero at initialization is not judged where its slope is negative:
-    its first changes are sums of terms of random signs, under every parametrization.
+    A layer that is zero at initialization is not judged if its slope is negative: its
+    first changes are sums of terms of random signs, under every parametrization.
 
     Attributes:
       sizes: for each axis ("width", "depth") the sizes that were trained.
       changes: by axis and layer, the root mean square of the activation's change
         since initialization, of shape (sizes, steps, seeds).
-      tolerance: how far from zero a slope may surely be.
-      facts: by axis, what else was seen, for the hints.
-      own_loss: whether the loss is the user's own, not one linear in the outputs.
-      strength: a²·base_depth of the residual branches; None if it is not known.
+      tolerance: the largest |slope| that counts as zero.
+      facts: by axis, further measurements for the hints.
+      own_loss: whether the loss is the user's own, rather than linear in the outputs.
+      strength: a²·base_depth of the residual branches; None if unknown.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
 
@@ -106,7 +106,7 @@ class CoordCheck:
     def slopes(self) -> dict[str, dict[str, float]]:
         """By axis and layer, the slope of log |Δ activation| against log size.
 
-        Of the steps, the one whose slope is farthest from zero.
+        It belongs to the step whose slope is farthest from zero.
         """
         return {
             axis: {layer: fit.worst.slope for layer, fit in layers.items()}
@@ -115,7 +115,7 @@ class CoordCheck:
 
     @property
     def by_step(self) -> dict[str, dict[str, list[float]]]:
-        """The slopes after each step."""
+        """By axis and layer, the slopes after each step."""
         return {
             axis: {
                 layer: [step.slope for step in fit.steps]
@@ -126,7 +126,7 @@ class CoordCheck:
 
     @property
     def errors(self) -> dict[str, dict[str, float]]:
-        """Standard errors of the slopes over seeds, of the step with the largest."""
+        """By axis and layer, the largest standard error of a slope over seeds."""
         return {
             axis: {
                 layer: float(np.max([step.error for step in fit.steps]))
@@ -137,7 +137,7 @@ class CoordCheck:
 
     @property
     def verdicts(self) -> dict[str, dict[str, Verdict]]:
-        """The verdict by axis and layer, without the layers that are not judged."""
+        """By axis and layer, the verdict; layers that are not judged are left out."""
         return {
             axis: {
                 layer: self._judge(fit, len(layers), axis)
@@ -149,7 +149,7 @@ class CoordCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """Wrong if any layer is, else unclear if any layer is, else ok."""
+        """The overall verdict: the worst verdict of any layer."""
         verdicts = [v for layers in self.verdicts.values() for v in layers.values()]
         for verdict in (Verdict.WRONG, Verdict.UNCLEAR):
             if verdict in verdicts:
@@ -158,26 +158,25 @@ class CoordCheck:
 
     @property
     def failed(self) -> list[tuple[str, str]]:
-        """The (axis, layer) whose verdict is wrong."""
+        """List of (axis, layer) whose verdict is wrong."""
         return self._with(Verdict.WRONG)
 
     @property
     def unclear(self) -> list[tuple[str, str]]:
-        """The (axis, layer) whose verdict is unclear."""
+        """List of (axis, layer) whose verdict is unclear."""
         return self._with(Verdict.UNCLEAR)
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is ok: every judged layer moves alike at every size.
+        """Whether the verdict is ok.
 
-        False where it is wrong and where it is unclear; `failed` and `unclear` name
-        the layers of each.
+        False if it is wrong or unclear; `failed` and `unclear` list the layers.
         """
         return self.verdict is Verdict.OK
 
     @property
     def hints(self) -> list[str]:
-        """What the slopes look like, where they look like something known."""
+        """Likely causes of the slopes, one or two sentences each."""
         from .coord_hints import hints
 
         return hints(self)
@@ -197,7 +196,7 @@ class CoordCheck:
         }
 
     def _finite_depth(self) -> str:
-        """What to say where only the finite depth is known to be at fault; "" else."""
+        """Summary if finite depth explains all doubtful slopes, else ""."""
         doubtful = [layer for axis, layer in self.unclear if axis == "depth"]
         strength = self.strength or 0.0
         if not doubtful or strength <= _STRONG or self.verdict is Verdict.WRONG:
@@ -205,8 +204,8 @@ class CoordCheck:
         farthest = max((self.slopes["depth"][x] for x in doubtful), key=abs)
         return (
             f"finite depth, a²·base_depth = {strength:.3g}: {len(doubtful)} slopes "
-            f"of depth differ from zero (up to {farthest:+.2f}), by less than the ½ of "
-            "a mistake. The exponents of depth hold for a²·base_depth of at most 1: "
+            f"of depth differ from zero (up to {farthest:+.2f}), but by less than ½, "
+            "which a mistake gives. Exponents of depth hold for a²·base_depth <= 1: "
             f"check again with a branch multiplier a that is {strength**0.5:.2g} "
             "times smaller"
         )
@@ -244,8 +243,8 @@ class CoordCheck:
         for axis, layers in self._rows().items():
             lines.append(self._title(axis))
             long = max(len(layer) for layer, *_ in layers)
-            for layer, slope, said in layers:
-                shown = "" if said == Verdict.OK.upper() else f"  {said}"
+            for layer, slope, verdict in layers:
+                shown = "" if verdict == Verdict.OK.upper() else f"  {verdict}"
                 lines.append(f"  {layer:<{long}}  {slope}{shown}")
         return "\n".join([*lines, self._summary(), *(f"- {h}" for h in self.hints)])
 
@@ -279,8 +278,8 @@ class CoordCheck:
         return "not judged (starts at zero)" if verdict is None else verdict.upper()
 
     def _summary(self) -> str:
-        if told := self._finite_depth():
-            return told
+        if summary := self._finite_depth():
+            return summary
         count = sum(map(len, self.verdicts.values()))
         match self.verdict:
             case Verdict.OK:
@@ -294,8 +293,8 @@ class CoordCheck:
                     "unclear"
                 )
         return (
-            f"unclear: none of {count} slopes is wrong, {len(self.unclear)} are not "
-            "known well enough; take more seeds or larger sizes"
+            f"unclear: none of {count} slopes is wrong, {len(self.unclear)} are too "
+            "uncertain; use more seeds or larger sizes"
         )
 
     @overload
@@ -303,15 +302,15 @@ class CoordCheck:
     @overload
     def plot(self, path: str | os.PathLike[str]) -> list[str]: ...
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figures | list[str]:
-        """Draw |Δ activation| against size, one picture for each axis.
+        """Plot |Δ activation| against size, one figure per axis.
 
         Args:
-          path: of the picture. With two axes the name of each is put before the
-            suffix, as `check-width.png`. None writes nothing.
+          path: of the figure. With two axes, the name of the axis is inserted before
+            the suffix, e.g. `check-width.png`. None writes no file.
 
         Returns:
-          The paths that were written; without a path the figures, which a notebook
-          shows.
+          The paths that were written. Without a path, the figures, which a notebook
+          displays.
 
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
@@ -322,7 +321,7 @@ class CoordCheck:
             raise ModuleNotFoundError(
                 "plotting needs matplotlib: pip install 'mupax[train]'"
             ) from None
-        # Figure alone, not pyplot: no global state, no display.
+        # Figure rather than pyplot, which has global state and needs a display.
         drawn = {
             axis: _draw(figure.Figure, self, axis, layers)
             for axis, layers in self.changes.items()
@@ -368,17 +367,18 @@ def _draw(
 
 
 class Step(NamedTuple):
-    """The line through log |Δ activation| after one step.
+    """The line fitted to log |Δ activation| after one step.
 
     Attributes:
-      slope: against log size, the mean over seeds; nan if a size did not move.
+      slope: against log size, the mean over seeds; nan if a size did not change.
       error: its standard error over seeds, or over sizes if there is one seed.
-      steady: the standard error, steadied by those of the other layers.
-      freedom: degrees of freedom of the steadied error.
+      steady: the standard error, pooled with those of the other layers.
+      freedom: degrees of freedom of `steady`.
       head: the slope between the two smallest sizes.
       tail: the slope between the two largest sizes.
       tail_half_width: half of the 90 % interval of `tail`.
-      moves: whether any size moves. Behind a readout of zeros nothing does at first.
+      moves: whether the layer changes at any size. Before a readout of zeros, no layer
+        changes in the first step.
     """
 
     slope: float
@@ -391,7 +391,7 @@ class Step(NamedTuple):
     moves: bool
 
     def half_width(self, chance: float) -> float:
-        """Half of the interval that misses the slope with this chance."""
+        """Half-width of the interval that misses the slope with this probability."""
         if not self.freedom > 0:
             return math.inf
         quantile = special.stdtrit(self.freedom, 1 - chance / 2)
@@ -399,7 +399,7 @@ class Step(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The lines of one layer, of the steps after which it has moved."""
+    """The lines of one layer, for the steps after which it has changed."""
 
     steps: tuple[Step, ...]
     diverged: bool
@@ -413,7 +413,7 @@ class Fit(NamedTuple):
 def _is_beyond(step: Step, edge: float, chance: float) -> bool:
     if not abs(step.slope) - step.half_width(chance) > edge:
         return False
-    # What fades with size is not an exponent: corrections of small models do.
+    # A slope that fades with size is a correction of small models, not an exponent.
     head, tail = (
         local * math.copysign(1, step.slope) for local in (step.head, step.tail)
     )
@@ -453,7 +453,7 @@ def _steps(x: np.ndarray, change: np.ndarray) -> Iterator[Step]:
     centred = x - x.mean()
     for y in np.moveaxis(_log(change), 1, 0):  # (sizes, seeds)
         moves = bool(np.any(y > -np.inf))
-        # Where a size did not move the logarithm is infinite, and the slope no number.
+        # If a size did not change, its logarithm is infinite and the slope NaN.
         with np.errstate(invalid="ignore"):
             slopes = centred @ y / (centred**2).sum()
             local = np.diff(y, axis=0) / np.diff(x)[:, None]  # (intervals, seeds)
@@ -465,7 +465,7 @@ def _steps(x: np.ndarray, change: np.ndarray) -> Iterator[Step]:
 
 
 def _seed_errors(slopes: np.ndarray, tails: np.ndarray) -> tuple[float, float]:
-    """The slope's standard error, and half of the tail's 90 % interval."""
+    """The slope's standard error, and the half-width of the tail's 90 % interval."""
     count = len(slopes)
     if count == 1:
         return math.nan, 0.0

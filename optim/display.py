@@ -1,4 +1,4 @@
-"""How results show themselves: a line in a prompt, a table in a notebook."""
+"""Display results in a notebook: tables as HTML, and figures."""
 
 import base64
 import html
@@ -15,12 +15,12 @@ def html_table(
     rows: Iterable[Sequence[str]],
     notes: Iterable[str] = (),
 ) -> str:
-    """A table as HTML for `_repr_html_`, in a box that scrolls sideways.
+    """Format a table as HTML for `_repr_html_`, in a box that scrolls sideways.
 
     Args:
       title: one line, printed in bold above the table.
-      head: the names of the columns.
-      rows: the cells of each row, as text; it is escaped here.
+      head: names of the columns.
+      rows: cells of each row, as text; this function escapes it.
       notes: lines below the table.
 
     Examples:
@@ -44,9 +44,9 @@ def html_table(
 
 
 class Figures(list[Any]):
-    """Matplotlib figures that show themselves at the end of a notebook's cell.
+    """A list of Matplotlib figures that a notebook displays.
 
-    They are plain figures (`savefig` works), made without pyplot: nothing stays open.
+    They are plain figures (`savefig` works), created without pyplot: none stays open.
     """
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""`explain`: the whole setup, parameter by parameter, before a step is run."""
+"""`explain`: print the scaling of every parameter before training."""
 
 import collections
 import dataclasses
@@ -30,10 +30,10 @@ class Row:
       init_std: of the stored weight.
       multiplier: the forward multiplier in front of the stored weight.
       learning_rate: multiplier of the base model's learning rate.
-      eps: multiplier of eps; 1 for optimizers without.
+      eps: multiplier of eps; 1 for optimizers without eps.
       weight_decay: multiplier of weight decay.
-      branch: whether it stands in a residual branch.
-      family: the rule by which the learning rate follows.
+      branch: whether the parameter is in a residual branch.
+      family: the optimizer family whose rule gives the learning rate; see `Family`.
       origin: how the role was found.
     """
 
@@ -52,7 +52,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """What `explain` returns: `.rows` by path, and a table when printed.
+    """Result of `explain`: `.rows` by path; print it for a table.
+
+    Attributes:
+      parametrization: the parametrization.
+      optimizer: its name or family.
+      depth: depth ratio M.
+      rows: settings of each parameter, by path, as ratios to the base.
+      check: result of `check_chain` if `explain` was given `tx`, else None.
+      training: ratios of batch size and training length.
+      modules: hyperparameters of groups of parameters, from `for_modules`.
 
     Source: docs/rules.md derives every number.
 
@@ -94,8 +103,8 @@ class Explanation:
                 if column[0] in ("family", "found") and len(set(column[1:])) == 1
             ]
             if same:
-                told = ", ".join(f"{column[0]} {column[1]}" for _, column in same)
-                notes.append(f"every parameter: {told}")
+                shared = ", ".join(f"{column[0]} {column[1]}" for _, column in same)
+                notes.append(f"every parameter: {shared}")
                 left_out = {i for i, _ in same}
                 lines = _aligned(
                     [
@@ -132,7 +141,7 @@ class Explanation:
         ]
 
     def _notes(self) -> list[str]:
-        """The title, and what stands below the table."""
+        """The title, and the notes below the table."""
         point = self.parametrization
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
         if self.depth != 1 or self.parametrization.alpha:
@@ -156,7 +165,7 @@ class Explanation:
         return notes
 
     def _verdict(self, path: str) -> str:
-        """What the optimizer itself was seen to do, in a word or two."""
+        """Result of `check_chain` for one parameter, in a word or two."""
         row = self.check.rows.get(path) if self.check else None
         if row is None:
             return "not given"
@@ -165,11 +174,11 @@ class Explanation:
         return row.verdict
 
 
-_COLUMNS = 100  # a wider table leaves out columns that are the same in each row
+_COLUMNS = 100  # wider tables leave out columns that are the same in each row
 
 
 def _aligned(table: list[list[str]]) -> list[str]:
-    """The rows of a table as lines, columns aligned."""
+    """Format the rows of a table as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip()
@@ -178,9 +187,9 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def _factors(module: Module) -> str:
-    """The factors of a group of parameters that are not one."""
-    told = {k: v for k, v in vars(module).items() if v != 1}
-    return ", ".join(f"{name} {value:g}" for name, value in told.items()) or "1"
+    """List the factors of a group of parameters that differ from 1."""
+    changed = {k: v for k, v in vars(module).items() if v != 1}
+    return ", ".join(f"{name} {value:g}" for name, value in changed.items()) or "1"
 
 
 def explain(
@@ -193,15 +202,15 @@ def explain(
     consistent_rms: float | None = None,
     adaptive: bool = False,
 ) -> Explanation:
-    """Every parameter's role, initialization, multipliers and settings.
+    """Tabulate the role, initial size and multipliers of every parameter.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       optimizer: its name, e.g. "adamw", or its family.
-      tx: the optimizer itself, to be run on known gradients as `check_chain` does.
-        The table gets a column with what was found, and the notes say what is wrong.
+      tx: the optimizer itself, to run on known gradients as `check_chain` does. The
+        table gets a column with the result, and the notes say what is wrong.
       params: as in `check_chain`.
       consistent_rms, adaptive: options of `optim.muon`, for optimizer="muon".
 
@@ -260,10 +269,10 @@ def _row(
     eps = rule.eps if has_eps else 1.0
     decay = rule.kappa / learning_rate
     if optimizer == "adafactor":
-        # Its eps stands beside the gradient's square; its decay knows no rate.
+        # Its eps is added to the squared gradient; its decay has no learning rate.
         eps, decay = rule.eps**2, rule.kappa
     elif optimizer == "lamb":
-        # Its decay joins Adam's update, before the trust ratio.
+        # Its decay is added to Adam's update, before the trust ratio.
         decay = multipliers(scale, point, "adam").weight_decay
     return Row(
         role=scale.role.value,

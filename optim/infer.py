@@ -1,4 +1,4 @@
-"""`infer_scales`: roles and ratios of any JAX model, from two abstract shapes."""
+"""`infer_scales`: roles and ratios of any JAX model, from the shapes of two models."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Any
 from . import names
 from .axes import Axes, Kernel, Split, split_axes
 from .blocks import Blocks, check_depth, find_blocks
-from .given import Given
+from .depth_change import DepthChange
 from .leaves import Leaf, leaves
 from .lists import Pairing
+from .overrides import Overrides
 from .paths import biases_of
 from .patterns import UNSET, Pattern
-from .question import Question
-from .readouts import Reading, choose_readouts, last_width
+from .readouts import InferredModel, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
 from .training import training_scale
 from .widths import Widths
@@ -41,63 +41,63 @@ def infer_scales(
     examples: tuple[float, float] | None = None,
     critical_batch: float | None = None,
 ) -> Scales:
-    """Roles and ratios of every parameter, by comparing two models' shapes.
+    """Find the role and growth ratios of every parameter by comparing two models.
 
-    Where shapes admit two readings, the function asks instead of guessing: the
-    `ValueError` lists the parameters and what to write for each.
+    Where shapes are ambiguous, the function does not guess: it raises a `ValueError`
+    that lists the parameters and the argument to pass for each.
 
     Args:
-      base: the model that was tuned, or that one would tune: an NNX or Equinox
+      base: the model that was tuned, or that you will tune: an NNX or Equinox
         module, NNX state, Linen variables, Haiku parameters, any pytree of arrays or
         `jax.ShapeDtypeStruct`s, or a function of no arguments that builds one. A
-        function is only traced (`jax.eval_shape`), so the size costs no memory.
-      target: the model to train, likewise; wider, deeper or both.
+        function is only traced (`jax.eval_shape`), so large models need no memory.
+      target: the model to train, in the same form; wider, deeper or both.
       depth: (base depth, target depth), the number of residual blocks. The blocks
-        may be a list (`blocks/3/...`) or a stacked axis; where they are stacked, give
-        it also when the two are equal.
+        may be a list (`blocks/3/...`) or a stacked axis. If they are stacked, give
+        `depth` even when both are equal.
       branch: regular expression, searched in paths, of the parameters inside
-        residual branches. None says that the model has none.
-      stream: regular expression of parameters of the blocks that stand on the
-        residual stream and not inside a branch, as norms after the sum do.
+        residual branches. None if the model has no residual branches.
+      stream: regular expression of parameters of the blocks that are on the residual
+        stream rather than inside a branch, e.g. norms after the sum.
       layers_axis: the axis that counts blocks where they are stacked; two axes where
         they are stacked as (stages, layers of a stage).
       layout: "in_out" for kernels (..., in, out), "out_in" for (out, in, ...).
-        "auto" takes "out_in" for layers of Equinox and "in_out" for all else.
-      axes: for paths that match a regular expression, the (fan-in axes, fan-out
-        axes), where shapes do not tell. An axis in neither counts copies. ((), (0, 1))
-        is for a parameter that sums over nothing.
+        "auto" means "out_in" for Equinox layers and "in_out" for everything else.
+      axes: {regular expression: (fan-in axes, fan-out axes)} for parameters whose
+        shapes are ambiguous. An axis in neither counts copies. Use ((), (0, 1)) for a
+        matrix that is not summed over.
       copies: regular expression of parameters whose first axis (after that of the
-        layers) counts copies, as that of experts does. It may grow.
-      embeddings: regular expression of tables of shape (entries, features), needed
-        where neither layer nor name says it. The number of entries is no width.
+        layers) counts copies, e.g. experts. It may grow.
+      embeddings: regular expression of tables of shape (entries, features). Needed
+        where neither layer nor name shows it. The number of entries is not a width.
       tied: regular expression of the embeddings that also serve as readout. They
-        are scaled as embeddings, and the model multiplies its logits by 1/m, with
-        m the width ratio. None says that no embedding does.
+        are scaled as embeddings, and the model must multiply its logits by 1/m, with
+        m the width ratio. None if no embedding is tied.
       readout: regular expression of all parameters that sum over a growing axis and
         have outputs that do not grow: heads, routers, keys of multi-query attention.
-        Needed if there are several, or a convolution, or one that may be something
-        else. None says that the model has no readout.
+        Needed if there are several, if it is a convolution, or if shapes are
+        ambiguous. None if the model has no readout.
       fractional: accept ratios that are not whole numbers (or their inverse in
         depth).
-      delta: a third model, of which every width is another than the base's; its
-        depth does not matter. It tells the roles where the target cannot: one that
-        has a width of the base's, or is the base itself.
-      batch: (base, target) batch size in examples; None where it is the same.
-      examples: (base, target) number of examples of all of training, i.e. batch size
-        times steps; None where it is the same. See `TrainingScale` for the rules.
-      critical_batch: the critical batch size of the task, where known; a target beyond
-        it is an error.
+      delta: a third model whose every width differs from the base's; its depth does
+        not matter. Needed if the target shares a width with the base, e.g. if the
+        target is the base: the roles then come from `delta`.
+      batch: (base, target) batch size in examples; None if they are equal.
+      examples: (base, target) number of examples of the whole training, i.e. batch
+        size times steps; None if they are equal. See `TrainingScale` for the rules.
+      critical_batch: the critical batch size of the task, if known. A larger target
+        batch raises an error.
 
     Returns:
       `Scales`, a mapping from path to `ParamScale`.
 
     Raises:
-      ValueError: base and target agree in every shape, or differ in kind; a
+      ValueError: base and target have the same shapes, or different parameters; a
         dimension shrinks or does not divide; a pattern matches nothing; depth without
-        branches; a branch that matches other parameters than those of the blocks, or
-        not all of them; shapes that do not tell the role; several parameters that may
-        be readouts; a readout that is missing, tied or a convolution without being
-        declared. The message names the path and what to write instead.
+        branches; `branch` matches parameters outside of the blocks, or not all of
+        those inside; the role of a parameter is ambiguous; several parameters may be
+        readouts; the readout is missing, tied or a convolution and was not declared.
+        The message names the path and what to write instead.
 
     Source: the roles are those of Tensor Programs V, Table 8; depth is that of
     Tensor Programs VI, Definition 6.2.
@@ -119,16 +119,16 @@ def infer_scales(
         check_depth(depth, fractional)
     _check_depth_and_branch(depth, branch)
     training = training_scale(batch, examples, critical_batch=critical_batch)
-    # A model may train on another batch or for longer and keep its size.
+    # Batch size or training length may change while the model keeps its size.
     same_width = batch is not None or examples is not None
-    given = Given(axes, copies, embeddings, tied, readout)
+    overrides = Overrides(axes, copies, embeddings, tied, readout)
     models = _read_models(base, target, delta)
-    blocks = _blocks(models, given, depth, branch, stream, layers_axis)
+    blocks = _blocks(models, overrides, depth, branch, stream, layers_axis)
     stack = (layers_axis,) if isinstance(layers_axis, int) else tuple(layers_axis)
 
-    kernels = _kernels(models, given, blocks, stack, layout)
+    kernels = _kernels(models, overrides, blocks, stack, layout)
     splits = {
-        path: given.split(path, models.large[path].shape) or split_axes(kernel)
+        path: overrides.split(path, models.large[path].shape) or split_axes(kernel)
         for path, kernel in kernels.items()
     }
     widths = Widths(kernels, splits)
@@ -153,15 +153,19 @@ def infer_scales(
             origin=split.origin,
             training=training,
         )
-    given.check(models.large)
+    overrides.check(models.large)
     _check_all_used(models.small, models.large, blocks)
-    reading = Reading(scales, splits, kernels, blocks, layout, widths)
-    return Scales(_with_readouts(reading, given, delta is not None, same_width))
+    inferred = InferredModel(scales, splits, kernels, blocks, layout, widths)
+    return Scales(_with_readouts(inferred, overrides, delta is not None, same_width))
 
 
 @dataclasses.dataclass(frozen=True)
 class Models:
-    """The parameters of base, target and delta, and which is like which."""
+    """The parameters of base (`small`), target (`large`) and delta (`wide`).
+
+    `to_small` and `to_wide` map a parameter of the target to its counterpart in the
+    base and in the delta.
+    """
 
     small: Leaves
     large: Leaves
@@ -170,11 +174,11 @@ class Models:
     to_wide: Pairing
 
     def twin(self, path: str) -> str:
-        """The parameter of the base that this one is measured against."""
+        """The counterpart of a parameter in the base."""
         return _twin(path, self.large[path], self.to_small, self.small, "base")
 
     def other(self, path: str) -> str:
-        """The parameter of the delta that tells which of its axes grow."""
+        """The counterpart of a parameter in the delta."""
         return _twin(path, self.large[path], self.to_wide, self.wide, "delta")
 
 
@@ -186,7 +190,7 @@ def _read_models(base: Any, target: Any, delta: Any) -> Models:
 
 def _blocks(
     models: Models,
-    given: Given,
+    overrides: Overrides,
     depth: tuple[int, int] | None,
     branch: str | None,
     stream: str | None,
@@ -195,7 +199,7 @@ def _blocks(
     stack = (layers_axis,) if isinstance(layers_axis, int) else tuple(layers_axis)
     copies = {}
     for path, leaf in models.large.items():
-        split = given.split(path, leaf.shape)
+        split = overrides.split(path, leaf.shape)
         if split is not None:
             used = (*split.in_axes, *split.out_axes)
             copies[path] = tuple(a for a in range(len(leaf.shape)) if a not in used)
@@ -203,17 +207,17 @@ def _blocks(
         for path in models.large:
             if path not in models.small:
                 models_lack(path, "base")
-    ask = Question(
+    change = DepthChange(
         models.small, models.large, models.to_small, depth or (1, 1), stack, copies
     )
     lines = None if branch is UNSET else branch
-    return find_blocks(ask, lines, stream, told=depth is not None)
+    return find_blocks(change, lines, stream, has_depth=depth is not None)
 
 
 def models_lack(path: str, which: str) -> None:
-    """Raise because the base or delta has no parameter like one of the target's."""
+    """Raise because the base or delta lacks a parameter of the target."""
     raise ValueError(
-        f"the target has {path!r}, the {which} has not; build both by the same "
+        f"the target has {path!r}, which the {which} lacks; build both by the same "
         "code, and where the target has more blocks pass depth=(base depth, target "
         "depth) and a branch=r'...' that matches them"
     )
@@ -229,7 +233,7 @@ def _check_depth_and_branch(depth: tuple[int, int] | None, branch: str | None) -
         )
     if depth is not None and branch is UNSET:
         raise ValueError(
-            f"depth={depth!r} is given without branches; pass branch=r'...' that "
+            f"depth={depth!r} needs branch=r'...', a pattern that "
             "matches the parameters inside residual branches (or branch=None for a "
             "network without any, under 'relu_mlp')"
         )
@@ -243,29 +247,34 @@ def _twin(path: str, leaf: Leaf, pairing: Pairing, small: Leaves, which: str) ->
     if len(small[twin].shape) != len(leaf.shape):
         raise ValueError(
             f"{path!r} has {len(leaf.shape)} axes in the target and "
-            f"{len(small[twin].shape)} in the {which}; both must differ only in size"
+            f"{len(small[twin].shape)} in the {which}; build models that differ in "
+            "sizes only"
         )
     return twin
 
 
 def _kernels(
-    models: Models, given: Given, blocks: Blocks, stack: tuple[int, ...], layout: str
+    models: Models,
+    overrides: Overrides,
+    blocks: Blocks,
+    stack: tuple[int, ...],
+    layout: str,
 ) -> dict[str, Kernel]:
-    """What tells the axes of each parameter."""
+    """Collect, for each parameter, everything that determines its axes."""
     kernels = {}
     for path in models.large:
         base = models.small[models.twin(path)]
         wide = models.wide[models.other(path)]
         grow = [a for a, n in enumerate(base.shape) if n != wide.shape[a]]
-        declared, added = _copies(path, base, given, path in blocks.stacked, stack)
+        declared, added = _copies(path, base, overrides, path in blocks.stacked, stack)
         kernels[path] = Kernel(
             path,
             base.shape,
             wide.shape,
             layout=base.layout if layout == "auto" else layout,
-            told=base.told,
-            embedding=given.is_table(path, alike=grow == [len(base.shape) - 1]),
-            readout=given.is_readout(path),
+            layer_axes=base.layer_axes,
+            embedding=overrides.is_table(path, alike=grow == [len(base.shape) - 1]),
+            readout=overrides.is_readout(path),
             copies=tuple(sorted(declared + added)),
             declared=declared,
         )
@@ -289,26 +298,26 @@ def _kernels(
 
 
 def _copies(
-    path: str, base: Leaf, given: Given, stacked: bool, stack: tuple[int, ...]
+    path: str, base: Leaf, overrides: Overrides, stacked: bool, stack: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Axes that count layers and experts as declared; and those that its layer adds."""
+    """Axes that count copies: (declared ones, those beyond the layer's own axes)."""
     rank = len(base.shape)
     declared = [a for a in stack if a < rank] if stacked else []
-    if given.counts_copies(path):
+    if overrides.counts_copies(path):
         declared += [a for a in range(rank) if a not in declared][:1]
     rest = [a for a in range(rank) if a not in declared]
-    more = len(rest) - (len(rest) if base.told is None else base.told.rank)
+    more = len(rest) - (len(rest) if base.layer_axes is None else base.layer_axes.rank)
     return tuple(declared), tuple(rest[: max(0, more)])
 
 
 def _outputs(kernel: Kernel) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The shapes that the outputs of a kernel may have."""
+    """The shapes in (base, wide) that the outputs of a kernel may have."""
     axes = kernel.axes
     return [kernel.sizes(axes[at:]) for at in range(1, len(axes))]
 
 
 def _check_copies(kernel: Kernel, split: Split, leaf: Leaf) -> None:
-    """Raise where an axis that counts copies grows, and nobody has said so."""
+    """Raise a `ValueError` if an axis that counts copies grows and is not declared."""
     used = (*split.in_axes, *split.out_axes, *kernel.declared)
     for axis in range(len(leaf.shape)):
         small, large = kernel.base[axis], leaf.shape[axis]
@@ -323,7 +332,7 @@ def _check_copies(kernel: Kernel, split: Split, leaf: Leaf) -> None:
 
 
 def _check_growth(kernel: Kernel, split: Split, leaf: Leaf, fractional: bool) -> None:
-    """Raise where a width shrinks, does not divide, or is not that of delta."""
+    """Raise a `ValueError` if a width shrinks, does not divide, or differs in delta."""
     path = kernel.path
     entries = split.in_axes if split.table else ()
     for axis in (*split.in_axes, *split.out_axes):
@@ -333,8 +342,8 @@ def _check_growth(kernel: Kernel, split: Split, leaf: Leaf, fractional: bool) ->
         grows = f"axis {axis} of {path!r} grows from {small} to {large}"
         if not kernel.grows(axis):
             raise ValueError(
-                f"{grows}, and not in delta; build the delta with every width another "
-                "than the base's"
+                f"{grows}, but not in delta; build a delta whose every width differs "
+                "from the base's"
             )
         if large < small and not fractional:
             raise ValueError(
@@ -354,27 +363,27 @@ def _check_all_used(small: Leaves, large: Leaves, blocks: Blocks) -> None:
     for path in small:
         if path not in large and blocks.ratio >= 1:
             raise ValueError(
-                f"the base has {path!r}, the target has not; build both by the same "
-                "code"
+                f"the base has {path!r}, which the target lacks; build both by the "
+                "same code"
             )
 
 
 def _with_readouts(
-    reading: Reading, given: Given, has_delta: bool, same_width: bool
+    inferred: InferredModel, overrides: Overrides, has_delta: bool, same_width: bool
 ) -> dict[str, ParamScale]:
-    """The scales with their readouts marked and the last width filled in."""
-    scales = dict(reading.scales)
+    """Return the scales with readouts marked and `width_last` filled in."""
+    scales = dict(inferred.scales)
     if all(s.role is Role.FIXED for s in scales.values()):
-        if not same_width and (reading.blocks.ratio == 1 or has_delta):
+        if not same_width and (inferred.blocks.ratio == 1 or has_delta):
             raise ValueError(
-                f"base and {'delta' if has_delta else 'target'} agree in every width; "
+                f"base and {'delta' if has_delta else 'target'} have the same widths; "
                 "build the base with a smaller width, or a smaller depth and "
                 "depth=(base depth, target depth). For a model that is its own base, "
-                "pass as delta=... a model of another width"
+                "pass a model of another width as delta=..."
             )
         return scales
-    chosen = choose_readouts(reading, given.tied, given.readout)
-    last = last_width(reading, given.tied, chosen)
+    chosen = choose_readouts(inferred, overrides.tied, overrides.readout)
+    last = last_width(inferred, overrides.tied, chosen)
     for path, scale in scales.items():
         origin = chosen.get(path, scale.origin)
         scales[path] = dataclasses.replace(scale, width_last=last, origin=origin)

@@ -1,4 +1,4 @@
-"""What the layers of Flax NNX and Equinox say of the axes of their parameters."""
+"""Fan-in and fan-out axes of parameters of known Flax NNX and Equinox layers."""
 
 import dataclasses
 from typing import Any
@@ -8,8 +8,8 @@ _NORMS = ("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm")
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """Axes of a parameter as its layer made it, before any stacking.
+class LayerAxes:
+    """Axes of a parameter as its layer created it, before any stacking.
 
     Attributes:
       rank: number of axes.
@@ -24,14 +24,14 @@ class Told:
     embedding: bool = False
 
 
-def told_by_layer(owner: Any, name: str) -> Told | None:
-    """The axes of `owner.name`, or None where the layer is not a known one.
+def axes_of_layer(owner: Any, name: str) -> LayerAxes | None:
+    """The axes of `owner.name`, or None if the layer is unknown.
 
     Examples:
       >>> import equinox as eqx
       >>> import jax
-      >>> told_by_layer(eqx.nn.Linear(2, 3, key=jax.random.key(0)), "weight")
-      Told(rank=2, in_axes=(1,), out_axes=(0,), embedding=False)
+      >>> axes_of_layer(eqx.nn.Linear(2, 3, key=jax.random.key(0)), "weight")
+      LayerAxes(rank=2, in_axes=(1,), out_axes=(0,), embedding=False)
     """
     if is_layer(owner, "Linear", "Embed", "Embedding"):
         return _plain(owner, name)
@@ -43,19 +43,19 @@ def told_by_layer(owner: Any, name: str) -> Told | None:
         return _convolution(owner, name)
     if is_layer(owner, "GRUCell", "LSTMCell") and in_equinox(owner):
         matrix = name in ("weight_ih", "weight_hh")
-        return Told(2, (1,), (0,)) if matrix else Told(1, (), (0,))
+        return LayerAxes(2, (1,), (0,)) if matrix else LayerAxes(1, (), (0,))
     if is_layer(owner, "LoRA") and name in ("lora_a", "lora_b"):
-        return Told(2, (0,), (1,))
+        return LayerAxes(2, (0,), (1,))
     if is_layer(owner, *_NORMS) and name in ("scale", "bias", "weight"):
         shape = getattr(owner, "shape", None)
         rank = len(shape) if isinstance(shape, tuple) else 1
-        return Told(rank, (), tuple(range(rank)))
+        return LayerAxes(rank, (), tuple(range(rank)))
     return None
 
 
 def is_layer(owner: Any, *names: str) -> bool:
-    """Whether an object is a layer of Flax NNX or Equinox of one of these names."""
-    # By name, so that the optimizer side imports no module library.
+    """Whether an object is a Flax NNX or Equinox layer of one of these class names."""
+    # By name, so that `optim` does not import Flax or Equinox.
     return any(
         c.__name__ in names and c.__module__.startswith(_LIBRARIES)
         for c in type(owner).__mro__
@@ -63,37 +63,39 @@ def is_layer(owner: Any, *names: str) -> bool:
 
 
 def in_equinox(owner: Any) -> bool:
-    """Whether an object is a layer of Equinox, or derives from one."""
+    """Whether an object is an Equinox layer, or an instance of a subclass of one."""
     return any(
         c.__module__.startswith("equinox.nn") or c.__module__.startswith("equinox._nn")
         for c in type(owner).__mro__
     )
 
 
-def _plain(owner: Any, name: str) -> Told | None:
+def _plain(owner: Any, name: str) -> LayerAxes | None:
     if name in ("lora_a", "lora_b"):
-        return Told(2, (0,), (1,))
+        return LayerAxes(2, (0,), (1,))
     if name == "bias":
-        return Told(1, (), (0,))
+        return LayerAxes(1, (), (0,))
     if is_layer(owner, "Embed", "Embedding"):
-        return Told(2, (0,), (1,), embedding=True)
+        return LayerAxes(2, (0,), (1,), embedding=True)
     if name == "weight":
-        return Told(2, (1,), (0,))
-    return Told(2, (0,), (1,)) if name == "kernel" else None
+        return LayerAxes(2, (1,), (0,))
+    return LayerAxes(2, (0,), (1,)) if name == "kernel" else None
 
 
-def _general(owner: Any, name: str) -> Told | None:
+def _general(owner: Any, name: str) -> LayerAxes | None:
     ins, outs = len(_tuple(owner.in_features)), len(_tuple(owner.out_features))
     batch = len(getattr(owner, "batch_axis", ()))
     if name == "bias":
-        return Told(batch + outs, (), tuple(range(batch, batch + outs)))
+        return LayerAxes(batch + outs, (), tuple(range(batch, batch + outs)))
     if name != "kernel":
         return None
     cut = batch + ins
-    return Told(cut + outs, tuple(range(batch, cut)), tuple(range(cut, cut + outs)))
+    return LayerAxes(
+        cut + outs, tuple(range(batch, cut)), tuple(range(cut, cut + outs))
+    )
 
 
-def _einsum(owner: Any, name: str) -> Told | None:
+def _einsum(owner: Any, name: str) -> LayerAxes | None:
     equation = str(getattr(owner, "einsum_str", "")).replace(" ", "")
     terms, arrow, out = equation.partition("->")
     sources = terms.split(",")
@@ -102,24 +104,24 @@ def _einsum(owner: Any, name: str) -> Told | None:
     data, kernel = sources
     summed = tuple(i for i, axis in enumerate(kernel) if axis not in out)
     made = tuple(i for i, axis in enumerate(kernel) if axis in out and axis not in data)
-    return Told(len(kernel), summed, made)
+    return LayerAxes(len(kernel), summed, made)
 
 
-def _convolution(owner: Any, name: str) -> Told | None:
+def _convolution(owner: Any, name: str) -> LayerAxes | None:
     size = getattr(owner, "kernel_size", None)
     if not isinstance(size, tuple | list):
         return None
     rank = len(size) + 2
     if in_equinox(owner):
         if name == "weight":
-            return Told(rank, tuple(range(1, rank)), (0,))
-        return Told(rank - 1, (), tuple(range(rank - 1)))
+            return LayerAxes(rank, tuple(range(1, rank)), (0,))
+        return LayerAxes(rank - 1, (), tuple(range(rank - 1)))
     if name == "bias":
-        return Told(1, (), (0,))
+        return LayerAxes(1, (), (0,))
     out = rank - 1
     if is_layer(owner, "ConvTranspose") and getattr(owner, "transpose_kernel", False):
         out = rank - 2
-    return Told(rank, tuple(a for a in range(rank) if a != out), (out,))
+    return LayerAxes(rank, tuple(a for a in range(rank) if a != out), (out,))
 
 
 def _tuple(features: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The parameters of any model, as shapes: nothing is computed or stored."""
+"""Read the shapes of a model's parameters, without computing or storing arrays."""
 
 import dataclasses
 import functools
@@ -8,37 +8,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .layers import Told, in_equinox, told_by_layer
+from .layers import LayerAxes, axes_of_layer, in_equinox
 from .paths import path_string, trainable
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What is known of a parameter from the model that holds it.
+    """Shape and layout of a parameter, and its axes if its layer is known.
 
     Attributes:
       shape: its shape.
       layout: "in_out" or "out_in".
-      told: its axes, where its layer is one of Flax NNX or Equinox; axes that the
-        shape has more are stacked copies.
+      layer_axes: its axes, for layers of Flax NNX and Equinox; None for others. Further
+        axes of the shape count stacked copies.
     """
 
     shape: tuple[int, ...]
     layout: str = "in_out"
-    told: Told | None = None
+    layer_axes: LayerAxes | None = None
 
 
 def leaves(model: Any, which: str) -> dict[str, Leaf]:
-    """The floating-point parameters of a model, by path.
+    """Read the floating-point parameters of a model, by path.
 
     Args:
       model: a module, parameters, or a function of no arguments that builds either.
         A function is only traced.
-      which: what to call it in errors: "base" or "target".
+      which: the name of the model in errors, "base" or "target".
 
     Raises:
-      ValueError: there are none; the model is not one, or a function that cannot
-        build one without arguments; a variable of Flax holds a tree.
+      ValueError: there are no parameters; `model` is not a model, or a function that
+        cannot build one without arguments; a Flax variable holds a tree.
 
     Examples:
       >>> leaves(lambda: {"w": jnp.zeros((10**6, 10**6))}, "base")["w"].shape
@@ -59,7 +59,10 @@ def leaves(model: Any, which: str) -> dict[str, Leaf]:
 
 
 def _trace(model: Any, which: str, read: dict[str, Leaf]) -> None:
-    """Read inside the trace: shared variables are still the same object there."""
+    """Build a model under `eval_shape`, and read it there into `read`.
+
+    Inside of the trace, shared variables are still the same object.
+    """
     try:
         jax.eval_shape(lambda: read.update(_read(model())))
     except Exception as error:
@@ -101,13 +104,13 @@ def _read(model: Any) -> dict[str, Leaf]:
         read[path_string(path)] = Leaf(
             tuple(leaf.shape),
             "out_in" if in_equinox(owner) else "in_out",
-            told_by_layer(owner, name),
+            axes_of_layer(owner, name),
         )
     return read
 
 
 def _content(path: str, variable: Any) -> Any:
-    """The array of a variable of Flax."""
+    """The array of a Flax variable."""
     arrays = jax.tree_util.tree_flatten_with_path(variable)[0]
     if len(arrays) > 1 or any(len(keys) > 1 for keys, _ in arrays):
         names = ", ".join(path_string(keys[1:]) for keys, _ in arrays)
@@ -120,7 +123,7 @@ def _content(path: str, variable: Any) -> Any:
 
 
 def _is_function(model: Any) -> bool:
-    # Modules of NNX and Equinox are callable too, and are not to be called.
+    # NNX and Equinox modules are callable too, but they are models already.
     return (
         inspect.isroutine(model)
         or inspect.isclass(model)
@@ -136,12 +139,12 @@ def _is_variable(node: Any) -> bool:
 
 
 def _has_base(thing: Any, name: str) -> bool:
-    # By name, so that the optimizer side imports no module library.
+    # By name, so that `optim` does not import Flax or Equinox.
     return any(c.__name__ == name for c in type(thing).__mro__)
 
 
 def _owner(model: Any, path: tuple[Any, ...]) -> Any:
-    """The object that holds the leaf, or None where the path cannot be walked."""
+    """The object that holds the leaf, or None if the path cannot be followed."""
     node = model
     for key in path[:-1]:
         if isinstance(key, jax.tree_util.GetAttrKey):

@@ -1,7 +1,7 @@
-"""What each link of a chain does to the sizes of updates.
+"""Classify the links of a chain by their effect on the size of updates.
 
-The transforms of this package are marked where they are made; those of Optax are
-known by the name of the function that makes them.
+Transforms of this package carry a mark. Those of Optax are known by the name of the
+function that creates them.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ SCALING = "scale_by_parametrization"
 
 
 class Kind(enum.Enum):
-    """What a link does to the sizes of updates."""
+    """The effect of a link on the size of updates."""
 
     SCALING = "scale_by_parametrization, or one of our optimizers"
     NORMALIZING = "normalize_gradients"
-    MAKER = "gives updates a size of its own: the family's"
+    MAKER = "sets the size of updates: the family's"
     LINEAR = "keeps updates proportional"
     CLIP = "bounds updates"
     DECAY = "adds weight decay"
-    OWN_STEP = "finds its own step size; there is no rule for it"
-    CURVATURE = "uses curvature or a line search; there is no rule for it"
+    OWN_STEP = "finds its own step size; no rule is known"
+    CURVATURE = "uses curvature or a line search; no rule is known"
     HIDDEN = "holds other transforms, or is unknown"
 
 
@@ -33,13 +33,13 @@ class Link:
     """One transform of a chain.
 
     Attributes:
-      name: the function that made it.
-      kind: what it does.
-      family: of the updates that a MAKER gives, or that a SCALING is made for.
+      name: the function that created it.
+      kind: its effect.
+      family: of the updates that a MAKER returns, or that a SCALING expects.
       normalizes: whether a SCALING brings its own `normalize_gradients`.
       has_eps: whether a MAKER compares gradients with an eps.
       inner: the links of a chain.
-      plain: the transform without the check of its own.
+      plain: the transform without the check that `optim.chain` adds to `init`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Link:
 
 
 def mark(tx: Any, link: Link) -> Any:
-    """Say what a transform is, for the chains that it becomes a link of."""
+    """Attach a description to a transform, for `optim.chain` to read."""
     for function in (tx.init, tx.update):
         setattr(function, _MARK, link)
     return tx
@@ -72,7 +72,7 @@ def _table() -> dict[str, Link]:
             "scale_by_param_block_norm scale_by_param_block_rms scale_by_trust_ratio"
         ),
     }
-    # Lion, signs and the like do not compare the gradient with anything.
+    # These do not add an eps to the size of the gradient.
     without_eps = (
         "scale_by_factored_rms",
         "scale_by_lion",
@@ -101,8 +101,8 @@ def _table() -> dict[str, Link]:
             "hutchinson_estimator_diag_hessian sam scale_by_backtracking_linesearch "
             "scale_by_lbfgs scale_by_sophia scale_by_zoom_linesearch"
         ),
-        # Their sizes are seen when they run: of a whole parameter's norm, of a
-        # projection, or of a sum since the start.
+        # Their update sizes depend on a parameter's norm, a projection, or a sum since
+        # the start, so they are measured by running the chain.
         Kind.HIDDEN: (
             "scale_by_galore scale_by_madgrad scale_by_novograd chain named_chain "
             "masked partition apply_if_finite conditionally_mask "
@@ -122,7 +122,7 @@ def _table() -> dict[str, Link]:
 # Every transform of Optax 0.2.8 and its contrib.
 LINKS = _table()
 
-# Optimizers that hide in a chain are known by the type of their state.
+# Optimizers inside other transforms are known by the type of their state.
 STATES = {
     "COCOBState": Kind.OWN_STEP,
     "DAdaptAdamWState": Kind.OWN_STEP,
@@ -141,7 +141,7 @@ STATES = {
 
 
 def describe(tx: Any) -> Link:
-    """What a transform is, by its mark or by the function of Optax that made it."""
+    """Describe a transform by its mark, or by the Optax function that created it."""
     link = getattr(getattr(tx, "update", None), _MARK, None)
     if isinstance(link, Link):
         return link

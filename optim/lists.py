@@ -1,4 +1,4 @@
-"""Lists of blocks in two models of different depth, and which block is like which."""
+"""Match the blocks of two models of different depth, where blocks are in lists."""
 
 import itertools
 import re
@@ -9,13 +9,12 @@ from .names import open_numbers
 
 _NUMBER = re.compile(r"\d+")
 
-# Of each list (`"blocks/"`) the blocks (`"3"`), of each block the parameters
-# (`"/kernel"`).
+# {list ("blocks/"): {block ("3"): {parameter ("/kernel"): leaf}}}
 Lists = dict[str, dict[str, dict[str, Leaf]]]
 
 
 def read_lists(leaves: Mapping[str, Leaf]) -> Lists:
-    """All lists: whatever stands under paths that differ in one number alone."""
+    """Group parameters into lists: paths that differ in one number only."""
     lists: Lists = {}
     for path, leaf in leaves.items():
         for number in _NUMBER.finditer(path):
@@ -25,7 +24,7 @@ def read_lists(leaves: Mapping[str, Leaf]) -> Lists:
 
 
 class Pairing:
-    """For each parameter of a target, the one of its base that it is measured against.
+    """Map each parameter of a target to its counterpart in the base.
 
     Args:
       large: parameters of the target.
@@ -51,11 +50,11 @@ class Pairing:
         self._maps: dict[tuple[str, str], dict[str, str]] = {}
 
     def twin(self, path: str) -> str | None:
-        """The parameter of the base like this one, or None where there is none.
+        """The counterpart of a parameter in the base, or None if there is none.
 
         Raises:
-          ValueError: blocks of a list differ, and the two lists do not tell how they
-            correspond.
+          ValueError: the blocks of a list differ in kind, and it is ambiguous which
+            block of the base corresponds to which block of the target.
         """
         path = _renamed(path, self._first)
         built, at = "", 0
@@ -70,7 +69,7 @@ class Pairing:
         return self._original.get(built + path[at:])
 
     def growing(self) -> dict[str, str]:
-        """Lists that differ in length, each by its name with open numbers."""
+        """Lists that differ in length: {name: name with numbers replaced by "#"}."""
         return {
             head: open_numbers(head)
             for head, blocks in self._lists.items()
@@ -78,7 +77,11 @@ class Pairing:
         }
 
     def lists_of(self, length: int) -> set[str]:
-        """Lists of the target of so many blocks in all, by name with open numbers."""
+        """Lists of the target with this total number of blocks.
+
+        Lists whose names differ in numbers only are counted together. Their names are
+        returned with numbers replaced by "#".
+        """
         counts: dict[str, int] = {}
         for head, blocks in self._lists.items():
             name = open_numbers(head)
@@ -86,11 +89,11 @@ class Pairing:
         return {name for name, count in counts.items() if count == length}
 
     def block_of(self, path: str, lists: Collection[str]) -> tuple[str, str] | None:
-        """The outermost of these lists that holds the path, and the block.
+        """The outermost of these lists that holds the path, and the block in it.
 
         Args:
           path: a parameter of the target or the base.
-          lists: names of lists with open numbers, such as `"stage_#/blocks/"`.
+          lists: names of lists with "#" for numbers, e.g. `"stage_#/blocks/"`.
 
         Returns:
           The name of the list (`"stage_1/blocks/"`) and its block
@@ -116,20 +119,20 @@ def _match(
     large: Mapping[str, Mapping[str, Leaf]],
     small: Mapping[str, Mapping[str, Leaf]],
 ) -> dict[str, str]:
-    """For each block of a list, the first of the other list that is like it.
+    """Map each block of a list to the first block of the same kind in the other list.
 
-    Blocks are like another if they have the same parameters in the same shapes. The
-    kinds of both lists correspond in the order in which they come first.
+    Two blocks of one list are of the same kind if they have the same parameters in the
+    same shapes. Kinds of both lists correspond in their order of first appearance.
     """
     many, few = _sorted(large), _sorted(small)
     kinds, others = _kinds(large[i] for i in many), _kinds(small[i] for i in few)
     if max(kinds) != max(others) or _rhythm(kinds) != _rhythm(others):
         raise ValueError(
-            f"the blocks {head + '#'!r} are not all alike: the base has the kinds "
-            f"{_letters(others)}, the target {_letters(kinds)} (one letter for each "
-            "block, one kind for each set of shapes), so that they do not tell which "
-            "corresponds to which; name the blocks of each kind as a list of their "
-            "own, or let both models repeat or lengthen the same sequence of kinds"
+            f"the blocks {head + '#'!r} are of several kinds: {_letters(others)} in "
+            f"the base and {_letters(kinds)} in the target (one letter per block; "
+            "blocks of one kind have the same shapes), so it is ambiguous which blocks "
+            "correspond; put the blocks of each kind into a list of their "
+            "own, or repeat or lengthen the same sequence of kinds in both models"
         )
     return {i: few[others.index(kind)] for i, kind in zip(many, kinds, strict=True)}
 
@@ -139,14 +142,14 @@ def _sorted(blocks: Iterable[str]) -> list[str]:
 
 
 def _kinds(blocks: Iterable[Mapping[str, Leaf]]) -> list[int]:
-    """A number for each block, the same for blocks of the same shapes."""
+    """Number the blocks by kind: equal shapes give equal numbers."""
     seen: dict[Hashable, int] = {}
     shapes = (frozenset((tail, leaf.shape) for tail, leaf in b.items()) for b in blocks)
     return [seen.setdefault(block, len(seen)) for block in shapes]
 
 
 def _rhythm(kinds: list[int]) -> list[int]:
-    """The sequence of kinds, without immediate repetitions, in its shortest period."""
+    """The sequence of kinds, without repetitions, cut to its shortest period."""
     runs = [kind for kind, _ in itertools.groupby(kinds)]
     for period in range(1, len(runs)):
         if all(kind == runs[i % period] for i, kind in enumerate(runs)):
@@ -160,7 +163,7 @@ def _letters(kinds: list[int]) -> str:
 
 
 def _first_blocks(paths: Iterable[str]) -> dict[str, str]:
-    """Haiku's first block goes without a number: `block` beside `block_1`."""
+    """Number Haiku's first blocks: it names them `block`, `block_1`, `block_2`."""
     components = {part for path in paths for part in path.split("/")}
     return {
         part: part + "_0"

@@ -1,10 +1,10 @@
-"""What the names of parameters say, where shapes alone do not."""
+"""Guess the function of a parameter from its name, where shapes are ambiguous."""
 
 import re
 
-# Names of the array itself: the layer's name is the component before it.
+# Names of the array itself; the layer's name is the component before it.
 _ARRAYS = {"kernel", "weight", "weights", "w", "embedding", "embeddings", "table"}
-# Names that kernels have, and torch's tables.
+# Names of kernels (torch gives them to tables too).
 _KERNELS = {"kernel", "w", "weight", "weights"}
 
 _WEIGHT = re.compile(r"(?!wte|wpe)w(_[a-z]{1,3}|[a-z]{1,2})?(_?\d+)?")
@@ -33,7 +33,7 @@ _COPIES = re.compile(
 )
 _EXPERTS = re.compile(r"(^|[/._])(\w*_)?(experts?|moe)([/._]|$)", re.IGNORECASE)
 
-# A table of entries: a row is looked up, or is added at its position.
+# A table of entries: rows are looked up, or added at their position.
 _TABLE_WORDS = (
     "embed|embeds|embedding|embeddings|emb|wte|wpe|tok|token|tokens|vocab|vocabulary|"
     "pos|position|positions|positional|posembed|codebook|codes|codewords|table|lookup|"
@@ -48,7 +48,7 @@ _LOOKED_UP = re.compile(
     r"(embed|embeds|embedding|embeddings|emb)|embed_(tokens|positions)|\w+_embeddings",
     re.IGNORECASE,
 )
-# Tables that no logits are read off.
+# Tables that are never tied to a readout.
 _PLACES = re.compile(
     r"(^|[/._])\w*(pos|position|wpe|patch|type|segment|time|register|cls|prompt|latent|"
     r"query|queries|class|classes|label|labels|y_embed|codebook|quantizer|slots|memory)"
@@ -93,13 +93,13 @@ _STATE_SPACE = re.compile(
 
 
 def parts(path: str) -> list[str]:
-    """Components of a path, whose libraries join them by slashes or dots."""
+    """Components of a path; libraries join them by slashes or dots."""
     return [part for part in re.split(r"[/.]", path) if part and part != "~"]
 
 
 def array(path: str) -> str:
-    """The name of the array itself."""
-    names = [p for p in parts(path) if p != "array"]  # levanter's NamedArray
+    """The name of the array itself, e.g. "kernel"."""
+    names = [p for p in parts(path) if p != "array"]  # Haliax's NamedArray
     return (names or [""])[-1]
 
 
@@ -112,7 +112,7 @@ def layer(path: str) -> str:
 
 
 def is_vector(path: str) -> bool:
-    """Whether the array has a name of biases and gains."""
+    """Whether the array has a name of a bias or gain."""
     name = array(path)
     # `B` is a matrix of state-space models; `lora_b` one of low rank.
     return _VECTOR.fullmatch(name) is not None and not re.fullmatch(r"B\d*", name)
@@ -124,12 +124,12 @@ def is_kernel(path: str) -> bool:
 
 
 def kernel_like(path: str) -> bool:
-    """Whether the array has a name of kernels, as `w_h` of a recurrent layer."""
+    """Whether the array may be a kernel by name, e.g. `w_h` of a recurrent layer."""
     return is_kernel(path) or _WEIGHT.fullmatch(array(path).lower()) is not None
 
 
 def reads(path: str) -> bool:
-    """Whether the layer makes queries, keys or values."""
+    """Whether the layer computes queries, keys or values."""
     return _READS.fullmatch(layer(path).lower()) is not None
 
 
@@ -139,50 +139,50 @@ def writes(path: str) -> bool:
 
 
 def fused(path: str) -> bool:
-    """Whether the layer makes several of queries, keys and values at once."""
+    """Whether the layer computes several of queries, keys and values at once."""
     return _FUSED.fullmatch(layer(path).lower()) is not None
 
 
 def convolution(path: str) -> bool:
-    """Whether a name says that the kernel is a convolution's."""
+    """Whether the kernel belongs to a convolution, by name."""
     return _CONVOLUTION.search("/".join(parts(path)[-2:])) is not None
 
 
 def transposed(path: str) -> bool:
-    """Whether a name says that the kernel may be a transposed convolution's."""
+    """Whether the kernel may belong to a transposed convolution, by name."""
     return _TRANSPOSED.search(path) is not None
 
 
 def copies(path: str) -> bool:
-    """Whether a name says that the first axis counts experts or layers, no window."""
+    """Whether the first axis counts experts or layers rather than a window, by name."""
     if convolution(path):
         return False
     return _COPIES.search(path) is not None or not is_kernel(path)
 
 
 def experts(path: str) -> bool:
-    """Whether a name says that the first axis counts experts."""
+    """Whether the first axis counts experts, by name."""
     return _EXPERTS.search(path) is not None
 
 
 def embedding_array(path: str) -> bool:
-    """Whether the array is that of an embedding layer of Flax or Haiku."""
+    """Whether the array belongs to an embedding layer of Flax or Haiku."""
     return array(path) in _EMBEDDING_ARRAY
 
 
 def table(path: str) -> bool:
-    """Whether a name says that the array is a table of entries."""
+    """Whether the array is a table of entries, by name."""
     sure = array(path) in {"kernel", "w"}
     return not sure and _TABLE.search(f"{layer(path)}/{array(path)}") is not None
 
 
 def looked_up(path: str) -> bool:
-    """Whether a name says that the array is a table of tokens."""
+    """Whether the array is a table of tokens or positions, by name."""
     return _LOOKED_UP.fullmatch(layer(path)) is not None or embedding_array(path)
 
 
 def places(path: str) -> bool:
-    """Whether a name says that the table is one of positions, types or patches."""
+    """Whether the table is one of positions, types or patches, by name."""
     return _PLACES.search(path) is not None
 
 
@@ -197,12 +197,12 @@ def sure_readout(path: str) -> bool:
 
 
 def logits(path: str) -> bool:
-    """Whether the layer has a name that no first layer has."""
+    """Whether the layer has a readout's name that no first layer has."""
     return _LOGITS.fullmatch(layer(path).lower()) is not None
 
 
 def inner(path: str) -> bool:
-    """Whether a name says router, gate, key, value: no readout of a whole model."""
+    """Whether the layer is an inner one (router, gate, key, value, ...), by name."""
     return _INNER.search(path) is not None
 
 
@@ -212,12 +212,12 @@ def is_bias(path: str) -> bool:
 
 
 def decays(path: str) -> bool:
-    """Whether the array is one of decays, steps or states of each channel."""
+    """Whether the array holds decays, steps or states per channel, by name."""
     return state_space(path) or _DECAY.fullmatch(array(path)) is not None
 
 
 def dot_product(path: str) -> bool:
-    """Whether the array is one of graph attention, a vector for each head."""
+    """Whether the array is a vector per head of graph attention, by name."""
     return _DOT_PRODUCT.fullmatch(array(path)) is not None
 
 
@@ -232,35 +232,35 @@ def reads_vector(path: str) -> bool:
 
 
 def on_skip(path: str) -> bool:
-    """Whether a name says that the parameter stands on the shortcut."""
+    """Whether the parameter is part of a shortcut, by name."""
     return _SKIPS.search(path) is not None
 
 
 def low_rank_out(path: str) -> bool:
-    """Whether a name says that the array is the second of a low-rank pair."""
+    """Whether the array is the second one of a low-rank pair, by name."""
     name = parts(path)[-2:]
     return name[-1:] == ["lora_b"] or name in (["lora", "b"], ["lora", "B"])
 
 
 def state_space(path: str) -> bool:
-    """Whether the array has a name of state-space models."""
+    """Whether the array has a name from state-space models."""
     return _STATE_SPACE.fullmatch(array(path)) is not None
 
 
 def open_numbers(path: str) -> str:
-    """The path with its numbers left open, the same for all blocks of a list."""
+    """The path with "#" for every number; equal for all blocks of a list."""
     return re.sub(r"\d+", "#", path)
 
 
 def open_lists(path: str) -> str:
-    """The path with numbers of blocks left open, and those of `w1`, `fc2` as are."""
+    """The path with "#" for numbers of blocks; `w1` and `fc2` keep theirs."""
     return re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])", "#", path)
 
 
 def pattern(*paths: str) -> str:
-    """An anchored regular expression that matches these paths and none besides.
+    """An anchored regular expression that matches these paths.
 
-    Paths that differ in numbers alone are matched together.
+    Several paths that differ in numbers only are matched by one `\\d+`.
 
     Examples:
       >>> print(pattern("head/kernel"))

@@ -1,10 +1,10 @@
-"""Regular expressions of the user's, each of which has to match something."""
+"""Regular expressions from the user, each of which must match some parameter."""
 
 import re
 from collections.abc import Iterable
 from typing import Any
 
-# The default of options of which None has a meaning.
+# The default of options for which None has a meaning.
 UNSET: Any = object()
 
 
@@ -20,17 +20,17 @@ class Pattern:
             self._regex = None if expression is None else re.compile(expression)
         except re.error as error:
             raise ValueError(
-                f"{name}={expression!r} is no regular expression: {error}"
+                f"{name}={expression!r} is not a regular expression: {error}"
             ) from None
 
     def matches(self, path: str) -> bool:
-        """Whether it is found in this path."""
+        """Whether the expression is found in this path."""
         hit = self._regex is not None and self._regex.search(path) is not None
         self._hit |= hit
         return hit
 
     def check(self, paths: Iterable[str]) -> None:
-        """Raise a `ValueError` that shows the paths, if none has matched."""
+        """Raise a `ValueError` that lists the paths if no path has matched so far."""
         if self._regex is not None and not self._hit:
             shown = [repr(p) for p in paths]
             raise ValueError(
@@ -45,5 +45,5 @@ def _not_a_string(name: str, expression: object) -> str:
         isinstance(part, str) for part in expression
     ):
         joined = "|".join(sorted(map(str, expression)))
-        remedy = f"one string, such as {name}=r'{joined}'"
+        remedy = f"one string, e.g. {name}=r'{joined}'"
     return f"{name}={expression!r} must be a regular expression: {remedy}"

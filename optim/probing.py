@@ -1,9 +1,9 @@
 """Run a gradient transformation on known gradients, at base and at target size.
 
-A probe is a small tree with the parameters' paths and growth ratios. While one runs,
-the transforms of this package accept its shapes, and their multipliers can be turned
-off. So the same transformation can be compared with itself: as it would act on the
-base model, and as it acts on the target.
+A probe is a small tree with the parameters' paths and growth ratios. While a probe
+runs, the transforms of this package accept its shapes, and their multipliers can be
+turned off. This allows comparing the updates of one transformation on the base and on
+the target.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _STEPS = 32
 
 
 class Mode(enum.Enum):
-    """Which multipliers act while a probe runs."""
+    """The multipliers that act while a probe runs."""
 
     TARGET = "all"
     UNSCALED = "all but the learning rates'"
@@ -37,11 +37,11 @@ class Mode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Acting:
-    """A transform of this package, each one different from all others.
+    """A transform of this package; compared by identity.
 
     Attributes:
       kind: "scaling" for learning rates, "normalizing" for gradients.
-      scales: those it was made from.
+      scales: the scales it was made from.
       point: its parametrization.
     """
 
@@ -51,7 +51,7 @@ class Acting:
 
 
 class Recorder:
-    """The mode of one run, and which transforms acted on which parameters.
+    """The mode of one run, and the transforms that acted on each parameter.
 
     Args:
       which: the multipliers that act.
@@ -59,7 +59,7 @@ class Recorder:
 
     def __init__(self, which: Mode):
         self.which = which
-        # A loop may trace its body more than once: each transform counts once.
+        # A set, because a loop may trace its body more than once.
         self.acted: dict[tuple[str, str], set[Acting]] = {}
 
     def count(self, kind: str, path: str) -> int:
@@ -67,18 +67,18 @@ class Recorder:
         return len(self.acted.get((kind, path), ()))
 
 
-# A user context is part of the key of every cache of compiled functions. So nothing
-# that a probe compiles, also inside of a user's own jit, is used outside of it.
+# A user context is part of the cache key of compiled functions. So functions that a
+# probe compiles, even inside of a user's jit, are not reused outside of it.
 _recorder = jax.make_user_context(default_value=None)
 
 
 def mode() -> Mode | None:
-    """The mode of the probe that runs now; None outside of probes."""
+    """The mode of the running probe; None outside of probes."""
     return _recorder.value.which if _recorder.value else None
 
 
 def record(transform: Acting, tree: Any) -> None:
-    """Note that a transform acts on the parameters of this tree."""
+    """Record that a transform acts on the parameters of this tree."""
     if _recorder.value is not None:
         acted = _recorder.value.acted
         for path, _ in flatten(tree):
@@ -86,9 +86,9 @@ def record(transform: Acting, tree: Any) -> None:
 
 
 def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
-    """A scaling that acts inside of `tx`, and a path that two of them act on, or "".
+    """Find a scaling inside of `tx`, and a path that two scalings act on, or "".
 
-    Nothing is computed or compiled: `tx` is only traced.
+    `tx` is only traced, not compiled or run.
     """
     recorder = Recorder(Mode.TARGET)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
@@ -105,7 +105,7 @@ def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
 
 
 def _extra(tx: Any, grads: Any) -> dict[str, Any]:
-    """Extra arguments that some transforms of Optax ask for."""
+    """Extra arguments of `update` that some Optax transforms need."""
     if not isinstance(tx, optax.GradientTransformationExtraArgs):
         return {}
     one = jnp.float32(1)
@@ -157,7 +157,7 @@ def _reduced(
             continue
         ratio = fractions.Fraction(large, small)
         kept = max(1, small // (ratio.denominator * divisor))
-        # Not below the size at which axes are kept.
+        # Not below the size up to which axes are kept.
         kept = max(kept, math.ceil(min(_SMALL, small) / 2 / ratio.denominator))
         pairs.append((kept * ratio.denominator, kept * ratio.numerator))
     return tuple(b for b, _ in pairs), tuple(t for _, t in pairs)
@@ -168,7 +168,7 @@ _WEIGHT = (-0.8, 0.6, 1.2, 0.9, -1.1)
 
 
 class TracedError(TypeError):
-    """Raised where a hyperparameter is a traced value of an outer jit or vmap."""
+    """Raised if a hyperparameter is a traced value of an outer jit or vmap."""
 
 
 class Condition(NamedTuple):
@@ -180,10 +180,10 @@ class Condition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A transformation, and the tree that it is run on.
+    """A transformation, and the tree on which it runs.
 
     Args:
-      tx: anything with Optax's `init` and `update`.
+      tx: any object with Optax's `init` and `update`.
       params: a tree of the parameters' structure; its leaves are not read.
       leaves: for each path, the probe's leaf.
     """
@@ -193,15 +193,15 @@ class Probe:
     leaves: Mapping[str, Leaf]
 
     def slope(self, path: str) -> np.ndarray:
-        """The base's gradient of size one."""
+        """The base's gradient, of size one."""
         return self._filled(path, True, _GRADIENT)
 
     def run(
         self, which: Mode, conditions: Sequence[Condition]
     ) -> tuple[dict[Condition, dict[str, np.ndarray]], Recorder]:
-        """Updates of the first step that changes anything, by condition and path.
+        """Updates of the first step that changes a parameter, by condition and path.
 
-        The base's shapes and sizes are used if no multipliers act, else the target's.
+        With `Mode.BASE` the base's shapes and sizes are used, otherwise the target's.
 
         Raises:
           TracedError, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
@@ -224,7 +224,7 @@ class Probe:
 
         recorder = Recorder(which)
         sizes = np.asarray(conditions, np.float32)
-        # Compiled ahead of time it runs as it is, also inside of an outer jit.
+        # Compiled ahead of time, so that it runs inside of an outer jit too.
         with _recorder(recorder):
             lowered = jax.jit(lambda c: jax.lax.map(at, c)).lower(sizes)
         compiled = lowered.compile(compiler_options=_fast())
@@ -249,7 +249,7 @@ class Probe:
         size = leaf.gradient if pattern is _GRADIENT else leaf.weight
         array = np.full(shape, 1.0 if at_base else size, np.float32)
         for axis, small in enumerate(leaf.base_shape):
-            # What is repeated a whole number of times keeps its mean and norm.
+            # A pattern repeated a whole number of times keeps its mean and norm.
             if small and leaf.shape[axis] % small == 0:
                 row = np.tile(np.resize(pattern, small), shape[axis] // small)
                 array *= np.expand_dims(
@@ -275,13 +275,13 @@ class Probe:
 
 
 def _fast() -> dict[str, Any]:
-    """Compiler options: compiling a probe takes longer than running it."""
+    """Compiler options for fast compilation, which takes longer than running."""
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}
 
 
 def nested(paths: Any) -> dict[str, Any]:
-    """A tree of dictionaries that has these paths."""
+    """A nested dictionary with these paths."""
     tree: dict[str, Any] = {}
     for path in paths:
         *folders, name = path.split("/")

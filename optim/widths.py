@@ -1,8 +1,8 @@
-"""Sizes that parameters share: a width that no other parameter has is suspicious.
+"""Check that each growing axis has a size that another parameter has too.
 
-What one layer makes another takes, so that each growing axis of a kernel has a size
-that some axis elsewhere has too. An axis that only one parameter has may count tokens,
-positions or classes, and a matrix of two such sizes may be no kernel at all.
+The outputs of one layer are the inputs of another, so each width occurs in several
+parameters. A growing size that only one parameter has may count tokens, positions or
+classes, and a matrix of two such sizes may not be a kernel.
 """
 
 import dataclasses
@@ -20,21 +20,21 @@ _STATE_SPACE = {"A", "B", "C", "D", "B_re", "B_im", "C_re", "C_im"}
 
 @dataclasses.dataclass(frozen=True)
 class _Owner:
-    """A parameter that has an axis of some size.
+    """A parameter that has an axis of a given size.
 
     Attributes:
-      name: its path, with numbers of blocks left open.
-      shapes: its shapes, so that two tables of one shape do not vouch for each other.
-      made: whether the axis indexes outputs or channels, which other layers read.
+      name: its path, with "#" for numbers of blocks.
+      shapes: its shapes. Two tables of the same shape do not confirm each other.
+      is_output: whether the axis indexes outputs or channels, which other layers read.
     """
 
     name: str
     shapes: Shapes
-    made: bool
+    is_output: bool
 
 
 class Widths:
-    """Which parameters have an axis of which size, in the base and a wider model."""
+    """The parameters of a model, by the sizes of their axes in base and wide model."""
 
     def __init__(self, kernels: Mapping[str, Kernel], splits: Mapping[str, Split]):
         self._owners: dict[Pair, set[_Owner]] = {}
@@ -66,15 +66,17 @@ class Widths:
         return bool(self._others(pair, kernel))
 
     def made(self, pair: Pair, kernel: Kernel, *, inputs: bool) -> bool:
-        """Whether a parameter of another shape makes outputs of this size.
+        """Whether a parameter of another shape has outputs of this size.
 
         Args:
-          pair: the sizes of the axis.
-          kernel: a parameter that has it, which may be no kernel.
-          inputs: whether the axis is its fan-in; else other inputs count too.
+          pair: the sizes of the axis in base and wide model.
+          kernel: the parameter that has the axis.
+          inputs: whether the axis is its fan-in. If it is the fan-out, inputs of other
+            parameters count too.
         """
         return any(
-            owner.shapes != (kernel.base, kernel.wide) and (owner.made or not inputs)
+            owner.shapes != (kernel.base, kernel.wide)
+            and (owner.is_output or not inputs)
             for owner in self._others(pair, kernel)
         )
 
@@ -83,33 +85,34 @@ class Widths:
         return [o for o in self._owners.get(pair, ()) if o.name not in own]
 
     def usual(self, pair: Pair) -> bool:
-        """Whether widths that parameters share grow by this ratio."""
+        """Whether shared widths grow by this ratio."""
         small, large = pair
         return not self._ratios or any(
             math.isclose(large / small, ratio) for ratio in self._ratios
         )
 
     def growing(self, kernel: Kernel, split: Split) -> frozenset[int]:
-        """The axes that grow with width: neither entries nor copies."""
+        """The axes that grow with width, without axes of entries and copies."""
         used = split.in_axes + split.out_axes
         if split.table:
             used = split.out_axes
         elif kernel.readout:
-            # The outputs of a router are as many as there are experts.
+            # A router has one output per expert; these are not a width.
             outs = (a for a in split.out_axes if kernel.pair(a) not in self._copies)
             used = (*split.in_axes, *outs)
         return frozenset(a for a in used if kernel.grows(a))
 
     def check(self, kernel: Kernel, split: Split, *, fractional: bool = False) -> None:
-        """Raise where a growing axis of a kernel may be no width.
+        """Check that the growing axes of a parameter are widths.
 
         Args:
           kernel: the parameter.
           split: its axes.
-          fractional: whether ratios that are not whole numbers are usual.
+          fractional: whether ratios may be other than whole numbers.
 
         Raises:
-          ValueError: the message names the parameter, the axis, and what to write.
+          ValueError: a growing axis may not be a width; the message names the
+            parameter, the axis, and what to write.
         """
         ins = [a for a in split.in_axes if kernel.grows(a)]
         outs = [a for a in split.out_axes if kernel.grows(a)]
@@ -121,7 +124,7 @@ class Widths:
             self._check_kernel(kernel, split, ins, outs, fractional)
 
     def _multiple(self, pair: Pair) -> bool:
-        """Whether sizes are multiples of a width, as 3n of a fused qkv, or parts."""
+        """Whether sizes are multiples (3n of a fused qkv) or divisors of a width."""
         small, large = pair
         widths = [p for p, owners in self._owners.items() if len(owners) > 1]
         return not widths or any(
@@ -131,15 +134,15 @@ class Widths:
         )
 
     def alone(self, kernel: Kernel, split: Split) -> list[int]:
-        """Growing fan-out axes of sizes that no other parameter has."""
+        """Growing fan-out axes whose sizes no other parameter has."""
         outs = [a for a in split.out_axes if kernel.grows(a)]
         return [a for a in outs if not self.shared(kernel.pair(a), kernel)]
 
     def check_given(self, kernel: Kernel, split: Split) -> None:
-        """Raise where axes that the user gave leave out a width at the end.
+        """Raise a `ValueError` if axes from the user leave out a width at the end.
 
-        A pattern for dense kernels may match a convolution, (height, width, in, out),
-        whose inputs and outputs would count as copies.
+        A pattern meant for dense kernels may also match a convolution, (height, width,
+        in, out), whose inputs and outputs would then count as copies.
         """
         used = (*split.in_axes, *split.out_axes)
         for axis in filter(kernel.grows, range(len(kernel.base))):
@@ -149,18 +152,18 @@ class Widths:
                 raise ValueError(
                     f"axes={{...: {(split.in_axes, split.out_axes)}}} matches "
                     f"{kernel.path!r} of shape {kernel.base}, and leaves out its axis "
-                    f"{axis}, which grows as widths do, {kernel.pair(axis)}; let the "
-                    "pattern match kernels of one shape only, or give this one axes of "
-                    f"its own: axes={{r'{names.pattern(kernel.path)}': ...}}"
+                    f"{axis}, which grows like a width, {kernel.pair(axis)}; make the "
+                    "pattern match kernels of one shape only, or give this parameter "
+                    f"its own axes: axes={{r'{names.pattern(kernel.path)}': ...}}"
                 )
 
     def _check_table(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
-        """Raise where entries and features are the other way round, or a kernel."""
+        """Raise a `ValueError` if a table may be (features, entries), or a kernel."""
         widths = [a for a in ins if self.shared(kernel.pair(a), kernel)]
         features = [a for a in outs if self.shared(kernel.pair(a), kernel)]
         read = names.array(kernel.path) in ("kernel", "w") or kernel.bias is not None
         swapped = not outs or (bool(widths) and not features)
-        if kernel.told is None and ins and (swapped or read):
+        if kernel.layer_axes is None and ins and (swapped or read):
             raise ValueError(ambiguous_matrix(kernel, (widths or ins)[0]))
 
     def _check_kernel(
@@ -190,10 +193,10 @@ class Widths:
             self._check_matrix(kernel, split, ins[0], outs[0])
 
     def _check_matrix(self, kernel: Kernel, split: Split, into: int, out: int) -> None:
-        """Raise where a matrix may be a table, a gain, or a readout that grew."""
+        """Raise a `ValueError` if a matrix may be a table, a gain, or a readout."""
         path, pairs = kernel.path, {a: kernel.pair(a) for a in (into, out)}
         sure = split.proven or names.kernel_like(path)
-        same = pairs[into] == pairs[out]  # a square kernel makes its own inputs
+        same = pairs[into] == pairs[out]  # a square kernel: its outputs fit its inputs
         if sure:
             alone = [a for a, p in pairs.items() if not self.shared(p, kernel)]
         else:
@@ -213,7 +216,7 @@ class Widths:
             raise ValueError(ambiguous_matrix(kernel, (alone or [into])[0]))
 
     def _check_copies(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
-        """Raise where an axis grows as experts do, and is not said to be a router's."""
+        """Raise a `ValueError` if an axis may count experts and is not a router's."""
         for axis in ins + outs:
             counted = kernel.pair(axis) in self._copies and not kernel.readout
             if counted and not self.shared(kernel.pair(axis), kernel):
@@ -221,20 +224,23 @@ class Widths:
                 raise ValueError(message(kernel, axis))
 
     def _check_state_space(self, kernel: Kernel, split: Split, grow: list[int]) -> None:
-        """`B @ u` and `u @ B` differ where only the state or the input grows."""
+        """Raise a `ValueError` if fan-in and fan-out of a state-space matrix may swap.
+
+        `B @ u` and `u @ B` differ if only the state or only the input grows.
+        """
         decays = self._decays.get(_holder(kernel.path), [])
         if split.proven or not decays or names.array(kernel.path) not in _STATE_SPACE:
             return
         rank = max(map(len, decays))
         if rank > 1 and any(kernel.base[: len(d)] == d for d in decays if len(d) > 1):
-            return  # an entry for each channel and state, as the decays have
+            return  # an entry per channel and state, like the decays
         ins, outs = kernel.ratio(split.in_axes), kernel.ratio(split.out_axes)
         if not math.isclose(ins, outs):
             raise ValueError(ambiguous_matrix(kernel, grow[0]))
 
 
 def _check_vector(kernel: Kernel, grow: list[int]) -> None:
-    """Raise where a vector has the name of a readout of one output."""
+    """Raise a `ValueError` if a vector has the name of a readout of one output."""
     if len(kernel.axes) == 1 and grow and names.reads_vector(kernel.path):
         raise ValueError(_maybe_read_out(kernel))
 
@@ -243,20 +249,20 @@ def _maybe_read_out(kernel: Kernel) -> str:
     path = names.pattern(kernel.path)
     return (
         f"the vector {kernel.path!r} grows from {kernel.base} to {kernel.wide}: if the "
-        f"model sums over it, as over the weights of one output, pass readout=r'{path}'"
-        f"; if it has a gain or bias of each channel, axes={{r'{path}': ((), "
+        f"model sums over it (the weights of one output), pass readout=r'{path}'"
+        f"; if it is a gain or bias per channel, axes={{r'{path}': ((), "
         f"{kernel.axes})}}"
     )
 
 
 def _reads_out(path: str) -> bool:
-    """Whether a name says readout, outside of numbered layers."""
+    """Whether a parameter has a readout's name, and is not in a numbered layer."""
     listed = names.open_lists(path) != path
     return names.readout(path) and (names.sure_readout(path) or not listed)
 
 
 def _holder(path: str) -> str:
-    """The module that holds a parameter."""
+    """The path of the module that holds a parameter."""
     return path[: max(path.rfind("/"), path.rfind("."), 0)]
 
 
@@ -264,8 +270,8 @@ def _as_copies(kernel: Kernel, axis: int) -> str:
     before, after = kernel.pair(axis)
     path = names.pattern(kernel.path)
     return (
-        f"axis {axis} of {kernel.path!r} grows from {before} to {after}, as copies "
-        "(experts) do: if it has an output for each copy, as a router has, pass "
-        f"readout=r'{path}'; if that is its width, "
+        f"axis {axis} of {kernel.path!r} grows from {before} to {after}, like the "
+        "number of copies (experts): if it has one output per copy, as a router, pass "
+        f"readout=r'{path}'; if that axis is a width, "
         f"axes={{r'{path}': ({kernel.axes[:-1]}, {kernel.axes[-1:]})}}"
     )

@@ -50,12 +50,12 @@ def refuses(*parts):
 
 
 def test_base_equal_to_target():
-    with refuses("agree in every width", "smaller width", "delta="):
+    with refuses("have the same widths", "smaller width", "delta="):
         optim.infer_scales(mlp(8), mlp(8))
 
 
 def test_delta_equal_to_base():
-    with refuses("base and delta agree in every width"):
+    with refuses("base and delta have the same widths"):
         optim.infer_scales(mlp(8), mlp(8), delta=mlp(8))
 
 
@@ -86,9 +86,9 @@ def test_a_dimension_grows_that_delta_keeps():
 
 def test_a_parameter_that_the_base_lacks():
     more = {**mlp(32), "extra": jax.ShapeDtypeStruct((32,), jnp.float32)}
-    with refuses("target has 'extra'", "the base has not", "depth="):
+    with refuses("target has 'extra'", "the base lacks", "depth="):
         optim.infer_scales(mlp(8), more)
-    with refuses("base has 'extra'", "the target has not", "same code"):
+    with refuses("base has 'extra'", "the target lacks", "same code"):
         optim.infer_scales(more, {**mlp(64)})
 
 
@@ -112,7 +112,7 @@ def test_an_unknown_layout():
 
 
 def test_depth_without_branches():
-    with refuses("depth=(2, 6)", "without branches", "branch=r'...'", "branch=None"):
+    with refuses("depth=(2, 6)", "branch=r'...'", "branch=None"):
         optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6))
 
 
@@ -134,7 +134,7 @@ def test_another_pattern_that_matches_nothing(option):
 
 
 def test_a_pattern_that_is_no_regular_expression():
-    with refuses("branch='('", "is no regular expression"):
+    with refuses("branch='('", "is not a regular expression"):
         optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6), branch="(")
 
 
@@ -160,7 +160,7 @@ def test_a_list_that_is_not_of_that_depth():
 
 
 def test_a_branch_that_matches_more_than_the_blocks():
-    with refuses("depth=(2, 6)", "'head'", "blocks only"):
+    with refuses("depth=(2, 6)", "'head'", "only the parameters of the blocks"):
         optim.infer_scales(deep(8, 2), deep(32, 6), depth=(2, 6), branch="blocks|head")
 
 
@@ -251,12 +251,12 @@ def test_a_tied_readout_that_is_no_embedding():
 def test_a_readout_that_is_a_convolution(outputs):
     base = shapes({"stem": (3, 3, 3, 8), "mask": (3, 3, 8, outputs)})
     target = shapes({"stem": (3, 3, 3, 32), "mask": (3, 3, 32, outputs)})
-    with refuses("'mask'", "as a convolution does", "readout=r'^mask$'"):
+    with refuses("'mask'", "like a convolution", "readout=r'^mask$'"):
         optim.infer_scales(base, target)
 
 
 def test_a_declared_readout_whose_outputs_grow():
-    with refuses("readout='hidden'", "fan-in alone grows", "'head'"):
+    with refuses("readout='hidden'", "only the fan-in grows", "'head'"):
         optim.infer_scales(mlp(8), mlp(32), readout="hidden")
 
 

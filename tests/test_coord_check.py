@@ -442,7 +442,7 @@ def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch, tmp_path)
         ({"depths": (0, 8)}, "at least two different positive sizes"),
         ({"widths": (8, 16), "steps": 0}, "steps=0 must be at least 1"),
         ({"widths": (8, 16), "seeds": 0}, "must be at least one"),
-        ({"widths": (8, 16), "layers": "absent"}, "no layer matches 'absent'"),
+        ({"widths": (8, 16), "layers": "absent"}, "matches layers='absent'"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
@@ -457,7 +457,7 @@ def test_bad_settings_are_named(settings, message):
 
 
 def test_a_learning_rate_of_zero_is_no_success():
-    with pytest.raises(ValueError, match="no activation moved"):
+    with pytest.raises(ValueError, match="no activation changed"):
         optim.coord_check(
             lambda key, width: MLP(width, nnx.Rngs(key)),
             optax.sgd(0.0),
@@ -577,9 +577,9 @@ def named(changes, **options):
 @pytest.mark.parametrize(
     ("changes", "options", "hint"),
     [
-        ({"hidden": 0.0, "readout": 0.5}, {}, "an unscaled readout"),
-        ({"hidden": 1.0, "readout": 1.0}, {}, "learning rates that are not scaled"),
-        ({"hidden": -0.5}, {"own_loss": True}, "the loss and not the rule"),
+        ({"hidden": 0.0, "readout": 0.5}, {}, "the readout is not scaled"),
+        ({"hidden": 1.0, "readout": 1.0}, {}, "learning rates are not scaled"),
+        ({"hidden": -0.5}, {"own_loss": True}, "the loss may be the cause"),
         ({"hidden": -0.5}, {}, "updates are too small"),
         ({"blocks@1": 0.5}, {"axis": "depth"}, "branch_multiplier"),
     ],
@@ -686,7 +686,7 @@ BUILD = {"build": lambda key, width: MLP(width, nnx.Rngs(key))}
         ),
         (
             {"build": lambda key, width: MLP(width, nnx.Rngs(0))},
-            "same parameters from 2 different keys",
+            "same parameters for 2 different keys",
         ),
         (
             {"optimizer": lambda model: optax.sgd(0.1)},

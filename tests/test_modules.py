@@ -191,7 +191,7 @@ def test_factors_transfer_with_size_batch_and_parametrization():
         ({"^in": {"lr": 1.0}}, "a group of parameters has learning_rate"),
         ({"^in": {"learning_rate": 0.0}}, "learning_rate=0.0 must be positive"),
         ({"^in": {"init_scale": True}}, "init_scale=True must be a number"),
-        ({"(": {}}, "no regular expression"),
+        ({"(": {}}, "not a regular expression"),
     ],
 )
 def test_a_mistake_is_one_sentence(modules, words):

@@ -1,4 +1,4 @@
-"""What is asked about the blocks of two models, and how many layers a leaf stacks."""
+"""A base and a target of different depth, and how many layers each leaf stacks."""
 
 import dataclasses
 import math
@@ -11,16 +11,16 @@ Depth = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
-    """What `find_blocks` is asked, and of which models.
+class DepthChange:
+    """A base, a target, and their depths: the input of `find_blocks`.
 
     Attributes:
-      small: parameters of the base.
-      large: parameters of the target.
-      pairing: which parameter of the base is like which of the target.
-      depth: number of blocks of each.
-      layers_axis: the axes that count blocks where they are stacked.
-      copies: axes that count copies, of the parameters whose axes the user gave.
+      small: parameters of the base, by path.
+      large: parameters of the target, by path.
+      pairing: maps each parameter of the target to its counterpart in the base.
+      depth: (number of blocks of the base, of the target).
+      layers_axis: the axes that count blocks where blocks are stacked.
+      copies: for parameters whose axes the user gave, the axes that count copies.
     """
 
     small: Mapping[str, Leaf]
@@ -31,13 +31,16 @@ class Question:
     copies: Mapping[str, tuple[int, ...]]
 
     def sizes(self, path: str) -> list[Depth]:
-        """The sizes of the axes of a parameter, in base and target."""
+        """For each axis of a parameter, its sizes in base and target."""
         twin = self.pairing.twin(path)
         small = self.small[twin].shape if twin else ()
         return list(zip(small, self.large[path].shape, strict=False))
 
     def layers(self, path: str) -> Depth | None:
-        """How many blocks a parameter stacks, in base and target, if it may."""
+        """Number of blocks that a parameter stacks in base and target.
+
+        None if it has no counterpart in the base, or lacks the layers' axes.
+        """
         twin = self.pairing.twin(path)
         axes = self.copies.get(path, self.layers_axis)
         if twin is None or not axes:
@@ -46,7 +49,7 @@ class Question:
         if len(small) != len(large) or max(axes) >= len(large):
             return None
         if path in self.copies:
-            # Of layers and experts, whose axes are both copies, one counts layers.
+            # Layers and experts are both copies; only one of these axes counts layers.
             for axis in axes:
                 if (small[axis], large[axis]) == tuple(self.depth):
                     return self.depth

@@ -1,4 +1,4 @@
-"""What the user says of single parameters, by regular expressions."""
+"""Options of `infer_scales` that override the inference for single parameters."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -8,8 +8,11 @@ from .patterns import UNSET, Pattern
 
 
 @dataclasses.dataclass
-class Given:
-    """What the user said of single parameters."""
+class Overrides:
+    """Regular expressions by which the user decides the role of parameters.
+
+    Attributes: as the arguments of the same names of `infer_scales`.
+    """
 
     axes: Mapping[str, Axes] | None
     copies: str | None
@@ -26,28 +29,29 @@ class Given:
         self._tied, self._readout = Pattern("tied", tied), Pattern("readout", readout)
 
     def split(self, path: str, shape: tuple[int, ...]) -> Split | None:
-        """The axes that the user gave."""
-        told = [split for pattern, split in self._axes if pattern.matches(path)]
-        if not told:
+        """The axes that the user gave for this path, or None."""
+        matching = [split for pattern, split in self._axes if pattern.matches(path)]
+        if not matching:
             return None
-        return Split(*check_axes(path, shape, told[0]), "axes given", proven=True)
+        return Split(*check_axes(path, shape, matching[0]), "axes given", proven=True)
 
     def counts_copies(self, path: str) -> bool:
-        """Whether the first axis counts copies."""
+        """Whether the parameter's first axis counts copies."""
         return self._copies.matches(path)
 
     def is_table(self, path: str, *, alike: bool) -> bool:
-        """Whether it is a table of (entries, features).
+        """Whether the parameter is a table of (entries, features).
 
         Args:
-          path: where it stands.
-          alike: whether its features alone grow, so that `tied` says enough.
+          path: of the parameter.
+          alike: whether only its last axis, the features, grows. Then a match of
+            `tied` is enough.
         """
         declared = self._tables.matches(path)
         return (self._tied.matches(path) and alike) or declared
 
     def is_readout(self, path: str) -> bool:
-        """Whether it is a readout."""
+        """Whether the user named the parameter as a readout."""
         return self._readout.matches(path)
 
     def check(self, paths: Iterable[str]) -> None:
