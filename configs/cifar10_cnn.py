@@ -1,8 +1,9 @@
-"""The residual CNN of Bordelon et al. (App. A.1) on CIFAR-10, augmented as there.
+"""The residual CNN of Bordelon et al. 2023 (arXiv:2309.16620, App. A.1) on CIFAR-10.
 
     mupax train --config cifar10_cnn --config.data_dir=DIR
 
-Measured on CIFAR-10, JPEG q75, with --config.steps=1500: 64.1 % of the test split.
+Augmentation is that of the paper. Result with --config.steps=1500, on a copy of
+CIFAR-10 as JPEG files of quality 75: 64.1 % test accuracy.
 """
 
 from ml_collections import ConfigDict

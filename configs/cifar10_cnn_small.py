@@ -1,8 +1,8 @@
-"""The residual CNN of Bordelon et al. (App. A.1) on CIFAR-10 of 16 x 16 pixels.
+"""A small residual CNN (Bordelon et al. 2023, App. A.1) on CIFAR-10 at 16 x 16 pixels.
 
     mupax train --config cifar10_cnn_small --config.data_dir=DIR
 
-docs/results.md has what it reached, and what larger ones reach at its learning rate.
+Results: docs/results.md, also of larger models at the same learning rate.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     c.base_width = 32
     c.base_depth = 3
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
-    c.learning_rate = 2.0**-5  # about the best at this size
+    c.learning_rate = 2.0**-5  # near the optimum at this size
     c.schedule.warmup = 50
     c.batch_size = 64
     c.steps = 781  # one epoch

@@ -2,8 +2,9 @@
 
     mupax train --config cifar10_vit --config.data_dir=DIR
 
-Measured on CIFAR-10, JPEG q75, with --config.steps=80 --config.schedule.warmup=20:
-25.7 % of the test split. Not trained to the end here: 100 epochs take days on 2 cores.
+Result with --config.steps=80 --config.schedule.warmup=20, on a copy of CIFAR-10 as JPEG
+files of quality 75: 25.7 % test accuracy. We have not trained it to the end: 100 epochs
+take days on 2 cores. Architecture: Dosovitskiy et al. 2020 (arXiv:2010.11929).
 """
 
 from ml_collections import ConfigDict

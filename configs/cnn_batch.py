@@ -1,10 +1,11 @@
-"""Does the learning rate follow the batch size? A small CNN on CIFAR-10 with AdamW.
+"""Sweep the learning rate over batch sizes: a small CNN on CIFAR-10 with AdamW.
 
     mupax sweep --config cnn_batch --config.data_dir=DIR --workdir runs/batch
     mupax sweep --config cnn_batch --config.base_batch_size=64 --workdir runs/batch-rule
 
-All batch sizes take the same examples. Without base_batch_size each run has the
-hyperparameters as they are; with it they follow docs/rules.md, section 8. Lengths:
+Runs at all batch sizes see the same number of examples. The first command keeps
+hyperparameters fixed; the second one scales them by the rules of docs/rules.md,
+section 8 (Malladi et al. 2022, arXiv:2205.10287). To sweep over training lengths, add
 --config.sweep.equal_examples=False
 --config.sweep.choices="(('steps', (400, 1600, 6400)),)" --config.base_examples=25600
 """
@@ -20,7 +21,7 @@ def get_config() -> ConfigDict:
     c.dataset = "cifar10"
     c.data.image_size = 16
     c.batch_size = 64
-    c.steps = 400  # of a batch of 64
+    c.steps = 400  # at batch size 64
     c.model = ConfigDict({"name": "cnn", "branch_multiplier": 1.0})
     c.model.width = 16
     c.model.depth = 6

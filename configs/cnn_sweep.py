@@ -1,11 +1,11 @@
-"""Does the learning rate of a residual CNN transfer? Bordelon et al., Figures 1, B.2.
+"""Learning-rate transfer of a residual CNN: Bordelon et al. 2023, Figures 1 and B.2.
 
     mupax sweep --config cnn_sweep --config.data_dir=DIR --workdir runs/bordelon-1
 
-SGD on CIFAR-10 of 16 x 16 pixels, over width and depth. Momentum and richness
-(Figure 4) and a schedule are overrides: --config.sweep.axes.momentum='1-2**[-4:-1]',
---config.sweep.axes.richness='2**[-2:2]', --config.schedule.name=cosine.
-docs/evidence.md holds what came out.
+SGD on CIFAR-10 at 16 x 16 pixels, over width and depth. For momentum and richness
+(Figure 4) or a schedule, add --config.sweep.axes.momentum='1-2**[-4:-1]',
+--config.sweep.axes.richness='2**[-2:2]' or --config.schedule.name=cosine.
+Results: docs/evidence.md. Paper: arXiv:2309.16620.
 """
 
 from ml_collections import ConfigDict
@@ -20,13 +20,13 @@ def get_config() -> ConfigDict:
     c.data.image_size = 16
     c.batch_size = 32
     c.steps = 200
-    # L counts the convolutions behind the three poolings, as in App. A.1.
+    # L counts the convolutions after the three poolings, as in App. A.1.
     c.model = ConfigDict({"name": "cnn", "branch_multiplier": 1.0})
     c.model.count_pooling = True
     c.model.width = 16  # the base's
     c.model.depth = 3
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
-    c.learning_rate = 2.0**-6  # about the base's best
+    c.learning_rate = 2.0**-6  # near the base's optimum
     c.schedule.name = "constant"
     c.sweep.depths = (3, 6, 12, 24)
     c.sweep.widths = (8, 16, 32, 64)

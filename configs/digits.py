@@ -1,4 +1,4 @@
-"""A residual MLP on scikit-learn's 8 x 8 digits: seconds on a laptop, nothing to fetch.
+"""A residual MLP on scikit-learn's 8 x 8 digits; needs no download.
 
     mupax train --config digits
 
@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     c = defaults()
     c.dataset = "digits"
     c.model = ConfigDict({"name": "resmlp", "width": 128, "depth": 16})
-    # a: on data this small, losses at a = 1/4 to 2 differ by less than a thousandth.
+    # On data this small, losses for a = 1/4 to 2 differ by less than 0.001.
     c.model.branch_multiplier = 1.0
     c.base_width = 64
     c.base_depth = 8

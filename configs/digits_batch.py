@@ -1,10 +1,11 @@
-"""Does the learning rate follow the batch size? A residual MLP on digits with AdamW.
+"""Sweep the learning rate over batch sizes: a residual MLP on digits with AdamW.
 
     mupax sweep --config digits_batch --workdir runs/digits-batch
     mupax sweep --config digits_batch --config.base_batch_size=64 --workdir runs/rule
 
-All batch sizes take the same examples. Without base_batch_size each run has the
-hyperparameters as they are; with it they follow docs/rules.md, section 8.
+Runs at all batch sizes see the same number of examples. The first command keeps
+hyperparameters fixed; the second one scales them by the rules of docs/rules.md,
+section 8 (Malladi et al. 2022, arXiv:2205.10287).
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +18,7 @@ def get_config() -> ConfigDict:
     c = defaults("sweep")
     c.dataset = "digits"
     c.batch_size = 64
-    c.steps = 200  # of a batch of 64
+    c.steps = 200  # at batch size 64
     c.model = ConfigDict({"name": "resmlp", "width": 32, "depth": 4})
     c.base_width = 32
     c.base_depth = 4

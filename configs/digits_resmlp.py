@@ -1,10 +1,10 @@
-"""Tune small, train big: the residual MLP of Tensor Programs VI adds two digits.
+"""Tune a small residual MLP (Tensor Programs VI), then train a large one.
 
     mupax transfer --config digits_resmlp --workdir runs/demo
 
-An example is a pair of scikit-learn's scanned digits, and its label their sum. The
-same config runs on other image datasets, e.g. single digits, or those that TFDS has
-prepared:
+An example is a pair of scikit-learn's scanned digits; its label is their sum. The
+same config runs on other image datasets, e.g. single digits, or datasets that TFDS
+has prepared:
 
     mupax transfer --config digits_resmlp --workdir runs/digits \
         --config.dataset=digits --config.label_smoothing=0.1
@@ -34,8 +34,8 @@ def get_config() -> ConfigDict:
     c.model.width = 64  # the base's
     c.model.depth = 8
     c.optimizer = ConfigDict({"name": "adam"})
-    c.learning_rate = 2.0**-7  # about the base's best
-    c.schedule.name = "cosine"  # at a constant rate Adam's late spikes decide the end
+    c.learning_rate = 2.0**-7  # near the base's optimum
+    c.schedule.name = "cosine"  # a constant rate gives Adam spikes in the final loss
 
     # Proxies: depths at the base width, widths at the base depth.
     c.sweep.depths = (4, 8, 16, 32, 64)
@@ -47,8 +47,8 @@ def get_config() -> ConfigDict:
         {"sp": {"name": "sp"}, "depth_mup": {"name": "depth_mup"}}
     )
 
-    # The large model, at the learning rate that the base model likes best; beside it
-    # the base model, and the large model in the standard parametrization.
+    # The large model, at the base's optimal learning rate. For comparison, the base
+    # model, and the large model in the standard parametrization.
     c.target.width = 256
     c.target.depth = 64
     c.target.steps = 600

@@ -2,7 +2,7 @@
 
     mupax train --config fashion_resmlp --config.data_dir=DIR
 
-docs/results.md has what it reached, and what larger ones reach at its learning rate.
+Results: docs/results.md, also of larger models at the same learning rate.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     c.base_width = 32
     c.base_depth = 4
     c.optimizer = ConfigDict({"name": "adam"})
-    c.learning_rate = 2.0**-7  # about the best at this size
+    c.learning_rate = 2.0**-7  # near the optimum at this size
     c.schedule.warmup = 100
     c.batch_size = 64
     c.steps = 1875  # two epochs

@@ -3,12 +3,12 @@
     mupax convert --model vit_tiny_patch16_224 --source model.safetensors --out runs/vit
     mupax train --config finetune_vit --config.data_dir=DIR --config.init_from=runs/vit
 
-`model.safetensors` is timm's, or give the id of a repository on the Hugging Face hub
-as `--source`. The weights stay as they are but for a new head of ten classes; learning
-rates follow the parametrization relative to the model's own size. With another image
-size, e.g. `--config.data.image_size=128`, positions are interpolated; 16 must divide
-it. Tested with a small ViT in timm's format (tests/test_finetune.py), not with
-downloaded weights.
+`model.safetensors` is timm's file; `--source` also accepts the id of a repository on
+the Hugging Face hub. All weights are loaded except the head, which is new and has ten
+classes. Learning rates are relative to the model's own size. With another image size,
+e.g. `--config.data.image_size=128`, positions are interpolated; it must be a multiple
+of 16. Tested with a small ViT in timm's format (tests/test_finetune.py), not with
+downloaded weights. Model: Dosovitskiy et al. 2020 (arXiv:2010.11929).
 """
 
 from ml_collections import ConfigDict

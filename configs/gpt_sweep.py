@@ -1,9 +1,10 @@
-"""What happens in a transformer? Tensor Programs VI, section 10.3, on bytes of text.
+"""Learning-rate transfer of a GPT over depth: Tensor Programs VI, section 10.3.
 
     mupax sweep --config gpt_sweep --config.dataset=text:FILE --workdir runs/tp6-16
 
-Over depth, without depth scaling, with 1/√L in branches and learning rates, and with
-CompleteP. docs/evidence.md holds what came out.
+On the bytes of a text, without depth scaling, with 1/√L in branches and learning rates,
+and with CompleteP. Results: docs/evidence.md. Papers: arXiv:2310.02244 and
+arXiv:2505.01618.
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +23,7 @@ def get_config() -> ConfigDict:
     c.model.width = 32  # the base's
     c.model.depth = 2
     c.optimizer = ConfigDict({"name": "adam"})
-    c.learning_rate = 2.0**-7  # about the base's best
+    c.learning_rate = 2.0**-7  # near the base's optimum
     c.schedule.name = "constant"
     c.sweep.depths = (2, 4, 8, 16)
     c.sweep.widths = (32,)

@@ -1,10 +1,10 @@
-"""ResNet-50 on ImageNet at 224 x 224.
+"""ResNet-50 (He et al. 2016, arXiv:1512.03385) on ImageNet at 224 x 224.
 
     mupax plan --config imagenet_resnet50 --topology v5e:4x8
     mupax train --config imagenet_resnet50 --workdir runs/imagenet_resnet50
 
-Expected: 76 to 77 % of the validation split after 90 epochs, as He et al. 2015 and
-torchvision's first weights; planned and run on noise here, not on ImageNet.
+Expected: 76 to 77 % validation accuracy after 90 epochs, as He et al. and torchvision's
+first weights. We have planned it and run it on noise, but not on ImageNet.
 """
 
 from ml_collections import ConfigDict

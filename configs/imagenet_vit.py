@@ -3,8 +3,9 @@
     mupax plan --config imagenet_vit --topology v6e:16x16
     mupax train --config imagenet_vit --workdir runs/imagenet_vit
 
-Expected: 79 to 80 % of the validation split after 300 epochs, as Steiner et al. 2021
-(arXiv:2106.10270) from ImageNet alone; planned and run on noise here.
+Expected: 79 to 80 % validation accuracy after 300 epochs, as Steiner et al. 2021
+(arXiv:2106.10270) without other data. We have planned it and run it on noise, but not
+on ImageNet.
 """
 
 from ml_collections import ConfigDict

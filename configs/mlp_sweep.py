@@ -1,9 +1,9 @@
-"""Does the learning rate of a plain ReLU MLP transfer over depth? Jelassi et al.
+"""Learning-rate transfer of a plain ReLU MLP over depth: Jelassi et al. 2023.
 
     mupax sweep --config mlp_sweep --config.data_dir=DIR --workdir runs/mlp
 
 Without residual branches, under μP alone and with the paper's factor L^(-3/2), on
-CIFAR-10 of 16 x 16 pixels. docs/evidence.md holds what came out.
+CIFAR-10 at 16 x 16 pixels. Results: docs/evidence.md. Paper: arXiv:2305.07810.
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     c.model.width = 128  # the base's
     c.model.depth = 8
     c.optimizer = ConfigDict({"name": "adam"})
-    c.learning_rate = 2.0**-10  # about the base's best
+    c.learning_rate = 2.0**-10  # near the base's optimum
     c.schedule.name = "constant"
     c.sweep.depths = (8, 16, 32)
     c.sweep.widths = (128,)

@@ -1,9 +1,9 @@
-"""The residual CNN of Bordelon et al. (App. A.1) on MNIST.
+"""The residual CNN of Bordelon et al. 2023 (arXiv:2309.16620, App. A.1) on MNIST.
 
     mupax train --config mnist_cnn --config.data_dir=DIR
 
-Measured: 98.93 % of the test split, in 50 s on 2 cores. It is shipped:
-`zoo.load_pretrained("cnn_mnist")`.
+Takes 50 s on 2 cores. Result: 98.93 % test accuracy. The trained model comes with the
+package: `zoo.load_pretrained("cnn_mnist")`.
 """
 
 from ml_collections import ConfigDict

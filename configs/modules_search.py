@@ -1,8 +1,9 @@
-"""Hyperparameters of groups of parameters, searched on a small residual MLP.
+"""Search the hyperparameters of groups of parameters of a small residual MLP.
 
     mupax search --config modules_search --workdir runs/search
 
-The least and largest value of each axis bound the search (docs/howto/modules.md).
+The smallest and largest value of each axis bound the search (docs/howto/modules.md).
+Paper: Mlodozeniec et al. 2025 (arXiv:2512.22382).
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
-"""Does the learning rate of a residual MLP transfer over depth? Tensor Programs VI.
+"""Learning-rate transfer of a residual MLP over depth: Tensor Programs VI.
 
     mupax sweep --config resmlp_sweep --config.data_dir=DIR --workdir runs/tp6-10
 
-Figures 10 and 11 on CIFAR-10 of 16 x 16 pixels, narrower and shorter. The other figures
-are overrides: --config.model.nonlinearity=abs --config.model.layer_norm=True (12),
---config.sweep.axes.branch_multiplier='2**[-5:0]' (13),
---config.model.activation_first=True (2), --config.model.block_depth=2 (4 to 7).
-docs/evidence.md holds what came out.
+Figures 10 and 11 on CIFAR-10 at 16 x 16 pixels, with narrower models and fewer steps.
+For other figures add --config.model.nonlinearity=abs --config.model.layer_norm=True
+(12), --config.sweep.axes.branch_multiplier='2**[-5:0]' (13),
+--config.model.activation_first=True (2) or --config.model.block_depth=2 (4 to 7).
+Results: docs/evidence.md. Paper: arXiv:2310.02244.
 """
 
 from ml_collections import ConfigDict
@@ -21,8 +21,9 @@ def get_config() -> ConfigDict:
     c.data.image_size = 16
     c.batch_size = 64
     c.steps = 300
-    # As in the paper, the input and output layers stay as they start.
-    # a: the best of the base at 300 to 1,560 steps, with Adam (docs/evidence.md).
+    # As in the paper, the input and output layers are not trained.
+    # The branch multiplier is the base's best at 300 to 1,560 steps, with Adam
+    # (docs/evidence.md).
     c.model = ConfigDict({"name": "resmlp", "branch_multiplier": 0.25})
     c.model.train_ends = False
     c.model.nonlinearity = "relu"
@@ -32,7 +33,7 @@ def get_config() -> ConfigDict:
     c.model.width = 64  # the base's
     c.model.depth = 8
     c.optimizer = ConfigDict({"name": "adam"})
-    c.learning_rate = 2.0**-7  # about the base's best
+    c.learning_rate = 2.0**-7  # near the base's optimum
     c.schedule.name = "constant"
     c.sweep.depths = (8, 32, 128, 256)
     c.sweep.widths = (64,)

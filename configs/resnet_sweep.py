@@ -1,9 +1,9 @@
-"""Does normalization make a ResNet transfer over depth? Bordelon et al., Figure 2.
+"""Learning-rate transfer of ResNets over depth: Bordelon et al. 2023, Figure 2.
 
     mupax sweep --config resnet_sweep --config.data_dir=DIR --workdir runs/bordelon-2
 
-A ResNet of two stages with batch norm, a norm of each channel and none, on CIFAR-10 of
-16 x 16 pixels. docs/evidence.md holds what came out.
+A ResNet of two stages with batch norm, instance norm and no norm, on CIFAR-10 at
+16 x 16 pixels. Results: docs/evidence.md. Paper: arXiv:2309.16620.
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     c.model.width = 8  # the base's
     c.model.depth = 1
     c.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
-    c.learning_rate = 2.0**-4  # about the base's best
+    c.learning_rate = 2.0**-4  # near the base's optimum
     c.schedule.name = "constant"
     c.sweep.depths = (1, 2, 4)  # how often the blocks of a stage are repeated
     c.sweep.widths = (8,)

@@ -1,9 +1,10 @@
-"""Does the learning rate follow the batch size? A small GPT on the bytes of a text.
+"""Sweep the learning rate over batch sizes: a small GPT on the bytes of a text.
 
     mupax sweep --config text_batch --config.dataset=text:FILE --workdir runs/text-batch
 
-Add --config.base_batch_size=64 and another --workdir for the same with the rule of
-docs/rules.md, section 8. All batch sizes take the same examples.
+Runs at all batch sizes see the same number of examples. Add --config.base_batch_size=64
+and another --workdir to scale hyperparameters by the rules of docs/rules.md, section 8
+(Malladi et al. 2022, arXiv:2205.10287).
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +18,7 @@ def get_config() -> ConfigDict:
     c.dataset = "text:input.txt"
     c.data.context = 32
     c.batch_size = 64
-    c.steps = 400  # of a batch of 64
+    c.steps = 400  # at batch size 64
     c.model = ConfigDict({"name": "gpt", "branch_multiplier": 1.0, "head_dim": 16})
     c.model.width = 32
     c.model.depth = 2

@@ -1,8 +1,8 @@
-"""A GPT of a billion parameters on text, for planning: tuned at a quarter of its width.
+"""A GPT of a billion parameters, tuned at a quarter of its width, for `mupax plan`.
 
     mupax plan --config text_gpt_1b --topology v5e:16x16,v5p:8x8x16
 
-Compiled and planned here, not trained.
+We have compiled and planned it, but not trained it.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""Does the learning rate of a ViT transfer over depth? Bordelon et al., Figure 3.
+"""Learning-rate transfer of a ViT over depth: Bordelon et al. 2023, Figure 3.
 
     mupax sweep --config vit_sweep --config.data_dir=DIR --workdir runs/bordelon-3
 
-Adam on CIFAR-10 in patches of 8, with and without LayerNorm. With warm-up and cosine:
---config.schedule.name=cosine --config.schedule.warmup=40. docs/evidence.md holds what
-came out.
+Adam on CIFAR-10 in patches of 8, with and without LayerNorm. For warm-up and cosine
+decay, add --config.schedule.name=cosine --config.schedule.warmup=40. Results:
+docs/evidence.md. Paper: arXiv:2309.16620.
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     c.model.width = 32  # the base's
     c.model.depth = 2
     c.optimizer = ConfigDict({"name": "adam"})
-    c.learning_rate = 2.0**-9  # about the base's best
+    c.learning_rate = 2.0**-9  # near the base's optimum
     c.schedule.name = "constant"
     c.sweep.depths = (2, 4, 8, 16)
     c.sweep.widths = (32,)

@@ -1,13 +1,13 @@
 """mupax: hyperparameter transfer for JAX, across width and depth.
 
-Tune a small model, and the same learning rate is right for the large one.
+Tune a small model, and use the same learning rate for the large one.
 
-* `mupax.optim`: the rules of width and depth, and the Optax transforms that
+* `mupax.optim`: scaling rules over width and depth, and the Optax transforms that
   apply them to any JAX model.
-* `mupax.zoo`: Flax NNX models that carry the rules.
-* `mupax.coord_check`: do activations move alike at every size?
-* `mupax.sweep`: where does the optimum of a model of yours go as it grows? It needs
-  the packages of `mupax[train]`, as does all of `mupax.experiments`.
+* `mupax.zoo`: Flax NNX models with matching initialization and multipliers.
+* `mupax.coord_check`: check that activations change by the same amount at every size.
+* `mupax.sweep`: measure how the optimal hyperparameters of your own model change with
+  its size. It needs the packages of `mupax[train]`, as all of `mupax.experiments`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ __all__ = ["__version__", "coord_check", "optim", "sweep", "zoo"]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing it takes packages and time that a user of the transforms need not have.
+    # Imported lazily: it needs packages and time that users of the transforms lack.
     if name == "sweep":
         from mupax.experiments.sweep.api import sweep
 

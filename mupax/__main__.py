@@ -1,4 +1,4 @@
-"""`python -m mupax` and the `mupax` command."""
+"""Entry point of `python -m mupax` and the `mupax` command."""
 
 import os
 import pathlib
@@ -8,12 +8,17 @@ import jax
 
 
 def main() -> int:
-    """Run the command line, or say which extra it needs."""
-    # A run that goes on, or the next of its kind, need not compile again.
+    """Run the command line; if a package is missing, print the extra to install.
+
+    Returns:
+      The exit status.
+    """
+    # Resumed and similar runs reuse compiled programs.
     cache = pathlib.Path.home() / ".cache" / "mupax"
     _default("compilation_cache_dir", str(cache))
     if sys.argv[1:2] and sys.argv[1] in ("sweep", "transfer", "figure"):
-        # One device of a CPU leaves cores idle; the lanes of a sweep are shared by all.
+        # One CPU device leaves cores idle, so use one per core; a sweep's runs are
+        # split over devices.
         devices = "xla_force_host_platform_device_count"
         if devices not in os.environ.get("XLA_FLAGS", ""):
             _default("num_cpu_devices", _cores())
@@ -25,15 +30,15 @@ def main() -> int:
         if error.name is None or error.name.startswith("mupax"):
             raise
         print(
-            f"mupax: this command needs {error.name}, which the base install leaves "
-            "out; install it with: pip install 'mupax[train]'",
+            f"mupax: this command needs {error.name}, which is not part of the base "
+            "install; install it with: pip install 'mupax[train]'",
             file=sys.stderr,
         )
         return 2
 
 
 def _default(name: str, value: str | int) -> None:
-    """Set one of JAX's options, unless the environment does; for its processes too."""
+    """Set a JAX option, also for subprocesses, unless the environment sets it."""
     variable = f"JAX_{name.upper()}"
     if variable not in os.environ:
         os.environ[variable] = str(value)
@@ -41,7 +46,7 @@ def _default(name: str, value: str | int) -> None:
 
 
 def _cores() -> int:
-    """Those that this process may run on."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

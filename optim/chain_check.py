@@ -250,9 +250,9 @@ def inspect_chain(
         ) from error
     except Exception as error:
         raise Unchecked(
-            "tx cannot be checked, because running it on gradients with the paths of "
-            f"the scales failed ({type(error).__name__}: {error}); pass params=... if "
-            "it holds trees of masks or labels"
+            "tx cannot be run on gradients with the paths of the scales "
+            f"({type(error).__name__}: {error}); pass params=... if it holds trees of "
+            "masks or labels"
         ) from error
     return ChainCheck(rows, _summary({p: r.hint for p, r in rows.items()}))
 

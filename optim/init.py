@@ -1,4 +1,4 @@
-"""Initial sizes: check them, bring them to a parametrization, multiply weights."""
+"""`rescale_init`: give parameters the initial sizes of a parametrization."""
 
 import dataclasses
 import functools
@@ -20,10 +20,10 @@ from .rules import multipliers
 from .scales import ParamScale, Role, Scales
 from .transforms import ParametrizationLike, multiply_leaves, resolve
 
-# What `init=` may say of a framework's initialization, and the powers it means.
+# Values of `init=`: the assumed dependence of initial sizes on width.
 STANDARD, CONSTANT = "standard", "constant"
 
-# Ratios of initial sizes that differ by less are taken for the same.
+# Ratios of initial sizes count as equal if their logarithms differ by less than this.
 _SAME = 0.1
 
 
@@ -35,39 +35,38 @@ def rescale_init(
     base: Any = None,
     init: str | None = None,
 ) -> Any:
-    """Bring an ordinary initialization to the parametrization's.
+    """Rescale a framework's initialization to that of a parametrization.
 
     With `base`, the sizes of both models are measured, and every parameter gets the
-    base's size times the parametrization's ratio, whatever the initializers are.
-    Without it, a standard initialization is assumed, and the parameters are checked:
-    one that certainly breaks the assumption is an error. The values of parameters
-    are not known under `jax.jit` or `jax.vmap`: there `base` still works, and the
-    checks are left out.
+    base's size times the parametrization's ratio, for any initializers. Without it, a
+    standard initialization is assumed, and a parameter that certainly contradicts the
+    assumption raises an error. Under `jax.jit` or `jax.vmap` values are unknown: there
+    `base` still works, but nothing is checked.
 
     Args:
       params: parameters of the target, as its framework initialized them. Leaves that
-        are not floating-point arrays are returned as they are.
+        are not floating-point arrays are returned unchanged.
       scales: their scales, from `infer_scales`. Models of `mupax.zoo` need no
         rescaling.
-      parametrization: a name, or what `optim.parametrization` returns; that of the
-        scales by default, "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       base: the model of the base size, with values: its parameters, an NNX or
         Equinox module, or a function of no arguments that builds one (recommended;
         the base is small).
-      init: what is assumed of the initializers. "standard" (the default): kernels
-        have standard deviation ∝ fan_in^-½; embeddings, biases and norm scales have
-        one that does not depend on width. "constant": every parameter has a standard
-        deviation that does not depend on width, as N(0, 0.02) in GPT-2. With `base`
-        the claim is checked against the measured sizes.
+      init: the assumption on the initializers. "standard" (the default): kernels have
+        standard deviation ∝ fan_in^-½; that of embeddings, biases and norm scales does
+        not depend on width. "constant": no standard deviation depends on width, e.g.
+        N(0, 0.02) in GPT-2. With `base`, the assumption is checked against the
+        measured sizes.
 
     Returns:
-      The parameters, each times a factor. From a standard initialization to μP only
-      readouts change, by m^-½.
+      The parameters, each multiplied by a factor. From a standard initialization to μP
+      only readouts change, by m^-½.
 
     Raises:
-      ValueError: parameters that are not those of `scales`; a model of the zoo, or
-        parameters that were rescaled before; a parameter whose size contradicts what
-        is assumed. The message names the path and what to do.
+      ValueError: `params` do not belong to `scales`, are those of a zoo model, or were
+        rescaled before; or the size of a parameter contradicts the assumption. The
+        message names the path and what to do.
 
     Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
 
@@ -119,10 +118,20 @@ def rescale_init(
 def apply_multipliers(
     params: Any, scales: Scales, parametrization: ParametrizationLike | None = None
 ) -> Any:
-    """The effective weights: each stored weight times its forward multiplier.
+    """Return effective weights: each stored weight times its forward multiplier.
 
-    For a user's model under a gauge that has forward multipliers: call the model
-    with what this returns, and differentiate through it. Zoo models do it inside.
+    Needed for your own model under a gauge with forward multipliers: call the model
+    with the result, and differentiate through it. Zoo models do this themselves.
+
+    Args:
+      params: the stored parameters.
+      scales: from `infer_scales`.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
+
+    Raises:
+      ValueError: a parameter without a scale; see `scale_by_parametrization` for the
+        rest.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -143,12 +152,12 @@ def apply_multipliers(
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """One parameter of the target, and the ratios of its initial size to the base's.
+    """One parameter of the target, with ratios of initial sizes, target over base.
 
     Attributes:
       scale: its scale.
       array: its values.
-      rule: the ratio that the parametrization wants.
+      rule: the ratio under the parametrization.
       assumed: the ratio that the initializers are assumed to give.
     """
 
@@ -159,7 +168,7 @@ class _Leaf:
 
     @property
     def changes(self) -> bool:
-        """Whether the assumed size is another than the wanted one."""
+        """Whether the parametrization's ratio differs from the assumed one."""
         return not _alike(self.rule, self.assumed)
 
 
@@ -176,8 +185,8 @@ def _check_arguments(params: Any, init: str | None) -> None:
         raise ValueError(f"init={init!r} must be {STANDARD!r} or {CONSTANT!r}")
     if is_nnx(params):
         raise ValueError(
-            "rescale_init takes parameters, not a module: params = nnx.state(model, "
-            "nnx.Param), then nnx.update(model, rescale_init(params, ...))"
+            "rescale_init takes parameters, not a module: use params = nnx.state("
+            "model, nnx.Param), then nnx.update(model, rescale_init(params, ...))"
         )
 
 
@@ -185,8 +194,8 @@ def _check_made_elsewhere(scales: Scales) -> None:
     for path, scale in scales.items() if isinstance(scales, Scales) else ():
         if scale.origin == "axis names":
             raise ValueError(
-                f"parameter {path!r} belongs to a model of mupax.zoo, which is created "
-                "with the initial sizes of its parametrization; leave rescale_init out"
+                f"parameter {path!r} belongs to a model of mupax.zoo, which already "
+                "has the initial sizes of its parametrization; leave rescale_init out"
             )
 
 
@@ -194,7 +203,7 @@ def _check_made_elsewhere(scales: Scales) -> None:
 
 
 def _arrays(tree: Any) -> dict[str, Any]:
-    """The floating-point leaves by path; of Linen variables, those of "params"."""
+    """Floating-point leaves, by path; for Linen variables, those of "params"."""
     return {
         path: leaf
         for path, leaf in flatten(trainable(tree))
@@ -203,7 +212,7 @@ def _arrays(tree: Any) -> dict[str, Any]:
 
 
 def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
-    """For each path of the target, the parameter of the base it is compared with."""
+    """For each path of the target, its counterpart in the base."""
     model = base() if _is_function(base) else base
     if isinstance(model, Scales):
         raise ValueError("base= is a Scales; pass the base model, or its parameters")
@@ -216,7 +225,7 @@ def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
 
 
 def _is_function(model: Any) -> bool:
-    # Modules of NNX and Equinox are callable too, and are not to be called.
+    # NNX and Equinox modules are callable too, but they are models already.
     return (
         inspect.isroutine(model)
         or inspect.isclass(model)
@@ -225,7 +234,7 @@ def _is_function(model: Any) -> bool:
 
 
 def _twin(path: str, scale: ParamScale, arrays: Mapping[str, Any]) -> Any:
-    """The base's parameter of this path, or of a block with another number."""
+    """The base's parameter at this path, or at the same path in another block."""
 
     def unnumbered(path: str) -> str:
         return re.sub(r"\d+", "*", path)
@@ -262,9 +271,9 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
     return map_with_paths(multiply, tree)
 
 
-# --- was it done before? ---
+# --- was it applied before? ---
 
-# Arrays that rescale_init returned, as long as they live.
+# Arrays that rescale_init returned and that still exist.
 _rescaled: "dict[int, weakref.ref[Any]]" = {}
 
 
@@ -285,7 +294,7 @@ def _check_rescaled_before(leaves: Mapping[str, _Leaf]) -> None:
 def _already(path: str) -> str:
     return (
         f"parameter {path!r} already has its initial size under the parametrization: "
-        "rescale_init was applied before, or the model initializes itself for it; "
+        "rescale_init was applied before, or the model's initializers follow it; "
         "apply rescale_init once, to parameters as their framework initialized them"
     )
 
@@ -296,19 +305,19 @@ def _already(path: str) -> str:
 def _size(array: Any, np: Any = jnp) -> _Size:
     flat = np.asarray(array).ravel()
     x = abs(flat).astype(np.float32)
-    # By the largest entry, so that no square overflows or vanishes.
+    # Divide by the largest entry, so that no square overflows or underflows.
     top = np.max(x, initial=0.0)
     y = x / np.where(top > 0, top, 1)
     count = max(x.size, 1)
     square, fourth = (y**2).sum() / count, (y**4).sum() / count
-    # Of the root of a mean of squares: half the relative error of the mean.
+    # The relative error of a root is half that of the mean of squares.
     spread = fourth / np.where(square > 0, square**2, 1) - 1
     error = 0.5 * (np.maximum(spread, 0) / count) ** 0.5
     return _Size(top * square**0.5, error, np.all(flat == flat[:1]))
 
 
 _size_compiled = jax.jit(_size)
-# Entries above which an array is measured on its device, for the price of compiling.
+# Larger arrays are measured on their device, which takes a compilation.
 _LARGE = 10**7
 
 
@@ -332,7 +341,7 @@ def _measure(array: Any) -> _Size:
 def _measured_factors(
     leaves: Mapping[str, _Leaf], base: Mapping[str, Any], init: str | None
 ) -> dict[str, Any]:
-    """Factors that give every parameter the base's size times the rule."""
+    """Factors that give every parameter the base's size times the rule's ratio."""
     small = _sizes(base)
     large = _sizes({path: leaf.array for path, leaf in leaves.items()})
     traced = _is_traced([*base.values(), *(leaf.array for leaf in leaves.values())])
@@ -347,7 +356,7 @@ def _measured_factors(
         ratio = large[path].rms / small[path].rms
         noise = _noise(small[path], large[path])
         fits = abs(math.log(ratio / leaf.assumed)) <= noise
-        # Exact where the initializer does what was assumed.
+        # Exact if the initializer agrees with the assumption.
         factors[path] = leaf.rule / (leaf.assumed if fits else ratio)
     return factors
 
@@ -362,7 +371,7 @@ def _traced_factor(leaf: _Leaf, small: _Size, large: _Size) -> Any:
 
 
 def _noise(small: _Size, large: _Size) -> Any:
-    """How far the log of a measured ratio may lie from the truth by chance."""
+    """Largest error of the log of a measured ratio that chance explains."""
     return 4 * (small.error**2 + large.error**2) ** 0.5 + 0.02
 
 
@@ -372,7 +381,7 @@ def _check_measured(
     large: Mapping[str, _Size],
     init: str | None,
 ) -> None:
-    done: dict[str, bool] = {}  # by path, whether the size is the wanted one already
+    done: dict[str, bool] = {}  # by path, whether the size already follows the rule
     for path, leaf in leaves.items():
         b, t = small[path], large[path]
         if (b.rms == 0) != (t.rms == 0):
@@ -387,9 +396,8 @@ def _check_measured(
         if init is not None and abs(off - math.log(leaf.assumed)) > _noise(b, t):
             raise ValueError(
                 f"parameter {path!r} starts {t.rms / b.rms:.3g} times as large in the "
-                f"target as in the base, and init={init!r} means "
-                f"{leaf.assumed:.3g} times; leave init out, so that the measured sizes "
-                "count"
+                f"target as in the base, but init={init!r} means "
+                f"{leaf.assumed:.3g} times; leave init out to use the measured sizes"
             )
         if leaf.changes:
             done[path] = abs(off - math.log(leaf.rule)) <= _noise(b, t)
@@ -409,7 +417,7 @@ class _Law(NamedTuple):
 
 
 def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
-    """Raise where a parameter's size certainly contradicts what is assumed."""
+    """Raise a `ValueError` if a size certainly contradicts the assumption."""
     kernels = {
         path: leaf
         for path, leaf in leaves.items()
@@ -419,7 +427,7 @@ def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
     if _is_traced(leaf.array for leaf in kernels.values()):
         return
     sizes = _sizes({path: leaf.array for path, leaf in kernels.items()})
-    # Zeros stay zeros; equal entries are no random initialization.
+    # Zeros stay zeros; equal entries are not a random initialization.
     sizes = {p: s for p, s in sizes.items() if s.rms > 0 and not s.constant}
     unexplained = {}
     for path, size in sizes.items():
@@ -445,31 +453,31 @@ def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
 
 
 def _check_constant(leaves: Mapping[str, _Leaf], sizes: Mapping[str, _Size]) -> None:
-    """Raise where kernels have one round size, though their fan-ins differ."""
+    """Raise a `ValueError` if kernels of different fan-ins have the same round size."""
     stds = {path: _round(sizes[path]) for path in leaves}
     for path, std in stds.items():
         if std is None:
             continue
         same = [leaves[p].scale.fan_in for p in leaves if stds[p] == std]
         if max(same) >= 1.5 * min(same) or _near(sizes[path]) <= 0.01:
-            law = _Law("as if it were the same at every width", std, 1.0)
+            law = _Law("probably the same at every width", std, 1.0)
             raise ValueError(_contradiction(path, sizes[path], law, leaves[path], None))
 
 
 def _round(size: _Size) -> float | None:
-    """The round standard deviation that this size is likely to be, or None."""
+    """The round standard deviation that matches this size, or None."""
     laws = [_Law("", std * cut, std) for std in _ROUND for cut in (1.0, _TRUNCATED)]
     return next((law.ratio for law in _matching(laws, size)), None)
 
 
 def _near(size: _Size) -> float:
-    # Three standard errors, and what rounding of a formula may differ by.
+    # Three standard errors, plus a margin for rounded constants.
     return 3 * size.error + 0.002
 
 
 def _matching(laws: list[_Law], size: _Size) -> list[_Law]:
     near = _near(size)
-    if near > 0.1:  # too few entries to tell one law from another
+    if near > 0.1:  # too few entries to distinguish laws
         return []
     return [law for law in laws if abs(math.log(size.rms / law.std)) <= near]
 
@@ -481,21 +489,21 @@ def _contradiction(
     if init == CONSTANT:
         remedy = "leave init='constant' out"
     elif law.ratio == 1.0:
-        remedy = "pass init='constant' if all parameters start so"
+        remedy = "pass init='constant' if this holds for all parameters"
     return (
         f"parameter {path!r} starts with standard deviation {size.rms:.4g}, "
-        f"{law.text}: {law.ratio:.3g} times the base's, where "
+        f"{law.text}: {law.ratio:.3g} times the base's, but "
         f"{leaf.assumed:.3g} times is assumed; "
-        "pass base=... (a function that builds the base model), so that both are "
-        f"measured, or {remedy}"
+        "pass base=... (a function that builds the base model) to measure both, "
+        f"or {remedy}"
     )
 
 
 # Gains of the usual initializers: LeCun (Flax), He, PyTorch and Equinox (uniform on
 # ±fan_in^-½), tanh's 5/3 of PyTorch.
 _GAINS = (1.0, 2**0.5, 3**-0.5, 5 / 3)
-# A normal variable that is cut at two standard deviations, as jax.nn.initializers
-# .truncated_normal returns it, which does not correct for it.
+# Standard deviation of a normal variable cut at ±2, as jax.nn.initializers
+# .truncated_normal draws it, without a correction.
 _TRUNCATED = 0.87962566
 
 
@@ -515,15 +523,15 @@ def _fan_in(scale: ParamScale) -> list[_Law]:
 
 
 def _laws(scale: ParamScale, path: str) -> list[_Law]:
-    """What usual initializers that depend on shapes would give this parameter."""
+    """Standard deviations that common shape-dependent initializers would give."""
     (fan_in, fan_out), (base_in, base_out) = (
         _fans(scale, shape) for shape in (scale.shape, scale.base_shape)
     )
     features = [
-        _power("features^-½ as nnx.Embed has it", gain, fan_out, base_out)
+        _power("features^-½, as in nnx.Embed", gain, fan_out, base_out)
         for gain in _GAINS[:2]
     ]
-    if path.rpartition("/")[2] == "embedding":  # Flax: they count features as fan-in
+    if path.rpartition("/")[2] == "embedding":  # Flax counts features as fan-in
         return features
     glorot = "∝ (fan_in + fan_out)^-½ (Glorot)"
     longest = max(fan_in, fan_out), max(base_in, base_out)
@@ -535,7 +543,7 @@ def _laws(scale: ParamScale, path: str) -> list[_Law]:
     ]
 
 
-# Standard deviations that people write down.
+# Standard deviations that people write in code.
 _ROUND = (1.0, 0.5, 0.1, 0.05, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01, 0.006, 0.005, 1e-3)
 
 

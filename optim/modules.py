@@ -1,7 +1,7 @@
 """Hyperparameters per group of parameters, as factors of the global ones.
 
-They are part of what is tuned on the base, so they transfer like the learning rate: the
-rules of width, depth, batch size and length multiply them, and do not change them.
+They are tuned on the base and transfer like the learning rate: the rules for width,
+depth, batch size and length multiply them as they are.
 """
 
 import dataclasses
@@ -27,19 +27,21 @@ class Module:
     """Factors of the hyperparameters of a group of parameters.
 
     Args:
-      learning_rate: of the learning rate. The decay of a step, learning rate times
-        weight decay, does not change with it.
-      weight_decay: of decoupled weight decay; 0 for none.
-      init_scale: of the initial weights.
-      multiplier: of the parameters in the forward pass, as a gauge: it multiplies the
-        initial weights and, so that the network trains as with a multiplier, their
-        updates. On all parameters of a branch's last layer it is a branch multiplier.
-      b1_memory: of the number of steps that β1 remembers: 2 turns β1 into √β1. Of
-        adam, adamw, lamb and lion.
-      b2_memory: of the number of steps that β2 remembers.
+      learning_rate: factor of the learning rate. The decay per step, learning rate
+        times weight decay, does not change with it.
+      weight_decay: factor of decoupled weight decay; 0 for none.
+      init_scale: factor of the initial weights.
+      multiplier: factor of the parameters in the forward pass, as a gauge: the initial
+        weights and their updates are multiplied, so that the network trains as with a
+        multiplier. On all parameters of a branch's last layer it is a branch
+        multiplier.
+      b1_memory: factor of the number of steps over which β1 averages; 2 turns β1 into
+        √β1. For adam, adamw, lamb and lion.
+      b2_memory: the same for β2.
 
     Raises:
-      ValueError: a factor that is not positive and finite (weight decay: not negative).
+      ValueError: a factor is not a number, not finite, or not positive (weight decay
+        may be 0).
 
     Source: Mlodozeniec et al. 2025 (arXiv:2512.22382) (per-module hyperparameters);
     Yaida eq. 2.8 (multiplier as a gauge).
@@ -61,7 +63,7 @@ class Module:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, jax.Array):  # maybe traced, and not known here
+            if isinstance(value, jax.Array):  # may be traced, so the value is unknown
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{field.name}={value!r} must be a number")
@@ -71,7 +73,7 @@ class Module:
 
     @property
     def remembers(self) -> bool:
-        """Whether the group's averages have memories of their own."""
+        """Whether the group has its own β1 or β2."""
         return any(
             isinstance(memory, jax.Array) or memory != 1
             for memory in (self.b1_memory, self.b2_memory)
@@ -89,19 +91,19 @@ class Module:
 
 
 def match_paths(patterns: Iterable[str], scales: Scales) -> dict[str, str]:
-    """The pattern that each parameter path matches.
+    """Find the pattern that matches each parameter path.
 
     Args:
-      patterns: regular expressions, searched in the paths; or "role:hidden" and the
-        like, for all parameters of a role.
+      patterns: regular expressions, searched in the paths; or, for all parameters of a
+        role, e.g. "role:hidden".
       scales: of the model.
 
     Returns:
-      Patterns by path. Paths that no pattern matches are left out.
+      {path: pattern}. Paths that no pattern matches are left out.
 
     Raises:
-      ValueError: a pattern that matches nothing (the message names similar paths), an
-        unknown role, or a path that two patterns match.
+      ValueError: a pattern matches nothing (the message names similar paths), names an
+        unknown role, or matches a path that another pattern matches too.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -125,8 +127,9 @@ roles are 'role:output'
         for path in paths:
             if path in pattern_of:
                 raise ValueError(
-                    f"parameter {path!r} matches {pattern_of[path]!r} and {pattern!r}; "
-                    "change one of them, so that each parameter has one factor"
+                    f"parameter {path!r} matches both {pattern_of[path]!r} and "
+                    f"{pattern!r}; change one of them, so that each parameter matches "
+                    "one pattern"
                 )
             pattern_of[path] = pattern
     return pattern_of
@@ -165,12 +168,12 @@ def scale_by_path(
 ) -> optax.GradientTransformation:
     """Multiply the updates of groups of parameters.
 
-    Belongs after `scale_by_parametrization` and before weight decay and learning rate.
-    It acts on the base and on the target alike. For an optimizer of `mupax.optim`, use
-    `Scales.for_modules`, which puts it there.
+    Put it after `scale_by_parametrization` and before weight decay and learning rate.
+    It acts in the same way on the base and on the target. For an optimizer of
+    `mupax.optim`, use `for_modules` instead.
 
     Args:
-      factors: for patterns as in `match_paths`, the factor. Other parameters keep their
+      factors: {pattern as in `match_paths`: factor}. Other parameters keep their
         updates. A factor may be traced, e.g. an axis of `jax.vmap`.
       scales: from `infer_scales` or `mupax.zoo.scales`.
 
@@ -200,7 +203,7 @@ def scale_by_path(
 def multiply_by_path(
     factors: Mapping[str, Any], scales: Scales
 ) -> optax.GradientTransformation:
-    """Multiply the updates of some paths, each by its factor."""
+    """Multiply the updates of some parameters, each by the factor of its path."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
@@ -210,7 +213,7 @@ def multiply_by_path(
 
 
 def multiplied(tree: Any, factors: Mapping[str, Any], scales: Scales) -> Any:
-    """A tree with the leaves of some paths multiplied; the dtypes stay."""
+    """Multiply the leaves at some paths by factors, keeping dtypes."""
 
     def multiply(path: str, leaf: jax.Array) -> jax.Array:
         scales.check_path(path)
@@ -224,16 +227,16 @@ def multiplied(tree: Any, factors: Mapping[str, Any], scales: Scales) -> Any:
 def for_modules(
     scales: Scales, modules: Mapping[str, Module | Mapping[str, Any]]
 ) -> Scales:
-    """Scales whose optimizers have other hyperparameters for groups of parameters.
+    """Set hyperparameters per group of parameters.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      modules: for patterns as in `match_paths`, a `Module` or its arguments.
+      modules: {pattern as in `match_paths`: a `Module`, or its arguments as a mapping}.
 
     Returns:
-      A copy. The optimizers of `mupax.optim` made from it follow `learning_rate`,
-      `weight_decay` and `multiplier`. The initial weights are yours:
-      `scale_init_by_path`.
+      A copy of the scales. Optimizers of `mupax.optim` created from it use the groups'
+      `learning_rate`, `weight_decay`, `multiplier` and memories. Rescale the initial
+      weights yourself, by `scale_init_by_path`.
 
     Raises:
       ValueError: see `match_paths` and `Module`; an unknown hyperparameter.
@@ -259,8 +262,8 @@ def for_modules(
             for name in given:
                 if name not in known:
                     raise ValueError(
-                        f"{pattern!r} has {name!r}; a group of parameters has "
-                        f"{', '.join(known)}"
+                        f"unknown hyperparameter {name!r} of {pattern!r}; a group of "
+                        f"parameters has {', '.join(known)}"
                     )
             given = Module(**given)
         parsed[pattern] = given
@@ -272,12 +275,17 @@ def for_modules(
 def scale_init_by_path(params: Any, scales: Scales) -> Any:
     """Multiply initial parameters by the factors of their groups.
 
+    Call it once, before training.
+
     Args:
-      params: the parameters as they are initialized.
+      params: the initial parameters.
       scales: from `for_modules`.
 
     Returns:
-      A tree like `params`. Do this once, before training.
+      A tree like `params`.
+
+    Raises:
+      ValueError: a parameter without a scale.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -299,13 +307,13 @@ def averaged(
     b1: Any,
     b2: Any,
 ) -> optax.GradientTransformation:
-    """The link of an optimizer's chain that averages gradients.
+    """Build the link of an optimizer's chain that averages gradients.
 
     Args:
-      make: from two betas to the link.
-      scales: of the model; groups may have memories of their own.
-      b1: of all other parameters.
-      b2: of all other parameters.
+      make: returns the link for given β1 and β2.
+      scales: of the model; groups may have their own memories.
+      b1: β1 of all other parameters.
+      b2: β2 of all other parameters.
     """
     own = {id(m): m for m in scales.modules.values() if m.remembers}
     if not own:
@@ -324,21 +332,17 @@ def averaged(
 
 
 def refuse_memories(scales: Scales, optimizer: str) -> None:
-    """Refuse memories of groups for an optimizer that has no β1 and β2.
-
-    Raises:
-      ValueError: a group has one.
-    """
+    """Raise a `ValueError` if a group has a memory and the optimizer cannot use it."""
     for path, module in scales.modules.items():
         if module.remembers:
             raise ValueError(
-                f"{path!r} has b1_memory or b2_memory, and {optimizer} has no β1 and "
-                "β2 of a group; leave them out, or use adam, adamw, lamb or lion"
+                f"{path!r} has b1_memory or b2_memory, but {optimizer} has no β1 and "
+                "β2 per group; leave them out, or use adam, adamw, lamb or lion"
             )
 
 
 def updates_of(scales: Scales, family: str) -> list[optax.GradientTransformation]:
-    """The link of an optimizer's chain that scales groups; none without groups."""
+    """The link that scales the updates of groups, as a list; empty without groups."""
     if not scales.modules:
         return []
     factors = {path: module.update(family) for path, module in scales.modules.items()}
@@ -346,7 +350,10 @@ def updates_of(scales: Scales, family: str) -> list[optax.GradientTransformation
 
 
 def gradients_of(scales: Scales) -> list[optax.GradientTransformation]:
-    """The link that gives eps the gradients of a multiplier; none without groups."""
+    """The link that scales gradients by the groups' multipliers, for eps.
+
+    Returns a list, which is empty without groups.
+    """
     if not scales.modules:
         return []
     factors = {path: module.multiplier for path, module in scales.modules.items()}
@@ -356,12 +363,12 @@ def gradients_of(scales: Scales) -> list[optax.GradientTransformation]:
 def decayed(
     decay: optax.GradientTransformation, scales: Scales, *, relative: bool = False
 ) -> optax.GradientTransformation:
-    """A weight decay with the factors of groups.
+    """Apply the groups' factors to a weight decay.
 
     Args:
-      decay: adds decayed weights.
+      decay: a transform that adds decayed weights.
       scales: of the model.
-      relative: the update and its decay are scaled by the learning rate together.
+      relative: whether a later link scales update and decay together (LAMB).
     """
     if not scales.modules:
         return decay

@@ -1,10 +1,11 @@
-"""Optax's optimizers with the rules of width and depth in the right place.
+"""Optax's optimizers with learning rates, eps and weight decay scaled by size.
 
-Each takes the arguments of its Optax namesake after `scales` and `parametrization`,
-and at base size is its namesake bit for bit. All hyperparameters are those of the base.
-Where the scales know another batch size or training length (`Scales.for_training`),
-learning rates, betas, eps and weight decay follow the rules of `TrainingScale`; the
-momentum of SGD stays, which is the linear rule.
+Each takes `scales` and `parametrization` after the learning rate, then the arguments of
+the Optax optimizer of the same name, which it equals bit for bit at base size. All
+hyperparameters are those of the base model. If the scales carry another batch size or
+training length (`Scales.for_training`), learning rates, betas, eps and weight decay
+follow the rules of `TrainingScale`. The momentum of SGD is never changed (the linear
+rule).
 """
 
 import functools
@@ -31,7 +32,7 @@ from .transforms import (
     scale_leaves,
 )
 
-# "matrices": the weights with a fan-in, see `decay_mask`.
+# A mask as in Optax, or "matrices" for the weights with a fan-in; see `decay_mask`.
 Mask = Any | Callable[[optax.Params], Any] | None
 
 
@@ -43,17 +44,19 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.sgd`, scaled. Depth-μP's SGD learning rates do not change with depth.
+    """`optax.sgd` with scaled learning rates.
+
+    Under Depth-μP they do not change with depth.
 
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
 
     Raises:
-      ValueError: a learning rate or momentum that is not finite; see
+      ValueError: the learning rate or momentum is not finite; see
         `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Table 1.
@@ -97,13 +100,13 @@ def adam(
     *,
     nesterov: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.adam`, scaled, with gradients normalized against eps.
+    """`optax.adam` with scaled learning rates, and gradients normalized against eps.
 
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`; eps and eps_root
         are those of the base model.
 
@@ -162,16 +165,16 @@ def adamw(
     *,
     nesterov: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.adamw`, scaled; learning rate times decay is the same at every size.
+    """`optax.adamw`, scaled; learning rate times weight decay is the same at any size.
 
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       b1, b2, eps, eps_root, mu_dtype, weight_decay, nesterov: as in
         `optax.adamw`, those of the base model. The decay is added after the scaling,
-        which leaves it alone.
+        so it is not scaled.
       mask: what decays, as in Optax; or "matrices" for the weights that sum over
         inputs, without biases, norm scales and tokens.
 
@@ -230,13 +233,13 @@ def lion(
     weight_decay: optax.ScalarOrSchedule = 1e-3,
     mask: Mask = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.lion`, scaled as Adam is: its updates have entries of one.
+    """`optax.lion` with learning rates scaled as Adam's: its updates have size one.
 
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       b1, b2, mu_dtype, weight_decay: as in `optax.lion`.
       mask: what decays, as in Optax; or "matrices" for the weights that sum over
         inputs, without biases, norm scales and tokens.
@@ -287,18 +290,18 @@ def lamb(
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Mask = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.lamb`, scaled as an update relative to the weight.
+    """`optax.lamb` with learning rates scaled for updates relative to the weight.
 
-    The trust ratio normalizes direction and decay together; each parameter's decay
-    is multiplied so that what it takes from the weight in a step stays the same.
-    A weight that starts at zero has no size to be relative to: LAMB gives it a trust
-    ratio of one, which no rule of width can see.
+    The trust ratio normalizes update and decay together. Each parameter's decay is
+    multiplied so that the weight decays by the same factor per step at every size.
+    LAMB gives a weight that starts at zero a trust ratio of one; the scaling rule does
+    not cover that case.
 
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       b1, b2, eps, eps_root, weight_decay: as in `optax.lamb`.
       mask: what decays, as in Optax; or "matrices" for the weights that sum over
         inputs, without biases, norm scales and tokens.
@@ -366,19 +369,20 @@ def adafactor(
     factored: bool = True,
     weight_decay_mask: Mask = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.adafactor`, scaled: relative to the weight, or as Adam without that.
+    """`optax.adafactor` with scaled learning rates.
 
-    Optax takes the size of a weight to be at least 1e-3: one that starts at zero
-    moves by that much relative to nothing, whatever the rule of width. Its decay is a
-    rate per step, apart from the learning rate, and so it is here.
+    They follow the rule for updates relative to the weight, or Adam's with
+    `multiply_by_parameter_scale=False`. Optax takes the size of a weight to be at least
+    1e-3; the scaling rule does not cover weights that start at zero. As in Optax, the
+    weight decay is a rate per step, not multiplied by the learning rate.
 
     Arguments that are not listed are as in `optax.adafactor`.
 
     Args:
       learning_rate: that of the base model, or None as in Optax.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       weight_decay_mask: what decays, as in Optax; or "matrices" for the weights that
         sum over inputs, without biases, norm scales and tokens.
 
@@ -458,25 +462,25 @@ def muon(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     consistent_rms: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.contrib.muon`, scaled: hidden matrices by Muon, all else by AdamW.
+    """`optax.contrib.muon`, scaled: Muon for hidden matrices, AdamW for the rest.
+
+    The scales determine which parameters are hidden matrices, and their axes.
+    Embeddings and readouts are trained by AdamW. Stacked kernels (layers, d, d) are
+    orthogonalized layer by layer, convolutions as (height·width·in, out).
 
     Over batch size and training length, Muon's learning rate follows the square-root
-    rule and its beta and decay follow Adam's. Measured optima are in line with the
-    square root (e.g. Sato et al. 2025, arXiv:2507.01598, on the critical batch size),
-    but no SDE of Muon is published, and nothing is known of beta: it is our extension.
+    rule, and its beta and decay follow Adam's. This is our extension: measured optima
+    agree with the square root (e.g. Sato et al. 2025, arXiv:2507.01598, on the critical
+    batch size), but no SDE of Muon is published, and no rule for beta.
 
-    Which parameters are hidden, and along which axes they are matrices, comes from
-    the scales: embeddings and readouts go to AdamW, stacked kernels (layers, d, d)
-    are orthogonalized layer by layer, convolutions as (height·width·in, out).
-
-    Arguments that are not listed are as in `optax.contrib.muon`, whose dimension
-    numbers are found from the scales.
+    Arguments that are not listed are as in `optax.contrib.muon`, except its dimension
+    numbers, which come from the scales.
 
     Args:
       learning_rate: that of the base model.
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
         all weights that sum over inputs, of Muon and of Adam, without biases, norm
         scales and tokens.
@@ -485,8 +489,8 @@ def muon(
       ValueError: a hyperparameter that is not finite, or scales without a hidden
         matrix; see `scale_by_parametrization` for the rest.
 
-    Source: the desired update of Tensor Programs V, Table 3, as a spectral norm:
-    Δ (m_in m_out)^½, over the shape factor that Optax applies.
+    Source: the desired update of Tensor Programs V, Table 3, as a spectral norm,
+    Δ (m_in m_out)^½, divided by the shape factor that Optax applies.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -510,7 +514,7 @@ def muon(
     matrices = {path for path, s in scales.items() if is_hidden_matrix(s)}
     if not matrices:
         raise ValueError(
-            "no parameter is a hidden matrix, for Muon to orthogonalize; use "
+            "no parameter is a hidden matrix, which Muon needs; use "
             "optim.adamw, or make scales from a base that differs in width"
         )
 
@@ -537,13 +541,13 @@ def muon(
     if adam_learning_rate is None:
         adam_learning_rate = learning_rate
     decaying = decay_mask(weight_decay_mask, scales)
-    # Optax's own masks are for the matrices of Muon alone.
+    # Optax's own masks apply only to the matrices of Muon.
     others = decaying if weight_decay_mask == "matrices" else None
     return _ours(
         "muon",
         normalize_gradients(scales, point),
         *gradients_of(scales),
-        # Updates alone: decay and learning rate come after the scaling.
+        # Only updates: decay and learning rate come after the scaling.
         contrib.muon(
             -1.0,
             ns_coeffs,
@@ -579,10 +583,10 @@ def muon(
 
 
 def is_hidden_matrix(scale: ParamScale) -> bool:
-    """Whether Muon takes this parameter: a matrix between hidden layers.
+    """Whether Muon trains this parameter: a matrix between hidden layers.
 
-    Where only depth grows, the width does not tell, and a matrix in a branch is
-    hidden.
+    If only depth grows, no parameter has the role "hidden"; then every matrix in a
+    branch counts.
     """
     matrix = bool(scale.in_axes) and bool(scale.out_axes)
     return scale.role is Role.HIDDEN or (
@@ -604,13 +608,13 @@ def muon_learning_rate(
       point: the parametrization.
       consistent_rms: as in `optax.contrib.muon`; None for its other shape factor.
       adaptive: as in `optax.contrib.muon`: the update is multiplied by the gradient's
-        dual norm, summed over copies. It is (n_in n_out)^½ for each copy, where
-        gradients are normalized and of rank one.
+        dual norm, summed over copies. For normalized gradients of rank one it is
+        (n_in n_out)^½ per copy.
 
     Returns:
       The spectral multiplier for hidden matrices, AdamW's for all others. Optax
-      multiplies by a shape factor; the rule has its own powers of width, so that the
-      base's shape factor stays and the target's is taken out.
+      multiplies updates by a shape factor. The rule already contains the powers of
+      width, so the multiplier replaces the target's shape factor by the base's.
     """
     if not is_hidden_matrix(scale):
         return multipliers(scale, point, "adamw").learning_rate
@@ -631,7 +635,7 @@ def muon_learning_rate(
 def _shape_factor(
     scale: ParamScale, shape: tuple[int, ...], consistent_rms: bool
 ) -> float:
-    """What `optax.contrib.scale_by_shape` multiplies by, without consistent_rms."""
+    """The shape factor of `optax.contrib.scale_by_shape`, without consistent_rms."""
     fan_in = math.prod(shape[a] for a in scale.in_axes)
     fan_out = math.prod(shape[a] for a in scale.out_axes)
     if consistent_rms:
@@ -642,7 +646,7 @@ def _shape_factor(
 def _scale(
     scales: Scales, parametrization: ParametrizationLike | None, optimizer: str
 ) -> optax.GradientTransformation:
-    """`scale_by_parametrization` where the order of the chain is ours."""
+    """`scale_by_parametrization` without its mark, for our own chains."""
     point = resolve(scales, parametrization)
     return scale_leaves(
         scales,
@@ -655,7 +659,7 @@ def _scale(
 def _ours(
     name: str, *links: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """The chain of one of our optimizers, known as such to `optim.chain`."""
+    """Chain the links of one of our optimizers, and mark it for `optim.chain`."""
     normalizes = any(describe(tx).kind is Kind.NORMALIZING for tx in links)
     link = Link(f"optim.{name}", Kind.SCALING, family_of(name), normalizes)
     return mark(optax.chain(*links), link)
@@ -666,7 +670,7 @@ def _decay(
     scales: Scales,
     factor: Callable[[ParamScale], float],
 ) -> optax.GradientTransformation:
-    """A weight decay that sees each parameter times a factor of its scale."""
+    """Multiply the parameters that a weight decay sees by factors of their scales."""
     factors = {path: factor(scale) for path, scale in scales.items()}
 
     def update(
@@ -682,16 +686,16 @@ def _decay(
 
 
 def decay_mask(mask: Mask, scales: Scales) -> Mask:
-    """The mask of a weight decay, as Optax takes it.
+    """Convert the mask of a weight decay to one that Optax accepts.
 
     Args:
       mask: as in Optax; or "matrices" for the parameters that have a fan-in: kernels,
-        convolutions and embeddings. Biases, norm scales, positions and class tokens
-        do not decay then, as in the reference code of CompleteP and in nanoGPT.
+        convolutions and embeddings. Then biases, norm scales, positions and class
+        tokens do not decay, as in the reference code of CompleteP and in nanoGPT.
       scales: of the model.
 
     Raises:
-      ValueError: another string.
+      ValueError: `mask` is another string.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -707,7 +711,7 @@ def decay_mask(mask: Mask, scales: Scales) -> Mask:
     if mask != "matrices":
         raise ValueError(
             f"mask={mask!r} must be 'matrices', a tree of booleans, or a function that "
-            "makes one from the parameters"
+            "returns one for the parameters"
         )
     return lambda params: map_with_paths(
         lambda path, _: bool(scales[path].in_axes), params
@@ -718,14 +722,15 @@ def _check(**hyperparameters: Any) -> None:
     for name, value in hyperparameters.items():
         if isinstance(value, Scales):
             raise ValueError(
-                f"{name} is the scales: the arguments are swapped; the learning rate "
-                "comes first, e.g. optim.adamw(1e-3, scales)"
+                f"{name} is a Scales, so the arguments are swapped; pass the learning "
+                "rate first, e.g. optim.adamw(1e-3, scales)"
             )
-        # Traced values and schedules are not known here.
+        # The values of traced hyperparameters and schedules are not known here.
         if value is None or callable(value) or isinstance(value, jax.core.Tracer):
             if name == "learning_rate" and value is None:
                 raise ValueError(
-                    "learning_rate=None; pass a number or a schedule, that of the base"
+                    "learning_rate=None; pass the base's learning rate, a number or a "
+                    "schedule"
                 )
             continue
         try:

@@ -1,9 +1,9 @@
-"""The parametrizations, as data: one row of exponents for each role.
+"""Parametrizations as data: one row of exponents per role.
 
-For the effective weight of a role (what multiplies the activations), three sizes
-are powers of the width ratios: its initial standard deviation, the entries of the
-update that one wants, and the entries of its raw gradient. `rules.py` derives
-every multiplier from them; `docs/rules.md` derives the rows.
+For the effective weight of a role (the factor of the activations), three sizes are
+powers of the width ratios: its initial standard deviation, the entries of the desired
+update, and the entries of its raw gradient. `rules.py` derives every multiplier from
+them; `docs/rules.md` derives the rows.
 """
 
 import dataclasses
@@ -19,8 +19,10 @@ from .traced import Traced
 class Powers(NamedTuple):
     """A size as powers of three width ratios.
 
-    `fan_in` counts m_in, `fan_out` counts m_out, and `last` counts the ratio of the
-    last hidden layer's width.
+    Attributes:
+      fan_in: exponent of the fan-in ratio m_in.
+      fan_out: exponent of the fan-out ratio m_out.
+      last: exponent of the width ratio of the last hidden layer.
 
     Examples:
       >>> from mupax.optim.scales import param_scale
@@ -56,10 +58,10 @@ ONE = Powers()
 
 Gauge = str | Mapping[Role | str, Powers | float]
 
-# Where a factor may sit: powers that the forward multiplier takes over from the
-# stored weight. Nothing that the network computes depends on it (Yaida eq. 2.8).
+# The powers that the forward multiplier takes over from the stored weight, by role.
+# The network computes and learns the same in every gauge (Yaida eq. 2.8).
 GAUGES: dict[str, dict[Role, Powers]] = {
-    # Tensor Programs V, Table 3: all in initialization and learning rate.
+    # Tensor Programs V, Table 3: everything in initialization and learning rate.
     "table3": {},
     # Table 8, and the mup package: the readout is multiplied by 1/m.
     "table8": {Role.OUTPUT: Powers(fan_in=-1)},
@@ -70,25 +72,25 @@ GAUGES: dict[str, dict[Role, Powers]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Parametrization:
-    """A point of the design space: width rows, depth exponents and a gauge.
+    """A parametrization: exponents of width by role, exponents of depth, and a gauge.
 
     Attributes:
-      name: as it is asked for.
+      name: its name, as in `list_parametrizations()`.
       rows: for each role, sizes in powers of width.
       alpha: a residual branch is multiplied by a·M^-alpha.
       gamma: updates inside branches get another M^-gamma.
-      scaled: False for SP, whose learning rates are one for all, unscaled.
+      scaled: False for SP, which has one learning rate for all parameters.
       branches_only: whether gamma acts only inside residual branches. False for
         networks without them (`relu_mlp`), where it acts on every parameter.
       gauge: for each role, the powers that its forward multiplier carries.
-      richness: μ0 of Bordelon et al. eq. 1: the output is divided by it.
+      richness: μ0 of Bordelon et al. eq. 1; the model divides its output by it.
       citation: the paper and equation.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.2; Yaida
     eq. 2.8 (gauge).
 
     Raises:
-      ValueError: an exponent that is not finite, or a richness that is not positive.
+      ValueError: an exponent is not finite, or the richness is not positive.
 
     Examples:
       >>> point = parametrization("completep", alpha=0.75)
@@ -109,7 +111,7 @@ class Parametrization:
     def __post_init__(self) -> None:
         for name in ("alpha", "gamma", "richness"):
             value = getattr(self, name)
-            if isinstance(value, Traced):  # not known here
+            if isinstance(value, Traced):  # the value is not known yet
                 continue
             if not math.isfinite(value):
                 raise ValueError(f"{name}={value} of {self.name!r} must be finite")
@@ -117,12 +119,12 @@ class Parametrization:
             raise ValueError(f"richness={self.richness} must be positive")
 
     def __hash__(self) -> int:
-        # The rows are dictionaries; a model that carries its parametrization is
-        # hashed by jit.
+        # jit hashes models, which carry their parametrization; rows are dictionaries
+        # and cannot be hashed.
         return hash((self.name, self.alpha, self.gamma, self.richness))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-ready data, exponents and all.
+        """Convert to JSON-ready data, including all exponents.
 
         Examples:
           >>> point = parametrization("depth_mup", gauge="table8")
@@ -136,7 +138,7 @@ class Parametrization:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Parametrization":
-        """The inverse of `to_json`, also after a trip through a file."""
+        """Build from the data of `to_json`, also after writing and reading a file."""
         rows = {
             Role(role): Row(*(Powers(*powers) for powers in row))
             for role, row in data["rows"].items()
@@ -147,7 +149,7 @@ class Parametrization:
     def same_rules(self, other: "Parametrization") -> bool:
         """Whether both give the same multipliers; names and citations may differ.
 
-        A `Traced` value is not known here, and counts as equal to any other.
+        A `Traced` value is unknown, and counts as equal to any other.
 
         Examples:
           >>> parametrization("ode").same_rules(parametrization("completep"))
@@ -166,7 +168,7 @@ class Parametrization:
 
     @property
     def label(self) -> str:
-        """Its name, with the gauge and richness where they are not the default.
+        """Its name, with the gauge and richness if they are not the defaults.
 
         Examples:
           >>> parametrization("mup", richness=0.5).label
@@ -187,10 +189,10 @@ class Parametrization:
 
         Args:
           depth_ratio: M = depth / base depth, one number.
-          a: the multiplier at the base depth, tuned there.
+          a: the multiplier at the base depth, which you tune.
 
         Raises:
-          ValueError: a depth ratio that is not positive.
+          ValueError: the depth ratio is not positive.
 
         Source: Tensor Programs VI, eq. 1 and Definition 6.2.
 
@@ -199,14 +201,16 @@ class Parametrization:
           0.5
         """
         if not depth_ratio > 0:
-            raise ValueError(f"depth ratio {depth_ratio} must be positive")
+            raise ValueError(
+                f"depth_ratio={depth_ratio} must be positive; pass depth / base depth"
+            )
         return a * depth_ratio**-self.alpha
 
 
 def _s_family(s: float) -> dict[Role, Row]:
-    # μP's rows are those of Tensor Programs V, Table 3, where the gradient counts
-    # the fan-out; every s is μP at richness n^-(1-s)/2, with n the last hidden
-    # width, so that what is left over counts n (Yaida eqs. 3.16-3.20).
+    # At s = 1 these are μP's rows (Tensor Programs V, Table 3), with gradients ∝
+    # 1/fan_out. Every s equals μP at richness n^-(1-s)/2, with n the last hidden width;
+    # `last` holds these powers of n (Yaida eqs. 3.16-3.20).
     lazy = (1 - s) / 2
     inner = Powers(last=0.0 - lazy)
     gradient = Powers(fan_out=-1, last=lazy)
@@ -247,16 +251,18 @@ def sp() -> Parametrization:
 def meta_principled(s: float = 1.0) -> Parametrization:
     """Yaida's one-parameter family, from NTK (s=0) to maximal update (s=1).
 
-    Yaida derives the learning rates of SGD. Those of the other optimizer families for
-    s < 1 are our extension. The output bias, which starts at n^(-s/2) in eq. 3.17,
-    keeps its initial value here; that of the zoo's models is zero.
+    Yaida derives the learning rates of SGD. Those of the other optimizer families at
+    s < 1 are our extension. The output bias starts at n^(-s/2) in eq. 3.17; here its
+    initial value does not change with width, and zoo models start it at zero.
 
     Args:
-      s: metaparameter in [0, 1]. Outside it the output (s < 0) or the
+      s: metaparameter in [0, 1]. Outside of this range the output (s < 0) or the
         differentials of the kernel (s > 1) grow with width.
 
     Raises:
-      ValueError: s outside [0, 1].
+      ValueError: s is outside [0, 1].
+
+    Source: Yaida 2022 (arXiv:2210.04909), eqs. 3.16-3.20.
 
     Examples:
       >>> meta_principled(s=0.5).rows[Role.OUTPUT].init
@@ -270,17 +276,26 @@ def meta_principled(s: float = 1.0) -> Parametrization:
 
 
 def ntk() -> Parametrization:
-    """The neural-tangent limit, s = 0: features freeze as width grows."""
+    """NTK parametrization, s = 0: features freeze as width grows.
+
+    Source: Yaida 2022 (arXiv:2210.04909), eqs. 3.16-3.20.
+    """
     return dataclasses.replace(meta_principled(0.0), name="ntk")
 
 
 def mup() -> Parametrization:
-    """Maximal update, s = 1, for width alone; depth is left unscaled."""
+    """Maximal update (μP), s = 1, over width only; depth is not scaled.
+
+    Source: Tensor Programs V (arXiv:2203.03466), Table 3.
+    """
     return Parametrization("mup", _s_family(1.0), _TP5)
 
 
 def mean_field() -> Parametrization:
-    """μP in the gauge of Bordelon et al. Table 1: weights of order one."""
+    """μP in the gauge of Bordelon et al., where weights are of order one.
+
+    Source: Bordelon et al. 2023 (arXiv:2309.16620), Table 1.
+    """
     return Parametrization(
         "mean_field",
         _s_family(1.0),
@@ -290,15 +305,17 @@ def mean_field() -> Parametrization:
 
 
 def residual(alpha: float, gamma: float) -> Parametrization:
-    """μP in width, any point (alpha, gamma) in depth.
+    """μP in width, with any exponents (alpha, gamma) of depth.
 
-    A branch is multiplied by M^-alpha, updates inside branches get M^-gamma. Stable
-    and nontrivial exactly where alpha + gamma = 1 and alpha >= 1/2 (Tensor Programs
-    VI, Claims 7.1 and 7.2).
+    A branch is multiplied by M^-alpha, updates inside branches by M^-gamma. The limit
+    of large depth is stable and nontrivial exactly if alpha + gamma = 1 and
+    alpha >= 1/2.
 
     Args:
       alpha: exponent of the branch multiplier.
       gamma: exponent of the update.
+
+    Source: Tensor Programs VI, Definition 6.2; Claims 7.1 and 7.2 (stability).
 
     Examples:
       >>> residual(alpha=0.5, gamma=0.0).name
@@ -316,8 +333,8 @@ def residual(alpha: float, gamma: float) -> Parametrization:
 def depth_mup() -> Parametrization:
     """Depth-μP: alpha = gamma = 1/2, the optimum for branches of one layer.
 
-    It is allowed for branches of two or more layers, where it is not optimal (section
-    9); `completep` is the default of such models.
+    For branches of two or more layers it is stable, but not optimal (section 9);
+    `completep` is the default of such models.
 
     Source: Tensor Programs VI, Table 1 and Claim 7.5.
     """
@@ -328,7 +345,10 @@ def depth_mup() -> Parametrization:
 
 
 def ode() -> Parametrization:
-    """1/M branches and unscaled updates: the limit is an ODE over layers."""
+    """Branches times 1/M, updates unscaled: the limit is an ODE over layers.
+
+    Source: Tensor Programs VI, Claim 7.4.
+    """
     point = residual(1.0, 0.0)
     return dataclasses.replace(point, name="ode", citation=f"{_TP6}, Claim 7.4")
 
@@ -336,12 +356,12 @@ def ode() -> Parametrization:
 def completep(alpha: float = 1.0) -> Parametrization:
     """CompleteP: μP with alpha in [1/2, 1] and gamma = 1 - alpha.
 
-    Biases and norm parameters of the branches are included, and eps follows. Learning
+    The rules include biases and norm parameters of the branches, and eps. Learning
     rate times weight decay is the same at every size, which is CompleteP's rule at
-    alpha = 1; for alpha < 1 its reference code gives weight decay no factor of depth.
+    alpha = 1; for alpha < 1 its reference code does not scale weight decay by depth.
 
     Raises:
-      ValueError: alpha outside [1/2, 1].
+      ValueError: alpha is outside [1/2, 1].
 
     Source: Dey et al. 2025 (arXiv:2505.01618), Table 1.
 
@@ -364,13 +384,12 @@ def completep(alpha: float = 1.0) -> Parametrization:
 def relu_mlp() -> Parametrization:
     """μP for a plain ReLU MLP: every learning rate times M^-3/2.
 
-    For networks without residual branches. The theorem is the law of the first step
-    of SGD at batch size one, in the linear response, at small learning rates. Later
-    steps, larger batches and the other optimizer families are our extension. They
-    move the last preactivations by the same power of depth, measured: the squared
-    change grows as L^3 under SGD and under gradients normalized in each layer, and
-    under sign updates as L^2.9 between depths 8 and 64
-    (`pytest tests/test_laws.py -m ""`).
+    For networks without residual branches. The theorem holds for the first step of SGD
+    at batch size one, to first order in a small learning rate. Later steps, larger
+    batches and the other optimizer families are our extension. There, the measured
+    change of the last preactivations has the same power of depth: its square grows as
+    L^3 under SGD and under gradients normalized per layer, and as L^2.9 under sign
+    updates, between depths 8 and 64 (`pytest tests/test_laws.py -m ""`).
 
     Source: Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1.
 
@@ -404,7 +423,7 @@ _REGISTRY: dict[str, Callable[..., Parametrization]] = {
 }
 
 
-# For an editor to complete.
+# For completion in editors.
 Name = Literal[
     "sp",
     "ntk",
@@ -420,7 +439,7 @@ Name = Literal[
 
 
 def list_parametrizations() -> list[str]:
-    """The names that `parametrization` knows.
+    """List the names that `parametrization` accepts.
 
     Examples:
       >>> "depth_mup" in list_parametrizations()
@@ -436,20 +455,21 @@ def parametrization(
     richness: float | None = None,
     **options: Any,
 ) -> Parametrization:
-    """A parametrization by name.
+    """Look up a parametrization by name.
 
     Args:
-      name: one of `list_parametrizations()`; a `Parametrization` passes through.
-      gauge: where each role's factor sits: "table3" (in initialization and learning
-        rate), "table8" (readout multiplied by 1/m, as the mup package does),
-        "mean_field", or for each role the power of its fan-in (of its fan-out for
-        input weights and vectors) that the forward multiplier carries.
-      richness: μ0; the model divides its output by it, SGD's learning rates get
-        μ0², Adam's μ0 (Bordelon et al. eqs. 1 and 3).
-      **options: of the parametrization itself, as `s`, `alpha`, `gamma`.
+      name: one of `list_parametrizations()`. A `Parametrization` is returned with the
+        given gauge and richness.
+      gauge: which factors are forward multipliers: "table3" (none: all are in
+        initialization and learning rate), "table8" (the readout is multiplied by 1/m,
+        as in the mup package), "mean_field", or {role: power of its fan-in (of its
+        fan-out for input weights and vectors) that the forward multiplier carries}.
+      richness: μ0. The model divides its output by it; SGD's learning rates are
+        multiplied by μ0², Adam's by μ0 (Bordelon et al. eqs. 1 and 3).
+      **options: of the parametrization itself, e.g. `s`, `alpha`, `gamma`.
 
     Raises:
-      ValueError: an unknown name, gauge, role or option, or a value out of range.
+      ValueError: a name, gauge, role or option is unknown, or a value out of range.
 
     Examples:
       >>> parametrization("depth_mup").alpha
@@ -463,13 +483,14 @@ def parametrization(
 are completep, depth_mup, mean_field, meta_principled, mup, ntk, ode, relu_mlp, \
 residual, sp
 
-    Source: of each, in its `citation`.
+    Source: see the `citation` of each parametrization.
     """
     if isinstance(name, Parametrization):
         point = name
         if options:
             raise ValueError(
-                f"options {sorted(options)} need a name, not {point.name!r}"
+                f"options {sorted(options)} need a name such as 'completep', but "
+                f"{point.name!r} was passed as a Parametrization"
             )
     else:
         if name not in _REGISTRY:
@@ -502,7 +523,7 @@ def _gauge(gauge: Gauge) -> dict[Role, Powers]:
 
 
 def unknown(kind: str, name: str, known: Any) -> str:
-    """The sentence for a name that is not one of `known`."""
+    """Error message for a name that is not in `known`."""
     names = sorted(map(str, known))
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
     return f"unknown {kind} {name!r}; nearest is {near[0]!r}, known are " + ", ".join(

@@ -1,4 +1,4 @@
-"""One spelling of a parameter's path, whatever library made the tree."""
+"""Parameter paths as strings, the same for trees of every library."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,16 +6,15 @@ from typing import Any
 
 import jax
 
-# Linen keeps parameters under this key, beside collections that are not trained.
+# Linen keeps parameters under this key, next to collections that are not trained.
 _LINEN_PARAMS = "params"
 
 
 def path_string(path: tuple[Any, ...]) -> str:
-    """A key path as `"blocks/3/kernel"`.
+    """Format a key path as a string, e.g. `"blocks/3/kernel"`.
 
-    The attribute under which Flax boxes hold their array (`.value`) is left out:
-    it is there in the tree that an optimizer's `init` sees and absent in the one
-    that its `update` sees.
+    The attribute `.value` of Flax variables is left out: it is part of the path in an
+    optimizer's `init`, but not in its `update`.
 
     Examples:
       >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
@@ -29,7 +28,7 @@ def path_string(path: tuple[Any, ...]) -> str:
 
 
 def biases_of(path: str) -> tuple[str, ...]:
-    """Where the bias of a kernel may stand, by the names that libraries give.
+    """Possible paths of a kernel's bias, by the naming of common libraries.
 
     Examples:
       >>> biases_of("first/kernel"), biases_of("layers/0/w1"), biases_of("0/0")
@@ -52,14 +51,14 @@ def biases_of(path: str) -> tuple[str, ...]:
 def flatten(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[tuple[str, Any]]:
-    """The leaves of a tree with their paths, in the tree's own order."""
+    """List (path, leaf) of a tree, in the tree's order."""
     skip = _prefix(tree)
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return [(_path(path, skip), leaf) for path, leaf in pairs]
 
 
 def map_with_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map` whose function also gets the path, as a string, first."""
+    """`jax.tree.map` with a function whose first argument is the path, a string."""
     skip = _prefix(tree)
     return jax.tree_util.tree_map_with_path(
         lambda path, *leaves: function(_path(path, skip), *leaves), tree, *rest
@@ -67,7 +66,7 @@ def map_with_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def trainable(tree: Any) -> Any:
-    """The `"params"` collection of Linen variables; any other tree as it is."""
+    """The `"params"` collection of Linen variables; any other tree unchanged."""
     return tree[_LINEN_PARAMS] if _prefix(tree) else tree
 
 

@@ -1,18 +1,18 @@
-"""From a parameter's ratios to its multipliers: the second table of the design.
+"""Derive the multipliers of a parameter from its growth ratios.
 
-Write Δ for the size of the update that one wants of the effective weight, g for
-its raw gradient, σ for its initial size, all relative to the base model, and θ for
-the forward multiplier that the gauge puts in front of the stored weight. Then the
-stored weight has initial size σ/θ, gradient g·θ, and wants an update Δ/θ; what an
-optimizer makes of a gradient decides the learning rate:
+Relative to the base model, the effective weight has a desired update of size Δ, a raw
+gradient of size g and an initial size σ. θ is the forward multiplier that the gauge
+puts in front of the stored weight. Then the stored weight has initial size σ/θ and
+gradient g·θ, and its update must have size Δ/θ. The learning rate follows from the
+size of the optimizer's raw update:
 
     sgd        update ∝ gradient            Δ / (g θ²)
     adam       entries of order one         Δ / θ
     spectral   spectral norm one            Δ (m_in m_out)^½ / θ
     relative   relative to the weight       Δ / σ
 
-Depth enters through Δ (another M^-γ) and g (another M^-α). So do batch size and
-training length (`training.py`): κ^½ in Δ and κ^-½ in g.
+Depth multiplies Δ by M^-γ and g by M^-α. Batch size and training length
+(`training.py`) multiply Δ by κ^½ and g by κ^-½.
 """
 
 import dataclasses
@@ -24,7 +24,10 @@ from .scales import ParamScale, Scales
 
 
 class Family(enum.StrEnum):
-    """What sets the size of an optimizer's raw update.
+    """Families of optimizers by the size of their raw update.
+
+    sgd: proportional to the gradient. adam: entries of order one. spectral: spectral
+    norm one. relative: proportional to the weight.
 
     Source: Tensor Programs VI, Definition 6.1 (sgd, and adam as any entrywise one).
 
@@ -54,7 +57,7 @@ _MEMBERS = {
     Family.SPECTRAL: ("spectral", "muon"),
     Family.RELATIVE: ("relative", "lars", "lamb", "adafactor"),
 }
-# The names above, for an editor to complete.
+# The names above, for completion in editors.
 OptimizerName = Literal[
     "sgd",
     "momentum",
@@ -81,7 +84,7 @@ def family_of(optimizer: str) -> Family:
     """The family of an optimizer, by its name.
 
     Raises:
-      ValueError: an unknown name; the message lists the known ones.
+      ValueError: the name is unknown; the message lists the known ones.
 
     Examples:
       >>> family_of("adamw").value, family_of("muon").value
@@ -94,17 +97,17 @@ def family_of(optimizer: str) -> Family:
 
 @dataclasses.dataclass(frozen=True)
 class Multipliers:
-    """What one parameter's settings are multiplied by, relative to the base.
+    """Multipliers of one parameter's hyperparameters, relative to the base.
 
     Attributes:
-      init_std: of the stored weight.
-      forward: in front of the stored weight, in the model.
-      learning_rate: of the stored weight.
-      gradient: size of the stored weight's raw gradient; eps of Adam-like optimizers
-        is multiplied by it, or the gradient divided by it.
-      weight_decay: of decoupled weight decay, such that learning rate times decay
-        is the same at every size, and κ times the base's where batch size or training
-        length differ (Wang & Aitchison 2024, arXiv:2405.13698).
+      init_std: multiplier of the stored weight's initial standard deviation.
+      forward: factor in front of the stored weight in the model.
+      learning_rate: multiplier of the stored weight's learning rate.
+      gradient: size of the stored weight's raw gradient, relative to the base's. Adam's
+        eps is multiplied by it, or the gradient divided by it.
+      weight_decay: multiplier of decoupled weight decay. Learning rate times decay is
+        the same at every size, and κ times the base's if batch size or training length
+        differ (Wang & Aitchison 2024, arXiv:2405.13698).
       kappa: κ, the base's number of steps over the target's.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Definition 6.1.
@@ -132,12 +135,15 @@ class Multipliers:
 def multipliers(
     scale: ParamScale, point: Parametrization, family: str = "adam"
 ) -> Multipliers:
-    """The multipliers of one parameter.
+    """Compute the multipliers of one parameter.
 
     Args:
       scale: its role and ratios.
       point: the parametrization.
       family: the optimizer's family, or the name of an optimizer in it.
+
+    Raises:
+      ValueError: the family is unknown.
 
     Source: Tensor Programs V, Table 3 (width); Tensor Programs VI, Definition 6.1
     and Table 1 (depth); Yaida eqs. 3.16-3.20 (s); Bordelon et al. eqs. 1, 3 (μ0);
@@ -158,7 +164,7 @@ def multipliers(
     init = row.init.of(scale)
     clock = scale.training
     if not point.scaled:
-        # The learning rate is one for all stored weights, in whatever gauge.
+        # One learning rate for all stored weights, in every gauge.
         rate = clock.kappa if family_of(family) is Family.SGD else clock.update
         return Multipliers(init / forward, forward, rate, clock.gradient, clock.kappa)
     acts = scale.in_branch or not point.branches_only
@@ -182,23 +188,23 @@ def multipliers(
 
 
 def check_depth(scales: Scales, point: Parametrization) -> None:
-    """Raise where a parametrization's depth rule cannot act on these scales.
+    """Check that a parametrization's depth rule applies to these scales.
 
     Raises:
-      ValueError: the model's depth changes and the rule is for residual branches of
-        which the scales have none, or the other way about.
+      ValueError: depth changes, and either the rule is for residual branches and the
+        model has none, or the rule is for models without them.
     """
     if scales.depth == 1:
         return
     if point.branches_only and (point.alpha or point.gamma) and not scales.branches:
         raise ValueError(
-            f"{point.name!r} scales residual branches by depth, and no parameter is "
+            f"{point.name!r} scales residual branches by depth, but no parameter is "
             "in one; pass branch=r'...' to infer_scales, or use 'relu_mlp' for a "
             "network without residual branches"
         )
     if not point.branches_only and scales.branches:
         path = next(s.path for s in scales.values() if s.in_branch)
         raise ValueError(
-            f"{point.name!r} is for networks without residual branches, and {path!r} "
+            f"{point.name!r} is for networks without residual branches, but {path!r} "
             "is in one; use 'depth_mup' or 'completep'"
         )

@@ -1,4 +1,4 @@
-"""How each parameter of a model grows from its base size: role and ratios."""
+"""`Scales`: the role and growth ratios of every parameter of a model."""
 
 import dataclasses
 import enum
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Role(enum.StrEnum):
-    """What a parameter does, told by which of its dimensions grow with width.
+    """The role of a parameter, given by which of its dimensions grow with width.
 
     Table 8 of Tensor Programs V (Yang et al. 2022, arXiv:2203.03466) calls these
     "input weights and all biases", "output weights" and "hidden weights".
@@ -36,16 +36,16 @@ class Role(enum.StrEnum):
     INPUT = "input"  # only fan-out grows: embeddings, the first layer
     HIDDEN = "hidden"  # fan-in and fan-out grow
     OUTPUT = "output"  # only fan-in grows: the readout
-    VECTOR = "vector"  # grows and has no fan-in: biases, norm scales, tokens
+    VECTOR = "vector"  # grows and has no fan-in: biases, norm scales, class tokens
     FIXED = "fixed"  # nothing grows: the readout's bias, scalars
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamScale:
-    """One parameter's role, and its ratios to the base model.
+    """The role of one parameter, and its growth ratios, target over base.
 
     Attributes:
-      path: where it stands, as `"blocks/kernel"`.
+      path: its path, e.g. `"blocks/kernel"`.
       role: see `Role`.
       base_shape: its shape in the base model.
       shape: its shape in the target model.
@@ -57,9 +57,9 @@ class ParamScale:
       width_last: ratio of the last hidden layer's width, the readout's fan-in
         (Yaida 2022, eq. 3.20).
       depth: depth ratio M of the model.
-      in_branch: whether it stands inside a residual branch.
+      in_branch: whether it is inside a residual branch.
       origin: how the role was found, for `explain`.
-      training: ratios of batch size and training length, the model's.
+      training: the model's ratios of batch size and training length.
 
     Source: Tensor Programs V, Table 8 (widths); Tensor Programs VI, section 6 (depth).
 
@@ -104,20 +104,23 @@ def param_scale(
     grows: frozenset[int] | None = None,
     **more: Any,
 ) -> ParamScale:
-    """The scale of a parameter whose axes are known.
+    """Build the scale of a parameter whose axes are known.
 
     Args:
-      path: where it stands.
+      path: its path.
       base_shape: shape in the base model.
       shape: shape in the target model, of the same rank.
-      in_axes: its fan-in axes; empty for biases and the like.
+      in_axes: its fan-in axes; empty for biases, norm scales and other vectors.
       out_axes: its fan-out axes.
       grows: the axes that grow with width. By default those whose size differs;
-        a model that is its own base has to say it.
+        needed for a model that is its own base.
       **more: further fields of `ParamScale`.
 
     Returns:
       A `ParamScale` with role and width ratios filled in.
+
+    Raises:
+      ValueError: the two shapes have different ranks.
 
     Examples:
       >>> scale = param_scale("w", (64, 64), (64, 256), (0,), (1,))
@@ -162,16 +165,15 @@ _ROLES = {
 
 
 class Scales(Mapping[str, ParamScale]):
-    """The scales of all parameters of a model, by path.
+    """The scales of all parameters of a model: a mapping from path to `ParamScale`.
 
-    Made by `infer_scales` (any JAX model) or `mupax.zoo.scales` (zoo models).
-    Depth belongs to the model: `depth` is its ratio M, and `branches` tells
-    whether any parameter is inside a residual branch.
+    Created by `infer_scales` (any JAX model) or `mupax.zoo.scales` (zoo models).
 
     Attributes:
-      parametrization: the rules that the model was built with, or None if unknown.
-        Zoo models know theirs. Optimizers use it by default, and refuse another.
-      modules: factors of the hyperparameters of some paths, from `for_modules`.
+      parametrization: the parametrization that the model was built with, or None if
+        unknown; zoo models set it. Optimizers use it by default and raise if they are
+        given another.
+      modules: {path: factors of its hyperparameters}, from `for_modules`.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
 
@@ -192,17 +194,17 @@ class Scales(Mapping[str, ParamScale]):
         self.modules = dict(modules or {})
 
     def for_parametrization(self, name: Union[str, "Parametrization"]) -> "Scales":
-        """These scales, of a model that is built with this parametrization.
+        """Copy the scales, for a model that was built with this parametrization.
 
         Args:
-          name: a name, or what `optim.parametrization` returns.
+          name: a name, or the result of `optim.parametrization`.
 
         Returns:
-          A copy. Optimizers made from it use this parametrization by default, and
+          A copy. Optimizers created from it use this parametrization by default, and
           raise if they are given another.
 
         Raises:
-          ValueError: an unknown name.
+          ValueError: the name is unknown.
 
         Examples:
           >>> one = {"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))}
@@ -221,20 +223,20 @@ class Scales(Mapping[str, ParamScale]):
         examples: tuple[float, float] | None = None,
         critical_batch: float | None = None,
     ) -> "Scales":
-        """These scales, for a target of another batch size or training length.
+        """Copy the scales, for a target with another batch size or training length.
 
         Args:
-          batch: (base, target) batch size in examples; None where it is the same.
-          examples: (base, target) number of examples of all of training, i.e. batch
-            size times steps; None where it is the same.
-          critical_batch: the critical batch size of the task, where known.
+          batch: (base, target) batch size in examples; None if they are equal.
+          examples: (base, target) number of examples of the whole training, i.e. batch
+            size times steps; None if they are equal.
+          critical_batch: the critical batch size of the task, if known.
 
         Returns:
-          A copy. The optimizers of `mupax.optim` then also multiply learning rates,
-          betas, eps and weight decay by the rules of `TrainingScale`. In a chain of
-          your own, `scale_by_parametrization` and `normalize_gradients` do their
-          part; give `scales.training.beta(0.9)` and `scales.training.weight_decay(0.1)`
-          to Optax's transforms.
+          A copy. The optimizers of `mupax.optim` then also change learning rates,
+          betas, eps and weight decay by the rules of `TrainingScale`. In your own
+          chain, `scale_by_parametrization` scales learning rates and
+          `normalize_gradients` replaces scaling eps; pass `scales.training.beta(0.9)`
+          and `scales.training.weight_decay(0.1)` to Optax's transforms.
 
         Raises:
           ValueError: see `training_scale`.
@@ -291,17 +293,18 @@ class Scales(Mapping[str, ParamScale]):
 
     @property
     def branches(self) -> bool:
-        """Whether any parameter stands inside a residual branch."""
+        """Whether any parameter is inside a residual branch."""
         return any(s.in_branch for s in self.values())
 
     def check_params(self, params: Any) -> frozenset[str]:
-        """Raise unless `params` are the parameters these scales were made for.
+        """Check that these scales were made for `params`.
 
         Args:
           params: a pytree of arrays, possibly with parts masked out by
             `optax.masked` or `optax.partition`. An `nnx.State`, or a tree with None
-            for what is left out, may hold some of the parameters: it is how NNX
-            (`wrt=nnx.All(nnx.Param, ...)`) and Equinox (`eqx.filter`) freeze others.
+            for missing leaves, may hold only some of the parameters: NNX
+            (`wrt=nnx.All(nnx.Param, ...)`) and Equinox (`eqx.filter`) freeze the others
+            in this way.
 
         Returns:
           The paths that are not masked out.
@@ -318,14 +321,14 @@ class Scales(Mapping[str, ParamScale]):
                 masked.append(path)
             elif not hasattr(leaf, "shape"):
                 raise ValueError(
-                    f"{path!r} is a {type(leaf).__name__}, not an array; give the "
-                    "optimizer the parameters alone, as eqx.filter(model, "
-                    "eqx.is_inexact_array) does"
+                    f"{path!r} is a {type(leaf).__name__}, not an array; pass only the "
+                    "parameters to the optimizer, e.g. eqx.filter(model, "
+                    "eqx.is_inexact_array)"
                 )
             elif path not in self and not _is_float(leaf):
                 raise ValueError(
                     f"{path!r} has dtype {leaf.dtype}, so it is not trained and has no "
-                    "scale; give the optimizer the floating-point parameters alone, or "
+                    "scale; pass only floating-point parameters to the optimizer, or "
                     f"optax.masked(tx, mask), with a mask that is False for {path!r}"
                 )
             else:
@@ -335,7 +338,7 @@ class Scales(Mapping[str, ParamScale]):
             if shape != self[path].shape and mode() is None:
                 raise ValueError(
                     f"parameter {path!r} has shape {shape}, but its scale was made "
-                    f"for shape {self[path].shape}; make the scales again with this "
+                    f"for shape {self[path].shape}; make new scales with this "
                     "model as the target"
                 )
         if shapes and _is_filtered_state(params):
@@ -358,9 +361,9 @@ class Scales(Mapping[str, ParamScale]):
         """Raise a `ValueError` that names `path`, unless it has a scale."""
         if path not in self:
             raise ValueError(
-                f"parameter {path!r} has no scale; the scales know "
-                f"{_some(list(self))}: make them from the very parameters that the "
-                "optimizer gets (of Linen variables, give it the 'params' collection)"
+                f"parameter {path!r} has no scale; the scales hold "
+                f"{_some(list(self))}: make them from the same parameters that the "
+                "optimizer gets (for Linen variables, the 'params' collection)"
             )
 
 
@@ -370,13 +373,13 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _is_masked(leaf: Any) -> bool:
-    # By name: optax keeps MaskedNode where importing it is not promised.
+    # By name, because optax does not export MaskedNode at a stable place.
     return type(leaf).__name__ == "MaskedNode"
 
 
 def _is_filtered_state(params: Any) -> bool:
-    # By name: the optimizer side knows no Flax class. NNX leaves parameters out of a
-    # state whole, by a filter that has been given for that.
+    # By name, so that `optim` does not import Flax. An NNX state lacks the parameters
+    # that a filter left out.
     return any(t.__name__ == "State" for t in type(params).__mro__)
 
 
@@ -407,13 +410,13 @@ def _warn_of_missing_blocks(scales: Iterable[str], held: Collection[str]) -> Non
 
 
 def _left_out(params: Any) -> list[str]:
-    """Paths at which None stands for what was filtered out."""
+    """Paths at which None replaces a leaf that was filtered out."""
     leaves = flatten(params, is_leaf=lambda x: x is None)
     return [path for path, leaf in leaves if leaf is None]
 
 
 def _is_placeholder(params: Any) -> bool:
-    # optax.tree.map_params asks for the state of one stand-in for all parameters.
+    # optax.tree.map_params initializes a state with one placeholder for all parameters.
     return type(params).__name__ == "_ParamsPlaceholder"
 
 

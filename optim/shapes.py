@@ -1,4 +1,4 @@
-"""How deep a network of a given width should be: Yaida's emergent scale."""
+"""`shape_for`: depth for a given width, by Yaida's emergent scale."""
 
 import math
 
@@ -10,32 +10,32 @@ def shape_for(
     width: float | None = None,
     depth: float | None = None,
 ) -> float:
-    """Depth, width or emergent scale: the one of the three that is not given.
+    """Compute depth, width or emergent scale from the other two.
 
     The emergent scale γ = L / n^(1-s) measures how much a network of width n and
-    depth L learns representations under `meta_principled(s)`. Networks of one γ are
-    alike: under NTK scaling (s = 0) the aspect ratio L/n is to stay, under μP
+    depth L learns representations under `meta_principled(s)`. Keep γ fixed when you
+    change the size: under NTK (s = 0) that fixes the aspect ratio L/n, under μP
     (s = 1) the depth, and in between depth grows as n^(1-s).
 
     Args:
       s: metaparameter of `optim.meta_principled`, in [0, 1].
-      gamma: emergent scale γ, in layers at s = 1 and in layers a unit at s = 0.
+      gamma: emergent scale γ, in layers at s = 1 and in layers per unit at s = 0.
       width: number of units n of a hidden layer.
       depth: number of layers L.
 
     Returns:
-      The value that was left out, unrounded: a depth is for you to round.
+      The value that was left out, not rounded.
 
     Raises:
-      ValueError: not exactly two of gamma, width and depth are given, one of them is
-        not positive and finite, s lies outside [0, 1], or the width is asked for at
-        s = 1, where γ does not depend on it.
+      ValueError: not exactly two of gamma, width and depth are given; one of them is
+        not positive and finite; s is outside [0, 1]; or the width is missing at s = 1,
+        where γ does not depend on it.
 
     Source: Yaida 2022 (arXiv:2210.04909), eq. 1.1.
 
     Examples:
-      A network of width 256 and depth 8 was tuned at s = 1/2. Sixteen times as wide,
-      it is to be four times as deep.
+      A network of width 256 and depth 8 was tuned at s = 1/2. A network that is 16x as
+      wide should be 4x as deep.
 
       >>> gamma = shape_for(s=0.5, width=256, depth=8)
       >>> gamma
@@ -53,8 +53,8 @@ def shape_for(
     missing = [name for name, value in given.items() if value is None]
     if len(missing) != 1:
         raise ValueError(
-            f"shape_for finds one of gamma, width and depth from the other two; "
-            f"{', '.join(missing) or 'none'} is missing"
+            "shape_for needs exactly two of gamma, width and depth; missing: "
+            f"{', '.join(missing) or 'none'}"
         )
     for name, value in given.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -68,7 +68,7 @@ def shape_for(
         return gamma * width ** (1 - s)
     if s == 1:
         raise ValueError(
-            "at s=1 the emergent scale is the depth, whatever the width; give s < 1 "
-            "or choose the width"
+            "at s=1 the emergent scale is the depth, at any width; pass s < 1 or "
+            "choose the width yourself"
         )
     return (depth / gamma) ** (1 / (1 - s))

@@ -1,7 +1,7 @@
-"""Numbers that are only known inside a compiled program, where a rule wants a float.
+"""`Traced`: a traced value in place of a float, e.g. as branch multiplier or richness.
 
-A model keeps its branch multiplier, and a parametrization its richness, as part of
-what is compared and hashed whenever the model is traced. An array can be neither.
+Models and parametrizations hold these numbers as static data, which is hashed and
+compared whenever the model is traced. Arrays cannot be hashed.
 """
 
 from typing import Any
@@ -11,13 +11,16 @@ import jax.numpy as jnp
 
 
 class Traced:
-    """factor · value^power, of a traced value; computed where it meets an array.
+    """The product factor · value^power of a traced value, computed when it is used.
 
-    It is hashed and compared by identity, as a static part of a model must be. So a
-    sweep can have branch multipliers or richness as an axis of `jax.vmap`.
+    It is hashed and compared by identity, so that static parts of a model can hold it.
+    This allows a sweep to vary branch multipliers or richness along an axis of
+    `jax.vmap`.
 
     Args:
-      value: a traced scalar, positive where it is divided by.
+      value: a traced scalar; positive if it is raised to a negative power.
+      factor: a float.
+      power: a float.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -37,7 +40,10 @@ class Traced:
     def _times(self, other: Any, sign: int) -> Any:
         if isinstance(other, Traced):
             if other.value is not self.value:
-                raise TypeError("two different traced numbers cannot be multiplied")
+                raise TypeError(
+                    "two different Traced values cannot be multiplied; multiply the "
+                    "traced arrays before wrapping them in optim.Traced"
+                )
             return Traced(
                 self.value,
                 self.factor * other.factor**sign,
@@ -49,7 +55,7 @@ class Traced:
         return array * other if sign == 1 else array / other
 
     def array(self, dtype: Any = jnp.float32) -> jax.Array:
-        """As an array; like a Python float it leaves half precision as it is."""
+        """Convert to an array of this dtype, e.g. that of the array it multiplies."""
         return (self.factor * self.value**self.power).astype(dtype)
 
     def __mul__(self, other: Any) -> Any:

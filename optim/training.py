@@ -1,10 +1,10 @@
-"""Batch size and training length: what an optimizer's settings are multiplied by.
+"""Scale an optimizer's hyperparameters with batch size and training length.
 
-Write κ for the ratio of the base's number of steps to the target's. At equal examples
-it is the ratio of batch sizes, κ_B; at an equal batch size it is 1/κ_D, the inverse
-ratio of training lengths in examples; in general κ = κ_B/κ_D. Gradients that are mostly
-noise are κ^-½ as large in a batch that is κ times as large. The noise of κ steps adds
-up to κ^½ times that of one. So a step must be κ^½ times as large, and the rest follows:
+κ is the base's number of steps over the target's. At an equal number of examples it is
+the ratio of batch sizes, κ_B; at an equal batch size it is 1/κ_D, the inverse ratio of
+training lengths in examples; in general κ = κ_B/κ_D. A gradient that is mostly noise
+shrinks by κ^-½ in a batch that is κ times as large. The noise of κ steps adds up to κ^½
+times that of one step. So a step must be κ^½ times as large, and the rules follow:
 
     desired update Δ      κ^½
     raw gradient g        κ^-½
@@ -32,15 +32,15 @@ class TrainingScale:
     """Ratios of batch size and training length, target over base.
 
     The rules keep the stochastic differential equation of training the same. They hold
-    while gradients are mostly noise, i.e. below the critical batch size, and while
-    learning rates are small.
+    while gradients are mostly noise, i.e. below the critical batch size, and for small
+    learning rates.
 
     Args:
       batch: κ_B, ratio of the batch sizes in examples (or tokens).
-      examples: κ_D, ratio of the numbers of examples (or tokens) of all of training.
+      examples: κ_D, ratio of the numbers of examples (or tokens) in the whole training.
 
     Raises:
-      ValueError: a ratio that is not positive and finite.
+      ValueError: a ratio is not positive and finite.
 
     Source: Malladi et al. 2022 (arXiv:2205.10287), section 5 (batch size); Mlodozeniec
     et al. 2025 (arXiv:2512.22382) (length); Wang & Aitchison 2024 (arXiv:2405.13698)
@@ -67,39 +67,40 @@ class TrainingScale:
 
     @property
     def kappa(self) -> float:
-        """κ = κ_B/κ_D: the number of the base's steps over the target's."""
+        """κ = κ_B/κ_D: the base's number of steps over the target's."""
         return self.batch / self.examples
 
     @property
     def update(self) -> float:
-        """Multiplier of the update that one wants of a step."""
+        """Multiplier of the desired update per step, κ^½."""
         return self.kappa**0.5
 
     @property
     def gradient(self) -> float:
-        """Size of a raw gradient that is mostly noise, relative to the base's."""
+        """Size of a raw gradient that is mostly noise, relative to the base's: κ^-½."""
         return self.kappa**-0.5
 
     def beta(self, value: Any) -> Any:
-        """The decay of a moving average in each step: β^κ.
+        """The target's β of a moving average: β^κ.
 
-        It forgets as much over the same share of training. To first order in 1-β it is
-        the 1-κ(1-β) of Malladi et al., which turns negative where κ(1-β) > 1.
+        Over the same share of training the average then decays by the same factor. To
+        first order in 1-β this is the 1-κ(1-β) of Malladi et al., which is negative for
+        κ(1-β) > 1.
 
         Args:
-          value: β of the base, a number or a traced value; of Adam's moments, Lion's
+          value: β of the base, a number or a traced value: of Adam's moments, Lion's
             and Muon's momentum, or a moving average of the parameters.
         """
         return value if self.kappa == 1 else value**self.kappa
 
     def weight_decay(self, value: Any) -> Any:
-        """κ times the base's decoupled weight decay, at an unscaled learning rate.
+        """The target's decoupled weight decay, κ times the base's.
 
-        The optimizers of `mupax.optim` decay weights by it times the base's learning
-        rate: each weight loses the same share over training.
+        The optimizers of `mupax.optim` multiply it by the base's learning rate, not the
+        scaled one. Each weight then decays by the same factor over training.
 
         Args:
-          value: of the base: None, a number, a traced value or a schedule.
+          value: weight decay of the base: None, a number, a traced value or a schedule.
         """
         if value is None or self.kappa == 1:
             return value
@@ -108,14 +109,18 @@ class TrainingScale:
         return self.kappa * value
 
     def steps(self, value: float) -> float:
-        """A number of steps, e.g. of warm-up: the same share of training."""
+        """The target's number of steps for the same share of training, e.g. warm-up.
+
+        Args:
+          value: number of steps of the base.
+        """
         return value / self.kappa
 
     def describe(self, family: str) -> list[str]:
-        """What `explain` says of these ratios, one line for each rule with its source.
+        """Describe the rules for `explain`, one line per rule, with sources.
 
         Args:
-          family: the optimizer's, e.g. "adam".
+          family: of the optimizer, e.g. "adam".
         """
         if self == SAME:
             return []
@@ -134,8 +139,8 @@ class TrainingScale:
             )
             if self.kappa * 0.1 > 1:
                 lines.append(
-                    "a memory of 0.9 is shorter than one step: outside of the range of "
-                    "the rule, which is exact to first order in κ(1-β)"
+                    "β = 0.9 of the base averages over less than one step of the "
+                    "target: the rule holds to first order in κ(1-β) only"
                 )
         lines.append(
             f"lr·wd times {self.kappa:.4g} (κ; Wang & Aitchison 2024, "
@@ -155,20 +160,20 @@ def training_scale(
     *,
     critical_batch: float | None = None,
 ) -> TrainingScale:
-    """The ratios of a base's and a target's training.
+    """Compute the ratios of batch size and training length, target over base.
 
     Args:
-      batch: (base, target) batch size in examples; None where it is the same.
-      examples: (base, target) number of examples of all of training, i.e. batch size
-        times steps; None where it is the same.
-      critical_batch: the critical batch size of the task in examples, where known.
+      batch: (base, target) batch size in examples; None if they are equal.
+      examples: (base, target) number of examples of the whole training, i.e. batch size
+        times steps; None if they are equal.
+      critical_batch: the critical batch size of the task in examples, if known.
 
     Returns:
       A `TrainingScale`.
 
     Raises:
-      ValueError: a size that is not positive, or that is not a pair; a target's batch
-        beyond the critical size, where the rules do not hold.
+      ValueError: an argument is not a pair of positive numbers; or the target's batch
+        is beyond the critical size, where the rules do not hold.
 
     Examples:
       >>> training_scale(batch=(64, 256), examples=(1e6, 16e6)).kappa
@@ -209,24 +214,24 @@ where gradients are no longer mostly noise and no rule is known; use at most 102
 def noise_scale(
     squared_norms: tuple[float, float], batch: tuple[float, float]
 ) -> float:
-    """An estimate of the critical batch size from gradients at two batch sizes.
+    """Estimate the critical batch size from gradients at two batch sizes.
 
     The gradient of a batch of B examples has the expected squared norm |G|² + S/B, with
-    G the true gradient and S the noise of one example. Below S/|G|² gradients are
-    mostly noise.
+    G the true gradient and S the noise of one example. At batch sizes below S/|G|²
+    gradients are mostly noise.
 
     Args:
       squared_norms: squared norms of the gradient of all parameters, at the smaller and
         at the larger batch size, each a mean over many batches.
-      batch: the two batch sizes, in examples.
+      batch: (smaller, larger) batch size, in examples.
 
     Returns:
-      S/|G|², in examples: the simple noise scale. It grows during training, so measure
-      it where the learning rate matters, and take it as an order of magnitude.
+      S/|G|², in examples: the simple noise scale, an order of magnitude. It grows
+      during training, so measure it where the learning rate matters.
 
     Raises:
-      ValueError: batch sizes that are not rising, or norms that no noise explains, as
-        those of too few batches.
+      ValueError: the batch sizes do not increase, or the norms do not decrease as noise
+        does, e.g. because they are means over too few batches.
 
     Examples:
       >>> noise_scale((3.0, 1.5), batch=(16, 64))  # |G|² = 1, S = 32
@@ -236,13 +241,13 @@ def noise_scale(
     """
     (small, large), (low, high) = squared_norms, batch
     if not 0 < low < high:
-        raise ValueError(f"batch={batch!r} must be two rising batch sizes")
+        raise ValueError(f"batch={batch!r} must be (smaller, larger) batch size")
     signal = (high * large - low * small) / (high - low)
     noise = (small - large) / (1 / low - 1 / high)
     if not (signal > 0 and noise > 0 and math.isfinite(noise)):
         raise ValueError(
-            f"squared_norms={squared_norms!r} at batch={batch!r} tell no noise scale: "
-            "the norm must fall with the batch size, and by less than 1/batch; average "
+            f"squared_norms={squared_norms!r} at batch={batch!r} give no noise scale: "
+            "the norm must fall with the batch size, but less than 1/batch; average "
             "over more batches"
         )
     return noise / signal

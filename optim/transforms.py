@@ -1,4 +1,4 @@
-"""The Optax transforms: stateless, one Python float a leaf, nothing compiled twice."""
+"""Stateless Optax transforms that scale updates and gradients, one float per leaf."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,24 +23,25 @@ def scale_by_parametrization(
 ) -> optax.GradientTransformation:
     """Multiply each parameter's update by its learning-rate multiplier.
 
-    Belongs after the transform that makes the update (`optax.scale_by_adam`) and
-    before weight decay and learning rate, neither of which it may touch.
+    Put it after the transform that determines the update (e.g. `optax.scale_by_adam`)
+    and before weight decay and learning rate, which it must not scale. Chain it by
+    `optim.chain` instead of `optax.chain` to have the order checked.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
-      family: what sets the size of the incoming update: "sgd", "adam", "spectral" or
-        "relative", or the name of an optimizer of that family, as "lion".
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
+      family: family of the optimizer whose updates come in: "sgd", "adam", "spectral"
+        or "relative", or the name of an optimizer of that family, e.g. "lion".
 
     Returns:
-      A stateless `optax.GradientTransformation`. Its `init` checks that the
-      parameters are those of `scales`, and the chain it stands in.
+      A stateless `optax.GradientTransformation`. Its `init` checks that `scales` were
+      made for the parameters.
 
     Raises:
-      ValueError: unknown parametrization or family, or depth that the
-        parametrization cannot act on; from `init`, parameters without a scale, and
-        chains that scale twice, in the wrong order or by the wrong family.
+      ValueError: the parametrization or family is unknown, or the parametrization's
+        depth rule does not apply to the model; from `init`, a parameter has no scale
+        or another shape.
 
     Source: the learning-rate rows of Tensor Programs V, Table 3, and Tensor Programs
     VI, Table 1 and Definition 6.1.
@@ -74,17 +75,20 @@ def normalize_gradients(
 ) -> optax.GradientTransformation:
     """Divide each gradient by its size relative to the base model's.
 
-    Before an Adam-like transform it keeps the gradient's size against eps the same
-    at every width and depth: the factor n^d L^δ before Q_t in Tensor Programs VI,
-    Definition 6.1. Multiplying eps by the gradient's size says the same.
+    Put it before an Adam-like transform. It keeps the size of the gradient relative to
+    eps the same at every width and depth: the factor n^d L^δ before Q_t in Tensor
+    Programs VI, Definition 6.1. Multiplying eps by the gradient's size is equivalent.
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or what `optim.parametrization` returns; by default
-        that of the scales; "mup" if they know none and depth stays.
+      parametrization: a name, or the result of `optim.parametrization`. By default the
+        one that the scales carry, or "mup" if they carry none and depth stays.
 
     Returns:
       A stateless `optax.GradientTransformation`.
+
+    Raises:
+      ValueError: as `scale_by_parametrization`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -112,10 +116,14 @@ def scale_leaves(
     factor: Callable[[ParamScale], float],
     kind: str,
 ) -> optax.GradientTransformation:
-    """Multiply each leaf by a factor of its scale, found once, here.
+    """Multiply each leaf by a factor that is computed once, from its scale.
 
-    `kind` is "scaling" for learning rates, which a probe can turn off, or
-    "normalizing" for gradients.
+    Args:
+      scales: of the model.
+      point: the parametrization.
+      factor: returns the factor of a scale.
+      kind: "scaling" for learning rates, which a probe can turn off, or "normalizing"
+        for gradients.
     """
     factors = {path: factor(scale) for path, scale in scales.items()}
     this = Acting(kind, scales, point)
@@ -139,7 +147,11 @@ def scale_leaves(
 
 
 def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> Any:
-    """Each leaf times the factor of its path; a leaf without one is an error."""
+    """Multiply each leaf by the factor of its path.
+
+    Raises:
+      ValueError: a leaf has no scale.
+    """
 
     at_base = mode() is Mode.BASE
 
@@ -147,7 +159,7 @@ def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> 
         scales.check_path(path)
         if at_base:
             return leaf
-        # A Python float is weakly typed: bf16 stays bf16. By one it stays exact.
+        # A Python float is weakly typed, so bf16 stays bf16.
         return leaf if factors[path] == 1.0 else leaf * factors[path]
 
     return map_with_paths(multiply, tree)
@@ -156,19 +168,21 @@ def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> 
 def scale_schedule(
     learning_rate: Any, schedule: optax.Schedule
 ) -> Callable[[Any], Any]:
-    """A schedule whose peak is 1, times a learning rate that may be traced.
+    """Multiply a schedule of peak 1 by a learning rate, which may be a traced value.
 
-    Some of Optax's schedules, e.g. `optax.warmup_cosine_decay_schedule`, branch on the
-    value of their peak, and fail with `TracerBoolConversionError` where it is a traced
-    value, as in a sweep under `jax.vmap`.
+    Some Optax schedules, e.g. `optax.warmup_cosine_decay_schedule`, branch on the
+    value of their peak. They fail with `TracerBoolConversionError` if it is a traced
+    value, e.g. in a sweep under `jax.vmap`.
 
     Args:
       learning_rate: the peak; a number or a traced value.
-      schedule: a schedule that was made for a peak of 1. All of its other values are
-        then relative to the peak.
+      schedule: a schedule with a peak of 1. Its other values are relative to the peak.
 
     Returns:
       A schedule: learning_rate times schedule(step).
+
+    Raises:
+      ValueError: `schedule` is not callable.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -187,18 +201,18 @@ def scale_schedule(
 
 
 def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrization:
-    """The parametrization to use, checked against what the scales hold.
+    """Choose the parametrization, and check it against the scales.
 
     Args:
       scales: of the model.
-      given: a parametrization, or None for that of the scales. Scales that know none
-        get "mup", unless depth changes.
+      given: a parametrization, or None for the one that the scales carry. If they carry
+        none, it is "mup", unless depth changes.
 
     Raises:
-      ValueError: not scales; an unknown name; another parametrization than the model
-        was built with; a rule of depth that cannot act on these scales; no
-        parametrization where depth changes, because the model's branch multiplier
-        decides which is right.
+      ValueError: `scales` is not a `Scales`; the name is unknown; the model was built
+        with another parametrization; the depth rule does not apply to the model; or
+        none is given although depth changes, where the model's branch multiplier
+        decides which one is right.
     """
     if not isinstance(scales, Scales):
         raise ValueError(
@@ -212,7 +226,7 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
     point = _named(given or own or "mup")
     if own is not None and not own.same_rules(point):
         raise ValueError(
-            f"the model was built with {own.label}, and is given the multipliers of "
+            f"the model was built with {own.label}, but the optimizer is given "
             f"{point.label}; leave parametrization out to use the model's own, or "
             f"build the model with {point.label}"
         )
@@ -221,10 +235,10 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
 
 
 def _which_rule(scales: Scales) -> str:
-    """The message where depth changes and nothing says how the model handles it."""
+    """Error message for a depth that changes without a parametrization."""
     start = (
-        f"depth grows by {scales.depth:g} and no parametrization is given, and the "
-        "scales do not know the model's"
+        f"depth grows by {scales.depth:g}, but no parametrization is given, and the "
+        "scales do not carry one"
     )
     if not scales.branches:
         return (
@@ -238,5 +252,5 @@ def _which_rule(scales: Scales) -> str:
     )
 
 
-# The functions here have an argument of this name.
+# The functions above have an argument of this name.
 _named = parametrization

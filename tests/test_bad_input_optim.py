@@ -278,11 +278,11 @@ MAKERS = {
 @pytest.mark.parametrize("maker", MAKERS)
 def test_parameters_that_are_not_those_of_the_scales(maker):
     tx = MAKERS[maker]()
-    with refuses("'extra'", "has no scale", "very parameters"):
+    with refuses("'extra'", "has no scale", "same parameters"):
         tx.init({**params(), "extra": jnp.ones(3)})
     with refuses("'hidden'", "which the parameters lack"):
         tx.init({k: v for k, v in params().items() if k != "hidden"})
-    with refuses("'embed'", "shape (5, 64)", "(5, 32)", "make the scales again"):
+    with refuses("'embed'", "shape (5, 64)", "(5, 32)", "make new scales"):
         tx.init(params(64))
 
 
@@ -454,7 +454,7 @@ def test_an_update_with_decay_and_without_parameters():
 @pytest.mark.parametrize("maker", ALIASES)
 def test_swapped_arguments(maker):
     with refuses(
-        "swapped", "the learning rate comes first", "optim.adamw(1e-3, scales)"
+        "swapped", "pass the learning rate first", "optim.adamw(1e-3, scales)"
     ):
         maker(SCALES, 1e-3)
     with refuses("learning_rate='fast'", "a number or a schedule"):

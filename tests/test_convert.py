@@ -318,7 +318,7 @@ def test_a_wrong_file_is_named_and_nothing_written(fault, tmp_path, capsys):
     if fault == "pickle":
         source = tmp_path / "weights.pth"
         source.write_bytes(pickle.dumps({}))
-        said = "can run code and are not read"
+        said = "can run code and are not supported"
     if fault == "no model":
         args, said = [], "--model is missing"
     assert said in refused(
@@ -341,7 +341,7 @@ def test_a_directory_that_is_not_whole_is_refused(ours, tmp_path, capsys):
     args = [f"--source={broken}", f"--out={tmp_path}/x.npz"]
     assert "cannot be read" in refused(capsys, tmp_path, *args)
     (broken / "config.json").write_text(json.dumps({"format": 99}))
-    assert "holds no model of ours" in refused(capsys, tmp_path, *args)
+    assert "holds no model of zoo.save" in refused(capsys, tmp_path, *args)
 
 
 def test_the_embedding_repeated_as_the_readout_is_left_and_another_is_not():

@@ -261,13 +261,13 @@ def test_experts_lie_on_devices_along_tensor():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"experts_per_token": 5}, "is more than experts=4"),
+        ({"experts_per_token": 5}, "must be at most experts=4"),
         ({"experts_per_token": 0}, "experts_per_token=0"),
         ({"experts": -1}, "experts=-1"),
-        ({"balance": -1.0}, "balance must be 0 or more"),
+        ({"balance": -1.0}, "balance must be at least 0"),
         ({"balance": "0.1"}, "balance='0.1' must be a number"),
-        ({"experts": 0, "balance": 0.5}, "balance=0.5 does nothing without experts"),
-        ({"experts": 0, "dispatch": "sorted"}, "does nothing without experts"),
+        ({"experts": 0, "balance": 0.5}, "balance=0.5 has no effect without experts"),
+        ({"experts": 0, "dispatch": "sorted"}, "has no effect without experts"),
         ({"dispatch": "fast"}, "dispatch='fast'"),
     ],
 )

@@ -103,7 +103,7 @@ def test_statistics_are_updated_in_training_and_only_then():
 
 @pytest.mark.parametrize(
     ("blocks", "said"),
-    [((3,), "3 is no block"), ((-4,), "-4 is no block"), ((0, -3), "twice")],
+    [((3,), "3 is out of range"), ((-4,), "-4 is out of range"), ((0, -3), "twice")],
 )
 def test_a_block_that_is_not_there_is_named(blocks, said):
     model, x = make("vit")

@@ -144,7 +144,7 @@ def test_an_architecture_that_the_zoo_has_not_is_refused_before_its_weights(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"model_type": "beit"}, "only gpt2, llama, qwen2, qwen3, mixtral"),
+        ({"model_type": "beit"}, "are gpt2, llama, qwen2, qwen3, mixtral"),
         ({"model_type": "gpt2", "n_embd": 8}, "lacks 'n_layer'"),
         ({**VIT_CONFIG, "model_args": {"qk_norm": True}}, "qk_norm=True"),
         ({**VIT_CONFIG, "global_pool": "map"}, "global_pool='map'"),
@@ -210,7 +210,7 @@ def test_a_repository_without_a_config_is_read_by_name_and_the_guess_said(
     hub, tmp_path, caplog
 ):
     hub.put("someone/mine.v1", model=as_bytes(golden("vit_token")[0]))
-    with pytest.raises(ValueError, match="does not say what its weights are of"):
+    with pytest.raises(ValueError, match="does not state the architecture"):
         read("someone/mine.v1", tmp_path)
     options = {**VIT, "cache_dir": tmp_path / "cache"}
     zoo.load_pretrained("vit", "someone/mine.v1", **options)
@@ -233,7 +233,7 @@ def test_private_and_gated_repositories_take_a_token(hub, tmp_path, monkeypatch)
 
 
 def test_what_is_not_there_is_said(hub, tmp_path):
-    with pytest.raises(ValueError, match="no repository on the hub"):
+    with pytest.raises(ValueError, match="nor a repository on the hub"):
         read("timm/nothing.in1k", tmp_path)
     hub.put("someone/pickle", config=config(**VIT_CONFIG))
     with pytest.raises(ValueError, match=r"holds no model\.safetensors"):

@@ -169,7 +169,7 @@ def test_a_key_in_two_files_is_refused(tmp_path):
     in_parts(tmp_path, "smollm")
     first = tmp_path / "model-1-of-2.safetensors"
     (tmp_path / "model-2-of-2.safetensors").write_bytes(first.read_bytes())
-    with pytest.raises(ValueError, match="which a file before it holds too"):
+    with pytest.raises(ValueError, match="which another file of this model holds too"):
         zoo.load_pretrained(tmp_path)
 
 
@@ -217,8 +217,8 @@ def test_generate_draws_from_the_distribution_of_the_logits():
     ("changes", "said"),
     [
         ({"steps": 0}, "at least 1"),
-        ({"temperature": -1.0}, "0 or more"),
-        ({"temperature": 1.0}, r"give key=jax.random.key"),
+        ({"temperature": -1.0}, "at least 0"),
+        ({"temperature": 1.0}, r"pass key=jax.random.key"),
         ({"top_k": 12}, r"top_k=12 must lie in \[1, 11\]"),
         ({"steps": 9}, "does not fit into context=12"),
     ],
@@ -277,7 +277,7 @@ def test_rotary_logits_depend_on_the_distance_alone():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"queries_per_key": 3}, "4 heads of queries are not a multiple of"),
+        ({"queries_per_key": 3}, "number of query heads, 4, is not a multiple of"),
         ({"queries_per_key": 0}, "queries_per_key=0 must be a whole number"),
         ({"head_dim": 1}, "head_dim=1 must be even"),
         (
@@ -389,7 +389,7 @@ def test_a_named_size_has_the_published_number_of_parameters(name):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "falcon"}, "only gpt2, llama, qwen2, qwen3, mixtral"),
+        ({"model_type": "falcon"}, "are gpt2, llama, qwen2, qwen3, mixtral"),
         ({"attention_bias": True}, "attention_bias=True; this zoo has only"),
         ({"hidden_act": "relu2"}, "hidden_act='relu2'"),
         ({"quantization_config": {}}, "quantized weights"),

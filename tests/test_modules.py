@@ -136,7 +136,7 @@ def test_a_group_remembers_for_other_times_than_the_rest(name, memory):
 @pytest.mark.parametrize("name", ["sgd", "adafactor", "muon"])
 def test_memories_of_a_group_are_refused_where_there_are_no_betas(name):
     scales = optim.for_modules(SCALES, {"^mid": {"b2_memory": 2.0}})
-    with pytest.raises(ValueError, match="'mid/w' has b1_memory or b2_memory, and"):
+    with pytest.raises(ValueError, match="'mid/w' has b1_memory or b2_memory, but"):
         getattr(optim, name)(0.01, scales, "mup")
 
 

@@ -94,14 +94,14 @@ def test_a_repository_of_transformers_states_preprocessing_and_labels(tmp_path):
 
 def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
     model = zoo.create("vit", width=16, depth=1, heads=2, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"is not known: .* zoo\.set_data_config"):
+    with pytest.raises(ValueError, match=r"is not known, .*zoo\.set_data_config"):
         zoo.data_config(model)
     grey = zoo.DataConfig(size=(32, 32, 1), mean=(0.5,), std=(0.5,))
-    with pytest.raises(ValueError, match="1 channels, and the model takes or gives 3"):
+    with pytest.raises(ValueError, match="1 channels, but the model has 3"):
         zoo.set_data_config(model, grey)
     with pytest.raises(ValueError, match=r"must be a zoo\.DataConfig"):
         zoo.set_data_config(model, CONFIG.to_json())
-    with pytest.raises(ValueError, match="2 labels, and the model takes or gives 10"):
+    with pytest.raises(ValueError, match="2 labels, but the model has 10"):
         zoo.set_data_config(
             model, zoo.DataConfig(**{**vars(CONFIG), "labels": ("a", "b")})
         )
@@ -118,7 +118,7 @@ def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
         ({"mean": ("a",) * 3}, "one number for each of 3 channels"),
         ({"labels": "abc"}, "labels='abc' must be a tuple"),
         ({"crop": 0.0}, "crop"),
-        ({"crop": "a"}, "crop='a' must be more than 0"),
+        ({"crop": "a"}, "crop='a' must lie in"),
         ({"interpolation": "cubic"}, "interpolation='cubic' must be one of"),
         ({"crop_mode": "middle"}, "crop_mode"),
         ({"projection": 0}, "projection=0 must be a whole number"),

@@ -152,7 +152,7 @@ def test_a_hundred_billion_parameters_cost_no_memory():
         ({"base_width": 2.5}, "base_width=2.5"),
         ({"nonlinearity": "rleu"}, "relu"),
         ({"block_depth": 0}, "block_depth=0"),
-        ({"zero_init": True, "nonlinearity": "relu"}, "no branch would ever train"),
+        ({"zero_init": True, "nonlinearity": "relu"}, "branches would never train"),
         ({"zero_init": True, "nonlinearity": "abs"}, "activation_first=True"),
         ({"parametrization": "depth_mupp"}, "depth_mup"),
         ({"wdith": 8}, "'width'"),

@@ -238,7 +238,7 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
         ("vit_deit3", {"layer_scale": 0.0}, "layer_scale=0.0 must be positive"),
         ("vit_deit3", {"registers": -1}, "registers=-1 must be a whole number"),
         ("vit_deit3", {"class_token": "no"}, "must be True or False or None"),
-        ("vit_deit3", {"rope_theta": 5.0}, "does nothing without rotary=True"),
+        ("vit_deit3", {"rope_theta": 5.0}, "has no effect without rotary=True"),
         ("vit_dinov3", {"heads": 8}, "head_dim=2 must be a multiple of 4"),
         ("vit_dinov3", {"rope_theta": 0.0}, "rope_theta=0.0 must be positive"),
         (
@@ -254,7 +254,7 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
         ("vit_eva02_clip", {"inner_norm": "all"}, "inner_norm='all' must be"),
         ("vit_eva02_base", {"rotary": "rows"}, "rotary='rows' must be True"),
         ("vit_eva02_base", {"rope_grid": 0}, "rope_grid=0 must be at least 1"),
-        ("vit_eva02_base", {"rotary": True}, "rope_grid=4 does nothing without"),
+        ("vit_eva02_base", {"rotary": True}, "rope_grid=4 has no effect without"),
     ],
 )
 def test_the_option_that_is_missing_is_named(name, options, said):

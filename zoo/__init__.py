@@ -1,8 +1,8 @@
-"""Flax NNX models that carry the rules of `mupax.optim`.
+"""Flax NNX models with the initialization and multipliers of `mupax.optim`.
 
-`create(name, ...)` makes one, `scales(model)` tells the optimizer how its parameters
-grow, `list_models()` lists them; `load_pretrained(name)` comes with weights, and
-`save(model, directory)` writes them.
+`create(name, ...)` builds a model, `list_models()` lists the names, and `scales(model)`
+returns the scales that the optimizers of `mupax.optim` take. `load_pretrained(name)`
+loads a model with weights, and `save(model, directory)` writes one.
 """
 
 from .cards import Training

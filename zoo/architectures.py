@@ -1,8 +1,8 @@
-"""Which architectures of other libraries are models of the zoo, and with which options.
+"""Map architectures of other libraries to models of the zoo and their options.
 
-Keys alone do not tell an architecture: timm's resnetblur50 and resnetaa50 have the keys
-and shapes of resnet50, and compute something else. A repository's `config.json` names
-its architecture, and only those listed here are read.
+The keys of a file do not determine the architecture: timm's resnetblur50 and resnetaa50
+have the keys and shapes of resnet50, but compute something else. So the architecture is
+read from the repository's `config.json`, and only those listed here are accepted.
 """
 
 import re
@@ -16,19 +16,19 @@ from .vit_configs import MODEL_TYPES, pool_of, timm_table, transformers_vit
 
 
 def identify(config: Mapping[str, Any], where: str) -> Architecture | None:
-    """The architecture that a `config.json` describes.
+    """Find the architecture that a `config.json` describes.
 
     Args:
-      config: of a repository of timm, or of transformers for GPT-2, Llama, Qwen2,
-        Qwen3, ViT, DINOv2, CLIP, SigLIP, ResNet and ConvNeXt.
+      config: contents of the config.json of a repository of timm, or of transformers
+        for GPT-2, Llama, Qwen2, Qwen3, ViT, DINOv2, CLIP, SigLIP, ResNet and ConvNeXt.
       where: the repository or directory, for messages.
 
     Returns:
-      The architecture; None for a config that names none.
+      The architecture; None if the config names none.
 
     Raises:
-      ValueError: an architecture that the zoo does not have, one with options that it
-        does not have, or values of the wrong type.
+      ValueError: the zoo lacks the architecture or one of its options, or a value has
+        the wrong type.
 
     Examples:
       >>> identify({"architecture": "resnet50", "num_classes": 1000}, "timm/x")
@@ -69,7 +69,7 @@ _DEITS = (
     *(f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")),
     "deit_base_patch16_384",
 )
-# The first that matches is named in the refusal.
+# (pattern of names, feature that the zoo lacks); the first match is reported.
 _VARIANTS = (
     (r"^(wide_|se)?resne(t|xt)\d+(_2)?$", "other numbers of blocks or channels"),
     (r"^(se|eca|gc|cbam|ec)_?resnex?t", "another kind of channel attention"),
@@ -109,9 +109,9 @@ def _timm_table() -> dict[str, Architecture]:
 
 
 TIMM = _timm_table()
-# What timm calls the ways to pool.
+# Names of pooling: ours to timm's.
 _POOLINGS = {"token": "token", "mean": "avg", "norm_mean": "avg", "attention": "map"}
-# Arguments of timm's networks that are read here; another one changes the function.
+# Arguments of timm's networks that are read here. Others would change the function.
 _KNOWN_ARGUMENTS = {"img_size", "num_classes", "in_chans", "global_pool"}
 
 
@@ -127,9 +127,9 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
     unknown = sorted(set(arguments) - _KNOWN_ARGUMENTS)
     if unknown:
         raise ValueError(
-            f"{where} holds a {name!r} made with {unknown[0]}="
-            f"{arguments[unknown[0]]!r}, an option that this zoo does not read; "
-            "convert only networks with timm's own options"
+            f"{where} holds a {name!r} created with {unknown[0]}="
+            f"{arguments[unknown[0]]!r}, an option that this zoo does not support; "
+            "use a network with timm's default options"
         )
 
     def get(key: str) -> Any:
@@ -161,7 +161,7 @@ def _timm(config: Mapping[str, Any], where: str) -> Architecture:
         options |= {"pool": "mean", "class_token": True}
     elif pooling not in (None, "", usual):
         raise ValueError(
-            f"{where} holds a {name!r} with global_pool={pooling!r}; this zoo reads "
+            f"{where} holds a {name!r} with global_pool={pooling!r}; this zoo supports "
             f"{'token and avg' if usual == 'token' else usual}"
         )
     return Architecture(known.model, options)
@@ -171,7 +171,7 @@ def _refusal(name: str, where: str) -> str:
     feature = next((f for pattern, f in _VARIANTS if re.search(pattern, name)), None)
     has = f", which has {feature}" if feature else ""
     return (
-        f"{where} holds a {name!r}{has}; this zoo has no such model. It reads "
+        f"{where} holds a {name!r}{has}; this zoo has no such model. It supports "
         "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
         "regnetx, regnety, "
         "convnext, convnextv2, efficientnet, efficientnetv2, mobilenetv3, "

@@ -1,4 +1,4 @@
-"""Transformer blocks: an attention branch and an MLP branch, and their stack."""
+"""Transformer blocks of an attention branch and an MLP branch, and stacks of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ Implementation = Literal["auto", "xla", "cudnn"]
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far; for a stack, with an axis of layers.
+    """Keys and values of previous tokens; for a stack, with a leading axis of layers.
 
     Attributes:
       key: shape (batch, length, heads of the keys, head_dim).
@@ -46,11 +46,11 @@ class Cache(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What makes a forward pass random; for a stack, with an axis of layers.
+    """Random state of a forward pass; for a stack, with a leading axis of layers.
 
     Attributes:
-      key: for dropout and drop path.
-      drop_path: probability that a branch is left out; None for never.
+      key: random key for dropout and drop path.
+      drop_path: probability that a branch is left out; None for zero.
     """
 
     key: Key[Array, "*layers"]
@@ -59,7 +59,7 @@ class Noise(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BlockOptions:
-    """What all blocks of one transformer share.
+    """Options that all blocks of one transformer share.
 
     Attributes:
       causal: each position sees only itself and those before it.
@@ -135,24 +135,25 @@ class BlockOptions:
             )
         if self.qk_norm and self.zero_queries:
             raise ValueError(
-                "zero_queries=True with qk_norm=True: a query of zero has no direction "
-                "that a norm could keep; take zero_queries=False"
+                "zero_queries=True excludes qk_norm=True, because a query of zero has "
+                "no direction; use zero_queries=False"
             )
 
 
 def head_axes(
     width: int, base_width: int | None, heads: int | None, head_dim: int | None
 ) -> dict[str, Axis]:
-    """The axes "heads" and "head_dim", of which one grows with width.
+    """Build the axes "heads" and "head_dim", one of which grows with width.
 
     Args:
       width: of the residual stream.
-      base_width: that of the base; None for `width`.
-      heads: how many heads at every width; head_dim grows.
-      head_dim: size of a head at every width; the number of heads grows.
+      base_width: of the base; None for `width`.
+      heads: number of heads, the same at every width; head_dim grows.
+      head_dim: size of a head, the same at every width; the number of heads grows. 64
+        if neither is given.
 
     Raises:
-      ValueError: both are given, or a width does not divide.
+      ValueError: both are given, or they do not divide a width.
 
     Examples:
       >>> head_axes(256, 64, heads=None, head_dim=32)["heads"]
@@ -162,8 +163,8 @@ def head_axes(
     """
     if heads is not None and head_dim is not None:
         raise ValueError(
-            f"give heads={heads} or head_dim={head_dim}, not both: that one stays as "
-            "width grows, and the other follows"
+            f"pass heads={heads} or head_dim={head_dim}, not both: the one that you "
+            "pass is fixed as width grows, and the other one grows"
         )
     stays, grows = ("head_dim", "heads") if heads is None else ("heads", "head_dim")
     size = 64 if heads is None and head_dim is None else heads or head_dim
@@ -173,8 +174,8 @@ def head_axes(
     for name, n in {"width": width, "base_width": base_width}.items():
         if n % size:
             raise ValueError(
-                f"{name}={n} is not a multiple of {stays}={size}; pass heads=... (as "
-                "many at every width) or head_dim=... (as large at every width)"
+                f"{name}={n} is not a multiple of {stays}={size}; pass heads=... "
+                "(fixed number of heads) or head_dim=... (fixed size of a head)"
             )
     return {
         stays: Axis(size, size),
@@ -183,12 +184,12 @@ def head_axes(
 
 
 def logit_scale(plan: Plan) -> float:
-    """The factor in front of queries · keys.
+    """The factor of the attention logits, queries · keys.
 
-    A logit is read out of d_head features, so it scales as the initial weights of a
-    readout: 1/d_head under μP, 1/√d_head under SP and NTK, and between them
-    d_head^-(1+s)/2. At the base it is 1/√d_head under all of them. Where the number
-    of heads grows, d_head does not, and the factor stays.
+    A logit is a sum over d_head features, so the factor scales as the initial weights
+    of a readout: 1/d_head under μP, 1/√d_head under SP and NTK, and d_head^-(1+s)/2 in
+    between. At the base it is 1/√d_head under all of them. If the number of heads
+    grows instead of d_head, the factor is constant.
 
     Source: Tensor Programs V, Definition 4.1; Bordelon et al., App. A.3.
 
@@ -212,13 +213,13 @@ def logit_scale(plan: Plan) -> float:
 class Attention(nnx.Module):
     """Softmax attention of all heads, with the μP scale of the logits.
 
-    Where the plan has an axis "kv_heads", each of its heads of keys and values serves
-    several heads of queries (grouped-query attention).
+    If the plan has an axis "kv_heads", each head of keys and values serves several
+    heads of queries (grouped-query attention).
 
     Args:
       plan: the model's plan, with the axes "heads" and "head_dim".
       options: those of its block.
-      in_branch: whether it stands in a residual branch.
+      in_branch: whether it is in a residual branch.
       rngs: random state.
 
     Source: Bordelon et al., App. A.3.
@@ -256,7 +257,7 @@ class Attention(nnx.Module):
                 plan, "head_dim", in_branch=in_branch, epsilon=options.norm_eps
             )
 
-        # With queries at zero no gradient reaches the keys until they have moved.
+        # While queries are zero, keys get no gradient.
         self.query = read("heads", "zeros" if options.zero_queries else "fan_in")
         self.key = read(grouped, bias=options.key_bias)
         self.value = read(grouped)
@@ -290,7 +291,7 @@ class Attention(nnx.Module):
     def read(
         self, x: Float[Array, "batch queries n"], tokens: Float[Array, "batch time n"]
     ) -> Float[Array, "batch queries n"]:
-        """Attention of queries from `x` to `tokens`, without positions."""
+        """Attention from queries of `x` to `tokens`, without positions."""
         return self._attend(self.query(x), self.key(tokens), self.value(tokens))
 
     def _attend(
@@ -315,7 +316,7 @@ class Attention(nnx.Module):
     def _normed(
         self, heads: Float[Array, "batch queries heads head_dim"]
     ) -> Float[Array, "batch queries heads head_dim"]:
-        """All heads of a token, normalized together where there is such a norm."""
+        """Apply the norm over all heads of a token, if there is one."""
         if self.norm is None:
             return heads
         return self.norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
@@ -323,12 +324,16 @@ class Attention(nnx.Module):
     def decode(
         self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
     ) -> tuple[Float[Array, "batch time n"], Cache]:
-        """Attention of new tokens to themselves and to those of a cache.
+        """Attention of new tokens to previous tokens and to themselves.
 
         Args:
-          x: of the new tokens.
-          cache: of the tokens so far; those from `position` on are written over.
-          position: the number of tokens so far.
+          x: the new tokens.
+          cache: keys and values of previous tokens; entries from `position` on are
+            overwritten.
+          position: number of previous tokens.
+
+        Returns:
+          (output for the new tokens, updated cache).
         """
         time, length = x.shape[1], cache.key.shape[1]
         where = position + jnp.arange(time)
@@ -367,8 +372,8 @@ class Attention(nnx.Module):
 
 def _has_flash(query: Float[Array, "batch time heads head_dim"]) -> bool:
     """Whether cuDNN has flash attention for these queries."""
-    # JAX 0.10 takes its plain attention unless it is told, and raises where it is
-    # told and cuDNN has none.
+    # JAX 0.10 uses its plain attention by default, and raises if cuDNN is requested
+    # and not available.
     if query.dtype not in (jnp.bfloat16, jnp.float16):
         return False
     if query.shape[-1] % 8 or query.shape[-1] > 128:
@@ -441,7 +446,7 @@ def _layer_scale(plan: Plan, options: BlockOptions) -> LayerScale | None:
 class TransformerBlock(nnx.Module):
     """Two residual branches, x + a M^-α · branch(norm(x)): attention, then MLP.
 
-    A branch is of block depth two, for which Depth-μP is not optimal.
+    A branch has two layers, for which Depth-μP is not optimal.
 
     Source: Tensor Programs VI, sections 9 and 10.3; Bordelon et al., App. A.3.
     """
@@ -486,7 +491,7 @@ class TransformerBlock(nnx.Module):
     def routing(
         self, x: Float[Array, "batch time n"]
     ) -> Float[Array, "batch time experts"]:
-        """The probabilities of the block's experts, without noise."""
+        """The router's probabilities of the block's experts, without noise."""
         assert isinstance(self.mlp, Experts)
         h = self.attention(x if self.attention_norm is None else self.attention_norm(x))
         h = h if self.attention_scale is None else self.attention_scale(h)
@@ -496,7 +501,7 @@ class TransformerBlock(nnx.Module):
     def decode(
         self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
     ) -> tuple[Float[Array, "batch time n"], Cache]:
-        """The block without noise, for tokens that follow those of a cache."""
+        """Apply the block to tokens that follow those of a cache, without noise."""
         h = x if self.attention_norm is None else self.attention_norm(x)
         h, cache = self.attention.decode(h, cache, position)
         h = h if self.attention_scale is None else self.attention_scale(h)
@@ -553,15 +558,15 @@ class TransformerOptions(ResidualOptions):
 
 
 class Transformer(Family):
-    """What ViT and GPT share: a stack of blocks, its last norm, and its noise.
+    """Base class of transformers: a stack of blocks, the last norm, and noise.
 
-    `train()` switches dropout and drop path on, as they are at first, `eval()` off.
-    Each call draws new noise from the model's own `rngs`, whose count is part of its
-    state; a loop that does not carry that state passes `rngs` to each call.
+    `train()` switches dropout and drop path on (the default), `eval()` off. Each call
+    draws new noise from the model's own `rngs`, whose counter is part of the model's
+    state. A training loop that does not carry that state must pass `rngs` to each call.
     """
 
     def build_blocks(self, options: BlockOptions, depth: int, rngs: nnx.Rngs) -> None:
-        """Make the blocks and the last norm."""
+        """Create the blocks and the last norm."""
         self.options = options
         self.depth = depth
         self.blocks = stack(
@@ -571,9 +576,9 @@ class Transformer(Family):
         self.deterministic = False
 
     def build_noise(self, rngs: nnx.Rngs) -> None:
-        """Keep random state of its own, if there is something to leave out.
+        """Create the model's own random state, if it has dropout or drop path.
 
-        Last of all, so that a model with dropout starts at the weights of one without.
+        Call it last, so that dropout does not change the initial weights.
         """
         noisy = self.options.dropout > 0 or self.options.drop_path > 0
         self.rngs = nnx.Rngs(dropout=rngs.dropout()) if noisy else None
@@ -584,12 +589,12 @@ class Transformer(Family):
         rngs: nnx.Rngs | None,
         angles: Float[Array, "time half"] | None = None,
     ) -> Float[Array, "batch time n"]:
-        """Dropout of the embedding, then all blocks, without the last norm.
+        """Apply dropout of the embedding and all blocks, without the last norm.
 
         Args:
-          x: tokens.
-          rngs: random state of this call, in place of the model's own.
-          angles: by which queries and keys turn, the same in every block.
+          x: embedded tokens.
+          rngs: random state of this call, instead of the model's own.
+          angles: rotation angles of queries and keys, the same in every block.
         """
         noise = None
         own = self.rngs if rngs is None else rngs
@@ -609,7 +614,7 @@ class Transformer(Family):
         keep: Sequence[int],
         angles: Float[Array, "time half"] | None = None,
     ) -> tuple[Float[Array, "batch time n"], Float[Array, "kept batch time n"]]:
-        """All blocks without noise, and the streams behind some of them."""
+        """Apply all blocks without noise, and return the streams after some of them."""
         return scan_keeping(
             self.blocks,
             x,
@@ -634,7 +639,7 @@ class Transformer(Family):
         norm: bool,
         angles: Float[Array, "time half"] | None = None,
     ) -> tuple[Float[Array, "batch time n"], ...]:
-        """The streams behind blocks, of which -1 is the last; all for None."""
+        """The streams after some blocks (-1 is the last), or after all for None."""
         numbers = numbers_of_blocks(blocks, self.depth)
         _, kept = self.run_blocks_keeping(x, numbers, angles)
         last = self.norm if norm else None
@@ -643,7 +648,7 @@ class Transformer(Family):
     def decode_blocks(
         self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
     ) -> tuple[Float[Array, "batch time n"], Cache]:
-        """All blocks, without noise, for tokens that follow those of a cache."""
+        """Apply all blocks to tokens that follow those of a cache, without noise."""
         graph, weights = nnx.split(self.blocks)
 
         def run(x: Array, layer: tuple[nnx.State, Cache]) -> tuple[Array, Cache]:
@@ -655,7 +660,7 @@ class Transformer(Family):
 
 
 class AttentionPool(nnx.Module):
-    """A learned token that reads a set of tokens, and a residual MLP behind it.
+    """Attention pooling: a learned token attends to all tokens, then a residual MLP.
 
     z = out(attention(token, x)), then z + MLP(norm(z)).
 
@@ -697,12 +702,12 @@ class AttentionPool(nnx.Module):
 def dropout(
     x: Float[Array, "*shape"], rate: float, key: Key[Array, ""] | None
 ) -> Float[Array, "*shape"]:
-    """Entries set to zero with probability `rate`, the others larger by 1/(1-rate).
+    """Set entries to zero with probability `rate`, and multiply others by 1/(1-rate).
 
     Args:
       x: any array.
       rate: probability.
-      key: random key; None leaves x as it is.
+      key: random key; None returns x unchanged.
     """
     if key is None or rate == 0:
         return x
@@ -715,12 +720,12 @@ def drop_path(
     rate: Float[Array, ""] | None,
     key: Key[Array, ""] | None,
 ) -> Float[Array, "batch time n"]:
-    """A branch left out for some examples, larger by 1/(1-rate) for the others.
+    """Set a branch to zero for some examples, multiply it by 1/(1-rate) for others.
 
     Args:
-      x: what a residual branch returns.
+      x: output of a residual branch.
       rate: probability; None for zero.
-      key: random key; None leaves x as it is.
+      key: random key; None returns x unchanged.
     """
     if key is None or rate is None:
         return x

@@ -1,4 +1,4 @@
-"""Model cards: the README.md of a saved model, with metadata that hubs read."""
+"""Model cards: the README.md of a saved model, with metadata for hubs."""
 
 import dataclasses
 import json
@@ -16,14 +16,19 @@ _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is known of how weights were made, for their card.
+    """How weights were trained, for the model card that `zoo.save` writes.
 
     Attributes:
-      dataset: that they were trained on; None if they were not trained here.
+      dataset: the training data; None if the weights were not trained here.
       metrics: on the test split, e.g. {"accuracy": 0.98, "loss": 0.1}.
-      settings: of the run, e.g. {"steps": 1000}; shown as a table.
-      source: the weights that they were made from, e.g. the id of a repository.
-      command: that made them.
+      settings: hyperparameters of the run, e.g. {"steps": 1000}; shown as a table.
+      source: the initial weights, e.g. the id of a repository; None for none.
+      command: the command that trained the weights.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> zoo.Training(dataset="mnist", metrics={"accuracy": 0.98}).source is None
+      True
     """
 
     dataset: str | None = None
@@ -44,17 +49,17 @@ def card(
     notes: str,
     training: Training | None,
 ) -> str:
-    """The text of a model card: YAML for hubs, then Markdown.
+    """Write the text of a model card: YAML for hubs, then Markdown.
 
     Args:
       name: of the model in the zoo.
-      options: that it was created with, JSON-ready.
-      parameters: their number.
+      options: the options that it was created with, JSON-ready.
+      parameters: number of parameters and other saved values.
       parametrization: of the model.
       reads_tokens: whether it is a language model.
       data: its preprocessing, if known.
       notes: free text.
-      training: how its weights were made, if known.
+      training: how its weights were trained, if known.
     """
     training = training or Training()
     embeds = data is not None and data.projection is not None
@@ -94,7 +99,7 @@ def _metadata(name: str, task: str, training: Training) -> str:
     """The YAML that hubs read. JSON strings are YAML strings."""
     lines = ["---", "library_name: mupax", f"pipeline_tag: {task}"]
     lines += ["tags:", "- jax", "- flax", "- mup", f"- {json.dumps(name)}"]
-    # The hub refuses a card whose base model or data set is not an id of its own.
+    # The hub refuses a card whose base model or dataset is not an id on the hub.
     source = (training.source or "").partition("@")[0]
     if hub.is_name(source):
         lines.append(f"base_model: {json.dumps(source)}")

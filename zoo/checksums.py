@@ -1,4 +1,4 @@
-"""Checksums of the files in a directory, written once and compared when it is read."""
+"""Write and verify checksums of the files in a directory."""
 
 import hashlib
 import json
@@ -9,12 +9,7 @@ NAME = "checksums.json"
 
 
 def write(directory: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
-    """Write the SHA-256 of files, which lie below a directory, into `NAME` there.
-
-    Args:
-      directory: where the list is written.
-      files: below it.
-    """
+    """Write the SHA-256 of files below a directory into `NAME` in that directory."""
     sums = {
         path.relative_to(directory).as_posix(): sha256(path) for path in sorted(files)
     }
@@ -22,10 +17,10 @@ def write(directory: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
 
 
 def verify(directory: pathlib.Path) -> None:
-    """Compare the files of a directory with its list.
+    """Compare the files of a directory with its list of checksums.
 
     Raises:
-      ValueError: the list cannot be read, or names a file that is missing or differs.
+      ValueError: the list cannot be read, or a listed file is missing or differs.
     """
     try:
         sums = json.loads((directory / NAME).read_text())
@@ -40,7 +35,7 @@ def verify(directory: pathlib.Path) -> None:
         except (OSError, ValueError) as error:
             raise ValueError(f"{name!r} cannot be read ({error})") from None
         if actual != digest:
-            raise ValueError(f"{name!r} is not as it was written")
+            raise ValueError(f"{name!r} has changed since it was written")
 
 
 def sha256(path: pathlib.Path) -> str:

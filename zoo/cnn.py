@@ -1,4 +1,4 @@
-"""The residual convolutional network of Bordelon et al. 2023, App. A.1."""
+"""`CNN`: the residual convolutional network of Bordelon et al. 2023, App. A.1."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ STAGES = 4  # three poolings, after each of which the channels double
 
 
 class Block(nnx.Module):
-    """x + a M^-α · W * φ(x), or φ(W * x) with the weights first."""
+    """x + a M^-α · W * φ(x), or x + a M^-α · φ(W * x) without `activation_first`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Block(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CNNOptions(ResidualOptions):
-    """Options of `CNN`, which describes them."""
+    """Options of `CNN`; see there."""
 
     input_shape: tuple[int, ...] = (32, 32, 3)
     out_features: int = 10
@@ -93,9 +93,9 @@ class CNN(Staged, options=CNNOptions):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, a width that is no
-        multiple of 8, an image too small to be pooled three times, an unknown
-        name, or zero_init behind a nonlinearity that is flat at zero.
+      ValueError: a size is not a positive whole number, the width is not a multiple of
+        8, images are too small to be pooled three times, a name is unknown, or
+        zero_init is combined with a final nonlinearity that is flat at zero.
 
     Source: Bordelon et al. 2023 (arXiv:2309.16620), eq. 1 and App. A.1.
 
@@ -193,10 +193,10 @@ class CNN(Staged, options=CNNOptions):
         )
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *rest"]:
-        """What the readout sees.
+        """Features before the readout.
 
         Args:
-          x: images, as of a call.
+          x: images, as in a call.
 
         Returns:
           The last map, of shape (batch, pixels, width); with `global_pool=True` its
@@ -230,6 +230,6 @@ class CNN(Staged, options=CNNOptions):
 
 
 def _counts(depth: int) -> list[int]:
-    """Blocks before, between and after the three poolings."""
+    """Numbers of blocks before, between and after the three poolings."""
     ends = [stage * depth // STAGES for stage in range(STAGES + 1)]
     return [end - start for start, end in itertools.pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Convolutions, pooling and the normalizations of convolutional networks, NHWC."""
+"""Convolution, pooling and normalization layers of convolutional networks, NHWC."""
 
 import jax
 import jax.numpy as jnp
@@ -12,28 +12,28 @@ from .sharding import weight
 
 EPSILON = 1e-5  # added to the variance, as in torch
 MOMENTUM = 0.1  # share of the batch in the running statistics, as in torch
-DEPTHWISE = "depthwise"  # the input axis of a convolution of each channel alone: one
+DEPTHWISE = "depthwise"  # input axis of a depthwise convolution, of size one
 
 
 class Conv(nnx.Module):
     """A square convolution, y = multiplier · x * W (+ b).
 
-    Padded by (size - 1) // 2 on every side, as torch's networks are: at stride 2 that
-    looks at other pixels than padding called "SAME".
+    Padded by (size - 1) // 2 on every side, as in torch's networks. At stride 2 that
+    differs from "SAME" padding.
 
-    Its fan-in is the kernel's: where the input axis is that of one group's channels,
-    size² times these. Of a depthwise convolution it is size², at every width, so that
-    the kernel's role is that of an input weight: only its outputs grow.
+    The fan-in is size² times the input channels of one group. For a depthwise
+    convolution it is size² at every width, so its kernel has the role of an input
+    weight: only its outputs grow.
 
     Args:
       plan: the model's plan; its axis "kernel{size}" has this size.
-      size: of the kernel.
+      size: side of the kernel.
       names: (input axis, output axis). The input axis has the channels of one group,
-        e.g. `DEPTHWISE` has one; the groups follow from the image that comes in.
+        e.g. `DEPTHWISE` has one; the number of groups follows from the image.
       stride: step of the output over the input.
       padding: "half", "same" or a number; see `convolve`.
-      bias: whether it has one, which starts at zero.
-      in_branch: whether it stands in a residual branch.
+      bias: whether it has a bias, which starts at zero.
+      in_branch: whether it is in a residual branch.
       init: see `Plan.param`.
       gain: see `Plan.param`.
       rngs: random state.
@@ -66,12 +66,14 @@ class Conv(nnx.Module):
             init=init,
             gain=gain,
         )
-        # Assigned once: NNX takes an attribute that was None for no variable.
-        added: nnx.Variable | None = None
+        # Assigned once: NNX does not accept a variable for an attribute that was None.
+        bias_variable: nnx.Variable | None = None
         self.bias_multiplier = 1.0
         if bias:
-            added, self.bias_multiplier = _vector(plan, names[1], in_branch, "zeros")
-        self.bias = added
+            bias_variable, self.bias_multiplier = _vector(
+                plan, names[1], in_branch, "zeros"
+            )
+        self.bias = bias_variable
 
     def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
         kernel = weight(self.kernel, self.dtype)
@@ -86,20 +88,20 @@ class Conv(nnx.Module):
 class BatchNorm(nnx.Module):
     """Batch normalization over all axes but the last, with scale and bias.
 
-    As torch's: the running variance averages the unbiased variance of the batch, by
-    which the batch itself is not normalized. `model.eval()` normalizes by the running
-    statistics. In a batch that is sharded over devices, statistics are those of the
-    whole batch.
+    As in torch, the batch is normalized by its biased variance, and the running
+    variance averages the unbiased one. `model.eval()` normalizes by the running
+    statistics. If a batch is sharded over devices, statistics are those of the whole
+    batch.
 
     Args:
       plan: the model's plan.
       name: the axis of channels.
-      in_branch: whether it stands in a residual branch.
+      in_branch: whether it is in a residual branch.
       init: of the scale, "ones" or "zeros".
-      epsilon: added to the variance; None for torch's.
+      epsilon: added to the variance; None for torch's default.
 
     Raises:
-      ValueError: when called in training on one value a channel.
+      ValueError: called in training on one value per channel.
 
     Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), Algorithms 1 and 2.
     """
@@ -130,7 +132,7 @@ class BatchNorm(nnx.Module):
         scale, bias = (
             times(weight(p, dtype), self.multiplier) for p in (self.scale, self.bias)
         )
-        # One factor a channel, not an entry.
+        # One factor per channel, computed before the product with all entries.
         epsilon = EPSILON if self.epsilon is None else self.epsilon
         scale = scale * jax.lax.rsqrt(var.astype(dtype) + epsilon)
         y = x.astype(dtype) - _spread(mean.astype(dtype), x)
@@ -142,12 +144,12 @@ class BatchNorm(nnx.Module):
         count = x.size // x.shape[-1]
         if count == 1:
             raise ValueError(
-                "BatchNorm in training needs more than one value a channel, and got "
+                "BatchNorm in training needs more than one value per channel, but got "
                 f"x of shape {x.shape}; use a larger batch or image, the CIFAR stem, "
                 "or norm='layer'"
             )
-        # E x² - (E x)² reads x once, but cancels where the mean is large. Around the
-        # running mean, which is near it, nothing is lost.
+        # E x² - (E x)² reads x once, but loses precision if the mean is large. Shifting
+        # by the running mean, which is close to the mean, avoids that.
         center = jax.lax.stop_gradient(self.mean[...]).astype(x.dtype)
         shifted = x - _spread(center, x)
         offset = shifted.mean(axis=(0, 1, 2))
@@ -169,11 +171,11 @@ class InstanceNorm(nnx.Module):
     Args:
       plan: the model's plan.
       name: the axis of channels.
-      in_branch: whether it stands in a residual branch.
+      in_branch: whether it is in a residual branch.
       init: of the scale, "ones" or "zeros".
 
     Raises:
-      ValueError: when called on maps of one pixel, which it would set to zero.
+      ValueError: called on maps of one pixel, which it would set to zero.
 
     Source: Bordelon et al. 2023 (arXiv:2309.16620), App. A.2, "LayerNorm applied
     across each two dimensional channel".
@@ -188,7 +190,7 @@ class InstanceNorm(nnx.Module):
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
         if x.shape[1] * x.shape[2] == 1:
             raise ValueError(
-                f"norm='instance' sets maps of one pixel to zero, and got x of shape "
+                f"norm='instance' would set maps of one pixel to zero; got x of shape "
                 f"{x.shape}; use larger images, the CIFAR stem, or norm='layer'"
             )
         dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -201,7 +203,7 @@ class InstanceNorm(nnx.Module):
 
 
 class NoNorm(nnx.Module):
-    """Nothing, where a network has a normalization."""
+    """The identity, in place of a normalization."""
 
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
         return x
@@ -213,18 +215,18 @@ NORMS = ("batch", "layer", "instance", "none")
 def make_norm(
     kind: str, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
 ) -> nnx.Module:
-    """A normalization of an axis of channels.
+    """Build a normalization over an axis of channels.
 
     Args:
       kind: "batch", "layer" (over the channels at each position), "instance" (over
         the positions of each channel) or "none".
       plan: the model's plan.
       name: the axis.
-      in_branch: whether it stands in a residual branch.
+      in_branch: whether it is in a residual branch.
       init: of the scale, "ones" or "zeros".
 
     Raises:
-      ValueError: an unknown kind.
+      ValueError: the kind is unknown.
     """
     match kind:
         case "batch":
@@ -241,19 +243,19 @@ def make_norm(
 
 
 def pool(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
-    """Maximum or average over 2x2 pixels; an odd last row or column is dropped."""
+    """Pool 2x2 pixels by maximum or average; an odd last row or column is dropped."""
     of = {"average": nnx.avg_pool, "max": nnx.max_pool}[kind]
     return of(x, (2, 2), strides=(2, 2))
 
 
 def stem_pool(x: Float[Array, "b h w n"], stride: int = 2) -> Float[Array, "b h2 w2 n"]:
-    """Maximum over 3x3 pixels, padded by one: behind ResNet's stem."""
+    """Max pooling over 3x3 pixels, padded by one, after ResNet's stem."""
     sides = ((1, 1), (1, 1))
     return nnx.max_pool(x, (3, 3), strides=(stride, stride), padding=sides)
 
 
 def blur(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
-    """A blur by (1, 2, 1)/4 along both sides at stride 2; the image is reflected.
+    """Blur by (1, 2, 1)/4 along both sides at stride 2, with reflected borders.
 
     Source: Zhang 2019 (arXiv:1904.11486), with its 3x3 filter.
     """
@@ -268,7 +270,7 @@ def blur(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
 
 
 def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
-    """The mean over 2x2 pixels; over those that there are in an odd last row or column.
+    """Average 2x2 pixels; an odd last row or column averages the pixels it has.
 
     Source: He et al. 2018 (arXiv:1812.01187), Figure 2c.
     """
@@ -277,11 +279,11 @@ def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
 
 
 def check_images(x: Float[Array, "..."], channels: int) -> None:
-    """Raise a `ValueError`, unless x is a batch of images of so many channels."""
+    """Raise a `ValueError` unless x is a batch of images with this many channels."""
     if x.ndim != 4 or x.shape[-1] != channels:
         raise ValueError(
             f"x has shape {x.shape}; expected (batch, height, width, {channels}), with "
-            "the channels last; a model of other images is created with "
+            "the channels last; for other images create the model with "
             f"input_shape=(height, width, {x.shape[-1]})"
         )
 

@@ -1,4 +1,4 @@
-"""Where a convolutional network's variables stand in the files of torch's libraries."""
+"""Names of a convolutional network's variables in the files of torch's libraries."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,8 @@ TORCH = {
     "mean": "running_mean",
     "var": "running_var",
 }
-# An axis order to take (out, in, height, width) to (height, width, in, out).
+# Axis orders for `numpy.transpose` from torch to ours, e.g. CONV takes (out, in,
+# height, width) to (height, width, in, out).
 CONV, POINTWISE, MATRIX, VECTOR = (2, 3, 1, 0), (1, 0, 2, 3), (1, 0), (0,)
 _STACKED = ("rest", "blocks")
 
@@ -29,19 +30,18 @@ def conv_sources(
         lambda parts, leaf: None
     ),
 ) -> dict[Leaf, Source]:
-    """For every parameter and batch statistic, and each layer of stacked ones, its key.
+    """Map every parameter and batch statistic to its array in torch's files.
 
     Args:
-      model: of the zoo, or its abstract twin from `nnx.eval_shape`.
-      key: from the parts of a path, and the layer of a stacked variable, the key that
-        torch has for it.
-      pointwise: whether a matrix of ours is a convolution of 1x1 pixels there.
-      special: (shape there, order of its axes) of a leaf of ours, by its path and
-        shape; None for the usual one.
+      model: of the zoo, possibly abstract (from `nnx.eval_shape`).
+      key: returns torch's key for the parts of a path and a layer; the layer is None
+        for variables that are not stacked.
+      pointwise: whether our matrix at a path is a convolution of 1x1 pixels in torch.
+      special: returns (shape in torch, order of its axes) for the path and shape of
+        one of our leaves, or None for the usual layout.
 
     Returns:
-      For each (path, layer), where the layer is None for what is not stacked, its
-      `Source`.
+      {(path, layer): `Source`}; the layer is None for variables that are not stacked.
     """
     table: dict[Leaf, Source] = {}
     kinds = nnx.Any(nnx.Param, nnx.BatchStat)

@@ -1,4 +1,4 @@
-"""Which convolutional networks of timm and transformers are models of the zoo."""
+"""Map convolutional networks of timm and transformers to models of the zoo."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from .decoder_configs import Architecture, whole
 
 
 def convnet(name: str) -> Architecture | None:
-    """A network of timm by its architecture's name; None for one that is not here.
+    """Find a network of timm by its architecture's name; None if the zoo lacks it.
 
     Examples:
       >>> convnet("wide_resnet50_2")
@@ -19,7 +19,7 @@ def convnet(name: str) -> Architecture | None:
     for family in (resnet, convnext, efficientnet, regnet):
         if name in family.NAMES:
             return Architecture(name, {})
-    # A model of the zoo whose defaults say least: all others are given.
+    # A base model of the zoo, with every option that differs from its defaults.
     options = resnet.variant(name)
     if options is not None:
         rest = {k: v for k, v in options.items() if k not in ("width", "depth")}
@@ -35,17 +35,17 @@ def convnet(name: str) -> Architecture | None:
 
 
 def transformers_convnet(config: Mapping[str, Any], where: str) -> Architecture | None:
-    """A network of transformers by its `config.json`; None for another kind.
+    """Find a network of transformers by its `config.json`; None for other types.
 
     Raises:
-      ValueError: an option that the zoo does not have, or a damaged config.
+      ValueError: the zoo lacks an option of the network, or the config is damaged.
     """
     read = _TRANSFORMERS.get(str(config["model_type"]))
     return None if read is None else read(config, where)
 
 
 def _classes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of classes, where the config tells it; a backbone has no head."""
+    """The number of classes as an option; {} for a backbone without a head."""
     names = config.get("architectures") or [""]
     if not str(names[0]).endswith("ForImageClassification"):
         return {}
@@ -73,8 +73,8 @@ def _doubling(sizes: tuple[int, ...], key: str, kind: str, where: str) -> None:
     expected = tuple(sizes[0] * 2**i for i in range(len(sizes)))
     if sizes != expected:
         raise ValueError(
-            f"{where} holds a {kind} with {key}={list(sizes)}; this zoo has only "
-            "networks whose stages double their channels"
+            f"{where} holds a {kind} with {key}={list(sizes)}; this zoo only has "
+            "networks whose number of channels doubles from stage to stage"
         )
 
 

@@ -1,4 +1,4 @@
-"""Convolutional networks in the files of other libraries: names and factors."""
+"""Names and multipliers of convolutional networks in files of other libraries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ ConvNet = ResNet | RegNet | ConvNeXt | EfficientNet
 
 
 def convnet_layouts(model: nnx.Module) -> tuple[str, ...]:
-    """The libraries whose names a network's arrays can take; none for another kind."""
+    """The libraries in whose layout a network can be written; () for other models."""
     if isinstance(model, ResNet):
         return resnet.LAYOUTS
     if isinstance(model, RegNet):
@@ -29,7 +29,7 @@ def convnet_layouts(model: nnx.Module) -> tuple[str, ...]:
 def convnet_names(
     model: ConvNet, layout: str, prefix: str | None = None
 ) -> dict[Leaf, Source]:
-    """Where each variable of a network stands in a library's files."""
+    """Map each variable of a network to its array in a library's files."""
     if isinstance(model, ResNet):
         prefix = "resnet." if prefix is None else prefix
         return resnet_names(model, layout, prefix=prefix)
@@ -41,7 +41,7 @@ def convnet_names(
 
 
 def convnet_layout(model: ConvNet, arrays: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Whose names a file has, and what stands before those of transformers."""
+    """Detect a file's layout, and the prefix of its keys (transformers only)."""
     owners = {
         "resnet.embedder.": "resnet.",
         "embedder.embedder.": "",
@@ -59,7 +59,7 @@ def convnet_layout(model: ConvNet, arrays: Mapping[str, Any]) -> tuple[str, str 
 
 
 def branch_factor(model: ConvNet, path: str) -> float:
-    """What a parameter takes of the multiplier in front of its residual branch."""
+    """Factor by which a parameter absorbs the multiplier of its residual branch."""
     parts, branch = path.split("/"), model.plan.branch
     if parts[0] != "stages":
         return 1.0

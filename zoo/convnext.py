@@ -1,4 +1,4 @@
-"""ConvNeXt, of the first version and of the second."""
+"""ConvNeXt, versions 1 and 2."""
 
 import dataclasses
 import functools
@@ -56,7 +56,7 @@ class GlobalResponseNorm(nnx.Module):
         dtype = single(x.dtype)
         y = x.astype(dtype)
         square = jnp.square(y).sum((1, 2), keepdims=True)
-        # The norm has no derivative where a channel is zero; torch takes zero there.
+        # The norm has no derivative at zero; torch uses zero there.
         is_zero = square == 0
         norm = jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, square)))
         ratio = norm / (norm.mean(-1, keepdims=True) + self.epsilon)
@@ -107,22 +107,22 @@ class ConvNeXtBlock(nnx.Module):
 
 
 class ConvNeXtStage(nnx.Module):
-    """A norm and a 2x2 convolution at stride 2, not in the first stage; and blocks."""
+    """A norm and a 2x2 convolution at stride 2 (except in stage 1), then blocks."""
 
     def __init__(
         self, plan: Plan, options: "ConvNeXtOptions", stage: int, *, rngs: nnx.Rngs
     ):
         self.remat = options.remat
-        made: tuple[LayerNorm, Conv] | None = None
+        entry: tuple[LayerNorm, Conv] | None = None
         if stage > 1:
             ends = f"stage{stage - 1}", f"stage{stage}"
-            made = (
+            entry = (
                 LayerNorm(plan, ends[0], epsilon=options.norm_eps),
                 _patches(plan, 2, ends, rngs=rngs),
             )
-        # Assigned once: NNX takes an attribute that was None for no module.
-        self.norm = None if made is None else made[0]
-        self.conv = None if made is None else made[1]
+        # Assigned once: NNX does not accept a module for an attribute that was None.
+        self.norm = None if entry is None else entry[0]
+        self.conv = None if entry is None else entry[1]
         count = options.blocks[stage - 1]
         self.blocks = stack(
             lambda rngs: ConvNeXtBlock(plan, options, stage, rngs=rngs),
@@ -328,14 +328,17 @@ LAYOUTS = ("timm", "timm_conv", "transformers")
 def convnext_names(
     model: ConvNeXt, layout: str = "timm", *, prefix: str | None = None
 ) -> dict[Leaf, Source]:
-    """Where each parameter of a ConvNeXt stands in timm and in transformers.
+    """Map each parameter of a ConvNeXt to its array in timm or transformers.
 
     Args:
-      model: or its abstract twin from `nnx.eval_shape`.
-      layout: "timm"; "timm_conv", whose MLPs are convolutions of one pixel, as timm's
-        atto, femto, pico and nano have them; or "transformers".
-      prefix: what stands in front of every key of transformers but that of the
-        readout, as "convnext."; None for what its classifier of this version has.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+      layout: "timm"; "timm_conv", where MLPs are convolutions of one pixel, as in
+        timm's atto, femto, pico and nano; or "transformers".
+      prefix: of every key of transformers except the readout's, e.g. "convnext.";
+        None for the prefix of its classifier.
+
+    Returns:
+      {(path, layer): `Source`}; the layer is None for variables that are not stacked.
 
     Examples:
       >>> from flax import nnx
@@ -363,7 +366,7 @@ def convnext_names(
 def _transformers_grn(
     parts: tuple[str, ...], leaf: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The shape of a vector there that keeps the axes of images."""
+    """Shape and axis order of GRN's vectors, which keep the axes of images."""
     return ((1, 1, 1, *leaf), (0, 1, 2, 3)) if "grn" in parts else None
 
 

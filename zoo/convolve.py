@@ -1,4 +1,4 @@
-"""A convolution whose gradients are fast on CPUs too, inside of a loop as well."""
+"""A convolution whose gradients are fast on CPUs too, also inside of loops."""
 
 import functools
 from typing import Any
@@ -17,19 +17,19 @@ def convolve(
     stride: int,
     padding: int | str = "half",
 ) -> Float[Array, "b h2 w2 n"]:
-    """A convolution, over groups of channels where the kernel has fewer than the image.
+    """Convolve images, in groups of channels if the kernel has fewer than the image.
 
-    On CPUs the usual one (padding "half", one group) and depthwise ones have their own
-    gradients, of the same value, and none in forward mode.
+    On CPUs, depthwise convolutions and those with padding "half" and one group use
+    custom gradients. They have the same values, but no forward-mode derivative.
 
     Args:
       x: images.
       kernel: (height, width, channels of a group, outputs). The image has m / g groups
-        of channels, and each output sees one of them.
+        of channels, and each output sums over one of them.
       stride: step of the output over the input.
-      padding: pixels on every side; "half" for (k - 1) // 2, as torch's networks have;
-        "same" for as many as give an output of ceil(size / stride), of which the odd
-        one is at the end, as TensorFlow's have.
+      padding: number of pixels on every side; "half" for (k - 1) // 2, as in torch's
+        networks; "same" for an output of ceil(size / stride) pixels, with an odd
+        padding pixel at the end, as in TensorFlow.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -41,10 +41,9 @@ def convolve(
     groups = x.shape[-1] // kernel.shape[2]
     if groups > 1 or padding != "half":
         return _grouped(x, kernel, stride, padding, groups)
-    # XLA on CPUs brings convolutions into the form that it has fast code for, but not
-    # those inside of a loop, as scanned blocks are: there the gradients of a ResNet-18
-    # took seventeen times as long. Elsewhere XLA knows gradients by the form that JAX
-    # gives them.
+    # XLA on CPUs rewrites convolutions into a form with fast code, but not inside of
+    # loops such as scanned blocks, where the gradients of a ResNet-18 took 17x as
+    # long. On other platforms XLA recognizes the form that JAX gives to gradients.
     of = _cpu if platform() == "cpu" else _plain
     return of(x, kernel, stride)
 
@@ -59,7 +58,7 @@ def _grouped(
 
 
 def _sides(n: int, size: int, stride: int, padding: int | str) -> tuple[int, int]:
-    """Pixels added before and behind a side of n pixels."""
+    """Numbers of padding pixels before and after a side of n pixels."""
     if padding == "same":
         added = max((-(-n // stride) - 1) * stride + size - n, 0)
         return added // 2, added - added // 2
@@ -71,10 +70,10 @@ def _sides(n: int, size: int, stride: int, padding: int | str) -> tuple[int, int
 def _depthwise(
     x: Array, kernel: Array, stride: int, sides: tuple[tuple[int, int], ...]
 ) -> Array:
-    """Each channel with a kernel of its own, and a gradient that is fast on CPUs.
+    """A depthwise convolution whose gradient is fast on CPUs.
 
-    XLA there computes the kernels' gradient as that of a convolution between all
-    channels, of which it keeps the diagonal.
+    By default, XLA computes the kernel's gradient for all pairs of channels and keeps
+    the diagonal.
     """
     return _of_groups(x, kernel, stride, sides)
 
@@ -138,10 +137,10 @@ def _conv(
 def _small(
     x: Array, kernel: Array, padding: list[tuple[int, int]], *strides: tuple[int, int]
 ) -> Array:
-    """As `_conv`, for images that may have fewer pixels than the kernel."""
+    """`_conv` for images that may have fewer pixels than the kernel."""
     if 1 < x.shape[1] * x.shape[2] < kernel.shape[0] ** 2:
-        # XLA would take the image for the kernel, and has no fast code for that. Behind
-        # a barrier it does not see that part of the image is padding.
+        # XLA would swap image and kernel, and has no fast code for that. The barrier
+        # hides that part of the image is padding.
         x = jax.lax.optimization_barrier(jnp.pad(x, [(0, 0), *padding, (0, 0)]))
         padding = [(0, 0)] * 2
     return _conv(x, kernel, padding, *strides)
@@ -163,7 +162,7 @@ def _backward(
     x, kernel = saved
     size = kernel.shape[0]
     pad = (size - 1) // 2
-    # Of each side: its pixels, and that at which the last step of the stride begins.
+    # For each side: number of pixels, and first pixel of the last step of the stride.
     ends = [
         (n, (steps - 1) * stride)
         for n, steps in zip(x.shape[1:3], grad.shape[1:3], strict=True)
@@ -174,7 +173,7 @@ def _backward(
         to_x = _small(grad, flipped, around)
     else:
         to_x = _conv(grad, flipped, around, lhs_dilation=(stride, stride))
-    # Over the pixels, with the batch in the place of the channels.
+    # Sum over pixels, with the batch in place of the channels.
     to_kernel = _conv(
         x.transpose(3, 1, 2, 0),
         grad.transpose(1, 2, 0, 3),

@@ -20,7 +20,7 @@ from .sources import Layout, Leaf, Source, sources
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderOptions(TransformerOptions):
-    """Options of every decoder; `GPT` and `Llama` describe them."""
+    """Options of every decoder; see `GPT` and `Llama`."""
 
     vocab_size: int = 256
     context: int = 256
@@ -36,25 +36,25 @@ class DecoderOptions(TransformerOptions):
 
 
 class Decoder(Transformer):
-    """A language model over tokens, each of which sees those before it."""
+    """Base class of language models: each token attends to itself and earlier ones."""
 
     def build_decoder(
         self, options: DecoderOptions, block: BlockOptions, rngs: nnx.Rngs
     ) -> None:
-        """Make the embedding, the position table, the blocks and the readout.
+        """Create the embedding, the position table, the blocks and the readout.
 
         Args:
           options: of the family.
-          block: of each block. Without rotary positions there is a table of them.
+          block: of each block. Without rotary positions the model has a position table.
           rngs: random state.
         """
         self.context = options.context
-        # As large as the other weights of the base: 1/√N.
+        # The same size as other weights of the base, 1/√N.
         gain = self.plan["embed"].base ** -0.5
         self.embedding, self.multiplier = self.plan.param(
             rngs.params, ("vocab", "embed"), inputs=1, init="normal", gain=gain
         )
-        # Assigned once: NNX takes an attribute that was None for no variable.
+        # Assigned once: NNX does not accept a variable for an attribute that was None.
         table: nnx.Variable | None = None
         self.position_multiplier = 1.0
         if block.rotary is None:
@@ -79,14 +79,14 @@ class Decoder(Transformer):
     def __call__(
         self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "batch time vocab"]:
-        """Logits of the token after each one.
+        """Logits of the token that follows each token.
 
         Args:
-          tokens: numbers below the vocabulary's size; any other gives NaN.
-          rngs: random state of this call, in place of the model's own.
+          tokens: in [0, vocab_size); other values give NaN.
+          rngs: random state of this call, instead of the model's own.
 
         Raises:
-          ValueError: a sequence longer than the context.
+          ValueError: the sequence is longer than the context.
         """
         self._check(tokens.shape[1])
         x = self._embed(tokens, 0)
@@ -95,11 +95,11 @@ class Decoder(Transformer):
     def features(
         self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "batch time embed"]:
-        """What the readout sees: the normalized output of the last block.
+        """Features before the readout: the normalized output of the last block.
 
         Args:
-          tokens: as of a call.
-          rngs: random state of this call, in place of the model's own.
+          tokens: as in a call.
+          rngs: random state of this call, instead of the model's own.
 
         Returns:
           Features of every token, of shape (batch, time, width).
@@ -115,18 +115,18 @@ class Decoder(Transformer):
         *,
         norm: bool = False,
     ) -> tuple[Float[Array, "batch time embed"], ...]:
-        """The residual stream behind some of the blocks, without noise.
+        """The residual stream after some of the blocks, without noise.
 
         Args:
-          tokens: as of a call.
-          blocks: numbers of blocks, from 0 or from the end as -1; None for all.
+          tokens: as in a call.
+          blocks: indices of blocks, from 0, or negative from the end; None for all.
           norm: apply the last norm to each.
 
         Returns:
           For each block an array of shape (batch, time, width).
 
         Raises:
-          ValueError: a number that no block has.
+          ValueError: an index is out of range.
         """
         self._check(tokens.shape[1])
         return self._intermediates(self._embed(tokens, 0), blocks, norm)
@@ -136,10 +136,10 @@ class Decoder(Transformer):
 
         Args:
           batch: number of sequences.
-          length: the longest that they become.
+          length: maximal number of tokens per sequence.
 
         Raises:
-          ValueError: a length above the context.
+          ValueError: the length is above the context.
         """
         self._check(length)
         heads = self.plan["kv_heads" if self.plan.has("kv_heads") else "heads"].size
@@ -152,13 +152,13 @@ class Decoder(Transformer):
         cache: Cache,
         position: int | Int[Array, ""],
     ) -> tuple[Float[Array, "batch time vocab"], Cache]:
-        """Logits of the token after each new one, without noise.
+        """Logits of the token that follows each new token, without noise.
 
         Args:
-          tokens: that follow those of the cache.
-          cache: from `cache`, or from the call before.
-          position: the number of tokens in the cache. That it and the new ones fit
-            into the cache is up to the caller.
+          tokens: new tokens, which follow those of the cache.
+          cache: from `cache`, or from the previous call.
+          position: number of tokens in the cache. The caller must ensure that the new
+            tokens fit into the cache.
 
         Returns:
           (logits, cache with the new tokens).
@@ -172,7 +172,8 @@ class Decoder(Transformer):
         if time > self.context:
             raise ValueError(
                 f"a sequence of {time} tokens does not fit into "
-                f"context={self.context}; shorten it"
+                f"context={self.context}; shorten it, or create the model with a "
+                "larger context"
             )
 
     def _table(self) -> Float[Array, "vocab embed"]:
@@ -203,12 +204,15 @@ class Decoder(Transformer):
 
 
 def decoder_names(model: Decoder, layout: Layout, prefix: str) -> dict[Leaf, Source]:
-    """Where each parameter of a decoder stands in the files of transformers.
+    """Map each parameter of a decoder to its array in the files of transformers.
 
     Args:
-      model: or its abstract twin from `nnx.eval_shape`.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
       layout: of the family; its names lack the prefix.
-      prefix: what stands in front of every key but that of the readout.
+      prefix: of every key except the readout's.
+
+    Returns:
+      {(path, layer): `Source`}; the layer is None for parameters that are not stacked.
     """
     vocab, n = model.embedding.shape
     special = {
@@ -222,10 +226,10 @@ def decoder_names(model: Decoder, layout: Layout, prefix: str) -> dict[Leaf, Sou
 
 
 def tied_multiplier(plan: Plan) -> float:
-    """The factor of logits that are read out by the embedding itself.
+    """The factor of the logits of a tied readout.
 
-    It makes up for what an embedding's initial size lacks of a readout's: 1/m under
-    μP, m^-½ under NTK. SP scales nothing.
+    It is the ratio of a readout's initial size to an embedding's: 1/m under μP, m^-½
+    under NTK, 1 under SP.
 
     Source: Tensor Programs V, App. B.1.
     """
@@ -239,10 +243,13 @@ def tied_multiplier(plan: Plan) -> float:
 
 
 def reads_tokens(name: str) -> bool:
-    """Whether a registered model is a decoder, which takes tokens and no images.
+    """Whether a registered model takes tokens (a decoder) rather than images.
+
+    Args:
+      name: one of `zoo.list_models()`.
 
     Raises:
-      ValueError: an unknown model.
+      ValueError: the model is unknown.
 
     Examples:
       >>> from mupax import zoo

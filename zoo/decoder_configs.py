@@ -1,4 +1,4 @@
-"""Which decoders of transformers are models of the zoo, and with which options."""
+"""Map decoders of transformers to models of the zoo and their options."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,21 +19,21 @@ class Architecture(NamedTuple):
 
 
 def decoder(config: Mapping[str, Any], where: str) -> Architecture:
-    """The architecture that a `config.json` of transformers describes.
+    """Find the architecture that a `config.json` of transformers describes.
 
     Args:
-      config: with "model_type".
+      config: contents of the config.json, with "model_type".
       where: the repository or directory, for messages.
 
     Raises:
-      ValueError: an architecture or an option that the zoo does not have, or a config
-        without the sizes.
+      ValueError: the zoo lacks the architecture or an option, or the config lacks a
+        size.
     """
     kind = config["model_type"]
     if "quantization_config" in config:
         raise ValueError(
-            f"{where} holds quantized weights, which are not read; give the repository "
-            "that they were made from"
+            f"{where} holds quantized weights, which are not supported; pass the "
+            "repository of the original weights"
         )
     try:
         if kind == "gpt2":
@@ -43,19 +43,19 @@ def decoder(config: Mapping[str, Any], where: str) -> Architecture:
     except KeyError as error:
         raise ValueError(f"the config.json of {where} lacks {error}") from None
     raise ValueError(
-        f"{where} holds a {kind!r} with the names of transformers, of which only "
-        f"gpt2, {', '.join(_LLAMAS)} are read, and vit, dinov2, dinov3_vit, clip, "
-        "siglip, resnet, convnext and convnextv2; for another network of images give "
+        f"{where} holds a {kind!r} of transformers; the supported types are "
+        f"gpt2, {', '.join(_LLAMAS)}, vit, dinov2, dinov3_vit, clip, "
+        "siglip, resnet, convnext and convnextv2; for another image model pass "
         "timm's repository, e.g. "
         "timm/vit_base_patch16_224.augreg_in21k_ft_in1k"
     )
 
 
 def whole(value: Any, key: str, where: str) -> int:
-    """A value that must be a whole number, at least 1.
+    """Return a value of a config after checking that it is an int, at least 1.
 
     Raises:
-      ValueError: it is not.
+      ValueError: it is not; the message names the key.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(
@@ -77,7 +77,7 @@ def _number(value: Any, key: str, where: str) -> float:
 def _fixed(
     config: Mapping[str, Any], values: Mapping[str, Any], kind: str, where: str
 ) -> None:
-    """Refuse options that change what a network computes, and are not read here."""
+    """Raise a `ValueError` if an option has another value than the supported one."""
     for key, only in values.items():
         if config.get(key, only) != only:
             raise ValueError(
@@ -132,7 +132,7 @@ def _gpt2(config: Mapping[str, Any], where: str) -> Architecture:
     sizes = {key: whole(value, key, where) for key, value in sizes.items()}
     key = "activation_function"
     inner = config.get("n_inner")
-    # What the sizes of the zoo set for themselves.
+    # Values that the zoo's named sizes share.
     usual = {
         "vocab_size": 50257,
         "context": 1024,
@@ -155,7 +155,7 @@ def _gpt2(config: Mapping[str, Any], where: str) -> Architecture:
 
 # --- Llama, Qwen2, Qwen3, and those with experts ---
 
-# What these types fix by themselves, and options with the only value read here.
+# Options of each type, with the only value that is supported here.
 _LLAMAS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False},
     "qwen2": {"use_sliding_window": False},
@@ -215,7 +215,7 @@ def _llama(config: Mapping[str, Any], where: str) -> Architecture:
     }
     if kind in ("mixtral", "qwen3_moe"):
         return Architecture("llama", {**options, **_experts(config, kind, where)})
-    # What every model of the family sets for itself.
+    # Values that the zoo's named sizes share.
     usual = {
         "attention_ratio": 1.0,
         "tied": True,
@@ -233,7 +233,8 @@ def _llama(config: Mapping[str, Any], where: str) -> Architecture:
 
 def _experts(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     """The options of a mixture of experts."""
-    # Qwen's own files say num_experts, those of a newer transformers as Mixtral's.
+    # Qwen's own files say num_experts; files of newer transformers, as Mixtral's, say
+    # num_local_experts.
     count = config.get("num_experts", config.get("num_local_experts"))
     chosen = config["num_experts_per_tok"]
     normalizes = kind == "mixtral" or bool(config.get("norm_topk_prob", False))
@@ -247,7 +248,7 @@ def _experts(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]
 def _rope(
     config: Mapping[str, Any], kind: str, where: str
 ) -> tuple[float, tuple[float, float, float, float] | None]:
-    """Base and scaling of the rotary frequencies, in the new form or the old one."""
+    """Base and scaling of the rotary frequencies, from new or old configs."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = given.get("rope_theta", config.get("rope_theta", 10000.0))
     theta = _number(theta, "rope_theta", where)

@@ -23,7 +23,7 @@ _KINDS = ("separable", "inverted", "fused", "plain", "plain_residual")
 
 
 class Row(NamedTuple):
-    """Blocks of one kind, one after another: a row of the papers' tables.
+    """Consecutive blocks of one kind: a row of the papers' tables.
 
     Attributes:
       stage: number of the stage that it belongs to; names in files count blocks by it.
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def _round(channels: float, divisor: int = 8) -> int:
-    """The nearest multiple of the divisor that is not below 90% of it."""
+    """Round to a multiple of the divisor, to at least 90% of the number of channels."""
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * channels else rounded
 
@@ -82,11 +82,11 @@ def _sizes(row: Row, before: int, inside_squeeze: bool) -> _Sizes:
 
 
 class MBBlock(nnx.Module):
-    """x + a M^-α · branch(x), or branch(x) where its shape is another.
+    """x + a M^-α · branch(x), or branch(x) if its shape differs from that of x.
 
-    The branch is a chain of convolutions, each with batch normalization; the
-    nonlinearity follows all of them but the last, and squeeze-and-excitation stands
-    before the last.
+    The branch is a chain of convolutions, each with batch normalization. The
+    nonlinearity follows all of them but the last; squeeze-and-excitation is before the
+    last.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class MBBlock(nnx.Module):
         return x + self.branch * h if self.residual else h
 
 
-# Axes inside the first block of a row, which sees other channels, and inside the rest.
+# Axes inside the first block of a row, whose input differs, and inside the rest.
 _FIRST, _REST = ("mid", "squeeze"), ("inner", "narrow")
 
 
@@ -164,7 +164,7 @@ class _Names(NamedTuple):
 
 
 class MBStage(nnx.Module):
-    """The blocks of a row: the first, and a stack of equals."""
+    """The blocks of a row: the first, and a stack of identical ones."""
 
     def __init__(self, first: MBBlock, rest: nnx.Module | None, *, remat: bool):
         self.first = first
@@ -178,7 +178,7 @@ class MBStage(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EfficientNetOptions(ResidualOptions):
-    """Options of `EfficientNet`, which describes them."""
+    """Options of `EfficientNet`; see there."""
 
     input_shape: tuple[int, ...] = (224, 224, 3)
     out_features: int = 1000
@@ -202,10 +202,10 @@ class EfficientNetOptions(ResidualOptions):
 class EfficientNet(Staged, options=EfficientNetOptions):
     """A stem, rows of inverted residuals, a wide 1x1 convolution, and a readout.
 
-    All numbers of channels grow in proportion to the width, those between the two
-    kernels of squeeze-and-excitation too. A depthwise kernel sums over its own channel
-    alone, so that its fan-in stays. Under SP, and under every parametrization at its
-    base size, it is timm's network, drawn from the same distributions.
+    All numbers of channels are proportional to the width, including those inside
+    squeeze-and-excitation. A depthwise kernel sums over its own channel only, so its
+    fan-in does not grow. Under SP, and under every parametrization at its base size, it
+    is timm's network, with the same initial distributions.
 
     Args:
       width: channels of the stem.
@@ -240,7 +240,7 @@ class EfficientNet(Staged, options=EfficientNetOptions):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, or an unknown name.
+      ValueError: a size is not a positive whole number, or a name is unknown.
 
     Source: Tan and Le 2019 (arXiv:1905.11946) and 2021 (arXiv:2104.00298); Howard et
     al. 2019 (arXiv:1905.02244).
@@ -361,13 +361,13 @@ class EfficientNet(Staged, options=EfficientNetOptions):
         return MBStage(first, rest, remat=options.remat)
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
-        """What the readout sees: the last convolution, pooled.
+        """Features before the readout: the output of the last convolution, pooled.
 
         Args:
-          x: images, as of a call.
+          x: images, as in a call.
 
         Returns:
-          Features of shape (batch, its channels).
+          Features of shape (batch, channels of the last convolution).
         """
         x = self._maps(x)[-1]
         if not self.head_pooled:
@@ -382,10 +382,10 @@ class EfficientNet(Staged, options=EfficientNetOptions):
 
 
 def _checked(options: EfficientNetOptions) -> tuple[Row, ...]:
-    """The rows of a network.
+    """Check the options of a network, and return its rows.
 
     Raises:
-      ValueError: an option or a field of a row that is out of range; names it.
+      ValueError: an option or a field of a row is out of range; the message names it.
     """
     if len(options.input_shape) != 3:
         raise ValueError(
@@ -402,15 +402,15 @@ def _checked(options: EfficientNetOptions) -> tuple[Row, ...]:
             raise ValueError(f"{option}={getattr(options, option)} must be positive")
     activation(options.squeeze_nonlinearity or "relu", "squeeze_nonlinearity")
     if not options.rows:
-        raise ValueError("rows=() must have one row at least")
+        raise ValueError("rows=() must have at least one row")
     return tuple(map(_row, options.rows))
 
 
 def _row(given: Any) -> Row:
-    """A row of a network.
+    """Check and build a row of a network.
 
     Raises:
-      ValueError: a field that is missing or out of range; names it.
+      ValueError: a field is missing or out of range; the message names it.
     """
     try:
         row = Row(*given)
@@ -536,7 +536,7 @@ _SCALES = {
     "b6": (1.8, 2.6),
     "b7": (2.0, 3.1),
 }
-#: What timm's networks whose names start with "tf_" have: TensorFlow's padding and eps.
+#: Options of timm's networks named "tf_...": TensorFlow's padding and eps.
 TF = {"padding": "same", "norm_eps": 1e-3}
 
 
@@ -599,10 +599,13 @@ _MODULES = {
 
 
 def efficientnet_names(model: EfficientNet) -> dict[Leaf, Source]:
-    """Where each variable of an EfficientNet or MobileNetV3 stands in timm.
+    """Map each variable of an EfficientNet or MobileNetV3 to its array in timm.
 
     Args:
-      model: or its abstract twin from `nnx.eval_shape`.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+
+    Returns:
+      {(path, layer): `Source`}; the layer is None for variables that are not stacked.
 
     Examples:
       >>> from flax import nnx

@@ -20,15 +20,15 @@ class Routing:
     """How tokens choose among the experts of a block.
 
     Attributes:
-      experts: how many there are.
-      chosen: how many each token uses.
-      normalize: the weights of the chosen experts add up to one.
+      experts: number of experts.
+      chosen: number of experts per token.
+      normalize: whether the weights of the chosen experts sum to one.
       balance: factor of the load-balancing loss of one block; 0 for none.
       dispatch: "dense" computes every expert for every token and masks; "sorted"
-        sorts the tokens by expert and computes the chosen experts only.
+        sorts the tokens by expert and computes only the chosen experts.
 
     Raises:
-      ValueError: a value out of range; names the option of the model.
+      ValueError: a value is out of range; the message names the model's option.
     """
 
     experts: int
@@ -46,16 +46,17 @@ class Routing:
                 raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
         if self.chosen > self.experts:
             raise ValueError(
-                f"experts_per_token={self.chosen} is more than experts={self.experts}"
+                f"experts_per_token={self.chosen} must be at most "
+                f"experts={self.experts}"
             )
         if not self.balance >= 0:
-            raise ValueError("balance must be 0 or more")
+            raise ValueError("balance must be at least 0")
         if self.dispatch not in ("dense", "sorted"):
             raise ValueError(f"dispatch={self.dispatch!r} must be 'dense' or 'sorted'")
 
 
 class ExpertDense(nnx.Module):
-    """One linear map for each expert: a kernel with the axis "experts" in front.
+    """One linear map per expert: a kernel with a leading axis "experts".
 
     Args:
       plan: the model's plan, with the axis "experts".
@@ -89,7 +90,7 @@ class ExpertDense(nnx.Module):
         return times(y, self.multiplier)
 
     def summed(self, x: Float[Array, "*batch experts n"]) -> Float[Array, "*batch m"]:
-        """The sum over experts of each one's map of its own rows."""
+        """Apply each expert to its own rows, and sum over experts."""
         kernel = weight(self.kernel, self.dtype)
         y = jnp.einsum("...en,enm->...m", x.astype(self.dtype), kernel)
         return times(y, self.multiplier)
@@ -97,7 +98,7 @@ class ExpertDense(nnx.Module):
     def grouped(
         self, x: Float[Array, "rows n"], sizes: Int[Array, " experts"]
     ) -> Float[Array, "rows m"]:
-        """The first sizes[0] rows through expert 0, the next through expert 1, ..."""
+        """Apply expert 0 to the first sizes[0] rows, expert 1 to the next, ..."""
         kernel = weight(self.kernel, self.dtype)
         y = jax.lax.ragged_dot(x.astype(self.dtype), kernel, sizes)
         return times(y, self.multiplier)
@@ -106,16 +107,16 @@ class ExpertDense(nnx.Module):
 class Experts(nnx.Module):
     """Σ_e g_e(x) · W2_e (φ(W_gate,e x) · W1_e x) over the experts that x chooses.
 
-    The router is a linear map from the residual stream to a number of experts that
-    does not grow: its role is that of a readout. g_e is the softmax of its logits at
-    the chosen experts, the others are zero. In training, the gradient of `balance`
-    times the load-balancing loss is added to that of the router.
+    The router is a linear map from the residual stream to a fixed number of experts, so
+    its role is that of a readout. g_e is the softmax of its logits at the chosen
+    experts, and zero at others. In training, the gradient of `balance` times the
+    load-balancing loss is added to the router's gradient.
 
     Args:
       plan: the model's plan, with the axes "experts" and "mlp".
       routing: how tokens choose.
       nonlinearity: of the gates.
-      zero_init: the last kernel starts at zero.
+      zero_init: whether the last kernel starts at zero.
       rngs: random state.
 
     Source: Fedus et al. 2022 (arXiv:2101.03961), eq. 4 to 6; Jiang et al. 2024
@@ -147,7 +148,7 @@ class Experts(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch time n"], key: Any = None
     ) -> Float[Array, "batch time n"]:
-        del key  # of dropout inside a plain MLP
+        del key  # only a plain MLP has dropout
         probabilities = self.probabilities(x)
         if self.routing.balance and not self.deterministic:
             loss = self.routing.balance * balance_loss(probabilities, self.routing)
@@ -194,7 +195,7 @@ def _spread(
     chosen: Int[Array, "*batch chosen"],
     routing: Routing,
 ) -> Float[Array, "*batch experts"]:
-    """The weights of all experts, zero for those that are not chosen."""
+    """Weights of all experts, zero for those that are not chosen."""
     hot = jax.nn.one_hot(chosen, routing.experts, dtype=values.dtype)
     return jnp.einsum("...k,...ke->...e", values, hot)
 
@@ -202,7 +203,7 @@ def _spread(
 def shares(
     probabilities: Float[Array, "*batch experts"], routing: Routing
 ) -> Float[Array, " experts"]:
-    """The share of all choices that falls on each expert; they add up to one."""
+    """The fraction of all choices that falls on each expert; sums to one."""
     _, chosen = jax.lax.top_k(probabilities, routing.chosen)
     counts = jax.nn.one_hot(chosen, routing.experts, dtype=probabilities.dtype)
     return counts.reshape(-1, routing.experts).mean(axis=0)
@@ -211,13 +212,13 @@ def shares(
 def balance_loss(
     probabilities: Float[Array, "*batch experts"], routing: Routing
 ) -> Float[Array, ""]:
-    """The load-balancing loss of one block, E · Σ_e f_e P_e: 1 where all is balanced.
+    """The load-balancing loss of one block, E · Σ_e f_e P_e; 1 if balanced.
 
-    f_e is the share of choices that falls on expert e, P_e the mean probability of e.
-    Only P_e has a gradient.
+    f_e is the fraction of choices that falls on expert e, P_e the mean probability of
+    e. Only P_e has a gradient.
 
     Source: Fedus et al. 2022 (arXiv:2101.03961), eq. 4 to 6. Mixtral's code counts f_e
-    per token, which is `experts_per_token` times as much.
+    per token, which gives `experts_per_token` times this loss.
     """
     share = jax.lax.stop_gradient(shares(probabilities, routing))
     mean = probabilities.reshape(-1, routing.experts).mean(axis=0)
@@ -226,7 +227,7 @@ def balance_loss(
 
 @jax.custom_vjp
 def _with_gradient_of(x: Array, loss: Float[Array, ""]) -> Array:
-    """x itself, such that a loss of the model has the gradient of `loss` added."""
+    """Return x, and add the gradient of `loss` to that of the model's loss."""
     del loss
     return x
 

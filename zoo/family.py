@@ -1,7 +1,7 @@
-"""What every family of models shares: common options, and the making from them.
+"""`Family`, the base class of models, and the options that all families share.
 
-A family is a file with a dataclass of its own options and a subclass of `Family` whose
-`build` creates the layers. Sizes, the parametrization and dtypes come from here.
+A family is a module with a dataclass of its own options and a subclass of `Family`,
+whose `build` creates the layers. Sizes, parametrization and dtypes are defined here.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from mupax import optim
 
 from .plan import Plan, plan
 
-# By the type of an option: what it takes, and how a message names that.
+# {annotation of an option: (accepted types, their name in messages)}
 _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool, np.bool_), "True or False"),
     int: ((int,), "a whole number"),
@@ -41,14 +41,14 @@ class Options:
       depth: number of blocks.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`.
-      parametrization: a name, or what `optim.parametrization` returns; None for
+      parametrization: a name, or the result of `optim.parametrization`; None for
         `default_parametrization`.
       remat: recompute blocks in the backward pass.
       dtype: of the computation.
       param_dtype: of the parameters.
 
     Raises:
-      ValueError: a value that is not of its option's type; names the option.
+      ValueError: a value does not have its option's type; the message names the option.
     """
 
     width: int
@@ -69,20 +69,20 @@ class Options:
                 raise ValueError(f"{name}={value!r} must be {needed}")
 
     def check_unused(self, *names: str, without: str) -> None:
-        """Refuse options that do nothing without another one.
+        """Check that options that need another one have their default values.
 
         Args:
           *names: of the options.
-          without: what they need, e.g. "experts".
+          without: the option that they need, e.g. "experts".
 
         Raises:
-          ValueError: one of them is not at its default; names it.
+          ValueError: one of them differs from its default; the message names it.
         """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in names and value != field.default:
                 raise ValueError(
-                    f"{field.name}={value!r} does nothing without {without}; give "
+                    f"{field.name}={value!r} has no effect without {without}; pass "
                     f"{without} too, or leave {field.name} out"
                 )
 
@@ -98,16 +98,16 @@ class Options:
 
     @property
     def default_parametrization(self) -> str:
-        """The parametrization of a model that names none.
+        """The parametrization of a model that is created without one.
 
-        "depth_mup" for branches of one layer, of which it is the optimum (Tensor
-        Programs VI, Claim 7.5). "completep" for branches of two or more layers, for
-        which it is not (Tensor Programs VI, section 9; Dey et al. 2025).
+        "depth_mup" for branches of one layer, for which it is optimal (Tensor Programs
+        VI, Claim 7.5). "completep" for branches of two or more layers, for which
+        "depth_mup" is not optimal (Tensor Programs VI, section 9; Dey et al. 2025).
         """
         return "depth_mup" if self.branch_layers == 1 else "completep"
 
     def plan(self, **axes: Any) -> Plan:
-        """The plan of a model with these options.
+        """Build the plan of a model with these options.
 
         Args:
           **axes: `growing`, `fixed` and `axes` of `plan.plan`.
@@ -129,7 +129,7 @@ class Options:
 
 
 def _types(options: type[Options]) -> dict[str, tuple[Any, ...]]:
-    """The types of options that are checked: all but names, dtypes and objects."""
+    """Types of the options that are checked: all but names, dtypes and objects."""
     checked = {}
     for name, hint in typing.get_type_hints(options).items():
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -154,7 +154,7 @@ class ResidualOptions(Options):
 
 
 class Family(nnx.Module):
-    """A model of the zoo, made from the options of its family.
+    """Base class of the zoo's models, built from the options of a family.
 
     A subclass names its dataclass, `class ResMLP(Family, options=ResMLPOptions)`, and
     defines `build(options, rngs)`, which sets `self.plan` and creates the layers. The

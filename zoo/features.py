@@ -1,10 +1,10 @@
-"""Explain why a file of weights does not fit: the feature that its keys belong to."""
+"""Explain why a file of weights does not fit a model, by the features of its keys."""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Patterns of keys that a model does not have, and what networks with them have.
+# (pattern of keys that a model lacks, feature of networks with such keys)
 _FEATURES = (
     (r"\.ls[12]\.gamma$|\.gamma_[12]$|layer_scale", "LayerScale"),
     (r"reg_token|register_tokens", "register tokens"),
@@ -33,7 +33,7 @@ _FEATURES = (
     (r"^(vit\.|deit\.)?(embeddings|encoder)\.(layer|patch|cls)", "transformers' names"),
     (r"^(module|model|backbone|state_dict|teacher|student)\.", "a wrapper's names"),
 )
-# Patterns of keys that the model's options decide on, and what to pass instead.
+# (pattern of keys that depend on the model's options, what to pass instead)
 _UNEXPECTED = (
     (r"^fc_norm\.", "pass pool='mean'"),
     (
@@ -85,14 +85,14 @@ _MISSING = (
 
 
 def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, str]:
-    """Features that a file's network has and a model of the zoo does not.
+    """Find features that a file's network has and a model of the zoo lacks.
 
     Args:
-      arrays: by key; anything with a shape.
+      arrays: arrays, or other objects with a shape, by key.
       unexpected: the keys that the model does not have.
 
     Returns:
-      By feature, the first key that shows it.
+      {feature: the first key that shows it}.
 
     Examples:
       >>> features({}, ["blocks.0.ls1.gamma", "blocks.1.ls1.gamma", "reg_token"])
@@ -105,7 +105,7 @@ def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, 
                 keys.setdefault(feature, key)
                 break
     for key in arrays:
-        # A convolution over a part of its channels: conv1 gives more than it takes.
+        # A grouped convolution takes fewer channels than conv1 returns.
         if re.fullmatch(r"layer\d+\.\d+\.conv2\.weight", key):
             before = arrays.get(key.replace("conv2", "conv1"))
             shape = tuple(arrays[key].shape)
@@ -121,12 +121,12 @@ def explain_mismatch(
     missing: Iterable[str],
     needed: Iterable[str],
 ) -> str | None:
-    """One sentence on why keys do not fit a model; None where they do.
+    """Explain in one sentence why keys do not fit a model; None if they fit.
 
     Args:
       name: of the model's class.
       arrays: of the file, by key.
-      unexpected: keys of the file that the model has no use for.
+      unexpected: keys of the file that the model does not use.
       missing: keys that the model needs and the file lacks.
       needed: all keys that the model needs.
     """
@@ -134,7 +134,7 @@ def explain_mismatch(
     blocks = {_pattern(key): _block(key) for key in sorted(needed, key=_block)}
     more = [key for key in unexpected if _pattern(key) in blocks]
     hint = _hint(unexpected, _UNEXPECTED)
-    # A further block shows no feature, nor does what an option decides on.
+    # Further blocks, and keys that depend on an option, do not show a feature.
     strange = [
         key
         for key in unexpected
@@ -143,8 +143,8 @@ def explain_mismatch(
     ]
     known = features({}, strange)
     if known:
-        shown = " and ".join(f"{key!r} ({what})" for what, key in known.items())
-        return f"the file is of a network with features that a {name} lacks: {shown}"
+        shown = " and ".join(f"{key!r} ({feature})" for feature, key in known.items())
+        return f"the file's network has features that a {name} lacks: {shown}"
     hint = hint or _hint(missing, _MISSING)
     if hint:
         pass

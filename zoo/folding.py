@@ -1,8 +1,8 @@
-"""A model's multipliers as factors of its weights.
+"""Fold a model's multipliers into its weights, for files of other libraries.
 
-Files of other libraries have no place for a branch multiplier or a scale of logits.
-Every one of them stands before or behind a linear map, and can be multiplied into its
-weights: what is written so computes what the model computes.
+Such files cannot hold a branch multiplier or a scale of logits. Each multiplier is next
+to a linear map, so it can be multiplied into that map's weights: the other library's
+network then computes the same function.
 """
 
 import math
@@ -19,18 +19,18 @@ from .vit import ViT
 
 
 def factors(model: nnx.Module) -> dict[str, float]:
-    """What each parameter is to be multiplied by in a network without multipliers.
+    """Factors of the parameters in an equivalent network without multipliers.
 
     Args:
-      model: a convolutional network, ViT, GPT or Llama, or its abstract twin from
-        `nnx.eval_shape`.
+      model: a convolutional network, ViT, GPT or Llama, possibly abstract (from
+        `nnx.eval_shape`).
 
     Returns:
-      By path, those that are not one: none for a model at its base size.
+      {path: factor}, without factors of one; empty for a model at its base size.
 
     Raises:
-      ValueError: another kind of model, a multiplier of zero, or a tied readout
-        without a norm before it, whose factor has no place.
+      ValueError: another kind of model; a multiplier of zero; or a tied readout without
+        a norm before it, into which its factor could be folded.
 
     Examples:
       >>> from flax import nnx
@@ -48,31 +48,34 @@ def factors(model: nnx.Module) -> dict[str, float]:
       blocks/mlp/down/kernel 0.25
     """
     if not isinstance(model, ConvNet | ViT | Decoder):
-        raise ValueError(f"a {type(model).__name__} has no twin in other libraries")
+        raise ValueError(
+            f"no other library has a {type(model).__name__}; use a convolutional "
+            "network, vit, gpt or llama"
+        )
     point = model.plan.parametrization
     by_path = {}
     for path, scale in scales(model).items():
         factor = optim.multipliers(scale, point).forward * _around(model, path)
         if factor == 0:
             raise ValueError(
-                f"{path!r} is multiplied by zero, which no weights of another "
-                "library can say; give a branch_multiplier that is not zero"
+                f"{path!r} is multiplied by zero, which cannot be folded into weights; "
+                "use a branch_multiplier other than zero"
             )
-        # √d · 1/√d is one but for rounding.
+        # √d · 1/√d is one up to rounding.
         if not math.isclose(factor, 1, rel_tol=1e-12):
             by_path[path] = factor
     return by_path
 
 
 def _around(model: ConvNet | ViT | Decoder, path: str) -> float:
-    """The factors that stand outside of a parameter's own layer."""
+    """The product of the multipliers outside of a parameter's own layer."""
     parts = path.split("/")
     if isinstance(model, Decoder) and model.readout is None:
         after = model.tied_multiplier * model.plan.output
         if model.norm is None and after != 1:
             raise ValueError(
-                f"the logits of this tied readout are multiplied by {after:g}, and "
-                "without layer_norm no weights can hold that; use tied=False"
+                f"the logits of this tied readout are multiplied by {after:g}, which "
+                "without layer_norm cannot be folded into weights; use tied=False"
             )
         if parts[0] == "norm":
             return after
@@ -80,12 +83,12 @@ def _around(model: ConvNet | ViT | Decoder, path: str) -> float:
         return model.plan.output
     if isinstance(model, ConvNet):
         return branch_factor(model, path)
-    # A norm forgets a factor in front of it.
+    # With QK-norm, the factor must come after the norm.
     normed = isinstance(model, Decoder) and model.options.qk_norm
     reads = "query_norm" if normed else "query"
     owners = (["blocks", "attention"], ["attention_pool", "attention"])
     if parts[:2] in owners and parts[2] == reads:
-        # Theirs is 1/√d_head.
+        # Other libraries have 1/√d_head.
         return logit_scale(model.plan) * model.plan["head_dim"].size ** 0.5
     if parts[:3] in (["blocks", "attention", "out"], ["blocks", "mlp", "down"]):
         return model.plan.branch

@@ -1,4 +1,4 @@
-"""Weights of other libraries: read from their files, never unpickled."""
+"""Read and write weights of other libraries, without unpickling."""
 
 import math
 import os
@@ -27,20 +27,20 @@ from .sources import Leaf, Source
 from .vit import ViT, resize_positions
 from .vit_layouts import LAYOUTS, vit_layout, vit_names, vit_unused
 
-# Buffers that files carry beside the weights, and that nothing here needs.
+# Buffers in files that models of the zoo do not need.
 _BUFFERS = re.compile(
     r"num_batches_tracked$|\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$"
 )
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The arrays of a file, by their keys.
+    """Read the arrays of a file, by key.
 
     Args:
       path: a .safetensors or .npz file.
 
     Raises:
-      ValueError: a file that is not there, damaged, or a pickle; the sentence says
+      ValueError: the file does not exist, is damaged, or is a pickle; the message says
         what to do.
     """
     path = pathlib.Path(path)
@@ -51,7 +51,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if path.suffix != ".safetensors":
         raise ValueError(
             f"{str(path)!r} is neither .safetensors nor .npz; pickled state dicts can "
-            "run code and are not read: where it was made, write it by "
+            "run code and are not supported: convert it in torch by "
             "safetensors.torch.save_file(state_dict, 'weights.safetensors')"
         )
     try:
@@ -64,7 +64,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-    # np.load leaves a file open that it cannot read.
+    # np.load leaves a file open if it cannot read it.
     with path.open("rb") as opened:
         return dict(np.load(opened, allow_pickle=False))
 
@@ -87,10 +87,10 @@ def _guarded(
 
 
 def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
-    """Where a model's variables stand in a file, told from the file's keys.
+    """Map a model's variables to arrays of a file, whose layout follows from its keys.
 
     Raises:
-      ValueError: a kind of model that no other library's files are read for.
+      ValueError: files of other libraries are not supported for this kind of model.
     """
     if isinstance(model, ConvNet):
         names, prefix = convnet_layout(model, keys)
@@ -115,11 +115,11 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
 
 
 class Match(NamedTuple):
-    """How the keys of a file fill a model.
+    """How the arrays of a file fill a model.
 
     Attributes:
-      table: for each leaf that is filled, the key that fills it.
-      unused: keys that are left on purpose: buffers, and an old head.
+      table: for each leaf that is filled, its array in the file.
+      unused: keys that are deliberately not used: buffers, and an old head.
       fresh: the module that keeps its initial values; None for none.
       resized: whether positions are interpolated to another grid of patches.
     """
@@ -137,24 +137,24 @@ def match(
     new_head: bool = False,
     resize: bool = False,
 ) -> Match:
-    """Check that a file fits a model, which may be abstract, by keys and shapes.
+    """Check that a file fits a model, by keys and shapes.
 
     Args:
-      model: or its abstract twin from `nnx.eval_shape`.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
       arrays: of the file, by key.
-      new_head: whether the readout may start anew, where its shape is another or the
-        file has none.
+      new_head: whether the readout may keep its initial values if its shape differs or
+        the file has none.
       resize: whether the positions of a ViT may be interpolated.
 
     Raises:
-      ValueError: a key that is missing, unknown, of another shape, or not of
-        floating-point numbers. The message names the feature or the option.
+      ValueError: a key is missing or unknown, or its array has another shape or is not
+        of floating point. The message names the feature or the option.
     """
     kind = type(model).__name__
     table = layout(model, arrays)
     heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
     headless = bool(heads) and not any(s.key in arrays for s in heads)
-    # A new number of classes that is the old one is no new head.
+    # If the requested number of classes is the file's, its head is used.
     fresh = new_head and (
         headless
         or any(s.key in arrays and arrays[s.key].shape != s.shape for s in heads)
@@ -184,7 +184,7 @@ def match(
         names = " and ".join(sorted(head))
         raise ValueError(
             f"the file holds a network without a head (it lacks {names}); pass "
-            "out_features=... for a new one"
+            "out_features=... for a new head"
             + (", or out_features=0 for features" if isinstance(model, ViT) else "")
         )
     resized = False
@@ -192,8 +192,8 @@ def match(
         given = arrays[source.key]
         if not jnp.issubdtype(given.dtype, jnp.floating):
             raise ValueError(
-                f"{source.key!r} holds {given.dtype}, not floating-point numbers, as "
-                "quantized weights do; write them out in full where they were made"
+                f"{source.key!r} holds {given.dtype}, not floating-point numbers; it "
+                "may be quantized, so use the original weights"
             )
         if tuple(given.shape) == source.shape:
             continue
@@ -205,18 +205,18 @@ def match(
             size = "x".join(str(n * model.patch_size) for n in grid or ())
             if grid is not None:
                 raise ValueError(
-                    f"{source.key!r} has the positions of images of {size} pixels, and "
-                    f"the model those of {_pixels(model)}; pass input_shape=(height, "
-                    "width, channels), to which they are interpolated"
+                    f"{source.key!r} has positions for images of {size} pixels, but "
+                    f"the model takes {_pixels(model)}; pass input_shape=(height, "
+                    "width, channels) to interpolate them"
                 )
             _check_positions(model, source, given.shape)
         grouped = features(arrays, ())
         raise ValueError(
-            f"{source.key!r} has shape {tuple(given.shape)}, and must have "
+            f"{source.key!r} has shape {tuple(given.shape)}, but the model needs "
             f"{source.shape}"
             + "".join(
-                f"; the file has {what}, so give the name or the options of its network"
-                for what in grouped
+                f"; the file has {feature}: pass the name or the options of its network"
+                for feature in grouped
             )
         )
     return Match(body, left, "readout" if fresh else None, resized)
@@ -229,24 +229,23 @@ def fill(
     new_head: bool = False,
     resize: bool = False,
 ) -> list[str]:
-    """Fill a model from the arrays of another library's file.
+    """Fill a model with the arrays of another library's file.
 
-    The model computes what the other library's network does: where it has multipliers
-    that are not one, as a base of another size gives it, weights are divided by them.
+    The model then computes the same function as the other library's network: weights
+    are divided by multipliers that are not one, e.g. because the base has another size.
 
     Args:
-      model: changed only if all fits: every variable is filled once, and every key
-        is used, or deliberately left.
-      arrays: by key.
+      model: the model to fill. It is changed only if everything fits: every variable is
+        filled once, and every key is used or deliberately unused.
+      arrays: of the file, by key.
       new_head: as in `match`.
       resize: as in `match`.
 
     Returns:
-      The keys that were left unused on purpose: buffers, and an old head.
+      The keys that are deliberately unused: buffers, and an old head.
 
     Raises:
-      ValueError: as `match`; an array with NaN or infinity; a model with a multiplier
-        of zero.
+      ValueError: as `match`; an array has NaN or infinity; a multiplier is zero.
     """
     matched = match(model, arrays, new_head=new_head, resize=resize)
     for key in sorted({source.key for source in matched.table.values()}):
@@ -276,7 +275,7 @@ def fill(
 def _joined(
     parts: Mapping[int | tuple[int, int] | None, np.ndarray],
 ) -> np.ndarray:
-    """The array of a variable from those of its layers, or layers and experts."""
+    """Stack the arrays of a variable's layers, or of its layers and experts."""
     if None in parts:
         return parts[None]
     by_place = {p if isinstance(p, tuple) else (p or 0,): v for p, v in parts.items()}
@@ -299,18 +298,18 @@ def _file_grid(model: ViT, shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def _check_positions(model: ViT, source: Source, shape: tuple[int, ...]) -> None:
-    """Say which option decides on a position of the class token.
+    """Name the option `class_position` if it explains the number of positions.
 
     Raises:
-      ValueError: the file has one position more or less than a square of patches.
+      ValueError: the file has one position more or less than the model.
     """
     if model.token is None or len(shape) < 2:
         return
     side = math.isqrt(shape[-2] - int(not model.class_position))
     if side * side == shape[-2] - int(not model.class_position):
         raise ValueError(
-            f"{source.key!r} has {shape[-2]} positions, so that the class token has "
-            f"{'no' if model.class_position else 'a'} position of its own; pass "
+            f"{source.key!r} has {shape[-2]} positions, so the class token has "
+            f"{'no' if model.class_position else 'a'} position; pass "
             f"class_position={not model.class_position}"
         )
 
@@ -325,7 +324,7 @@ def _is_embedding_again(
     arrays: Mapping[str, np.ndarray],
     table: Mapping[Leaf, Source],
 ) -> bool:
-    """Whether a key is the readout of a tied model, which files may repeat."""
+    """Whether a key is a copy of the embedding, stored as readout of a tied model."""
     if not isinstance(model, Decoder) or key != "lm_head.weight":
         return False
     embedding = arrays[table["embedding", None].key]
@@ -333,10 +332,10 @@ def _is_embedding_again(
 
 
 def layouts(model: nnx.Module) -> tuple[str, ...]:
-    """The libraries whose names a model's arrays can take, the usual one first.
+    """List the layouts of other libraries for a model, the default first.
 
     Raises:
-      ValueError: a kind of model that has no names elsewhere.
+      ValueError: no other library has this kind of model.
 
     Examples:
       >>> from mupax import zoo
@@ -361,18 +360,18 @@ def layouts(model: nnx.Module) -> tuple[str, ...]:
 
 
 def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray]:
-    """A model's arrays under the keys of another library.
+    """Return a model's arrays under the keys of another library.
 
-    Multipliers that are not one, as of a model wider or deeper than its base, are
-    multiplied into the weights: the other library's network computes what the model
-    computes.
+    Multipliers that are not one, e.g. of a model wider or deeper than its base, are
+    multiplied into the weights, so that the other library's network computes the same
+    function.
 
     Args:
       model: a convolutional network, ViT, GPT or Llama.
       layout: one of `layouts(model)`; None for the first.
 
     Raises:
-      ValueError: a kind of model that has no names elsewhere, or not in that layout.
+      ValueError: no other library has this kind of model, or the layout does not fit.
     """
     known = layouts(model)
     layout = known[0] if layout is None else layout

@@ -1,4 +1,4 @@
-"""Continue token sequences with a decoder of the zoo."""
+"""`generate`: continue token sequences with a decoder of the zoo."""
 
 import functools
 
@@ -21,24 +21,24 @@ def generate(
 ) -> Int[Array, "batch longer"]:
     """Continue sequences, token by token, with a cache of keys and values.
 
-    Dropout and drop path are off. The program compiles once for each shape of
-    `tokens`, each `steps` and each `top_k`.
+    Dropout and drop path are off. The function compiles once per shape of `tokens`,
+    `steps` and `top_k`.
 
     Args:
       model: a GPT or Llama of the zoo.
-      tokens: the beginning, at least one token; all of one length.
-      steps: how many tokens to add.
-      temperature: 0 takes the likeliest token; otherwise tokens are drawn from
+      tokens: the prompts, at least one token each, all of the same length.
+      steps: number of tokens to add.
+      temperature: 0 takes the most likely token; otherwise tokens are sampled from
         softmax(logits / temperature).
-      top_k: draw from the k likeliest tokens only; None for all.
-      key: random key; needed where temperature is above 0.
+      top_k: sample from the k most likely tokens only; None for all.
+      key: random key; needed if temperature is above 0.
 
     Returns:
-      `tokens`, followed by `steps` more.
+      `tokens`, followed by `steps` more, of shape (batch, time + steps).
 
     Raises:
-      ValueError: another kind of model; a token that the vocabulary lacks; more
-        tokens than the context; an option that is out of range, or missing.
+      ValueError: the model is not a decoder; a token is outside of the vocabulary;
+        prompt and new tokens exceed the context; an option is out of range or missing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -49,25 +49,30 @@ def generate(
       (1, 8)
     """
     if not isinstance(model, Decoder):
-        raise ValueError(f"a {type(model).__name__} is no decoder; give a gpt or llama")
+        raise ValueError(
+            f"generate needs a decoder, not a {type(model).__name__}; pass a gpt or "
+            "llama"
+        )
     time = tokens.shape[1]
     if time < 1 or steps < 1:
-        raise ValueError(f"{time} tokens and steps={steps}: both must be at least 1")
+        raise ValueError(
+            f"the prompt has {time} tokens and steps={steps}; both must be at least 1"
+        )
     if not temperature >= 0:
-        raise ValueError(f"temperature={temperature} must be 0 or more")
+        raise ValueError(f"temperature={temperature} must be at least 0")
     vocab = model.embedding.shape[0]
     if not isinstance(tokens, jax.core.Tracer):
         least, most = int(tokens.min()), int(tokens.max())
         if least < 0 or most >= vocab:
             raise ValueError(
-                f"tokens reach from {least} to {most}, and the vocabulary has {vocab} "
-                "of them; use the tokenizer that the model was trained with"
+                f"tokens range from {least} to {most}, but the vocabulary has {vocab} "
+                "tokens; use the tokenizer that the model was trained with"
             )
     if top_k is not None and not 1 <= top_k <= vocab:
         raise ValueError(f"top_k={top_k} must lie in [1, {vocab}], the vocabulary")
     if temperature > 0 and key is None:
         raise ValueError(
-            f"temperature={temperature} draws tokens: give key=jax.random.key(seed), "
+            f"temperature={temperature} samples tokens: pass key=jax.random.key(seed), "
             "or temperature=0"
         )
     graph, weights = nnx.split(model)

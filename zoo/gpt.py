@@ -1,4 +1,4 @@
-"""The decoder: a language model over tokens, each of which sees those before it."""
+"""`GPT`: a decoder with learned positions, as GPT-2."""
 
 import dataclasses
 
@@ -11,14 +11,14 @@ from .sources import TORCH_LEAVES, Layout, Leaf, Source
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTOptions(DecoderOptions):
-    """Options of `GPT`, which describes them."""
+    """Options of `GPT`; see there."""
 
     bias: bool = True
 
 
 @register("gpt")
 class GPT(Decoder, options=GPTOptions):
-    """Token and position embeddings, causal pre-LN blocks, a readout.
+    """Token and position embeddings, causal pre-LN blocks, and a readout.
 
     Args:
       width: n, of the residual stream.
@@ -57,8 +57,8 @@ class GPT(Decoder, options=GPTOptions):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, widths that heads do
-        not divide, an unknown name, or a tied readout that is to start at zero.
+      ValueError: a size is not a positive whole number, heads do not divide a width, a
+        name is unknown, or a tied readout should start at zero.
 
     Source: Tensor Programs VI, section 10.3; μP for tied embeddings is that of the
     mup package (Tensor Programs V, App. B.1).
@@ -115,22 +115,21 @@ LAYOUT = Layout(
     "in_out",
 )
 
-# What keys end with that a tied model need not read: masks that old files hold, and
-# the embedding once more.
+# Endings of keys that a tied model does not need: masks in old files, and a copy of
+# the embedding.
 GPT_UNUSED = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
 
 
 def gpt_names(model: GPT, *, prefix: str = "transformer.") -> dict[Leaf, Source]:
-    """Where each parameter of a GPT stands in transformers' GPT-2.
+    """Map each parameter of a GPT to its array in transformers' GPT-2.
 
     Args:
-      model: what is to be filled, or its abstract twin from `nnx.eval_shape`.
-      prefix: what stands in front of every key but that of the readout;
-        `GPT2LMHeadModel` has "transformer.", files of `GPT2Model` have none.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+      prefix: of every key except the readout's; `GPT2LMHeadModel` has "transformer.",
+        files of `GPT2Model` have none.
 
     Returns:
-      For each (path, layer), where the layer is None for what is not stacked, its
-      `Source`.
+      {(path, layer): `Source`}; the layer is None for parameters that are not stacked.
 
     Examples:
       >>> from flax import nnx

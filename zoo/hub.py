@@ -1,4 +1,4 @@
-"""Repositories on the Hugging Face hub: ids, downloads, and their checksums."""
+"""Download from and upload to the Hugging Face hub, and verify checksums."""
 
 import dataclasses
 import hashlib
@@ -12,15 +12,15 @@ from typing import Any
 from . import checksums
 from .checksums import sha256
 
-# A name that ends so is a file, whether it is there or not. Anything else with a dot,
-# e.g. the tag of timm/resnet50.a1_in1k, may be a repository.
+# Names with these suffixes are files, even if they do not exist. Other names with a
+# dot, e.g. timm/resnet50.a1_in1k, may be repositories.
 FILE_SUFFIXES = (
     *(".safetensors", ".npz", ".npy", ".pth", ".pt", ".bin", ".ckpt", ".pkl"),
     *(".pickle", ".h5", ".hdf5", ".msgpack", ".onnx", ".gguf", ".zip", ".tar"),
 )
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PROCESSOR = "preprocessor_config.json"  # of transformers, for images
-# Names the files of weights that are too large for one.
+# The index of weights that are split into several files.
 INDEX = "model.safetensors.index.json"
 _ID = re.compile(r"(hf[-_]hub:)?(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
 
@@ -31,10 +31,10 @@ class HubOptions:
 
     Attributes:
       revision: a branch, tag or commit; None for the main branch.
-      token: for private or gated repositories; None for the one that `hf auth login`
+      token: for private or gated repositories; None for the token that `hf auth login`
         stored or HF_TOKEN holds.
-      cache_dir: where downloads are kept; None for the hub's own cache.
-      local_files_only: read the cache only, without a network.
+      cache_dir: cache of downloads; None for the hub's default.
+      local_files_only: read only the cache, without a network.
     """
 
     revision: str | None = None
@@ -44,7 +44,7 @@ class HubOptions:
 
 
 def is_id(source: str | os.PathLike[str]) -> bool:
-    """Whether a source has the form of a repository's id and is nothing on disk.
+    """Whether a source has the form of a repository's id and is not a path on disk.
 
     Examples:
       >>> is_id("timm/resnet50.a1_in1k"), is_id("timm/resnet50.a1_in1k@main")
@@ -58,31 +58,34 @@ def is_id(source: str | os.PathLike[str]) -> bool:
 
 
 def is_file_name(source: str | os.PathLike[str]) -> bool:
-    """Whether a source ends as files of weights do."""
+    """Whether a source has a suffix of weight files."""
     return pathlib.Path(source).suffix.lower() in FILE_SUFFIXES
 
 
 def download(
     source: str, filename: str, options: HubOptions, *, optional: bool = False
 ) -> pathlib.Path | None:
-    """A file of a repository, from the cache or the hub, with its checksum verified.
+    """Get a file of a repository from the cache or the hub, and verify its checksum.
 
     Args:
-      source: `owner/name`, with `@revision` behind it if that is not in `options`.
-      filename: in the repository.
+      source: `owner/name`, or `owner/name@revision` if `options` has no revision.
+      filename: path in the repository.
       options: see `HubOptions`.
-      optional: return None where the repository has no such file.
+      optional: return None if the repository has no such file.
+
+    Returns:
+      The path of the file in the cache.
 
     Raises:
-      ValueError: huggingface_hub is not installed, the file cannot be had, or it is
-        not what the hub says it is; the sentence says what to do.
+      ValueError: huggingface_hub is not installed, the file cannot be downloaded, or
+        its checksum is wrong; the message says what to do.
     """
     try:
         import huggingface_hub
         from huggingface_hub import errors
     except ModuleNotFoundError:
         raise ValueError(
-            f"{source!r} is no path here, and reading from the hub needs "
+            f"the path {source!r} does not exist, and reading from the hub needs "
             "huggingface_hub: pip install 'mupax[hub]'"
         ) from None
     repository, options = _split(source, options)
@@ -93,37 +96,38 @@ def download(
         if optional and _was_missing(repository, filename, options):
             return None
         raise ValueError(
-            f"{source!r} is no path here, the hub cannot be reached, and the cache "
-            f"holds no {filename} of it; offline, give the path of a file"
+            f"the path {source!r} does not exist, the hub cannot be reached, and the "
+            f"cache holds no {filename} of it; offline, pass the path of a file"
         ) from None
     except errors.EntryNotFoundError:
         if optional:
             return None
         raise ValueError(
             f"{source!r} on the hub holds no {filename}, and pickled weights are not "
-            "read; give a repository that does, or the path of a .safetensors file"
+            "supported; pass a repository with that file, or the path of a "
+            ".safetensors file"
         ) from None
     except errors.GatedRepoError:
         raise ValueError(
-            f"{source!r} on the hub is gated: accept its terms there, then give a "
+            f"{source!r} on the hub is gated: accept its terms there, then pass a "
             "token by `hf auth login`, HF_TOKEN or token=..."
         ) from None
     except errors.RepositoryNotFoundError:
         raise ValueError(
-            f"{source!r} is no path here, and no repository on the hub that this "
-            "token may read; check its name, or give a token by `hf auth login`, "
+            f"{source!r} is neither a path nor a repository on the hub that this "
+            "token may read; check its name, or pass a token by `hf auth login`, "
             "HF_TOKEN or token=..."
         ) from None
     except errors.RevisionNotFoundError:
         raise ValueError(
-            f"{repository!r} on the hub has no revision {options.revision!r}; give a "
-            "branch, tag or commit that it has"
+            f"{repository!r} on the hub has no revision {options.revision!r}; pass one "
+            "of its branches, tags or commits"
         ) from None
     except Exception as error:  # the network, proxies and disks raise their own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"{source!r} is no path here, and the hub does not give its {filename} "
-            f"({reason}); offline, give the path of a file"
+            f"the path {source!r} does not exist, and downloading {filename} from the "
+            f"hub failed ({reason}); offline, pass the path of a file"
         ) from None
     verify(pathlib.Path(file), source, filename)
     return pathlib.Path(file)
@@ -143,15 +147,15 @@ def is_name(repository: str) -> bool:
 def download_ours(
     source: str, names: Sequence[str], options: HubOptions
 ) -> pathlib.Path:
-    """The directory in the cache with files of a model that `zoo.save` wrote.
+    """Download a model that `zoo.save` wrote, and return its directory in the cache.
 
     Args:
-      source: as of `download`.
-      names: of its files.
+      source: as in `download`.
+      names: paths of further files in the repository.
       options: see `HubOptions`.
 
     Raises:
-      ValueError: as `download`, or a name that is not below the repository.
+      ValueError: as `download`; or a listed path is outside of the repository.
     """
     listed = download(source, checksums.NAME, options)
     assert listed is not None
@@ -166,7 +170,10 @@ def download_ours(
     for name in [*names, *inside]:
         path = pathlib.PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{source!r} lists {name!r}, which is not below it")
+            raise ValueError(
+                f"{source!r} lists {name!r}, which is outside of the repository; ask "
+                "its owner to upload the model again"
+            )
         download(source, name, options)
     return listed.parent
 
@@ -180,10 +187,10 @@ def upload(
     token: str | bool | None,
     message: str,
 ) -> str:
-    """Upload the files of a directory as one commit; returns its address.
+    """Upload the files of a directory as one commit, and return the commit's URL.
 
     Raises:
-      ValueError: huggingface_hub is not installed, or the hub does not take them.
+      ValueError: huggingface_hub is not installed, or the upload failed.
     """
     try:
         import huggingface_hub
@@ -220,7 +227,7 @@ def upload(
             ) from None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"the hub does not take {repository!r} ({reason}); run the same call again"
+            f"uploading {repository!r} failed ({reason}); run the same call again"
         ) from None
     return str(commit.commit_url)
 
@@ -250,14 +257,14 @@ def _was_missing(repository: str, filename: str, options: HubOptions) -> bool:
 
 
 def verify(path: pathlib.Path, source: str, filename: str) -> None:
-    """Compare a cached file with the hash by which the hub names it.
+    """Compare a cached file with its hash on the hub.
 
-    The cache keeps a file under its ETag, which is the SHA-256 of a file in large
-    storage and git's hash of any other. Where the system has no symbolic links the
-    name is lost, and nothing is verified.
+    The cache stores a file under its ETag: the SHA-256 for files in large storage,
+    git's hash for others. Without symbolic links the ETag is lost, and nothing is
+    verified.
 
     Raises:
-      ValueError: the file is another one.
+      ValueError: the hashes differ.
     """
     if not path.is_symlink():
         return

@@ -1,4 +1,4 @@
-"""Layers that carry their multipliers, and blocks stacked along a scanned axis."""
+"""Layers with their multipliers, and stacks of blocks that are scanned."""
 
 import contextlib
 import functools
@@ -36,19 +36,19 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "erf": jax.scipy.special.erf,
     "identity": lambda x: x,
 }
-_ODD = ("identity", "tanh", "erf")  # of mean zero where their input is symmetric
-_FLAT_AT_ZERO = ("relu", "abs")  # as JAX differentiates them
+_ODD = ("identity", "tanh", "erf")  # mean zero for symmetric inputs
+_FLAT_AT_ZERO = ("relu", "abs")  # JAX's derivative at zero is zero
 
 
 def activation(name: str, option: str = "nonlinearity") -> Callable[[Array], Array]:
-    """A nonlinearity by name.
+    """Look up a nonlinearity by name.
 
     Args:
       name: a key of `ACTIVATIONS`.
-      option: where the name was given, for the message.
+      option: the option that holds the name, for the message.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: the name is unknown.
     """
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
@@ -57,40 +57,47 @@ def activation(name: str, option: str = "nonlinearity") -> Callable[[Array], Arr
 
 
 def check_activation(name: str, *, first: bool, zero_init: bool) -> None:
-    """Refuse what is no nonlinearity, and branches that could never leave zero.
+    """Check the name of a nonlinearity, and that branches can be trained.
 
     Args:
       name: of the nonlinearity.
-      first: whether it stands before the weights.
+      first: whether the nonlinearity is before the weights.
       zero_init: whether the last weights of a branch start at zero.
 
     Raises:
-      ValueError: an unknown name, or nothing would reach the weights.
+      ValueError: the name is unknown, or branches would never get a gradient.
     """
     activation(name)
     if zero_init and not first and name in _FLAT_AT_ZERO:
         raise ValueError(
             f"zero_init=True with nonlinearity={name!r} after the weights: its "
-            "derivative at zero is zero, so that no branch would ever train; take "
+            "derivative at zero is zero, so branches would never train; use "
             "activation_first=True, or nonlinearity='gelu'"
         )
 
 
 class ModelWarning(UserWarning):
-    """A model of the zoo that can be made and gets worse with depth."""
+    """Warning: a model with these options gets worse with depth.
+
+    Examples:
+      >>> import warnings
+      >>> from mupax import zoo
+      >>> warnings.simplefilter("error", zoo.ModelWarning)  # to make it an error
+      >>> warnings.simplefilter("default", zoo.ModelWarning)
+    """
 
 
 def warn_of_drift(
     model: str, remedy: str, *, nonlinearity: str, alpha: float, last: bool
 ) -> None:
-    """Warn where residual branches add a positive mean, which grows with depth.
+    """Warn if residual branches add a positive mean, which grows with depth.
 
     Args:
       model: name of the family.
-      remedy: the option to change, as "subtract_mean=True".
+      remedy: the option to change, e.g. "subtract_mean=True".
       nonlinearity: of the branch.
       alpha: exponent of the branch multiplier. At 1 the sum of the means is bounded.
-      last: whether the branch ends with the nonlinearity, with its mean left in.
+      last: whether the branch ends with the nonlinearity, without mean subtraction.
 
     Source: Tensor Programs VI, section 6.3.
     """
@@ -106,17 +113,17 @@ def warn_of_drift(
 
 
 class Dense(nnx.Module):
-    """y = multiplier · x W (+ b), over the last axes of x.
+    """Linear layer over the last axes of x, y = multiplier · x W (+ b).
 
     Args:
       plan: the model's plan.
-      names: axes of the kernel, those that are summed over first.
-      inputs: how many of them are summed over.
-      bias: whether it has one.
-      in_branch: whether it stands in a residual branch.
-      init: see `Plan.param`; of the kernel. Biases start at zero.
+      names: axes of the kernel: fan-in axes, then fan-out axes.
+      inputs: number of fan-in axes.
+      bias: whether there is a bias, which starts at zero.
+      in_branch: whether the layer is in a residual branch.
+      init: of the kernel; see `Plan.param`.
       gain: see `Plan.param`.
-      trained: False freezes it.
+      trained: whether the parameters are trained; False freezes them.
       rngs: random state.
     """
 
@@ -145,11 +152,11 @@ class Dense(nnx.Module):
             gain=gain,
             kind=kind,
         )
-        # Assigned once: NNX takes an attribute that was None for no variable.
-        added: nnx.Variable | None = None
+        # Assigned once: NNX does not accept a variable for an attribute that was None.
+        bias_variable: nnx.Variable | None = None
         self.bias_multiplier = 1.0
         if bias:
-            added, self.bias_multiplier = plan.param(
+            bias_variable, self.bias_multiplier = plan.param(
                 _no_key,
                 names[inputs:],
                 inputs=0,
@@ -157,7 +164,7 @@ class Dense(nnx.Module):
                 init="zeros",
                 kind=kind,
             )
-        self.bias = added
+        self.bias = bias_variable
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch out"]:
         kernel = weight(self.kernel, self.dtype)
@@ -175,7 +182,7 @@ class LayerNorm(nnx.Module):
     Args:
       plan: the model's plan.
       name: the axis that is normalized.
-      in_branch: whether it stands in a residual branch.
+      in_branch: whether it is in a residual branch.
       epsilon: added to the variance; 1e-6 in timm's ViT, 1e-5 in torch and GPT-2.
       init: of the scale, "ones" or "zeros".
     """
@@ -214,7 +221,7 @@ class RMSNorm(nnx.Module):
     Args:
       plan: the model's plan.
       name: the axis that is normalized.
-      in_branch: whether it stands in a residual branch.
+      in_branch: whether it is in a residual branch.
       epsilon: added to the mean square.
     """
 
@@ -257,12 +264,12 @@ class LayerScale(nnx.Module):
 
 
 def single(dtype: Any) -> Any:
-    """The dtype itself, or float32 where it is of half precision."""
+    """The dtype itself, or float32 for dtypes of half precision."""
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def times(x: Float[Array, "*shape"], multiplier: float) -> Float[Array, "*shape"]:
-    """x · multiplier, and x itself where the multiplier is one, as at the base."""
+    """x · multiplier; x itself if the multiplier is one, e.g. at the base."""
     return x if multiplier == 1.0 else x * multiplier
 
 
@@ -300,13 +307,13 @@ def stack(
     *,
     base_depth: int | None = None,
 ) -> nnx.Module:
-    """`depth` copies of a block, every variable with a leading axis of layers.
+    """Stack `depth` copies of a block: every variable gets a leading axis of layers.
 
     Args:
-      create: makes one block.
-      depth: how many.
+      create: builds one block.
+      depth: number of blocks.
       rngs: random state.
-      base_depth: how many the base model stacks here, where that is not `depth`
+      base_depth: number of blocks that the base model stacks here; None for `depth`
         over the plan's depth ratio.
     """
 
@@ -328,7 +335,7 @@ def call(
     *inputs: Any,
     remat: bool = False,
 ) -> Float[Array, "*batch m"]:
-    """Apply one block that is not stacked; with `remat` as `scan` does."""
+    """Apply one block that is not stacked; `remat` as in `scan`."""
     if not remat and not is_gathering():
         return shard_batch(block(shard_batch(x), *inputs))
     graph, *variables = nnx.split(block, _WEIGHTS, ...)
@@ -348,16 +355,16 @@ def scan(
     """Apply stacked blocks one after another, traced and compiled once.
 
     Variables that the blocks change, e.g. batch statistics, are written back into
-    `blocks`. Without changes, as in `eval()`, `blocks` is only read, so that a caller
-    may close over it in `jax.jit`, `jax.grad` or `jax.vmap`.
+    `blocks`. If they change nothing, e.g. in `eval()`, `blocks` is only read, and a
+    caller may close over it in `jax.jit`, `jax.grad` or `jax.vmap`.
 
     Args:
       blocks: from `stack`; each maps x, and its part of `inputs`, to the next x.
       x: the residual stream.
-      *inputs: pytrees of arrays with a leading axis of layers, as random keys; None
-        stands for none.
-      remat: recompute each block in the backward pass instead of storing it.
-      lean: store what matrix products made, and recompute what is cheap.
+      *inputs: pytrees of arrays with a leading axis of layers, e.g. random keys; None
+        for no input.
+      remat: recompute each block in the backward pass instead of storing activations.
+      lean: store the outputs of matrix products, and recompute cheap operations.
     """
     graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
     run = _pure(graph, remat, lean, scanned=True)
@@ -375,25 +382,25 @@ def scan_keeping(
     remat: bool = False,
     lean: bool = False,
 ) -> tuple[Float[Array, "*batch n"], Float[Array, "kept *batch n"]]:
-    """As `scan`, and the residual stream behind some of the blocks.
+    """As `scan`, but also return the residual stream after some of the blocks.
 
-    Only what is kept is stored, and nothing is unrolled.
+    Only these streams are stored, and the scan is not unrolled.
 
     Args:
       blocks: from `stack`.
       x: the residual stream.
-      *inputs: as of `scan`.
-      keep: numbers of blocks, each at least 0 and given once.
-      remat: as of `scan`.
-      lean: as of `scan`.
+      *inputs: as in `scan`.
+      keep: distinct indices of blocks, at least 0.
+      remat: as in `scan`.
+      lean: as in `scan`.
 
     Returns:
-      (the stream behind the last block, the streams behind the blocks of `keep`).
+      (the stream after the last block, the streams after the blocks in `keep`).
     """
     graph, *variables = nnx.split(blocks, _WEIGHTS, ...)
     run = _pure(graph, remat, lean, scanned=True)
     depth = jax.tree.leaves(variables)[0].shape[0]
-    # Blocks that are not kept write to a place that is not there.
+    # Blocks that are not kept write to an index out of range, which is dropped.
     places = np.full(depth, len(keep), np.int32)
     places[list(keep)] = np.arange(len(keep))
 
@@ -410,14 +417,14 @@ def scan_keeping(
 
 
 def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """Checked numbers of blocks, those from the end made positive.
+    """Check indices of blocks, and make negative ones positive.
 
     Args:
-      blocks: numbers, of which -1 is the last; None for all.
-      count: how many blocks there are.
+      blocks: indices; -1 is the last block. None for all blocks.
+      count: number of blocks.
 
     Raises:
-      ValueError: a number that no block has, or one given twice.
+      ValueError: an index is out of range, or given twice.
 
     Examples:
       >>> numbers_of_blocks((0, -1), 4)
@@ -430,8 +437,8 @@ def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ..
         whole = isinstance(number, int) and not isinstance(number, bool)
         if not whole or not -count <= number < count:
             raise ValueError(
-                f"blocks={given}: {number!r} is no block of a model that has {count}, "
-                f"counted from 0 to {count - 1} or from the end as -1"
+                f"blocks={given}: {number!r} is out of range for a model of {count} "
+                f"blocks; use 0 to {count - 1}, or negative numbers from the end"
             )
     numbers = tuple(number % count for number in given)
     if len(set(numbers)) < len(numbers):
@@ -441,10 +448,10 @@ def numbers_of_blocks(blocks: Sequence[int] | None, count: int) -> tuple[int, ..
 
 @contextlib.contextmanager
 def writable_state() -> Iterator[None]:
-    """Explain Flax's trace error where a model writes to its own variables.
+    """Replace Flax's trace error for a model that writes to its own variables.
 
     A model in training updates batch statistics and random counters. Flax forbids
-    this for a model that a JAX transform closes over.
+    this if a JAX transform closes over the model.
 
     Raises:
       ValueError: the variables belong to another trace; the message says what to do.
@@ -461,7 +468,7 @@ def writable_state() -> Iterator[None]:
         ) from error
 
 
-# Weights only go into a scan: what comes out of it is stored once more.
+# Weights are inputs of a scan but not outputs, which would be stored a second time.
 _WEIGHTS = nnx.Any(nnx.Param, Frozen)
 
 
@@ -475,17 +482,17 @@ def _pure(
 
     def run(x: Array, layer: Any) -> tuple[Array, nnx.State]:
         weights, state, inputs = layer
-        # Copied: without a scan these are the caller's own variables, which the
-        # trace of a checkpoint may not change.
+        # A copy: without a scan these are the caller's own variables, which must not
+        # change inside the trace of jax.checkpoint.
         block = nnx.merge(graph, weights, state, copy=True)
         x = shard_batch(block(shard_batch(x), *inputs))
         return x, _changed(state, nnx.state(block, nnx.Not(_WEIGHTS)))
 
-    # A loop keeps XLA from computing once what is there to be computed twice.
+    # Inside a loop XLA cannot merge the recomputation with the first computation.
     checkpoint = functools.partial(jax.checkpoint, prevent_cse=not scanned)
     if remat:
         return checkpoint(run)
-    # On GPUs flash attention would be among what is recomputed.
+    # Not on GPUs, where this would recompute flash attention.
     if lean and platform() != "gpu":
         return checkpoint(run, policy=_saves_products)
     if is_gathering():
@@ -496,7 +503,7 @@ def _pure(
 def _changed(before: nnx.State, after: nnx.State) -> nnx.State:
     """The variables of a block to which a call assigned a value.
 
-    Assignment replaces the array object, so that identity tells even while tracing.
+    Assignment replaces the array object, so comparing by identity works in a trace too.
     """
     old = {path: variable.get_raw_value() for path, variable in _flat(before)}
     return nnx.from_flat_state(
@@ -509,7 +516,7 @@ def _flat(state: nnx.State) -> list[tuple[Any, nnx.Variable]]:
 
 
 def _saves_products(primitive: Any, *arguments: Any, **options: Any) -> bool:
-    """A policy of `jax.checkpoint`: save what is costly to make."""
+    """A policy of `jax.checkpoint`: save outputs that are expensive to compute."""
     costly = ("dot_general", "conv_general_dilated", "random_bits")
     return primitive.name in costly
 

@@ -19,7 +19,7 @@ from .sources import TORCH_LEAVES, Layout, Leaf, Source
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaOptions(DecoderOptions):
-    """Options of `Llama`, which describes them."""
+    """Options of `Llama`; see there."""
 
     attention_ratio: float = 1.0
     queries_per_key: int = 1
@@ -37,7 +37,7 @@ class LlamaOptions(DecoderOptions):
     dispatch: Dispatch = "dense"
 
     def routing(self) -> Routing | None:
-        """How tokens choose among the experts of a block; None without experts."""
+        """Routing options of a block's experts; None without experts."""
         if not self.experts:
             of_experts = ("experts_per_token", "normalize_gates", "balance", "dispatch")
             self.check_unused(*of_experts, without="experts")
@@ -58,8 +58,8 @@ class LlamaOptions(DecoderOptions):
         """The axes "heads", "head_dim" and "kv_heads".
 
         Raises:
-          ValueError: a width that the heads do not divide, or a number of heads that
-            `queries_per_key` does not divide.
+          ValueError: heads do not divide a width, or `queries_per_key` does not divide
+            the number of heads.
         """
         base = self.width if self.base_width is None else self.base_width
         wide, base = (
@@ -77,8 +77,8 @@ class LlamaOptions(DecoderOptions):
         for n in (heads.size, heads.base):
             if n % shared:
                 raise ValueError(
-                    f"{n} heads of queries are not a multiple of "
-                    f"queries_per_key={shared}, the number of them that share a key"
+                    f"the number of query heads, {n}, is not a multiple of "
+                    f"queries_per_key={shared}; choose a divisor"
                 )
         grouped = Axis(heads.base // shared, heads.size // shared, heads.grows)
         return {**axes, "kv_heads": grouped}
@@ -140,8 +140,8 @@ class Llama(Decoder, options=LlamaOptions):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, widths that heads do
-        not divide, an unknown name, or options that exclude each other.
+      ValueError: a size is not a positive whole number, heads do not divide a width, a
+        name is unknown, or options exclude each other.
 
     Source: Dey et al. 2025, arXiv:2505.01618 (CompleteP, the default); Touvron et al.
     2023, arXiv:2302.13971 (the architecture); Ainslie et al. 2023, arXiv:2305.13245
@@ -168,7 +168,7 @@ class Llama(Decoder, options=LlamaOptions):
             axes=options.all_heads(),
         )
         rotary = options.rotary()
-        rotary.frequencies(self.plan["head_dim"].size)  # refuses an odd one
+        rotary.frequencies(self.plan["head_dim"].size)  # raises if it is odd
         block = dataclasses.replace(
             options.block(causal=True, qkv_bias=options.qkv_bias, bias=False),
             rms_norm=True,
@@ -182,17 +182,17 @@ class Llama(Decoder, options=LlamaOptions):
     def routing(
         self, tokens: Int[Array, "batch time"]
     ) -> tuple[Float[Array, " depth"], Float[Array, "depth experts"]]:
-        """How evenly the experts of each block are used, without noise.
+        """Measure how evenly the experts of each block are used, without noise.
 
         Args:
-          tokens: as of a call.
+          tokens: as in a call.
 
         Returns:
-          (the load-balancing loss of each block, which is 1 where all is balanced; the
-          share of all choices that falls on each expert, which adds up to one).
+          (the load-balancing loss of each block, 1 if balanced; for each block, the
+          fraction of all choices that falls on each expert, which sums to one).
 
         Raises:
-          ValueError: a model without experts.
+          ValueError: the model has no experts.
         """
         routing = self.options.routing
         if routing is None:
@@ -317,18 +317,18 @@ _EXPERTS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
 def llama_names(
     model: Llama, *, prefix: str = "model.", mixtral: bool | None = None
 ) -> dict[Leaf, Source]:
-    """Where each parameter stands in transformers' Llama, Qwen and Mixtral.
+    """Map each parameter to its array in transformers' Llama, Qwen and Mixtral.
 
     Args:
-      model: what is to be filled, or its abstract twin from `nnx.eval_shape`.
-      prefix: what stands in front of every key but that of the readout;
-        `LlamaForCausalLM` has "model.", files of `LlamaModel` have none.
-      mixtral: experts have the names of Mixtral, not those of Qwen3-MoE; None for
-        Qwen3-MoE with QK-norm, and Mixtral without.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+      prefix: of every key except the readout's; `LlamaForCausalLM` has "model.", files
+        of `LlamaModel` have none.
+      mixtral: whether experts have Mixtral's names rather than Qwen3-MoE's; None
+        decides by QK-norm, which only Qwen3-MoE has.
 
     Returns:
-      For each (path, layer), where the layer is None for what is not stacked, its
-      `Source`; for weights of experts (path, (layer, expert)).
+      {(path, layer): `Source`}; the layer is None for parameters that are not stacked.
+      For weights of experts {(path, (layer, expert)): `Source`}.
 
     Examples:
       >>> from flax import nnx

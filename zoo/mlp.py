@@ -1,4 +1,4 @@
-"""The plain MLP, without residual branches: Jelassi et al. 2023; deep linear too."""
+"""`MLP`: a plain MLP without residual branches, or a deep linear network."""
 
 import dataclasses
 import math
@@ -11,9 +11,9 @@ from .layers import Dense, activation, flattened, scan, stack
 from .plan import Plan
 from .registry import register
 
-# Gains at which activations of mean square one stay so: E φ(gain·z)² = 1 for a normal
-# z. No gain does that for a bounded φ; theirs is 1/φ'(0), at which signals neither die
-# nor saturate exponentially.
+# Gains that keep the mean square of activations at one: E φ(gain·z)² = 1 for a normal
+# z. No gain does that for a bounded φ; theirs is 1/φ'(0), at which signals neither
+# vanish nor saturate exponentially.
 GAINS = {
     "relu": 2**0.5,
     "abs": 1.0,
@@ -43,7 +43,7 @@ class Layer(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLPOptions(Options):
-    """Options of `MLP`, which describes them."""
+    """Options of `MLP`; see there."""
 
     input_shape: tuple[int, ...] = (8, 8, 1)
     out_features: int = 10
@@ -62,14 +62,14 @@ class MLP(Family, options=MLPOptions):
     """f(x) = V φ(z^L), z^{l+1} = W^{l+1} φ(z^l), z^1 = W^1 x.
 
     There are L hidden layers and L + 1 weight matrices, as in Jelassi et al.; W^2 to
-    W^L are square, stacked and scanned. No weight stands in a residual branch, so that
-    depth acts through `relu_mlp` alone: `mup` leaves it alone, and the optimizer
-    refuses `depth_mup` and its like where depth differs from the base. The law that
-    `relu_mlp` undoes holds for ReLU and for a deep linear network, measured. Under tanh
-    the squared change of z^L grows as L^0.6 in place of L^3: there it does too much.
+    W^L are square, stacked and scanned. No weight is in a residual branch, so only
+    `relu_mlp` scales with depth: `mup` does not, and optimizers raise for rules of
+    residual branches such as `depth_mup` if depth differs from the base. `relu_mlp` is
+    measured to be right for ReLU and for deep linear networks. Under tanh the squared
+    change of z^L grows as L^0.6 instead of L^3, so `relu_mlp` overcorrects.
 
-    Hidden weights have standard deviation gain/√fan_in, the readout's has 1/√fan_in at
-    the base and falls by 1/m from there: the mean-field initialization of eq. 1.2.
+    Hidden weights have standard deviation gain/√fan_in. The readout's is 1/√fan_in at
+    the base, times 1/m: the mean-field initialization of eq. 1.2.
 
     Args:
       width: n, of every hidden layer.
@@ -92,8 +92,8 @@ class MLP(Family, options=MLPOptions):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, a gain that is not
-        positive, or an unknown name.
+      ValueError: a size is not a positive whole number, the gain is not positive, or a
+        name is unknown.
 
     Source: Jelassi et al. 2023 (arXiv:2305.07810), eqs. 1.1 and 1.2.
 
@@ -137,7 +137,7 @@ class MLP(Family, options=MLPOptions):
                 ),
                 options.depth - 1,
                 rngs,
-                # W^1, a layer too, is apart.
+                # W^1 is a layer too, but not part of the stack.
                 base_depth=options.tuned_depth - 1,
             )
             if options.depth > 1

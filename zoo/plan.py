@@ -1,7 +1,7 @@
-"""A model's plan: its sizes and those of its base, by axis name.
+"""`Plan`: the sizes of a model and of its base, by axis name.
 
-Every parameter names its axes. From the names follow its role (which axes grow, and
-by how much), hence initialization and multipliers, and its sharding.
+Every parameter names its axes. The names determine its role (which axes grow, and by
+how much) and hence its initialization and multipliers, and its sharding.
 """
 
 import dataclasses
@@ -29,7 +29,18 @@ class Axis(NamedTuple):
 
 
 class Frozen(nnx.Variable):
-    """A weight that is not trained: no optimizer sees it."""
+    """A variable for weights that are not trained.
+
+    It is not an `nnx.Param`, so optimizers and `zoo.scales` leave it out.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=8, depth=2, train_ends=False,
+      ...                    rngs=nnx.Rngs(0))
+      >>> isinstance(model.readin.kernel, zoo.Frozen), len(zoo.scales(model))
+      (True, 1)
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +48,23 @@ class Plan:
     """Sizes, parametrization and dtypes that all layers of one model share.
 
     Attributes:
-      axes: the named axes, as pairs, so that a plan can be hashed.
-      parametrization: the rules.
+      axes: the named axes, as (name, `Axis`) pairs, so that a plan can be hashed.
+      parametrization: the parametrization.
       depth: depth ratio M = depth / base depth.
       branch_multiplier: a, in front of every residual branch at the base depth.
       dtype: of the computation.
       param_dtype: of the parameters.
+
+    Source: Tensor Programs V, Table 3 (width); Tensor Programs VI, Definition 6.2
+    (depth).
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=32, depth=8, base_width=16, base_depth=2,
+      ...                    rngs=nnx.Rngs(0))
+      >>> model.plan["embed"], model.plan.depth, model.plan.branch  # (8 / 2)^-½
+      (Axis(base=16, size=32, grows=True), 4.0, 0.5)
     """
 
     axes: tuple[tuple[str, Axis], ...]
@@ -73,7 +95,7 @@ class Plan:
 
     @property
     def width(self) -> float:
-        """Ratio of the last hidden width, which the readout sums over."""
+        """Ratio of the width that the readout sums over, target over base."""
         axis = self["embed"]
         return axis.size / axis.base
 
@@ -86,15 +108,15 @@ class Plan:
         layers: tuple[int, int] | None = None,
         stacked: int = 0,
     ) -> optim.ParamScale:
-        """The scale of a parameter with these axes.
+        """Build the scale of a parameter with these axes.
 
         Args:
-          names: its axes, without that of the layers.
-          inputs: how many of them, behind those that are stacked, are fan-in.
-          in_branch: whether it stands in a residual branch.
-          path: where it stands.
-          layers: numbers of layers, base and target, if it is stacked.
-          stacked: how many axes, from the front, count copies of one weight, e.g.
+          names: its axes, without the axis of layers.
+          inputs: number of fan-in axes, which follow the `stacked` ones.
+          in_branch: whether it is in a residual branch.
+          path: its path.
+          layers: (number of layers of the base, of the target) if it is stacked.
+          stacked: number of leading axes that count copies of one weight, e.g.
             experts: neither fan-in nor fan-out.
         """
         axes = [self[name] for name in names]
@@ -130,13 +152,13 @@ class Plan:
         kind: type[nnx.Variable] = nnx.Param,
         stacked: int = 0,
     ) -> tuple[nnx.Variable, float]:
-        """A new parameter, and the forward multiplier that belongs to it.
+        """Create a parameter and its forward multiplier.
 
         Args:
-          key: gives a random key, as `rngs.params`.
+          key: function that returns a random key, e.g. `rngs.params`.
           names: its axes.
-          inputs: how many of them, from the front, are fan-in.
-          in_branch: whether it stands in a residual branch.
+          inputs: number of fan-in axes, which come first.
+          in_branch: whether it is in a residual branch.
           init: "fan_in" (normal, standard deviation gain/√fan_in at the base, and
             from there by the parametrization), "uniform" (of the same standard
             deviation), "normal" (of standard deviation gain), "zeros" or "ones" (times
@@ -161,11 +183,11 @@ class Plan:
                 drawn = jax.random.uniform(key(), shape, dtype, -1, 1)
             else:
                 drawn = jax.random.normal(key(), shape, dtype)
-            # Without a barrier XLA multiplies std by a factor of the draw's first:
-            # weights drawn inside jit and outside would differ by rounding.
+            # Without a barrier, XLA would merge std with a factor inside the draw, and
+            # weights drawn inside and outside of jit would differ by rounding.
             value = std * jax.lax.optimization_barrier(drawn)
         else:
-            # A gauge divides the stored ones by what it multiplies them with.
+            # init_std contains the inverse of the gauge's forward multiplier.
             start = {"zeros": 0.0, "ones": gain * rule.init_std}[init]
             value = jnp.full(shape, start, dtype)
         variable = kind(value, axes=names, inputs=inputs, in_branch=in_branch)
@@ -188,10 +210,10 @@ def plan(
     fixed: dict[str, int] | None = None,
     axes: dict[str, Axis] | None = None,
 ) -> Plan:
-    """A checked plan.
+    """Check sizes, and build a plan.
 
     Args:
-      width: the residual stream's width; the axis "embed".
+      width: width of the residual stream, the axis "embed".
       depth: number of residual blocks.
       base_width: the width that was tuned; None for `width` itself.
       base_depth: the depth that was tuned; None for `depth` itself.
@@ -204,7 +226,7 @@ def plan(
       axes: further axes, as they are.
 
     Raises:
-      ValueError: a size that is not positive, or a multiple that is not whole.
+      ValueError: a size is not a positive int, or a multiple of the width is not whole.
     """
     base_width = width if base_width is None else base_width
     base_depth = depth if base_depth is None else base_depth
@@ -235,15 +257,15 @@ def plan(
 
 
 def times_width(width: int, multiple: float, name: str) -> int:
-    """The size of an axis that is a multiple of the width.
+    """Compute the size of an axis that is a multiple of the width.
 
     Args:
       width: of the model or of its base.
-      multiple: of the width; 1e-9 off is rounding, as of 5/3.
+      multiple: of the width; relative errors below 1e-9 are rounded away, e.g. of 5/3.
       name: of the axis or option, for the message.
 
     Raises:
-      ValueError: a size that is not whole, or below 1.
+      ValueError: the size is not whole, or below 1.
 
     Examples:
       >>> times_width(448, 1856 / 448, "axis 'mlp'")
@@ -253,7 +275,7 @@ def times_width(width: int, multiple: float, name: str) -> int:
     if size < 1 or abs(size - round(size)) > 1e-9 * size:
         raise ValueError(
             f"{name} is {multiple:g} times the width, which gives {size:g}; choose "
-            "widths for which it is whole, and at least 1"
+            "widths for which it is a whole number, at least 1"
         )
     return round(size)
 
@@ -265,21 +287,25 @@ def scales(
     examples: tuple[float, float] | None = None,
     critical_batch: float | None = None,
 ) -> optim.Scales:
-    """What the optimizer needs of a zoo model: every parameter's role and ratios.
+    """Return the role and growth ratios of every parameter of a zoo model.
+
+    Pass the result to an optimizer of `mupax.optim`.
 
     Args:
-      model: a model of the zoo, or its abstract twin from `nnx.eval_shape`.
-      batch: (base, target) batch size in examples; None where it is the same.
-      examples: (base, target) number of examples of all of training; None where it is
-        the same. See `optim.TrainingScale` for the rules.
-      critical_batch: the critical batch size of the task, where known.
+      model: a model of the zoo, possibly abstract (from `nnx.eval_shape`).
+      batch: (base, target) batch size in examples; None if they are equal.
+      examples: (base, target) number of examples of the whole training; None if they
+        are equal. See `optim.TrainingScale` for the rules.
+      critical_batch: the critical batch size of the task, if known.
 
     Returns:
       `optim.Scales`, for the paths of `nnx.state(model, nnx.Param)`.
 
     Raises:
-      ValueError: a model that carries no plan, or a parameter that names no axes; a
-        batch beyond the critical size.
+      ValueError: the model has no plan, a parameter has no axis names, or the target's
+        batch is beyond the critical size.
+
+    Source: Tensor Programs V, Table 8 (roles).
 
     Examples:
       >>> from flax import nnx
@@ -295,8 +321,8 @@ def scales(
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
         raise ValueError(
-            f"{type(model).__name__} carries no plan, as models of mupax.zoo do; for "
-            "any other model use optim.infer_scales(base, target)"
+            f"{type(model).__name__} has no plan, so it is not a model of mupax.zoo; "
+            "for other models use optim.infer_scales(base, target)"
         )
     by_path = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
@@ -304,7 +330,7 @@ def scales(
         names = variable.get_metadata().get("axes")
         if names is None:
             raise ValueError(
-                f"parameter {name!r} names no axes; make it with plan.param(...)"
+                f"parameter {name!r} has no axis names; create it by plan.param(...)"
             )
         layers = None
         if len(variable.shape) == len(names) + 1:
@@ -326,7 +352,12 @@ def scales(
 
 
 def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:
-    """The axis names of every parameter, with "layers" in front where stacked.
+    """Return the axis names of every parameter, by path.
+
+    Stacked parameters have "layers" as first axis.
+
+    Args:
+      model: a model of the zoo, possibly abstract (from `nnx.eval_shape`).
 
     Examples:
       >>> from flax import nnx

@@ -1,4 +1,4 @@
-"""How images become the input of a model's weights: `DataConfig`, `data_config`."""
+"""`DataConfig`: the preprocessing of images that a model's weights expect."""
 
 import dataclasses
 import logging
@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The preprocessing that a model's weights expect, and the names of its classes.
+    """The preprocessing of images that a model's weights expect, and class names.
 
-    Pixels are scaled to 0..1 (black to white); the input is (pixel - mean) / std.
+    Pixels are scaled to [0, 1] (black to white); the input is (pixel - mean) / std.
 
     Attributes:
       size: (height, width, channels) of the input.
-      mean: per channel, in units of white, e.g. 0.485.
-      std: per channel, in units of white.
+      mean: per channel, on the [0, 1] scale, e.g. 0.485.
+      std: per channel, on the [0, 1] scale.
       interpolation: filter for resizing; one of `INTERPOLATIONS`.
-      crop: share of the shorter side that evaluation keeps, in the center.
+      crop: fraction of the shorter side that the center crop of evaluation keeps.
       crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides; "border"
         fits the longer side and pads, which the data pipeline does not do.
       labels: names of the classes, in order; None if they are not known.
@@ -37,7 +37,7 @@ class DataConfig:
         that gives logits of classes, and for no readout.
 
     Raises:
-      ValueError: a value out of range; names the field.
+      ValueError: a value is out of range; the message names the field.
 
     Examples:
       >>> config = DataConfig(size=(224, 224, 3), mean=(0.485, 0.456, 0.406),
@@ -95,10 +95,10 @@ class DataConfig:
                 f"{outputs} and {len(self.labels)} labels were given"
             )
         if not _is_finite(self.crop) or not 0 < self.crop <= 1:
-            raise ValueError(f"crop={self.crop!r} must be more than 0 and at most 1")
+            raise ValueError(f"crop={self.crop!r} must lie in (0, 1]")
 
     def to_json(self) -> dict[str, Any]:
-        """The config as JSON-ready data."""
+        """Convert to JSON-ready data."""
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in dataclasses.asdict(self).items()
@@ -107,10 +107,10 @@ class DataConfig:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "DataConfig":
-        """The inverse of `to_json`.
+        """Build from the data of `to_json`.
 
         Raises:
-          ValueError: a key that is unknown or missing, or a value out of range.
+          ValueError: a key is unknown or missing, or a value out of range.
         """
         try:
             return cls(**given)
@@ -118,7 +118,7 @@ class DataConfig:
             raise ValueError(f"the preprocessing cannot be read: {error}") from None
 
     def differences(self, other: "DataConfig") -> list[str]:
-        """What differs from another config, e.g. "crop 0.95 (not 0.875)".
+        """List differences from another config, e.g. "crop 0.95 (not 0.875)".
 
         Labels and projections are not compared. Means and standard deviations differ
         from 1% of a standard deviation on.
@@ -155,11 +155,11 @@ _KNOWN: weakref.WeakKeyDictionary[nnx.Module, DataConfig] = weakref.WeakKeyDicti
 
 
 def data_config(model: nnx.Module) -> DataConfig:
-    """The preprocessing that a model's weights expect.
+    """Return the preprocessing that a model's weights expect.
 
     Args:
-      model: from `zoo.load_pretrained`, where the source states its preprocessing, or
-        one that `set_data_config` was called for.
+      model: from `zoo.load_pretrained`, if the source states its preprocessing, or one
+        for which `set_data_config` was called.
 
     Returns:
       The config. After loading with another `input_shape`, its size is that of the
@@ -167,7 +167,7 @@ def data_config(model: nnx.Module) -> DataConfig:
       projection.
 
     Raises:
-      ValueError: the preprocessing is not known.
+      ValueError: the preprocessing is unknown.
 
     Examples:
       >>> from mupax import zoo
@@ -178,24 +178,24 @@ def data_config(model: nnx.Module) -> DataConfig:
     known = known_data_config(model)
     if known is None:
         raise ValueError(
-            f"the preprocessing of this {type(model).__name__} is not known: it was "
-            "not loaded from a source that states it; call zoo.set_data_config(model, "
-            "zoo.DataConfig(...))"
+            f"the preprocessing of this {type(model).__name__} is not known, because "
+            "it was not loaded from a source that states it; call "
+            "zoo.set_data_config(model, zoo.DataConfig(...))"
         )
     return known
 
 
 def known_data_config(model: nnx.Module) -> DataConfig | None:
-    """As `data_config`; None where it is not known."""
+    """`data_config`, or None if the preprocessing is unknown."""
     return _KNOWN.get(model)
 
 
 def set_data_config(model: nnx.Module, config: DataConfig) -> None:
-    """Record the preprocessing that a model's weights expect; `zoo.save` writes it.
+    """Set the preprocessing that a model's weights expect; `zoo.save` writes it.
 
     Args:
-      model: of the zoo. Copies of it do not have the config.
-      config: replaces what was known.
+      model: of the zoo. Copies of the model do not keep the config.
+      config: replaces the previous one.
 
     Raises:
       ValueError: a model that does not take images of that many channels, or a number
@@ -211,8 +211,8 @@ def set_data_config(model: nnx.Module, config: DataConfig) -> None:
     ):
         if ours is not None and theirs is not None and ours != theirs:
             raise ValueError(
-                f"the preprocessing has {ours} {what}, and the model takes or gives "
-                f"{theirs}; give the config that belongs to it"
+                f"the preprocessing has {ours} {what}, but the model has {theirs}; "
+                "pass the config that belongs to the model"
             )
     _KNOWN[model] = config
 
@@ -220,20 +220,20 @@ def set_data_config(model: nnx.Module, config: DataConfig) -> None:
 def remember(
     model: nnx.Module, config: DataConfig | None, *, resized: bool = False
 ) -> None:
-    """Record the config of a source for a model, which may have other sizes.
+    """Set a model's config from that of its source, adapted to the model's sizes.
 
     Args:
       model: loaded from the source.
       config: of the source; None if it has none.
-      resized: whether the model was given an input shape of its own.
+      resized: whether the user gave the model another input shape.
     """
     if config is None:
         return
     shape = _input_shape(model)
     if shape is not None and shape[2] != config.size[2]:
         logger.warning(
-            f"the preprocessing of the source is for {config.size[2]} channels and the "
-            f"model takes {shape[2]}, so it was left out"
+            f"the preprocessing of the source is for {config.size[2]} channels, but "
+            f"the model takes {shape[2]}; the preprocessing is ignored"
         )
         return
     labels, projection, outputs = config.labels, config.projection, _classes(model)
@@ -248,7 +248,7 @@ def remember(
 
 
 def _input_shape(model: nnx.Module) -> tuple[int, int, int] | None:
-    """The shape of an image that a model was created for; None for other models."""
+    """The image shape that a model was created for; None for other models."""
     try:
         name, options = recipe(model)
     except ValueError:
@@ -262,20 +262,19 @@ def _classes(model: nnx.Module) -> int | None:
     return plan["classes"].size if plan is not None and plan.has("classes") else None
 
 
-# --- What other libraries write ---
+# --- configs of other libraries ---
 
 
 def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
-    """The preprocessing in a `config.json` of timm; None if it states none.
+    """Read the preprocessing from a `config.json` of timm; None if it states none.
+
+    As in timm, separate sizes and crops for testing are ignored.
 
     Args:
       config: the whole file. `pretrained_cfg` may be a section of it, or its top level.
 
-    As in timm, sizes and crops of tests that differ from those of training are not
-    taken.
-
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
 
     Examples:
       >>> cfg = {"input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.5] * 3,
@@ -328,14 +327,17 @@ _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 def read_transformers(
     config: Mapping[str, Any], processor: Mapping[str, Any]
 ) -> DataConfig | None:
-    """The preprocessing in a `preprocessor_config.json` of transformers.
+    """Read the preprocessing from a `preprocessor_config.json` of transformers.
 
     Args:
-      config: the `config.json` beside it, for the labels.
-      processor: the file; None is returned for one that states no size.
+      config: contents of the `config.json` in the same directory, for the labels.
+      processor: contents of the `preprocessor_config.json`.
+
+    Returns:
+      The config; None if the file states no size.
 
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
 
     Examples:
       >>> config = read_transformers({"id2label": {"0": "cat", "1": "dog"}}, {
@@ -395,9 +397,9 @@ def read_transformers(
 
 
 def read_id2label(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The labels in a `config.json` of transformers, in order; None without names.
+    """Read the labels from a `config.json` of transformers, in order; None without.
 
-    Transformers writes LABEL_0, LABEL_1, ... where there are no names.
+    Without names, transformers writes LABEL_0, LABEL_1, ..., which count as none.
     """
     table = config.get("id2label")
     if not isinstance(table, Mapping) or not table:
@@ -419,5 +421,5 @@ def _pair(size: Mapping[str, Any]) -> tuple[int, int]:
 
 def _floats(values: Iterable[Any], channels: int) -> tuple[float, ...]:
     rounded = tuple(round(float(v), 10) for v in values)
-    # Some files hold the three means of RGB for models of one channel.
+    # Some files hold three means, for RGB, although the model has one channel.
     return rounded[:1] if channels == 1 else rounded

@@ -1,4 +1,4 @@
-"""`load_pretrained`: models with weights, ours or other libraries'."""
+"""`load_pretrained`: load models with trained weights, ours or other libraries'."""
 
 import contextlib
 import importlib.resources
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def list_pretrained() -> list[str]:
-    """Names of the trained models that come with the package.
+    """List the trained models that come with the package.
 
     Examples:
       >>> from mupax import zoo
@@ -47,7 +47,7 @@ def load_pretrained(
     local_files_only: bool = False,
     **overrides: Any,
 ) -> nnx.Module:
-    """A model with trained weights.
+    """Load a model with trained weights.
 
     Args:
       name: of a model that comes with the package, or of the model that `source`
@@ -61,26 +61,26 @@ def load_pretrained(
         repository. Weights may lie in several files, which an index lists. None for
         what comes with the package, which needs no network.
       revision: a branch, tag or commit of a repository; None for its main branch.
-      token: for private or gated repositories; None for the one that `hf auth login`
+      token: for private or gated repositories; None for the token that `hf auth login`
         stored or HF_TOKEN holds.
-      cache_dir: where downloads are kept; None for the hub's own cache.
+      cache_dir: cache of downloads; None for the hub's default.
       local_files_only: read repositories from the cache, without a network.
-      **overrides: options other than the saved ones, or other than the defaults
-        where the source holds weights alone. With another `out_features` the
-        readout starts anew, from `rngs`; so it does where the source has none. With
-        another `input_shape` a ViT's positions are interpolated.
+      **overrides: options that replace the saved ones, or the defaults if the source
+        holds only weights. With another `out_features`, or if the source has no
+        readout, the readout gets new initial values from `rngs`. With another
+        `input_shape` a ViT's positions are interpolated.
 
     Returns:
-      The model. It is its own base unless `base_width` or `base_depth` say otherwise:
-      it keeps what it computes, and learning rates follow from there.
+      The model. It is its own base unless `base_width` or `base_depth` are given. It
+      computes the same function in any case; learning rates are relative to the base.
 
     Raises:
-      ValueError: an unknown name, or a source that holds another model, cannot be
-        read, or does not fit; nothing is filled in part.
+      ValueError: the name is unknown, or the source holds another model, cannot be
+        read, or does not fit.
 
-    A repository's `config.json` tells its architecture, and one that the zoo does not
-    have is refused. A file of weights does not; the architecture that was assumed is
-    logged as a warning of the logger "mupax.zoo.pretrained".
+    A repository's `config.json` states the architecture; an unsupported one raises an
+    error. A file of weights does not state it: the assumed architecture is logged as a
+    warning of the logger "mupax.zoo.pretrained".
 
     Examples:
       >>> import jax.numpy as jnp
@@ -113,13 +113,13 @@ def load_pretrained(
 
 
 class Loaded(NamedTuple):
-    """What `read_source` read.
+    """Result of `read_source`.
 
     Attributes:
-      model: with its weights.
-      unused: keys of a foreign file that were left on purpose.
-      assumed: what was assumed of a file that does not name its architecture; ""
-        where nothing was.
+      model: the model with its weights.
+      unused: keys of another library's file that were deliberately not used.
+      assumed: the architecture that was assumed, for a file that does not state it;
+        else "".
     """
 
     model: nnx.Module
@@ -128,7 +128,7 @@ class Loaded(NamedTuple):
 
 
 class _Files(NamedTuple):
-    """The weights of another library, and the configs beside them if there are any."""
+    """Files of another library: weights, and configs if there are any."""
 
     weights: list[pathlib.Path]
     config: pathlib.Path | None
@@ -141,7 +141,7 @@ def read_source(
     hub_options: hub.HubOptions | None = None,
     **overrides: Any,
 ) -> Loaded:
-    """A model from any source; see `load_pretrained`.
+    """Read a model from any source; see `load_pretrained`.
 
     Args:
       name: of the model; None to take it from the source.
@@ -173,7 +173,7 @@ def read_source(
     options = {**options, **overrides}
     arrays = _read_all(files.weights)
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
-    # What does not fit is said before a large model is made.
+    # Raise before building a large model if the weights do not fit.
     abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
     foreign.match(abstract, arrays, **may)
     model = create(name, **options, rngs=rngs)
@@ -186,11 +186,11 @@ def read_source(
 def read_data_config(
     source: str | os.PathLike[str], hub_options: hub.HubOptions | None = None
 ) -> DataConfig | None:
-    """The preprocessing of a source, without its weights; None if it states none.
+    """Read the preprocessing of a source, without weights; None if it states none.
 
     Args:
-      source: as of `load_pretrained`; the name of a model that comes with the package
-        too.
+      source: as in `load_pretrained`, or the name of a model that comes with the
+        package.
       hub_options: for a repository.
 
     Raises:
@@ -229,15 +229,15 @@ def _copied(address: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 def _check_revision(revision: str | None, source: str | os.PathLike[str]) -> None:
     if revision is not None:
         raise ValueError(
-            f"revision={revision!r} is of a repository on the hub, and {str(source)!r} "
-            "is none; leave it out"
+            f"revision={revision!r} needs a repository on the hub, but "
+            f"{str(source)!r} is not one; leave revision out"
         )
 
 
 def _uploaded(
     source: str | os.PathLike[str], options: hub.HubOptions
 ) -> pathlib.Path | None:
-    """The downloaded directory of a repository of `push_to_hub`; None for others."""
+    """Download a repository that `push_to_hub` wrote; None for other repositories."""
     if not hub.is_id(source):
         return None
     config = hub.download(str(source), hub.CONFIG, options, optional=True)
@@ -249,7 +249,7 @@ def _uploaded(
 def _processor(
     config: pathlib.Path | None, source: str, options: hub.HubOptions
 ) -> pathlib.Path | None:
-    """The preprocessor's file of a repository of images in transformers' layout."""
+    """Download the preprocessor config of an image model of transformers, if any."""
     if config is None or not _is_of_images(_read_json(config)):
         return None
     return hub.download(source, hub.PROCESSOR, options, optional=True)
@@ -260,7 +260,7 @@ def _is_of_images(config: Mapping[str, Any]) -> bool:
 
 
 def _read_data(files: _Files, source: str) -> DataConfig | None:
-    """The preprocessing that the configs beside weights state."""
+    """Read the preprocessing from the configs of another library."""
     if files.config is None:
         return None
     config = _read_json(files.config)
@@ -270,26 +270,26 @@ def _read_data(files: _Files, source: str) -> DataConfig | None:
         if files.processor is not None:
             return read_transformers(config, _read_json(files.processor))
     except (ArithmeticError, TypeError, ValueError, KeyError) as error:
-        # Weights can be used without it.
+        # The weights can be used without it.
         logger.warning(
-            f"the preprocessing of {source!r} cannot be read ({error}); give it by "
+            f"the preprocessing of {source!r} cannot be read ({error}); set it by "
             "zoo.set_data_config(model, zoo.DataConfig(...))"
         )
     return None
 
 
 def _is_ours(directory: pathlib.Path) -> bool:
-    """Whether a directory is one of `zoo.save`, rather than a repository's files."""
+    """Whether a directory may be from `zoo.save`, rather than a repository's files."""
     return not any((directory / name).is_file() for name in (hub.WEIGHTS, hub.INDEX))
 
 
 def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
-    """The files of a source that is not a directory of ours."""
+    """Find the files of a source of another library."""
     path = pathlib.Path(source)
     if hub.is_id(source):
         config = hub.download(str(source), hub.CONFIG, options, optional=True)
         if config is not None:
-            # An architecture that is refused need not be downloaded.
+            # Raise for unsupported architectures before downloading weights.
             identify(_read_json(config), str(source))
         weights = hub.download(str(source), hub.WEIGHTS, options, optional=True)
         processor = _processor(config, str(source), options)
@@ -297,7 +297,7 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
             return _Files([weights], config, processor)
         index = hub.download(str(source), hub.INDEX, options, optional=True)
         if index is None:
-            # Says that the repository holds no weights that are read.
+            # Raises, because the repository has no supported weights.
             hub.download(str(source), hub.WEIGHTS, options)
             raise AssertionError(source)
         downloaded = [
@@ -316,11 +316,11 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
         raise ValueError(f"there is no file {str(path)!r}")
     if not path.exists():
         raise ValueError(
-            f"there is no directory {str(path)!r}; give one that zoo.save wrote, a "
+            f"there is no directory {str(path)!r}; pass one that zoo.save wrote, a "
             ".safetensors or .npz file, or the id of a repository on the hub"
         )
     beside = path.parent / hub.CONFIG
-    # A file that was renamed may lie beside the config of another.
+    # A renamed file may be in a directory with the config of another one.
     is_whole = path.name == hub.WEIGHTS and beside.is_file()
     if not is_whole:
         return _Files([path], None)
@@ -333,10 +333,10 @@ def _beside(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def _parts(index: pathlib.Path) -> list[str]:
-    """The names of the files that an index of weights lists.
+    """Read the file names from an index of weights.
 
     Raises:
-      ValueError: an index without them, or with a name that is no file beside it.
+      ValueError: the index lists no files, or a path outside of its directory.
     """
     listed = _read_json(index).get("weight_map")
     names = sorted(set(listed.values())) if isinstance(listed, dict) else []
@@ -344,22 +344,22 @@ def _parts(index: pathlib.Path) -> list[str]:
         plain = isinstance(name, str) and pathlib.PurePath(name).name == name
         if not plain or not name.endswith(".safetensors"):
             raise ValueError(
-                f"{str(index)!r} must list .safetensors files beside it under "
+                f"{str(index)!r} must list .safetensors files of its directory under "
                 f"'weight_map'; it lists {name!r}, so download it again"
             )
     return names
 
 
 def _read_all(paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
-    """The arrays of all files of one network, by key."""
+    """Read the arrays of all files of one network, by key."""
     arrays: dict[str, np.ndarray] = {}
     for path in paths:
         more = foreign.read(path)
         twice = sorted(arrays.keys() & more.keys())
         if twice:
             raise ValueError(
-                f"{str(path)!r} holds {twice[0]!r}, which a file before it holds too; "
-                "download the files again"
+                f"{str(path)!r} holds {twice[0]!r}, which another file of this model "
+                "holds too; download the files again"
             )
         arrays |= more
     return arrays
@@ -383,12 +383,12 @@ def _resolve(
     described: Architecture | None,
     source: str | os.PathLike[str],
 ) -> tuple[str, dict[str, Any]]:
-    """The model to create, and options that the source's config sets."""
+    """The name of the model to create, and its options from the source's config."""
     if described is None:
         if name is None:
             raise ValueError(
-                f"{str(source)!r} does not say what its weights are of; give the name "
-                "of a model too, one of zoo.list_models()"
+                f"{str(source)!r} does not state the architecture of its weights; pass "
+                "the name of a model too, one of zoo.list_models()"
             )
         return name, {}
     if name is None or name == described.model:
@@ -424,6 +424,6 @@ def _assumption(
             "weights show; put the config.json beside the file to have them read"
         )
     return (
-        f"{str(source)!r} does not name its architecture; it was taken for {library} "
+        f"{str(source)!r} does not state its architecture; assumed {library} "
         f"{name}{also}"
     )

@@ -1,4 +1,4 @@
-"""Publish a model on the Hugging Face hub, with a model card."""
+"""`push_to_hub`: publish a model on the Hugging Face hub, with a model card."""
 
 import os
 import pathlib
@@ -23,31 +23,31 @@ def push_to_hub(
     token: str | bool | None = None,
     message: str = "Upload a model of mupax",
 ) -> str:
-    """Upload a model to the Hugging Face hub; `load_pretrained(repository)` reads it.
+    """Upload a model to the Hugging Face hub; `load_pretrained(repository)` loads it.
 
-    The repository is created if there is none. It gets the files that `zoo.save`
-    writes, and a model card with tags for the hub. All files are one commit.
+    The repository is created if it does not exist. It gets the files that `zoo.save`
+    writes, and a model card with tags for the hub, all in one commit.
 
     Args:
       model: from `zoo.create` or `zoo.load_pretrained`; or a directory that `zoo.save`
         or a run wrote, e.g. "runs/demo/model", also in object storage.
       repository: `owner/name`.
-      notes: for the model card: what it was trained on, how well it does. A directory
-        has a card already, which is kept.
+      notes: for the model card, e.g. training data and test accuracy. Not allowed with
+        a directory, which has a card.
       license: for the card, e.g. "apache-2.0".
-      private: create the repository as a private one.
+      private: whether a new repository is private.
       revision: the branch; None for the main one.
-      token: with the permission to write; None for the one that `hf auth login` stored
-        or HF_TOKEN holds.
+      token: with write permission; None for the token that `hf auth login` stored or
+        HF_TOKEN holds.
       message: of the commit.
 
     Returns:
-      The address of the commit.
+      The URL of the commit.
 
     Raises:
-      ValueError: huggingface_hub is not installed, `repository` is not an id, a
-        directory holds no model of ours, or the hub does not take it; nothing is
-        uploaded.
+      ValueError: huggingface_hub is not installed, `repository` is not an id, the
+        directory holds no model of `zoo.save`, or the upload failed. Nothing is
+        uploaded then.
     """
     if not hub.is_name(repository):
         raise ValueError(
@@ -81,12 +81,12 @@ def push_to_hub(
 
 
 def model_card(text: str, repository: str, *, license: str | None = None) -> str:
-    """The card of a saved model as the hub shows it.
+    """Adapt the card of a saved model for the hub.
 
     Args:
-      text: of the card that `zoo.save` wrote.
-      repository: `owner/name`, which replaces the directory in its example.
-      license: e.g. "apache-2.0"; None states none.
+      text: the card that `zoo.save` wrote.
+      repository: `owner/name`, which replaces the directory in the card's example.
+      license: e.g. "apache-2.0"; None for none.
 
     Examples:
       >>> print(model_card("# resmlp", "me/mine", license="mit"))

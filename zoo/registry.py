@@ -1,4 +1,4 @@
-"""Models by name: `create`, `list_models`."""
+"""Create models by name: `create`, `list_models`."""
 
 import dataclasses
 import difflib
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .resnet import ResNet
     from .vit import ViT
 
-# Names by class, for an editor to complete. A new model goes in here too.
+# Names by class, for completion in editors. Add new models here too.
 GPTName = Literal["gpt", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"]
 LlamaName = Literal[
     "llama",
@@ -145,7 +145,12 @@ _MODELS: dict[str, tuple[type[nnx.Module], dict[str, Any]]] = {}
 
 
 def register(name: str, **defaults: Any) -> Callable[[M], M]:
-    """Class decorator: put a model into the zoo, with defaults of its own."""
+    """Class decorator that registers a model under a name, with defaults.
+
+    Args:
+      name: for `create`.
+      **defaults: options that replace the class's defaults under this name.
+    """
 
     def add(model: M) -> M:
         _MODELS[name] = (model, defaults)
@@ -177,18 +182,19 @@ def create(name: LlamaName, **overrides: Any) -> "Llama": ...
 @overload
 def create(name: str, **overrides: Any) -> nnx.Module: ...
 def create(name: str, **overrides: Any) -> nnx.Module:
-    """A model of the zoo.
+    """Create a model of the zoo.
 
     Args:
       name: one of `list_models()`.
       **overrides: `width`, `depth`, `base_width`, `base_depth`, `parametrization`,
-        `branch_multiplier`, `rngs`, and the model's own options.
+        `branch_multiplier`, `rngs`, and the model's own options; see its class.
 
     Returns:
       An `nnx.Module` that maps a batch of inputs to logits.
 
     Raises:
-      ValueError: an unknown model or option; the message names a similar one.
+      ValueError: the model or an option is unknown (the message names a similar one),
+        or an option is missing or out of range.
 
     Examples:
       >>> from flax import nnx
@@ -216,9 +222,9 @@ def create(name: str, **overrides: Any) -> nnx.Module:
 
 
 def _make(model: Callable[..., nnx.Module], options: dict[str, Any]) -> nnx.Module:
-    """The model itself, its variables drawn by one program where none is traced.
+    """Build a model, drawing all variables in one jitted program outside of traces.
 
-    Draws that are run one by one compile for each shape, which takes most of the time.
+    Separate draws would compile once per shape, which takes most of the time.
     """
     rngs = options.pop("rngs")
     traced = isinstance(jnp.zeros(()), jax.core.Tracer) or any(
@@ -228,11 +234,11 @@ def _make(model: Callable[..., nnx.Module], options: dict[str, Any]) -> nnx.Modu
     if traced or meshed or not isinstance(rngs, nnx.Rngs):
         return model(**options, rngs=rngs)
     graph, state = nnx.split(rngs)
-    # What is equal need not be as good: 2.0 is no width.
+    # The repr distinguishes equal values of different types: 2.0 is not a valid width.
     known = tuple((key, repr(value), value) for key, value in options.items())
     try:
         program = _program(model, known, graph)
-    except TypeError:  # an option that cannot be hashed, as a list
+    except TypeError:  # an option cannot be hashed, e.g. a list
         program = _program.__wrapped__(model, known, graph)
     made, after = nnx.merge(*program(state))
     nnx.update(rngs, nnx.state(after))
@@ -245,8 +251,8 @@ def _program(
     options: tuple[tuple[str, str, Any], ...],
     graph: nnx.GraphDef,
 ) -> Callable[[nnx.State], tuple[nnx.GraphDef, nnx.State]]:
-    """From the state of random streams to the model and the streams after it."""
-    # On a CPU optimizing takes longer than what it saves of a program run once.
+    """A function from the state of `rngs` to the split (model, `rngs` after it)."""
+    # On CPUs, optimizing a program that runs once takes longer than it saves.
     cpu = jax.default_backend() == "cpu"
     quick = {"xla_backend_optimization_level": 1} if cpu else {}
 
@@ -260,21 +266,21 @@ def _program(
 
 
 def recipe(model: nnx.Module) -> tuple[str, dict[str, Any]]:
-    """The name and options that `create` made a model from.
+    """The name and options from which `create` built a model.
 
     Raises:
-      ValueError: a model that `create` did not make, or a copy of one.
+      ValueError: the model is not from `create`, or is a copy.
     """
     if model not in _RECIPES:
         raise ValueError(
-            f"this {type(model).__name__} was not made by zoo.create, which remembers "
-            "how to make it again; create it there"
+            f"this {type(model).__name__} was not created by zoo.create, so its name "
+            "and options are unknown; create it by zoo.create"
         )
     return _RECIPES[model]
 
 
 def default_options(name: str) -> dict[str, Any]:
-    """The options of a model that `create` fills in, by name.
+    """The default options of a model, by name of the option.
 
     Examples:
       >>> default_options("vit_tiny_patch16_224")["width"]
@@ -287,15 +293,15 @@ def default_options(name: str) -> dict[str, Any]:
 
 
 def default_parametrization(name: str, **options: Any) -> str:
-    """The parametrization of a model for which `create` is given none.
+    """The parametrization that `create` uses by default.
 
     Args:
       name: of a model of the zoo.
-      **options: as `create` takes them; only those that change the number of layers
-        in a residual branch matter.
+      **options: as in `create`; only those that change the number of layers in a
+        residual branch matter.
 
     Raises:
-      ValueError: an unknown model.
+      ValueError: the model is unknown.
 
     Examples:
       >>> default_parametrization("resmlp"), default_parametrization("gpt")
@@ -312,7 +318,7 @@ def default_parametrization(name: str, **options: Any) -> str:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the zoo's models, those that match a shell pattern.
+    """List the names of the zoo's models that match a shell pattern.
 
     Examples:
       >>> from mupax import zoo
@@ -323,10 +329,10 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def options_of(name: str) -> tuple[type[nnx.Module], dict[str, Any]]:
-    """The class of a registered model, and the defaults of its name.
+    """The class of a registered model, and the defaults under its name.
 
     Raises:
-      ValueError: an unknown model.
+      ValueError: the model is unknown.
     """
     if name not in _MODELS:
         raise ValueError(f"unknown model {name!r}{_near(name, _MODELS)}")
@@ -334,7 +340,7 @@ def options_of(name: str) -> tuple[type[nnx.Module], dict[str, Any]]:
 
 
 def _near(name: str, known: Any) -> str:
-    """The rest of a message about an unknown name: a similar one, or those known."""
+    """End of a message about an unknown name: a similar name, or all known ones."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     if close:
         return f"; the nearest is {close[0]!r}"

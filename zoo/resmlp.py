@@ -1,4 +1,4 @@
-"""The residual MLP of Tensor Programs VI, sections 6 to 10."""
+"""`ResMLP`: the residual MLP of Tensor Programs VI, sections 6 to 10."""
 
 import dataclasses
 import math
@@ -23,9 +23,9 @@ from .registry import register
 
 
 class Block(nnx.Module):
-    """x + a M^-α · branch(x), the branch of `block_depth` layers.
+    """x + a M^-α · branch(x), where the branch has `block_depth` layers.
 
-    A layer is MS(φ(W x)), or W φ(x) with the nonlinearity first.
+    A layer is MS(φ(W x)), or W φ(x) with `activation_first`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Block(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResMLPOptions(ResidualOptions):
-    """Options of `ResMLP`, which describes them."""
+    """Options of `ResMLP`; see there."""
 
     input_shape: tuple[int, ...] = (8, 8, 1)
     out_features: int = 10
@@ -84,7 +84,7 @@ class ResMLPOptions(ResidualOptions):
 
     @property
     def branch_layers(self) -> int:
-        """As many as `block_depth` says."""
+        """`block_depth`."""
         return self.block_depth
 
 
@@ -118,8 +118,8 @@ class ResMLP(Family, options=ResMLPOptions):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, an unknown name, or
-        zero_init behind a nonlinearity that is flat at zero.
+      ValueError: a size is not a positive whole number, a name is unknown, or zero_init
+        is combined with a final nonlinearity that is flat at zero.
 
     Source: Tensor Programs VI, section 6.3 and eq. 1.
 

@@ -69,7 +69,7 @@ class Rotary:
         x: Float[Array, "batch time heads head_dim"],
         positions: Int[Array, " time"],
     ) -> Float[Array, "batch time heads head_dim"]:
-        """Queries or keys, turned by their positions; angles in float32 at least.
+        """Rotate queries or keys by their positions; angles in float32 or wider.
 
         Args:
           x: queries or keys.
@@ -114,24 +114,23 @@ def grid_angles(
     prefix: int = 0,
     count: int | None = None,
 ) -> Float[np.ndarray, "time half"]:
-    """Angles of patches by their place in an image, as in DINOv3 and EVA-02.
+    """Rotation angles of patches by their position in an image (DINOv3, EVA-02).
 
-    The centers of the patches lie in [-1, 1] along each side. The first quarter of a
-    head's pairs turns by 2π · row · theta^(-4i/d), the second by the columns. With a
-    `count`, rows and columns are numbered from 0 instead, in steps that make `count`
-    of them a side, and 2π is left out.
+    The centers of the patches lie in [-1, 1] along each side. The first half of a
+    head's pairs is rotated by 2π · row · theta^(-4i/d), the second half by the columns.
+    With `count`, rows and columns are numbered from 0 instead, scaled so that a side
+    has length `count`, and without the factor 2π.
 
     Args:
       grid: (rows, columns) of patches.
       head_dim: d.
       theta: base of the frequencies.
       prefix: number of tokens before the patches; their angles are zero.
-      count: patches of a side for which the positions are 0, 1, 2, ...; None for
-        places in [-1, 1].
+      count: number of patches per side for which positions are 0, 1, 2, ...; None for
+        positions in [-1, 1].
 
     Raises:
-      ValueError: a head_dim that is no multiple of 4, or a base or a count that is
-        not positive.
+      ValueError: head_dim is not a multiple of 4, or theta or count is not positive.
 
     Source: Siméoni et al. 2025, arXiv:2508.10104, section 3.2. With a `count`: Fang et
     al. 2023, arXiv:2303.11331, as timm has it.

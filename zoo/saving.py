@@ -1,4 +1,4 @@
-"""Models as directories: weights by Orbax, the recipe that builds them, a card."""
+"""`save` and `load` models as directories: weights by Orbax, options, a model card."""
 
 import functools
 import json
@@ -81,7 +81,7 @@ def save(
         options = {**options, "parametrization": default}
     directory = pathlib.Path(directory).absolute()
     if directory.exists():
-        raise FileExistsError(f"{directory} is there already; choose another directory")
+        raise FileExistsError(f"{directory} exists; choose another directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     config = {"format": _FORMAT, "model": name, "options": _plain(options)}
     if (data := known_data_config(model)) is not None:
@@ -90,7 +90,7 @@ def save(
     try:
         building.chmod(0o755)
         _write(building / _WEIGHTS, arrays_of(model))
-        # Orbax notes where it wrote, which is not where the model will be.
+        # Orbax records the path of the temporary directory; remove it.
         note = building / _WEIGHTS / "commit_success.txt"
         if note.exists():
             note.write_text("Committed.\n")
@@ -100,7 +100,7 @@ def save(
             copies.append(building / name_there)
             shutil.copyfile(path, copies[-1])
         weights = [p for p in (building / _WEIGHTS).rglob("*") if p.is_file()]
-        # The card may be edited.
+        # The card has no checksum, because users may edit it.
         checksums.write(building, [building / _CONFIG, *copies, *weights])
         (building / _CARD).write_text(_card(model, name, options, notes, training))
         building.rename(directory)
@@ -111,7 +111,7 @@ def save(
 
 
 def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
-    """Write arrays by Orbax, in this process alone."""
+    """Write arrays by Orbax, from this process only."""
     if jax.process_count() == 1:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder, arrays)
@@ -123,7 +123,7 @@ def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
         barrier_sync_key_prefix=f"zoo.save.{process}",
     )
     with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
-        # Of several processes, Orbax refuses arrays that one of them holds whole.
+        # With several processes, Orbax does not accept arrays local to one of them.
         checkpointer.save(folder, jax.tree.map(np.asarray, arrays))
 
 
@@ -134,15 +134,14 @@ def load(
 
     Args:
       directory: of the model.
-      expected: the name that it must have been saved under; None for any.
-      **overrides: options other than the saved ones. With another `out_features`
-        the readout starts anew, and with another `input_shape` a ViT's positions are
-        interpolated; other sizes cannot change.
+      expected: the name that the model must have; None for any.
+      **overrides: options that replace the saved ones. With another `out_features`
+        the readout gets new initial values, and with another `input_shape` a ViT's
+        positions are interpolated; other sizes cannot change.
 
     Raises:
-      ValueError: a directory that holds no model, or one that cannot be read, or
-        options that its weights do not fit, or under which they would compute
-        something else.
+      ValueError: the directory holds no model or cannot be read; the weights do not fit
+        the options; or the model would compute another function with these options.
     """
     directory = pathlib.Path(directory).absolute()
     config = read_config(directory)
@@ -155,10 +154,10 @@ def load(
         saved = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{directory} holds a model that this version cannot make: {error}"
+            f"{directory} holds a model that this version cannot create: {error}"
         ) from None
     options = {**options, **overrides}
-    # What does not fit is said before arrays are read and a large model is made.
+    # Raise before reading arrays and building a large model if they do not fit.
     abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
     new_head = model_classes(abstract) != model_classes(saved)
     fresh = "readout" if new_head else None
@@ -182,7 +181,7 @@ def load(
 def _resized(
     saved: nnx.Module, model: nnx.Module, arrays: dict[str, Any]
 ) -> dict[str, Any]:
-    """Saved arrays, with the positions of a ViT for the images of another model."""
+    """Saved arrays, with a ViT's positions interpolated to another model's images."""
     if not isinstance(saved, ViT) or not isinstance(model, ViT):
         return arrays
     if saved.grid == model.grid or saved.position is None:
@@ -195,17 +194,15 @@ def _resized(
 
 
 def is_config(config: Any) -> bool:
-    """Whether the contents of a config.json are those that `save` writes."""
+    """Whether the contents of a config.json are from `save`."""
     return isinstance(config, dict) and {"format", "model", "options"} <= config.keys()
 
 
 def read_config(directory: pathlib.Path) -> dict[str, Any]:
-    """What `save` wrote of a model's name, options and preprocessing.
-
-    The checksums of the directory's files are compared.
+    """Read a model's name, options and preprocessing, and verify all checksums.
 
     Raises:
-      ValueError: there is no such file, or a file of the directory is damaged.
+      ValueError: the config is missing, or a file of the directory is damaged.
     """
     try:
         config = json.loads((directory / _CONFIG).read_text())
@@ -214,16 +211,16 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
         name, options = config["model"], _rich(config["options"])
         if not isinstance(name, str) or not isinstance(options, dict):
             raise ValueError("it holds no name and options")
-        # Models were once saved without it; their default was another than today's.
+        # Old versions did not write it, and had these defaults.
         old_default = "relu_mlp" if name == "mlp" else "depth_mup"
         options.setdefault("parametrization", old_default)
         data = DataConfig.from_json(config["data"]) if "data" in config else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{directory} holds no model of ours: {_CONFIG} cannot be read ({error}); "
-            "give a directory that zoo.save wrote"
+            f"{directory} holds no model of zoo.save: {_CONFIG} cannot be read "
+            f"({error}); pass a directory that zoo.save wrote"
         ) from None
-    # A list without its format, or a format without its list, is a damaged one.
+    # Format 2 always has checksums; format 1 never has.
     if config["format"] == _FORMAT or (directory / checksums.NAME).exists():
         try:
             checksums.verify(directory)
@@ -236,22 +233,22 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def arrays_of(model: nnx.Module) -> dict[str, Any]:
-    """Every array of a model but its random state, by path."""
+    """All arrays of a model except its random state, by path."""
     return {path: variable.get_value() for path, variable in _variables(model)[1]}
 
 
 def fill(
     model: nnx.Module, arrays: dict[str, Any], *, fresh: str | None = None
 ) -> None:
-    """Put arrays into a model: every one used, every variable filled once.
+    """Fill a model with arrays; every array and every variable is used once.
 
     Args:
-      model: changed only if all fits.
+      model: changed only if everything fits.
       arrays: by path.
-      fresh: variables under this path keep what they have.
+      fresh: variables below this path keep their values.
 
     Raises:
-      ValueError: a path that is missing, unknown, or of another shape.
+      ValueError: a path is missing or unknown, or an array has another shape.
     """
     state, pairs = _variables(model)
     variables = dict(pairs)
@@ -264,7 +261,7 @@ def fill(
 def _check_fit(
     variables: dict[str, nnx.Variable], arrays: dict[str, Any], fresh: str | None
 ) -> list[str]:
-    """The paths that arrays fill; raise a `ValueError` unless they fit, see `fill`."""
+    """Return the paths to fill; raise a `ValueError` if arrays do not fit (`fill`)."""
     kept = {p for p in variables if fresh and p.split("/")[0] == fresh}
     for path in variables.keys() - arrays.keys() - kept:
         raise ValueError(f"the weights lack {path!r}, which the model has")
@@ -291,20 +288,21 @@ def _variables(
 def _check_multipliers(
     saved: nnx.Module, model: nnx.Module, directory: pathlib.Path
 ) -> None:
-    """Refuse options under which the same weights compute something else."""
+    """Raise a `ValueError` if the weights compute another function with new options."""
     before, now = _multipliers(saved), _multipliers(model)
     for path in before.keys() & now.keys():
         if not math.isclose(before[path], now[path], rel_tol=1e-9):
             raise ValueError(
-                f"the weights in {directory} go with a factor of {before[path]:g} at "
-                f"{path!r}, and with these options it is {now[path]:g}: they would "
-                "compute something else; leave base_width, base_depth, "
-                "parametrization and branch_multiplier as they were saved"
+                f"the weights in {directory} were saved with a factor of "
+                f"{before[path]:g} at {path!r}, which these options change to "
+                f"{now[path]:g}, so the model would compute another function; leave "
+                "base_width, base_depth, parametrization and branch_multiplier as they "
+                "were saved"
             )
 
 
 def _multipliers(model: nnx.Module) -> dict[str, float]:
-    """Every factor of the forward pass that follows from the plan."""
+    """All factors of the forward pass that depend on the plan."""
     plan = _plan(model)
     factors = {
         path: optim.multipliers(scale, plan.parametrization).forward
@@ -317,7 +315,7 @@ def _multipliers(model: nnx.Module) -> dict[str, float]:
 
 
 def model_classes(model: nnx.Module) -> int | None:
-    """Number of classes of a model's readout; None where it has none."""
+    """Number of classes of a model's readout; None without a readout of classes."""
     axes = dict(_plan(model).axes)
     return axes["classes"].size if "classes" in axes else None
 
@@ -329,7 +327,7 @@ def _card(
     notes: str,
     training: Training | None,
 ) -> str:
-    """The model card: what it is, how to load it, what was said of it."""
+    """Write the model card."""
     point = _plan(model).parametrization
     return card(
         name,
@@ -349,13 +347,13 @@ def _plan(model: nnx.Module) -> Plan:
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
         raise ValueError(
-            f"{type(model).__name__} is not a model of the zoo; make it with zoo.create"
+            f"{type(model).__name__} is not a model of the zoo; create it by zoo.create"
         )
     return plan
 
 
 def _plain(value: Any) -> Any:
-    """Options as JSON; what JSON has not is tagged."""
+    """Convert options to JSON; parametrizations and dtypes become tagged objects."""
     if isinstance(value, optim.Parametrization):
         return {"parametrization": value.to_json()}
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Where arrays lie on a mesh: one table from the names of axes to axes of the mesh.
+"""Shard parameters and batches over a mesh, by rules from axis names to mesh axes.
 
-A batch is split over "data" and "fsdp"; weights over "fsdp" (ZeRO-3: each device
-keeps a part of every weight and gathers the whole of it when it is used) and over
-"tensor" (the inside of each branch is split).
+A batch is split over "data" and "fsdp". Weights are split over "fsdp" (ZeRO-3: each
+device stores a part of every weight and gathers the whole when it is used) and over
+"tensor" (which splits the inside of each branch).
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from .plan import LAYERS
 BATCH_AXES = ("data", "fsdp")
 MESH_AXES = ("data", "fsdp", "tensor")
 
-#: From the name of a parameter's axis to the mesh axis that splits it, or to several,
-#: of which the first that is free does. None: it stays whole, on purpose.
+#: {name of a parameter's axis: the mesh axis that splits it, or several, of which the
+#: first free one does, or None for an axis that is never split}.
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
-# Numbers at a name's end, as in "stage3", do not count.
+# Trailing digits of a name, as in "stage3", are ignored.
 RULES: Rules = {
     # The residual stream.
     "embed": "fsdp",
@@ -50,10 +50,10 @@ RULES: Rules = {
     "registers": None,
     "pooled": None,
     "pixels": None,
-    # What a device needs the whole of.
+    # Axes that a device needs whole.
     "head_dim": None,
     "kernel": None,
-    # Few of each, as the channels of one group.
+    # Small axes, e.g. the channels of one group.
     "group": None,
     "depthwise": None,
     "squeeze": None,
@@ -69,20 +69,20 @@ def partition_specs(
     mesh: Mesh | AbstractMesh,
     rules: Rules | None = None,
 ) -> dict[str, PartitionSpec]:
-    """How each parameter of a model is split over a mesh.
+    """Compute how each parameter of a model is split over a mesh.
 
     Args:
-      model: a zoo model, or its abstract twin from `nnx.eval_shape`.
+      model: a zoo model, possibly abstract (from `nnx.eval_shape`).
       mesh: with axes of `MESH_AXES`.
       rules: changes to `RULES`.
 
     Returns:
-      {path: spec} of every variable that names its axes. Along each mesh axis an
-      array is split once, at the first of its axes that asks for it.
+      {path: spec} of every variable with axis names. Each mesh axis splits at most one
+      axis of an array, the first one with a rule for it.
 
     Raises:
-      ValueError: an axis name that no rule covers, a size that the mesh does not
-        divide, or a mesh axis that splits nothing of this model.
+      ValueError: no rule covers an axis name, the mesh does not divide a size, or a
+        mesh axis splits nothing of this model.
 
     Examples:
       >>> from flax import nnx
@@ -105,8 +105,8 @@ def partition_specs(
         if axes is None:
             if isinstance(variable, nnx.Param) and sizes.keys() - {"data"}:
                 raise ValueError(
-                    f"parameter {name!r} names no axes, so that only a mesh of "
-                    '"data" can hold it; make it with plan.param(...)'
+                    f"parameter {name!r} has no axis names, so only the mesh axis "
+                    '"data" is possible; create it by plan.param(...)'
                 )
             continue
         axes = (LAYERS,) * (len(variable.shape) - len(axes)) + tuple(axes)
@@ -114,8 +114,8 @@ def partition_specs(
     used = {axis for spec in specs.values() for axis in spec if axis}
     for axis in sizes.keys() - {"data"} - used:
         raise ValueError(
-            f"nothing of a {type(model).__name__} is split over the mesh axis "
-            f"{axis!r}; give its {sizes[axis]} devices to another axis"
+            f"no parameter of a {type(model).__name__} is split over the mesh axis "
+            f"{axis!r}; move its {sizes[axis]} devices to another axis"
         )
     return specs
 
@@ -123,10 +123,10 @@ def partition_specs(
 def complete_rules(
     changes: Rules | None = None,
 ) -> Rules:
-    """`RULES` with changes.
+    """Return `RULES` with changes.
 
     Raises:
-      ValueError: a rule that names no mesh axis.
+      ValueError: a rule has an unknown mesh axis.
     """
     for name, rule in (changes or {}).items():
         for axis in _choices(rule):
@@ -145,7 +145,7 @@ def _spec(
     sizes: Mapping[str, int],
     rules: Rules,
 ) -> PartitionSpec:
-    """The spec of one parameter, checked."""
+    """Compute and check the spec of one parameter."""
     spec: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
         free = [a for a in _rule(name, rules, path) if a in sizes and a not in spec]
@@ -155,8 +155,8 @@ def _spec(
         axis = free[0]
         if size % sizes[axis]:
             raise ValueError(
-                f"axis {name!r} of parameter {path!r} has size {size}, which does "
-                f"not divide over the {sizes[axis]} devices of the mesh axis {axis!r}; "
+                f"axis {name!r} of parameter {path!r} has size {size}, which the "
+                f"{sizes[axis]} devices of the mesh axis {axis!r} do not divide; "
                 f"choose a multiple, another mesh, or the rule {{{name!r}: None}}"
             )
         spec.append(axis)
@@ -175,17 +175,32 @@ def _rule(name: str, rules: Rules, path: str) -> tuple[str, ...]:
             return _choices(rules[key])
     raise ValueError(
         f"no sharding rule covers the axis {name!r} of parameter {path!r}; add one, "
-        f"as {{{name!r}: None}}"
+        f"e.g. {{{name!r}: None}}"
     )
 
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh, rules: Rules | None = None) -> Iterator[None]:
-    """Models that are traced inside split their work over a mesh.
+    """Context in which models, when traced, split their work over a mesh.
 
     Args:
       mesh: with axes of `MESH_AXES`, of type Auto.
       rules: changes to `RULES`.
+
+    Raises:
+      ValueError: a rule has an unknown mesh axis.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> axes = ("data", "fsdp", "tensor")
+      >>> mesh = jax.make_mesh((1, 1, 1), axes, (jax.sharding.AxisType.Auto,) * 3)
+      >>> model = zoo.create("resmlp", width=8, depth=2, rngs=nnx.Rngs(0))
+      >>> with zoo.use_mesh(mesh):
+      ...     logits = nnx.jit(model)(jnp.ones((4, 8, 8, 1)))
+      >>> logits.shape
+      (4, 10)
     """
     token = _rules.set(complete_rules(rules))
     try:
@@ -196,16 +211,28 @@ def use_mesh(mesh: Mesh, rules: Rules | None = None) -> Iterator[None]:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The first axis of a batch over "data" and "fsdp"."""
+    """The sharding of a batch: its first axis is split over "data" and "fsdp".
+
+    Args:
+      mesh: with axes of `MESH_AXES`, of type Auto.
+
+    Examples:
+      >>> import jax
+      >>> from mupax import zoo
+      >>> mesh = jax.make_mesh((1, 1), ("data", "fsdp"),
+      ...                      (jax.sharding.AxisType.Auto,) * 2)
+      >>> tuple(zoo.batch_sharding(mesh).spec)
+      (('data', 'fsdp'),)
+    """
     return NamedSharding(mesh, PartitionSpec(_batch_axes(mesh)))
 
 
 def shard_batch(x: Float[Array, "batch *rest"]) -> Float[Array, "batch *rest"]:
-    """The residual stream of a batch, each device holding its own examples."""
+    """Constrain the residual stream so that each device holds its own examples."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = _batch_axes(mesh)
     devices = _count(mesh, axes)
-    # A batch too small to split, as one example, is on every device.
+    # A batch too small to split, e.g. one example, is replicated.
     if devices == 1 or not x.ndim or x.shape[0] % devices:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(axes))
@@ -214,10 +241,10 @@ def shard_batch(x: Float[Array, "batch *rest"]) -> Float[Array, "batch *rest"]:
 def gather(
     x: Float[Array, "*shape"], names: tuple[str, ...] | None
 ) -> Float[Array, "*shape"]:
-    """A weight as it is used: whole along "fsdp", still split along "tensor".
+    """Gather a weight along "fsdp"; it stays split along "tensor".
 
-    Its gradient is summed and split again in one, and the backward pass gathers once
-    more instead of keeping what was gathered.
+    Its gradient is reduced and scattered in one operation. The backward pass gathers
+    the weight again instead of storing it.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not is_gathering() or names is None:
@@ -231,18 +258,18 @@ def gather(
 
 
 def weight(variable: nnx.Variable, dtype: Any) -> Array:
-    """A parameter's array as a layer uses it: in the dtype of the computation, whole.
+    """A parameter's array for use in a layer: gathered, in the computation's dtype.
 
-    Cast before it is gathered, so that half the bytes travel in half precision.
+    It is cast before it is gathered, which halves the traffic in half precision.
     """
     names = variable.get_metadata().get("axes")
     return gather(variable[...].astype(dtype), names)
 
 
 def platform() -> str:
-    """What a model is traced for: "cpu", "gpu" or "tpu".
+    """The platform for which a model is traced: "cpu", "gpu" or "tpu".
 
-    That of the mesh in use, whose devices need not be here; else the default.
+    It is that of the mesh in use, which may be another machine's; else the default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     kind = jax.default_backend() if device is None else device.platform
@@ -290,7 +317,7 @@ def _batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 
 def _auto(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Axes that the compiler splits; constraints do not apply to others."""
+    """Mesh axes of type Auto; sharding constraints do not apply to others."""
     return tuple(
         axis
         for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)

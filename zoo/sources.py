@@ -1,4 +1,4 @@
-"""Where a model's variables stand in the files of other libraries, as data."""
+"""Map a model's variables to arrays in the files of other libraries."""
 
 import math
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Shaped
 
-# A variable's path, and the layer of a stacked one, or the layer and the expert; None
-# for one that is not stacked.
+# (path of a variable, layer); for weights of experts (path, (layer, expert)). The layer
+# is None for variables that are not stacked.
 Leaf = tuple[str, int | tuple[int, int] | None]
 
 
@@ -17,12 +17,12 @@ class Source(NamedTuple):
     """The array of another library that fills one leaf, or one layer of it.
 
     Attributes:
-      key: its name there.
-      order: how `numpy.transpose` takes its axes, after it is cut, to give ours.
-      shape: of the whole array.
-      leaf: the shape of our leaf, without the layers.
-      part: (axis, i, n) where our leaf is the i-th of n equal parts along an axis,
-        as queries are of a fused kernel; None for all of it.
+      key: its name in the file.
+      order: axes for `numpy.transpose`, from the array (after `part`) to our leaf.
+      shape: of the whole array in the file.
+      leaf: the shape of our leaf, without the axis of layers.
+      part: (axis, i, n) if our leaf is the i-th of n equal parts along an axis, e.g.
+        the queries of a fused kernel; None for the whole array.
 
     Examples:
       >>> fused = np.arange(12.0).reshape(6, 2)  # queries, keys, values; (out, in)
@@ -40,14 +40,14 @@ class Source(NamedTuple):
     part: tuple[int, int, int] | None = None
 
     def read(self, array: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
-        """Our leaf, of shape `leaf`, out of their array, of shape `shape`.
+        """Convert the file's array, of shape `shape`, to our leaf, of shape `leaf`.
 
         Raises:
-          ValueError: an array of another shape.
+          ValueError: the array has another shape.
         """
         if tuple(array.shape) != self.shape:
             raise ValueError(
-                f"{self.key!r} has shape {tuple(array.shape)}, and must have "
+                f"{self.key!r} has shape {tuple(array.shape)}, but the model needs "
                 f"{self.shape}"
             )
         if self.part is not None:
@@ -56,7 +56,7 @@ class Source(NamedTuple):
         return np.transpose(array, self.order).reshape(self.leaf)
 
     def write(self, leaf: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
-        """Their array, or the part of it that is ours: the inverse of `read`."""
+        """Convert our leaf to the file's array or our part of it; inverts `read`."""
         cut = list(self.shape)
         if self.part is not None:
             axis, _, n = self.part
@@ -66,14 +66,14 @@ class Source(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a library names and lays out the modules of a model.
+    """Names and layouts of a model's modules in another library.
 
     Attributes:
-      modules: our module (or variable) to what its keys begin with there; "{}" is
-        the layer, and a second one the expert. A module "a/qkv" holds the fused
-        "a/query", "a/key", "a/value"; see `FUSED`.
-      leaves: our leaf's name to what its key ends with.
-      kernel: "out_in" for matrices (out, in), "in_out" for (in, out), "ours" where
+      modules: {our module or variable: start of its keys}; "{}" is the layer, a second
+        "{}" the expert. A module "a/qkv" holds the fused "a/query", "a/key",
+        "a/value"; see `FUSED`.
+      leaves: {name of our leaf: end of its key}.
+      kernel: "out_in" for matrices (out, in), "in_out" for (in, out), "ours" if
         kernels have our shapes.
     """
 
@@ -84,7 +84,7 @@ class Layout(NamedTuple):
 
 TORCH_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 FLAX_LEAVES = {name: name for name in TORCH_LEAVES}
-#: Modules that lie side by side along the outputs of one kernel, in this order.
+#: Modules that are concatenated along the outputs of one kernel, in this order.
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv": ("query", "key", "value"),
     "kv": ("key", "value"),
@@ -98,17 +98,17 @@ def sources(
     special: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
     prefix: str = "",
 ) -> dict[Leaf, Source]:
-    """For every parameter of a model, and every layer of a stacked one, its source.
+    """Map every parameter of a model, and every layer of stacked ones, to its array.
 
     Args:
       model: of the zoo.
       layout: of the other library.
-      special: for paths of ours, (shape there, order of its axes), where they are
-        not those of a matrix or a vector.
-      prefix: what stands in front of every key.
+      special: {our path: (shape in the file, order of its axes)} for parameters whose
+        layout is not that of a matrix or vector.
+      prefix: of every key.
 
     Raises:
-      ValueError: a parameter that the layout has no name for.
+      ValueError: the layout has no name for a parameter.
     """
     table: dict[Leaf, Source] = {}
     for names, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
@@ -151,7 +151,7 @@ def sources(
 
 
 def _key(path: str, layout: Layout) -> tuple[str, tuple[int, int] | None]:
-    """The key of a leaf, and which of how many fused ones it is."""
+    """The key of a leaf, and (i, n) if it is the i-th of n fused ones."""
     if path in layout.modules:
         return layout.modules[path], None
     module, _, leaf = path.rpartition("/")

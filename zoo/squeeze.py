@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: a gate for each channel, computed from all channels."""
+"""Squeeze-and-excitation: a gate per channel, computed from all channels."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ class SqueezeExcite(nnx.Module):
       squeezed: the axis between the two kernels.
       nonlinearity: φ, a name of `layers.ACTIVATIONS`.
       gate: a name of `GATES`.
-      in_branch: whether it stands in a residual branch.
+      in_branch: whether it is in a residual branch.
       rngs: random state.
 
     Source: Hu et al. 2018 (arXiv:1709.01507), eqs. 2 to 4.

@@ -1,4 +1,4 @@
-"""What networks of stages share: the call, and the outputs of their stages."""
+"""`Staged`, the base class of convolutional networks with stages."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ class Staged(Family):
     """A convolutional network: an entry, stages one after another, and a readout.
 
     A subclass sets `channels` (of its images), `stages` and `readout` in `build`, and
-    defines `features`; and `_enter`, which is what comes before the first stage, or
-    `_maps` where more than the stages stands between two of them.
+    defines `features`. It also defines `_enter`, the layers before the first stage, or
+    `_maps` if there are layers between stages.
     """
 
     channels: int
@@ -26,10 +26,10 @@ class Staged(Family):
         return self.readout(self.features(x)) * self.plan.output
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *n"]:
-        """What the readout sees.
+        """Features before the readout.
 
         Args:
-          x: images, as of a call.
+          x: images, as in a call.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no features method")
 
@@ -39,15 +39,15 @@ class Staged(Family):
         """The output of some of the stages.
 
         Args:
-          x: images, as of a call.
-          blocks: numbers of stages, from 0 or from the end as -1; None for all. The
+          x: images, as in a call.
+          blocks: indices of stages, from 0, or negative from the end; None for all. The
             stages of an `EfficientNet` are its rows.
 
         Returns:
-          For each an array of shape (batch, height, width, channels).
+          For each stage an array of shape (batch, height, width, channels).
 
         Raises:
-          ValueError: a number that no stage has.
+          ValueError: an index is out of range.
         """
         numbers = numbers_of_blocks(blocks, len(self.stages))
         maps = self._maps(x)
@@ -65,11 +65,11 @@ class Staged(Family):
             maps.append(x)
         if not x.size:
             raise ValueError(
-                f"images of {shape[1]} x {shape[2]} pixels are too small: nothing is "
-                f"left of them after {len(maps)} stages; give larger ones"
+                f"images of {shape[1]} x {shape[2]} pixels are too small: no pixel is "
+                f"left after {len(maps)} stages; use larger images"
             )
         return maps
 
     def _enter(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
-        """What comes before the first stage."""
+        """Apply the layers before the first stage."""
         raise NotImplementedError(f"{type(self).__name__} defines no _enter method")

@@ -1,4 +1,4 @@
-"""The vision transformer: images cut into patches, a class token or pooling."""
+"""`ViT`: vision transformers."""
 
 import dataclasses
 import types
@@ -25,7 +25,7 @@ POOLS = ("token", "mean", "norm_mean", "token_and_mean", "attention", "none")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTOptions(TransformerOptions):
-    """Options of `ViT`, which describes them."""
+    """Options of `ViT`; see there."""
 
     input_shape: tuple[int, ...] = (32, 32, 3)
     out_features: int = 10
@@ -123,8 +123,8 @@ class ViT(Transformer, options=ViTOptions):
       rngs: random state.
 
     Raises:
-      ValueError: a size that is not a positive whole number, widths that heads do
-        not divide, images that patches do not divide, or an unknown name.
+      ValueError: a size is not a positive whole number, heads do not divide a width,
+        patches do not divide the images, or a name is unknown.
 
     Source: Bordelon et al. 2023 (arXiv:2309.16620), App. A.3. Without scaling, the
     network of Dosovitskiy et al. 2020 (arXiv:2010.11929) as timm has it. Options:
@@ -179,7 +179,7 @@ class ViT(Transformer, options=ViTOptions):
         self.rope_grid = options.rope_grid if options.rotary == "index" else None
         if not options.rotary:
             options.check_unused("rope_theta", without="rotary=True")
-        else:  # refuses a base or a head that cannot be turned
+        else:  # raises for a bad rope_theta or head_dim
             size = options.head_axes()["head_dim"].size
             theta, count = options.rope_theta, self.rope_grid
             grid_angles(self.grid, size, theta=theta, count=count)
@@ -190,7 +190,7 @@ class ViT(Transformer, options=ViTOptions):
             "classes": options.out_features,
             "pooled": 2,
         }
-        # Nothing has these axes where they are empty.
+        # Axes that no parameter has with these options.
         absent = [k for k in ("registers", "classes") if _is_zero(fixed[k])]
         both = pool == "token_and_mean"
         absent += [] if both else ["pooled"]
@@ -206,7 +206,7 @@ class ViT(Transformer, options=ViTOptions):
         self.readin = Dense(
             self.plan, ("patch", "embed"), bias=options.patch_bias, rngs=rngs
         )
-        # As large as the other weights of the base: 1/√N.
+        # The same size as other weights of the base, 1/√N.
         gain = self.plan["embed"].base ** -0.5
         vector = self.plan.scale(("embed",), 0, False)
         rule = optim.multipliers(vector, self.plan.parametrization)
@@ -270,18 +270,17 @@ class ViT(Transformer, options=ViTOptions):
 
         Args:
           x: images, whose sides the patches divide.
-          rngs: random state of this call, in place of the model's own.
+          rngs: random state of this call, instead of the model's own.
 
         Returns:
-          Logits, of shape (batch, out_features). With `out_features=0` what the
-          readout would see, of shape (batch, width), twice as wide with
-          `pool="token_and_mean"`, or with `pool="none"` all
-          tokens, of shape (batch, tokens, width): the class token, the registers, and
-          the patches row by row.
+          Logits, of shape (batch, out_features). With `out_features=0` the features, of
+          shape (batch, width), or (batch, 2 width) with `pool="token_and_mean"`. With
+          `pool="none"` all tokens, of shape (batch, tokens, width): the class token,
+          the registers, and the patches row by row.
 
         Raises:
-          ValueError: images of another number of channels, or that patches do not
-            divide.
+          ValueError: images have another number of channels, or patches do not divide
+            them.
         """
         x = self.features(x, rngs=rngs)
         if self.readout is not None:
@@ -292,18 +291,18 @@ class ViT(Transformer, options=ViTOptions):
 
     @property
     def prefix(self) -> int:
-        """Number of tokens before those of the patches."""
+        """Number of tokens before the patches."""
         registers = 0 if self.registers is None else self.registers.shape[0]
         return int(self.token is not None) + registers
 
     def features(
         self, x: Float[Array, "batch height width c"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "batch *time n"]:
-        """What the readout sees: the pooled and normalized output of the last block.
+        """Features before the readout: the pooled, normalized output of the last block.
 
         Args:
-          x: images, as of a call.
-          rngs: random state of this call, in place of the model's own.
+          x: images, as in a call.
+          rngs: random state of this call, instead of the model's own.
 
         Returns:
           Features of shape (batch, width), or (batch, 2 width) with
@@ -320,11 +319,11 @@ class ViT(Transformer, options=ViTOptions):
         *,
         norm: bool = False,
     ) -> tuple[Float[Array, "batch time n"], ...]:
-        """The residual stream behind some of the blocks, without noise.
+        """The residual stream after some of the blocks, without noise.
 
         Args:
-          x: images, as of a call.
-          blocks: numbers of blocks, from 0 or from the end as -1; None for all.
+          x: images, as in a call.
+          blocks: indices of blocks, from 0, or negative from the end; None for all.
           norm: apply the last norm to each.
 
         Returns:
@@ -332,28 +331,28 @@ class ViT(Transformer, options=ViTOptions):
           the registers, if there are any, then the patches row by row.
 
         Raises:
-          ValueError: a number that no block has.
+          ValueError: an index is out of range.
         """
         return self._intermediates(self._embed(x), blocks, norm, self._angles(x))
 
     def _angles(
         self, x: Float[Array, "batch height width c"]
     ) -> Float[Array, "time half"] | None:
-        """By which the queries and keys of every token turn."""
+        """Rotation angles of the queries and keys of every token; None for none."""
         if self.rope_theta is None:
             return None
         grid, size = self._grid(*x.shape[1:3]), self.plan["head_dim"].size
-        found = grid_angles(
+        angles = grid_angles(
             grid,
             size,
             theta=self.rope_theta,
             prefix=self.prefix,
             count=self.rope_grid,
         )
-        return jnp.asarray(found, jnp.float32)
+        return jnp.asarray(angles, jnp.float32)
 
     def _pool(self, x: Float[Array, "batch time n"]) -> Float[Array, "batch *time n"]:
-        """What the readout sees."""
+        """Pool and normalize the output of the last block."""
         norm = (lambda h: h) if self.norm is None else self.norm
         first = self.prefix
         match self.pool:
@@ -385,7 +384,7 @@ class ViT(Transformer, options=ViTOptions):
     def _embed(
         self, x: Float[Array, "batch height width c"]
     ) -> Float[Array, "batch time n"]:
-        """Tokens of an image, with their positions."""
+        """Embed images as tokens, with positions."""
         check_images(x, self.channels)
         batch, height, width, channels = x.shape
         p, grid = self.patch_size, self._grid(height, width)
@@ -414,7 +413,7 @@ class ViT(Transformer, options=ViTOptions):
     def _positions(
         self, position: nnx.Variable, grid: tuple[int, int]
     ) -> Float[Array, "positions n"]:
-        """The positions of a grid of patches, that of the class token in front."""
+        """Positions of a grid of patches, after that of the class token if any."""
         table = times(weight(position, position.dtype), self.multiplier)
         if grid == self.grid:
             return table
@@ -422,7 +421,7 @@ class ViT(Transformer, options=ViTOptions):
 
 
 def _is_zero(size: Any) -> bool:
-    """Whether a size is the whole number 0; False and 0.0 are mistakes."""
+    """Whether a size is the int 0; False and 0.0 are mistakes."""
     return isinstance(size, int) and not isinstance(size, bool) and size == 0
 
 
@@ -431,7 +430,7 @@ def resize_positions(
     before: tuple[int, int],
     after: tuple[int, int],
 ) -> Float[Array, "positions2 n"]:
-    """A table of positions interpolated from one grid of patches to another.
+    """Interpolate a table of positions from one grid of patches to another.
 
     Args:
       table: the position of the class token, if it has one, and those of the patches.
@@ -489,7 +488,7 @@ for _size in ("small", "medium", "base", "large", "huge"):
         class_position=False,
         layer_scale=1e-6,
     )(ViT)
-# Features, not classes; out_features=... adds a readout.
+# These return features; out_features=... adds a readout.
 for _size in ("small", "base", "large", "giant"):
     _giant = {"gated": True, "nonlinearity": "silu", "mlp_ratio": 8 / 3}
     _dinov2 = {
@@ -524,7 +523,7 @@ for _size in ("small", "small_plus", "base", "large", "huge_plus"):
         layer_scale=1e-5,
         norm_eps=1e-5,
     )(ViT)
-# Of EVA-02; its base and large have a norm inside of the MLP.
+# Options of EVA-02; base and large also have a norm inside of the MLP.
 EVA02: Mapping[str, Any] = types.MappingProxyType(
     {
         "pool": "mean",
@@ -539,7 +538,7 @@ EVA02: Mapping[str, Any] = types.MappingProxyType(
 
 
 def eva02_size(size: str) -> dict[str, Any]:
-    """What differs between the sizes of EVA-02, whose MLP is 8/3 wide, rounded."""
+    """Options of a size of EVA-02. The width of its MLP is 8/3 of `width`, rounded."""
     width = SIZES[size]["width"]
     inner = "mlp" if size in ("base", "large") else ""
     ratio = int(width * 4 * 2 / 3) / width

@@ -1,4 +1,4 @@
-"""Which ViTs of timm and transformers are models of the zoo, and with which options."""
+"""Map ViTs of timm and transformers to models of the zoo and their options."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from .decoder_configs import Architecture, whole
 from .registry import default_options, list_models, options_of
 from .vit import EVA02, SIZES, ViT, eva02_size
 
-# Options that two networks of the same name here must share; others may be passed.
+# Options that define a registered model; others may differ and are passed to `create`.
 _STRUCTURE = (
     *("width", "depth", "head_dim", "mlp_ratio", "patch_size", "registers", "gated"),
     *("pool", "pre_norm", "patch_bias", "class_position", "position", "rotary"),
@@ -17,13 +17,13 @@ _STRUCTURE = (
 
 
 def named(options: Mapping[str, Any]) -> Architecture:
-    """The registered ViT of a structure, and where its options differ.
+    """Find the registered ViT that matches options, and the options that differ.
 
     Args:
-      options: as of `ViT`, with `head_dim`.
+      options: of `ViT`, with `head_dim`.
 
     Returns:
-      The architecture; of the model "vit", with all options, if no other fits.
+      The architecture; the model "vit" with all options if no registered one matches.
     """
     options = {"head_dim": 64, **options}
     usual = {k: v for k, v in default_options("vit").items() if k in _STRUCTURE}
@@ -43,12 +43,12 @@ def named(options: Mapping[str, Any]) -> Architecture:
 @functools.cache
 def _known() -> Mapping[str, Mapping[str, Any]]:
     """The options of every registered ViT but "vit" itself, by name."""
-    found = {}
+    known = {}
     for name in list_models():
         if issubclass(options_of(name)[0], ViT) and name != "vit":
             options = default_options(name)
-            found[name] = {**options, "head_dim": options["head_dim"] or 64}
-    return found
+            known[name] = {**options, "head_dim": options["head_dim"] or 64}
+    return known
 
 
 # --- timm ---
@@ -60,7 +60,7 @@ _TIMM_SIZES: Mapping[str, Mapping[str, Any]] = {
     "betwixt": {"width": 640, "depth": 12},
     "wee": {"width": 256, "depth": 14, "mlp_ratio": 5.0},
     "little": {"width": 320, "depth": 14, "mlp_ratio": 5.6},
-    # Of CLIP; DINOv2's giant is another one.
+    # CLIP's giant, which differs from DINOv2's.
     "giant_clip": {"width": 1408, "depth": 40, "head_dim": 88, "mlp_ratio": 48 / 11},
     "giant_eva": {"width": 1408, "depth": 40, "head_dim": 88, "mlp_ratio": 48 / 11},
     "gigantic": {"width": 1664, "depth": 48, "head_dim": 104, "mlp_ratio": 64 / 13},
@@ -178,7 +178,7 @@ _QUICK_SIZES = (
 
 
 def timm_table() -> dict[str, Architecture]:
-    """timm's ViTs that the zoo has, beyond the plain ones, by their names there."""
+    """timm's ViTs that the zoo has, beyond the plain ones, by timm's names."""
     return {
         name: named(
             {
@@ -195,7 +195,7 @@ def timm_table() -> dict[str, Architecture]:
 
 
 def pool_of(architecture: Architecture) -> str:
-    """How a ViT pools, if nothing else is asked for."""
+    """The default pooling of a ViT."""
     given = {**options_of(architecture.model)[1], **architecture.options}
     return str(given.get("pool", "token"))
 
@@ -222,7 +222,7 @@ _VIT_BASE = {
     "layer_norm_eps": 1e-6,
     "qkv_bias": True,
 }
-# What a config leaves out has these values there.
+# Defaults of transformers for values that a config leaves out.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "vit": {**_VIT_BASE, "layer_norm_eps": 1e-12},
     "dinov2": {**_VIT_BASE, "mlp_ratio": 4, "use_swiglu_ffn": False},
@@ -254,14 +254,14 @@ MODEL_TYPES = (
 
 
 def transformers_vit(config: Mapping[str, Any], where: str) -> Architecture:
-    """The ViT, or the image tower, that a `config.json` of transformers describes.
+    """Find the ViT or image tower that a `config.json` of transformers describes.
 
     Args:
       config: with a "model_type" of `MODEL_TYPES`.
       where: the repository or directory, for messages.
 
     Raises:
-      ValueError: an option that the zoo does not have, or sizes that are no numbers.
+      ValueError: the zoo lacks an option, or a size is not a whole number.
 
     Examples:
       >>> transformers_vit({"model_type": "vit", "qkv_bias": False}, "x").options
@@ -297,7 +297,7 @@ def transformers_vit(config: Mapping[str, Any], where: str) -> Architecture:
 
 
 def _body(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
-    """Sizes and options that all of them have."""
+    """Sizes and options that all types share."""
     keys = (
         *("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size"),
         *("image_size", "num_channels", "intermediate_size"),
@@ -334,7 +334,7 @@ def _dinov2(config: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     width, ratio = config["hidden_size"], config["mlp_ratio"]
     options: dict[str, Any] = {"layer_scale": 1.0, "mlp_ratio": float(ratio)}
     if config["use_swiglu_ffn"]:
-        # Two thirds, rounded up to a multiple of 8.
+        # DINOv2 takes two thirds, rounded up to a multiple of 8.
         inner = (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
         options |= {"gated": True, "nonlinearity": "silu", "mlp_ratio": inner / width}
     if kind == "dinov2_with_registers":

@@ -1,4 +1,4 @@
-"""The names of other libraries for the parameters of a ViT."""
+"""Names of a ViT's parameters in the files of other libraries."""
 
 import re
 from collections.abc import Iterable
@@ -27,12 +27,12 @@ def _flax_layout(norm: str, mlp: str, attention: str, position: str) -> Layout:
 
 
 def _torch_layout(block: str, ends: dict[str, str], inside: dict[str, str]) -> Layout:
-    """A layout of PyTorch.
+    """Build the layout of a PyTorch library.
 
     Args:
-      block: what the keys of a block begin with.
-      ends: names of everything outside of the blocks.
-      inside: names of a block's modules, behind `block`.
+      block: start of the keys of a block.
+      ends: names of modules outside of the blocks.
+      inside: names of a block's modules, which follow `block`.
     """
     blocks = {f"blocks/{ours}": block + theirs for ours, theirs in inside.items()}
     return Layout({**ends, **blocks}, TORCH_LEAVES, "out_in")
@@ -159,7 +159,7 @@ LAYOUTS = {
         {
             **_TOWER,
             "token": "embeddings.class_embedding",
-            # So spelled there.
+            # Misspelled in transformers.
             "pre_norm": "pre_layrnorm.",
             "readout": "visual_projection.",
         },
@@ -201,14 +201,14 @@ LAYOUTS["transformers_dinov3"] = _torch_layout(
         "mlp_scale/scale": "layer_scale2.lambda1",
     },
 )
-# What stands in front of all keys but those of the readout, where there is one.
+# Prefixes of all keys except those of the readout.
 _PREFIXES = {
     "transformers_vit": "vit.",
     "transformers_dinov2": "dinov2.",
     "transformers_clip": "vision_model.",
     "transformers_siglip": "vision_model.",
 }
-# Keys of a network that are no part of its image tower, or that only pretraining uses.
+# Keys outside of the image tower, or used in pretraining only.
 _UNUSED = {
     "transformers_vit": r"(^|\.)pooler\.|mask_token$",
     "transformers_dinov2": r"mask_token$",
@@ -216,7 +216,7 @@ _UNUSED = {
     "transformers_clip": r"^text_model\.|^text_projection\.|^logit_|position_ids$",
     "transformers_siglip": r"^text_model\.|^logit_|position_ids$",
 }
-# Whether a class token has a position of its own; what is missing has both.
+# Whether the class token has a position; layouts that are missing allow both.
 _CLASS_POSITION = {
     "torchvision": True,
     "big_vision": False,
@@ -228,7 +228,7 @@ _CLASS_POSITION = {
 
 
 def vit_layout(keys: Iterable[str]) -> tuple[str, str]:
-    """Whose names the keys of a ViT's file are, and what stands in front of them.
+    """Detect the layout and the prefix of the keys of a ViT's file.
 
     Args:
       keys: of the file.
@@ -247,9 +247,9 @@ def vit_layout(keys: Iterable[str]) -> tuple[str, str]:
         return ("augreg" if augreg else "big_vision"), flax
 
     def before(end: str) -> str | None:
-        """What stands in front of the key that ends so; None where no key does."""
-        found = [k.removesuffix(end) for k in keys if k.endswith(end)]
-        return min(found, key=len) if found else None
+        """The prefix of the key with this ending; None if there is no such key."""
+        prefixes = [k.removesuffix(end) for k in keys if k.endswith(end)]
+        return min(prefixes, key=len) if prefixes else None
 
     if (prefix := before("embeddings.class_embedding")) is not None:
         return "transformers_clip", prefix
@@ -266,10 +266,10 @@ def vit_layout(keys: Iterable[str]) -> tuple[str, str]:
 
 
 def vit_unused(model: ViT, layout: str) -> re.Pattern[str]:
-    """The keys of a file that a ViT has no use for, and that are left on purpose.
+    """Pattern of the keys of a file that a ViT deliberately does not use.
 
-    These are the text tower of CLIP and SigLIP, what only pretraining uses, the head
-    of a model without a readout, and attention pooling with `pool="none"`.
+    These are the text tower of CLIP and SigLIP, parameters of pretraining, the head if
+    the model has no readout, and attention pooling with `pool="none"`.
     """
     patterns = [_UNUSED[layout]] if layout in _UNUSED else []
     modules = LAYOUTS[layout].modules
@@ -284,28 +284,26 @@ def vit_unused(model: ViT, layout: str) -> re.Pattern[str]:
 def vit_names(
     model: ViT, layout: str = "timm", *, prefix: str | None = None
 ) -> dict[Leaf, Source]:
-    """Where each parameter of a ViT stands in the files of another library.
+    """Map each parameter of a ViT to its array in the files of another library.
 
     Args:
-      model: what is to be filled, or its abstract twin from `nnx.eval_shape`.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
       layout: "timm", "torchvision", "transformers_vit", "transformers_dinov2",
         "transformers_dinov3", "transformers_clip", "transformers_siglip" (state
         dicts), "big_vision", or "augreg" (.npz files of big_vision and of the original
         vision_transformer).
-      prefix: what stands in front of every key but, in transformers, those of the
-        readout: "params/" in some .npz files, "vit." in transformers. None for what
-        the library itself writes.
+      prefix: of every key (in transformers, except the readout's), e.g. "params/" in
+        some .npz files, "vit." in transformers. None for the library's default.
 
     Returns:
-      For each (path, layer), where the layer is None for what is not stacked, its
-      `Source`.
+      {(path, layer): `Source`}; the layer is None for parameters that are not stacked.
 
     Raises:
-      ValueError: an unknown layout, or a model whose shape it does not have, as a
-        class token with a position under big_vision.
+      ValueError: the layout is unknown, or does not fit the model, e.g. big_vision and
+        a class token with a position.
 
-    big_vision's networks were trained with "gelu_tanh" and pool as "norm_mean", those
-    of augreg are read with "gelu" by timm.
+    big_vision's networks were trained with "gelu_tanh" and pool="norm_mean"; timm reads
+    those of augreg with "gelu".
 
     Examples:
       >>> from flax import nnx
@@ -341,24 +339,24 @@ def vit_names(
     if prefix is None:
         prefix = "" if bare else _PREFIXES.get(layout, "")
     special = _special(model, chosen, layout)
-    found = sources(model, chosen._replace(modules=modules), special, prefix)
+    table = sources(model, chosen._replace(modules=modules), special, prefix)
     if layout not in _PREFIXES:
-        return found
+        return table
     return {
         (path, layer): source._replace(key=source.key.removeprefix(prefix))
         if path.startswith("readout/")
         else source
-        for (path, layer), source in found.items()
+        for (path, layer), source in table.items()
     }
 
 
 def _is_eva(model: ViT) -> bool:
-    """Whether timm has a model in its class Eva: DINOv3, EVA and EVA-02."""
+    """Whether the model is in timm's class Eva: DINOv3, EVA and EVA-02."""
     return model.rope_theta is not None or not model.options.key_bias
 
 
 def _eva_modules(model: ViT) -> dict[str, str]:
-    """What timm's class Eva names otherwise."""
+    """Names in timm's class Eva that differ from those of other ViTs."""
     block = "blocks.{}."
     modules = {
         "blocks/attention_scale/scale": f"{block}gamma_1",
@@ -386,16 +384,16 @@ def _eva_modules(model: ViT) -> dict[str, str]:
 def _check_positions(model: ViT, layout: str) -> None:
     if layout != "timm" and model.rope_grid is not None:
         raise ValueError(
-            f"the layout {layout!r} has no network with rotary='index'; take 'timm'"
+            f"the layout {layout!r} has no network with rotary='index'; use 'timm'"
         )
     if layout not in ("timm", "transformers_dinov3") and model.rope_theta is not None:
         raise ValueError(
-            f"the layout {layout!r} is of networks without rotary positions; take "
+            f"the layout {layout!r} is for networks without rotary positions; use "
             "'timm' or 'transformers_dinov3'"
         )
     if layout == "transformers_dinov3" and model.rope_theta is None:
         raise ValueError(
-            f"the layout {layout!r} is of networks with rotary positions; create the "
+            f"the layout {layout!r} is for networks with rotary positions; create the "
             "model with rotary=True and position=False"
         )
     if model.token is None or model.position is None:
@@ -405,7 +403,7 @@ def _check_positions(model: ViT, layout: str) -> None:
         needed = False
     if needed not in (None, has):
         raise ValueError(
-            f"in the layout {layout!r} the class token of this model has "
+            f"in the layout {layout!r} the class token has "
             f"{'a' if needed else 'no'} position; create the model with "
             f"class_position={needed}"
         )
@@ -414,7 +412,7 @@ def _check_positions(model: ViT, layout: str) -> None:
 def _special(
     model: ViT, layout: Layout, name: str
 ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes there, and orders of their axes, of what is no matrix or vector."""
+    """{path: (shape in the file, order of axes)} of what is not a matrix or vector."""
     p, c, n = model.patch_size, model.channels, model.plan["embed"].size
     flax = layout.kernel == "ours"
     tower = name in ("transformers_clip", "transformers_siglip")
