@@ -1,11 +1,11 @@
-"""Coordinate checks of every family of the zoo, printed as the table of the docs.
+"""Run coordinate checks of every family of the zoo, and print the table of the docs.
 
     python -m benchmarks.coord_check [--models mlp cnn ...] [--optimizers sgd adam lion]
 
-trains each model a few steps at several widths, and at several depths, and prints for
-each parametrization the slope of log |Δ activation| against log size that is farthest
-from zero, with the layer it belongs to. `docs/coord_check.md` holds the result and says
-what was expected; `tests/test_zoo_coord_long.py` asserts it.
+Trains each model a few steps at several widths and depths. Prints for each
+parametrization the slope of log |Δ activation| against log size that is farthest from
+zero, and its layer. Results and expected slopes: `docs/coord_check.md`;
+`tests/test_zoo_coord_long.py` asserts them.
 """
 
 import argparse
@@ -32,15 +32,16 @@ class Case:
     """One family of models, and the sizes at which it is checked.
 
     Attributes:
-      options: of the model; `width` and `depth` are held where the other is swept.
-      shape: of one input; whole numbers below `CLASSES` where it is empty.
-      widths: those that are swept.
-      depths: those that are swept.
-      streams: regular expression, the layers that are compared over depth.
-      layers: the same over width.
-      rate: times the optimizer's learning rate.
-      model: its name in the zoo, where that is not the name of the case.
-      seeds: at least, so that the errors of all slopes are well below the tolerance.
+      options: of the model; `width` and `depth` are fixed while the other is swept.
+      shape: of one input; a sequence length for models that read tokens.
+      widths: the swept widths.
+      depths: the swept depths.
+      streams: regular expression of the layers to compare over depth.
+      layers: regular expression of the layers to compare over width.
+      rate: factor of the optimizer's learning rate.
+      model: its name in the zoo; None for the name of the case.
+      seeds: minimal number of seeds, so that the errors of all slopes are well below
+        the tolerance.
     """
 
     options: dict[str, Any]
@@ -54,15 +55,15 @@ class Case:
     model: str | None = None
 
     def batch(self) -> jax.Array:
-        """Inputs."""
+        """A batch of random inputs."""
         key = jax.random.key(1)
         if self.shape[1:]:
             return jax.random.normal(key, (4, *self.shape))
         return jax.random.randint(key, (4, *self.shape), 0, CLASSES)
 
 
-# Few units and one block at the base, so that what is only of a small network, as what
-# one layer of a branch adds alone, is below the tolerance.
+# A base with few units and one block makes branches weak, so that effects of small
+# networks are below the tolerance.
 HALF = {"base_depth": 1, "branch_multiplier": 0.5}
 CASES = {
     "mlp": Case(
@@ -144,7 +145,7 @@ CASES["llama"] = dataclasses.replace(
 
 
 def _variant(of: str, **changes: Any) -> Case:
-    """A case with further options, and with other fields of `Case`."""
+    """Copy a case with further options of the model, or other fields of `Case`."""
     fields = {f.name for f in dataclasses.fields(Case)}
     options = {k: v for k, v in changes.items() if k not in fields}
     changed = {k: v for k, v in changes.items() if k in fields}
@@ -154,7 +155,7 @@ def _variant(of: str, **changes: Any) -> Case:
     return dataclasses.replace(case, **changed)
 
 
-# Every option of a family that others do not exclude, in one network.
+# Each case combines all options of a family that do not exclude each other.
 _STREAM = r"^(conv|output|stages/\d)$"
 _IMAGES = {"width": 16, "depth": 2, "base_width": 4, **HALF}
 CASES["convnext"] = Case(
@@ -249,13 +250,13 @@ CASES["vit_eva02"] = _variant(
 CASES["vit_clip"] = _variant(
     "vit", pre_norm=True, patch_bias=False, nonlinearity="quick_gelu", pool="mean"
 )
-# At the base depth all that scale depth are mup; at a given width all that do not are.
+# At the base depth, parametrizations that scale depth equal mup, so width skips them.
 WIDTH = ("mup", "mean_field", "ntk", "sp")
 DEPTH = ("depth_mup", "ode", "completep(alpha=0.75)", "mup")
 
 
 def point(name: str) -> optim.Parametrization:
-    """A parametrization by the name that it prints."""
+    """Look up a parametrization by the name in the table."""
     if name == "completep(alpha=0.75)":
         return optim.parametrization("completep", alpha=0.75)
     return optim.parametrization(name)
@@ -264,14 +265,14 @@ def point(name: str) -> optim.Parametrization:
 def check(
     model: str, name: str, optimizer: str, axis: str, **settings: Any
 ) -> optim.CoordCheck:
-    """The coordinate check of one model over widths or depths.
+    """Run the coordinate check of one model over widths or depths.
 
     Args:
       model: one of `CASES`.
       name: of the parametrization.
       optimizer: one of `RATES`.
       axis: "width" or "depth".
-      **settings: other than those of the case, as `seeds`.
+      **settings: arguments of `coord_check` that replace those of the case.
     """
     case = CASES[model]
     options = {**case.options, "parametrization": point(name)}
@@ -283,8 +284,8 @@ def check(
         return zoo.create(registered, **{**options, **size}, rngs=nnx.Rngs(key))
 
     def loss(model: nnx.Module, x: jax.Array) -> jax.Array:
-        # Linear in the logits: its gradient does not see how large they start, which
-        # under μP is m^-½. A copy may move its batch statistics.
+        # Linear in the logits, so that its gradient does not depend on their initial
+        # size, m^-½ under μP. A copy of the model may update its batch statistics.
         logits = nnx.clone(model)(x)
         labels = jnp.arange(logits[..., 0].size).reshape(logits.shape[:-1]) % 2
         return -jnp.take_along_axis(logits, labels[..., None], -1).mean()
@@ -297,8 +298,8 @@ def check(
 
     layers = case.layers
     if layers is not None and optimizer in SEEDS:
-        # Queries start at zero, and their first gradient is a sum of terms of random
-        # sign, which falls as m^-½ until training has lined them up.
+        # Queries start at zero. Their first gradients are sums of terms of random sign,
+        # which fall as m^-½ until training has aligned them.
         layers = layers.replace("query|", "")
     sweep = {"width": case.widths, "depth": case.depths}[axis]
     settings = {
@@ -312,14 +313,14 @@ def check(
 
 
 def names(model: str, axis: str) -> tuple[str, ...]:
-    """The parametrizations that differ on this axis."""
+    """The parametrizations that are compared on this axis."""
     if axis == "width":
         return WIDTH
     return ("relu_mlp", "mup") if model == "mlp" else DEPTH
 
 
 def cell(model: str, name: str, optimizer: str, axis: str) -> str:
-    """The slope farthest from zero, its standard error, and its layer."""
+    """Format the slope farthest from zero, its standard error, and its layer."""
     result = check(model, name, optimizer, axis)
     layer, slope = worst(result, axis)
     return f"{slope:+.2f} ± {result.errors[axis][layer]:.2f} `{layer}`"

@@ -1,12 +1,12 @@
-"""How often does the coordinate check say ok, unclear and wrong, and rightly so?
+"""Count how often the verdicts of the coordinate check are right.
 
     python -m benchmarks.coord_verdicts [--seeds 4] [--checks 4] [--only GLOB]
 
-runs `optim.coord_check` as a user would, with its default tolerance, steps and layers,
-on models of the zoo at small sizes: base, 2 and 4 times it. Right set-ups should not
-be wrong, and set-ups with a known mistake should not be ok. Each set-up is trained
-with seeds x checks initializations, and every group of `seeds` is one check.
-`docs/coord_check.md` holds the result.
+Runs `optim.coord_check` with its default tolerance, steps and layers, on zoo models at
+1x, 2x and 4x a small base. The verdict on correct set-ups should not be wrong, and that
+on set-ups with a known mistake should not be ok. Each set-up is trained from
+seeds x checks initializations, and every group of `seeds` is one check. Results:
+`docs/coord_check.md`.
 """
 
 import argparse
@@ -48,10 +48,10 @@ class Setup:
       name: as printed.
       model: of `MODELS`.
       axis: "width" or "depth".
-      right: whether the check should find nothing.
+      right: whether the set-up is correct.
       parametrization: of the model.
       optimizer: of `RATES`.
-      mistake: changes the model or its optimizer.
+      mistake: a change of the model or its optimizer; "" for none.
     """
 
     name: str
@@ -119,12 +119,12 @@ def _multiply(factors: dict[str, float]) -> optax.GradientTransformation:
 
 
 def outputs(model: nnx.Module, batch: jax.Array) -> jax.Array:
-    """What the check's linear loss is of. A copy may move its batch statistics."""
+    """The model's outputs. A copy of the model may update its batch statistics."""
     return nnx.clone(model)(batch)
 
 
 def cross_entropy(model: nnx.Module, batch: jax.Array) -> jax.Array:
-    """A user's own loss."""
+    """A scalar loss, as a user may pass it."""
     logits = outputs(model, batch)
     labels = jnp.arange(logits[..., 0].size).reshape(logits.shape[:-1]) % CLASSES
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -132,7 +132,7 @@ def cross_entropy(model: nnx.Module, batch: jax.Array) -> jax.Array:
 
 
 def setups() -> list[Setup]:
-    """Right ones first."""
+    """All set-ups, the correct ones first."""
     depthwise = {"resmlp": "depth_mup", "vit": "completep", "gpt": "completep"}
     listed = [
         Setup(f"{model} {optimizer}", model, "width", True, "mup", optimizer)
@@ -165,7 +165,7 @@ def setups() -> list[Setup]:
 
 
 def groups(check: optim.CoordCheck, seeds: int) -> list[optim.CoordCheck]:
-    """Checks of `seeds` initializations each, out of one with many."""
+    """Split a check of many initializations into checks of `seeds` each."""
     total = next(iter(next(iter(check.changes.values())).values())).shape[-1]
     parts = []
     for start in range(0, total, seeds):
@@ -183,7 +183,7 @@ def groups(check: optim.CoordCheck, seeds: int) -> list[optim.CoordCheck]:
 def run(
     setup: Setup, seeds: int, checks: int, loss: Callable[..., Any] = outputs
 ) -> list[optim.CoordCheck]:
-    """Several checks of one set-up."""
+    """Run several checks of one set-up."""
     sizes = {"width": WIDTHS, "depth": DEPTHS}[setup.axis]
     check = optim.coord_check(
         setup.build,

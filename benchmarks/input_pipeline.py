@@ -1,14 +1,15 @@
-"""How fast the input pipeline is, beside the models that it feeds.
+"""Compare the speed of the input pipeline with that of training steps.
 
     TFDS_DATA_DIR=... python -m benchmarks.input_pipeline [--profile]
 
-Images a second of `data.open_dataset(...).train(64, seed)`: CIFAR-10 in memory with the
-papers' augmentations, Tiny ImageNet from its JPEG files with crop and flip, and digits
-as they are; then those that a jitted training step (forward, backward, AdamW, float32,
-batch 64) of the models trained on them takes, each alone. The aim is a pipeline of at
-least three times the model. Beside each stands the processor time of an image, which
-other work on the machine changes less. The median of 3 stretches counts. With --profile
-it prints where the pipeline's time goes. What was measured is in docs/performance.md.
+Measures images per second of `data.open_dataset(...).train(64, seed)`: CIFAR-10 in
+memory with the papers' augmentations, Tiny ImageNet from its JPEG files with crop and
+flip, and digits without augmentation. Then measures images per second of a jitted
+training step (forward, backward, AdamW, float32, batch 64) of models for these
+datasets. The pipeline should be at least 3x as fast as the model. Processor time per
+image is printed too, because other work on the machine affects it less. Numbers are
+medians of 3 measurements. --profile prints where the pipeline spends its time. Results:
+docs/performance.md.
 """
 
 import argparse
@@ -48,9 +49,11 @@ CASES: dict[str, tuple[tuple[str, ...], Models]] = {
 
 
 def rate(work: Callable[[], None], images: int) -> tuple[float, float]:
-    """Images a second, and seconds of processor time an image; `work` handles `images`.
+    """Measure images per second, and processor seconds (all threads) per image.
 
-    All threads count.
+    Args:
+      work: processes `images` images per call.
+      images: number of images.
     """
     work()
     seconds, processor = [], []
@@ -63,7 +66,7 @@ def rate(work: Callable[[], None], images: int) -> tuple[float, float]:
 
 
 def pipeline_rate(dataset: data.Dataset, batches: int = 50) -> tuple[float, float]:
-    """Of the pipeline, at work ahead of time as in training."""
+    """`rate` of the pipeline, which prefetches as in training."""
     iterator = dataset.train(BATCH, 0, process_index=0, process_count=1)
 
     def consume() -> None:
@@ -78,7 +81,7 @@ def pipeline_rate(dataset: data.Dataset, batches: int = 50) -> tuple[float, floa
 def model_rate(
     dataset: data.Dataset, name: str, options: dict[str, Any]
 ) -> tuple[float, float]:
-    """Of a training step, on batches that lie on the device."""
+    """`rate` of a training step, on a batch on the device."""
     sizes = {"out_features": dataset.out_features}
     if "patch" not in name:
         sizes["input_shape"] = dataset.input_shape
@@ -115,7 +118,7 @@ def model_rate(
 
 
 def profile(dataset: data.Dataset) -> None:
-    """Where the time of one thread's work goes."""
+    """Print where one thread of the pipeline spends its time."""
     iterator = dataset.train(BATCH, 0, process_index=0, process_count=1)
     assert isinstance(iterator, data.BatchIterator)
     batches = iterator.batches

@@ -1,11 +1,11 @@
-"""Is the base's best learning rate that of a target which is larger in every way?
+"""Measure learning-rate transfer to a target with more width, depth, batch and data.
 
-    python -m benchmarks.joint --dataset text:FILE   # trains what the table lacks
-    python -m benchmarks.joint                       # the part of docs/evidence.md
+    python -m benchmarks.joint --dataset text:FILE   # train runs missing in the table
+    python -m benchmarks.joint                       # write a part of docs/evidence.md
 
-The target is 2x as wide and 4x as deep, with 4x the batch size and 8x the examples. It
-is searched directly, at learning rates before scaling. Each run is one of
-`mupax train`; a killed one resumes, and a finished one adds a line to
+The target is 2x as wide and 4x as deep, with 4x the batch size and 8x the examples. Its
+optimum is searched directly, over base learning rates. Each run is a run of
+`mupax train`: an interrupted one resumes, and a finished one adds a line to
 docs/data/joint.csv.
 """
 
@@ -40,7 +40,7 @@ COLUMNS = ("run", "log2_lr", "seed", "train_loss")
 
 
 def train(dataset: str, workdir: str) -> None:
-    """Train every run that the table lacks, those of the base first."""
+    """Train every run that is missing in the table, those of the base first."""
     known = {(r["run"], int(r["log2_lr"]), int(r["seed"])) for r in rows()}
     for place in itertools.product(RUNS, OCTAVES, SEEDS):
         if place in known:

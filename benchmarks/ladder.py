@@ -1,12 +1,12 @@
-"""What do models of growing size reach at the learning rate of the smallest?
+"""Train models of growing size at the learning rate that was tuned for the smallest.
 
     python -m benchmarks.ladder FAMILY [--data_dir DIR] [--dataset text:FILE]
-        [--parametrization sp] [--seeds 2]       # trains what results.csv lacks
-    python -m benchmarks.ladder                  # table and picture of docs/results.md
+        [--parametrization sp] [--seeds 2]       # train runs missing in results.csv
+    python -m benchmarks.ladder                  # table and figure of docs/results.md
 
-Each rung is a run of `mupax train`, with the config of its family and another width
-and depth. Everything else, the learning rate too, is that of the smallest. A killed
-run resumes, and a finished one adds a line to docs/data/results.csv.
+Each run is a run of `mupax train`, with the config of its family and another width and
+depth. All other hyperparameters are those of the smallest model. An interrupted run
+resumes, and a finished one adds a line to docs/data/results.csv.
 """
 
 import argparse
@@ -64,7 +64,7 @@ LADDERS = {
 
 
 def train(name: str, given: argparse.Namespace) -> None:
-    """Train the rungs of one family that the table lacks, the small ones first."""
+    """Train the runs of one family that are missing in the table, small ones first."""
     ladder = LADDERS[name]
     law = given.parametrization or default_parametrization(ladder.model)
     for seed in range(given.seeds):

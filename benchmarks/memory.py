@@ -1,10 +1,10 @@
-"""What `remat` saves: temporary memory of a training step with it and without.
+"""Measure the temporary memory of a training step with and without `remat`.
 
     python -m benchmarks.memory [--pairs 5]
 
 For each model a training step (forward, backward, AdamW, float32) is compiled with
-`remat=False` and `remat=True`: the peak of its temporary memory is what XLA plans, and
-the time is the median ratio of paired steps, in processor time of all cores.
+`remat=False` and `remat=True`. Prints the peak temporary memory that XLA plans, and the
+median ratio of processor times (all cores) over pairs of steps.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from mupax import optim, zoo
 
 from .zoo_step import Step
 
-# name: the model, its options, the shape of a batch, the number of classes.
+# {model: (options, shape of a batch, number of classes)}
 CASES = {
     "resmlp": ({"width": 256, "depth": 64}, (256, 8, 8, 1), 10),
     "resnet18": (
@@ -33,7 +33,7 @@ CASES = {
 
 
 def batch_of(shape: tuple[int, ...], classes: int) -> tuple[jax.Array, jax.Array]:
-    """Inputs and labels: images, or tokens and those that follow."""
+    """Inputs and labels: images and classes, or tokens and next tokens."""
     random = np.random.default_rng(0)
     if len(shape) == 2:
         tokens = random.integers(classes, size=(shape[0], shape[1] + 1))

@@ -1,12 +1,12 @@
-"""How narrow may a base be? A Linen ConvNet with BatchNorm, under SGD with momentum.
+"""Measure learning-rate transfer from very narrow bases: a ConvNet with BatchNorm.
 
     python -m benchmarks.narrow_base [--widths 8 16 32 64] [--seeds 2] [--steps 60]
 
-sweeps the learning rate of a small ConvNet on scikit-learn's digits at each width, in
-several variants, and prints the optimal log2 learning rate (the minimum of a parabola
-through the best three grid points), the loss there, and how far the optimum moves from
-the first to the last width. Under μP the first width is the base. `docs/tune.md` holds
-the result.
+Sweeps the learning rate of a small Linen ConvNet on scikit-learn's digits at each
+width, under SGD with momentum, in several variants. Prints the optimal log2 learning
+rate (the minimum of a parabola through the best three grid points), the loss there, and
+by how much the optimum moves from the first to the last width. Under μP the first width
+is the base. Results: `docs/tune.md`.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def losses(
         params = optim.rescale_init(build(width, key), scales, variant.parametrization)
         return params, optimizer(jnp.ones(())).init(params)
 
-    # Not a scan: on a CPU, convolutions inside loops run on one slow path.
+    # Not a scan: on CPUs, convolutions inside of loops are slow.
     @jax.jit
     def step(carry: tuple, rate: jax.Array, key: jax.Array) -> tuple:
         params, state = carry
@@ -119,7 +119,7 @@ def losses(
 
 
 def optimum(exponents: np.ndarray, values: np.ndarray) -> tuple[float, float]:
-    """Where the mean over seeds is least, and that loss."""
+    """The exponent at which the mean over seeds is minimal, and the loss there."""
     mean = values.mean(-1)
     best = int(np.argmin(mean))
     if not 0 < best < len(mean) - 1 or not np.isfinite(mean[best + 1]):

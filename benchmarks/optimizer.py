@@ -1,16 +1,16 @@
-"""What scaling costs: mupax's AdamW beside Optax's, on the parameters of ViT-B/16.
+"""Compare the cost of mupax's AdamW with Optax's, on the parameters of ViT-B/16.
 
     python -m benchmarks.optimizer [--pairs 100]
 
-prints the time of a jitted update of both (86.6 million parameters, parameters and
-state donated), run in pairs of alternating order, with the median of the paired
-ratios; the memory that the compiled updates move; the bytes of both states; and the
-time that `infer_scales` takes. The aim is a ratio of at most 1.02, equal bytes, and
-scales in under a second.
+Prints the time of a jitted update of both (86.6 million parameters, parameters and
+state donated), in pairs of alternating order, and the median of the paired ratios; the
+memory traffic of the compiled updates; the bytes of both states; and the time of
+`infer_scales`. Aims: a ratio of at most 1.02, equal bytes, and less than a second for
+the scales.
 
-Measured on two shared CPU cores: ratio 0.997, 0.997 and 1.001 in three runs; both
-updates move 3.463e9 bytes (the factors fuse into Adam's own loop) and keep a state of
-692,541,252 bytes; scales take 0.008 s.
+Results on two shared CPU cores: ratio 0.997, 0.997 and 1.001 in three runs; both
+updates move 3.463e9 bytes (the factors fuse into Adam's own loop) and have a state of
+692,541,252 bytes; the scales take 0.008 s.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def main() -> None:
     print(f"state: {ours.bytes} bytes, Optax's {theirs.bytes}")
     print(f"memory moved: {ours.moved:.4g} bytes, Optax's {theirs.moved:.4g}")
 
-    # Both work on the same buffers: where those lie is worth a few percent.
+    # Both use the same buffers, because their location changes times by a few percent.
     state, theirs.state = ours.state, []
     times: dict[Step, list[float]] = {ours: [], theirs: []}
     for pair in range(pairs + 3):

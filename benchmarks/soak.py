@@ -1,4 +1,4 @@
-"""Measure the memory of an hour of training on small data.
+"""Measure the memory of a process over an hour of training on small data.
 
     python -m benchmarks.soak [--minutes 60]
 
@@ -27,11 +27,17 @@ def resident() -> float:
 
 
 class Enough(Exception):
-    """The time is up."""
+    """Raised when the time is up."""
 
 
 def soak(minutes: float, points: int = 10, every: int = 200) -> list[tuple[int, float]]:
-    """(step, MiB) at equal intervals. Saves and evaluates every `every` steps."""
+    """Train for some minutes, and return (step, MiB) at equal intervals.
+
+    Args:
+      minutes: duration.
+      points: number of measurements.
+      every: steps between evaluations and checkpoints.
+    """
     c = defaults()
     c.dataset = "digits"
     c.augment = ({"name": "rotate", "degrees": 10},)

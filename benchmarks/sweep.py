@@ -1,16 +1,15 @@
-"""How fast a sweep is: one program a cell, compilation included.
+"""Measure the speed of a sweep, including compilation.
 
     python -m benchmarks.sweep [--torch PYTHON]
 
-24 runs (12 learning rates by 2 seeds) of the residual MLP on digits, 200 steps of
-batch 64: by mupax, and by the same training written in plain JAX and Optax without
-it, in pairs, for the machine's speed drifts. Then the time to trace and compile at
-depth 8 and 512, and the rate of arithmetic at width 256 beside that of a product of two
-matrices. With `--torch`, the Python of an environment with torch and mup, three runs
-each with those, one after another, in the same pairs; there the grid that tunes a base
-model too, with 4 block multipliers and 4 seeds. What was measured is in
-docs/performance.md. On a CPU `mupax sweep` makes a device of each
-core; here that is JAX_NUM_CPU_DEVICES=2.
+Trains 24 runs (12 learning rates, 2 seeds) of the residual MLP on digits, 200 steps of
+batch 64, by mupax and by plain JAX and Optax, in pairs, because the machine's speed
+drifts. Then measures the time to trace and compile at depths 8 and 512, and the
+arithmetic rate at width 256 relative to a matrix product. With `--torch`, the Python of
+an environment with torch and mup, three runs each by those, in the same pairs; there
+also for the larger grid that tunes a base model, with 4 branch multipliers and 4 seeds.
+Results: docs/performance.md. On CPUs `mupax sweep` uses one device per core; here set
+JAX_NUM_CPU_DEVICES=2.
 """
 
 import argparse
@@ -55,9 +54,12 @@ def compiled(
 
 
 def plain(data: datasets.ImageData, cell: tasks.ZooTask, *, quick: bool) -> float:
-    """Seconds that the same runs take in plain JAX, compilation included.
+    """Time the same runs in plain JAX, in seconds, including compilation.
 
-    `quick` compiles at the optimization level of mupax's sweeps.
+    Args:
+      data: the digits.
+      cell: the runs.
+      quick: compile at the low optimization level of mupax's sweeps.
     """
     start = time.perf_counter()
     n, depth, classes = cell.width, cell.depth, data.num_classes
@@ -199,7 +201,7 @@ def rate_of_arithmetic(data: datasets.ImageData) -> None:
 
 
 def against_torch(python: str, data: datasets.ImageData) -> None:
-    """Print how many times as many runs a minute as PyTorch + mup."""
+    """Print the ratio of runs per minute, mupax over PyTorch with mup."""
     script = pathlib.Path(__file__).parent / "torch_mup.py"
     multipliers = ("branch_multiplier", (0.5, 1.0, 2.0, 4.0))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""How many of timm's pretrained models the zoo reads by id, family by family.
+"""Count how many of timm's pretrained models the zoo can load, by family.
 
     python -c "import timm; print('\\n'.join(timm.list_pretrained()))" > ids.txt
     python -m benchmarks.timm_coverage ids.txt
 
-The first line is for an environment with timm. Only names are compared: nothing is
+Run the first command in an environment with timm. Only names are compared; nothing is
 downloaded.
 """
 

@@ -1,8 +1,8 @@
-"""Runs of `benchmarks.sweep` in PyTorch + mup, whose own Python runs this.
+"""The runs of `benchmarks.sweep` in PyTorch with mup, for a Python with these packages.
 
 Prints the seconds of each run as JSON. The residual MLP x + a M^-½ MS(relu(W x)) with
 mup's base shapes, readout and Adam; the branch multiplier and the learning rate's power
-of depth are set by hand, for mup knows no depth.
+of depth are set by hand, because mup does not scale with depth.
 """
 
 import argparse

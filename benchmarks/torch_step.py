@@ -1,7 +1,8 @@
-"""The training step of `benchmarks.zoo_step` in torch, whose own Python runs this.
+"""The training step of `benchmarks.zoo_step` in torch, for a Python with torch.
 
-Prints {name: milliseconds} as JSON. torchvision's ResNet-18 with the stem for small
-images, and timm's ViT-Ti with patches of 4, batch 64 of 32x32 pixels, float32, AdamW.
+Prints {name: [milliseconds, processor milliseconds]} as JSON, for torchvision's
+ResNet-18 with the stem for small images and timm's ViT-Ti with patches of 4; batch 64
+of 32x32 pixels, float32, AdamW.
 """
 
 import argparse

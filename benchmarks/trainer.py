@@ -1,11 +1,11 @@
-"""Measure the overhead of the trainer and the time to its first step.
+"""Measure the overhead of the trainer, and the time to its first step.
 
     python -m benchmarks.trainer [--pairs 5 | --processor]
 
-- The loop: milliseconds a step of `mupax train`'s loop (batches from the pipeline,
-  losses fetched, norms and a line of records every 50 steps) over those of the same
-  compiled step called again and again on one batch; in pairs.
-- A checkpoint: how long the loop stands still for one, and its share of a minute.
+- The loop: milliseconds per step of `mupax train`'s loop (batches from the pipeline,
+  losses fetched, norms and a line of records every 50 steps), relative to repeated
+  calls of the same compiled step on one batch; in pairs.
+- A checkpoint: how long it blocks the loop, also as a fraction of a minute.
 - The start: seconds from the command to the first step of a ViT-Ti, with an empty
   compilation cache and with a full one.
 - With `--processor`, only the processor time of a step of the loop, for comparisons
@@ -82,7 +82,7 @@ def looped(run: PreparedRun, clock: Callable[[], float] = time.perf_counter) -> 
 
 
 def checkpoint(run: PreparedRun) -> float:
-    """Seconds that saving holds the loop up: the device is copied, not the disk."""
+    """Seconds that saving blocks the loop; files are written in the background."""
     state = run.program.init_on_mesh(run.built.create)
     seconds = []
     with (

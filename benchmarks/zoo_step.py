@@ -1,15 +1,15 @@
-"""What the zoo's models cost: a training step beside the same network in plain NNX.
+"""Compare the training step of zoo models with the same networks in plain Flax NNX.
 
     python -m benchmarks.zoo_step [--pairs 15] [--torch PYTHON]
 
-A step is forward, backward and AdamW, batch 64, float32, parameters and state donated:
-of ResNet-18 with the stem for small images on 32x32 pixels, and of ViT-Ti with patches
-of 4 on 32x32 pixels (65 tokens). Ours is made by `zoo.create` and updated by
-`optim.adamw` under Depth-μP, the other written in Flax NNX's own layers
-(benchmarks/plain.py), its blocks unrolled, and updated by `optax.adamw`. They run in
-pairs of alternating order, and the median of the paired ratios counts; the aim is at
-most 1.02. With `--torch`, the Python of an environment with torch, torchvision and
-timm, their networks take the same step on the same machine.
+A step is forward, backward and AdamW, at batch 64, float32, with parameters and state
+donated. The models are ResNet-18 with the stem for small images, and ViT-Ti with
+patches of 4 (65 tokens), on 32x32 pixels. Ours are from `zoo.create`, updated by
+`optim.adamw` under Depth-μP. The others use Flax NNX's own layers
+(benchmarks/plain.py), unrolled, and `optax.adamw`. Steps run in pairs of alternating
+order; the median of the paired ratios should be at most 1.02. With `--torch`, the
+Python of an environment with torch, torchvision and timm, their networks are measured
+on the same machine.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def compare(
         f"{name}, {steps[0].parameters / 1e6:.2f} million parameters; tracing and "
         f"compiling {compiled[0]:.1f} s, plain NNX {compiled[1]:.1f} s"
     )
-    # Beside others' work the clock is noise, and the processor's own time is not.
+    # On a busy machine wall time is noisy; processor time is less so.
     for i, clock in enumerate(("by the clock", "of processor time")):
         ours_s, theirs_s = ([pair[i] for pair in column] for column in times)
         ratios = sorted(a / b for a, b in zip(ours_s, theirs_s, strict=True))

@@ -1,4 +1,4 @@
-"""What docs/zoo.md says of every model: sizes, parameters, work, options.
+"""Write the tables of docs/zoo.md: sizes, parameters, FLOPs and options of all models.
 
     python -m benchmarks.zoo_table            # prints it
     python -m benchmarks.zoo_table --write    # puts it into docs/zoo.md, and the sizes
@@ -79,7 +79,7 @@ def input_of(name: str, **options: Any) -> jax.ShapeDtypeStruct:
 
 
 def parameters(model: nnx.Module) -> int:
-    """How many numbers are trained."""
+    """The number of trained parameters."""
     state = nnx.state(model, nnx.Param)
     return sum(math.prod(x.shape) for x in jax.tree.leaves(state))
 

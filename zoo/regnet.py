@@ -155,7 +155,7 @@ class RegNet(Staged, options=RegNetOptions):
       depth: how often the blocks of each stage are repeated.
       base_width: the width that was tuned; None for `width`.
       base_depth: the depth that was tuned; None for `depth`. M = depth / base_depth.
-      parametrization: a name, or what `optim.parametrization` returns; "completep" by
+      parametrization: a name, or the result of `optim.parametrization`; "completep" by
         default.
       branch_multiplier: a.
       input_shape: (height, width, channels) of an image. Only the channels count:
@@ -294,7 +294,7 @@ def _check(options: RegNetOptions) -> None:
     if not 0 <= options.squeeze <= 1:
         raise ValueError(f"squeeze={options.squeeze!r} must lie in [0, 1]")
     if not options.rows:
-        raise ValueError("rows=() must have one row at least")
+        raise ValueError("rows=() must have at least one row")
     for row in options.rows:
         whole = isinstance(row, tuple | list) and len(row) == 2
         if not whole or not all(type(n) is int and n > 0 for n in row):
