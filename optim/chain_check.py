@@ -76,6 +76,10 @@ class Checked:
       problem: what is wrong, or "".
       hint: what may be wrong, or "".
       climbs: whether the update points along the gradient.
+
+    Examples:
+      >>> Checked(factor=1.0, expected=0.25).off
+      4.0
     """
 
     factor: float | None = None

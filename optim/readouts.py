@@ -296,13 +296,13 @@ def _no_readout(model: InferredModel) -> str:
     scales = model.scales
     tables = model.tables() or [s for s in scales.values() if s.role is Role.INPUT]
     name = names.pattern(tables[0].path) if tables else "^embedding$"
-    # A readout of the whole model stands in no block. Equal layers share one hint.
+    # The readout of the whole model is not in a block. Equal layers share one hint.
     groups: dict[str, ParamScale] = {}
     for path, scale in scales.items():
-        if not reading.in_blocks(path):
+        if not model.in_blocks(path):
             groups.setdefault(names.open_numbers(path), scale)
-    said = [hint for scale in groups.values() if (hint := _hint(reading, scale))]
-    hints = "".join(said[:3])
+    all_hints = (_hint(model, scale) for scale in groups.values())
+    hints = "".join([hint for hint in all_hints if hint][:3])
     return (
         "no parameter is a readout (fan-in grows, fan-out does not); if the readout is "
         f"tied to an embedding, pass tied=r'{name}' and multiply the logits by 1/m; if "

@@ -200,6 +200,15 @@ def set_data_config(model: nnx.Module, config: DataConfig) -> None:
     Raises:
       ValueError: a model that does not take images of that many channels, or a number
         of labels or a projection that is not its number of outputs.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=8, depth=2, rngs=nnx.Rngs(0))
+      >>> config = zoo.DataConfig(size=(8, 8, 1), mean=(0.3,), std=(0.4,))
+      >>> zoo.set_data_config(model, config)
+      >>> zoo.data_config(model).mean
+      (0.3,)
     """
     if not isinstance(config, DataConfig):
         raise ValueError(f"{config!r} must be a zoo.DataConfig")
