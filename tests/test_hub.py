@@ -214,7 +214,7 @@ def test_a_repository_without_a_config_is_read_by_name_and_the_guess_said(
         read("someone/mine.v1", tmp_path)
     options = {**VIT, "cache_dir": tmp_path / "cache"}
     zoo.load_pretrained("vit", "someone/mine.v1", **options)
-    assert "was taken for timm's vit" in caplog.text
+    assert "assumed timm's vit" in caplog.text
     # The cache remembers that there is no config.
     zoo.load_pretrained("vit", "someone/mine.v1", local_files_only=True, **options)
 

@@ -187,7 +187,7 @@ def test_factors_transfer_with_size_batch_and_parametrization():
         ({"middle": {}}, "similar paths are 'mid/w'"),
         ({"hidden": {}}, "similar roles are 'role:hidden'"),
         ({"role:inner": {}}, "unknown role 'role:inner'; known are 'role:input'"),
-        ({"^in": {}, "/b$": {}}, "'in/b' matches '\\^in' and '/b\\$'"),
+        ({"^in": {}, "/b$": {}}, "'in/b' matches both '\\^in' and '/b\\$'"),
         ({"^in": {"lr": 1.0}}, "a group of parameters has learning_rate"),
         ({"^in": {"learning_rate": 0.0}}, "learning_rate=0.0 must be positive"),
         ({"^in": {"init_scale": True}}, "init_scale=True must be a number"),

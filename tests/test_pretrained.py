@@ -317,7 +317,7 @@ def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):
 
 def test_a_bare_file_says_which_architecture_was_assumed(tmp_path, caplog):
     zoo.load_pretrained("vit", file_of("vit_torchvision", tmp_path), **VIT)
-    assert "was taken for torchvision's vit" in caplog.text
+    assert "assumed torchvision's vit" in caplog.text
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
