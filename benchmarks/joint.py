@@ -25,7 +25,7 @@ from mupax.experiments.sweep.verdict import transfer
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 TABLE, PAGE = DOCS / "data" / "joint.csv", DOCS / "evidence.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.joint -->", "<!-- end: joint -->"
-OCTAVES, SEEDS = range(-9, -3), range(2)
+OCTAVES, SEEDS = range(-9, -3), range(4)
 BASE = {"model.width": 32, "model.depth": 2, "batch_size": 16, "steps": 400}
 TARGET = {
     "model.width": 64,
