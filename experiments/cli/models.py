@@ -33,12 +33,12 @@ def run(argv: list[str]) -> None:
     patterns, own = parse_own(argv, FLAGS, arguments=1)
     names = zoo.list_models(*patterns)
     if not names:
-        everything = zoo.list_models()
-        near = difflib.get_close_matches(patterns[0].strip("*"), everything, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        every = zoo.list_models()
+        near = difflib.get_close_matches(patterns[0].strip("*"), every, 1)
+        hint = f"the nearest is {near[0]!r}; " if near else ""
         raise UserError(
-            f"no model is named {patterns[0]!r}{hint}; models are: "
-            f"{', '.join(everything)}"
+            f"no model is named {patterns[0]!r}; {hint}`mupax models` lists all "
+            f"{len(every)}"
         )
     if own["names"]:
         print("\n".join(names))
