@@ -77,7 +77,7 @@ def test_a_command_with_a_slip_is_told_the_nearest(capsys):
 def test_a_pattern_that_names_no_model_is_refused(capsys):
     said = refused(capsys, "models", "zzz")
     assert "no model is named 'zzz'" in said
-    assert "resmlp" in said
+    assert "`mupax models` lists all" in said
     assert "did you mean 'resmlp'" in refused(capsys, "models", "resmpl*")
     assert "unexpected argument 'vit'" in refused(capsys, "models", "res*", "vit")
 

@@ -35,7 +35,7 @@ def run(argv: list[str]) -> None:
     if not names:
         every = zoo.list_models()
         near = difflib.get_close_matches(patterns[0].strip("*"), every, 1)
-        hint = f"the nearest is {near[0]!r}; " if near else ""
+        hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(
             f"no model is named {patterns[0]!r}; {hint}`mupax models` lists all "
             f"{len(every)}"
