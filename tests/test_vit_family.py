@@ -367,7 +367,7 @@ def test_a_classifier_on_dinov2_reads_the_class_token_and_the_mean():
         ({"hidden_act": "relu2"}, "hidden_act='relu2'"),
         ({"num_attention_heads": 5}, "num_attention_heads=5, which must divide it"),
         ({"image_size": "x"}, "image_size='x', which must be a whole number"),
-        ({"model_type": "beit"}, "of which only"),
+        ({"model_type": "beit"}, "the supported types are"),
     ],
 )
 def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
