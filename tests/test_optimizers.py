@@ -434,7 +434,7 @@ def test_without_a_parametrization_width_alone_follows_mup():
 
 
 def test_depth_without_a_parametrization_is_refused():
-    told = r"depth grows by 4 .*'depth_mup' .* one layer, 'completep' .* two or more"
+    told = r"depth grows by 4, .*'depth_mup' .* one layer, 'completep' .* two or more"
     for use in USES.values():
         with pytest.raises(ValueError, match=told):
             use(SCALES, None)
