@@ -127,7 +127,7 @@ def test_a_name_and_a_tagged_id(hub, tmp_path):
         ("beitv2_base_patch16_224", "relative position bias"),
         ("eva02_enormous_patch14_clip_224", "norms behind its branches"),
         ("vit_small_patch16_dinov3_qkvb", "separate biases of queries and values"),
-        ("regnety_016", "no such model"),
+        ("densenet121", "no such model"),
     ],
 )
 def test_an_architecture_that_the_zoo_has_not_is_refused_before_its_weights(
