@@ -297,16 +297,14 @@ def _no_readout(model: InferredModel) -> str:
     tables = model.tables() or [s for s in scales.values() if s.role is Role.INPUT]
     name = names.pattern(tables[0].path) if tables else "^embedding$"
     # The readout of the whole model is not in a block. Equal layers share one hint.
-    groups: dict[str, ParamScale] = {}
+    hints: dict[str, str] = {}
     for path, scale in scales.items():
-        if not model.in_blocks(path):
-            groups.setdefault(names.open_numbers(path), scale)
-    all_hints = (_hint(model, scale) for scale in groups.values())
-    hints = "".join([hint for hint in all_hints if hint][:3])
+        if not model.in_blocks(path) and (hint := _hint(model, scale)):
+            hints.setdefault(names.open_numbers(path), hint)
     return (
         "no parameter is a readout (fan-in grows, fan-out does not); if the readout is "
         f"tied to an embedding, pass tied=r'{name}' and multiply the logits by 1/m; if "
-        f"the model has no readout, pass readout=None{hints}"
+        f"the model has no readout, pass readout=None{''.join([*hints.values()][:3])}"
     )
 
 

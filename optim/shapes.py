@@ -53,8 +53,8 @@ def shape_for(
     missing = [name for name, value in given.items() if value is None]
     if len(missing) != 1:
         raise ValueError(
-            "shape_for needs exactly two of gamma, width and depth; missing: "
-            f"{', '.join(missing) or 'none'}"
+            "shape_for needs exactly two of gamma, width and depth; got "
+            f"{', '.join(name for name in given if name not in missing) or 'none'}"
         )
     for name, value in given.items():
         if value is not None and not (value > 0 and math.isfinite(value)):

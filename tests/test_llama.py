@@ -237,7 +237,7 @@ def test_generate_refuses_a_token_that_the_vocabulary_lacks(token):
 
 def test_generate_needs_a_decoder():
     model = zoo.create("resmlp", width=8, depth=1, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="a ResMLP is no decoder"):
+    with pytest.raises(ValueError, match="needs a decoder, not a ResMLP"):
         zoo.generate(model, TOKENS, 2)
 
 

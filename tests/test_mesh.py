@@ -119,8 +119,12 @@ def test_fsdp_covers_every_parameter_and_splits_nearly_all(name):
 @pytest.mark.parametrize(
     ("mesh", "rules", "sentence"),
     [
-        ((1, 5, 1), None, r"axis 'embed' of parameter .* has size 64.*over the 5"),
-        ((1, 1, 2), {"mlp": None, "heads": None}, "nothing of a ViT is split"),
+        (
+            (1, 5, 1),
+            None,
+            r"axis 'embed' of parameter .* has size 64, which the 5 devices",
+        ),
+        ((1, 1, 2), {"mlp": None, "heads": None}, "no parameter of a ViT is split"),
         ((1, 2, 1), {"embed": "model"}, "rule of 'embed' names 'model'"),
     ],
 )

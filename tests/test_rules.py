@@ -431,8 +431,8 @@ def test_under_ntk_the_aspect_ratio_stays_and_under_mup_the_depth():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"s": 0.5}, "gamma, width, depth is missing"),
-        ({"s": 0.5, "gamma": 1, "width": 2, "depth": 3}, "none is missing"),
+        ({"s": 0.5}, "exactly two of gamma, width and depth; got none"),
+        ({"s": 0.5, "gamma": 1, "width": 2, "depth": 3}, "got gamma, width, depth"),
         ({"s": 1.5, "gamma": 1, "width": 2}, "must lie in"),
         ({"s": math.nan, "gamma": 1, "width": 2}, "must lie in"),
         ({"s": 0.5, "gamma": math.nan, "width": 2}, "gamma=nan must be positive"),
