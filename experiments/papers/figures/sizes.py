@@ -128,7 +128,7 @@ GPT: Sizes = {
 _AUGMENT = "('flip', 'rotate', 'affine', 'color_jitter')"
 _LONG_CNN = {"steps": "15640", "sweep.average_last": "782", "batch_size": "64"}
 CNN: Sizes = {
-    "laptop": {"sweep.depths": "(3,6,12,24)"},
+    "laptop": {"sweep.depths": "(3,6,12,24)", "sweep.seeds": "4"},
     "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(3,6,12)"},
     "paper": _LONG_CNN
     | {
