@@ -269,7 +269,7 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
         """What the readout sees: the norm of the mean over pixels of the last stage.
 
         Args:
-          x: images, as of a call.
+          x: images, as in a call.
 
         Returns:
           Features of shape (batch, channels of the last stage).

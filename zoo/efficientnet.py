@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 from .conv import DEPTHWISE, BatchNorm, Conv
 from .conv_sources import TORCH, conv_sources
 from .family import ResidualOptions
-from .layers import Dense, activation, call, scan, stack
+from .layers import Dense, activation, stack
 from .plan import Plan
 from .registry import register
 from .sources import Leaf, Source
 from .squeeze import GATES, SqueezeExcite
-from .stages import Staged
+from .stages import Stage, Staged
 
 Kind = Literal["separable", "inverted", "fused", "plain", "plain_residual"]
 _KINDS = ("separable", "inverted", "fused", "plain", "plain_residual")
@@ -161,19 +161,6 @@ class _Names(NamedTuple):
     inside: str
     after: str
     squeezed: str
-
-
-class MBStage(nnx.Module):
-    """The blocks of a row: the first, and a stack of identical ones."""
-
-    def __init__(self, first: MBBlock, rest: nnx.Module | None, *, remat: bool):
-        self.first = first
-        self.rest = rest
-        self.remat = remat
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        x = call(self.first, x, remat=self.remat)
-        return x if self.rest is None else scan(self.rest, x, remat=self.remat)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -324,7 +311,7 @@ class EfficientNet(Staged, options=EfficientNetOptions):
         before: str,
         sizes: list[_Sizes],
         rngs: nnx.Rngs,
-    ) -> MBStage:
+    ) -> Stage:
         def build(which: int, rngs: nnx.Rngs) -> MBBlock:
             size, (inside, squeezed) = sizes[which], (_FIRST, _REST)[which]
             stride = 1 if which else row.stride
@@ -358,7 +345,7 @@ class EfficientNet(Staged, options=EfficientNetOptions):
             if more
             else None
         )
-        return MBStage(first, rest, remat=options.remat)
+        return Stage(first, rest, remat=options.remat)
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
         """Features before the readout: the output of the last convolution, pooled.

@@ -13,12 +13,12 @@ from jaxtyping import Array, Float
 from .conv import BatchNorm, Conv
 from .conv_sources import TORCH, conv_sources
 from .family import ResidualOptions
-from .layers import Dense, call, scan, stack
+from .layers import Dense, stack
 from .plan import Plan
 from .registry import register
 from .sources import Leaf, Source
 from .squeeze import SqueezeExcite
-from .stages import Staged
+from .stages import Stage, Staged
 
 
 class _Axes(NamedTuple):
@@ -111,22 +111,9 @@ class _Projection(nnx.Module):
         return self.norm(self.conv(x))
 
 
-class RegStage(nnx.Module):
-    """Blocks of one resolution: the first, which halves it, and a stack of equals."""
-
-    def __init__(self, first: RegBlock, rest: nnx.Module | None, *, remat: bool):
-        self.first = first
-        self.rest = rest
-        self.remat = remat
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        x = call(self.first, x, remat=self.remat)
-        return x if self.rest is None else scan(self.rest, x, remat=self.remat)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegNetOptions(ResidualOptions):
-    """Options of `RegNet`, which describes them."""
+    """Options of `RegNet`; see there."""
 
     input_shape: tuple[int, ...] = (224, 224, 3)
     out_features: int = 1000
@@ -162,8 +149,8 @@ class RegNet(Staged, options=RegNetOptions):
         images of any size are taken.
       out_features: number of classes.
       rows: (blocks at depth 1, channels) of each stage.
-      rows_width: the width for which `rows` and `group_width` tell numbers of
-        channels; at other widths they are in proportion.
+      rows_width: the width to which the channels in `rows` and `group_width` belong; at
+        other widths they are in proportion.
       group_width: channels of one group of the 3x3 convolutions, which divides the
         channels of every stage. A stage of fewer channels has one group.
       squeeze: channels of squeeze-and-excitation over those that enter the block,
@@ -235,7 +222,7 @@ class RegNet(Staged, options=RegNetOptions):
             rngs=rngs,
         )
 
-    def _stage(self, options: RegNetOptions, i: int, rngs: nnx.Rngs) -> RegStage:
+    def _stage(self, options: RegNetOptions, i: int, rngs: nnx.Rngs) -> Stage:
         def build(which: int, rngs: nnx.Rngs) -> RegBlock:
             before = f"stage{i}" if which else f"stage{i - 1}"
             axes = _Axes(
@@ -261,7 +248,7 @@ class RegNet(Staged, options=RegNetOptions):
             if more
             else None
         )
-        return RegStage(first, rest, remat=options.remat)
+        return Stage(first, rest, remat=options.remat)
 
     def _enter(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h2 w2 n"]:
         return jax.nn.relu(self.norm(self.conv(x)))
@@ -270,7 +257,7 @@ class RegNet(Staged, options=RegNetOptions):
         """What the readout sees: the mean over pixels of the last stage.
 
         Args:
-          x: images, as of a call.
+          x: images, as in a call.
 
         Returns:
           Features of shape (batch, channels of the last stage).
@@ -442,10 +429,10 @@ LAYOUTS = ("timm",)
 
 
 def regnet_names(model: RegNet) -> dict[Leaf, Source]:
-    """Where each variable of a RegNet stands in timm.
+    """Map each variable of a RegNet to its array in timm.
 
     Args:
-      model: or its abstract twin from `nnx.eval_shape`.
+      model: the model, possibly abstract (from `nnx.eval_shape`).
 
     Examples:
       >>> from flax import nnx

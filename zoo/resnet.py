@@ -13,12 +13,12 @@ from jaxtyping import Array, Float
 from .conv import NORMS, Conv, blur, half, make_norm, pool, stem_pool
 from .conv_sources import TORCH, conv_sources
 from .family import ResidualOptions
-from .layers import Dense, call, scan, stack
+from .layers import Dense, stack
 from .plan import Plan
 from .registry import register
 from .sources import Leaf, Source
 from .squeeze import SqueezeExcite
-from .stages import Staged
+from .stages import Stage, Staged
 
 # Sizes of a branch's kernels, and channels of the stream over those inside a branch.
 _BLOCKS = {"basic": ((3, 3), 1), "bottleneck": ((1, 3, 1), 4)}
@@ -160,21 +160,6 @@ def _antialias(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n
     if kind == "none":
         return x
     return blur(x) if kind == "blur" else pool(x, "average")
-
-
-class Stage(nnx.Module):
-    """Blocks of one resolution: the first, which may project, and a stack of equals."""
-
-    def __init__(self, first: Block, rest: nnx.Module | None, *, remat: bool):
-        self.first = first
-        self.rest = rest
-        self.remat = remat
-
-    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
-        x = call(self.first, x, remat=self.remat)
-        if self.rest is None:
-            return x
-        return scan(self.rest, x, remat=self.remat)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -419,7 +404,7 @@ class ResNet(Staged, options=ResNetOptions):
         """What the readout sees: the mean over pixels of the last stage.
 
         Args:
-          x: images, as of a call.
+          x: images, as in a call.
 
         Returns:
           Features of shape (batch, channels of the last stage).

@@ -1,4 +1,4 @@
-"""`Staged`, the base class of convolutional networks with stages."""
+"""Convolutional networks with stages: a stage, and the base class of the networks."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,26 @@ from jaxtyping import Array, Float
 
 from .conv import check_images
 from .family import Family
-from .layers import Dense, numbers_of_blocks
+from .layers import Dense, call, numbers_of_blocks, scan
+
+
+class Stage(nnx.Module):
+    """The first block, which may change the shape, and a stack of identical blocks.
+
+    Args:
+      first: the first block.
+      rest: the other blocks, stacked along a leading axis; None for no others.
+      remat: recompute blocks in the backward pass.
+    """
+
+    def __init__(self, first: nnx.Module, rest: nnx.Module | None, *, remat: bool):
+        self.first = first
+        self.rest = rest
+        self.remat = remat
+
+    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
+        x = call(self.first, x, remat=self.remat)
+        return x if self.rest is None else scan(self.rest, x, remat=self.remat)
 
 
 class Staged(Family):
