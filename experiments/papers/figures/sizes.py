@@ -106,7 +106,7 @@ LONG: Sizes = {
 # ----- Transformers of Tensor Programs VI.
 
 GPT: Sizes = {
-    "laptop": {},
+    "laptop": {"sweep.seeds": "4"},
     "medium": _MEDIUM,
     "paper": {
         "data.context": "4096",
@@ -146,7 +146,7 @@ FLAT: Sizes = {
     "paper": {"model.width": "512", "sweep.widths": "(512,)"},
 }
 RESNET: Sizes = {
-    "laptop": {},
+    "laptop": {"sweep.seeds": "4"},
     "medium": _MEDIUM | {"batch_size": "64"},
     "paper": _LONG_CNN
     | {
@@ -160,7 +160,7 @@ RESNET: Sizes = {
     },
 }
 VIT: Sizes = {
-    "laptop": {"sweep.depths": "(2,4,8)"},
+    "laptop": {"sweep.depths": "(2,4,8)", "sweep.seeds": "4"},
     "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(2,4,8)"},
     "paper": {
         "dataset": "tiny_imagenet",
