@@ -7,11 +7,13 @@ import os
 import pathlib
 import secrets
 import stat
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 SEAL = "crc"  # the key of a record's checksum
+APPEARS_WITHIN = 10.0  # seconds
 
 
 class Busy(Exception):
@@ -55,6 +57,19 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def appears(path: pathlib.Path) -> bool:
+    """Whether a file that another machine wrote is here.
+
+    A network file system may show it a few seconds later.
+    """
+    until = time.monotonic() + APPEARS_WITHIN
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def check_writable(folder: pathlib.Path) -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "is_remote",
     "local",
     "normalized",
-    "refuse",
     "sentence",
     "uploading",
 ]
@@ -49,20 +48,3 @@ def uploading(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         return
     with _user_errors(), remote.uploading(path) as place:
         yield place
-
-
-def refuse(path: str | os.PathLike[str], name: str) -> None:
-    """Raise UserError for an address in object storage where only a disk works.
-
-    `name` is that of the flag or argument.
-    """
-    if not is_remote(path):
-        return
-    scheme = os.fspath(path).partition(":")[0]
-    copy = {"gs": "gcloud storage cp -r", "s3": "aws s3 cp --recursive"}.get(scheme)
-    tool = f" (with `{copy}`)" if copy else ""
-    raise UserError(
-        f"{name}={os.fspath(path)} is in object storage, which does not work here; "
-        "give a directory that all processes share, e.g. on NFS or Lustre, and copy "
-        f"from or to {scheme}://{tool}"
-    )

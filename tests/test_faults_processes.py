@@ -224,10 +224,11 @@ def test_a_process_that_stands_still_is_named(tmp_path, pair):
 SEES = """
 import os, pathlib, sys
 import jax
+from mupax.experiments import io
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import processes
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
-processes._SHARED_WITHIN = 0.5
+io.APPEARS_WITHIN = 0.5
 try:
     processes.check_shared(pathlib.Path(sys.argv[3]), "the run directory", "share it")
 except UserError as error:
@@ -236,15 +237,6 @@ except UserError as error:
 print("shared")
 jax.distributed.shutdown()
 """
-
-
-def test_a_directory_that_does_not_appear_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_SHARED_WITHIN", 0.1)
-    words = "process 0 does not see the directory; share it"
-    with pytest.raises(UserError, match=words):
-        processes._wait_for(tmp_path / "sign", "the directory", "share it")
-    (tmp_path / "sign").touch()
-    processes._wait_for(tmp_path / "sign", "the directory", "share it")
 
 
 @pytest.mark.ci

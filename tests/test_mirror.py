@@ -1,5 +1,6 @@
 """Runs in object storage: held by one process, resumed anywhere, never torn."""
 
+import concurrent.futures
 import os
 import pathlib
 import random
@@ -456,8 +457,13 @@ def test_a_sweep_in_object_storage_trains_only_what_is_missing(
     assert str(first) == str(again)
     assert "report.html" in mirror._Objects(run).names()
     assert len(export.read_results(run)) == 3
-    with pytest.raises(UserError, match="is in object storage, which does not"):
-        test_sweep_own.sweep(run, executor=object())
+
+
+def test_workers_of_a_sweep_in_object_storage_write_its_local_copy(run, machine):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        test_sweep_own.sweep(run, executor=pool)
+    machine("second")
+    assert len(export.read_results(run)) == 3
 
 
 # ----- Whole commands.

@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import json
 import multiprocessing
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -56,6 +58,41 @@ def test_submitit_finds_the_same(tmp_path, here):
     pytest.importorskip("submitit")
     same(on("submitit_local", tmp_path), here)
     assert len(list((tmp_path / "slurm").glob("*_result.pkl"))) == len(TASKS)
+
+
+class OnAnotherDisk(concurrent.futures.ThreadPoolExecutor):
+    """Its workers see another directory under the name of the caller's."""
+
+    def __init__(self, disk):
+        super().__init__(1)
+        self.disk = disk
+
+    def submit(self, run, task, data, sign, limits):
+        here = self.disk / pathlib.Path(sign).name
+        return super().submit(run, task, data, str(here), limits)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_workers_that_do_not_see_the_folder_are_refused(tmp_path, shared, monkeypatch):
+    monkeypatch.setattr(io, "APPEARS_WITHIN", 0.1)
+    folder, other = tmp_path / "cells", tmp_path / "other"
+    other.mkdir()
+    run = functools.partial(
+        executors.run_all,
+        TASKS[:1],
+        sweep_toys.stripes(),
+        folder,
+        engine.Limits(),
+        OnAnotherDisk(folder if shared else other),
+    )
+    if shared:
+        assert len(run()) == 1
+        assert {p.suffix for p in folder.iterdir()} <= {".jsonl", ".lock", ".json"}
+    else:
+        words = f"does not see {other}; give a run directory that all workers share"
+        with pytest.raises(UserError, match=re.escape(words)):
+            run()
+        assert list(folder.iterdir()) == list(other.iterdir()) == []
 
 
 def deadly(task, folder):

@@ -1,6 +1,6 @@
 """`mupax figure`."""
 
-import pathlib
+import contextlib
 
 from .. import remote
 from ..errors import UserError
@@ -44,15 +44,19 @@ def run(argv: list[str]) -> None:
         raise UserError(f"--scale {own['scale']} must be one of: {known}")
     if not own["workdir"]:
         raise UserError("--workdir is empty; give a directory, or leave it out")
-    if own["tables"]:
-        remote.refuse(own["tables"], "--tables")
-    with mirror.opened(own["workdir"]) as folder:
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(mirror.opened(own["workdir"]))
+        tables = folder / "data"
+        if own["tables"] and own["from_data"] and remote.is_remote(own["tables"]):
+            tables = remote.local(own["tables"])
+        elif own["tables"]:
+            tables = held.enter_context(mirror.opened(own["tables"]))
         request = figures.Request(
             own["scale"],
             folder,
             own["data_dir"],
             own["dataset"],
-            pathlib.Path(own["tables"]) if own["tables"] else folder / "data",
+            tables,
             own["from_data"],
         )
         figures.run(names[0], request)

@@ -1,6 +1,5 @@
 """`mupax sweep`."""
 
-from .. import remote
 from .command import Command
 from .flags import Flag, parse
 
@@ -28,8 +27,6 @@ def run(argv: list[str]) -> None:
     from ..sweep import main
 
     config, workdir, own = parse(argv, FLAGS)
-    if own["executor"] == "slurm" or own["scheduler"]:
-        remote.refuse(workdir, "--workdir")
     with mirror.opened(workdir) as folder:
         main.run(
             config,

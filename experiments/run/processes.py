@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from .. import io
 from ..errors import Stopped, UserError, reason, short
 from .workdir import Difference, differences
 
@@ -27,7 +28,6 @@ _ALIVE = "mupax/alive"
 _FAILED = "mupax/failed"
 _SEEN = "mupax/seen"
 
-_SHARED_WITHIN = 10  # seconds until a network file system shows a new file
 _BEAT = 1.0  # seconds between two signs of life, for up to 100 processes
 _GRACE = 15  # seconds by which JAX's own timeouts are longer
 
@@ -300,21 +300,15 @@ def check_shared(folder: pathlib.Path, name: str, remedy: str) -> None:
         if first:
             sign.touch()
         multihost_utils.sync_global_devices("signed")
-        _wait_for(sign, f"{name} of process 0 at {folder}", remedy)
+        if not io.appears(sign):
+            raise UserError(
+                f"process {jax.process_index()} does not see {name} of process 0 at "
+                f"{folder}; {remedy}"
+            )
         multihost_utils.sync_global_devices("seen")
     finally:
         if first:
             sign.unlink(missing_ok=True)
-
-
-def _wait_for(sign: pathlib.Path, name: str, remedy: str) -> None:
-    until = time.monotonic() + _SHARED_WITHIN
-    while not sign.exists():
-        if time.monotonic() > until:
-            raise UserError(
-                f"process {jax.process_index()} does not see {name}; {remedy}"
-            )
-        time.sleep(0.2)
 
 
 def announce(error: BaseException) -> None:

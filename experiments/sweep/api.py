@@ -300,7 +300,7 @@ def sweep(
         for shape in sorted(shapes)
     ]
     arguments.check_executor(executor, tasks[0])
-    with arguments.opened(folder, executor) as place:
+    with arguments.opened(folder) as place:
         if place is not None and not limits.lanes and jax.default_backend() == "cpu":
             # A CPU trains one run after another: each grid point is stored as it ends.
             lanes = seeds * jax.local_device_count()

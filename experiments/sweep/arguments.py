@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import remote
 from ..errors import UserError
 from ..run import mirror
 from . import grids
@@ -111,7 +110,7 @@ def parse_grid(
 
 @contextlib.contextmanager
 def opened(
-    folder: str | os.PathLike[str] | None, executor: Any = None
+    folder: str | os.PathLike[str] | None,
 ) -> Iterator[pathlib.Path | None]:
     """Make the folder, or open its address in object storage; None for no folder.
 
@@ -121,11 +120,6 @@ def opened(
     if folder is None:
         yield None
         return
-    here = (
-        concurrent.futures.ProcessPoolExecutor | concurrent.futures.ThreadPoolExecutor
-    )
-    if not isinstance(executor, here | None):
-        remote.refuse(folder, "folder")
     with mirror.opened(os.fspath(folder)) as at:
         try:
             place = at.expanduser()

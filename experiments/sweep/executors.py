@@ -5,6 +5,8 @@ import contextlib
 import functools
 import multiprocessing
 import pathlib
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import rich.console
 import rich.progress
 
+from .. import io
 from .. import progress as progress_bars
 from ..errors import UserError, import_extra
 from . import engine
@@ -81,8 +84,30 @@ def _run_on(
     limits: engine.Limits,
     progress: "_Progress",
 ) -> list[Population]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with _signed(folder.absolute()) as sign:
+        return _submitted(executor, tasks, (data, str(sign), limits), progress)
+
+
+@contextlib.contextmanager
+def _signed(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file of a random name, by which workers on other machines know the folder."""
+    sign = folder / f".shared.{secrets.token_hex(6)}"
+    sign.touch()
+    try:
+        yield sign
+    finally:
+        sign.unlink(missing_ok=True)
+
+
+def _submitted(
+    executor: Executor,
+    tasks: Sequence[Task],
+    args: tuple[Any, str, engine.Limits],
+    progress: "_Progress",
+) -> list[Population]:
     def submit(task: Task) -> concurrent.futures.Future:
-        return executor.submit(run_task, task, data, str(folder.absolute()), limits)
+        return executor.submit(run_task, task, *args)
 
     # The largest first, so that all workers end at about the same time.
     order = sorted(tasks, key=lambda task: -task.work)
@@ -113,9 +138,26 @@ def _run_on(
     return [results[task.name] for task in tasks]
 
 
-def run_task(task: Task, data: Any, folder: str, limits: engine.Limits) -> Population:
-    """Train one task, in a worker."""
-    return engine.run(task, data, Store(pathlib.Path(folder)), limits)
+def run_task(task: Task, data: Any, sign: str, limits: engine.Limits) -> Population:
+    """Train one task, in a worker.
+
+    Args:
+      task: the task.
+      data: the training data.
+      sign: a file that the caller wrote into the folder of the store.
+      limits: of this worker.
+
+    Raises:
+      UserError: this worker does not see the file, i.e. it has another disk.
+    """
+    folder = pathlib.Path(sign).parent
+    if not io.appears(pathlib.Path(sign)):
+        raise UserError(
+            f"the worker on {socket.gethostname()} does not see {folder}; give a run "
+            "directory that all workers share, e.g. on NFS, or if it is in object "
+            "storage, set MUPAX_CACHE to a directory that they share"
+        )
+    return engine.run(task, data, Store(folder), limits)
 
 
 def in_turn(
