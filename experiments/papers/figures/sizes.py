@@ -33,6 +33,7 @@ _MLP_PAPER = {
 }
 MLP: Sizes = {
     "laptop": {
+        "sweep.seeds": "4",
         "sweep.depths": "(8,32,128)",
         "sweep.axes.learning_rate": "2**[-11:-4:1]",
     },
@@ -60,6 +61,7 @@ BASE: Sizes = {
 }
 BOTH: Sizes = {
     "laptop": {
+        "sweep.seeds": "4",
         "sweep.depths": "(8,32,128)",
         "sweep.axes.learning_rate": "2**[-10:-4:1]",
         "sweep.axes.branch_multiplier": "2**[-4:0]",
