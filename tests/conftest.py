@@ -1,5 +1,6 @@
 """Strictness for every test: what JAX would let pass with a guess is an error here."""
 
+import gc
 import os
 import tempfile
 
@@ -13,16 +14,22 @@ from absl import flags
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Each worker has a core of its own. Otherwise libraries start a thread for each core,
+# and the threads of one worker wait for those of another.
+worker = os.environ.get("PYTEST_XDIST_WORKER")
+if worker is not None and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker[2:]) % len(cores)]})
+
 # A program that several tests of a worker, or the processes they start, have in common
 # is compiled once. The folder is new, so no earlier session decides a test. Each worker
 # has its own, because JAX does not write to this cache atomically.
-worker = os.environ.get("PYTEST_XDIST_WORKER")
 if worker is None:
     programs = tempfile.TemporaryDirectory("-mupax", ignore_cleanup_errors=True)
     os.environ["MUPAX_TEST_PROGRAMS"] = programs.name
 for option, value in (
     ("compilation_cache_dir", f"{os.environ['MUPAX_TEST_PROGRAMS']}/{worker}"),
-    ("persistent_cache_min_compile_time_secs", 0.1),
+    ("persistent_cache_min_compile_time_secs", 0.5),
 ):
     os.environ[f"JAX_{option.upper()}"] = str(value)
     jax.config.update(f"jax_{option}", value)
@@ -33,6 +40,12 @@ hypothesis.settings.load_profile("mupax")
 
 # Grain reads absl flags; pytest is no absl app, and parses none.
 flags.FLAGS.mark_as_parsed()
+
+
+def pytest_collection_finish():
+    """Leave the modules out of garbage collections, of which tracing makes many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

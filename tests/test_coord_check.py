@@ -622,7 +622,7 @@ def check_embedded(base, **options):
         build,
         lambda model, width: optim.adam(0.01, scales(width), "mup"),
         batch=jnp.arange(8),
-        widths=(64, 256, 1024),
+        widths=(64, 256),
         steps=2,
     )
 

@@ -371,7 +371,7 @@ def squared_responses(depth, name, **options):
 @pytest.mark.parametrize(
     ("name", "nonlinearity", "law"),
     [
-        ("relu_mlp", "relu", 0),
+        pytest.param("relu_mlp", "relu", 0, marks=pytest.mark.long),
         pytest.param("mup", "relu", 3, marks=pytest.mark.long),
         pytest.param("relu_mlp", "identity", 0, marks=pytest.mark.long),
         # No theorem says so: what the docstring of MLP states was measured here.

@@ -109,6 +109,8 @@ def chain(workdir: pathlib.Path, finished, kills: list[tuple[str, ...]]) -> int:
     return died
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_killed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, finished):
     # A step between two saves, the writing of one, and the writing of a later one.
     kills = [

@@ -149,6 +149,8 @@ def test_two_newest_and_the_best_checkpoint_are_kept(finished, capsys):
     assert f"step {best}:" in capsys.readouterr().out
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_sigterm_saves_and_exits_with_zero_and_the_run_goes_on(
     tmp_path, finished, data_dir
 ):

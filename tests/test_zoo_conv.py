@@ -350,7 +350,9 @@ def test_every_parametrization_explains_both_models(name):
         assert "readout/kernel" in str(optim.explain(zoo.scales(made), point, "adamw"))
 
 
-@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+@pytest.mark.parametrize(
+    "model", ["cnn", pytest.param("resnet18", marks=pytest.mark.long)]
+)
 def test_at_base_size_every_parametrization_is_sp_bit_for_bit(model):
     def program(name, width):
         """Drawing the weights and a step of training, before it is compiled."""

@@ -23,6 +23,8 @@ def counted() -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_page_holds_what_the_command_prints():
     held = PAGE.split(zoo_table.BEGIN)[1].split(zoo_table.END)[0]
     assert held.strip() == zoo_table.page().strip(), (
@@ -30,6 +32,8 @@ def test_the_page_holds_what_the_command_prints():
     )
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_list_of_models_has_their_sizes():
     assert zoo_table.SIZES_FILE.read_text() == zoo_table.sizes_json(), (
         "zoo/model_sizes.json is out of date; run: "
