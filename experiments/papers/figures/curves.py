@@ -236,8 +236,8 @@ def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
     the pairs, which are those of an axis of sizes, as `statistics.pooled` does.
 
     Args:
-      pairs: losses of two cells with the same seeds. Where nothing trained the loss
-        counts as infinite.
+      pairs: losses of two cells. Of different numbers of seeds, the first that both
+        have are compared. Where nothing trained the loss counts as infinite.
 
     Examples:
       >>> seeds = np.array([0.0, 0.1, 0.3])
@@ -246,15 +246,16 @@ def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
       True
     """
     known = [(a.log_loss, b.log_loss) for a, b in pairs]
-    rows = [a - b for a, b in known if len(a) and len(b)]
-    variance, freedom = statistics.pooled([row - row.mean() for row in rows])
+    shared = [min(len(a), len(b)) for a, b in known]
+    rows = [a[:n] - b[:n] for (a, b), n in zip(known, shared, strict=True)]
+    variance, freedom = statistics.pooled([r - r.mean() for r in rows if len(r)])
     out = []
-    for a, b in known:
-        if len(a) and len(b):
+    for (a, b), row in zip(known, rows, strict=True):
+        if len(row):
             wide = np.inf
             if freedom:
-                wide = stats.t.ppf(0.975, freedom) * (variance / len(a)) ** 0.5
-            out.append(Interval(float((a - b).mean()), float(wide)))
+                wide = stats.t.ppf(0.975, freedom) * (variance / len(row)) ** 0.5
+            out.append(Interval(float(row.mean()), float(wide)))
         elif len(a) or len(b):
             out.append(Interval(-np.inf if len(a) else np.inf, 0.0))
         else:

@@ -61,6 +61,7 @@ _MLP = sizes.joined(
         "paper": {"steps": "39100", "sweep.average_last": "1000"},
     },
     _FOUR,
+    {"laptop": {"sweep.seeds": "8"}},
 )
 _MUON = sizes.joined(
     sizes.MLP,
