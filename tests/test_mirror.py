@@ -488,8 +488,25 @@ def lines(folder: pathlib.Path) -> list[dict]:
     ]
 
 
-def until_it_ends(words: list[str], tmp_path: pathlib.Path, seed: int) -> int:
-    """Kill a command at random moments, each time on a machine with an empty disk."""
+def uninterrupted(words: list[str], folder: pathlib.Path) -> float:
+    """Run a command on a disk. Returns the seconds that it worked in its directory."""
+    process = start([*words, f"--workdir={folder}"], folder.parent)
+    while process.poll() is None and not folder.exists():
+        time.sleep(0.02)
+    begun = time.monotonic()
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out
+    return time.monotonic() - begun
+
+
+def until_it_ends(
+    words: list[str], tmp_path: pathlib.Path, seconds: float, seed: int
+) -> int:
+    """Kill a command at random moments, each time on a machine with an empty disk.
+
+    `seconds` is how long it takes. The first kills come before its end in any case, and
+    all together they come at every stage.
+    """
     chance = random.Random(seed)
     kills = 0
     for machine in range(60):
@@ -498,8 +515,8 @@ def until_it_ends(words: list[str], tmp_path: pathlib.Path, seed: int) -> int:
         while process.poll() is None and not any(cache.glob("*/*/session")):
             time.sleep(0.02)
         try:
-            # Later every time, so that it comes to an end.
-            patience = chance.uniform(0, 8 + 4 * kills) if kills < 8 else 600
+            latest = seconds * (1 + kills / 4) / 3
+            patience = chance.uniform(0, latest) if kills < 8 else 600
             out, _ = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             process.kill()
@@ -519,10 +536,9 @@ def until_it_ends(words: list[str], tmp_path: pathlib.Path, seed: int) -> int:
 def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_path):
     config = [f"--config={TESTS / 'toy_train.py'}", "--config.save_every=5"]
     config.append("--config.steps=120")
-    whole = start(["train", *config, f"--workdir={tmp_path / 'whole'}"], tmp_path)
-    out, _ = whole.communicate(timeout=300)
-    assert whole.returncode == 0, out
-    assert until_it_ends(["train", *config, f"--workdir={run}"], tmp_path, 0) > 2
+    words = ["train", *config]
+    seconds = uninterrupted(words, tmp_path / "whole")
+    assert until_it_ends([*words, f"--workdir={run}"], tmp_path, seconds, 0) > 2
     os.environ["MUPAX_CACHE"] = str(tmp_path / "last")
     with mirror.opened(run, writes=False) as folder:
         assert lines(folder) == lines(tmp_path / "whole")
@@ -592,11 +608,9 @@ def test_processes_without_a_shared_cache_are_refused(run, tmp_path, machine):
 @pytest.mark.long
 @pytest.mark.ci
 def test_a_transfer_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_path):
-    config = [f"--config={TESTS / 'toy_config.py'}"]
-    whole = start(["transfer", *config, f"--workdir={tmp_path / 'whole'}"], tmp_path)
-    out, _ = whole.communicate(timeout=600)
-    assert whole.returncode == 0, out
-    assert until_it_ends(["transfer", *config, f"--workdir={run}"], tmp_path, 1) > 2
+    words = ["transfer", f"--config={TESTS / 'toy_config.py'}"]
+    seconds = uninterrupted(words, tmp_path / "whole")
+    assert until_it_ends([*words, f"--workdir={run}"], tmp_path, seconds, 1) > 2
     os.environ["MUPAX_CACHE"] = str(tmp_path / "last")
     with mirror.opened(run, writes=False) as folder:
         ours, theirs = (

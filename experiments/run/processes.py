@@ -222,6 +222,8 @@ class _Watch:
     def fail(self, error: BaseException) -> None:
         """Tell the other processes why this process fails, and end it."""
         self.stop()
+        # A collective fails after another process, which told why.
+        told = self._told() if _of_collective(error) else []
         self.tell(error)
         if not (
             isinstance(error, UserError | OSError)
@@ -229,7 +231,14 @@ class _Watch:
             or _of_collective(error)
         ):  # a bug
             sys.excepthook(type(error), error, error.__traceback__)
-        self._leave(_sentence(error), 130 if _is_interrupt(error) else 2)
+        sentence = told[0] if told else _sentence(error)
+        self._leave(sentence, 130 if _is_interrupt(error) else 2)
+
+    def _told(self) -> list[str]:
+        """Why a process failed first, if one did."""
+        with contextlib.suppress(Exception):  # process 0, which has the store, is gone
+            return [text for _, text in _store().key_value_dir_get(_FAILED)]
+        return []
 
     def _leave(self, sentence: str, status: int = 2) -> None:
         with contextlib.suppress(Exception):
