@@ -108,8 +108,9 @@ def check_depth(depth: object, fractional: bool) -> None:
         )
     if depth[1] < depth[0] and not fractional:
         raise ValueError(
-            f"depth={depth!r} shrinks; the base comes first. If the target is meant "
-            "to be shallower, pass fractional=True"
+            f"depth={depth!r} shrinks; the base comes first. Sweep only depths of at "
+            "least the base's, or pass fractional=True if the target is meant to be "
+            "shallower"
         )
 
 

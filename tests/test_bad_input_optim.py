@@ -145,7 +145,11 @@ def test_a_depth_that_is_not_positive(depth):
 
 
 def test_a_depth_that_shrinks():
-    with refuses("depth=(6, 2) shrinks", "fractional=True"):
+    with refuses(
+        "depth=(6, 2) shrinks",
+        "Sweep only depths of at least the base's",
+        "fractional=True",
+    ):
         optim.infer_scales(deep(8, 6), deep(32, 2), depth=(6, 2), branch="blocks")
 
 

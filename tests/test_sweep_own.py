@@ -1,6 +1,7 @@
 """Sweeps of one's own model: what is read from a folder is what would be trained."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import json
 import multiprocessing
@@ -28,6 +29,7 @@ from mupax.experiments.sweep import (
     verdict,
 )
 from mupax.experiments.sweep import own as own_model
+from mupax.experiments.sweep.regret import percent
 
 DATA = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
 
@@ -484,6 +486,23 @@ def test_the_cost_is_what_the_small_models_best_loses_at_the_largest():
     assert "of the loss at width 4" in found.words
 
 
+def test_a_cost_that_seeds_exceed_names_their_standard_deviation():
+    """Two seeds whose losses differ by the same factor at every value."""
+    small, _ = small_and_large()
+    noise = np.exp2(np.array([[0.2], [-0.2]]))
+    loss = np.exp2(0.1 * (small.log2_lr + 5.5) ** 2) * noise
+    own = [dataclasses.replace(small, width=w, loss=loss) for w in (1, 2, 4)]
+    far = dataclasses.replace(own[0], loss=np.roll(loss, 1, axis=1))
+    told = verdict.transfer([far, *own[1:]], "width")
+    assert told.regret.high > verdict.SHARE
+    high, allowed = (percent(x) for x in (told.regret.high, told.allowed))
+    assert told.words == (
+        f"transfers: costs at most {high} of the loss at width 4, "
+        f"within one standard deviation between seeds ({allowed})"
+    )
+    assert told.allowed == pytest.approx(2 ** (0.2 * 2**0.5) - 1)
+
+
 def test_a_cost_that_is_not_known_is_not_a_number():
     small, large = small_and_large()
     large.loss[:, :4] = np.nan
@@ -618,7 +637,21 @@ MISTAKES = {
         "make_optimizer .* failed .*unexpected keyword argument 'width'",
     ),
     "a grid of sizes": ({"grid": {"width": (1, 2)}}, "mupax passes itself"),
-    "a name that is not taken": ({"grid": {"lr": (1, 2)}}, "neither make_model nor"),
+    "a name that is not taken": (
+        {"grid": {"lr": (1, 2)}},
+        "the grid has 'lr', and neither make_model nor .*; they take 'learning_rate'$",
+    ),
+    "a misspelt name": (
+        {
+            "grid": {"learning_rte": (1, 2)},
+            "make_optimizer": lambda m, width, depth, learning_rate, b1, **rest: None,
+        },
+        "they take 'b1', 'learning_rate'; did you mean 'learning_rate'",
+    ),
+    "a name where none is taken": (
+        {"grid": {"lr": (1, 2)}, "make_optimizer": lambda m, width, depth: None},
+        "they take no hyperparameter; give one of them an argument 'lr'",
+    ),
     "an empty grid": ({"grid": {}}, "the grid is empty"),
     "a rate of zero": ({"grid": {"learning_rate": (0, 1)}}, "leave the value out"),
     "no sizes": ({"sizes": ()}, "give widths and depths, or sizes"),

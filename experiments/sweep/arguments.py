@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import difflib
 import inspect
 import json
 import os
@@ -76,11 +77,7 @@ def parse_grid(
     make_optimizer: Callable[..., Any],
 ) -> dict[str, tuple[float, ...]]:
     """The values of each hyperparameter, after its name is checked."""
-    arguments = {
-        name
-        for function in (make_model, make_optimizer)
-        for name in inspect.signature(function).parameters
-    }
+    arguments = _hyperparameters(make_model) | _hyperparameters(make_optimizer)
     axes = {}
     for name, values in grid.items():
         if name in _RESERVED:
@@ -91,7 +88,7 @@ def parse_grid(
         if name not in arguments:
             raise UserError(
                 f"the grid has {name!r}, and neither make_model nor make_optimizer "
-                "takes an argument of that name"
+                f"takes an argument of that name; {_taken(name, arguments)}"
             )
         axes[name] = grids.parse(name, values)
         # Here a share such as warmup may be a number of steps.
@@ -106,6 +103,22 @@ def parse_grid(
     if not axes:
         raise UserError('the grid is empty; e.g. {"learning_rate": (0.1, 0.2)}')
     return axes
+
+
+def _hyperparameters(function: Callable[..., Any]) -> set[str]:
+    """Names of arguments after the first, which is the key or the model."""
+    others = list(inspect.signature(function).parameters.values())[1:]
+    return {p.name for p in others if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _taken(name: str, arguments: set[str]) -> str:
+    """What the two functions take in place of a name that they do not."""
+    names = sorted(arguments.difference(_RESERVED))
+    if not names:
+        return f"they take no hyperparameter; give one of them an argument {name!r}"
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"they take {', '.join(map(repr, names))}{hint}"
 
 
 @contextlib.contextmanager
