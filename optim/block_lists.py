@@ -77,6 +77,8 @@ def check_count(
     remedy = f"pass depth={right}"
     if any(few * right[1] != many * right[0] for few, many in totals.values()):
         remedy = "grow all lists of blocks by one ratio"
+    elif right[1] < right[0] and depth[0] < depth[1]:
+        remedy = "are base and target swapped?"
     raise ValueError(f"depth={change.depth!r}, but {grown}; {remedy}")
 
 

@@ -139,11 +139,11 @@ class ChainCheck:
         lines += [f"hint: {hint}" for hint in self.hints]
         known = [r for r in self.rows.values() if r.factor is not None]
         if self.passed:
-            lines.insert(
-                0,
-                f"{len(known)} of {len(self.rows)} parameters have updates of the "
-                "right size; the others were not updated, or could not be measured",
-            )
+            line = f"{len(known)} of {len(self.rows)} parameters have updates of the "
+            line += "right size"
+            if len(known) < len(self.rows):
+                line += "; the others were not updated, or could not be measured"
+            lines.insert(0, line)
         return "\n".join(lines)
 
 
@@ -195,8 +195,7 @@ def check_chain(
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16))
       >>> print(optim.check_chain(optim.adam(0.1, scales, "mup"), scales, "mup"))
-      2 of 2 parameters have updates of the right size; the others were not updated, \
-or could not be measured
+      2 of 2 parameters have updates of the right size
       >>> optim.check_chain(optax.adam(0.1), scales, "mup")
       Traceback (most recent call last):
       ...

@@ -124,8 +124,8 @@ class Explanation:
         return [*_HEAD, *(["tx"] if self.check else [])]
 
     def _table(self) -> list[list[str]]:
-        """The cells of every parameter's row."""
-        return [
+        """The cells of every row. Blocks whose cells are the same share one."""
+        rows = [
             [
                 path + (" *" if row.branch else ""),
                 row.role,
@@ -139,6 +139,7 @@ class Explanation:
             ]
             for path, row in self.rows.items()
         ]
+        return _collapsed(rows)
 
     def _notes(self) -> list[str]:
         """The title, and the notes below the table."""
@@ -146,8 +147,9 @@ class Explanation:
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
         if self.depth != 1 or self.parametrization.alpha:
             notes.append(
-                f"branches (*) times {point.branch_multiplier(self.depth):.4g}·a, "
-                f"a·M^-{point.alpha:g} at depth ratio M = {self.depth:g}"
+                "the model itself must multiply branches (*) by "
+                f"{point.branch_multiplier(self.depth):.4g}·a, a·M^-{point.alpha:g} at "
+                f"depth ratio M = {self.depth:g}"
             )
         if point.richness != 1:
             notes.append(f"the model divides its output by μ0 = {point.richness:g}")
@@ -172,6 +174,41 @@ class Explanation:
         if row.off is not None:
             return f"WRONG, {row.off:.4g}x"
         return row.verdict
+
+
+def _collapsed(table: list[list[str]]) -> list[list[str]]:
+    """Join rows whose first cells, the paths, differ only by one number.
+
+    Examples:
+      >>> _collapsed([["b/0/w", "x"], ["b/1/w", "x"], ["b/2/w", "y"]])
+      [['b/0-1/w', 'x'], ['b/2/w', 'y']]
+    """
+    longest = max((path.count("/") + 1 for path, *_ in table), default=0)
+    for at in reversed(range(longest)):
+        numbers: dict[tuple[tuple[str, ...], ...], list[int]] = {}
+        for path, *cells in table:
+            parts, number = path.split("/"), []
+            if at < len(parts) and parts[at].isdecimal():
+                parts[at], number = "", [int(parts[at])]
+            numbers.setdefault((tuple(parts), tuple(cells)), []).extend(number)
+        table = []
+        for (names, rest), found in numbers.items():
+            filled = [*names]
+            if found:
+                filled[at] = _range(found)
+            table.append(["/".join(filled), *rest])
+    return table
+
+
+def _range(numbers: list[int]) -> str:
+    """As few words as possible for block numbers, e.g. "0-11" or "0,2-11"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{r[0]}-{r[-1]}" if r[1:] else str(r[0]) for r in runs)
 
 
 _COLUMNS = 100  # wider tables leave out columns that are the same in each row

@@ -108,6 +108,30 @@ def test_the_table_of_an_explanation_holds_what_is_printed():
     assert set(cells["small"]) <= printed
 
 
+def test_blocks_of_the_same_settings_share_a_row():
+    def model(width, depth):
+        blocks = [{"w": jnp.ones((width, width))} for _ in range(depth)]
+        blocks[1] = {"w": jnp.ones((width, 3 * width))}
+        return {"in": jnp.ones((8, width)), "blocks": blocks}
+
+    scales = optim.infer_scales(
+        model(4, 3), model(16, 12), depth=(3, 12), branch="blocks", readout=None
+    )
+    found = optim.explain(scales, "depth_mup")
+    paths = [line.split()[0] for line in str(found).splitlines()[4:7]]
+    assert paths == ["blocks/0,2-11/w", "blocks/1/w", "in"]
+    assert len(found.rows) == 13
+    assert "the model itself must multiply branches (*) by 0.5·a" in str(found)
+
+
+def test_a_base_that_is_deeper_than_the_target_may_be_swapped():
+    def model(depth):
+        return {"blocks": [{"w": jnp.ones((4, 4))} for _ in range(depth)]}
+
+    with pytest.raises(ValueError, match="are base and target swapped"):
+        optim.infer_scales(model(8), model(4), depth=(4, 8), branch="blocks")
+
+
 def test_scales_of_many_parameters_are_short():
     big = optim.infer_scales(
         {f"w{i}": jnp.ones((4, 4)) for i in range(200)},
