@@ -34,7 +34,7 @@ def test_the_examples_of_the_readme_run_in_one_session(capsys):
         run(name, code, session)
     printed = capsys.readouterr().out
     assert "head/kernel" in printed
-    assert "blocks/0-31/kernel *" in printed
+    assert "blocks/0-7/kernel *" in printed
     params = session["params"]
     session["tx"].init(params)
 
