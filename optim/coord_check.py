@@ -308,6 +308,18 @@ def _arguments(size: dict[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in size.items())
 
 
+def _not_accepted(name: str, function: Any, first: str, size: dict[str, int]) -> str:
+    """The error for a function that cannot be called as `function(first, **size)`."""
+    refused = (
+        f"coord_check calls {name}({first}, {_arguments(size)}), which {name} does not "
+        "accept; "
+    )
+    for other in {"width", "depth"} - set(size):
+        if _accepts(function, (first,), {**size, other: 1}):
+            return f"{refused}give its {other} a default, or pass {other}s=(...)"
+    return f"{refused}write it as def {name}({first}, {', '.join(size)})"
+
+
 def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> Any:
     call = f"build(key, {_arguments(size)})"
     if not callable(build):
@@ -315,11 +327,7 @@ def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> A
             f"build is a {type(build).__name__}; pass a function, called as {call}"
         )
     if not _accepts(build, (key,), size):
-        names = ", ".join(size)
-        raise ValueError(
-            f"coord_check calls {call}, which build does not accept; write it as "
-            f"def build(key, {names})"
-        )
+        raise ValueError(_not_accepted("build", build, "key", size))
     try:
         model = build(key, **size)
     except AttributeError as error:
@@ -349,10 +357,7 @@ def _transformation(
             f"or a function, called as {call}"
         )
     if not _accepts(optimizer, (model,), size):
-        raise ValueError(
-            f"coord_check calls {call}, which optimizer does not accept; write it as "
-            f"def optimizer(model, {', '.join(size)})"
-        )
+        raise ValueError(_not_accepted("optimizer", optimizer, "model", size))
     tx = optimizer(model, **size)
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(

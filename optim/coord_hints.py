@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .coord_verdict import CoordCheck, Facts, Verdict
+from .coord_verdict import CoordCheck, Facts, Verdict, is_in_flat_block
 
 _EMBEDDING = re.compile(r"(?i)embed|wte|wpe|tok|lookup")
 _READOUT = re.compile(r"(?i)^(output|.*(readout|head|logits|classifier|lm_head|out))$")
@@ -47,7 +47,7 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
     rising = [layer for layer in wrong if slopes[layer] > 0]
     falling = [layer for layer in doubtful if _is_half(slopes[layer], -1)]
     if rising:
-        yield from _rising(axis, rising, slopes, verdicts)
+        yield from _rising(check, axis, rising)
     if falling and axis == "width":
         yield from _falling(falling, check.own_loss)
     yield from _fading(check, axis, [x for x in doubtful if x not in wrong])
@@ -63,20 +63,30 @@ def _quote(layers: list[str]) -> str:
     return shown + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
 
 
-def _rising(
-    axis: str,
-    rising: list[str],
-    slopes: dict[str, float],
-    verdicts: dict[str, Verdict],
-) -> Iterator[str]:
+def _rising(check: CoordCheck, axis: str, rising: list[str]) -> Iterator[str]:
+    slopes = check.slopes[axis]
     worst = max(rising, key=lambda layer: slopes[layer])
     size = f"{_quote(rising)} grow with {axis} (as {axis}^{slopes[worst]:+.1f})"
     if axis == "depth":
-        yield (
+        fits = check._fits()[axis]
+        if all(is_in_flat_block(layer, fits) for layer in rising):
+            size += (
+                ", the outputs of their blocks do not. This is usually finite depth: "
+                "a forgotten branch multiplier makes these outputs grow too. Check the "
+                "setup first"
+            )
+        hint = (
             f"{size}: are the residual branches multiplied by branch_multiplier(depth "
             "/ base depth), do the scales have depth=(base depth, this depth), and "
             "do branch outputs have mean zero over units (a ReLU's do not)?"
         )
+        if check.strength is None:
+            hint += (
+                " If so, check again with strength=a**2 * base_depth, where a is the "
+                "branch multiplier at the base depth, or with a smaller a or larger "
+                "depths: inner layers of a network of finite depth grow"
+            )
+        yield hint
     elif all(_READOUT.match(layer) for layer in rising):
         yield (
             f"{size}, hidden layers do not: the readout is not scaled. Apply "

@@ -4,7 +4,8 @@ import dataclasses
 import enum
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -23,6 +24,11 @@ _INTERVAL = 0.05
 _PRIOR = 4
 # A mistake in depth gives an exponent of ½ or more; this allows for noise.
 _EXPONENT = 0.45
+# Norms in front of branches divide by the stream, whose initial size falls towards its
+# limit with depth. Layers behind them grow faster than this only through a mistake.
+_INNER_EXPONENT = 0.65
+# The relative depth in the name of a layer of a stack.
+_POSITION = re.compile(r"@[\d.]+$")
 # Above this a²·base_depth, the smallest models are far from the limit of large depth.
 _STRONG = 1.0
 
@@ -68,7 +74,8 @@ class CoordCheck:
 
     The exponents of depth assume weak branches. If a²·base_depth (`strength`) is known
     and above 1, slopes of depth below 0.45 are unclear rather than wrong, because
-    correct models have them too; the summary says so.
+    correct models have them too; the summary says so. The limit is 0.65 for layers
+    inside blocks if the outputs of these blocks do not grow with depth.
 
     A layer that is zero at initialization is not judged if its slope is negative: its
     first changes are sums of terms of random signs, under every parametrization.
@@ -140,7 +147,7 @@ class CoordCheck:
         """By axis and layer, the verdict; layers that are not judged are left out."""
         return {
             axis: {
-                layer: self._judge(fit, len(layers), axis)
+                layer: self._judge(layer, layers, axis)
                 for layer, fit in layers.items()
                 if not self._starts_at_zero(axis, layer, fit)
             }
@@ -197,17 +204,33 @@ class CoordCheck:
 
     def _finite_depth(self) -> str:
         """Summary if finite depth explains all doubtful slopes, else ""."""
-        doubtful = [layer for axis, layer in self.unclear if axis == "depth"]
         strength = self.strength or 0.0
-        if not doubtful or strength <= _STRONG or self.verdict is Verdict.WRONG:
+        if strength <= _STRONG or self.verdict is Verdict.WRONG:
             return ""
-        farthest = max((self.slopes["depth"][x] for x in doubtful), key=abs)
+        unclear = [
+            (axis, self.slopes[axis][layer], layer) for axis, layer in self.unclear
+        ]
+        fits = self._fits().get("depth", {})
+        explained = [
+            slope
+            for axis, slope, layer in unclear
+            if axis == "depth" and abs(slope) < _exponent(layer, fits)
+        ]
+        if not explained:
+            return ""
+        others = len(unclear) - len(explained)
+        more = f"; {others} more slopes are unclear for other reasons"
+        farthest = max(explained, key=abs)
+        limit = f"{_EXPONENT:g}"
+        if abs(farthest) >= _EXPONENT:
+            limit += f", or {_INNER_EXPONENT:g} in blocks whose outputs do not grow"
         return (
-            f"finite depth, a²·base_depth = {strength:.3g}: {len(doubtful)} slopes "
-            f"of depth differ from zero (up to {farthest:+.2f}), but by less than ½, "
-            "which a mistake gives. Exponents of depth hold for a²·base_depth <= 1: "
-            f"check again with a branch multiplier a that is {strength**0.5:.2g} "
-            "times smaller"
+            f"finite depth, a²·base_depth = {strength:.3g}: {len(explained)} slopes "
+            f"of depth are unclear (up to {farthest:+.2f}), but below what a mistake "
+            f"gives ({limit}){more if others else ''}. Exponents of depth hold for "
+            "a²·base_depth <= 1: check again with a branch multiplier a that is "
+            f"{strength**0.5:.2g} times smaller, branch_multiplier(depth / base depth, "
+            "a=...)"
         )
 
     def _starts_at_zero(self, axis: str, layer: str, fit: "Fit") -> bool:
@@ -216,13 +239,14 @@ class CoordCheck:
         zero = start is not None and not np.any(start)
         return zero and not fit.diverged and fit.worst.slope < -self.tolerance
 
-    def _judge(self, fit: "Fit", layers: int, axis: str) -> Verdict:
+    def _judge(self, layer: str, fits: Mapping[str, "Fit"], axis: str) -> Verdict:
+        fit = fits[layer]
         if fit.diverged:
             return Verdict.WRONG
         edge = max(self.tolerance, _HALFWAY)
-        if any(_is_beyond(step, edge, _FALSE_ALARMS / layers) for step in fit.steps):
+        if any(_is_beyond(step, edge, _FALSE_ALARMS / len(fits)) for step in fit.steps):
             finite = axis == "depth" and (self.strength or 0.0) > _STRONG
-            small = abs(fit.worst.slope) < _EXPONENT
+            small = abs(fit.worst.slope) < _exponent(layer, fits)
             return Verdict.UNCLEAR if finite and small else Verdict.WRONG
         if all(self._is_near_zero(step, edge) for step in fit.steps):
             return Verdict.OK
@@ -408,6 +432,44 @@ class Fit(NamedTuple):
     def worst(self) -> Step:
         """The step whose slope is farthest from zero."""
         return max(self.steps, key=lambda s: (math.isnan(s.slope), abs(s.slope)))
+
+
+def block_of(layer: str, layers: Iterable[str]) -> str | None:
+    """The block that a layer of a stack is in.
+
+    Args:
+      layer: its name, e.g. "blocks/*/norm@0.5".
+      layers: the names of all layers.
+
+    Returns:
+      The block's name without a position, e.g. "blocks/*"; None if there is none.
+    """
+    stacked = {name.rpartition("@")[0] for name in layers if _POSITION.search(name)}
+    inner = _POSITION.sub("/", layer)
+    around = [n for n in stacked if inner.startswith(f"{n}/") and inner != f"{n}/"]
+    return min(around, key=len) if _POSITION.search(layer) and around else None
+
+
+def is_in_flat_block(layer: str, fits: Mapping[str, "Fit"]) -> bool:
+    """Whether a layer is in a block whose outputs do not grow, at any position."""
+    block = block_of(layer, fits)
+    if block is None:
+        return False
+    outputs = [fit for name, fit in fits.items() if name.rpartition("@")[0] == block]
+    return all(_does_not_grow(fit) for fit in outputs)
+
+
+def _does_not_grow(fit: Fit) -> bool:
+    return not fit.diverged and all(
+        -_EXPONENT < step.slope <= step.slope + step.half_width(_INTERVAL) <= _HALFWAY
+        for step in fit.steps
+    )
+
+
+def _exponent(layer: str, fits: Mapping[str, Fit]) -> float:
+    """The slope of depth that is wrong even if a²·base_depth is above 1."""
+    grows = fits[layer].worst.slope > 0
+    return _INNER_EXPONENT if grows and is_in_flat_block(layer, fits) else _EXPONENT
 
 
 def _is_beyond(step: Step, edge: float, chance: float) -> bool:

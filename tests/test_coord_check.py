@@ -582,6 +582,7 @@ def named(changes, **options):
         ({"hidden": -0.5}, {"own_loss": True}, "the loss may be the cause"),
         ({"hidden": -0.5}, {}, "updates are too small"),
         ({"blocks@1": 0.5}, {"axis": "depth"}, "branch_multiplier"),
+        ({"blocks@1": 0.5}, {"axis": "depth"}, "strength=a**2 * base_depth"),
     ],
 )
 def test_recognizable_slopes_get_a_hint(changes, options, hint):
@@ -673,6 +674,11 @@ BUILD = {"build": lambda key, width: MLP(width, nnx.Rngs(key))}
     ("change", "message"),
     [
         ({"build": lambda key: None}, r"write it as def build\(key, width\)"),
+        (
+            {"build": lambda key, width, depth: None},
+            r"build does not accept; give its depth a default, or pass depths=\(",
+        ),
+        ({"build": lambda key, depth: None}, r"write it as def build\(key, width\)"),
         ({"build": MLP(8, nnx.Rngs(0))}, "which build does not accept"),
         ({"build": 3}, "build is a int"),
         (
@@ -691,6 +697,10 @@ BUILD = {"build": lambda key, width: MLP(width, nnx.Rngs(key))}
         (
             {"optimizer": lambda model: optax.sgd(0.1)},
             r"write it as def optimizer\(model, width\)",
+        ),
+        (
+            {"optimizer": lambda model, width, depth: optax.sgd(0.1)},
+            r"optimizer does not accept; give its depth a default, or pass depths=\(",
         ),
         (
             {"optimizer": lambda model, width: 0.1},
@@ -738,6 +748,57 @@ def test_weak_branches_excuse_nothing(strength):
 
 def test_the_exponent_of_a_mistake_is_wrong_at_any_strength():
     assert depth_check(0.5, 8.0).verdict.value == "wrong"
+
+
+def in_blocks(stream, inner, strength=None, name="norm1"):
+    slopes = {"blocks/*@0.5": stream, f"blocks/*/{name}@0.5": inner}
+    return named(slopes, axis="depth", strength=strength)
+
+
+def test_layers_that_grow_inside_blocks_that_do_not_are_blamed_on_finite_depth():
+    found = in_blocks(-0.1, 0.5)
+    assert found.failed == [("depth", "blocks/*/norm1@0.5")]
+    [hint] = found.hints
+    assert "the outputs of their blocks do not. This is usually finite depth" in hint
+    assert "check again with strength=a**2 * base_depth" in hint
+    [hint] = in_blocks(0.9, 0.5).hints
+    assert "outputs of their blocks" not in hint
+    excused = in_blocks(-0.1, 0.5, strength=4)
+    assert (excused.verdict, excused.passed) == ("unclear", False)
+    assert "up to +0.50), but below what a mistake gives (0.45, or 0.65" in str(excused)
+
+
+@pytest.mark.parametrize(
+    ("stream", "inner"),
+    [(0.5, 0.5), (0.3, 0.5), (-0.1, 0.7), (-0.1, -0.5), (-0.5, 0.5)],
+)
+def test_blocks_that_change_with_depth_excuse_nothing(stream, inner):
+    found = in_blocks(stream, inner, strength=4)
+    assert ("depth", "blocks/*/norm1@0.5") in found.failed
+    assert "strength=" not in str(found)
+
+
+def test_only_known_strong_branches_excuse_layers_inside_flat_blocks():
+    for strength in (None, 1.0):
+        assert in_blocks(0.0, 0.5, strength).verdict == "wrong"
+
+
+def test_a_slope_that_finite_depth_does_not_explain_is_counted_apart():
+    depths, layers = (8, 16, 32), {}
+    for name, slope, noise in (("blocks@1", 0.35, 0.001), ("output", 0.63, 0.5)):
+        exponents = slope + noise * np.array([1, -1, 1, -1])  # by seed
+        layers[name] = (np.array(depths)[:, None, None] / 8.0) ** exponents
+    found = optim.CoordCheck({"depth": depths}, {"depth": layers}, strength=4.0)
+    assert [layer for _, layer in found.unclear] == ["blocks@1", "output"]
+    assert "1 slopes of depth are unclear (up to +0.35)" in str(found)
+    assert "(0.45); 1 more slopes are unclear for other reasons" in str(found)
+
+
+def test_a_width_that_is_not_swept_needs_a_default():
+    with pytest.raises(ValueError, match=r"give its width a default, or pass widths="):
+        optim.coord_check(
+            lambda key, width, depth: None, optax.sgd(0.1), batch=X, depths=(1, 2)
+        )
 
 
 def test_a_negative_strength_is_refused():
