@@ -188,7 +188,7 @@ class Transfer:
         known = self.cost and len(self.cells) > 1
         cost = f"costs {self.cost} at {self.size_text()}" if known else ""
         match self.verdict:
-            case Verdict.TRANSFERS if self.allowed > SHARE:
+            case Verdict.TRANSFERS if self.regret and self.regret.high > SHARE:
                 within = f"standard deviation between seeds ({percent(self.allowed)})"
                 return f"{self.verdict}: {cost}, within one {within}"
             case Verdict.TRANSFERS | Verdict.COSTS:
