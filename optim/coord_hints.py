@@ -72,8 +72,8 @@ def _rising(check: CoordCheck, axis: str, rising: list[str]) -> Iterator[str]:
         if all(is_in_flat_block(layer, fits) for layer in rising):
             size += (
                 ", the outputs of their blocks do not. This is usually finite depth: "
-                "a forgotten branch multiplier makes these outputs grow too. Check the "
-                "setup first"
+                "a forgotten branch multiplier makes these outputs grow too (+0.6 or "
+                "more). Check the setup first"
             )
         hint = (
             f"{size}: are the residual branches multiplied by branch_multiplier(depth "
