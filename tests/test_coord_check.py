@@ -743,7 +743,8 @@ def test_a_small_slope_of_depth_is_blamed_on_strong_branches():
 def test_weak_branches_excuse_nothing(strength):
     found = depth_check(0.35, strength)
     assert found.verdict.value == "wrong"
-    assert "finite depth" not in str(found)
+    assert "finite depth, a²" not in str(found)
+    assert ("strength=" in str(found)) == (strength is None)
 
 
 def test_the_exponent_of_a_mistake_is_wrong_at_any_strength():
