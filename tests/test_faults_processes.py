@@ -98,6 +98,8 @@ def refused(tmp_path: pathlib.Path, children: list[subprocess.Popen]) -> list[st
     return [end.sentence for end in found]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_another_number_of_steps_is_named_by_both(tmp_path, pair):
     for said in refused(tmp_path, pair([], ["--config.steps=300"])):
         assert "config.steps (420 in process 0, 300 in process 1)" in said
@@ -105,6 +107,8 @@ def test_another_number_of_steps_is_named_by_both(tmp_path, pair):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_coordinator_that_is_not_there_is_one_sentence(tmp_path, pair):
     begun = time.monotonic()
     (child,) = pair(["--process=1", "--timeout=3"])

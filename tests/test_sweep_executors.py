@@ -153,6 +153,8 @@ def _write(folder, name, first):
         store.add(name, "key", run)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_two_writers_do_not_corrupt_a_store(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
