@@ -462,6 +462,8 @@ def test_a_sweep_in_object_storage_trains_only_what_is_missing(
 def test_workers_of_a_sweep_in_object_storage_write_its_local_copy(run, machine):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         test_sweep_own.sweep(run, executor=pool)
+    # Another machine's copy must lack the file by which workers know the folder.
+    assert not [n for n in mirror._Objects(run).names() if "shared" in n]
     machine("second")
     assert len(export.read_results(run)) == 3
 

@@ -192,6 +192,11 @@ def _get(key: str, timeout: float) -> str:
         raise UserError(f"another process does not answer ({reason(error)})") from None
 
 
+def _failures() -> list[str]:
+    """Why a process failed first, if one did."""
+    return [text for _, text in _store().key_value_dir_get(_FAILED)]
+
+
 class _Watch:
     """Ends this process after another process failed or died.
 
@@ -223,7 +228,10 @@ class _Watch:
         """Tell the other processes why this process fails, and end it."""
         self.stop()
         # A collective fails after another process, which told why.
-        told = self._told() if _of_collective(error) else []
+        told = []
+        if _of_collective(error):
+            with contextlib.suppress(Exception):  # the store ends with process 0
+                told = _failures()
         self.tell(error)
         if not (
             isinstance(error, UserError | OSError)
@@ -233,12 +241,6 @@ class _Watch:
             sys.excepthook(type(error), error, error.__traceback__)
         sentence = told[0] if told else _sentence(error)
         self._leave(sentence, 130 if _is_interrupt(error) else 2)
-
-    def _told(self) -> list[str]:
-        """Why a process failed first, if one did."""
-        with contextlib.suppress(Exception):  # process 0, which has the store, is gone
-            return [text for _, text in _store().key_value_dir_get(_FAILED)]
-        return []
 
     def _leave(self, sentence: str, status: int = 2) -> None:
         with contextlib.suppress(Exception):
@@ -257,7 +259,7 @@ class _Watch:
             try:
                 beats += 1
                 store.key_value_set(f"{_ALIVE}/{self._index}", str(beats), True)
-                failed = [text for _, text in store.key_value_dir_get(_FAILED)]
+                failed = _failures()
                 if self._index == 0 and not failed and (silent := self._silent()):
                     store.key_value_set(f"{_FAILED}/first", silent)
                     failed = [silent]

@@ -84,30 +84,10 @@ def _run_on(
     limits: engine.Limits,
     progress: "_Progress",
 ) -> list[Population]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with _signed(folder.absolute()) as sign:
-        return _submitted(executor, tasks, (data, str(sign), limits), progress)
+    sign = _sign(folder.absolute())
 
-
-@contextlib.contextmanager
-def _signed(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file of a random name, by which workers on other machines know the folder."""
-    sign = folder / f".shared.{secrets.token_hex(6)}"
-    sign.touch()
-    try:
-        yield sign
-    finally:
-        sign.unlink(missing_ok=True)
-
-
-def _submitted(
-    executor: Executor,
-    tasks: Sequence[Task],
-    args: tuple[Any, str, engine.Limits],
-    progress: "_Progress",
-) -> list[Population]:
     def submit(task: Task) -> concurrent.futures.Future:
-        return executor.submit(run_task, task, *args)
+        return executor.submit(run_task, task, data, str(sign), limits)
 
     # The largest first, so that all workers end at about the same time.
     order = sorted(tasks, key=lambda task: -task.work)
@@ -136,6 +116,18 @@ def _submitted(
                     ) from error
                 waiting[submit(task)] = (task, tries + 1)
     return [results[task.name] for task in tasks]
+
+
+def _sign(folder: pathlib.Path) -> pathlib.Path:
+    """A file of a random name, by which workers on other machines know the folder.
+
+    It stays: Slurm may start a job after this process ended. It is not uploaded, so a
+    copy of the folder on another disk lacks it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sign = next(folder.glob(".shared.*"), folder / f".shared.{secrets.token_hex(6)}")
+    sign.touch()
+    return sign
 
 
 def run_task(task: Task, data: Any, sign: str, limits: engine.Limits) -> Population:
