@@ -9,8 +9,8 @@
 # # Your own NNX model
 #
 # Tune a small model, and train a larger one with its hyperparameters, in five steps:
-# explain, coordinate check, sweep, verdict, transfer. This takes about a minute on a
-# CPU and needs no network. Install with `pip install 'mupax[train]'`.
+# explain, coordinate check, sweep, verdict, transfer. This takes about a minute
+# on a CPU and needs no network. Install with `pip install 'mupax[train]'`.
 
 # %%
 import jax
@@ -32,16 +32,16 @@ held_out = (images[1500:], digits.target[1500:])
 # ## The model
 #
 # A residual network. The model itself must multiply its residual branches by
-# `branch_multiplier(depth / base depth)`. The output of a branch must have mean zero
-# over its units, or the means of all blocks add up. So the branch subtracts the mean:
-# `h - h.mean`.
+# `branch_multiplier(depth / base depth)`; here it is ½ at the base depth. The output of
+# a branch must have mean zero over its units, or the means of all blocks add up. So the
+# branch subtracts the mean: `h - h.mean`.
 
 
 # %%
 class MyModel(nnx.Module):
     def __init__(self, width, depth, rngs):
         rules = optim.parametrization("depth_mup")
-        self.branch = rules.branch_multiplier(depth / BASE[1])
+        self.branch = rules.branch_multiplier(depth / BASE[1], a=0.5)
         self.embed = nnx.Linear(64, width, rngs=rngs)
         self.blocks = nnx.List(
             nnx.Linear(width, width, rngs=rngs) for _ in range(depth)
@@ -120,10 +120,22 @@ check = optim.coord_check(
     lambda key, width: make_model(key, width, 4),
     lambda model, width: make_optimizer(model, width, 4),
     batch=batch,
-    widths=(64, 128, 256),
+    widths=(64, 256),
     seeds=4,
 )
 check
+
+# %% [markdown]
+# And over depth:
+
+# %%
+optim.coord_check(
+    lambda key, depth: make_model(key, 64, depth),
+    lambda model, depth: make_optimizer(model, 64, depth),
+    batch=batch,
+    depths=(8, 32),
+    seeds=8,
+)
 
 # %% [markdown]
 # The check finds mistakes. Here the optimizer is plain Adam, with the same learning
@@ -134,7 +146,7 @@ wrong = optim.coord_check(
     lambda key, width: make_model(key, width, 4),
     optax.adam(2**-8),
     batch=batch,
-    widths=(64, 128, 256),
+    widths=(64, 256),
     seeds=4,
 )
 wrong
