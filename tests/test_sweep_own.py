@@ -500,7 +500,7 @@ def test_a_cost_that_seeds_exceed_names_their_standard_deviation():
     high, allowed = (percent(x) for x in (told.regret.high, told.allowed))
     assert told.words == (
         f"transfers: costs at most {high} of the loss at width 4, "
-        f"within one standard deviation between seeds ({allowed})"
+        f"less than the standard deviation between seeds ({allowed})"
     )
     assert told.allowed == pytest.approx(2 ** (0.2 * 2**0.5) - 1)
 

@@ -9,16 +9,16 @@ from .data import SweepData
 
 
 def print_verdicts(data: SweepData, console: Console) -> None:
-    """Print the headline, a row for each verdict, and how the target did."""
+    """Print the headline, a row for each verdict, and the target's result."""
     console.print()
     console.print(escape(words.headline(data)), style="bold", highlight=False)
     for sentence in words.numbers(data):
         console.print(escape(sentence), highlight=False)
     table = Table(box=None, pad_edge=False)
-    for head in ("hyperparameter", "parametrization", "over", "best"):
+    for head in ("hyperparameter", "parametrization", "over", "best", "verdict"):
         table.add_column(head)
-    table.add_column("verdict")
-    table.add_column("shift per doubling", justify="right")
+    units = sorted({words.unit(transfer.name) for transfer in data.shown})
+    table.add_column(f"{'/'.join(units)} per doubling", justify="right")
     for transfer in data.shown:
         name = transfer.name
         best = ["none" if x is None else names.value(name, x) for x in transfer.optima]

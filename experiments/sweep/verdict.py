@@ -171,7 +171,7 @@ class Transfer:
                 where = "size" if self.axis == "joint" else self.axis
                 return f"nothing trained at {where} {listed(self.failed)}"
             case Verdict.EDGE:
-                return "the optimum is at the edge of the grid; widen it"
+                return "widen the grid, the optimum is at its edge"
             case Verdict.GRID | Verdict.SEEDS:
                 return str(self.verdict)
             case Verdict.ONE_SIZE:
@@ -180,28 +180,28 @@ class Transfer:
 
     @property
     def words(self) -> str:
-        """The verdict in a few words, led by its cost.
+        """The verdict, its cost and its reason, in a few words.
 
-        "transfers: costs at most 34% of the loss at width 64, within one standard
+        "transfers: costs at most 34% of the loss at width 64, less than the standard
         deviation between seeds (40%)" says why more than `SHARE` is allowed.
         """
         known = self.cost and len(self.cells) > 1
         cost = f"costs {self.cost} at {self.size_text()}" if known else ""
         match self.verdict:
             case Verdict.TRANSFERS if self.regret and self.regret.high > SHARE:
-                within = f"standard deviation between seeds ({percent(self.allowed)})"
-                return f"{self.verdict}: {cost}, within one {within}"
+                noise = f"standard deviation between seeds ({percent(self.allowed)})"
+                return f"{self.verdict}: {cost}, less than the {noise}"
             case Verdict.TRANSFERS | Verdict.COSTS:
                 return f"{self.verdict}: {cost}"
             case Verdict.DIVERGES | Verdict.FAILS:
                 return f"does not transfer: {self.reason}"
-        return "cannot tell: " + "; ".join(t for t in (cost, self.reason) if t)
+        return f"cannot tell ({self.reason})" + (f": {cost}" if cost else "")
 
     @property
     def change_words(self) -> str:
-        """How far the best value moves over all sizes: "grows 1.3x over depth 4 to 64".
+        """How far the best value moves: "grows 1.3x over depth 4 to 64".
 
-        "" where a size is missing.
+        "" if nothing trained at some size.
         """
         change = self.trend.change if len(self.sizes) > 1 else math.nan
         if not math.isfinite(change):

@@ -255,9 +255,9 @@ def root_law_at_the_end(data: SweepData) -> Drawing:
     cells = curves.after(end.cells, 0.5)
     middle = transfer(cells, "depth", data.base.depth)
     ours = (
-        f"with the learning rate over √L the optimum in the middle: "
-        f"{curves.shift(middle)} octaves per doubling (agrees within ¼ of ½); at the "
-        f"end: {curves.shift(end)}"
+        "best η of blocks that train at η/√L: in the middle of training – "
+        f"{curves.shift(middle)} (agrees within ¼ of +½); at the end – "
+        f"{curves.shift(end)}"
     )
     panels = curves.panels({"In the middle": middle, "At the end": end})
     agrees = curves.conjunction(middle.trend.within(0.25, 0.75), curves.stays(end))

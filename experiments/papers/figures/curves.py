@@ -342,17 +342,15 @@ def moves_more(first: Transfer, second: Transfer) -> bool | None:
 
 
 def shift(transfer: Transfer) -> str:
-    """Cost and shift of one optimum: "costs at most 0.6% …, +0.18 [0.07, 0.29]"."""
+    """Verdict, cost and shift: "transfers: costs …, shift +0.18 [0.07, 0.29] …"."""
     if transfer.failed:
         return transfer.words
     low, high = transfer.trend.interval
-    edge = ", at an end of the grid" if transfer.at_edge else ""
-    return (
-        f"{transfer.words}, {transfer.trend.slope:+.2f} [{low:.2f}, {high:.2f}]{edge}"
-    )
+    moved = f"{transfer.trend.slope:+.2f} [{low:.2f}, {high:.2f}]"
+    edge = " (an optimum is at the edge of the grid)" if transfer.at_edge else ""
+    return f"{transfer.words}, shift {moved} octaves per doubling{edge}"
 
 
 def describe(transfers: Mapping[str, Transfer]) -> str:
-    """Several verdicts in half a sentence, each with its shift."""
-    each = "; ".join(f"{name}: {shift(one)}" for name, one in transfers.items())
-    return f"cost at the base's optimum, and shift in octaves per doubling: {each}"
+    """Several verdicts, each with its shift."""
+    return "; ".join(f"{name} – {shift(one)}" for name, one in transfers.items())
