@@ -17,7 +17,7 @@ from ...report import SweepData
 from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
 from ...sweep.statistics import Axis
-from ...sweep.verdict import Transfer, transfer
+from ...sweep.verdict import Transfer, Verdict, transfer
 from .registry import Line, Panel
 
 _X_LABELS = {
@@ -347,8 +347,10 @@ def shift(transfer: Transfer) -> str:
         return transfer.words
     low, high = transfer.trend.interval
     moved = f"{transfer.trend.slope:+.2f} [{low:.2f}, {high:.2f}]"
-    edge = " (an optimum is at the edge of the grid)" if transfer.at_edge else ""
-    return f"{transfer.words}, shift {moved} octaves per doubling{edge}"
+    words = f"{transfer.words}, shift {moved} octaves per doubling"
+    if transfer.at_edge and transfer.verdict is not Verdict.EDGE:  # EDGE says it
+        words += ", with an optimum at the edge of the grid"
+    return words
 
 
 def describe(transfers: Mapping[str, Transfer]) -> str:
