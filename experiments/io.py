@@ -1,7 +1,9 @@
 """Durable writes, locks between processes, and JSON with checksums."""
 
 import contextlib
+import csv
 import errno
+import io
 import json
 import os
 import pathlib
@@ -9,7 +11,7 @@ import secrets
 import stat
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 SEAL = "crc"  # the key of a record's checksum
@@ -25,6 +27,13 @@ class Damaged(ValueError):
 
 
 # ----- Durable writes.
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as the text of a CSV file; None becomes an empty field."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 def write_durably(path: pathlib.Path, content: str | bytes) -> None:

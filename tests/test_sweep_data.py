@@ -228,7 +228,7 @@ def test_a_target_says_only_what_differs(song):
         ("sweep.seeds", 10**9, "at most 10000"),
         ("sweep.widths", 8, "sweep.widths is 8; it must be a tuple"),
         ("sweep.widths", (8, 2**40), "at most 10000000"),
-        ("steps", 2**31 - 1, "it holds the order of all of them"),
+        ("steps", 2**31 - 1, "their order is held in memory"),
         ("model", {"name": "gpt", "width": 10**9, "depth": 1}, "at most 10000000"),
         ("sweep.memory_share", 2.0, "between 0 and 1"),
         ("sweep.axes", {"learning_rate": "1e308**[1:3:1]"}, "learning_rate"),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ..sweep import optima
+from ..sweep.results import log2
 from . import names
 from .data import Axis, SweepData, least
 from .findings import listed, loss
@@ -56,7 +56,7 @@ def at_best(data: SweepData, axis: Axis, key: str) -> Curves:
         size, losses = getattr(population, axis), population.loss[at]
         curves[size] = population.curves[at]
         diverged = np.isnan(losses).any()
-        final[size] = None if diverged else float(2 ** optima.log2(losses).mean())
+        final[size] = None if diverged else float(2 ** log2(losses).mean())
     return Curves(data.keys[key], axis, curves, final)
 
 
@@ -152,7 +152,7 @@ def _draw(ax: Any, of_axis: Curves, steps: int, looks: dict[int, Any]) -> None:
         mark_empty(ax)
     for size, curves in of_axis.curves.items():
         x = middles(steps, curves.shape[-1])
-        mean = 2 ** optima.log2(curves).mean(axis=0)  # NaN once a seed diverged
+        mean = 2 ** log2(curves).mean(axis=0)  # NaN once a seed diverged
         every = max(1, len(x) // 6)
         ax.plot(x, mean, lw=1.7, ms=4.6, mew=0, markevery=every, **looks[size])
         finite = np.flatnonzero(~np.isnan(mean))

@@ -12,8 +12,8 @@ import numpy as np
 
 import mupax
 
-from ..sweep import optima, statistics
-from ..sweep.results import Population, table
+from ..sweep import statistics
+from ..sweep.results import Population, log2, table
 from ..sweep.statistics import AXES, OTHER, Axis, Sizes
 from ..sweep.transfers import TRAININGS, over_training, transfers, verdicts
 from ..sweep.verdict import Transfer
@@ -208,7 +208,7 @@ class SweepData:
 
 def least(population: Population) -> float:
     """Loss at the best point that every seed trained at; infinite where none is."""
-    mean = optima.log2(population.loss).mean(axis=0)
+    mean = log2(population.loss).mean(axis=0)
     return math.inf if np.isnan(mean).all() else float(2 ** np.nanmin(mean))
 
 

@@ -112,7 +112,7 @@ def _hyperparameters(function: Callable[..., Any]) -> set[str]:
 
 
 def _taken(name: str, arguments: set[str]) -> str:
-    """What the two functions take in place of a name that they do not."""
+    """The hyperparameters that the functions take, for an error about another name."""
     names = sorted(arguments.difference(_RESERVED))
     if not names:
         return f"they take no hyperparameter; give one of them an argument {name!r}"

@@ -53,7 +53,7 @@ class Limits:
 def run(
     task: Task, data: Any, store: Store | None = None, limits: Limits | None = None
 ) -> Population:
-    """Train the runs of a task that a store lacks, as `prepare` does."""
+    """Train the runs of a task that a store lacks; arguments as in `prepare`."""
     return prepare(task, data, store, limits)(0.0)
 
 
@@ -72,7 +72,7 @@ def prepare(
       task: the runs.
       data: the training data; None for a task that opens its own dataset.
       store: holds the finished runs; None keeps none.
-      limits: of memory.
+      limits: what the runs may use of memory.
       ahead: another task is training now, and uses memory that will be free later.
       on_runs: called with the number of runs as each chunk ends.
 
@@ -114,7 +114,7 @@ class Chunks:
     Attributes:
       task: the runs.
       training: their functions.
-      seeds: those that each point is trained with.
+      seeds: the seeds that each point is trained with.
       points: how many points a call takes at most; smaller after memory ran out.
       cramped: whether memory allowed fewer points at once than were asked for.
     """

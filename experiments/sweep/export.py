@@ -38,7 +38,7 @@ def curve(losses: np.ndarray, steps: int) -> list[tuple[int, float]]:
 
     Args:
       losses: training loss averaged over equal spans of steps, shape (points,).
-      steps: of the run.
+      steps: number of steps of the run.
 
     Examples:
       >>> curve(np.array([2.0, 1.0, float("nan")]), 30)
@@ -53,10 +53,10 @@ def curve(losses: np.ndarray, steps: int) -> list[tuple[int, float]]:
 
 
 def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The runs in a `results.csv`, a record each; the loss is None if a run diverged.
+    """Read the runs in a `results.csv`; the loss of a diverged run is None.
 
     Args:
-      path: of the file, or of its run directory.
+      path: the file, or its run directory.
 
     Raises:
       UserError: there is no such file, or it is not a table of runs.
@@ -92,7 +92,7 @@ def dataframe(runs: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
     """The runs of a sweep as a pandas DataFrame, a row for each run.
 
     Args:
-      runs: of `read_results` or of `Population.rows`.
+      runs: from `read_results` or `Population.rows`.
 
     Returns:
       Columns parametrization, width, depth, choices, hyperparameters, seed and loss;
@@ -114,13 +114,13 @@ def study(
 ) -> "optuna.Study":
     """The runs of a sweep as an Optuna study, e.g. for optuna-dashboard.
 
-    A trial is a run. Its parameters are the hyperparameters and, where several were
+    Each run is a trial. Its parameters are the hyperparameters and, where several were
     swept, width, depth, parametrization and choices. A run that diverged is a failed
     trial. The seed is an attribute of the trial.
 
     Args:
-      runs: of `read_results` or of `Population.rows`.
-      name: of the study; a study of this name in `storage` must not exist.
+      runs: from `read_results` or `Population.rows`.
+      name: the study's name; `storage` must have no study of this name.
       storage: URL of a database, e.g. "sqlite:///sweep.db"; None: in memory.
 
     Raises:
@@ -164,7 +164,7 @@ def copy_to_optuna(folder: str, storage: str, name: str) -> int:
     Args:
       folder: the run directory of a sweep or a transfer.
       storage: URL of the database.
-      name: of the study.
+      name: the study's name.
 
     Raises:
       UserError: there are no runs, Optuna is not installed, or the storage cannot be

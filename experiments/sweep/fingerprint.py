@@ -27,8 +27,8 @@ def of_training(
 
     Args:
       training: the functions of a task.
-      names: of the hyperparameters.
-      batch_size: examples of each step.
+      names: names of the hyperparameters.
+      batch_size: number of examples of each step.
 
     Returns:
       The fingerprint; None where the program calls functions that are not part of it

@@ -22,7 +22,7 @@ def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
     """Parse the values of a grid; they are returned in rising order.
 
     Args:
-      name: of the hyperparameter, for the error.
+      name: name of the hyperparameter, for error messages.
       grid: numbers, or a range that includes both ends: "[0:0.2:0.05]",
         "2**[-12:-3:1]", "1-2**[-8:-1:1]". The default step is 1.
 
@@ -48,7 +48,7 @@ def parse(name: str, grid: str | Iterable[float]) -> tuple[float, ...]:
     if not values or not all(x == 0 or 1e-37 <= abs(x) < 1e38 for x in values):
         raise UserError(_help(name, grid))
     if len(values) > _MOST:
-        raise UserError(f"the grid of {name} has more than {_MOST} values")
+        raise UserError(f"the grid of {name} has more than {_MOST} values; shorten it")
     if len(set(values)) < len(values):
         raise UserError(f"the grid of {name} is {shown(grid)}; it has a value twice")
     return tuple(sorted(values))

@@ -50,15 +50,15 @@ def run(
     address: str | None = None,
     stop_diverged: bool = False,
 ) -> report.SweepData:
-    """Sweep; the same command resumes a sweep that was killed.
+    """Run a sweep; the same command resumes a sweep that was killed.
 
     Args:
-      config: of a sweep, or of a training run, whose learning rate is swept.
+      config: a sweep's config, or a training run's, whose learning rate is swept.
       folder: the run directory.
       command: the command line, for the report.
       executor: where tasks run; see `executors.opened`.
-      workers: tasks at once.
-      address: of a Dask scheduler.
+      workers: number of tasks that run at once.
+      address: address of a Dask scheduler.
       stop_diverged: as in `engine.Limits`.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import grids
-from .results import Cell, Optimum
+from .results import Cell, Optimum, log2
 
 # Standard deviation of the error that the position of the grid adds to a fitted
 # optimum, in octaves, for a grid of octaves. The loss rises faster above the optimum
@@ -20,7 +20,7 @@ PHASE = 0.08
 
 
 def optimum(cell: Cell) -> Optimum | None:
-    """The value of the hyperparameter at which a cell's loss is least.
+    """Find the value of the hyperparameter at which a cell's loss is least.
 
     Fits a parabola to the log loss (geometric mean over seeds) at the best grid point
     and its two neighbours. A grid point counts as diverged if any of its seeds
@@ -89,7 +89,7 @@ class Fit:
 
     @property
     def optimum(self) -> float:
-        """Coordinate of the least loss, as `optimum` gives it."""
+        """Coordinate of the least loss; the function `optimum` returns the same."""
         return parabola(self.grid, self.log_loss.mean(axis=0))[0]
 
     @property
@@ -189,11 +189,6 @@ def fit(cell: Cell) -> Fit | None:
         len(mean),
         grids.unit(cell.axis) == "linear",
     )
-
-
-def log2(loss: np.ndarray) -> np.ndarray:
-    """Log2 of losses; of zero, log2 of the smallest positive float."""
-    return np.log2(np.maximum(loss, np.finfo(float).tiny))
 
 
 def parabola(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

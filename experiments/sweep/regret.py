@@ -75,8 +75,8 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
     the difference of the two parabolas between whose grid points the value lies.
 
     Args:
-      fits: of all sizes of an axis, from which the variance is pooled.
-      index: of the model in `fits`.
+      fits: the fits of all sizes of an axis, whose variances are pooled.
+      index: index of the model in `fits`.
       value: coordinate of the hyperparameter.
 
     Returns:
@@ -116,7 +116,7 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
 
 
 def _share(doublings: float) -> float:
-    """By which share a loss is larger that is 2^doublings times another."""
+    """Convert log2 of a ratio of losses to the ratio minus one."""
     return 2.0**doublings - 1 if doublings < 1024 else math.inf
 
 
@@ -126,8 +126,8 @@ def _bounds(
     """The 95 % bounds of the regret as log2 of a ratio of losses; see `regret`.
 
     Args:
-      fits: of all sizes.
-      index: of the model in `fits`.
+      fits: the fits of all sizes.
+      index: index of the model in `fits`.
       value: coordinate of the hyperparameter.
       slip: standard deviation of the grid's error of the log2 loss at the value.
     """
@@ -157,9 +157,8 @@ def _pooled(
 
     The model's own variance is averaged with that of the other sizes, which counts as
     at most `_PRIOR` degrees of freedom: a few seeds borrow from the other sizes, many
-    seeds speak for themselves (a moderated variance; Smyth, Stat. Appl. Genet. Mol.
-    Biol. 3, 3, 2004). So a size that is noisier than the others is not taken for a
-    quiet one.
+    seeds hardly do (a moderated variance; Smyth, Stat. Appl. Genet. Mol. Biol. 3, 3,
+    2004).
 
     The same contrast is taken at every size, and the variances are averaged: moved
     by the distance between the best grid points, or at the same grid points where
@@ -169,8 +168,8 @@ def _pooled(
     with r² the mean squared correlation between two sizes.
 
     Args:
-      fits: of all sizes.
-      index: of the model to which the contrasts belong.
+      fits: the fits of all sizes.
+      index: index of the model to which the contrasts belong.
       contrasts: weights of grid points, shape (contrasts, points).
 
     Returns:

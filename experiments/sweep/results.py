@@ -1,14 +1,13 @@
 """The runs of a sweep as plain arrays, and their table."""
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from ..io import csv_text
 from .grids import coordinate
 
 
@@ -18,8 +17,8 @@ class Cell:
 
     Attributes:
       parametrization: its key in the config, e.g. "depth_mup".
-      width: of the model.
-      depth: of the model.
+      width: the model's width.
+      depth: the model's depth.
       log2_lr: values of the hyperparameter as `grids.coordinate` gives them (log2 of
         the learning rate), ascending, shape (values,).
       loss: training loss averaged over the last steps, shape (seeds, values); NaN where
@@ -27,7 +26,7 @@ class Cell:
       curves: training loss, shape (seeds, values, points), averaged over equal spans
         of steps; NaN from the step of divergence on.
       seconds: wall time of the runs, compilation included.
-      axis: the hyperparameter.
+      axis: name of the hyperparameter.
     """
 
     parametrization: str
@@ -57,10 +56,10 @@ class Population:
     """All runs of one task: one model shape, every grid point and seed.
 
     Attributes:
-      name: of the task.
+      name: the task's name.
       parametrization: its key in the config.
-      width: of the model.
-      depth: of the model.
+      width: the model's width.
+      depth: the model's depth.
       choices: other swept config keys and their values, e.g.
         {"schedule.name": "cosine"}.
       axes: the values of each hyperparameter, in the order of the grid.
@@ -87,17 +86,16 @@ class Population:
         )
 
     def cell(self, axis: str = "learning_rate") -> Cell:
-        """Loss over one hyperparameter, every other at its best for each value.
+        """The runs over one hyperparameter, every other at its best for each value.
 
-        Best is the least geometric mean over seeds, of points where no seed diverged;
-        where all points lost a seed, of those that lost the fewest.
+        The best point has the least geometric mean over seeds, among the points at
+        which no seed diverged, or else at which the fewest seeds diverged.
         """
         at = 1 + list(self.axes).index(axis)
         seeds, values = self.loss.shape[0], self.loss.shape[at]
         loss = np.moveaxis(self.loss, at, 1).reshape(seeds, values, -1)
         curves = np.moveaxis(self.curves, at, 1).reshape(*loss.shape, -1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = np.log(np.maximum(loss, 1e-300)).mean(axis=0)
+        mean = log2(loss).mean(axis=0)
         lost = 1e30 * (1 + np.isnan(loss).sum(axis=0))
         best = np.where(np.isfinite(mean), mean, lost).argmin(axis=-1)
         rows = np.arange(values)
@@ -125,8 +123,7 @@ class Population:
 
     def best(self) -> dict[str, float]:
         """The grid point of least loss, by the geometric mean over seeds."""
-        with np.errstate(divide="ignore"):
-            mean = np.log(self.loss).mean(axis=0)
+        mean = log2(self.loss).mean(axis=0)
         mean = np.where(np.isnan(mean), np.inf, mean)
         at = np.unravel_index(int(mean.argmin()), mean.shape)
         return {
@@ -168,9 +165,10 @@ class Optimum:
 def table(populations: Iterable[Population]) -> str:
     """Every run as a line of CSV; the loss of a diverged run is empty."""
     rows = [row for population in populations for row in population.rows()]
-    out = io.StringIO()
-    names = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(out, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return csv_text([names, *([row.get(name) for name in names] for row in rows)])
+
+
+def log2(loss: np.ndarray) -> np.ndarray:
+    """Log2 of losses; of zero, log2 of the smallest positive float."""
+    return np.log2(np.maximum(loss, np.finfo(float).tiny))

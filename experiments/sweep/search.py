@@ -5,9 +5,7 @@ point so far, and adapts the region from which it draws. All candidates of a rou
 lanes of one program, which is compiled once.
 """
 
-import csv
 import dataclasses
-import io as text_io
 import math
 import pathlib
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ from ..run import workdir
 from ..run.hyperparameters import transfer_record
 from . import engine, grids, main, space
 from .engine import Limits, Point
+from .results import log2
 from .store import Store
 from .tasks import ZooTask
 
@@ -34,7 +33,7 @@ class Candidate:
     """A candidate and its result.
 
     Attributes:
-      round: from 0.
+      round: its number, from 0.
       point: values of the hyperparameters, in the order of the axes.
       loss: geometric mean over seeds; NaN if a run diverged.
     """
@@ -49,9 +48,9 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-      names: of the hyperparameters.
-      candidates: all of them, in order. The first is the start.
-      best: of them.
+      names: names of the hyperparameters.
+      candidates: all candidates, in order. The first is the start.
+      best: the candidate of least loss.
       fresh: losses of start and best with other seeds than those of the search.
     """
 
@@ -85,14 +84,14 @@ def search(
         search.
       data: as in `engine.prepare`.
       start: the first candidate, in the order of the axes.
-      candidates: of each round, at least 4.
-      rounds: at least 1.
-      radius: initial standard deviation of the candidates, in octaves or in the unit
-        of the hyperparameter (`grids.unit`) where it is not octaves.
-      seed: of the search.
-      store: holds the finished runs; None keeps none. A search that is run again with
-        the same arguments asks for the same candidates and trains none twice.
-      limits: of memory.
+      candidates: number of candidates in each round, at least 4.
+      rounds: number of rounds, at least 1.
+      radius: initial standard deviation of the candidates, in the unit of each
+        hyperparameter (`grids.unit`), e.g. octaves.
+      seed: seed of the candidates.
+      store: holds the finished runs; None keeps none. A second search with the same
+        arguments draws the same candidates and trains none twice.
+      limits: what the search may use of memory.
 
     Raises:
       UserError: an axis with a single value; `cma` is not installed; nothing trained.
@@ -206,7 +205,7 @@ class _Trainer:
             [[self._stored[seed, at].losses[0] for seed in seeds] for at in points],
             dtype=float,
         )
-        return np.exp(np.log(np.maximum(losses, 1e-300)).mean(axis=1)).tolist()
+        return np.exp2(log2(losses).mean(axis=1)).tolist()
 
 
 def run(
@@ -220,10 +219,10 @@ def run(
     """Search the base's hyperparameters; the same command resumes a killed search.
 
     Args:
-      config: of a sweep. Its axes bound the search, and its sizes are not used.
+      config: a sweep's config. Its axes bound the search, and its sizes are not used.
       folder: the run directory.
-      candidates: of each round.
-      rounds: of candidates.
+      candidates: number of candidates in each round.
+      rounds: number of rounds.
       radius: as in `search`.
 
     Returns:
@@ -318,11 +317,9 @@ def summarize(config: space.SweepConfig, result: SearchResult) -> dict[str, Any]
 
 
 def table(result: SearchResult) -> str:
-    """Every candidate as a line of CSV; the loss of a diverged one is empty."""
-    out = text_io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["round", *result.names, "loss"])
-    for candidate in result.candidates:
-        loss = candidate.loss if math.isfinite(candidate.loss) else None
-        writer.writerow([candidate.round, *candidate.point, loss])
-    return out.getvalue()
+    """Every candidate as a line of CSV; the loss of a diverged candidate is empty."""
+    rows = [
+        [c.round, *c.point, c.loss if math.isfinite(c.loss) else None]
+        for c in result.candidates
+    ]
+    return io.csv_text([["round", *result.names, "loss"], *rows])

@@ -62,9 +62,9 @@ class SweepConfig:
       choices: combinations of other keys' values; a single empty one if there are none.
       seeds: runs of each grid point.
       average_last: a run's final loss is the mean over so many last steps.
-      limits: of memory.
+      limits: what the runs may use of memory.
       featured: key of the parametrization that reports are about.
-      target: the run at the target's size, before it is tuned; None for none.
+      target: the run at the target's size, before it is tuned; None without a target.
       equal_examples: runs of each batch size take the base's number of examples.
       compare: baselines of the target: "base", or keys of `parametrizations`.
     """
@@ -94,7 +94,7 @@ class SweepConfig:
         return None if self.target is None else sizes_of(self.target)
 
     def settings(self) -> dict[str, Any]:
-        """The settings that a run directory is claimed for, as JSON-ready data."""
+        """The settings that all runs of a run directory share, as JSON-ready data."""
         settings = self.base.loss_settings() | {"seed": self.base.seed}
         for key in ("parametrization", "learning_rate"):  # each run has its own
             del settings[key]
@@ -224,8 +224,8 @@ def _check_amounts(config: SweepConfig) -> None:
     examples = config.base.steps * config.base.batch_size * config.seeds
     if examples > MOST:
         raise UserError(
-            f"the sweep's runs take {examples} examples (steps, batch_size and "
-            f"sweep.seeds); it holds the order of all of them, {MOST} at most: make "
+            f"sweep.steps, batch_size and sweep.seeds make {examples} examples; their "
+            f"order is held in memory, and at most {MOST} are allowed: make "
             "sweep.steps smaller"
         )
 
@@ -250,7 +250,7 @@ def _at_base(run: RunConfig) -> RunConfig:
         size = getattr(run, f"base_{key}") or _own_size(run, key)
         if size is None:
             raise UserError(
-                f"the config gives {run.model.name} no {key}; set model.{key}, the "
+                f"the config gives {run.model.name} no {key}; set model.{key} to the "
                 "base's"
             )
         sizes[key] = size
@@ -262,7 +262,7 @@ def _at_base(run: RunConfig) -> RunConfig:
 
 
 def _own_size(run: RunConfig, key: str) -> int | None:
-    """The model's width or depth; the zoo's default where the config has none."""
+    """The model's width or depth: the config's, or else the zoo's default."""
     return {**default_options(run.model.name), **run.model.options}.get(key)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from . import grids, optima
-from .results import Cell, Population
+from .results import Cell, Population, log2
 
 # Octaves per doubling within which an optimum counts as staying: five doublings then
 # move it by about one octave, the spacing of the usual grid.
@@ -94,7 +94,7 @@ def trend(cells: Sequence[Cell], axis: str) -> Trend:
     added that of the grid's error, `optima.Fit.place_error`, of each optimum.
 
     Args:
-      cells: of one parametrization and hyperparameter, of rising size.
+      cells: the runs of one parametrization over one hyperparameter, small to large.
       axis: "depth" or "width".
     """
     sizes = tuple(getattr(c, axis) for c in cells)
@@ -143,7 +143,7 @@ def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
     not determine r: ½ is assumed.
 
     Args:
-      rows: of each size, deviations from the mean over seeds, shape (seeds,).
+      rows: deviations from the mean over seeds, an array of shape (seeds,) per size.
 
     Examples:
       >>> same = np.array([-0.1, 0.0, 0.1])
@@ -170,7 +170,7 @@ def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def _resampled(cell: Cell, rng: np.random.Generator) -> np.ndarray:
     """Optima of means over resampled seeds, shape (resamples,)."""
-    log_loss = optima.log2(cell.loss)
+    log_loss = log2(cell.loss)
     seeds = rng.integers(len(log_loss), size=(_RESAMPLES, len(log_loss)))
     whole = log_loss.mean(axis=0)
     if np.isnan(whole).all():
@@ -190,7 +190,7 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def fixed_after(cell: Cell) -> float | None:
-    """The share of the run, in 0 to 1, after which the optimum stays where it ends.
+    """The share of the run, from 0 to 1, after which the optimum stays in place.
 
     The optimum is fitted to every span of the learning curves as to the final losses.
     It counts as staying within half an octave of its final place, or half the grid's
@@ -230,7 +230,7 @@ def key_of(population: Population, without: str = "") -> str:
     """The parametrization and choices of a population as one key.
 
     Args:
-      population: of a sweep.
+      population: the runs of one task of a sweep.
       without: a choice that is left out.
     """
     chosen = (f"{k}={v}" for k, v in population.choices.items() if k != without)
@@ -243,7 +243,7 @@ def predicted(
     """The optimum at a target size, extrapolated along depth and width.
 
     Args:
-      trends: by axis, "depth" and "width".
+      trends: the trend of each axis, "depth" and "width".
       base: the sizes where the axes cross.
       target: the sizes to predict at.
 

@@ -45,8 +45,8 @@ class Store:
         """The finished runs of a task.
 
         Args:
-          name: of the task.
-          key: of the task. Runs with another key are ignored.
+          name: the task's name.
+          key: the task's key. Runs with another key are ignored.
 
         Raises:
           UserError: the file cannot be read.

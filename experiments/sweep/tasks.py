@@ -39,10 +39,10 @@ class Task(abc.ABC):
 
     Attributes:
       parametrization: its key in the sweep.
-      width: of the model.
-      depth: of the model.
+      width: the model's width.
+      depth: the model's depth.
       seeds: number of seeds.
-      steps: of each run.
+      steps: number of steps of each run.
       batch_size: examples of each step.
       average_last: a run's loss is the mean over so many last steps.
       axes: pairs of a hyperparameter and its values.
@@ -101,8 +101,8 @@ class Training:
     """The functions of one run, and the examples of all runs.
 
     Attributes:
-      init: (key, hyper) -> (state, fixed). `fixed` holds variables that never change;
-        it may not depend on `hyper`, and is shared by the runs of a seed.
+      init: (key, hyper) -> (state, fixed). `fixed` holds variables that never change.
+        It must not depend on `hyper`, because the runs of a seed share it.
       step: (state, fixed, batch, hyper, key) -> (state, loss).
       feed: seeds -> (examples, orders). The examples are a pytree of arrays with a
         leading axis. The orders, int32 of shape (steps, seeds, batch), say which
@@ -134,7 +134,8 @@ class ZooTask(Task):
 
     Attributes:
       parametrization: as in `Task`.
-      config: of each run, without the hyperparameters of `axes`. Its seed is the first.
+      config: the config of every run, without the hyperparameters of `axes`. Its seed
+        is the first seed.
       axes: as in `Task`. Warm-up is a share of the steps.
       seeds: as in `Task`.
       average_last: as in `Task`.
@@ -150,17 +151,17 @@ class ZooTask(Task):
 
     @property
     def width(self) -> int:  # type: ignore[override]
-        """Of the model."""
+        """The model's width."""
         return self.config.model.options["width"]
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """Of the model."""
+        """The model's depth."""
         return self.config.model.options["depth"]
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        """Of each run."""
+        """Number of steps of each run."""
         return self.config.steps
 
     @property
@@ -269,8 +270,8 @@ def _prepared(
         }
     except MemoryError:
         raise UserError(
-            f"the sweep holds the batches of all its steps, {count} examples, which do "
-            "not fit into memory; make sweep.steps smaller, or leave augment out"
+            f"the batches of all steps and seeds ({count} examples) do not fit into "
+            "memory; make sweep.steps smaller, or leave augment out"
         ) from None
     for place, seed in enumerate(seeds):
         batches = dataset.train(batch_size, seed, process_index=0, process_count=1)

@@ -32,7 +32,7 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
     return out
 
 
-# Choices that scale the training, and what their axes are called.
+# Choices that scale the training, and the names of their axes.
 TRAININGS = {"batch_size": "batch size", "steps": "steps"}
 
 
@@ -44,8 +44,8 @@ def over_training(
     Args:
       populations: all of a sweep. Other choices count as parametrizations.
       base: the sizes where the axes cross.
-      tuned: batch size and steps of the base, whose best values the others use; the
-        smallest ones if these were not swept.
+      tuned: batch size and number of steps of the base. Their best values are used at
+        the others; those of the smallest if these were not swept.
     """
     lines: dict[tuple[str, str, str], list[tuple[int, Cell]]] = {}
     for p in populations:
@@ -73,7 +73,7 @@ def verdicts(
     """All verdicts as JSON-ready data, by hyperparameter, parametrization and axis.
 
     Args:
-      judged: as `transfers` gives them.
+      judged: the verdicts that `transfers` returns.
       base: the sizes where the axes cross.
       target: sizes at which to predict the optimum, or None.
     """

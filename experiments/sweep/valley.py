@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import grids, optima, statistics
-from .results import Population
+from . import grids, statistics
+from .results import Population, log2
 
-# Fitted points: the loss is at most so many times the least, and its log lies less
-# than half-way to the median; the best points if those are too few. The fit must
-# explain this share of the variance of the log loss.
+# The quadratic is fitted to grid points whose loss is at most `_NEAR` times the least
+# loss, and closer (in log) to the least than to the median loss; to the `_POINTS` best
+# grid points if these are fewer.
 _NEAR = 2.0
 _POINTS = 9
-_EXPLAINED = 0.8
+_EXPLAINED = 0.8  # share of the log loss's variance that the fit must explain
 
 # Below this ratio of curvatures the valley is round, and has no direction.
 _LONG = 2.0
@@ -24,7 +24,7 @@ def surface(population: Population, names: Sequence[str]) -> np.ndarray:
 
     Args:
       population: all runs of a shape.
-      names: of two of its axes, (across, up).
+      names: two of its hyperparameters, (across, up).
 
     Returns:
       Geometric mean over seeds, shape (values across, values up); NaN where a seed
@@ -38,7 +38,7 @@ def surface(population: Population, names: Sequence[str]) -> np.ndarray:
       [[2.0], [8.0]]
     """
     at = [list(population.axes).index(name) for name in names]
-    mean = np.moveaxis(optima.log2(population.loss).mean(axis=0), at, (0, 1))
+    mean = np.moveaxis(log2(population.loss).mean(axis=0), at, (0, 1))
     mean = mean.reshape(*mean.shape[:2], -1)
     least = np.where(np.isnan(mean), np.inf, mean).min(axis=-1)
     return np.exp2(np.where(np.isinf(least), np.nan, least))
@@ -47,18 +47,18 @@ def surface(population: Population, names: Sequence[str]) -> np.ndarray:
 def slope(population: Population, names: Sequence[str]) -> float | None:
     """The direction in which the loss changes least (Tensor Programs VI, Figure 7).
 
-    A quadratic in the coordinates of both is fitted to the log loss around the
-    optimum; the slope is that of the long axis of its level sets. At -1 a doubled
-    learning rate needs half the multiplier, at -2 a quarter of it.
+    Fits a quadratic in both coordinates to the log loss around the optimum. The slope
+    is that of the long axis of its level sets: at -1 a doubled learning rate needs half
+    the multiplier, at -2 a quarter of it.
 
     Args:
       population: all runs of a shape.
-      names: of two of its axes, (across, up).
+      names: two of its hyperparameters, (across, up).
 
     Returns:
-      Change of `up` for one of `across`, in `grids.coordinate`s. None if the points are
-      too few or too noisy, if the valley is round or not a valley, or if its slope
-      changes sign when any one seed is left out.
+      Change of `up` per unit of `across`, both as `grids.coordinate`. None if there are
+      too few points, if they are too noisy, if the valley is round or not a valley, or
+      if its slope changes sign when any one seed is left out.
     """
     whole = _slope(population, names)
     if whole is None or len(population.loss) < 2:

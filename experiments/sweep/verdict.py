@@ -64,9 +64,9 @@ class Transfer:
       cells: the runs, small to large.
       base: index in `cells` of the size whose best value is used at the largest.
       trend: the line through the optima.
-      regret: of the base's best value at the largest size; None where the loss there
-        is not known.
-      at_base: of the same value at the base: how well the base's optimum is known.
+      regret: regret of the base's best value at the largest size; None where the loss
+        there is not known.
+      at_base: regret of the same value at the base, i.e. how well its optimum is known.
       at_edge: sizes whose best grid point is an end of the grid.
       failed: sizes at which no value trained with every seed.
     """
@@ -102,7 +102,7 @@ class Transfer:
 
     @property
     def allowed(self) -> float:
-        """Share of the loss that may be given up; see the module."""
+        """The regret up to which a hyperparameter transfers; see the module."""
         return max(SHARE, self.regret.noise if self.regret else 0.0)
 
     @property
@@ -258,11 +258,11 @@ def transfer(
     """Judge one hyperparameter along one axis.
 
     Args:
-      cells: of one parametrization, of rising size.
-      axis: "depth", "width" or "joint"; of the latter, sizes are width times depth.
-        Another name where `sizes` are given.
-      base: the size that is tuned; the smallest where None or where it is the largest.
-      sizes: of the cells, where it is not the model that grows.
+      cells: the runs of one parametrization, small to large.
+      axis: "depth", "width" or "joint" (sizes are width times depth); any name if
+        `sizes` are given.
+      base: the size that is tuned; by default, or if it is the largest, the smallest.
+      sizes: the sizes of the cells if something else than the model grows.
 
     Examples:
       >>> import numpy as np
