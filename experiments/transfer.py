@@ -32,6 +32,7 @@ from .sweep import main as sweeping
 from .sweep import optima, space
 from .sweep.results import Population
 from .sweep.space import SweepConfig
+from .sweep.statistics import BASE
 from .sweep.transfers import transfers
 
 _RATE = "learning_rate"
@@ -125,7 +126,7 @@ def _baseline(
 
     `key` is "base", or a key of the swept parametrizations.
     """
-    if key == space.BASE:
+    if key == BASE:
         baseline = target.sized(*config.sizes)
     else:
         rules = config.parametrizations[key]

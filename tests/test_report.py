@@ -275,14 +275,14 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
     body = html[html.index("<main>") :]
     said = (
         "The learning rate of a small network works unchanged on one 100 times larger: "
-        "97.2% correct on the test, against 94.4% for the small one and 10.0% for the "
+        "97.2% test accuracy, against 94.4% for the small one and 10.0% for the "
         "large one without mupax's scaling."
     )
     assert body.index("<img") < body.index("<h1>")
     assert Reader(body[: body.index("<h1>")]).text.strip() == ""
     assert Reader(body[body.index("<h1>") : body.index("</h1>")]).text == said
     assert html.count("<h1>") == 1
-    assert "Size cuts the test errors by 50%, from 5.6% to 2.8%" in Reader(html).text
+    assert "makes 50% fewer test errors (2.8% instead of 5.6%)" in Reader(html).text
     # A phone gets pictures of its own width.
     assert body.count("<source") == body.count("<img")
 
@@ -290,7 +290,7 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"base": {"test_accuracy": 0.98}}, "did not pay on one 100 times larger"),
+        ({"base": {"test_accuracy": 0.98}}, "gives no gain on one 100 times larger"),
         ({"sp": {"train_loss": None}}, "divergence for the large one without"),
         ({"target": {"train_loss": None}}, "made one 100 times larger diverge"),
     ],
@@ -307,7 +307,7 @@ def test_the_opening_needs_no_training_curve():
 
 def test_size_that_does_not_pay_is_said_so():
     told = opening.bought(opened(base={"test_accuracy": 0.986}))
-    assert told.startswith("Size did not pay: the test errors grow by 100%")
+    assert told.startswith("The large network makes 100% more test errors")
 
 
 def test_without_baselines_the_verdict_opens_the_page():

@@ -103,7 +103,7 @@ def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
         "With Depth-μP, the learning rate cannot be judged across depth and width "
         "(more seeds needed)."
     )
-    assert "run it again with more seeds" in advice.advice(data)[-1]
+    assert "sweep again with more seeds" in advice.advice(data)[-1]
     assert not any(group["predicted"] for group in words.groups(data))
     assert (
         "geometric mean over"

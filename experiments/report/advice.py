@@ -38,7 +38,8 @@ def advice(data: SweepData) -> list[str]:
     ):
         axes = dict.fromkeys(t.axis for t in transfers if t.verdict is verdict)
         if axes:
-            sentences.append(f"To judge {listed(list(axes))}, run it again {remedy}.")
+            over = listed(list(axes))
+            sentences.append(f"For a verdict over {over}, sweep again {remedy}.")
     edge = dict.fromkeys(names.noun(t.name) for t in transfers if t.at_edge)
     if edge:
         sentences.append(f"Widen the grid of {listed(list(edge))}.")

@@ -20,6 +20,7 @@ from .style import (
     log_ticks,
     loss_range,
     mark_empty,
+    size_handles,
     strokes,
     wrap,
 )
@@ -134,13 +135,9 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
         ax.set_axis_off()
     figure.supxlabel("step", size=page.size, color=MUTED)
     figure.supylabel("training loss", size=page.size, color=MUTED)
-    lines = [
-        Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {size}", **look)
-        for size, look in looks.items()
-    ]
     cross = Line2D([], [], ls="", marker="x", ms=7, color=INK, label="diverged")
     figure.legend(
-        handles=[*lines, cross],
+        handles=[*size_handles(axis, looks), cross],
         loc="outside upper left",
         ncols=8 if page.columns > 1 else 3,
     )

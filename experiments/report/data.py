@@ -25,9 +25,9 @@ class Trained:
 
     Attributes:
       sizes: width and depth.
-      learning_rate: before scaling.
-      train_loss: at the end of the training; None if it diverged.
-      test_accuracy: at the end of the training.
+      learning_rate: the learning rate before scaling.
+      train_loss: training loss at the end; None if it diverged.
+      test_accuracy: test accuracy at the end.
       curve: (step, training loss).
       evals: (step, test loss, test accuracy).
       checkpoint: path of the last checkpoint.
@@ -62,9 +62,9 @@ class SweepData:
     Attributes:
       populations: all runs.
       base: the sizes where the axes cross.
-      labels: parametrization key to its name in reports, in reading order.
+      labels: names of the parametrizations in reports, by key, in reading order.
       featured: key of the parametrization that the headline is about.
-      steps: of each run.
+      steps: number of steps of each run.
       settings: nested plain data: config, versions, devices.
       subject: what was trained, in a few words.
       command: the command line that makes this report again, or "".
@@ -140,7 +140,7 @@ class SweepData:
 
     @functools.cached_property
     def all_labels(self) -> dict[str, str]:
-        """`keys`, and the keys without the choice over which a verdict is."""
+        """Labels of all verdicts: `keys`, also without the choices of `TRAININGS`."""
         return {
             statistics.key_of(p, without): self._label(p, without)
             for p in self.populations
@@ -165,12 +165,12 @@ class SweepData:
 
     @functools.cached_property
     def main(self) -> str:
-        """The featured key; of several choices that with the least loss at the base."""
+        """The featured key; of several choices, the one of least loss at the base."""
         return statistics.key_of(self._best)
 
     @functools.cached_property
     def mains(self) -> set[str]:
-        """The featured key, and the same without the choice over which a verdict is."""
+        """Keys of the featured verdicts: `main`, also without `TRAININGS` choices."""
         return {statistics.key_of(self._best, choice) for choice in ("", *TRAININGS)}
 
     @functools.cached_property
@@ -207,7 +207,7 @@ class SweepData:
 
 
 def least(population: Population) -> float:
-    """Loss at the best point that every seed trained at; infinite where none is."""
+    """Least loss over grid points at which every seed trained; infinite if none did."""
     mean = log2(population.loss).mean(axis=0)
     return math.inf if np.isnan(mean).all() else float(2 ** np.nanmin(mean))
 

@@ -13,7 +13,7 @@ def loss(value: float) -> str:
 
 
 def cost(transfer: Transfer) -> str:
-    """The cost of the base's best value at the largest size: "0.4% (0% to 0.9%)"."""
+    """The cost of the base's best value at the largest size, "0.4% (0% to 0.9%)"."""
     if len(transfer.sizes) < 2:
         return "–"
     if transfer.verdict in (Verdict.DIVERGES, Verdict.FAILS):

@@ -17,7 +17,7 @@ from ..sweep import grids, valley
 from ..sweep.results import Population
 from . import names
 from .data import Axis, SweepData
-from .style import INK, LANE, MUTED, Page, log_ticks, loss_range
+from .style import INK, LANE, MUTED, Page, log_ticks, loss_range, mark_empty
 
 Pair = tuple[str, str]
 _COLORS = matplotlib.colormaps["plasma"]  # lightness rises evenly: dark is least loss
@@ -101,8 +101,8 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
     Args:
       data: the sweep.
       pair: hyperparameters (across, up).
-      axis: of size; a panel for each of its sizes.
-      page: to draw on.
+      axis: "depth" or "width"; each size gets a panel.
+      page: the size and fonts of the picture.
     """
     rows = [(label, data.along(key, axis)) for key, label in data.keys.items()]
     columns = min(5, max(len(row) for _, row in rows))
@@ -175,14 +175,7 @@ def _draw(ax: Any, population: Population, pair: Pair, norm: LogNorm) -> None:
     plain = ListedColormap([LANE])
     ax.pcolor(x, y, hatched, cmap=plain, ec=MUTED, hatch="////", lw=0)
     if lost.all():
-        ax.text(
-            *(0.5, 0.5, "nothing trained"),
-            transform=ax.transAxes,
-            ha="center",
-            va="center",
-            style="italic",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 2},
-        )
+        mark_empty(ax)
         return
     good = np.pad(np.nan_to_num(loss, nan=np.inf) <= _GOOD * np.nanmin(loss), 1)
     for i, j in np.argwhere(good[1:, 1:-1] != good[:-1, 1:-1]):

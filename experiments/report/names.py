@@ -30,8 +30,8 @@ def value(name: str, coordinate: float) -> str:
     """The value at a coordinate of the grid, rounded.
 
     Args:
-      name: of the hyperparameter.
-      coordinate: as `grids.coordinate` gives it.
+      name: name of the hyperparameter.
+      coordinate: its value in the unit of `grids.coordinate`.
 
     Examples:
       >>> value("learning_rate", -6.5), value("b1", 3.3), value("warmup", 0.1)

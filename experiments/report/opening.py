@@ -4,12 +4,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ..sweep.statistics import BASE
 from .data import SweepData, Trained, finite
 from .style import Page, Sheet, ramp, wrap
 
-_BASE = "base"  # in target.compare: the model of the base's size
 _LIGHT, _DARK = ramp(2)
 _GREY = "#7c8494"
 
@@ -20,12 +20,12 @@ def shown(data: SweepData) -> bool:
 
 
 def sentence(data: SweepData) -> str:
-    """The result of the transfer, for a reader who knows no parametrization."""
+    """The result of the transfer, without names of parametrizations."""
     target = data.trained
     if target is None:
         return ""
     small = _small(data)
-    other = next((run for run in data.compared if run.baseline != _BASE), None)
+    other = next((run for run in data.compared if run.baseline != BASE), None)
     size = f"one {_times(target, small)} larger" if small else "a large one"
     subject = "The learning rate of a small network"
     unscaled = ""
@@ -34,12 +34,12 @@ def sentence(data: SweepData) -> str:
     reached = _value(target)
     if reached is None:
         return f"{subject} made {size} diverge."
-    result = f"{_accuracy(target)} correct on the test"
+    result = f"{_accuracy(target)} test accuracy"
     if small is None:
         return f"{subject} on {size}: {result}, against {unscaled}."
     before = _value(small)
     better = before is None or reached > before
-    verb = "works unchanged on" if better else "did not pay on"
+    verb = "works unchanged on" if better else "gives no gain on"
     against = f"{_accuracy(small)} for the small one"
     if unscaled:
         against += f" and {unscaled}"
@@ -47,7 +47,7 @@ def sentence(data: SweepData) -> str:
 
 
 def bought(data: SweepData) -> str:
-    """The gain by size at the same number of steps, and its cost; or ""."""
+    """The test errors that the larger network saves, and its cost; or ""."""
     target, small = data.trained, _small(data)
     if target is None or small is None:
         return ""
@@ -56,18 +56,14 @@ def bought(data: SweepData) -> str:
         return ""
     errors = 1 - small_accuracy, 1 - large_accuracy
     change = errors[1] / errors[0] - 1
-    effect = (
-        f"Size cuts the test errors by {-change:.0%}"
-        if change < 0
-        else f"Size did not pay: the test errors grow by {change:.0%}"
-    )
+    order = "fewer" if change < 0 else "more"
     cost = f"{_times(target, small)} the parameters"
     if small.seconds > 0:
-        cost += (
-            f" and {_digits(target.seconds / small.seconds)} times the training time"
-        )
+        longer = target.seconds / small.seconds
+        cost += f" and {_digits(longer)} times the training time"
     return (
-        f"{effect}, from {errors[0]:.1%} to {errors[1]:.1%}, for {cost} (width "
+        f"The large network makes {abs(change):.0%} {order} test errors "
+        f"({errors[1]:.1%} instead of {errors[0]:.1%}), at {cost} (width "
         f"{target.sizes.width} and depth {target.sizes.depth} instead of "
         f"{small.sizes.width} and {small.sizes.depth}; one run each, with the same "
         "number of steps and the same learning rate)."
@@ -103,10 +99,10 @@ def figure(data: SweepData, page: Page) -> Figure:
         ends.append((accuracy, step, text, look["color"]))
     ax.set(xlim=(0, max(end[1] for end in ends)), ylim=(0, 1))
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
     ax.xaxis.set_major_locator(MaxNLocator(6 if wide else 4, integer=True))
     ax.set_xlabel("training step")
-    ax.set_ylabel("correct on the test")
+    ax.set_ylabel("test accuracy")
     # The numbers at the ends of lines are at least a line of text apart.
     apart = 1.45 * page.size / 72 / main
     height = -1.0
@@ -131,13 +127,13 @@ def _runs(data: SweepData) -> list[Trained]:
 
 
 def _small(data: SweepData) -> Trained | None:
-    return next((run for run in data.compared if run.baseline == _BASE), None)
+    return next((run for run in data.compared if run.baseline == BASE), None)
 
 
 def _look(run: Trained) -> dict[str, Any]:
     if run.baseline is None:
         return {"color": _DARK}
-    if run.baseline == _BASE:
+    if run.baseline == BASE:
         return {"color": _LIGHT}
     return {"color": _GREY, "linestyle": (0, (4, 1.5))}
 
@@ -145,7 +141,7 @@ def _look(run: Trained) -> dict[str, Any]:
 def _label(run: Trained) -> str:
     if run.baseline is None:
         return "large network, learning rate of the small one"
-    if run.baseline == _BASE:
+    if run.baseline == BASE:
         return "small network, where it was tuned"
     return "large network, without mupax's scaling"
 

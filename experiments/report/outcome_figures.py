@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import PercentFormatter
 
 from ..sweep.verdict import Transfer, Verdict, percent
 from . import findings
-from .data import SweepData, Trained
+from .data import AXES, SweepData, Trained
 from .style import INK, MUTED, Page, Sheet, log_ticks, mark_empty, ramp
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
@@ -20,9 +20,9 @@ _LIGHT, _DARK = ramp(2)
 
 
 def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) -> Figure:
-    """Own least loss of the largest models, and their loss at the base's best rate."""
+    """Draw the largest models' least loss, and their loss at the base's best rate."""
     labels = dict.fromkeys(data.keys[t.key] for t in transfers)
-    axes = list(dict.fromkeys(t.axis for t in transfers))
+    axes = [axis for axis in AXES if any(t.axis == axis for t in transfers)]
     columns = max(1, min(page.columns, len(axes)))
     names = 1.75
     left, right, gap = names, 0.25, 0.3
@@ -45,9 +45,7 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
         x, y = left + i % columns * (width + gap), first + i // columns * step
         by_label = {data.keys[t.key]: t for t in transfers if t.axis == axis}
         most = max(t.sizes[-1] for t in by_label.values())
-        base = data.base
-        held = f"width {base.width}" if axis == "depth" else f"depth {base.depth}"
-        large = f"Largest {axis}: {most} ({held})"
+        large = f"Largest {axis}: {most} ({data.held(axis)})"
         sheet.text(x, y, large, size=page.size + 0.5, weight="bold")
         ax = sheet.axes(x, y + head, width, main)
         ax.set(xscale="log", xlim=limits, ylim=(len(labels) - 0.3, -0.7))
@@ -81,7 +79,6 @@ def _limits(transfers: Sequence[Transfer]) -> tuple[float, float]:
 
 
 def _draw_regret(ax: Any, row: int, transfer: Transfer, page: Page) -> None:
-    color = _DARK
     label: dict[str, Any] = {"va": "center", "size": page.size}
     cost, own = transfer.regret, transfer.own
     across = ax.get_yaxis_transform()
@@ -91,16 +88,15 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer, page: Page) -> None:
         return
     right = ax.get_xlim()[1]
     if transfer.verdict is Verdict.DIVERGES:
-        ax.plot([own, right], [row, row], color=color, lw=2.2, ls=(0, (2, 1.5)))
-        ax.plot(1, row, ">", color=color, ms=9, transform=across, clip_on=False)
+        ax.plot([own, right], [row, row], color=_DARK, lw=2.2, ls=(0, (2, 1.5)))
+        ax.plot(1, row, ">", color=_DARK, ms=9, transform=across, clip_on=False)
         ax.text(0.97, row - 0.24, "diverges", transform=across, ha="right", **label)
     elif cost is None:
         beside = {"xytext": (11, 0), "textcoords": "offset points"}
         ax.annotate(findings.cost(transfer), (own, row), **beside, **label, **words)
     else:
-        ends = [own * (1 + x) for x in (cost.low, cost.high)]
-        ends = [min(x, right) for x in ends]
-        ax.plot([own, cost.given], [row, row], color=color, lw=2.2, zorder=2)
+        ends = [min(own * (1 + x), right) for x in (cost.low, cost.high)]
+        ax.plot([own, cost.given], [row, row], color=_DARK, lw=2.2, zorder=2)
         ax.plot(ends, [row, row], color=INK, lw=1, zorder=2)
         ax.plot(cost.given, row, mfc="white", zorder=4, **_GIVEN)
         ax.text(
@@ -110,7 +106,7 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer, page: Page) -> None:
             weight="bold",
             **label,
         )
-    ax.plot(own, row, mfc=color, zorder=3, **_OWN)
+    ax.plot(own, row, mfc=_DARK, zorder=3, **_OWN)
 
 
 def target_figure(data: SweepData, page: Page) -> Figure:
@@ -160,7 +156,7 @@ def _draw_accuracy(ax: Any, data: Trained) -> None:
     low = points[:, 1].min()
     # Start near the data: near 100 % a few percentage points matter.
     ax.set_ylim(max(0.0, low - 0.15 * (1 - low) - 0.005), 1.0)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}%"))
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
     step, last = points[-1]
     ax.annotate(
         f"{last:.1%}",

@@ -149,23 +149,24 @@ class Section:
     """A picture of the page with its text and tables, as page.html reads it.
 
     Attributes:
-      id: of the HTML element and of the picture.
-      over: the subject, above the title.
-      held: what is fixed, beside the subject.
+      id: id of the HTML element, and name of the picture.
+      over: the subject, shown above the title.
+      held: the fixed size, shown beside the subject.
       title: the finding.
       draw: draws the picture.
       alt: describes the picture for people who cannot see it.
-      text: above the picture.
-      caption: below the picture.
-      notes: below the caption.
-      table: "caption", "heads" and "body".
-      lines: of loss against a hyperparameter, its name and the base's sizes.
-      noun: the hyperparameter in a sentence.
-      axis: of size.
-      sizes: along the axis, the columns of the table of optima.
-      rows: of the table of optima.
+      text: shown above the picture.
+      caption: shown below the picture.
+      notes: shown below the caption.
+      table: a table's "caption", "heads" and "body".
+      lines: for a picture of loss against a hyperparameter, the hyperparameter's name
+        and the base's sizes.
+      noun: name of the hyperparameter in a sentence.
+      axis: "depth" or "width".
+      sizes: sizes along the axis, the columns of the table of optima.
+      rows: rows of the table of optima.
       value: formats a coordinate for that table.
-      unit: of the shifts in that table.
+      unit: unit of the shifts in that table.
     """
 
     id: str
@@ -185,11 +186,6 @@ class Section:
     rows: Sequence[Mapping[str, Any]] = ()
     value: Callable[[float | None], str] = str
     unit: str = ""
-
-    @property
-    def pictures(self) -> list[dict[str, str]]:
-        """The section's only picture."""
-        return [{"name": self.id, "alt": self.alt, "caption": self.caption}]
 
 
 def _loss(data: SweepData, name: str, axis: Axis) -> Section:
@@ -256,9 +252,9 @@ def _heatmaps(data: SweepData) -> list[Section]:
                 title=title,
                 draw=functools.partial(heatmap_figure.heatmap_figure, data, pair, axis),
                 alt=f"{title}. Loss over both, a panel for each {axis}.",
-                text="Dark colours are low losses. In a slanted valley, a change of "
-                "one hyperparameter can be made up for by the other. Both can be taken "
-                "from a small model if the star and the outline stay in place.",
+                text="Dark colours are low losses. In a slanted valley, one "
+                "hyperparameter can compensate for a change of the other. Both "
+                "transfer if the star and the outline stay in place.",
                 caption=heatmap_figure.caption(data),
                 table=heatmap_figure.table(data, pair, axis),
             )

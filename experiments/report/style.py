@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -14,6 +14,7 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 INK, MUTED, GRID, LANE = "#16181d", "#5a6170", "#e4e7ec", "#f3f4f7"
@@ -28,8 +29,8 @@ class Page:
     """The size and fonts of a picture.
 
     Attributes:
-      width: in inches.
-      columns: panels side by side.
+      width: width in inches.
+      columns: number of panels side by side.
       size: font size in points.
       titled: whether the picture shows its title. In a web page, a heading shows it.
     """
@@ -152,9 +153,9 @@ def loss_range(
     because they would flatten everything else.
 
     Args:
-      losses: to show.
+      losses: the losses to show.
       first: losses of the first steps.
-      factor: losses above so many times the median of `first` are cut off.
+      factor: losses above this multiple of the median of `first` are cut off.
     """
     shown = np.concatenate([x.ravel() for x in losses] or [np.empty(0)])
     shown = shown[np.isfinite(shown) & (shown > 0)]
@@ -169,7 +170,7 @@ def loss_range(
 
 
 def mark_empty(ax: Any) -> None:
-    """Write "nothing trained" into an empty panel."""
+    """Write "nothing trained" into the middle of a panel."""
     ax.text(
         0.5,
         0.5,
@@ -179,7 +180,16 @@ def mark_empty(ax: Any) -> None:
         va="center",
         color=MUTED,
         style="italic",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 2},
     )
+
+
+def size_handles(axis: str, looks: Mapping[int, dict[str, Any]]) -> list[Line2D]:
+    """The legend's entries for lines in the styles of `strokes`, by size."""
+    return [
+        Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {size}", **look)
+        for size, look in looks.items()
+    ]
 
 
 class Sheet:

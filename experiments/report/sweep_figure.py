@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..sweep import grids, optima
-from ..sweep.results import Cell
+from ..sweep.results import Cell, log2
 from ..sweep.verdict import Transfer
 from . import names, words
 from .data import Axis, SweepData
@@ -23,6 +23,7 @@ from .style import (
     log_ticks,
     loss_range,
     mark_empty,
+    size_handles,
     strokes,
     wrap,
 )
@@ -119,15 +120,11 @@ def _x_label(name: str, ticks: list[float]) -> str:
 
 
 def _handles(axis: Axis, looks: Looks, noun: str) -> list[Line2D]:
-    lines = [
-        Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {size}", **look)
-        for size, look in looks.items()
-    ]
     best = f"best {noun}" if len(noun) < 14 else "best value"
     star = Line2D([], [], ls="", mfc="white", label=best, **_STAR)
     star.set_markersize(11)
     cross = Line2D([], [], ls="", marker="x", ms=5, color=MUTED, label="diverged")
-    return [*lines, star, cross]
+    return [*size_handles(axis, looks), star, cross]
 
 
 def _limits(cells: Sequence[Cell]) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -185,8 +182,7 @@ def _draw_runs(ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks) -> None
         # look too good.
         whole = ~cell.diverged.any(axis=0)
         # The geometric mean, to which the optimum is fitted.
-        with np.errstate(divide="ignore"):
-            mean = np.exp(np.log(cell.loss).mean(axis=0))
+        mean = np.exp2(log2(cell.loss).mean(axis=0))
         if len(cell.loss) > 1:
             low = np.where(whole, cell.loss.min(axis=0), np.nan)
             high = np.where(whole, cell.loss.max(axis=0), np.nan)

@@ -22,7 +22,7 @@ GUIDE = (
     "the standard deviation of the loss between seeds where that is larger. It does "
     "not transfer if the lower end lies above it, or if the largest model diverges."
 )
-MANY = 3  # more hyperparameters than that are counted before they are named
+MANY = 3  # the headline counts the hyperparameters if there are more
 
 
 def sign(transfer: Transfer) -> str:
@@ -205,7 +205,7 @@ def title(data: SweepData, name: str, axis: Axis) -> str:
 
 
 def fixed(data: SweepData, name: str, axis: Axis) -> str:
-    """From which step on the optima stay where they end, or ""."""
+    """The step after which the optima stay in place, in a sentence, or ""."""
     clauses: dict[str, list[str]] = {}
     for key, label in data.keys.items():
         verdict = data.verdicts[name].get(key, {}).get(axis)

@@ -39,10 +39,9 @@ from ..run.config import (
 from ..run.hyperparameters import tunable
 from . import grids
 from .engine import Limits
-from .statistics import Sizes
+from .statistics import BASE, Sizes
 from .tasks import ZooTask
 
-BASE = "base"  # in target.compare: the model of the base's size
 _DEFAULT_VALUES = 7  # of a learning rate without a grid, a factor of two apart
 _MOST_RUNS = 1_000_000
 _CHOSEN = ("model", "optimizer", "schedule", "batch_size", "steps")

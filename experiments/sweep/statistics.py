@@ -18,6 +18,8 @@ TOLERANCE = 0.25
 
 _RESAMPLES = 400
 
+BASE = "base"  # a baseline of the target: the model of the base's size
+
 Axis = Literal["depth", "width"]
 AXES: tuple[Axis, Axis] = ("depth", "width")
 OTHER: dict[Axis, Axis] = {"depth": "width", "width": "depth"}
