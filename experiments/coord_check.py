@@ -72,8 +72,7 @@ def run(
     for key, size in base.items():
         if size is None:
             raise UserError(
-                f"the config gives {run.model.name} no {key} and no base_{key}; set "
-                "one of them"
+                f"the config sets neither model.{key} nor base_{key}; set one of them"
             )
     run = dataclasses.replace(run, base_width=base["width"], base_depth=base["depth"])
 
@@ -129,17 +128,16 @@ def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) 
             lambda w=width, d=depth: build(jax.random.key(0), width=w, depth=d)
         )
         leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
-        needed = 4 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        if needed > free:
-            raise UserError(
-                f"width {width} at depth {depth} needs at least {needed / 2**30:,.1f} "
-                f"GiB, and {free / 2**30:,.1f} GiB are free; give smaller --widths or "
-                "--depths"
-            )
+        memory.check(
+            4 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+            f"a model of width {width} and depth {depth}",
+            "give smaller --widths or --depths",
+            free,
+        )
 
 
 def _outputs(objective: Objective) -> Any:
-    """A function that returns the logits."""
+    """A function from a model and a batch to the logits."""
 
     def outputs(model: nnx.Module, batch: Any) -> jax.Array:
         if isinstance(objective, Classification):
@@ -155,4 +153,6 @@ def _sizes(name: str, given: str, base: int) -> tuple[int, ...]:
     try:
         return tuple(int(size) for size in given.split(","))
     except ValueError:
-        raise UserError(f"--{name}={given!r} must be sizes, e.g. 64,128,256") from None
+        raise UserError(
+            f"--{name}={given!r} must be whole numbers, e.g. 64,128,256"
+        ) from None

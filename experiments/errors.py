@@ -1,6 +1,8 @@
 """Exceptions that the command line turns into one sentence."""
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -49,6 +51,17 @@ def short(value: Any, most: int = 120) -> str:
     """
     text = str(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a message about an unknown name; empty if no known name is similar.
+
+    Examples:
+      >>> nearest("digts", ["digits", "mnist"])
+      "; did you mean 'digits'?"
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def import_extra(package: str, extra: str, user: str) -> Any:

@@ -29,8 +29,8 @@ def run(
     """Print a prompt and its continuation; see the flags of `mupax generate`.
 
     Raises:
-      UserError: a model or tokenizer that cannot be read, a model without tokens, or a
-        value out of range.
+      UserError: a model or tokenizer that cannot be read, a model that does not take
+        text, or a value out of range.
     """
     if not prompt:
         raise UserError("--prompt is missing; give the beginning of a text")
@@ -63,11 +63,10 @@ def run(
     ids = out[0].tolist()
     if max(ids) >= words.vocabulary:
         raise UserError(
-            f"the model drew token {max(ids)}, and the tokenizer has "
-            f"{words.vocabulary}; give --tokenizer, the one that the model was trained "
-            "with"
+            f"the model drew token {max(ids)}, and the tokenizer has only "
+            f"{words.vocabulary} tokens; give the model's tokenizer with --tokenizer"
         )
-    # The whole is decoded: a token may be a part of a character or word.
+    # Decode all tokens at once: a token may be a part of a character.
     print(words.decode(ids))
 
 
@@ -77,9 +76,9 @@ def tokenizer_of(
     """The tokenizer of a model.
 
     Args:
-      model: its vocabulary must hold the tokenizer's.
-      source: of the model: a directory or repository may hold a tokenizer.json.
-      given: replaces it.
+      model: must have at least as many tokens as the tokenizer.
+      source: of the model; a directory or repository may hold a tokenizer.json.
+      given: name of another tokenizer; see `open_tokenizer`.
       revision: of the repository `source`.
     """
     vocabulary = model.embedding.shape[0]
@@ -87,8 +86,8 @@ def tokenizer_of(
     folder = path if path.is_dir() else path.parent
     if given is not None:
         name = given
-    elif source in zoo.list_pretrained():  # comes with the package, and reads bytes
-        name = "bytes"
+    elif source in zoo.list_pretrained():
+        name = "bytes"  # the models of the package read bytes
     elif not path.exists():  # a repository
         name = (
             source
@@ -101,13 +100,13 @@ def tokenizer_of(
         name = "bytes"
     else:
         raise UserError(
-            f"{source} holds no tokenizer.json; give --tokenizer: a path, the id of a "
-            "repository on the hub, or bytes"
+            f"there is no tokenizer.json beside {source}; give --tokenizer: a path, "
+            "the id of a repository on the hub, or bytes"
         )
     tokenizer = open_tokenizer(name)
     if tokenizer.vocabulary > vocabulary:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocabulary} tokens and the model "
-            f"{vocabulary}; give --tokenizer, the one that the model was trained with"
+            f"the tokenizer has {tokenizer.vocabulary} tokens, more than the "
+            f"{vocabulary} of the model; give the model's tokenizer with --tokenizer"
         )
     return tokenizer

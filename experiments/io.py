@@ -69,9 +69,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def appears(path: pathlib.Path) -> bool:
-    """Whether a file that another machine wrote is here.
+    """Wait until a file exists; False if it does not exist after 10 seconds.
 
-    A network file system may show it a few seconds later.
+    For files of other machines, which network file systems show with a delay.
     """
     until = time.monotonic() + APPEARS_WITHIN
     while not path.exists():
@@ -96,11 +96,12 @@ def check_writable(folder: pathlib.Path) -> None:
             break
         except FileNotFoundError:
             folder = folder.parent
+    number = errno.EROFS if _read_only(folder) else errno.EACCES
     if not stat.S_ISDIR(mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    if not os.access(folder, os.W_OK | os.X_OK):
-        number = errno.EROFS if _read_only(folder) else errno.EACCES
-        raise OSError(number, os.strerror(number), str(folder))
+        number = errno.ENOTDIR
+    elif os.access(folder, os.W_OK | os.X_OK):
+        return
+    raise OSError(number, os.strerror(number), str(folder))
 
 
 def _read_only(folder: pathlib.Path) -> bool:
@@ -184,7 +185,7 @@ def unseal(record: Any, *, required: bool = False) -> dict[str, Any]:
     if required and SEAL not in plain:
         raise Damaged("it has no checksum")
     if SEAL in plain and plain.pop(SEAL) != _checksum(plain):
-        raise Damaged("its checksum does not fit what it holds")
+        raise Damaged("its checksum does not match its content")
     return plain
 
 

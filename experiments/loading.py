@@ -12,10 +12,10 @@ from .errors import UserError
 
 
 def find_model(source: str) -> str:
-    """The source of a run's trained model; any other source of `load_model` as it is.
+    """Find the model of a run directory; returns any other source unchanged.
 
     Raises:
-      UserError: it is empty, or a run that has saved no model yet.
+      UserError: there is no such source, or the run has not saved a model yet.
     """
     if not source:
         raise UserError(
@@ -29,20 +29,20 @@ def find_model(source: str) -> str:
         return str(folder / "model")
     if (folder / "experiment.json").is_file():
         raise UserError(
-            f"the run in {source} has saved no model yet; train it to its end by the "
+            f"the run in {source} has not saved a model yet; finish it with the "
             "command that started it"
         )
     known = source in zoo.list_pretrained() or hub.is_id(source)
     if not known and not pathlib.Path(source).exists():
         raise UserError(
-            f"there is no model {source!r}: it is no directory or file here, and no id "
-            "of a hub repository (owner/name); check the path"
+            f"there is no model {source!r}: it is neither a directory or file nor the "
+            "id of a hub repository (owner/name); check the path"
         )
     return source
 
 
 def _copied(address: str) -> str:
-    """A local copy of a model in object storage; of a run, only its model is copied."""
+    """A local copy of a model in object storage, or of the model of a run there."""
     try:
         return str(remote.local(f"{address.rstrip('/')}/model"))
     except UserError:
@@ -58,7 +58,7 @@ def load_model(
       source: the directory of a run, a directory that `zoo.save` wrote, a file of
         weights (each may be in object storage), the id of a repository on the hub, or
         the name of a model that comes with the package.
-      name: of the model, for a source that does not say it.
+      name: of the model; needed only for files of weights.
       revision: of a repository.
 
     Raises:

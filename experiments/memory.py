@@ -1,6 +1,5 @@
 """Measure the free memory, and the memory that a program needs."""
 
-import math
 import pathlib
 from typing import Any
 
@@ -51,8 +50,8 @@ def host() -> float:
 
 def ran_out(error: Exception) -> bool:
     """Whether a program failed for lack of memory."""
-    text = str(error)
-    return "RESOURCE_EXHAUSTED" in text or "Out of memory" in text
+    said = any(x in str(error) for x in ("RESOURCE_EXHAUSTED", "Out of memory"))
+    return said or isinstance(error, MemoryError)
 
 
 def needed(compiled: Any) -> float:
@@ -68,19 +67,20 @@ def needed(compiled: Any) -> float:
     )
 
 
-def check(needed: float, what: str, remedy: str = "make it smaller") -> None:
-    """Check that an allocation fits into the free memory of this machine.
+def check(needed: float, what: str, remedy: str, free: float | None = None) -> None:
+    """Check that an allocation fits into the free memory.
 
     Args:
       needed: bytes.
       what: subject of the error's sentence.
       remedy: end of the error's sentence.
+      free: free bytes; by default those of the machine.
 
     Examples:
-      >>> check(8.0, "A number")
+      >>> check(8.0, "A number", "use fewer numbers")
     """
-    free = host()
-    if math.isfinite(free) and needed > free:
+    free = host() if free is None else free
+    if needed > free:
         raise UserError(
             f"{what} would take {needed / _GIB:.3g} GiB of memory, and "
             f"{free / _GIB:.3g} GiB are free; {remedy}"

@@ -20,7 +20,7 @@ from .errors import UserError
 from .loading import load_model
 
 _REMEDY = (
-    "call zoo.load_pretrained and the model for the features, of images prepared by "
+    "compute its features in Python with zoo.load_pretrained and "
     "zoo.data_config(model), or fine-tune a classifier with --config.init_from"
 )
 
@@ -87,7 +87,7 @@ def predict(
         raise UserError(f"a {kind} takes tokens, not images; use `mupax generate`")
     if getattr(model, "readout", None) is None:
         raise UserError(
-            f"this {kind} returns features and has no readout that classifies images; "
+            f"this {kind} has no readout, so it returns features and not classes; "
             + _REMEDY
         )
     try:

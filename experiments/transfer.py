@@ -1,8 +1,8 @@
 """`mupax transfer`: sweep small models, train the target with their hyperparameters.
 
-The sweep finds the base's best hyperparameters. They replace those of the target's
-config, the target is trained as `mupax train` does, then its baselines
-(`target.compare`), and a report shows all.
+The sweep finds the base's best hyperparameters, which replace those of the target's
+config. Then the target and its baselines (`target.compare`) train as in `mupax train`,
+and a report shows all results.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import rich.console
-from flax import nnx
 from ml_collections import ConfigDict
 
 from mupax import optim
@@ -41,7 +40,7 @@ _RATE = "learning_rate"
 def run(
     config: ConfigDict, folder: str | pathlib.Path, command: list[str]
 ) -> dict[str, Any]:
-    """Sweep, replace, train. The same command resumes a run that was killed.
+    """Run or resume a transfer.
 
     Returns:
       The contents of `summary.json`.
@@ -60,8 +59,8 @@ def run(
     sweeping.open_data(tasks[0], console)
     if note := length_note(parsed):
         console.print(note, highlight=False)
-    target = prepare(_target(parsed))  # checked before any work
-    target.check()
+    target = prepare(_target(parsed))
+    target.check()  # before the sweep
     target.check_memory()
     with workdir.claim(directory, settings, free=sweeping.REMOVED):
         started = time.perf_counter()
@@ -70,14 +69,11 @@ def run(
         sweeping.write_tables(directory, swept)
         best = best_of_base(parsed, populations)
         tuned_target = tuned(_target(parsed), best)
+        target = prepare(tuned_target)
         trained = commands.train_in(
-            prepare(tuned_target),
-            directory / "target",
-            directory / "model",
-            command,
-            console,
+            target, directory / "target", directory / "model", command, console
         )
-        shown = _shown(tuned_target, trained, directory)
+        shown = _shown(target, trained, directory)
         compared = [
             _baseline(key, parsed, tuned_target, directory, command, console)
             for key in parsed.compare
@@ -131,13 +127,14 @@ def _baseline(
     else:
         rules = config.parametrizations[key]
         baseline = dataclasses.replace(target, parametrization=rules)
+    prepared = prepare(baseline)
     folder = directory / "baselines" / key
     console.print(f"baseline {key}:", highlight=False)
     try:
         trained = commands.train_in(
-            prepare(baseline), folder, folder / "model", command, console
+            prepared, folder, folder / "model", command, console
         )
-    except Diverged as error:  # a result, too
+    except Diverged as error:  # the report shows diverged baselines too
         console.print(str(error), highlight=False, markup=False)
         lines = records.read(folder)
         return report.Trained(
@@ -149,26 +146,20 @@ def _baseline(
             evals=records.evals_of(lines),
             checkpoint="",
             seconds=0.0,
-            parameters=_parameters(baseline),
+            parameters=prepared.program.parameters,
             baseline=key,
         )
-    return dataclasses.replace(_shown(baseline, trained, directory), baseline=key)
-
-
-def _parameters(config: RunConfig) -> int:
-    """The number of parameters of a run's model."""
-    params = nnx.state(build(config).model, nnx.Param)
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
+    return dataclasses.replace(_shown(prepared, trained, directory), baseline=key)
 
 
 def _shown(
-    target: RunConfig, trained: TrainResult, directory: pathlib.Path
+    prepared: PreparedRun, trained: TrainResult, directory: pathlib.Path
 ) -> report.Trained:
     """A trained run as the report shows it."""
     return report.Trained(
-        sizes=space.sizes_of(target),
-        learning_rate=target.learning_rate,
-        parameters=_parameters(target),
+        sizes=space.sizes_of(prepared.config),
+        learning_rate=prepared.config.learning_rate,
+        parameters=prepared.program.parameters,
         train_loss=trained.train_loss,
         test_accuracy=trained.test_accuracy,
         curve=trained.curve,
@@ -186,14 +177,13 @@ def parse(config: ConfigDict) -> SweepConfig:
     parsed = space.parse_sweep(config)
     if parsed.target is None:
         raise UserError(
-            "there is no target: the config has no section `target`, and its model is "
-            "as large as the base; add target.width and target.depth, or use `mupax "
-            "sweep`"
+            "there is no target: the config has no section `target`, and its model has "
+            "the base's size; set target.width and target.depth, or use `mupax sweep`"
         )
     if len(parsed.choices) > 1 or parsed.choices[0]:
         raise UserError(
-            "sweep.choices is for `mupax sweep`; `mupax transfer` trains one target: "
-            "leave it empty"
+            "sweep.choices must be empty in `mupax transfer`, which trains one target; "
+            "use `mupax sweep` to compare choices"
         )
     return parsed
 
@@ -205,23 +195,26 @@ def _target(config: SweepConfig) -> RunConfig:
 
 
 def length_note(config: SweepConfig) -> str:
-    """A sentence where the target trains for longer than the base, without a rule."""
+    """A note if the target trains much longer or shorter than the base, without a rule.
+
+    "Much" is a factor of two in the number of examples.
+    """
     target = _target(config)
     ratio = target.examples / config.base.examples
     if target.base_examples is not None or 0.5 <= ratio <= 2:
         return ""
     return (
-        f"The target trains on {ratio:.3g} times the examples of the sweep's runs, and "
-        "its hyperparameters are not adjusted to that; "
-        "--config.target.length_rule=True adjusts them (docs/howto/batch_size.md)"
+        f"The target trains on {ratio:.3g} times as many examples as the sweep's runs, "
+        "with the same hyperparameters; --config.target.length_rule=True adjusts them "
+        "(docs/howto/batch_size.md)"
     )
 
 
 def prepare(target: RunConfig) -> PreparedRun:
-    """The target on its mesh.
+    """Prepare the target on its mesh.
 
-    A sweep makes a device of every core of a CPU; the target takes one of them, which
-    uses all cores, unless the config asks for a mesh.
+    A sweep has one CPU device per core. Unless the config sets a mesh, the target uses
+    one device, which computes on all cores.
     """
     mesh = None
     if jax.default_backend() == "cpu" and target.mesh == defaults().mesh.to_dict():
@@ -232,7 +225,10 @@ def prepare(target: RunConfig) -> PreparedRun:
 def best_of_base(
     config: SweepConfig, populations: list[Population]
 ) -> dict[str, float]:
-    """The base's best hyperparameters; the learning rate is the fitted optimum."""
+    """The base's best hyperparameters.
+
+    The learning rate is the optimum of a fitted parabola, the others are grid values.
+    """
     base = next(
         p
         for p in populations
@@ -282,7 +278,7 @@ def summarize(
 
 
 def explain_target(config: ConfigDict) -> optim.Explanation:
-    """How each parameter of the target is scaled; without a target, of the base."""
+    """The scaling of each parameter of the target; without a target, of the base."""
     parsed = space.parse_sweep(config)
     chosen = parsed.target or parsed.base
     built = build(chosen, open_dataset(chosen, stand_in=True))

@@ -150,7 +150,7 @@ def test_damaged_lines_are_kept_aside_and_the_others_are_used(
     )
     assert same(swept(folder), whole[1])
     assert f"line2.runs.jsonl, line {at + 1} is damaged" in caplog.text
-    assert "its checksum does not fit" in caplog.text
+    assert "its checksum does not match" in caplog.text
     assert {at for _, at in added} == {(2.0**-9,)}  # one point of the grid
     assert (folder / "line2.runs.damaged").read_text().count("\n") == 1
 

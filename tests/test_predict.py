@@ -156,7 +156,7 @@ def test_features_are_no_probabilities(picture):
         "vit", **sizes, input_shape=(8, 8, 3), out_features=0, rngs=nnx.Rngs(0)
     )
     zoo.set_data_config(model, dataclasses.replace(CONFIG, labels=None))
-    with pytest.raises(UserError, match=r"no readout that classifies.*load_pretrained"):
+    with pytest.raises(UserError, match=r"has no readout.*load_pretrained"):
         predict(model, [str(picture[0])])
 
 

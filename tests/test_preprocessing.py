@@ -275,7 +275,7 @@ def test_preprocessing_of_weights_needs_weights_that_state_it(tmp_path):
         zoo.create("vit", **VIT, rngs=nnx.Rngs(0)), tmp_path / "none", notes="untrained"
     )
     config = run_config(tmp_path / "none", preprocessing="weights")
-    with pytest.raises(UserError, match="does not state its preprocessing"):
+    with pytest.raises(UserError, match="weights that record their preprocessing"):
         build(parse(config))
     with pytest.raises(UserError, match="must be 'dataset' or 'weights'"):
         parse(run_config("x", preprocessing="own"))

@@ -230,7 +230,7 @@ def test_a_target_says_only_what_differs(song):
         ("sweep.widths", (8, 2**40), "at most 10000000"),
         ("steps", 2**31 - 1, "their order is held in memory"),
         ("model", {"name": "gpt", "width": 10**9, "depth": 1}, "at most 10000000"),
-        ("sweep.memory_share", 2.0, "between 0 and 1"),
+        ("sweep.memory_share", 2.0, "must be positive and at most 1"),
         ("sweep.axes", {"learning_rate": "1e308**[1:3:1]"}, "learning_rate"),
         ("sweep.axes", {"learning_rate": "[1e308:1.7e308:1]"}, "learning_rate"),
         ("sweep.axes", {"learning_rate": "[0.1:1:1e-9]"}, "learning_rate"),

@@ -205,7 +205,7 @@ def test_text_that_is_not_utf8_is_said_to_be(tmp_path, tokenizer):
         ({"context": None}, r"is text; set data.context"),
         ({"context": 0}, r"context is 0"),
         ({"context": 100_000}, r"too few to train and test on; make context smaller"),
-        ({"tokenizer": "gpt2"}, r'no tokenizer gpt2; write "bytes", or the path'),
+        ({"tokenizer": "gpt2"}, r'no tokenizer gpt2; give "bytes", the path'),
         ({"test_path": "/nowhere.txt"}, r"no text file /nowhere\.txt"),
         ({"image_size": 32}, r"image_size has no effect"),
         ({"augment": ("flip",)}, r"augment has no effect"),

@@ -65,7 +65,7 @@ def test_a_base_of_the_same_training_changes_no_setting():
 
 def test_a_batch_beyond_the_critical_size_is_an_error():
     assert small(batch_size=32, critical_batch_size=32).batch_size == 32
-    with pytest.raises(UserError, match="beyond critical_batch_size=16"):
+    with pytest.raises(UserError, match="above critical_batch_size=16"):
         small(batch_size=32, critical_batch_size=16)
 
 

@@ -162,13 +162,13 @@ def test_choices_are_refused_in_one_sentence(capsys, tmp_path, config):
     )
     run = tmp_path / "run"
     assert cli.main(["mupax", "transfer", f"--config={path}", f"--workdir={run}"]) == 2
-    assert "sweep.choices is for `mupax sweep`" in capsys.readouterr().err
+    assert "sweep.choices must be empty" in capsys.readouterr().err
     assert not run.exists()
 
 
 def test_without_a_target_there_is_nothing_to_transfer_to(capsys):
     assert cli.main(["mupax", "transfer", "--config=resmlp_sweep"]) == 2
-    assert "add target.width and target.depth" in capsys.readouterr().err
+    assert "set target.width and target.depth" in capsys.readouterr().err
 
 
 GPT = """

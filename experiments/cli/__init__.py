@@ -1,10 +1,9 @@
 """The `mupax` command. Each subcommand has a module, which parses flags and prints."""
 
-import difflib
 import os
 import sys
 
-from ..errors import Stopped, UserError
+from ..errors import Stopped, UserError, nearest, reason
 from . import (
     completion,
     convert,
@@ -44,7 +43,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command. `argv` is that of `sys`.
+    """Run one command; `argv` is `sys.argv`.
 
     Returns:
       The exit status: 0; 2 with one sentence on stderr for bad input, damaged files or
@@ -65,16 +64,18 @@ def main(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
         if error.filename is None:
-            return _refuse(f"the system reports: {reason}")
-        return _refuse(f"{os.fsdecode(error.filename)!r} cannot be used: {reason}")
+            return _refuse(f"the system reports: {reason(error)}")
+        path = os.fsdecode(error.filename)
+        return _refuse(f"{path!r} cannot be used: {reason(error)}")
     except Exception as error:
-        if not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+        from ..memory import ran_out
+
+        if not ran_out(error):
             raise
         return _refuse(
-            f"out of memory ({str(error)[:200] or 'of the machine'}); make the model, "
-            "the batch or the number of seeds smaller, or use more devices"
+            f"out of memory ({reason(error)}); make the model, the batch or the number "
+            "of seeds smaller, or use more devices"
         )
 
 
@@ -86,10 +87,9 @@ def _run(name: str, argv: list[str]) -> int:
         print(_version())
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = nearest(name, COMMANDS) or "."
         raise UserError(
-            f"there is no command {name!r}.{hint} Commands are: {', '.join(COMMANDS)}"
+            f"there is no command {name!r}{hint} Commands are: {', '.join(COMMANDS)}"
         )
     if {"--help", "-h"} & set(argv[1:]):
         print(COMMANDS[name].help(name))

@@ -21,21 +21,22 @@ FLAGS = (
     Flag(
         "model",
         None,
-        "a name of `mupax models`; not needed for our directories and hub repositories",
+        "name of the model, see `mupax models`; needed only for files and for hub "
+        "repositories that do not name a known model",
         kind=str,
     ),
     Flag(
         "layout",
         None,
-        "library whose parameter names an output file gets, e.g. timm or transformers; "
-        "default: the first that has the model",
+        "library whose parameter names an output file uses, e.g. timm or transformers; "
+        "default: the first library that has the model",
         kind=str,
     ),
     Flag(
         "option",
         None,
-        "KEY=VALUE: an option of the model; may be repeated. Another out_features "
-        "replaces the readout by a new one",
+        "KEY=VALUE: an option of the model; may be repeated. out_features=N creates a "
+        "new readout if the weights have another number of outputs",
         kind=list,
     ),
     Flag("seed", 0, "seed of a new readout; default: 0"),

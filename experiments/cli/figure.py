@@ -17,15 +17,17 @@ FLAGS = (
     Flag(
         "workdir",
         "runs/figures",
-        "where to write; default: runs/figures. A killed figure resumes",
+        "where to write; default: runs/figures. The same command resumes an "
+        "interrupted figure",
     ),
     Flag("tables", None, "folder of the tables; default: data inside --workdir", str),
-    Flag("from_data", False, "draw from the tables alone, and train nothing"),
-    Flag("data_dir", None, "of TFDS, for figures that train on images", str),
+    Flag("from_data", False, "draw from existing tables, without training"),
+    Flag("data_dir", None, "TFDS directory, for figures that train on images", str),
     Flag(
         "dataset",
         None,
-        "in place of the paper's, e.g. digits; text:FILE for transformers",
+        "dataset to use in place of the paper's, e.g. digits; text:FILE for "
+        "transformers",
         str,
     ),
 )
@@ -38,7 +40,10 @@ def run(argv: list[str]) -> None:
 
     names, own = parse_own(argv, FLAGS, arguments=1)
     if not names:
-        raise UserError("name a figure, as `mupax figure tp6-9`, or `list`")
+        raise UserError(
+            "the name of a figure is missing; give one, e.g. `mupax figure tp6-9`. "
+            "`mupax figure list` lists them"
+        )
     if own["scale"] not in figures.SCALES:
         known = ", ".join(figures.SCALES)
         raise UserError(f"--scale {own['scale']} must be one of: {known}")

@@ -1,9 +1,7 @@
 """Define, parse and print the flags of a command, and find configs."""
 
 import dataclasses
-import difflib
 import importlib.resources
-import os
 import pathlib
 import re
 import sys
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import remote
-from ..errors import UserError, reason, short
+from ..errors import UserError, nearest, reason, short
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections
     from ml_collections import ConfigDict
@@ -255,27 +253,23 @@ def find_config(name: str) -> str:
         return str(remote.local(name))
     if name in list_configs() and not pathlib.Path(name).is_file():
         return str(importlib.resources.files("mupax.configs") / f"{name}.py")
+    path = pathlib.Path(name)
     try:
-        is_file = pathlib.Path(name).is_file()
-        readable = is_file and os.access(name, os.R_OK)
+        if path.is_file():
+            path.open().close()
+            return name
+        exists = bool(name) and path.exists()
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--config={short(name)} cannot be read: {reason(error)}"
+            f"--config={short(name)} cannot be read: {reason(error)}; check the path "
+            "and its permissions"
         ) from None
-    if readable:
-        return name
-    if is_file:
-        raise UserError(
-            f"--config={short(name)} cannot be read: permission denied; change its "
-            "permissions (chmod u+r)"
-        )
-    if os.path.exists(name) and name:
-        raise UserError(f"--config={short(name)} is not a file")
-    near = difflib.get_close_matches(name, list_configs(), 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "; give a path,"
+    if exists:
+        raise UserError(f"--config={short(name)} is not a file; give a Python file")
+    hint = nearest(name, list_configs()) or "; give a path or a packaged config."
     raise UserError(
-        f"there is no config file {short(name)!r}{hint} or one of the packaged "
-        f"configs: {', '.join(list_configs())}"
+        f"there is no config file {short(name)!r}{hint} Packaged configs are: "
+        f"{', '.join(list_configs())}"
     )
 
 

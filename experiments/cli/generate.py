@@ -21,7 +21,7 @@ FLAGS = (
         "bytes, a tokenizer.json, or the id of a repository; default: the model's own",
         kind=str,
     ),
-    Flag("bos", False, "begin with the tokenizer's special tokens, as Llama 3 needs"),
+    Flag("bos", False, "start with the tokenizer's special tokens, as Llama 3 needs"),
     Flag("name", None, "name of the model, for a file of weights", kind=str),
     Flag("revision", None, "branch, tag or commit of a repository", kind=str),
 )

@@ -1,13 +1,12 @@
 """`mupax models`."""
 
-import difflib
 import functools
 import importlib.resources
 import json
 import math
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from .command import Command
 from .flags import Flag, parse_own
 
@@ -34,10 +33,9 @@ def run(argv: list[str]) -> None:
     names = zoo.list_models(*patterns)
     if not names:
         every = zoo.list_models()
-        near = difflib.get_close_matches(patterns[0].strip("*"), every, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = nearest(patterns[0].strip("*"), every) or ";"
         raise UserError(
-            f"no model is named {patterns[0]!r}; {hint}`mupax models` lists all "
+            f"no model is named {patterns[0]!r}{hint} `mupax models` lists all "
             f"{len(every)}"
         )
     if own["names"]:
@@ -58,9 +56,9 @@ def model_sizes() -> dict[str, dict[str, Any]]:
 
 
 def sources_of(name: str) -> tuple[str, ...]:
-    """Where weights of a model can be had, as `zoo.load_pretrained` takes them.
+    """The sources of a model's weights, as arguments of `zoo.load_pretrained`.
 
-    A name of timm ends with ".*": any of its tags.
+    The ".*" at the end of timm's names stands for any of its tags.
     """
     timm = sorted(_timm().get(name, ()), key=lambda x: (x != name, x))
     return (
@@ -72,7 +70,7 @@ def sources_of(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def _timm() -> dict[str, list[str]]:
-    """By model, timm's names of architectures that are exactly it."""
+    """By model, timm's names of the same architecture."""
     from mupax import zoo
     from mupax.zoo.architectures import TIMM
     from mupax.zoo.convnet_configs import convnet
@@ -121,8 +119,8 @@ def _table(names: list[str]) -> str:
         for row in rows
     ]
     note = (
-        "*: an example, as the model has no size of its own. FLOPs: of one input; a "
-        "multiplication and an addition count as two."
+        "*: an example size, because the model has no default size. FLOPs: for one "
+        "input; a multiplication and an addition count as two."
     )
     return "\n".join([*lines, note])
 

@@ -9,8 +9,8 @@ FLAGS = (
     Flag(
         "radius",
         1.0,
-        "initial standard deviation of the candidates around the start, in octaves; "
-        "default: 1",
+        "initial standard deviation of the candidates around the start, in octaves "
+        "(factors of 2); default: 1",
     ),
 )
 

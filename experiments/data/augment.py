@@ -81,7 +81,7 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 
 def check_fitting(crop: float | None, crop_mode: str, resample: str) -> None:
-    """Raise UserError for options with which no image can be fitted to a size."""
+    """Raise UserError for wrong options of resizing."""
     try:
         _one_of("resample", resample, RESAMPLE)
         _one_of("crop_mode", crop_mode, CROP_MODES)
@@ -225,7 +225,7 @@ class RandomResizedCrop(Operation):
       scale: area of the box as a share of the image's, uniform between these two.
       ratio: width by height of the box, log-uniform between these two.
       resample: "nearest", "bilinear", "bicubic" or "lanczos".
-      size: (height, width) of the result; the dataset's.
+      size: (height, width) of the result; `Transform` sets it.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
@@ -330,7 +330,7 @@ _RGB = np.linalg.inv(_YIQ)
 
 
 def _mean_grey(image: Image.Image) -> float:
-    # Several times as fast as with NumPy, with an error of at most 1/2.
+    # Faster than NumPy; the error is at most 1/2.
     mean = image.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
     if isinstance(mean, tuple):
         return sum(w * v for w, v in zip(_GREY, mean, strict=True))

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from . import augment as augmentations
 from . import images, intact, prepared, sources
 from .dataset import Batch, Dataset
@@ -335,7 +334,7 @@ def _prepared(
         train = sources.Records(builder, train_split, keys)
         test = sources.Records(builder, test_split, keys)
     except NotImplementedError as error:  # TFRecord files, which need TensorFlow
-        raise UserError(prepared.not_array_record(builder, places)) from error
+        raise UserError(prepared.not_array_record(builder)) from error
     except Exception as error:
         if missing:
             raise UserError(
@@ -361,11 +360,9 @@ def _unknown(name: str) -> str | None:
     ]
     if name.split("/")[0].split(":")[0] in known:
         return None
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "is it a TFDS name?"
     return (
-        f"there is no dataset {name!r}; {hint} A dataset is the name of a prepared "
-        "TFDS dataset, text:FILE, or noise, e.g. fake:224x224x3:1000"
+        f"there is no dataset {name!r}{nearest(name, known) or '.'} Give the name of a "
+        "prepared TFDS dataset, text:FILE, or noise, e.g. fake:224x224x3:1000"
     )
 
 

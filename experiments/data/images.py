@@ -24,8 +24,7 @@ DATASETS = ("digits", "digit_sums", "mnist", "fashion_mnist", "cifar10")
 _SUMS_SEED = 0
 _SUMS = {"train": 20_000, "test": 2_000}
 
-# Records per read. ArrayRecord reads a list about ten times as fast as single records.
-_CHUNK = 4096
+_CHUNK = 4096  # records per read; single reads are slower
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,7 +137,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
             splits = [_decode(builder, split) for split in ("train", "test")]
             label = builder.info.features["label"]
     except NotImplementedError as error:  # TFRecord files, which need TensorFlow
-        raise UserError(prepared.not_array_record(builder, places)) from error
+        raise UserError(prepared.not_array_record(builder)) from error
     classes = label.num_classes
     intact.check_all_seen(builder.data_dir, splits[0][1], classes)
     intact.check_labels(builder.data_dir, splits[1][1], classes)
@@ -225,7 +224,11 @@ def _decode(
 ) -> tuple[np.ndarray, np.ndarray]:
     source = sources.Records(builder, split, ("image", "label"))
     height, width, channels = shape = builder.info.features["image"].shape
-    memory.check(len(source) * math.prod(shape), f"{builder.name}, {split},")
+    memory.check(
+        len(source) * math.prod(shape),
+        f"{builder.name}, {split},",
+        "use a smaller dataset",
+    )
     images = np.empty((len(source), height, width, channels), np.uint8)
     labels = np.empty(len(source), np.int32)
     for start in range(0, len(source), _CHUNK):

@@ -28,10 +28,10 @@ _SAMPLED = 1024
 
 @contextlib.contextmanager
 def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise a UserError that names the damaged file for TFDS's errors.
+    """Turn errors of TFDS into a UserError that names the damaged file.
 
     NotImplementedError, which TFDS raises for files that need TensorFlow, passes.
-    `folder` is that of the dataset's version.
+    `folder` is the folder of the dataset's version.
     """
     try:
         yield
@@ -96,7 +96,7 @@ def check_labels(
 def check_all_seen(
     folder: str | os.PathLike[str], labels: np.ndarray, classes: int
 ) -> None:
-    """Check that every class has a label."""
+    """Check that every class has an example."""
     check_labels(folder, labels, classes)
     if (count := len(np.unique(labels))) < classes:
         raise _conflict(folder, f"{classes} classes", f"the records have {count}")

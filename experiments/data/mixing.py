@@ -19,10 +19,11 @@ def mix(
 ) -> tuple[Float[Array, "batch height width channels"], Float[Array, "batch classes"]]:
     """Mixup or CutMix. If both are on, each row uses one of them, at random.
 
-    Mixup (Zhang et al. 2018, eq. 1): λ of each image and label and 1 - λ of its
+    Mixup (Zhang et al. 2018, eq. 1): λ times each image and label, plus 1 - λ times its
     partner's, with λ ~ Beta(α, α) for each row. CutMix (Yun et al. 2019, eq. 1 and 2):
-    replaces a box by the partner's. Its sides are √(1-λ) of the image's, its centre is
-    uniform, the border of the image cuts it, and labels get shares of the area.
+    a box of each image is replaced by the same box of its partner. The box has √(1-λ)
+    times the sides of the image and a uniform centre, and is cut at the border. Labels
+    are mixed by area.
 
     Args:
       key: random.

@@ -20,8 +20,8 @@ Load = Callable[
     dict[str, np.ndarray],
 ]
 
-# Smaller datasets are shuffled with a table per epoch. Grain's shuffle takes 25
-# microseconds per example of digits, a table a sixth of that.
+# Smaller datasets are shuffled with a table per epoch, which is faster than Grain's
+# shuffle.
 _SMALL = 2**16
 
 _MOST = 1024  # threads or worker processes per process
@@ -72,10 +72,8 @@ class Workers:
             ("processes", 0, _MOST),
             ("ahead", 1, 2**31),
         ):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"{name} is {value}, and must be {least} or more.")
-            if value > most:
-                raise UserError(f"{name} is {value}, and must be {most} or less.")
+            if not least <= (value := getattr(self, name)) <= most:
+                raise UserError(f"{name} is {value}; it must lie in {least} to {most}")
 
     def run(self, batches: grain.MapDataset) -> grain.IterDataset:
         """The batches in order, prepared in advance."""
@@ -94,8 +92,13 @@ class Workers:
 class BatchIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
     """Endless batches. The state counts batches of the whole run.
 
-    It may be restored with another number of processes, threads or workers, but needs
-    the same batch size and seed. `batches` computes every batch by its number.
+    The state may be restored with another number of processes, threads or workers, but
+    needs the same batch size and seed.
+
+    Args:
+      batches: computes every batch from its number.
+      workers: prepare the batches.
+      identity: batch size and seed, which are saved with the state.
     """
 
     def __init__(

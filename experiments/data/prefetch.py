@@ -24,7 +24,7 @@ class Resumable(Protocol):
 class Prefetched(Iterator[Placed], Generic[Placed]):
     """Batches that are copied to the device while it computes.
 
-    The state is that of the consumed batches.
+    The state follows the consumed batches, not the prefetched ones.
 
     Args:
       iterator: of batches on the host. It must not be used elsewhere.

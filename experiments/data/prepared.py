@@ -67,7 +67,8 @@ def _find(name: str, place: Path) -> tfds.core.DatasetBuilder | None:
         folder = _version(name, place)
         if folder is None:
             raise UserError(
-                f"{name!r} cannot be read from {os.fspath(place)!r} ({reason(error)})."
+                f"{name!r} cannot be read from {os.fspath(place)!r} ({reason(error)}); "
+                "check data_dir"
             ) from error
         with intact.reading(folder):
             raise
@@ -87,30 +88,31 @@ def _version(name: str, place: Path) -> Path | None:
 
 def how_to_prepare(name: str, places: Sequence[Path]) -> str:
     """The error for a missing dataset, with the command that prepares it."""
-    target = os.fspath(places[0])
-    if name == "digits":
-        return f"The digits dataset could not be read from {listed(places)}."
-    if name == "tiny_imagenet":
-        return (
-            f"{name} is not in {listed(places)}; get "
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip and prepare it once: "
-            "python -m mupax.experiments.data.tiny_imagenet tiny-imagenet-200.zip "
-            f"{target}"
-        )
-    return (
-        f"{name} is not in {listed(places)}; prepare it once, where TensorFlow is "
-        "installed (pip install tensorflow tensorflow-datasets importlib_resources): "
-        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
-        f"data_dir={target!r}, file_format='array_record').download_and_prepare()\"."
-        + _FETCHED_BY_HAND.get(name, "").format(target=target)
-    )
+    command = _command(name, os.fspath(places[0]))
+    return f"{name} is not in {listed(places)}; prepare it once: {command}"
 
 
-def not_array_record(builder: tfds.core.DatasetBuilder, places: Sequence[Path]) -> str:
+def not_array_record(builder: tfds.core.DatasetBuilder) -> str:
     """The error for TFRecord files, which need TensorFlow."""
     return (
         f"{builder.name} in {builder.data_dir} is not in ArrayRecord files; prepare it "
-        f"again in another directory. {how_to_prepare(builder.name, places)}"
+        f"in another directory and set data_dir: {_command(builder.name, 'DIRECTORY')}"
+    )
+
+
+def _command(name: str, target: str) -> str:
+    """The command that prepares a dataset in the directory `target`."""
+    if name == "tiny_imagenet":
+        return (
+            "get http://cs231n.stanford.edu/tiny-imagenet-200.zip, then python -m "
+            f"mupax.experiments.data.tiny_imagenet tiny-imagenet-200.zip {target}"
+        )
+    return (
+        "where TensorFlow is installed (pip install tensorflow tensorflow-datasets "
+        "importlib_resources), python -c "
+        f'"import tensorflow_datasets as tfds; tfds.builder({name!r}, '
+        f"data_dir={target!r}, file_format='array_record').download_and_prepare()\"."
+        + _FETCHED_BY_HAND.get(name, "").format(target=target)
     )
 
 

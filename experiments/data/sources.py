@@ -99,7 +99,6 @@ class Records:
         return len(self._records)
 
     def read(self, indices: np.ndarray) -> tuple[list[bytes], Int32[np.ndarray, " b"]]:
-        # Reading records one by one takes two to three times as long.
         try:
             examples = self._records.__getitems__(indices.tolist())
         except Exception as error:  # of ArrayRecord or TFDS
@@ -151,7 +150,7 @@ class Noise:
     ):
         self._n, self.shape, self._classes = n, shape, num_classes
         self._size = math.prod(shape)
-        memory.check(self._size + n, "images of noise")
+        memory.check(self._size + n, "the noise", "make the images smaller")
         rng = np.random.Generator(np.random.Philox(seed))
         self._bytes = rng.integers(0, 256, self._size + n, np.uint8)
 

@@ -258,8 +258,8 @@ def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
         return file
     if not path.is_file():
         raise UserError(
-            f'There is no tokenizer {path}; write "bytes", or the path of a '
-            "tokenizer.json, or the id of a repository on the hub that holds one."
+            f'there is no tokenizer {path}; give "bytes", the path of a '
+            "tokenizer.json, or the id of a repository on the hub"
         )
     return path
 
@@ -290,9 +290,10 @@ def _working(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # Tokenizers raise Exception itself; their panics are no Exceptions.
+        # The library also raises PanicException, which is not an Exception.
         if not isinstance(error, Exception) and "Panic" not in type(error).__name__:
             raise
         raise UserError(
-            f"{os.fspath(path)} is not a tokenizer.json that works: {reason(error)}."
+            f"{os.fspath(path)} cannot be used as a tokenizer ({reason(error)}); give "
+            "another tokenizer.json"
         ) from error

@@ -11,8 +11,8 @@ from jax.extend import core
 def count_flops(function: Callable[..., Any], *arguments: Any) -> float:
     """Floating-point operations in the matrix products and convolutions of a function.
 
-    XLA's own count takes the body of a loop once. Other operations are not counted, as
-    usual for the utilization of a device.
+    XLA's own count includes the body of a loop only once. Other operations are not
+    counted, as is usual when utilization (MFU) is computed.
 
     Args:
       function: is traced, not run.

@@ -17,7 +17,7 @@ COLLECTIVES = (
 # The TPU compiler writes an overlapped collective at its start, in each fusion that
 # overlaps it, and at its end.
 _OVERLAPPED, _DONE = "async_collective_fusion", "async-collective-done"
-# An all-reduce of which each device uses only a part is a reduce-scatter.
+# An all-reduce of which each device keeps only a part counts as a reduce-scatter.
 _FUSED_SCATTER = "all-reduce-scatter"
 
 _BYTES = {
@@ -83,10 +83,11 @@ class Collective:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """The collectives of a program that was compiled for this number of devices.
+    """The collectives of a compiled program, one entry per operation.
 
-    `text` is `compiled.as_text()`. There is one entry per operation; operations in a
-    loop have its number of iterations.
+    Args:
+      text: `compiled.as_text()`.
+      devices: number of devices of the program.
     """
     bodies, entry = _computations(text)
     times = _times(bodies, entry)

@@ -111,7 +111,8 @@ def run(config: ConfigDict, names: str, batches: str = "") -> list[Estimate]:
       batches: batch sizes, separated by commas; by default the config's.
 
     Raises:
-      UserError: an unknown topology, or one that does not suit the model or batch.
+      UserError: an unknown topology, or one whose devices cannot divide the model or
+        the batch.
     """
     if not names:
         raise UserError(
@@ -194,7 +195,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     return Estimate(
         topology=topology,
         batch_size=run.batch_size,
-        parameters=sum(x.size for x in jax.tree.leaves(program.abstract["params"])),
+        parameters=program.parameters,
         weights=weights,
         optimizer=max(sizes.argument_size_in_bytes - weights - of_batch, 0),
         activations=sizes.temp_size_in_bytes,
@@ -280,7 +281,7 @@ def _slice(name: str, chip: Chip, shape: str) -> Topology:
 def _tpus(name: str) -> list[jax.Device]:
     from jax.experimental import topologies as described
 
-    # Without this variable libtpu queries a cloud server.
+    # Otherwise libtpu waits for a metadata server that exists only on Google Cloud.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     try:
         return list(
@@ -295,8 +296,8 @@ def _tpus(name: str) -> list[jax.Device]:
 
 
 def _cpu_devices(count: int) -> list[jax.Device]:
-    """CPU devices in place of others."""
-    # Fails if JAX is initialized already.
+    """CPU devices that stand for GPUs."""
+    # Raises an error if JAX is initialized already.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices("cpu")

@@ -97,7 +97,7 @@ def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
 
 
 def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
-    # Options that the config leaves out are as they were saved.
+    # Saved options apply where the config sets none.
     options = {k: v for k, v in _options(config, shapes).items() if v is not None}
     # Weights may have more tokens than their tokenizer, and a longer context.
     for key in ("vocab_size", "context"):
@@ -168,7 +168,7 @@ def make_recipe(
     def graph(hyper: Hyper) -> nnx.GraphDef:
         if not set(hyper) & {"branch_multiplier", "richness"}:
             return structure
-        # These two are part of the structure, which each trace therefore rebuilds.
+        # These two change the structure of the model, so build it again.
         fixed_init = {k: v for k, v in hyper.items() if k != "init_scale"}
         abstract = nnx.eval_shape(
             lambda: create_model(tuned(config, fixed_init), shapes, jax.random.key(0))
@@ -189,7 +189,7 @@ def make_recipe(
 
 
 def scales_of(config: RunConfig, model: nnx.Module) -> optim.Scales:
-    """The scales of a run: of its model, batch size, length and groups."""
+    """The scales of a model, with the run's batch size, length and groups."""
     return with_modules(_scales_of(config, model), config)
 
 
@@ -270,9 +270,9 @@ def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
         raise UserError(f"init_from: {reason(error, 500)}") from None
     if preprocessing is None:
         raise UserError(
-            f"preprocessing='weights', and {config.init_from} does not state its "
-            "preprocessing; set data.image_size, data.mean, data.std, data.crop and "
-            "data.resample, and leave preprocessing at 'dataset'"
+            f"preprocessing='weights' needs weights that record their preprocessing, "
+            f"and {config.init_from} does not; set preprocessing='dataset' and "
+            "data.image_size, data.mean, data.std, data.crop and data.resample"
         )
     return {
         "image_size": preprocessing.size[:2],
@@ -287,18 +287,18 @@ def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
 def _check_preprocessing(
     config: RunConfig, dataset: Dataset, model: nnx.Module
 ) -> None:
-    """Warn where images are prepared in another way than the weights expect."""
+    """Warn if images are not prepared as the weights expect."""
     config_of_model = known_data_config(model)
     if config_of_model is None or dataset.kind != "images":
         return
-    # Not `config_of_model`, whose size is that of the dataset by now.
+    # `config_of_model` has the dataset's image size, the file has the original one.
     expected = read_data_config(_weights(config)) or config_of_model
     if differ := dataset.data_config.differences(expected):
         logging.warning(
             f"images of {dataset.name} are not prepared as the weights of "
             f"{config.init_from} expect: {'; '.join(differ)}. Set preprocessing="
-            "'weights' to prepare them so, or ignore this to train with the new "
-            "preprocessing"
+            "'weights' to prepare them as expected, or ignore this warning to train "
+            "with the new preprocessing"
         )
 
 

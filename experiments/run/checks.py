@@ -34,7 +34,7 @@ def whole(least: int = 1, most: int = MOST) -> Check:
 
 
 def number(
-    low: float = -math.inf,
+    low: float,
     high: float = math.inf,
     *,
     above: bool = False,
@@ -52,18 +52,15 @@ def number(
         inside = low < converted if above else low <= converted
         inside &= converted < high if below else converted <= high
         if not (inside and math.isfinite(converted)):
-            raise UserError(f"{key}={shown(value)} must be {_bounds(low, high, above)}")
+            bounds = "positive" if above and low == 0 else f"{low:g} or more"
+            if math.isfinite(high):
+                bounds += f" and below {high:g}" if below else f" and at most {high:g}"
+            elif math.isinf(converted):
+                bounds = "a finite number"
+            raise UserError(f"{key}={shown(value)} must be {bounds}")
         return converted
 
     return check
-
-
-def _bounds(low: float, high: float, above: bool) -> str:
-    if math.isfinite(low) and math.isfinite(high):
-        return f"between {low:g} and {high:g}"
-    if math.isfinite(low):
-        return "positive" if above and low == 0 else f"{low:g} or more"
-    return "a finite number"
 
 
 def text(key: str, value: Any) -> str:

@@ -106,7 +106,7 @@ def train_in(
         highlight=False,
         soft_wrap=True,
     )
-    # The processes must agree: whether to save takes part in collectives.
+    # All processes must take the same branch, because saving uses collectives.
     if not multihost_utils.broadcast_one_to_all(np.int32(model.exists())):
         weights = state["ema"] if "ema" in state else state["params"]
         weights, rest = on_host((weights, state["rest"]), prepared.program.mesh)
@@ -157,7 +157,7 @@ def explain(config: ConfigDict) -> optim.Explanation:
 
 
 def _training(config: RunConfig) -> str:
-    """The ratios of batch size and length, where they differ from the base's."""
+    """The ratios of batch size and length to the base's, unless they are 1."""
     ratios = config.training
     named_ratios = {"batch size": ratios.batch, "examples": ratios.examples}
     return "".join(f", {name} x {x:g}" for name, x in named_ratios.items() if x != 1)
@@ -169,7 +169,6 @@ def describe(prepared: PreparedRun) -> str:
     mesh = program.mesh
     axes = {axis: n for axis, n in mesh.shape.items() if n > 1} or {"data": 1}
     sizes = ", ".join(f"{axis} {n}" for axis, n in axes.items())
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(program.abstract["params"]))
     scaling: Any = prepared.built.model.plan  # type: ignore[attr-defined]
     steps, batch, size = config.steps, config.batch_size, dataset.train_size
     amount = f"{size:,} examples, {steps * batch / size:.1f} epochs"
@@ -177,7 +176,7 @@ def describe(prepared: PreparedRun) -> str:
         amount = f"not prepared (described with {dataset.name})"
     origin = f" (from {config.transfer_from})" if config.transfer_from else ""
     rows = {
-        "model": f"{config.model.name}, {parameters:,} parameters",
+        "model": f"{config.model.name}, {program.parameters:,} parameters",
         "scaling": f"{scaling.parametrization.name}, width x {scaling.width:g}, "
         f"depth x {scaling.depth:g} of the base{_training(config)}",
         "data": f"{config.dataset}, {amount}, {steps:,} steps of {batch}",
@@ -238,7 +237,7 @@ def _save(
 def _training_of(
     prepared: PreparedRun, result: TrainResult, command: list[str]
 ) -> zoo.Training:
-    """What the model card says of a run."""
+    """The description of a run on the model card."""
     config, devices = prepared.config, prepared.program.mesh.devices
     metrics = {"accuracy": result.test_accuracy, "loss": result.test_loss}
     if prepared.dataset.kind == "text":
@@ -281,7 +280,9 @@ def _public(word: str) -> str:
 def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
     folder = directory / "checkpoints"
     if not folder.is_dir():
-        raise UserError(f"{directory} holds no checkpoints; give a --workdir that does")
+        raise UserError(
+            f"{directory} holds no checkpoints; give the --workdir of a training run"
+        )
     with open_checkpoints(folder, keep_last=1_000_000) as checkpoints:
         steps = checkpoints.steps()
         by_name = {"latest": max(steps, default=None), "best": checkpoints.best()}

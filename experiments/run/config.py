@@ -8,7 +8,6 @@ holds only what differs from the base. `parse` turns a ConfigDict into a `RunCon
 
 # ruff: noqa: RUF009 (`_key` returns a dataclass field)
 import dataclasses
-import difflib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from mupax import optim, zoo
 from mupax.zoo.registry import default_parametrization
 
 from .. import remote
-from ..errors import UserError
+from ..errors import UserError, nearest
 from . import checks
 from .checks import flag, groups, number, optional, options, several, text, whole
 from .hyperparameters import TUNABLE, apply_transfer
@@ -129,11 +128,11 @@ class RunConfig:
     # length follow docs/rules.md, section 8; None: no rule.
     base_batch_size: int | None = _key(int, optional(whole()))
     base_examples: int | None = _key(int, optional(whole()))
-    # A batch_size above it is an error; None: not known.
+    # A larger batch_size is an error; None: no limit.
     critical_batch_size: int | None = _key(int, optional(whole()), result=False)
     # By default "depth_mup" for residual branches of one layer, else "completep".
     parametrization: Component = _key({"name": str}, component)
-    # Factor of the initial weights that have a fan-in.
+    # Factor of the initial values of weights that have a fan-in.
     init_scale: float = _key(1.0, number(0, above=True))
     # Pretrained weights: a file, directory or hub id.
     init_from: str | None = _key(str, optional(text))
@@ -142,7 +141,7 @@ class RunConfig:
 
     # Optimization.
     batch_size: int = _key(128, whole())
-    # Number of parts of a batch, one after another.
+    # Number of parts of a batch, which are computed one after another to save memory.
     accumulate: int = _key(1, whole())
     steps: int = _key(1000, whole())
     learning_rate: float = _key(float, _learning_rate)  # of the base
@@ -370,10 +369,10 @@ def _check_together(config: RunConfig) -> None:
     """Checks of several values, or of values that depend on the environment."""
     models = zoo.list_models()
     if config.model.name not in models:
-        near = difflib.get_close_matches(config.model.name, models, n=1, cutoff=0.0)
+        hint = nearest(config.model.name, models) or ";"
         raise UserError(
-            f"model.name={config.model.name!r} is not in the zoo; the nearest is "
-            f"{near[0]!r}, and `mupax models` lists all"
+            f"model.name={config.model.name!r} is not in the zoo{hint} `mupax models` "
+            "lists all models"
         )
     for key in ("width", "depth"):
         if (size := config.model.options.get(key)) is not None:
@@ -386,8 +385,8 @@ def _check_together(config: RunConfig) -> None:
     critical = config.critical_batch_size
     if critical is not None and config.batch_size > critical:
         raise UserError(
-            f"batch_size={config.batch_size} is beyond critical_batch_size={critical}, "
-            "where no rule of learning rates is known; use a smaller batch_size"
+            f"batch_size={config.batch_size} is above critical_batch_size={critical}, "
+            "where learning rates follow no known rule; use a smaller batch_size"
         )
     for name in ("wandb", "mlflow"):
         wanted = getattr(config, name)
@@ -397,8 +396,8 @@ def _check_together(config: RunConfig) -> None:
             )
     if config.init_from and config.init_scale != 1:
         raise UserError(
-            f"init_scale={config.init_scale} changes an initialization, and init_from="
-            f"{config.init_from!r} replaces it; leave one of them out"
+            f"init_scale={config.init_scale} scales a random initialization, and "
+            f"init_from={config.init_from!r} replaces it; leave one of them out"
         )
     if config.preprocessing == "weights" and not config.init_from:
         raise UserError(

@@ -34,19 +34,19 @@ _OF_OPTIMIZERS = (
     "adam_b2",
     "adam_weight_decay",
 )
-# Of a group of parameters, as "attention/learning_rate".
+# Factors of a group of parameters, named e.g. "attention/learning_rate".
 OF_MODULES = ("learning_rate", "weight_decay", "init_scale", "multiplier")
-_MEMORIES = {"b1": "b1_memory", "b2": "b2_memory"}  # of optimizers that have them
+_MEMORIES = {"b1": "b1_memory", "b2": "b2_memory"}  # if the optimizer has b1 or b2
 TUNABLE = _COMMON + _OF_OPTIMIZERS
 
 
-def tunable(optimizer: str, modules: Iterable[str] = ()) -> tuple[str, ...]:
+def tunable(optimizer: str, modules: Iterable[str]) -> tuple[str, ...]:
     """The hyperparameters that a sweep can tune with this optimizer.
 
     `modules` are the names of the config's groups of parameters.
 
     Examples:
-      >>> tunable("sgd")[-2:]
+      >>> tunable("sgd", ())[-2:]
       ('label_smoothing', 'momentum')
     """
     accepted = check_optimizer({"name": optimizer})
@@ -155,7 +155,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "
             f"({shown(str(error))})"
         ) from None
-    # Smoothing and warm-up that the sweep did not use stay as the config has them.
+    # Smoothing and warm-up that were not swept keep the config's values.
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
     if record.get("clip_norm") is not None:

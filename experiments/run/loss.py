@@ -92,12 +92,15 @@ def cross_entropy(
 def _mean_losses(
     logits: Float[Array, "*batch classes"], targets: Array, smoothing: Any
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy with and without smoothing; targets are classes or rows of
-    probabilities."""
+    """Mean cross-entropy with and without smoothing.
+
+    `targets` are classes, or rows of probabilities.
+    """
     soft = targets.ndim == logits.ndim
     entropy = optax.softmax_cross_entropy if soft else cross_entropy
     unsmoothed = entropy(logits, targets).mean()
-    if isinstance(smoothing, int | float) and not smoothing:  # a traced value is not
+    # The value of a traced smoothing is unknown.
+    if isinstance(smoothing, int | float) and not smoothing:
         return unsmoothed, unsmoothed
     rows = targets if soft else jax.nn.one_hot(targets, logits.shape[-1])
     smoothed = optax.smooth_labels(rows, smoothing)

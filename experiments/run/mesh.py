@@ -71,12 +71,10 @@ def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
     parts = devices * accumulate
     if batch_size % parts:
         above = math.ceil(batch_size / parts) * parts
-        over = f"{devices} devices" + (
-            f" in {accumulate} parts" if accumulate > 1 else ""
-        )
+        over = f" in {accumulate} parts (accumulate)" if accumulate > 1 else ""
         raise UserError(
-            f"batch_size {batch_size} does not divide over {over}; use a multiple of "
-            f"{parts}, such as {above}."
+            f"batch_size {batch_size} does not divide over {devices} devices{over}; "
+            f"use a multiple of {parts}, such as {above}."
         )
 
 
@@ -99,8 +97,9 @@ def batch_share(batch_size: int, mesh: Mesh) -> tuple[int, int]:
     first, number = min(rows), len(rows)
     if max(rows) - first + 1 != number or first % number or batch_size % number:
         raise UserError(
-            "on this mesh the rows of a process are not contiguous in the batch; make "
-            "fsdp times tensor a divisor, or a multiple, of the devices of a process"
+            "on this mesh the rows of a process are not contiguous in the batch; "
+            "choose mesh.fsdp and mesh.tensor so that their product divides, or is a "
+            "multiple of, the number of devices per process"
         )
     return first // number, batch_size // number
 

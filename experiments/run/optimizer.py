@@ -42,7 +42,10 @@ def check_optimizer(options: Mapping[str, Any]) -> frozenset[str]:
         if key == "name":
             continue
         if key not in accepted:
-            raise UserError(f"optimizer {name!r} takes no {key!r} from the config")
+            raise UserError(
+                f"optimizer {name!r} has no option {key!r}; its options are "
+                f"{', '.join(sorted(accepted))}"
+            )
         if key in _RANGES and value is not None:
             _RANGES[key](f"optimizer.{key}", value)
     return frozenset(accepted)

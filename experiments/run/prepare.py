@@ -47,7 +47,7 @@ class PreparedRun:
         return bytes_per_device(self.program.abstract, self.program.shardings)
 
     def check(self) -> None:
-        """Check that the batch suits the devices and the dataset."""
+        """Check the batch size against the devices and the dataset."""
         check(self.options, self.program, self.dataset)
 
     def check_memory(self) -> None:

@@ -52,6 +52,11 @@ class Program:
     shardings: State = dataclasses.field(default_factory=dict)
 
     @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.abstract["params"]))
+
+    @property
     def norms(self) -> tuple[str, ...]:
         """The names of the norms that a logged step measures."""
         roles = sorted(set(self.roles.values()))

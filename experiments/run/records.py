@@ -31,8 +31,8 @@ class Records:
     """The lines of `metrics.jsonl`: one per logged step and one per evaluation.
 
     Lines are in the order of their steps, training before evaluation, and each has a
-    checksum. A run that resumes from a step keeps the lines up to it and removes later
-    ones, so that its file equals that of an uninterrupted run.
+    checksum. A run that resumes from a step removes the lines of later steps, so that
+    its file becomes the same as that of an uninterrupted run.
 
     Args:
       folder: the run directory.

@@ -91,7 +91,7 @@ def open_trackers(
 
 
 def read_id(folder: pathlib.Path, tracker: str) -> str | None:
-    """The id under which a run directory is known to a tracker; None: none yet."""
+    """The tracker's id of the run in a directory; None if it has none yet."""
     try:
         value = io.read_sealed(folder / NAME).get(tracker)
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def read_id(folder: pathlib.Path, tracker: str) -> str | None:
 
 
 def keep_id(folder: pathlib.Path, tracker: str, value: str) -> None:
-    """Keep the id of a run directory."""
+    """Store the tracker's id of the run in a directory."""
     try:
         ids = io.read_sealed(folder / NAME)
     except (FileNotFoundError, io.Damaged):
@@ -133,7 +133,7 @@ class TensorBoard:
         if self._writer is None:
             self._writer = self._open(str(self._folder), flush_secs=30)
         for name, value in values.items():
-            if math.isfinite(value):  # others are warned about, and not shown
+            if math.isfinite(value):  # TensorBoard cannot show others
                 self._writer.add_scalar(name, value, step)
 
     def write_sweep(
@@ -329,5 +329,5 @@ def _plain(value: Any) -> Any:
 
 
 def _key(name: str) -> str:
-    """A name that MLflow takes."""
+    """A name with only characters that MLflow accepts."""
     return re.sub(r"[^A-Za-z0-9_\-. /:]", "_", name)
