@@ -91,8 +91,7 @@ def run(
             zoo.save(loaded.model, out, notes=notes, files=files, training=training)
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
-        text = str(error).replace(source, given)
-        raise UserError(" ".join(text.split())) from None
+        raise UserError(str(error).replace(source, given)) from None
     count = sum(np.size(array) for array in arrays.values())
     print(f"{given} -> {out}: {recipe(loaded.model)[0]}, {count:,} values")
     if loaded.assumed:

@@ -59,7 +59,7 @@ def run(
             key=jax.random.key(seed),
         )
     except ValueError as error:
-        raise UserError(" ".join(str(error).split())) from None
+        raise UserError(str(error)) from None
     ids = out[0].tolist()
     if max(ids) >= words.vocabulary:
         raise UserError(

@@ -74,6 +74,6 @@ def load_model(
         given = (place,) if name is None else (name, place)
         model = zoo.load_pretrained(*given, revision=revision)
     except (ValueError, TypeError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from None
+        raise UserError(str(error)) from None
     model.eval()
     return model

@@ -54,7 +54,6 @@ def run(
     tasks = space.tasks(parsed)
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": _target(parsed).settings()}
-    sweeping.refuse_old(directory)
     workdir.check(directory, settings, free=sweeping.REMOVED)
     sweeping.open_data(tasks[0], console)
     if note := length_note(parsed):

@@ -13,9 +13,12 @@ from patience import ended, wait_until
 
 from mupax import zoo
 from mupax.experiments import cli
+from mupax.experiments.cli import flags
 from mupax.experiments.cli.models import HUB, model_sizes, sources_of
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import workdir
+from mupax.experiments.run.build import build
+from mupax.experiments.run.config import parse
 
 TOY = [f"--config={pathlib.Path(__file__).with_name('toy_config.py')}"]
 
@@ -150,6 +153,32 @@ def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
         "no key nope; mupax.experiments.run.config documents all keys\n"
     )
     assert "'x'" in refused(capsys, "sweep", *TOY, "--workers=x")
+
+
+def test_flags_set_options_that_the_config_leaves_out():
+    words = ["model.remat=True", "optimizer.b1=0.8", "data.image_size=(4, 4)"]
+    argv = ["train", "--config=digits", *(f"--config.{word}" for word in words)]
+    config = flags.parse(argv).config
+    assert config.model.remat is True
+    assert config.optimizer.b1 == 0.8
+    assert config.data.image_size == (4, 4)
+    assert config.model.name == "resmlp"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model.dephts=3", "resmlp has no option 'dephts'; the nearest is 'depth'"),
+        ("optimizer.bb=3", "optimizer 'adam' has no option 'bb'; its options are b1"),
+        ("schedule.nme=3", "schedule has no option 'nme'; its options are warmup"),
+        ("data.image_sise=3", "data: got an unexpected keyword argument 'image_sise'"),
+        ("parametrization.alpha=3", "unexpected keyword argument 'alpha'"),
+        ("model.a.b=3", "the config has no key a"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_named(word, said):
+    with pytest.raises(UserError, match=said):
+        build(parse(flags.parse(["train", "--config=digits", f"--config.{word}"])[0]))
 
 
 def test_an_unknown_config_lists_the_packaged_ones(capsys):

@@ -90,16 +90,6 @@ def test_lines_after_the_checkpoint_are_written_again_once(tmp_path):
     assert records.read(tmp_path) == lines
 
 
-def test_lines_of_earlier_versions_without_checksums_are_read_and_then_sealed(tmp_path):
-    lines = lines_of(20)
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert records.read(tmp_path) == lines
-    resumed(tmp_path, 20)
-    assert records.read(tmp_path) == lines
-    assert all(io.SEAL in json.loads(text) for text in path.read_text().splitlines())
-
-
 def test_a_changed_number_is_named_kept_aside_and_not_used(tmp_path, warned):
     lines = lines_of(20)
     write(tmp_path, lines)

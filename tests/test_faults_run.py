@@ -329,7 +329,7 @@ def test_150_mutated_checkpoints(tmp_path, saved):
 def test_mutated_summaries(tmp_path):
     for seed in range(mutations.FIRST, mutations.FIRST + 100):
         path = tmp_path / "summary.json"
-        summary = {"transfer": {"log2_learning_rate": -8.5, "base_width": 16}}
+        summary = {"transfer": {"base_depth": 8, "base_width": 16}}
         io.write_sealed(path, summary)
         kind = mutations.mutate(path, random.Random(seed))
         try:
@@ -341,8 +341,8 @@ def test_mutated_summaries(tmp_path):
 
 def test_a_changed_summary_is_refused(tmp_path, capsys):
     path = tmp_path / "summary.json"
-    io.write_sealed(path, {"transfer": {"log2_learning_rate": -8.5}})
-    path.write_text(path.read_text().replace("-8.5", "-3.5"))
+    io.write_sealed(path, {"transfer": {"base_width": 16}})
+    path.write_text(path.read_text().replace("16", "32"))
     config = pathlib.Path(__file__).with_name("toy_train.py")
     words = [f"--config={config}", f"--config.transfer_from={path}"]
     assert cli.main(["mupax", "explain", *words]) == 2

@@ -239,7 +239,7 @@ def test_a_target_says_only_what_differs(song):
         ("sweep.choices", 5, "sweep.choices is 5"),
         ("sweep.choices", (("model.width", 5),), "sweep.choices is"),
         ("sweep.sedes", 3, "no key sweep.sedes"),
-        ("base", {"width": 8}, "write the base's sizes as model.width"),
+        ("base", {"width": 8}, "no key 'base'"),
         ("learning_rte", 0.1, "no key 'learning_rte'"),
     ],
 )

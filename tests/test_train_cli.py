@@ -434,7 +434,7 @@ def test_a_loss_that_explodes_names_step_remedy_and_last_good_checkpoint(
 def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     summary = {
         "transfer": {
-            "log2_learning_rate": -8.5,
+            "hyperparameters": {"learning_rate": 2.0**-8.5},
             "base_width": 8,
             "base_depth": 2,
             "parametrization": {"name": "depth_mup"},
@@ -458,10 +458,10 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     assert "adam," in out
 
 
-def transferred(tmp_path, **tuned):
+def transferred(tmp_path, warmup=0.0, **tuned):
     """A run's config, after a sweep that tuned more than the learning rate."""
     found = {
-        "log2_learning_rate": -8.5,
+        "hyperparameters": {"learning_rate": 2.0**-8.5, "warmup": warmup},
         "base_width": 8,
         "base_depth": 2,
         "parametrization": {"name": "depth_mup"},

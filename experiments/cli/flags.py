@@ -107,25 +107,34 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     return Parsed(loaded, folder, {f.name: values[f.name].value for f in own})
 
 
+# Sections whose keys depend on a name, e.g. that of the model. A flag may add keys.
+_OPEN = ("model", "optimizer", "schedule", "parametrization", "data", "sharding")
+
+
 def _without_sections(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split off the overrides of the sections `sweep` and `target`."""
-    starts = tuple(f"--config.{section}." for section in ("sweep", "target"))
+    """Split off the overrides of `sweep`, `target` and the open sections."""
+    starts = tuple(f"--config.{section}." for section in ("sweep", "target", *_OPEN))
     later = [word for word in argv if word.startswith(starts) and "=" in word]
     return [word for word in argv if word not in later], later
 
 
 def _override_sections(config: "ConfigDict", words: list[str]) -> None:
-    """Override keys of a section; adds the section if the config lacks it."""
+    """Override keys of sections; adds missing sections and keys of open sections."""
     from absl import flags
     from ml_collections import config_flags
+    from ml_collections.config_dict import placeholder
 
     from ..run.config import defaults
 
     whole = defaults("sweep", "target")
-    for section in ("sweep", "target"):
-        if section not in config and any(f".{section}." in w for w in words):
-            with config.unlocked():
+    with config.unlocked():
+        for word in words:
+            path = word.removeprefix("--config.").partition("=")[0]
+            section, key = path.split(".", 1)
+            if section not in config:
                 config[section] = whole[section]
+            if section in _OPEN and key.isidentifier() and key not in config[section]:
+                config[section][key] = placeholder(object)
     values = flags.FlagValues()
     # DEFINE_config_dict reads overrides from sys.argv.
     sys.argv = [sys.argv[0], *words]

@@ -405,6 +405,11 @@ def _check_together(config: RunConfig) -> None:
             "'dataset'"
         )
     check_optimizer(config.optimizer.plain())
+    for key in config.schedule.options:
+        if key not in ("warmup", "decay", "final"):
+            raise UserError(
+                f"schedule has no option {key!r}; its options are warmup, decay, final"
+            )
     for key, build in (
         ("parametrization", lambda: config.rules),
         ("schedule", lambda: config.learning_rates),
@@ -442,12 +447,6 @@ def without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(key: str) -> str:
-    if key == "base":
-        return (
-            "the config has a key 'base', which was removed: write the base's sizes as "
-            "model.width and model.depth, and start from "
-            "mupax.experiments.run.config.defaults('sweep', 'target')"
-        )
     return f"the config has no key {key!r}; its keys are {', '.join(KEYS)}"
 
 

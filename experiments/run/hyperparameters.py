@@ -127,10 +127,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
     """
     try:
         record = io.read_sealed(path)["transfer"]
-        values = dict(record.get("hyperparameters", {}))
-        if "log2_learning_rate" in record:  # of mupax 0.1
-            values |= {"learning_rate": 2.0 ** float(record["log2_learning_rate"])}
-            values |= {"warmup": w} if (w := record.get("warmup")) else {}
+        values = dict(record["hyperparameters"])
         config = config | {
             "learning_rate": float(values["learning_rate"]),
             "base_width": int(record["base_width"]),
@@ -142,7 +139,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         }
         if record.get("modules"):
             config["modules"] = record["modules"]
-        for key in ("base_batch_size", "base_examples"):  # new in mupax 0.2
+        for key in ("base_batch_size", "base_examples"):
             if record.get(key) is not None:
                 config[key] = int(record[key])
         if "branch_multiplier" in record:

@@ -187,8 +187,6 @@ def read_log(folder: pathlib.Path) -> Log:
         content = path.read_bytes()
     except FileNotFoundError:
         return Log([], {})
-    # mupax 0.1 wrote no checksums. If one line has a checksum, all must have one.
-    is_sealed = f'"{io.SEAL}"'.encode() in content
     texts = content.split(b"\n")
     lines: list[dict[str, Any]] = []
     damaged = {}
@@ -196,9 +194,8 @@ def read_log(folder: pathlib.Path) -> Log:
         if not text:
             continue
         try:
-            line = io.parse_sealed(text)
-            is_valid = isinstance(line.get("step"), int) and _is_line(line)
-            if not is_valid or (is_sealed and not text.startswith(_START)):
+            line = io.parse_sealed(text, required=True)
+            if not _is_line(line):
                 raise io.Damaged("it is not a line of a log")
         except io.Damaged:
             if number < len(texts):  # an incomplete last line: the writer was killed
@@ -208,13 +205,11 @@ def read_log(folder: pathlib.Path) -> Log:
     return Log(lines, damaged)
 
 
-_START = f'{{"{io.SEAL}": '.encode()
-
-
 def _is_line(line: dict[str, Any]) -> bool:
     """Whether a line has the keys of the curves."""
     keys = ("test_loss", "test_accuracy") if "test_loss" in line else ("loss",)
-    return all(isinstance(line.get(key), int | float) for key in keys)
+    numbers = all(isinstance(line.get(key), int | float) for key in keys)
+    return numbers and isinstance(line.get("step"), int)
 
 
 def _keep_aside(folder: pathlib.Path, log: Log) -> None:

@@ -82,9 +82,6 @@ def make_schedule(
 
 
 def _check_steps(key: str, value: Any, steps: int) -> None:
-    # Sweeps of mupax 0.1 wrote warm-up as a float.
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     whole(0)(f"schedule.{key}", value)
     if value > steps:
         raise UserError(f"schedule.{key}={value} must lie in 0 to {steps} steps")

@@ -63,11 +63,6 @@ def check(
                 pass
 
 
-def settings_of(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """The settings of a run directory; None if it is not one."""
-    return _stored(workdir).settings
-
-
 class _Stored(NamedTuple):
     """The settings in a run directory, and whether both copies are undamaged."""
 

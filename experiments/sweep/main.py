@@ -75,7 +75,6 @@ def run(
         stop_diverged=stop_diverged,
     )
     directory = pathlib.Path(folder)
-    refuse_old(directory)
     workdir.check(directory, parsed.settings(), free=_FREE)
     tasks = space.tasks(parsed)
     open_data(tasks[0], console)
@@ -95,15 +94,6 @@ def run(
         soft_wrap=True,
     )
     return data
-
-
-def refuse_old(directory: pathlib.Path) -> None:
-    """Raise UserError for a run directory of an earlier version."""
-    if "base" in (workdir.settings_of(directory) or {}):
-        raise UserError(
-            f"{directory} holds a sweep of an earlier version of mupax, which cannot "
-            "be read; choose another --workdir, or remove that one"
-        )
 
 
 def open_data(task: ZooTask, console: rich.console.Console) -> Dataset:
