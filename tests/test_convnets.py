@@ -46,6 +46,14 @@ MOBILENET = {
         (2, "plain", 1, 1, 1, 1, 24),
     ),
 }
+MOBILENETV2 = {
+    **EFFICIENTNET,
+    "rows": (
+        (0, "separable", 1, 3, 1, 1, 8),
+        (1, "inverted", 2, 3, 2, 2, 16),
+        (2, "inverted", 2, 5, 1, 2, 16),
+    ),
+}
 REGNET = {
     "width": 8,
     "rows": ((1, 8), (1, 16), (2, 24), (1, 32)),
@@ -80,6 +88,7 @@ CASES = {
     "efficientnet": ("efficientnet_b0", EFFICIENTNET),
     "tf_efficientnet": ("tf_efficientnet_b0", EFFICIENTNET),
     "mobilenetv3": ("mobilenetv3_small_100", MOBILENET),
+    "mobilenetv2": ("mobilenetv2_100", MOBILENETV2),
     "regnet": ("regnety_002", REGNET),
 }
 
@@ -207,6 +216,7 @@ def test_a_grown_network_is_exported_with_its_multipliers(case):
         ("mobilenetv3", {"gate": "sigmoid"}),
         ("mobilenetv3", {"squeeze_nonlinearity": "silu"}),
         ("mobilenetv3", {"nonlinearity": "silu"}),
+        ("mobilenetv2", {"nonlinearity": "relu"}),
         ("hf_convnext", {"head_eps": 1e-6}),
         ("hf_convnext", {"nonlinearity": "gelu_tanh"}),
     ],
@@ -359,6 +369,10 @@ def test_every_axis_has_a_rule_of_sharding(name):
     [
         ("resnet18", {"groups": 2}, "pass block='bottleneck'"),
         ("resnet50", {"groups": 0}, "groups=0 must be a whole number"),
+        ("resnet50", {"num_classes": 9}, "no option 'num_classes'; it is 'out_feat"),
+        ("resnet50", {"dtype": "bf16"}, "dtype='bf16' must be a floating-point type"),
+        ("resnet50", {"param_dtype": int}, "param_dtype=.* must be a floating-point"),
+        ("timm/resnet50.a1_in1k", {}, r"zoo.load_pretrained\(...\) loads a repository"),
         ("resnet50", {"squeeze": 2.0}, "squeeze=2.0 must lie in"),
         ("resnet50", {"antialias": "no"}, "antialias='no' must be one of"),
         ("convnext_tiny", {"layer_scale": 0.0}, "layer_scale=0.0 must be positive"),
@@ -541,6 +555,13 @@ def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
         ("tf_efficientnetv2_m", 54.14),
         ("mobilenetv3_small_100", 2.54),
         ("mobilenetv3_large_100", 5.48),
+        ("mobilenetv2_050", 1.97),
+        ("mobilenetv2_100", 3.50),
+        ("mobilenetv2_110d", 4.52),
+        ("efficientnet_lite0", 4.65),
+        ("tf_efficientnet_lite3", 8.20),
+        ("tf_mobilenetv3_small_minimal_100", 2.04),
+        ("tf_mobilenetv3_large_minimal_100", 3.92),
         ("regnetx_016", 9.19),
         ("regnety_032", 19.44),
         ("regnety_080_tv", 39.38),

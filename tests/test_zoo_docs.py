@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from benchmarks import zoo_table
+from benchmarks import timm_coverage, zoo_table
 from mupax import zoo
 
 PAGE = zoo_table.PAGE.read_text()
@@ -49,6 +49,26 @@ def test_every_model_and_every_option_is_on_the_page():
         )
     for key in zoo_table.SHARED:
         assert f"`{key}`" in PAGE
+
+
+COVERAGE = zoo_table.PAGE.parent / "zoo" / "coverage.md"
+
+
+def test_of_timms_thirty_most_downloaded_models_at_least_24_are_read():
+    downloads = list(timm_coverage.MOST_USED.values())
+    assert len(downloads) == 30
+    assert downloads == sorted(downloads, reverse=True)
+    table = timm_coverage.most_used()
+    assert table in COVERAGE.read_text(), (
+        "docs/zoo/coverage.md is out of date; run: "
+        "python -m benchmarks.timm_coverage --most_used"
+    )
+    read = table.count("| yes |")
+    assert read >= 24
+    assert f"{read} of the thirty" in COVERAGE.read_text()
+    assert f"{read} of timm's thirty most downloaded" in PAGE
+    # The others are refused by the name of the feature that is missing.
+    assert table.count("| no: ") == 30 - read
 
 
 def test_parameters_are_those_of_the_papers(counted):

@@ -80,6 +80,17 @@ _VARIANTS = (
     (r"^regnetz", "blocks without a relu behind them"),
     (r"^beit", "relative position bias"),
     (r"^cait", "class attention"),
+    (r"^swin", "attention in shifted windows"),
+    (r"^(max|maxx|coat)(vit|net)", "attention in windows and over a grid of pixels"),
+    (r"^vgg", "stages of convolutions without shortcuts"),
+    (r"^densenet", "blocks that concatenate their inputs"),
+    (r"^inception", "blocks of several parallel convolutions"),
+    (r"^(eca_|dm_)?nfnet|^nf_", "standardized weights instead of normalization"),
+    (r"^mobilenetv4", "inverted bottlenecks with two depthwise convolutions"),
+    (
+        r"^(tf_)?mobilenet_edgetpu|^(tf_)?efficientnet_(e[sml]|x)",
+        "other rows of blocks",
+    ),
     (r"_qkvb", "separate biases of queries and values"),
     (r"^eva", "norms behind its branches"),
     (r"distilled", "a distillation token"),
@@ -174,7 +185,8 @@ def _refusal(name: str, where: str) -> str:
         f"{where} holds a {name!r}{has}; this zoo has no such model. It supports "
         "resnet, wide_resnet, resnext, seresnet, resnetblur, resnetaa, resnetrs, "
         "regnetx, regnety, "
-        "convnext, convnextv2, efficientnet, efficientnetv2, mobilenetv3, "
+        "convnext, convnextv2, efficientnet, efficientnet_lite, efficientnetv2, "
+        "mobilenetv2, mobilenetv3, "
         "vit_{tiny,small,base,large,huge}_patch* of 224 or 384 pixels, deit, deit3, "
         "vit_*_dinov2, vit_*_dinov3, vit_*_clip_*, vit_*_siglip_*, eva02 and GPT-2"
     )

@@ -1,4 +1,4 @@
-"""EfficientNet, EfficientNetV2 and MobileNetV3: inverted residuals."""
+"""EfficientNet, EfficientNetV2, MobileNetV2 and MobileNetV3: inverted residuals."""
 
 import dataclasses
 import functools
@@ -212,7 +212,8 @@ class EfficientNet(Staged, options=EfficientNetOptions):
       head: channels of the last convolution.
       head_pooled: apply the last convolution after the mean over pixels, with a bias
         and without a norm (MobileNetV3).
-      nonlinearity: a name in `zoo.layers.ACTIVATIONS`; "hard_swish" in MobileNetV3.
+      nonlinearity: a name in `zoo.layers.ACTIVATIONS`; "hard_swish" in MobileNetV3,
+        "relu6" in MobileNetV2 and EfficientNet-Lite.
       gate: gate of squeeze-and-excitation: "sigmoid" or "hard_sigmoid".
       squeeze_inside: squeeze is relative to the channels inside a block, and rounded to
         a multiple of 8 (MobileNetV3).
@@ -229,8 +230,8 @@ class EfficientNet(Staged, options=EfficientNetOptions):
     Raises:
       ValueError: a size is not a positive whole number, or a name is unknown.
 
-    Source: Tan and Le 2019 (arXiv:1905.11946) and 2021 (arXiv:2104.00298); Howard et
-    al. 2019 (arXiv:1905.02244).
+    Source: Tan and Le 2019 (arXiv:1905.11946) and 2021 (arXiv:2104.00298); Sandler et
+    al. 2018 (arXiv:1801.04381); Howard et al. 2019 (arXiv:1905.02244).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -505,6 +506,38 @@ _V3_LARGE = (
     (5, "inverted", 3, 5, 2, 6, 160, 0.25),
     (6, "plain", 1, 1, 1, 1, 960),
 )
+# MobileNetV3 without squeeze-and-excitation, 5x5 kernels and hard_swish.
+_V3_SMALL_MINIMAL = (
+    (0, "separable", 1, 3, 2, 1, 16),
+    (1, "inverted", 1, 3, 2, 4.5, 24),
+    (1, "inverted", 1, 3, 1, 3.67, 24),
+    (2, "inverted", 1, 3, 2, 4, 40),
+    (2, "inverted", 2, 3, 1, 6, 40),
+    (3, "inverted", 2, 3, 1, 3, 48),
+    (4, "inverted", 3, 3, 2, 6, 96),
+    (5, "plain", 1, 1, 1, 1, 576),
+)
+_V3_LARGE_MINIMAL = (
+    (0, "separable", 1, 3, 1, 1, 16),
+    (1, "inverted", 1, 3, 2, 4, 24),
+    (1, "inverted", 1, 3, 1, 3, 24),
+    (2, "inverted", 3, 3, 2, 3, 40),
+    (3, "inverted", 1, 3, 2, 6, 80),
+    (3, "inverted", 1, 3, 1, 2.5, 80),
+    (3, "inverted", 2, 3, 1, 2.3, 80),
+    (4, "inverted", 2, 3, 1, 6, 112),
+    (5, "inverted", 3, 3, 2, 6, 160),
+    (6, "plain", 1, 1, 1, 1, 960),
+)
+_V2_MOBILE = (
+    (0, "separable", 1, 3, 1, 1, 16),
+    (1, "inverted", 2, 3, 2, 6, 24),
+    (2, "inverted", 3, 3, 2, 6, 32),
+    (3, "inverted", 4, 3, 2, 6, 64),
+    (4, "inverted", 3, 3, 1, 6, 96),
+    (5, "inverted", 3, 3, 2, 6, 160),
+    (6, "inverted", 1, 3, 1, 6, 320),
+)
 _V3 = {
     "head_pooled": True,
     "nonlinearity": "hard_swish",
@@ -527,20 +560,59 @@ _SCALES = {
 TF = {"padding": "same", "norm_eps": 1e-3}
 
 
-def _scaled(wide: float, deep: float) -> dict[str, Any]:
-    """b0 with more channels, rounded to multiples of 8, and more blocks, rounded up."""
-    rows = []
-    for stage, kind, count, kernel, stride, expansion, channels, squeeze in _B0:
+# Multiples of EfficientNet-Lite0's.
+_LITE_SCALES = {
+    "lite0": (1.0, 1.0),
+    "lite1": (1.0, 1.1),
+    "lite2": (1.1, 1.2),
+    "lite3": (1.2, 1.4),
+    "lite4": (1.4, 1.8),
+}
+# MobileNetV2: multiple of the channels, that of the blocks, whether the stem keeps 32.
+_MOBILE_SCALES = {
+    "050": (0.5, 1.0, False),
+    "100": (1.0, 1.0, False),
+    "110d": (1.1, 1.2, True),
+    "120d": (1.2, 1.4, True),
+    "140": (1.4, 1.0, False),
+}
+
+
+def _scaled(
+    given: tuple[Any, ...],
+    wide: float,
+    deep: float,
+    *,
+    fixed_ends: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """Rows with more channels, rounded to multiples of 8, and more blocks, rounded up.
+
+    Args:
+      given: rows, for a stem of 32 channels.
+      wide: factor on channels, also of the stem and, above 1, of the last
+        convolution.
+      deep: factor on blocks.
+      fixed_ends: keep the stem, the last convolution, and the blocks of the first and
+        last row.
+      **more: further options.
+    """
+    rows, ends = [], (0, len(given) - 1) if fixed_ends else ()
+    for i, (
+        stage,
+        kind,
+        count,
+        kernel,
+        stride,
+        expansion,
+        channels,
+        *rest,
+    ) in enumerate(given):
         out, n = _round(channels * wide), math.ceil(count * deep)
-        rows.append((stage, kind, n, kernel, stride, expansion, out, squeeze))
-    stem, head = _round(32 * wide), _round(1280 * wide)
-    return {
-        "width": stem,
-        "depth": 1,
-        "rows": tuple(rows),
-        "rows_width": stem,
-        "head": head,
-    }
+        n = count if i in ends else n
+        rows.append((stage, kind, n, kernel, stride, expansion, out, *rest))
+    stem, head = _round(32 * wide), max(1280, _round(1280 * wide))
+    return _fixed(tuple(rows), *((32, 1280) if fixed_ends else (stem, head)), **more)
 
 
 def _fixed(rows: tuple[Any, ...], width: int, head: int, **more: Any) -> dict[str, Any]:
@@ -549,7 +621,21 @@ def _fixed(rows: tuple[Any, ...], width: int, head: int, **more: Any) -> dict[st
 
 
 def _variants() -> dict[str, dict[str, Any]]:
-    variants = {f"efficientnet_{name}": _scaled(*by) for name, by in _SCALES.items()}
+    variants = {
+        f"efficientnet_{name}": _scaled(_B0, *by) for name, by in _SCALES.items()
+    }
+    lite = {
+        f"efficientnet_{name}": _scaled(
+            tuple(row[:7] for row in _B0), *by, fixed_ends=True, nonlinearity="relu6"
+        )
+        for name, by in _LITE_SCALES.items()
+    }
+    mobile = {
+        f"mobilenetv2_{name}": _scaled(
+            _V2_MOBILE, wide, deep, fixed_ends=fixed, nonlinearity="relu6"
+        )
+        for name, (wide, deep, fixed) in _MOBILE_SCALES.items()
+    }
     v2 = {
         "efficientnetv2_s": _fixed(_V2_S, 24, 1280),
         "efficientnetv2_m": _fixed(_V2_M, 24, 1280),
@@ -558,8 +644,14 @@ def _variants() -> dict[str, dict[str, Any]]:
         "mobilenetv3_small_100": _fixed(_V3_SMALL, 16, 1024, **_V3),
         "mobilenetv3_large_100": _fixed(_V3_LARGE, 16, 1280, **_V3),
     }
-    variants |= v2 | v3
-    return {**variants, **{f"tf_{name}": {**o, **TF} for name, o in variants.items()}}
+    minimal = {"head_pooled": True, "nonlinearity": "relu"}
+    v3_minimal = {
+        "mobilenetv3_small_minimal_100": _fixed(_V3_SMALL_MINIMAL, 16, 1024, **minimal),
+        "mobilenetv3_large_minimal_100": _fixed(_V3_LARGE_MINIMAL, 16, 1280, **minimal),
+    }
+    variants |= lite | v2 | v3
+    tensorflow = {f"tf_{n}": {**o, **TF} for n, o in (variants | v3_minimal).items()}
+    return {**variants, **mobile, **tensorflow}
 
 
 #: The networks of timm, by their names there.
@@ -567,7 +659,7 @@ VARIANTS: dict[str, dict[str, Any]] = _variants()
 NAMES = (
     *("efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3"),
     *("efficientnetv2_s", "tf_efficientnet_b0", "tf_efficientnetv2_s"),
-    *("mobilenetv3_small_100", "mobilenetv3_large_100"),
+    *("mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv3_large_100"),
 )
 for _name in NAMES:
     register(_name, **VARIANTS[_name])(EfficientNet)
@@ -586,7 +678,7 @@ _MODULES = {
 
 
 def efficientnet_names(model: EfficientNet) -> dict[Leaf, Source]:
-    """Map each variable of an EfficientNet or MobileNetV3 to its array in timm.
+    """Map each variable of an EfficientNet or MobileNet to its array in timm.
 
     Args:
       model: the model, possibly abstract (from `nnx.eval_shape`).

@@ -48,7 +48,8 @@ class Options:
       param_dtype: of the parameters.
 
     Raises:
-      ValueError: a value does not have its option's type; the message names the option.
+      ValueError: a value does not have its option's type, or a dtype is not one of
+        floating-point numbers; the message names the option.
     """
 
     width: int
@@ -67,6 +68,16 @@ class Options:
             if not fits or (isinstance(value, bool) and bool not in kinds):
                 needed = " or ".join(_TYPES[kind][1] for kind in kinds)
                 raise ValueError(f"{name}={value!r} must be {needed}")
+        for name in ("dtype", "param_dtype"):
+            value = getattr(self, name)
+            try:
+                floats = jnp.issubdtype(jnp.dtype(value), jnp.floating)
+            except TypeError:
+                floats = False
+            if not floats:
+                raise ValueError(
+                    f"{name}={value!r} must be a floating-point type, e.g. jnp.bfloat16"
+                )
 
     def check_unused(self, *names: str, without: str) -> None:
         """Check that options that need another one have their default values.

@@ -25,6 +25,7 @@ from .sharding import (
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
+    "relu6": lambda x: jnp.minimum(jax.nn.relu(x), 6),
     "abs": jnp.abs,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -37,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
 }
 _ODD = ("identity", "tanh", "erf")  # mean zero for symmetric inputs
-_FLAT_AT_ZERO = ("relu", "abs")  # JAX's derivative at zero is zero
+_FLAT_AT_ZERO = ("relu", "relu6", "abs")  # JAX's derivative at zero is zero
 
 
 def activation(name: str, option: str = "nonlinearity") -> Callable[[Array], Array]:

@@ -212,7 +212,11 @@ def create(name: str, **overrides: Any) -> nnx.Module:
     options = list(inspect.signature(model.__init__).parameters)[1:]
     for key in overrides:
         if key not in options:
-            raise ValueError(f"{name} has no option {key!r}{_near(key, options)}")
+            ours = _OF_TIMM.get(key)
+            said = f"; it is {ours!r} here" if ours in options else ""
+            raise ValueError(
+                f"{name} has no option {key!r}{said or _near(key, options)}"
+            )
     for key in ("width", "depth", "rngs"):
         if key not in overrides and key not in defaults:
             raise ValueError(f"{name} needs {key}=...")
@@ -339,8 +343,27 @@ def options_of(name: str) -> tuple[type[nnx.Module], dict[str, Any]]:
     return _MODELS[name]
 
 
+# Options of timm, transformers and torchvision, and what they are here.
+_OF_TIMM = {
+    "num_classes": "out_features",
+    "num_labels": "out_features",
+    "img_size": "input_shape",
+    "image_size": "input_shape",
+    "in_chans": "input_shape",
+    "global_pool": "pool",
+    "drop_rate": "dropout",
+    "drop_path_rate": "drop_path",
+    "init_values": "layer_scale",
+    "act_layer": "nonlinearity",
+    "embed_dim": "width",
+    "num_heads": "heads",
+}
+
+
 def _near(name: str, known: Any) -> str:
     """End of a message about an unknown name: a similar name, or all known ones."""
+    if known is _MODELS and "/" in name:
+        return "; zoo.load_pretrained(...) loads a repository of the Hugging Face hub"
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     if close:
         return f"; the nearest is {close[0]!r}"

@@ -150,15 +150,18 @@ V3 = [
     ["ir_r1_k3_s1_e2_c16", "ir_r2_k5_s1_e3_c16_se0.25"],
     ["cn_r1_k1_s1_c24"],
 ]
+V2 = [["ds_r1_k3_s1_e1_c8"], ["ir_r2_k3_s2_e2_c16"], ["ir_r2_k5_s1_e2_c16"]]
 
 
-def timm_efficientnet(**options: Any) -> nn.Module:
+def timm_efficientnet(
+    rows: list[list[str]] = B0, act_layer: type = nn.SiLU, **options: Any
+) -> nn.Module:
     return timm.models.efficientnet.EfficientNet(
-        builder.decode_arch_def(B0),
+        builder.decode_arch_def(rows),
         num_classes=CLASSES,
         num_features=24,
         stem_size=8,
-        act_layer=nn.SiLU,
+        act_layer=act_layer,
         **options,
     )
 
@@ -287,6 +290,7 @@ CASES: dict[str, Case] = {
     ),
     "mobilenetv3": (timm_mobilenetv3, (21, 22), {}),
     "regnet": (timm_regnet, (34, 37), {}),
+    "mobilenetv2": (lambda: timm_efficientnet(V2, nn.ReLU6), (21, 22), {}),
 }
 
 
