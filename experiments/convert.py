@@ -38,9 +38,6 @@ def run(
       UserError: bad arguments, an unreadable source, weights that do not fit the
         model, or an existing output. Nothing is written.
     """
-    for name, value in (("source", source), ("out", out)):
-        if not value:
-            raise UserError(f"--{name} is missing; see mupax convert --help")
     if remote.is_remote(out):
         remote.check_free(out)
     elif pathlib.Path(out).exists():

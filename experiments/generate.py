@@ -32,8 +32,6 @@ def run(
       UserError: a model or tokenizer that cannot be read, a model that does not take
         text, or a value out of range.
     """
-    if not prompt:
-        raise UserError("--prompt is missing; give the beginning of a text")
     if tokens < 1:
         raise UserError(f"--tokens={tokens} must be 1 or more")
     if not -(2**63) <= seed < 2**63:

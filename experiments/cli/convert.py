@@ -10,6 +10,7 @@ FLAGS = (
         "a directory that zoo.save wrote, a .safetensors or .npz file, or the id of a "
         "repository on the Hugging Face hub (HF_TOKEN, HF_HUB_CACHE and "
         "HF_HUB_OFFLINE=1 work as in the hub's own tools)",
+        required="see mupax convert --help",
     ),
     Flag("revision", None, "branch, tag or commit of that repository", kind=str),
     Flag(
@@ -17,6 +18,7 @@ FLAGS = (
         "",
         "output path, which must not exist: a .safetensors or .npz file for other "
         "libraries, or a directory for zoo.load_pretrained; also in gs:// or s3://",
+        required="see mupax convert --help",
     ),
     Flag(
         "model",

@@ -1,26 +1,30 @@
 """`mupax export`: the runs of a sweep as an Optuna study."""
 
-from ..errors import UserError
 from .command import Command
 from .flags import Flag, parse_own
 
-_FLAGS = (
-    Flag("workdir", None, "run directory of a sweep or a transfer", str),
-    Flag("optuna", None, "URL of the storage, e.g. sqlite:///sweep.db", str),
+FLAGS = (
+    Flag(
+        "workdir",
+        "",
+        "run directory of a sweep or a transfer",
+        required="give the run directory of a sweep",
+    ),
+    Flag(
+        "optuna",
+        "",
+        "URL of the storage, e.g. sqlite:///sweep.db",
+        required="give a storage, e.g. --optuna=sqlite:///sweep.db",
+    ),
     Flag("study", "mupax", "name of the new study"),
 )
 
 
-def _run(argv: list[str]) -> None:
-    _, flags = parse_own(argv, _FLAGS)
-    if not flags["workdir"]:
-        raise UserError("--workdir is missing; name the run directory of a sweep")
-    if not flags["optuna"]:
-        raise UserError(
-            "--optuna is missing; give a storage, e.g. --optuna=sqlite:///sweep.db"
-        )
+def run(argv: list[str]) -> None:
+    """Copy the runs, and print the command that shows them."""
     from ..sweep import export
 
+    _, flags = parse_own(argv, FLAGS)
     runs = export.copy_to_optuna(flags["workdir"], flags["optuna"], flags["study"])
     print(f"{runs} runs: study {flags['study']!r} in {flags['optuna']}")
     print(f"optuna-dashboard {flags['optuna']} shows them")
@@ -28,8 +32,8 @@ def _run(argv: list[str]) -> None:
 
 COMMAND = Command(
     "copy the runs of a sweep into an Optuna study, for optuna-dashboard",
-    _run,
-    _FLAGS,
+    run,
+    FLAGS,
     config=False,
     workdir=False,
 )

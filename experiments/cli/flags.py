@@ -25,12 +25,14 @@ class Flag:
       default: its default value.
       help: text for `--help`.
       kind: str, int, float, bool or list; by default the type of `default`.
+      required: end of the error if the flag is missing; empty: the flag is optional.
     """
 
     name: str
     default: str | int | float | bool | None
     help: str
     kind: type | None = None
+    required: str = ""
 
     @property
     def type(self) -> type:
@@ -104,7 +106,7 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     if workdir.value == "":
         raise UserError("--workdir is empty; give a directory, or leave it out")
     folder = workdir.value or _folder(argv)
-    return Parsed(loaded, folder, {f.name: values[f.name].value for f in own})
+    return Parsed(loaded, folder, _values(own, values))
 
 
 # Sections whose keys depend on a name, e.g. that of the model. A flag may add keys.
@@ -171,7 +173,15 @@ def parse_own(
     except flags.Error as error:
         raise UserError(_one_line(error)) from None
     _no_more(rest, arguments)
-    return rest[1:], {f.name: values[f.name].value for f in own}
+    return rest[1:], _values(own, values)
+
+
+def _values(own: Iterable[Flag], values: Any) -> dict[str, Any]:
+    """The values of flags by name; UserError if a required flag has none."""
+    for flag in own:
+        if flag.required and not values[flag.name].value:
+            raise UserError(f"--{flag.name} is missing; {flag.required}")
+    return {flag.name: values[flag.name].value for flag in own}
 
 
 def _define(own: Iterable[Flag], values: Any) -> None:
@@ -301,6 +311,7 @@ def describe(flags: Iterable[Flag]) -> str:
     rows = []
     for flag in flags:
         text = flag.help.format(configs=", ".join(list_configs()))
+        text += " (required)" if flag.required else ""
         head = f"  --{flag.name:<14} "
         rows.append(
             textwrap.fill(

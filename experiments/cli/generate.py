@@ -10,7 +10,12 @@ FLAGS = (
         "a run directory, a directory of zoo.save, a file of weights, or the id of a "
         "repository on the Hugging Face hub",
     ),
-    Flag("prompt", "", "the beginning of the text"),
+    Flag(
+        "prompt",
+        "",
+        "the beginning of the text",
+        required="give the beginning of a text",
+    ),
     Flag("tokens", 100, "number of tokens to add; default: 100"),
     Flag("temperature", 0.8, "0 takes the likeliest token; default: 0.8"),
     Flag("top_k", None, "draw from the k likeliest tokens only", kind=int),

@@ -4,7 +4,12 @@ from .command import Command
 from .flags import Flag, parse
 
 FLAGS = (
-    Flag("topology", "", "accelerators, e.g. v6e:16x16,v5p:4x4x4,gpu:8"),
+    Flag(
+        "topology",
+        "",
+        "accelerators, e.g. v6e:16x16,v5p:4x4x4,gpu:8",
+        required="give one or more, e.g. v6e:16x16,h100:8",
+    ),
     Flag("batch_sizes", "", "e.g. 1024,4096; default: the config's batch size"),
 )
 

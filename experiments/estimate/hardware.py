@@ -26,6 +26,11 @@ class Chip:
     bandwidth: float
     link: float
 
+    @property
+    def is_tpu(self) -> bool:
+        """Whether it is a TPU; the others are GPUs."""
+        return self.name.startswith("v")
+
 
 _GIB = 2**30
 

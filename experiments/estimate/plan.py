@@ -33,13 +33,11 @@ class Topology:
       name: as given by the user, e.g. "v6e:16x16" or "h100:8".
       chip: type of each accelerator.
       devices: JAX devices: descriptions of TPUs, or CPU devices in place of GPUs.
-      compiled: whether the TPU compiler compiles for them.
     """
 
     name: str
     chip: Chip
     devices: list[jax.Device]
-    compiled: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +112,6 @@ def run(config: ConfigDict, names: str, batches: str = "") -> list[Estimate]:
       UserError: an unknown topology, or one whose devices cannot divide the model or
         the batch.
     """
-    if not names:
-        raise UserError(
-            "--topology is missing; give one or more, e.g. v6e:16x16,h100:8 (chips: "
-            f"{', '.join(CHIPS)})"
-        )
     sizes = [_whole(b, "--batch_sizes") for b in batches.split(",")] if batches else []
     estimates = []
     for topology in topologies(names.split(",")):
@@ -150,7 +143,7 @@ def topologies(names: Iterable[str]) -> list[Topology]:
                 f"gpu:8, with a chip of {', '.join(CHIPS)}"
             )
         parsed.append((name, CHIPS[chip], shape))
-    gpus = [_whole(shape, name) for name, chip, shape in parsed if not _is_tpu(chip)]
+    gpus = [_whole(shape, name) for name, chip, shape in parsed if not chip.is_tpu]
     if max(gpus, default=0) > _SIMULATED:
         raise UserError(
             f"{max(gpus)} GPUs are more than can be simulated here; give at most "
@@ -159,8 +152,8 @@ def topologies(names: Iterable[str]) -> list[Topology]:
     stand_ins = _cpu_devices(max(gpus, default=1))
     return [
         _slice(name, chip, shape)
-        if _is_tpu(chip)
-        else Topology(name, chip, stand_ins[: int(shape)], False)
+        if chip.is_tpu
+        else Topology(name, chip, stand_ins[: int(shape)])
         for name, chip, shape in parsed
     ]
 
@@ -242,8 +235,8 @@ def show(estimates: list[Estimate], config: ConfigDict) -> None:
     for name, cells in rows:
         table.add_row(name, *cells)
     console.print(table)
-    compiled = [e.topology.name for e in estimates if e.topology.compiled]
-    simulated = [e.topology.name for e in estimates if not e.topology.compiled]
+    compiled = [e.topology.name for e in estimates if e.topology.chip.is_tpu]
+    simulated = [e.topology.name for e in estimates if not e.topology.chip.is_tpu]
     if compiled:
         console.print(
             f"{', '.join(compiled)}: memory and bytes sent come from a program that "
@@ -259,10 +252,6 @@ def show(estimates: list[Estimate], config: ConfigDict) -> None:
     )
 
 
-def _is_tpu(chip: Chip) -> bool:
-    return chip.name.startswith("v")
-
-
 def _slice(name: str, chip: Chip, shape: str) -> Topology:
     """A TPU slice. A chip may have several devices, which share its limits."""
     devices = _tpus(name)
@@ -275,7 +264,7 @@ def _slice(name: str, chip: Chip, shape: str) -> Topology:
         bandwidth=share * chip.bandwidth,
         link=share * chip.link,
     )
-    return Topology(name, each, devices, True)
+    return Topology(name, each, devices)
 
 
 def _tpus(name: str) -> list[jax.Device]:
