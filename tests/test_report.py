@@ -254,7 +254,8 @@ def test_a_sweep_over_training_has_a_verdict_over_it(choice, axis):
     # The verdicts of the only depth and width would say nothing.
     assert data.shown == data.over_training
     told = printed(data, width=160)
-    assert re.search(f"costs at most .* at {axis} 128", told)
+    at = {"steps": "128 steps"}.get(axis, f"{axis} 128")
+    assert re.search(f"costs at most .* at {at}", told)
     assert axis in report_page(data, dpi=20, phone=False)
     assert data.verdicts["learning_rate"]["sp"][axis]["verdict"] == "does not transfer"
 

@@ -45,7 +45,7 @@ def test_the_variance_falls_as_one_over_the_width_and_over_the_ensemble():
     trained = finite_size.train(x, y, widths=widths, depths=(4,), seeds=64)
     error = slope_error(64, widths)
     assert error < 0.13
-    assert abs(trained.width_law().exponent + 1) < 3 * error
+    assert abs(trained.width_law() + 1) < 3 * error
     # Four networks to an ensemble: a quarter, within three errors of 16 ensembles.
     ratio = trained.ensembled(4) / trained.variance
     np.testing.assert_allclose(ratio, 0.25, atol=3 * 0.25 * np.sqrt(2 / 15))
@@ -58,7 +58,7 @@ def test_the_variance_does_not_depend_on_depth():
         x, y, widths=(32, 128), depths=(4, 8, 16, 32), seeds=256
     )
     error = slope_error(256, trained.widths)
-    assert abs(trained.width_law().exponent + 1) < 3 * error
+    assert abs(trained.width_law() + 1) < 3 * error
     np.testing.assert_allclose(
         trained.variance / trained.variance[:, -1:], 1, atol=3 * np.sqrt(2 * 2 / 255)
     )
@@ -74,10 +74,10 @@ def test_the_bias_falls_as_one_over_the_depth():
     for _ in range(100):
         chosen = trained.outputs[:, :, draw.integers(0, 256, 256)]
         again = finite_size.Errors(trained.widths, trained.depths, chosen)
-        slopes.append(again.depth_law().exponent)
+        slopes.append(again.depth_law())
     error = np.std(slopes)
     assert error < 0.15
-    assert abs(trained.depth_law().exponent + 1) < 3 * error
+    assert abs(trained.depth_law() + 1) < 3 * error
 
 
 def test_bad_input_is_refused():

@@ -145,10 +145,12 @@ class Transfer:
         return Verdict.SEEDS
 
     def size_text(self, index: int = -1) -> str:
-        """One of the sizes: "depth 64", or "width 64, depth 8"."""
+        """One of the sizes: "depth 64", "1600 steps", or "width 64, depth 8"."""
         if self.axis == "joint":
             cell = self.cells[index]
             return f"width {cell.width}, depth {cell.depth}"
+        if self.axis == "steps":
+            return f"{self.sizes[index]} steps"
         return f"{self.axis} {self.sizes[index]}"
 
     @property

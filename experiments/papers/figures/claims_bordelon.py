@@ -143,8 +143,8 @@ def decay_stays(data: SweepData) -> Drawing:
     error = statistics.jackknife(left_out) if seeds > 1 else np.inf
     difference = curves.interval(share, error, seeds)
     ours = (
-        f"over depths the log loss rises with weight decay differently by "
-        f"{difference.value:.0%} ± {difference.wide:.0%} of the base's whole rise "
+        "log loss against weight decay: curves of different depths lie within "
+        f"{difference.value:.0%} ± {difference.wide:.0%} of the base's range "
         "(agrees below 25%)"
     )
     panels = [curves.panel("Each at its best learning rate", cells)]
@@ -189,7 +189,7 @@ def middle_depth(*sweeps: SweepData) -> Drawing:
     labels = "Each at its best learning rate", "width² x depth", "training loss"
     return Drawing(
         [Panel(*labels, lines, log_x=True, log_y=True)],
-        f"best depth by width² x depth, 95 %: {', '.join(depths)}",
+        f"best depth at equal width² x depth [95 % interval]: {', '.join(depths)}",
         curves.conjunction(*inside),
     )
 
@@ -224,7 +224,7 @@ def decided_early(data: SweepData) -> Drawing:
     gaps = [_distance(*pair) for pair in zip(early, cells, strict=True)]
     ours = (
         f"after {_SOON:.0%} of the steps the optimum is "
-        f"{', '.join(f'{gap.value:.2f}' for gap in gaps)} octaves from where it ends, "
+        f"{', '.join(f'{gap.value:.2f}' for gap in gaps)} octaves from its last place, "
         f"at depths {', '.join(str(c.depth) for c in cells)} (agrees within ½)"
     )
     cell = cells[-1]

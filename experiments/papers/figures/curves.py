@@ -1,4 +1,4 @@
-"""What the figures read off a sweep: lines, least losses, comparisons, verdicts.
+"""Lines, least losses, comparisons and verdicts of a sweep, for the figures.
 
 Seeds share the initialization and the order of examples over sizes and
 parametrizations. Losses are therefore compared seed by seed, with the variance of the
@@ -38,7 +38,7 @@ def cells(
       data: a sweep.
       key: a parametrization with its choices, as `statistics.key_of` gives it.
       axis: "depth" or "width"; the other is the base's.
-      name: of the hyperparameter along the grid; every other is at its best.
+      name: the hyperparameter to show; every other is at its best.
     """
     return [
         dataclasses.replace(p.cell(name), parametrization=key)
@@ -79,11 +79,11 @@ def panel(
     """Loss against the hyperparameter, a line for each size.
 
     Args:
-      title: of the panel.
-      runs: as `cells` gives them.
+      title: title of the panel.
+      runs: the runs of each size, from `cells`.
       axis: "depth" or "width".
       scale: layers in a block, to count depths in layers.
-      labels: of the lines; by default their sizes along the axis.
+      labels: labels of the lines; by default their sizes along the axis.
     """
     labels = labels or [f"{axis} {getattr(c, axis) * scale}" for c in runs]
     lines = []
@@ -113,8 +113,8 @@ def learning_curve(cell: Cell, point: int | None, label: str, steps: int) -> Lin
     Args:
       cell: the runs.
       point: index of the grid point; None where no grid point trained.
-      label: of the line.
-      steps: of the runs.
+      label: label of the line.
+      steps: number of steps of the runs.
     """
     if point is None:
         return Line(f"{label}: none trained", [], [])
@@ -230,14 +230,14 @@ def interval(value: float, error: float, seeds: int) -> Interval:
 
 
 def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
-    """The first log loss of each pair less the second, compared seed by seed.
+    """The first log loss of each pair minus the second, compared seed by seed.
 
-    A pair's error is that of its seeds' differences. Their variance is pooled over
-    the pairs, which are those of an axis of sizes, as `statistics.pooled` does.
+    A pair's error is that of its seeds' differences. Their variance is pooled over the
+    pairs (`statistics.pooled`), which are the sizes of one axis.
 
     Args:
-      pairs: losses of two cells. Of different numbers of seeds, the first that both
-        have are compared. Where nothing trained the loss counts as infinite.
+      pairs: losses of two cells each. Only the seeds that both have are compared. If
+        nothing trained, the loss counts as infinite.
 
     Examples:
       >>> seeds = np.array([0.0, 0.1, 0.3])

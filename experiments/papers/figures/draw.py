@@ -1,8 +1,8 @@
 """A figure's panels as PNG, SVG and CSV."""
 
-import csv
 import io
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 from ...errors import UserError
-from ...io import check_writable, write_durably
+from ...io import check_writable, csv_text, write_durably
 from ...report import style
 from .registry import Drawing, Figure, Line, Panel
 
@@ -54,16 +54,13 @@ def unusable(directory: pathlib.Path, error: OSError | ValueError) -> str:
 
 def table(drawing: Drawing) -> str:
     """All points that are drawn, as CSV."""
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(["panel", "line", "x", "y", "standard_error"])
+    rows: list[Sequence[Any]] = [("panel", "line", "x", "y", "standard_error")]
     for panel in drawing.panels:
         for line in panel.lines:
             errors = line.error if line.error is not None else [""] * len(line.x)
             for x, y, error in zip(line.x, line.y, errors, strict=True):
-                row = (panel.title, line.label, float(x), float(y), error)
-                rows.writerow(row)
-    return out.getvalue()
+                rows.append((panel.title, line.label, float(x), float(y), error))
+    return csv_text(rows)
 
 
 def picture(drawing: Drawing, kind: str) -> bytes:

@@ -5,9 +5,10 @@ import io
 import json
 import math
 import pathlib
+from typing import Any
 
 from ...errors import UserError
-from ...io import write_durably
+from ...io import csv_text, write_durably
 from .registry import Drawing, Figure, Line, Panel, Request
 
 
@@ -24,7 +25,7 @@ def write(file: pathlib.Path, drawing: Drawing) -> Drawing:
 
 
 def text(drawing: Drawing) -> str:
-    """A drawing as CSV: its points, and a comment with its words above them."""
+    """A drawing as CSV: a comment with its words, then its points."""
     head = {
         "ours": drawing.ours,
         "agrees": drawing.agrees,
@@ -40,16 +41,13 @@ def text(drawing: Drawing) -> str:
             for panel in drawing.panels
         ],
     }
-    out = io.StringIO()
-    out.write(f"# {json.dumps(head, ensure_ascii=False)}\n")
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(["panel", "line", "x", "y", "standard_error"])
+    rows: list[list[Any]] = [["panel", "line", "x", "y", "standard_error"]]
     for i, panel in enumerate(drawing.panels):
         for j, line in enumerate(panel.lines):
             errors = line.error if line.error is not None else [math.nan] * len(line.x)
             for values in zip(line.x, line.y, errors, strict=True):
-                rows.writerow([i, j, *(_short(float(value)) for value in values)])
-    return out.getvalue()
+                rows.append([i, j, *(_short(float(value)) for value in values)])
+    return f"# {json.dumps(head, ensure_ascii=False)}\n{csv_text(rows)}"
 
 
 def _short(value: float) -> str:

@@ -14,7 +14,7 @@ def threshold(paper: bool) -> Drawing:
         deep = [d for d in depths if d <= width]
         rates = [relu_mlp.maximal_learning_rate(width, d) for d in deep]
         lines.append(Line(f"width {width:,}", deep, rates))
-        slope = relu_mlp.fit_power_law(deep[-4:], rates[-4:]).exponent
+        slope = relu_mlp.fit_power_law(deep[-4:], rates[-4:])
     law = Line("√3 L^(-3/2)", depths, [3**0.5 * d**-1.5 for d in depths], look="theory")
     panel = Panel(
         "Largest learning rate of a plain ReLU network",

@@ -74,7 +74,7 @@ def from_data(figure: Figure, request: Request) -> Drawing | None:
     """A figure from the tables of the largest scale that has all of its runs.
 
     Args:
-      figure: to draw.
+      figure: the figure to draw.
       request: gives the folder of the tables.
 
     Returns:

@@ -26,7 +26,7 @@ def write(docs: pathlib.Path) -> None:
     """Draw the pictures and rewrite the generated part of both pages.
 
     Args:
-      docs: with "data", "figures", "figures.md" and "evidence.md".
+      docs: the folder of "data", "figures", "figures.md" and "evidence.md".
 
     Raises:
       UserError: a page or its markers are missing, or a table cannot be read.
@@ -75,7 +75,7 @@ def figures(claims: Claims) -> str:
     """The generated part of figures.md: counts, verdicts, gallery.
 
     Args:
-      claims: as `drawings` gives it.
+      claims: the figures and their drawings, from `drawings`.
     """
     drawn = [(f, d) for f, d in claims if d is not None]
     missing = [f for f, d in claims if d is None]
@@ -83,8 +83,9 @@ def figures(claims: Claims) -> str:
     for _, drawing in drawn:
         count[drawing.agrees] += 1
     lines = [
-        f"Of {len(claims)} claims {len(drawn)} have tables: {count[True]} agree with "
-        f"what was measured, {count[False]} do not, {count[None]} cannot tell.",
+        f"{len(drawn)} of {len(claims)} claims have tables. The measurements agree "
+        f"with {count[True]}, do not agree with {count[False]}, and cannot tell for "
+        f"{count[None]}.",
         "",
         "| | the claim | measured here | trained | verdict |",
         "|---|---|---|---|---|",
@@ -124,12 +125,11 @@ def evidence(docs: pathlib.Path) -> str:
     """The generated part of evidence.md: each table's verdicts, as a sweep prints them.
 
     Args:
-      docs: with "data".
+      docs: the folder of "data".
     """
     lines = []
-    request = Request("laptop", tables=docs / "data", from_data=True)
     for scale in reversed(SCALES):
-        at = Request(scale, tables=request.tables, from_data=True)
+        at = Request(scale, tables=docs / "data", from_data=True)
         for part in parts():
             if not part.path(at).exists():
                 continue

@@ -27,15 +27,15 @@ class Part:
 
     Attributes:
       config: name of a packaged config.
-      name: of its folder and of its table.
+      name: name of its folder and of its table.
       overrides: config keys and values, as typed after `--config.`.
       sizes: further overrides, by scale.
       edit: changes the config where no override can, e.g. removes a key.
-      tuned: a sweep of the base over the learning rate and the block multiplier, whose
-        best block multiplier this sweep uses, as in Tensor Programs VI.
+      tuned: a sweep of the base over the learning rate and the block multiplier. This
+        sweep uses its best block multiplier, as in Tensor Programs VI.
       keys: the parametrizations that the figure is about; all by default.
-      at_best: show the runs at the base's best block multiplier alone, of a sweep over
-        several.
+      at_best: of a sweep over several block multipliers, show only the runs at the one
+        that is best at the base.
     """
 
     config: str
@@ -160,7 +160,7 @@ class Sweeps:
 
     Attributes:
       parts: the sweeps, in the order in which `draw` takes them.
-      draw: from the runs of the sweeps to panels and verdict.
+      draw: turns the runs of the sweeps into panels and a verdict.
     """
 
     parts: Sequence[Part]

@@ -24,7 +24,7 @@ class Line:
     """A line of a panel; the CSV holds its points.
 
     Attributes:
-      label: in the legend.
+      label: its text in the legend.
       x: horizontal coordinates.
       y: vertical coordinates.
       error: standard error of each y.
@@ -58,9 +58,9 @@ class Drawing:
     Attributes:
       panels: side by side.
       ours: the number measured here, in half a sentence.
-      agrees: whether the claim holds, from the same numbers; None: they cannot tell.
+      agrees: whether the claim holds; None if the numbers cannot tell.
       length: steps, sizes and seeds of the training; "" if nothing was trained.
-      scale: of the tables from which it was drawn; "" for none.
+      scale: scale of the tables from which it was drawn; "" without tables.
     """
 
     panels: Sequence[Panel]
@@ -79,9 +79,9 @@ class Request:
 
     Attributes:
       scale: "laptop", "medium" or "paper".
-      folder: of the pictures. Sweeps are written to a folder of each scale inside it.
-      data_dir: of TFDS; None for the default of TFDS.
-      dataset: in place of the paper's.
+      folder: folder of the pictures. It holds a folder of sweeps for each scale.
+      data_dir: directory of TFDS; None for TFDS's default.
+      dataset: the dataset to use instead of the paper's.
       tables: folder of the tables.
       from_data: draw from the tables alone, and train nothing.
     """
@@ -104,9 +104,9 @@ class Figure:
     """A figure of a paper.
 
     Attributes:
-      id: as typed after `mupax figure`.
-      paper: its short name.
-      number: as printed, or the theorem where the paper has no picture of it.
+      id: its name on the command line, after `mupax figure`.
+      paper: short name of the paper.
+      number: the figure's number in the paper, or that of a theorem.
       claim: the paper's claim, in one sentence.
       draw: computes the figure; its argument is whether to use the paper's sizes.
       train: trains networks on data, in place of `draw`. A figure with neither is not

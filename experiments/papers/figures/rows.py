@@ -18,7 +18,7 @@ def keeps_and_moves(
     Args:
       data: a sweep over depth.
       keeps: title and key of the parametrization that should transfer.
-      moves: of the one that should not.
+      moves: title and key of the one that should not.
     """
     transfers = {title: curves.judge(data, key) for title, key in (keeps, moves)}
     kept, moved = transfers.values()

@@ -25,8 +25,8 @@ def _bias_law(errors: finite_size.Errors) -> tuple[float, float]:
     for _ in range(100):
         chosen = errors.outputs[:, :, draw.integers(0, count, count)]
         again = finite_size.Errors(errors.widths, errors.depths, chosen)
-        slopes.append(again.depth_law().exponent)
-    return errors.depth_law().exponent, float(np.std(slopes))
+        slopes.append(again.depth_law())
+    return errors.depth_law(), float(np.std(slopes))
 
 
 def depths_agree(paper: bool) -> Drawing:
@@ -80,7 +80,7 @@ def _gap_law(
 
     def slope(losses: np.ndarray) -> float:
         gaps = np.abs(np.diff(losses))
-        return fit_power_law(depths[:-1], gaps.tolist()).exponent
+        return fit_power_law(depths[:-1], gaps.tolist())
 
     spread = np.std([slope(last[:, 0] + draw * last[:, 1]) for draw in draws])
     return slope(last[:, 0]), float(spread)
@@ -104,7 +104,7 @@ def finite_sizes(paper: bool) -> Drawing:
         log_x=True,
         log_y=True,
     )
-    width = networks.width_law().exponent
+    width = networks.width_law()
     bias, error = _bias_law(networks)
     ours = (
         f"noise falls as N^{width:.2f} (agrees within 0.15 of -1), the bias in depth "
@@ -132,9 +132,7 @@ def ensembles(paper: bool) -> Drawing:
         log_x=True,
         log_y=True,
     )
-    slopes = [
-        fit_power_law(networks.widths, v.tolist()).exponent for v in networks.variance.T
-    ]
+    slopes = [fit_power_law(networks.widths, v.tolist()) for v in networks.variance.T]
     bias, error = (2 * value for value in _bias_law(networks))
     ours = (
         f"variance falls as N^{min(slopes):.2f} to N^{max(slopes):.2f} over the depths "
@@ -177,7 +175,7 @@ def lazy_kernel(paper: bool) -> Drawing:
     infinite = Line("infinite depth", angles.tolist(), limit.tolist(), look="theory")
     shape = Panel("NTK at initialization", "angle", "K", [*lines, infinite])
     away = [float(((k - limit) ** 2).mean()) for k in kernels]
-    slope = fit_power_law(depths[-4:], away[-4:]).exponent
+    slope = fit_power_law(depths[-4:], away[-4:])
     law = [away[-1] * (depths[-1] / d) ** 2 for d in depths]
     rate = Panel(
         "Distance from infinite depth",
@@ -218,7 +216,7 @@ def linear_features(paper: bool) -> Drawing:
         closed.change_h[1:].tolist(),
         look="theory",
     )
-    slope = fit_power_law(depths[-3:], away[-3:]).exponent
+    slope = fit_power_law(depths[-3:], away[-3:])
     ours = (
         f"ΔH at depth {depths[-1]} is within {away[-1]:.2%} of the limit, the gap "
         f"falls as L^{slope:.2f} (agrees within 0.1 of -1)"

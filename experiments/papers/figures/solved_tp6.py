@@ -83,7 +83,7 @@ def finite_width(paper: bool) -> Drawing:
             lines.append(Line(name, [widths[0], widths[-1]], level, look="theory"))
         panels.append(Panel(f"Step {step}", "width", "rms of x", lines, log_x=True))
     distance = ((measured - limit[None, None][..., layers]) ** 2).mean(axis=(1, 2, 3))
-    slope = fit_power_law(widths, distance.tolist()).exponent
+    slope = fit_power_law(widths, distance.tolist())
     ours = (
         f"squared distance from the limit falls as width^{slope:.2f} "
         "(agrees within 0.35 of -1)"
@@ -161,7 +161,7 @@ def depth_convergence(paper: bool) -> Drawing:
             lines.append(Line(name, [depths[0], depths[-1]], level, look="theory"))
         panels.append(Panel(f"Step {step}", "depth", "rms of x", lines, log_x=True))
     away = [float(abs(run[-1, -1] - rms[-1, -1])) for run in runs]
-    slope = fit_power_law(depths[-4:], away[-4:]).exponent
+    slope = fit_power_law(depths[-4:], away[-4:])
     ours = (
         f"distance of the last layer from infinite depth at step 10 falls as "
         f"depth^{slope:.2f} (agrees within 0.1 of -1)"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
-from ...io import write_durably
+from ...io import csv_text, write_durably
 from ...report import SweepData
 from ...sweep.results import Population
 from ...sweep.statistics import Sizes
@@ -62,7 +62,7 @@ def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, 
     """The facts of a new table.
 
     Args:
-      data: of the sweep.
+      data: the sweep's results.
       epochs: how often a run sees each example; None for text.
       measured: the date.
     """
@@ -86,8 +86,8 @@ def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
     """The table as CSV.
 
     Args:
-      populations: of the same hyperparameters and choices.
-      shared: as `facts` gives it.
+      populations: the runs; all have the same hyperparameters and choices.
+      shared: the facts, from `facts`.
     """
     choices = list(dict.fromkeys(k for p in populations for k in p.choices))
     names = dict.fromkeys(k for p in populations for k in p.axes)
@@ -95,12 +95,9 @@ def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
         k: sorted({float(_grid(x)) for p in populations for x in p.axes.get(k, ())})
         for k in names
     }
-    out = io.StringIO()
     head = {**shared, "choices": choices, "axes": axes}
-    out.write(f"# {json.dumps(head, ensure_ascii=False)}\n")
-    rows = csv.writer(out, lineterminator="\n")
     spans = [f"at_{(i + 1) / SPANS:g}" for i in range(SPANS)]
-    rows.writerow([*_FIXED, *choices, *axes, "seed", "loss", *spans])
+    rows: list[list[Any]] = [[*_FIXED, *choices, *axes, "seed", "loss", *spans]]
     for p in sorted(populations, key=lambda p: (p.parametrization, p.width, p.depth)):
         chosen = [json.dumps(p.choices.get(k)) for k in choices]
         curves = _coarse(p.curves)
@@ -109,8 +106,8 @@ def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
             place = (seed, *at)
             losses = [_short(x) for x in (p.loss[place], *curves[place])]
             sizes = (p.parametrization, p.width, p.depth)
-            rows.writerow([*sizes, *chosen, *values, seed, *losses])
-    return out.getvalue()
+            rows.append([*sizes, *chosen, *values, seed, *losses])
+    return f"# {json.dumps(head, ensure_ascii=False)}\n{csv_text(rows)}"
 
 
 def _coarse(curves: np.ndarray) -> np.ndarray:
@@ -221,10 +218,10 @@ def add(path: pathlib.Path, data: SweepData, shared: Mapping[str, Any]) -> Table
     """Write the runs of a sweep into its table; runs of other settings are replaced.
 
     Args:
-      path: of the table. Its populations that `data` lacks stay if their settings are
-        the same.
-      data: of the sweep.
-      shared: as `facts` gives it.
+      path: the table's file. Its populations that `data` lacks stay if their settings
+        are the same.
+      data: the sweep's results.
+      shared: the facts, from `facts`.
 
     Returns:
       The new table.
@@ -272,7 +269,7 @@ def tuned(data: SweepData, name: str) -> SweepData:
 
     Args:
       data: a sweep over this and other hyperparameters.
-      name: of the hyperparameter; it is no longer an axis.
+      name: the hyperparameter, which is no longer an axis of the result.
     """
     bases = [p for p in data.populations if (p.width, p.depth) == tuple(data.base)]
     best = {p.parametrization: p.best()[name] for p in bases}
@@ -284,9 +281,9 @@ def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
     """Whether a table holds all runs of some tasks.
 
     Args:
-      table: of the same settings.
-      tasks: of a sweep.
-      seeds: how many of each run it must hold.
+      table: a table with the settings of the tasks.
+      tasks: the tasks of a sweep.
+      seeds: the number of seeds that it must hold.
     """
     known = {_key(p): p for p in table.data.populations}
     for task in tasks:

@@ -29,8 +29,8 @@ def follows(unscaled: SweepData, scaled: SweepData) -> Drawing:
             _panel("Hyperparameters as they are", plain),
             _panel("With the rule", ruled),
         ],
-        f"{curves.describe(transfers)}; loss at the base's optimum, sizes rising: with "
-        f"the rule {_losses(ruled)}, without it {_losses(plain)}",
+        f"{curves.describe(transfers)}; loss at the base's optimum, small to large: "
+        f"with the rule {_losses(ruled)}, without it {_losses(plain)}",
         curves.conjunction(curves.stays(ruled), curves.moves(plain)),
     )
 
@@ -56,10 +56,10 @@ def _losses(judged: Transfer) -> str:
 def decays(
     decayed: SweepData, none: SweepData, axis: Axis = "width", power: float = 1.0
 ) -> Drawing:
-    """The learning rate times the decay should be constant over sizes, not the decay.
+    """A constant learning rate × decay keeps the optimum, a constant decay does not.
 
-    The learning rate of hidden weights goes as 1/size^power, and mupax keeps its
-    product with the decay. A constant decay is the share (base/size)^power of mupax's.
+    The learning rate of hidden weights scales as 1/size^power, and mupax scales the
+    decay by size^power. A constant decay is the share (base/size)^power of mupax's.
 
     Args:
       decayed: a sweep over sizes and over such shares of the decay of hidden weights.

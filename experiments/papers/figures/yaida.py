@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..theory import family_statistics
+from ..theory.relu_mlp import fit_power_law
 from .registry import Drawing, Figure, Line, Panel, near
 
 
@@ -23,7 +24,7 @@ def emergent_scale(paper: bool) -> Drawing:
         lines.append(Line(f"s = {s:g}", gamma, change, errors, look="points"))
         scales += gamma
         values += change
-    slope = np.polyfit(np.log(scales), np.log(values), 1)[0]
+    slope = fit_power_law(scales, values)
     ends = [min(scales), max(scales)]
     prefactor = np.exp(np.mean(np.log(values) - np.log(scales)))
     law = Line("proportional to γ", ends, [prefactor * e for e in ends], look="theory")
@@ -38,7 +39,7 @@ def emergent_scale(paper: bool) -> Drawing:
     ours = (
         f"exponent {slope:.3f} in γ over {len(values)} shapes and s (agrees within 0.1)"
     )
-    return Drawing([panel], ours, near(float(slope), 1.0, 0.1))
+    return Drawing([panel], ours, near(slope, 1.0, 0.1))
 
 
 FIGURES = [

@@ -47,7 +47,7 @@ Activation = Callable[[Array], Array]
 
 
 class Differentials(NamedTuple):
-    """Of one network, or stacked over seeds; P inputs."""
+    """The NTK and its differentials at P inputs, of one network or by seed."""
 
     output: Array  # z, (P,)
     ntk: Array  # ηH, (P, P)

@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 
 from ... import memory
 from ...errors import UserError
-from .relu_mlp import PowerLaw, fit_power_law
+from .relu_mlp import fit_power_law
 
 Activation = Callable[[Array], Array]
 
@@ -52,7 +52,7 @@ class Errors:
 
     @property
     def variance(self) -> Float[np.ndarray, "widths depths"]:
-        """Over initializations, the mean over points."""
+        """Variance over initializations, averaged over points."""
         return self.outputs.var(axis=2, ddof=1).mean(axis=-1)
 
     @property
@@ -64,12 +64,12 @@ class Errors:
         noise = gaps.var(axis=2, ddof=1) / gaps.shape[2]
         return np.sqrt(np.maximum((mean**2 - noise).mean(axis=-1), 0))
 
-    def width_law(self) -> PowerLaw:
-        """Variance against width, at the largest depth: exponent -1 is expected."""
+    def width_law(self) -> float:
+        """Exponent of the variance in the width, at the largest depth; -1 expected."""
         return fit_power_law(self.widths, self.variance[:, -1].tolist())
 
-    def depth_law(self) -> PowerLaw:
-        """Gaps against depth, at the largest width: exponent -1 is expected."""
+    def depth_law(self) -> float:
+        """Exponent of the gaps in the depth, at the largest width; -1 expected."""
         return fit_power_law(self.depths[:-1], self.depth_gaps[-1].tolist())
 
     def ensembled(self, size: int) -> Float[np.ndarray, "widths depths"]:
@@ -104,12 +104,12 @@ def train(
     """Train finite networks of every width and depth on the mean of ½(f - y)².
 
     Args:
-      x: (P, D).
-      y: (P,).
+      x: points, (P, D).
+      y: labels, (P,).
       widths: N.
-      depths: L, each the double of the one before.
+      depths: L, each twice the one before.
       activation: φ.
-      steps: of full-batch gradient descent.
+      steps: number of steps of full-batch gradient descent.
       learning_rate: η0.
       richness: μ0.
       seeds: networks of each width and depth.
@@ -129,9 +129,9 @@ def train(
       (2, 2, 8, 2)
     """
     if any(b != 2 * a for a, b in itertools.pairwise(depths)):
-        raise UserError(f"depths={tuple(depths)} must double from each to the next")
+        raise UserError(f"depths={tuple(depths)}: each must be twice the one before")
     if not depths or not widths or min(*depths, *widths, steps, seeds - 1) < 1:
-        raise UserError("widths, depths and steps must be at least 1, and seeds 2")
+        raise UserError("widths, depths and steps must be at least 1, seeds at least 2")
     widest, deepest = max(widths), depths[-1]
     memory.check(
         5 * deepest * widest**2 * 8,

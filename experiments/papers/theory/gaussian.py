@@ -30,7 +30,7 @@ _TERMS, _NODES = 48, 128
 
 
 class Averages(NamedTuple):
-    """Of every pair of points."""
+    """Averages of every pair of points."""
 
     phi: Matrix  # <φ φ'>, or the covariance of φ and φ' where centred
     slope: Matrix  # <φ'(h) φ'(h')>

@@ -45,7 +45,7 @@ class Kernels:
       times: layer times l/L.
       h: covariance of the preactivations at the times, (times, P, P).
       phi: <φ(h) φ(h')> at the times.
-      g: of the gradients N ∂f/∂h at the times.
+      g: covariance of the gradients N ∂f/∂h at the times.
       kernel: K, the neural tangent kernel, (P, P).
     """
 
@@ -95,7 +95,7 @@ def kernels(
       readout: the learning rate of w over that of W^l.
       times: how many layer times of [0, 1] to keep in infinite depth; a finite depth
         gives all its layers.
-      tolerance: of the ODE solver, relative and absolute.
+      tolerance: relative and absolute tolerance of the ODE solver.
 
     Returns:
       `Kernels`, in float64.
@@ -114,7 +114,7 @@ def kernels(
     """
     start = np.asarray(covariance, np.float64)
     if start.ndim != 2 or start.shape[0] != start.shape[1] or not len(start):
-        raise UserError(f"covariance {start.shape} must be (P, P), of at least a point")
+        raise UserError(f"covariance {start.shape} must be (P, P), with P at least 1")
     if not np.allclose(start, start.T) or np.diagonal(start).min() < 0:
         raise UserError("covariance must be symmetric, with no negative diagonal")
     if depth is not None and depth < 1:
@@ -180,7 +180,7 @@ def regress(
     if np.isinf(time):
         if positive.min() <= 1e-14 * positive.max():
             raise UserError(
-                "the kernel is singular, as when a training point is there twice; "
+                "the kernel is singular, e.g. because a training point occurs twice; "
                 "pass ridge > 0 or a finite time"
             )
         inverse = 1 / positive

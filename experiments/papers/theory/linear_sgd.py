@@ -135,8 +135,7 @@ def train(
 
     Raises:
       UserError: shapes that do not fit, a depth below one, tensors that would not
-        fit into memory, or training that diverges (with the step
-        and the layer time).
+        fit into memory, or training that diverges (with the step and the layer time).
 
     Source: Tensor Programs VI, Program 1 and Lemma 4.3.
 
@@ -232,8 +231,8 @@ def infinite_depth(
     Args:
       inputs: as in `train`.
       targets: as in `train`.
-      depth: the smallest L; 2L and 4L are solved too. What depends on the layer is
-        given at the L + 1 layer times of this one.
+      depth: the smallest L; 2L and 4L are solved too. Quantities of layers are given at
+        the L + 1 layer times of this one.
       settings: other arguments of `train`.
 
     Returns:
@@ -309,7 +308,7 @@ def check_finite(
     """Raise UserError where training diverged, with the step and the layer time.
 
     Args:
-      kernels: that of the forward pass and that of the backward pass, by name, of shape
+      kernels: the kernels of the forward and of the backward pass, by name, of shape
         (replicas, layers, vectors, vectors).
       others: outputs and responses.
       batch: vectors of a step.
@@ -330,7 +329,7 @@ def check_finite(
 
 
 class _State(NamedTuple):
-    """By layer; rows of later vectors are zero."""
+    """Solutions and kernels by layer; rows of later vectors are zero."""
 
     px: Float[Array, "layers N 2*N"]  # P_x(l)
     pd: Float[Array, "layers N 2*N"]  # P_δ(l)

@@ -54,16 +54,16 @@ class Point:
     """The measurements at a point of the plane.
 
     Attributes:
-      alpha: of the branch multiplier L^-α.
-      gamma: of the learning rate L^-γ.
+      alpha: exponent of the branch multiplier L^-α.
+      gamma: exponent of the learning rate L^-γ.
       family: "sgd" or "sign".
       depths: the L that were trained.
       exponents: slopes against log L of "x" and "h" at initialization, of their changes
         "dx", "dh" and "df" by one step, and of "residual", L times the part of a
         block's change that is not linear in ΔW.
       errors: standard errors of the exponents over seeds.
-      diversity: by depth, 1 minus the slope of log |x^{(λ+ε)L} - x^{λL}| against log ε:
-        κ at that depth.
+      diversity: κ at each depth: 1 minus the slope of log |x^{(λ+ε)L} - x^{λL}|
+        against log ε.
       noise: the exponent of A in L; 1 - 2α is expected.
       tolerance: largest slope of a bounded quantity.
     """
@@ -160,7 +160,7 @@ def measure(
       steps: number of steps before diversity and linearization are measured.
       rate: η of those steps.
       small_rate: η of the step whose changes are measured.
-      tolerance: of the verdicts.
+      tolerance: largest slope of a bounded quantity.
 
     Returns:
       A `Point`.

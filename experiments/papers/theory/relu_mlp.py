@@ -78,7 +78,6 @@ def mean_squared_change(
     *,
     input_scale: float = 1.0,
     label_scale: float = 1.0,
-    readout_variance: float | None = None,
 ) -> Float[np.ndarray, " depth"]:
     """E[(Δz_i^ℓ)²] of every hidden layer after one small step: B of Lemma 2.1.
 
@@ -88,10 +87,9 @@ def mean_squared_change(
 
     Args:
       widths: n_0 (of the input), n_1, ..., n_L: L hidden layers.
-      learning_rates: of W^1, ..., W^L, or one for all.
+      learning_rates: the learning rates of W^1, ..., W^L, or one for all.
       input_scale: |x|²/n_0.
       label_scale: E|y|², of a label with mean zero, independent of the weights.
-      readout_variance: of the entries of W^{L+1}; by default 1/n_L² (eq. 1.2).
 
     Returns:
       For ℓ = 1, ..., L. Multiply by η² for rates η times larger.
@@ -121,13 +119,10 @@ def mean_squared_change(
             f"{rates.size} learning rates for {depth} hidden layers; pass one for "
             "all or one per layer"
         )
-    if readout_variance is None:
-        readout_variance = 1 / n[-1] ** 2
     with jax.enable_x64(True):
         change = _response(jnp.asarray(n), jnp.asarray(np.broadcast_to(rates, depth)))
-    # |x|⁴/n_0² multiplies every moment; c_ℓ of `_response` is for variance 1/n_L².
-    scale = input_scale**2 * label_scale * readout_variance * n[-1] ** 2
-    return np.asarray(change) * scale
+    # |x|⁴/n_0² multiplies every moment.
+    return np.asarray(change) * input_scale**2 * label_scale
 
 
 def maximal_learning_rate(
@@ -153,12 +148,12 @@ def maximal_learning_rate(
     Args:
       width: n of the input and of all hidden layers.
       depth: L, the number of hidden layers.
-      threshold: of the mean square; the paper takes 1.
+      threshold: the mean square to reach; the paper takes 1.
       layer: ℓ, by default L, where the change is largest.
       exact: take real gradient steps on random networks, instead of the formula. The
         mean over networks has a statistical error, which grows with depth/width.
       networks: how many networks are averaged, if exact.
-      seed: of those networks.
+      seed: seed of those networks.
 
     Returns:
       η*, for all layers alike. In the linear response it falls as depth^-3/2 (Theorem
@@ -215,10 +210,10 @@ def exact_mean_squared_change(
     Args:
       width: n of the input and of all hidden layers.
       depth: L, the number of hidden layers.
-      learning_rates: of all layers alike; each is one step from the same networks.
+      learning_rates: each is used for all layers, in one step from the same networks.
       layer: ℓ, by default L.
       networks: how many are averaged, one after another.
-      seed: of the networks.
+      seed: seed of the networks.
 
     Source: Jelassi et al., eqs. 1.1 to 1.4.
 
@@ -271,31 +266,14 @@ def _exact(
     return jax.lax.map(network, keys)
 
 
-class PowerLaw(NamedTuple):
-    """value = prefactor · size^exponent, fitted on logarithms.
-
-    Attributes:
-      exponent: the least-squares slope.
-      prefactor: exp of the intercept.
-      local: the slopes between neighbouring sizes, which show a bend.
-    """
-
-    exponent: float
-    prefactor: float
-    local: tuple[float, ...]
-
-
-def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
-    """Fit a power law, as of η* in the depth.
+def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent of values that are proportional to a power of the size.
 
     Examples:
-      >>> fit_power_law([1, 4, 16], [1.0, 0.125, 0.015625]).exponent
+      >>> fit_power_law([1, 4, 16], [1.0, 0.125, 0.015625])
       -1.5
     """
-    x, y = np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float))
-    slope, intercept = np.polyfit(x, y, 1)
-    local = tuple((np.diff(y) / np.diff(x)).tolist())
-    return PowerLaw(round(float(slope), 12), float(np.exp(intercept)), local)
+    return round(float(np.polyfit(np.log(sizes), np.log(values), 1)[0]), 12)
 
 
 @functools.partial(jax.jit)
