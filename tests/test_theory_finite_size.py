@@ -82,7 +82,7 @@ def test_the_bias_falls_as_one_over_the_depth():
 
 def test_bad_input_is_refused():
     x, y = task()
-    with pytest.raises(UserError, match="must double"):
+    with pytest.raises(UserError, match="twice the one before"):
         finite_size.train(x, y, depths=(4, 12))
     with pytest.raises(UserError, match=r"1\.64e\+05 GiB of memory"):
         finite_size.train(x, y, widths=(64,), depths=(2**30,))
