@@ -68,12 +68,13 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     sync_folder(path.parent)
 
 
-def appears(path: pathlib.Path) -> bool:
-    """Wait until a file exists; False if it does not exist after 10 seconds.
+def appears(path: pathlib.Path, within: float | None = None) -> bool:
+    """Wait until a file exists; False if it does not exist after `within` seconds.
 
-    For files of other machines, which network file systems show with a delay.
+    For files of other machines, which network file systems show with a delay. By
+    default it waits for `APPEARS_WITHIN`.
     """
-    until = time.monotonic() + APPEARS_WITHIN
+    until = time.monotonic() + (APPEARS_WITHIN if within is None else within)
     while not path.exists():
         if time.monotonic() > until:
             return False

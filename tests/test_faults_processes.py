@@ -230,15 +230,14 @@ import os, pathlib, sys
 import jax
 from mupax.experiments import io
 from mupax.experiments.errors import UserError
-from mupax.experiments.run import processes
+from mupax.experiments.run import loop
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
 io.APPEARS_WITHIN = 0.5
 try:
-    processes.check_shared(pathlib.Path(sys.argv[3]), "the run directory", "share it")
+    with loop._claimed(pathlib.Path(sys.argv[3]), {}, False):
+        print("shared")
 except UserError as error:
     print(error, flush=True)
-    os._exit(0)
-print("shared")
 jax.distributed.shutdown()
 """
 
@@ -248,34 +247,33 @@ jax.distributed.shutdown()
 def test_a_directory_on_another_disk_is_not_taken_for_a_shared_one(tmp_path):
     """Neither is one that an earlier run left there."""
     for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "experiment.json").touch()
+        with claim(tmp_path / name, {}):
+            pass
+    before = {p.name for p in tmp_path.rglob("*")}
 
-    def said_by_second(*folders: str) -> str:
+    def said(*folders: str) -> set[str]:
         port = str(free_port())
-        zero, one = (
+        children = [
             subprocess.Popen(
                 [sys.executable, "-c", SEES, port, str(n), tmp_path / folder],
                 stdout=subprocess.PIPE,
                 text=True,
             )
             for n, folder in enumerate(folders)
-        )
+        ]
         try:
-            text = one.communicate(timeout=WITHIN)[0].splitlines()[-1]
-            if text == "shared":
-                zero.communicate(timeout=WITHIN)
-            return text
+            texts = [child.communicate(timeout=WITHIN)[0] for child in children]
         finally:
-            zero.kill()
-            zero.communicate()
+            for child in children:
+                child.kill()
+        return {text.splitlines()[-1] for text in texts}
 
-    assert said_by_second("first", "first") == "shared"
-    assert {p.name for p in tmp_path.rglob("*")} == {
-        *("first", "second", "experiment.json")
-    }
-    sentence = f"process 1 does not see the run directory of process 0 at {tmp_path}"
-    assert said_by_second("first", "second").startswith(sentence)
+    assert said("first", "first") == {"shared"}
+    for sentence in said("first", "second"):
+        start = "process 1 does not see the run directory of process 0 at "
+        assert sentence.startswith(f"{start}{tmp_path}")
+        assert "or one in object storage" in sentence
+    assert {p.name for p in tmp_path.rglob("*")} == before
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ FLAGS = (
 
 def run(argv: list[str]) -> None:
     """Train, alone or with other processes."""
+    from .. import remote
     from ..run import commands, mirror
     from ..run.processes import joined
 
@@ -22,7 +23,8 @@ def run(argv: list[str]) -> None:
             commands.run(config, workdir, command=command, dry_run=True)
             return
         with mirror.opened(workdir, shared=own["distributed"]) as folder:
-            commands.run(config, folder, command=command)
+            separate = remote.is_remote(workdir)
+            commands.run(config, folder, command=command, separate=separate)
 
 
 COMMAND = Command(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
 from flax import nnx
@@ -19,8 +20,13 @@ from jaxtyping import Array, UInt32
 from .. import io
 from ..errors import UserError, reason
 from . import processes
+from .collectives import as_key, is_key
 
 _UNREADABLE = "unreadable"
+_TOGETHER = ocp.options.MultiprocessingOptions()
+_ALONE = ocp.options.MultiprocessingOptions(
+    primary_host=0, active_processes={0}, barrier_sync_key_prefix="alone"
+)
 
 
 class Restored(NamedTuple):
@@ -58,7 +64,8 @@ class Checkpoints:
 
         Args:
           step: number of trained steps.
-          state: a pytree of JAX arrays. It may be donated as soon as this returns.
+          state: a pytree of JAX arrays, or of NumPy arrays. It may be donated as soon
+            as this returns.
           progress: JSON-ready data. It must not change afterwards.
           score: test loss of these weights, if known.
 
@@ -66,7 +73,7 @@ class Checkpoints:
           UserError: this checkpoint, or the one before, could not be written.
         """
         # Orbax detects truncated files, but not flipped bits in arrays.
-        sums = jax.device_get(_checksums(state)).tolist()
+        sums = _sums(state)
         named = _named(jax.tree.unflatten(jax.tree.structure(state), sums))
         sealed = {"progress": progress, "checksums": sums, "named": named}
         with self._writing():
@@ -128,15 +135,15 @@ class Checkpoints:
 
         Args:
           like: arrays or `jax.ShapeDtypeStruct`s: shapes and shardings of the state.
+            NumPy arrays for NumPy arrays.
 
         Raises:
           UserError: there are checkpoints, and none can be read. They are unchanged.
         """
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         bad: list[int] = []
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                state, progress = self._read(step, abstract)
+                state, progress = self._read(step, like)
             # A damaged file can raise anything, from TensorStore, msgpack or json.
             except Exception as error:
                 absl_logging.warning(
@@ -162,7 +169,8 @@ class Checkpoints:
         """The directory of the checkpoint of a step."""
         return pathlib.Path(self._manager.directory) / str(step)
 
-    def _read(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
+    def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+        abstract = _abstract(like)
         _check_shapes(self.path(step), abstract)
         content = self._manager.restore(
             step,
@@ -171,8 +179,9 @@ class Checkpoints:
                 progress=ocp.args.JsonRestore(),
             ),
         )
-        state, sealed = content["state"], _unsealed(content["progress"])
-        if jax.device_get(_checksums(state)).tolist() != sealed["checksums"]:
+        state = _with_keys(content["state"], like)
+        sealed = _unsealed(content["progress"])
+        if _sums(state) != sealed["checksums"]:
             raise ValueError("its arrays were altered")
         return state, sealed["progress"]
 
@@ -196,7 +205,11 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def open_checkpoints(
-    folder: pathlib.Path, *, keep_last: int = 2, keep_best: bool = False
+    folder: pathlib.Path,
+    *,
+    keep_last: int = 2,
+    keep_best: bool = False,
+    alone: bool = False,
 ) -> Iterator[Checkpoints]:
     """Opens the checkpoints in a directory, and waits for writes at the end.
 
@@ -204,6 +217,7 @@ def open_checkpoints(
       folder: the directory.
       keep_last: number of newest checkpoints to keep.
       keep_best: keep the checkpoint of the lowest score too.
+      alone: only process 0 calls this. All arrays are NumPy arrays.
     """
     policies = ocp.checkpoint_managers
     keep = [policies.LatestN(keep_last)]
@@ -220,7 +234,11 @@ def open_checkpoints(
         best_fn=_score,
         best_mode="min",
         cleanup_tmp_directories=True,
+        create=not alone,
+        multiprocessing_options=_ALONE if alone else _TOGETHER,
     )
+    if alone:
+        folder.mkdir(parents=True, exist_ok=True)
     _mend(folder.absolute())
     manager = ocp.CheckpointManager(folder.absolute(), options=options)
     checkpoints = Checkpoints(manager)
@@ -301,34 +319,42 @@ def load_weights(
 
 
 def read_weights(
-    checkpoint: pathlib.Path, params: Any, rest: Any, *, ema: bool = False
+    checkpoint: pathlib.Path,
+    params: Any,
+    rest: Any,
+    *,
+    ema: bool = False,
+    alone: bool = False,
 ) -> tuple[Any, Any]:
     """The weights of a checkpoint: parameters, and the model's other variables.
 
     Args:
       checkpoint: directory of one step.
-      params: arrays, or `jax.ShapeDtypeStruct`s with shardings.
+      params: arrays, or `jax.ShapeDtypeStruct`s with shardings; NumPy arrays for NumPy
+        arrays.
       rest: the same for the other variables.
       ema: read the moving average of the weights.
+      alone: only process 0 calls this.
 
     Raises:
       UserError: not a checkpoint of this model.
     """
     weights = "ema" if ema else "params"
-    like = jax.tree.map(
-        ocp.utils.to_shape_dtype_struct, {weights: params, "rest": rest}
-    )
+    like = {weights: params, "rest": rest}
+    abstract = _abstract(like)
+    options = _ALONE if alone else _TOGETHER
     try:
-        _check_shapes(checkpoint, like)
-        with ocp.PyTreeCheckpointer() as reader:
+        _check_shapes(checkpoint, abstract)
+        with ocp.PyTreeCheckpointer(multiprocessing_options=options) as reader:
             weights_and_rest = reader.restore(
                 checkpoint.absolute() / "state",
                 args=ocp.args.PyTreeRestore(
-                    item=like,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+                    item=abstract,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
                     partial_restore=True,
                 ),
             )
+        weights_and_rest = _with_keys(weights_and_rest, like)
         _check_sums(checkpoint, weights_and_rest)
     except Exception as error:  # see Checkpoints.restore
         raise UserError(
@@ -349,8 +375,7 @@ def _check_sums(checkpoint: pathlib.Path, arrays: Any) -> None:
     sealed = _unsealed(json.loads(text))
     if "named" not in sealed:  # a checkpoint of mupax 0.1
         return
-    sums = jax.device_get(_checksums(arrays)).tolist()
-    named = _named(jax.tree.unflatten(jax.tree.structure(arrays), sums))
+    named = _named(jax.tree.unflatten(jax.tree.structure(arrays), _sums(arrays)))
     for name, value in named.items():
         if sealed["named"].get(name) != value:
             raise ValueError(f"its {name} was altered")
@@ -367,8 +392,8 @@ def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
         if name not in in_file:
             raise ValueError(f"it has no {name}")
         # Orbax stores a key as an array of words.
-        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        shape = (jax.eval_shape(jax.random.key_data, leaf) if key else leaf).shape
+        stored_as = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+        shape = stored_as.shape
         if (actual := in_file[name].shape) != shape:
             raise ValueError(f"its {name} has shape {actual}; expected {shape}")
 
@@ -385,6 +410,38 @@ def _unsealed(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
+def _abstract(like: Any) -> Any:
+    """Shapes, dtypes and shardings; NumPy arrays stay, so that Orbax returns such."""
+
+    def of(leaf: Any) -> Any:
+        is_numpy = isinstance(leaf, np.ndarray)
+        return leaf if is_numpy else ocp.utils.to_shape_dtype_struct(leaf)
+
+    return jax.tree.map(of, like)
+
+
+def _with_keys(tree: Any, like: Any) -> Any:
+    """Random keys, where `Gathered` wrote their words."""
+    return jax.tree.map(
+        lambda leaf, k: as_key(leaf, k) if is_key(k) and not is_key(leaf) else leaf,
+        tree,
+        like,
+    )
+
+
+def _sums(tree: Any) -> list[int]:
+    """`_checksums`, also of NumPy arrays."""
+    leaves = jax.tree.leaves(tree)
+    if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return jax.device_get(_checksums(tree)).tolist()
+    words = {1: np.uint8, 2: np.uint16}
+    parts = (
+        np.ascontiguousarray(leaf).view(words.get(leaf.dtype.itemsize, np.uint32))
+        for leaf in leaves
+    )
+    return [int(part.sum(dtype=np.uint32)) for part in parts]
+
+
 @jax.jit
 def _checksums(tree: Any) -> UInt32[Array, " leaves"]:
     """For each leaf, the sum of its bits as words, modulo 2^32.
@@ -393,7 +450,7 @@ def _checksums(tree: Any) -> UInt32[Array, " leaves"]:
     """
 
     def words(leaf: Array) -> UInt32[Array, "..."]:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             leaf = jax.random.key_data(leaf)
         if leaf.dtype == bool:
             leaf = leaf.astype(jnp.uint8)

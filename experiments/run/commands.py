@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 import rich.console
 import rich.progress
 from flax import nnx
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 import mupax
@@ -21,13 +19,13 @@ from mupax import optim, zoo
 
 from .. import progress
 from ..errors import UserError
-from . import workdir
+from . import collectives, workdir
 from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
 from .config import RunConfig, parse
 from .evaluate import means, tester
+from .gathered import read_scattered
 from .loop import OnStep, TrainResult, train
-from .mesh import on_host
 from .prepare import PreparedRun, prepare
 from .program import Program
 from .records import Sink
@@ -40,6 +38,7 @@ def run(
     *,
     command: list[str],
     dry_run: bool = False,
+    separate: bool = False,
 ) -> TrainResult | None:
     """Train a run, or resume it.
 
@@ -48,6 +47,7 @@ def run(
       folder: the run directory.
       command: the command line, for the model card.
       dry_run: only print a description of the run.
+      separate: see `mupax.experiments.run.loop.train`.
 
     Raises:
       UserError: bad input. Existing files are unchanged.
@@ -63,7 +63,8 @@ def run(
     console.print(describe(prepared), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None
-    return train_in(prepared, directory, directory / "model", command, console)
+    model = directory / "model"
+    return train_in(prepared, directory, model, command, console, separate=separate)
 
 
 def train_in(
@@ -72,6 +73,8 @@ def train_in(
     model: pathlib.Path,
     command: list[str],
     console: rich.console.Console,
+    *,
+    separate: bool = False,
 ) -> TrainResult:
     """Train a prepared run with records and checkpoints, and save the model.
 
@@ -81,6 +84,7 @@ def train_in(
       model: directory for the trained model.
       command: the command line, for the model card.
       console: shows progress.
+      separate: see `mupax.experiments.run.loop.train`.
 
     Raises:
       UserError, Stopped: see `mupax.experiments.run.loop.train`.
@@ -99,6 +103,7 @@ def train_in(
             settings=config.settings(),
             sinks=lambda: _sinks(config, directory),
             learning_rate=config.learning_rates,
+            separate=separate,
         )
     console.print(
         f"{config.dataset}: test loss {result.test_loss:.4f}, "
@@ -107,12 +112,12 @@ def train_in(
         soft_wrap=True,
     )
     # All processes must take the same branch, because saving uses collectives.
-    if not multihost_utils.broadcast_one_to_all(np.int32(model.exists())):
+    if not collectives.told(model.exists()):
         weights = state["ema"] if "ema" in state else state["params"]
-        weights, rest = on_host((weights, state["rest"]), prepared.program.mesh)
+        weights, rest = collectives.gathered((weights, state["rest"]))
         if jax.process_index() == 0:
             _save(prepared, weights, rest, model, result, command)
-        multihost_utils.sync_global_devices("saved")
+        collectives.meet()
         console.print(f"the model: {model}", highlight=False, soft_wrap=True)
     return result
 
@@ -129,19 +134,22 @@ def evaluate(
     """
     prepared = prepare(parse(config))
     directory = pathlib.Path(folder)
-    step = _find_checkpoint(directory, checkpoint)
+    first = jax.process_index() == 0
+    step = collectives.told(_find_checkpoint(directory, checkpoint) if first else None)
+    shared = not collectives.blind(directory, within=2.0)
     prepared.check()
     program = prepared.program
-    params, rest = read_weights(
-        directory / "checkpoints" / str(step),
-        _abstract(program, "params"),
-        _abstract(program, "rest"),
-        ema=bool(prepared.config.ema),
-    )
+    like = (_abstract(program, "params"), _abstract(program, "rest"))
+
+    def read(like: tuple[Any, Any]) -> tuple[Any, Any]:
+        at, ema = directory / "checkpoints" / str(step), bool(prepared.config.ema)
+        return read_weights(at, *like, ema=ema, alone=not shared)
+
+    params, rest = read(like) if shared else read_scattered(read, like)
     state = jax.jit(program.start, out_shardings=program.shardings)(params, rest)
     batch_size = prepared.config.batch_size // prepared.config.accumulate
     loss, accuracy = means(tester(program, prepared.dataset, batch_size)(state))
-    if jax.process_index() == 0:
+    if first:
         print(
             f"{prepared.config.dataset}, step {step}: test loss {loss:.4f}, "
             f"test accuracy {accuracy:.2%}"
@@ -283,7 +291,7 @@ def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
         raise UserError(
             f"{directory} holds no checkpoints; give the --workdir of a training run"
         )
-    with open_checkpoints(folder, keep_last=1_000_000) as checkpoints:
+    with open_checkpoints(folder, keep_last=1_000_000, alone=True) as checkpoints:
         steps = checkpoints.steps()
         by_name = {"latest": max(steps, default=None), "best": checkpoints.best()}
     step = by_name.get(which, int(which) if which.isdecimal() else None)

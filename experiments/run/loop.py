@@ -19,10 +19,11 @@ from mupax import zoo
 
 from ..data import Dataset, Prefetched
 from ..errors import Diverged, Stopped, UserError
-from . import processes
+from . import collectives
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
 from .evaluate import means, place_batch, tester
+from .gathered import Gathered, open_gathered
 from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
 from .program import Program
@@ -122,6 +123,7 @@ def train(
     settings: dict[str, Any] | None = None,
     sinks: Callable[[], tuple[Sink, ...]] = tuple,
     learning_rate: optax.Schedule | None = None,
+    separate: bool = False,
 ) -> tuple[TrainResult, State]:
     """Train a model, or resume from the last checkpoint in `workdir`.
 
@@ -141,6 +143,8 @@ def train(
         are the same.
       sinks: opens the sinks of the records, after the workdir was claimed.
       learning_rate: for the log.
+      separate: if other processes do not see the workdir of process 0, it reads and
+        writes for all. False for an error.
 
     Returns:
       The result, and the state on the mesh.
@@ -161,7 +165,7 @@ def train(
         "dataset": dataset.name,
         **{key: getattr(options, key) for key in keys},
     }
-    with _claimed(workdir, claimed), stop_requests() as stop_now:
+    with _claimed(workdir, claimed, separate) as shared, stop_requests() as stop_now:
         # ----- State: initialized on the mesh, or copied to it.
         if create is None:
             state = program.start_on_mesh(model)
@@ -177,7 +181,8 @@ def train(
         feed = Prefetched(batches, lambda batch: place_batch(batch, sharding))
         progress = _Progress()
         done, resumed_from = 0, None
-        with open_checkpoints(
+        opened = open_checkpoints if shared else open_gathered
+        with opened(
             workdir / "checkpoints",
             keep_last=options.keep_last,
             keep_best=options.keep_best,
@@ -189,14 +194,17 @@ def train(
                 done = resumed_from = restored.step
                 logging.info("Resuming from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
-            records = Records(
-                workdir,
-                done,
-                sinks() if first else (),
-                writes=first,
-                known=progress.recent,
-                count=progress.lines,
-            )
+            if first:
+                records = Records(
+                    workdir,
+                    done,
+                    sinks(),
+                    known=progress.recent,
+                    count=progress.lines,
+                )
+            lines = collectives.told(records.lines if first else None)
+            if not first:
+                records = Records(workdir, done, writes=False, known=lines)
             if resumed_from and on_step and records.curve():
                 on_step(resumed_from, records.curve()[-1][1], {})
             loop = _Loop(
@@ -210,7 +218,7 @@ def train(
                 stop_now=stop_now,
                 on_step=on_step,
                 learning_rate=learning_rate,
-                workdir=workdir,
+                trace=workdir / "profile" if first or shared else None,
                 clock=started - progress.seconds,
             )
             try:
@@ -224,19 +232,23 @@ def train(
 
 @dataclasses.dataclass
 class _Loop:
-    """The inputs and outputs of the loop. `clock` is the start of the whole run."""
+    """The inputs and outputs of the loop.
+
+    `trace` is the directory of the profiler trace, if this process writes one. `clock`
+    is the start of the whole run.
+    """
 
     program: Program
     dataset: Dataset
     options: LoopOptions
     feed: Prefetched[Batch]
-    checkpoints: Checkpoints
+    checkpoints: Checkpoints | Gathered
     records: Records
     progress: _Progress
     stop_now: Callable[[int], bool]
     on_step: OnStep | None
     learning_rate: optax.Schedule | None
-    workdir: pathlib.Path
+    trace: pathlib.Path | None
     clock: float
     logged_at: float | None = None  # time of the last line
     tracing: bool = False
@@ -367,10 +379,10 @@ class _Loop:
 
     def _traced(self, step: int) -> Any:
         """Start or stop the profiler trace, and annotate a step in it."""
-        if self.options.profile:
+        if self.options.profile and self.trace:
             start, end = self.options.profile
             if step == start:
-                jax.profiler.start_trace(str(self.workdir / "profile"))
+                jax.profiler.start_trace(str(self.trace))
                 self.tracing = True
             if step == end + 1:
                 self.stop_tracing()
@@ -378,14 +390,25 @@ class _Loop:
 
 
 @contextlib.contextmanager
-def _claimed(workdir: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Claim the workdir in process 0; the other processes wait for it."""
+def _claimed(
+    workdir: pathlib.Path, settings: dict[str, Any], separate: bool
+) -> Iterator[bool]:
+    """Claim the workdir in process 0; the other processes wait for it.
+
+    Yields whether all processes share it.
+    """
     with contextlib.ExitStack() as held:
         if jax.process_index() == 0:
             held.enter_context(workdirs.claim(workdir, settings))
-        remedy = "give a --workdir that all machines share"
-        processes.check_shared(workdir, "the run directory", remedy)
-        yield
+        within = 2.0 if separate else None  # sharing is faster, but not needed
+        blind = collectives.blind(workdir, within=within)
+        if blind and not separate:
+            raise UserError(
+                f"process {blind[0]} does not see the run directory of process 0 at "
+                f"{workdir}; give a --workdir that all machines share, or one in "
+                "object storage (gs://BUCKET/run or s3://BUCKET/run)"
+            )
+        yield not blind
 
 
 def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:

@@ -160,21 +160,3 @@ def put(tree: Any, shardings: Any) -> Any:
     # device_put cannot reach the devices of other processes; a program can.
     copy = jax.jit(lambda t: jax.tree.map(jax.numpy.copy, t), out_shardings=shardings)
     return copy(tree)
-
-
-def on_host(tree: Any, mesh: Mesh) -> Any:
-    """Copy the arrays of several processes to the memory of process 0.
-
-    All processes must call this. A device needs room for the largest array. Random
-    keys, and the arrays of a single process, stay where they are.
-    """
-    if jax.process_count() == 1:
-        return tree
-    replicate = jax.jit(lambda leaf: leaf, out_shardings=replicated(mesh))
-
-    def fetch(leaf: jax.Array) -> Any:
-        leaf = replicate(leaf).addressable_data(0)
-        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return leaf if key or jax.process_index() > 0 else jax.device_get(leaf)
-
-    return jax.tree.map(fetch, tree)

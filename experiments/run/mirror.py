@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from .. import io, remote
-from ..errors import UserError, reason
+from ..errors import Stopped, UserError, reason
 from . import processes
 
 _OWN = ".mupax/"  # the prefix of our objects
@@ -89,7 +89,8 @@ def opened(
     Args:
       folder: the run directory, or its address.
       writes: False only reads the newest state, and does not hold the run.
-      shared: the other processes of this run (`processes.joined`) call this, too.
+      shared: the other processes of this run (`processes.joined`) call this, too. Only
+        process 0 has the directory, unless they share it.
 
     Raises:
       UserError: another process holds the run, or the address cannot be used.
@@ -100,7 +101,7 @@ def opened(
     address = remote.normalized(folder)
     with contextlib.ExitStack() as held:
         if shared:
-            place = held.enter_context(_opened_by_all(address, writes))
+            place = held.enter_context(_opened_by_first(address, writes))
         else:
             place = held.enter_context(_opened(address, writes))
         try:
@@ -111,21 +112,20 @@ def opened(
 
 
 @contextlib.contextmanager
-def _opened_by_all(address: str, writes: bool) -> Iterator[pathlib.Path]:
-    """As `_opened` in process 0; the others use its directory."""
+def _opened_by_first(address: str, writes: bool) -> Iterator[pathlib.Path]:
+    """As `_opened` in process 0; the others get its path, and wait for its end."""
     import jax
 
-    with contextlib.ExitStack() as held:
-        place = _place(address, writes)
-        if jax.process_index() == 0:
-            held.enter_context(_opened(address, writes))
-        processes.check_shared(
-            place,
-            f"the local copy of {address}",
-            "set MUPAX_CACHE to a directory that all machines share, or give a "
-            "--workdir that they share",
-        )
-        yield place
+    from . import collectives
+
+    first = jax.process_index() == 0
+    try:
+        with _opened(address, writes) if first else contextlib.nullcontext() as place:
+            yield pathlib.Path(collectives.told(str(place)))
+    except Stopped:
+        collectives.meet()
+        raise
+    collectives.meet()
 
 
 @contextlib.contextmanager

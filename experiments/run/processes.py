@@ -4,8 +4,6 @@ import contextlib
 import ctypes
 import json
 import os
-import pathlib
-import secrets
 import signal
 import sys
 import threading
@@ -14,11 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
-from .. import io
 from ..errors import Stopped, UserError, reason, short
+from .collectives import store
 from .workdir import Difference, differences
 
 # Keys in the store of JAX's coordination service, which process 0 runs.
@@ -149,10 +145,10 @@ def _initialize(coordinator: str, processes: int, process: int, timeout: int) ->
 
 def _agree(settings: dict[str, Any], timeout: int) -> None:
     """Compare the settings of all processes. All processes return, or all raise."""
-    store, index = _store(), jax.process_index()
-    store.key_value_set(f"{_SETTINGS}/{index}", json.dumps(settings, default=str))
+    keys, index = store(), jax.process_index()
+    keys.key_value_set(f"{_SETTINGS}/{index}", json.dumps(settings, default=str))
     if index == 0:
-        store.key_value_set(_VERDICT, _verdict(settings, timeout))
+        keys.key_value_set(_VERDICT, _verdict(settings, timeout))
     verdict = _get(_VERDICT, 2 * timeout)
     if verdict:
         raise Disagreement(verdict)
@@ -178,23 +174,16 @@ def _of_two(difference: Difference, index: int) -> str:
     )
 
 
-def _store() -> Any:
-    """The key-value store that all processes share."""
-    from jax._src import distributed  # JAX has no public name for it
-
-    return distributed.global_state.client
-
-
 def _get(key: str, timeout: float) -> str:
     try:
-        return _store().blocking_key_value_get(key, int(1000 * timeout))
+        return store().blocking_key_value_get(key, int(1000 * timeout))
     except jax.errors.JaxRuntimeError as error:
         raise UserError(f"another process does not answer ({reason(error)})") from None
 
 
 def _failures() -> list[str]:
     """Why a process failed first, if one did."""
-    return [text for _, text in _store().key_value_dir_get(_FAILED)]
+    return [text for _, text in store().key_value_dir_get(_FAILED)]
 
 
 class _Watch:
@@ -222,7 +211,7 @@ class _Watch:
         # The store may be gone, or another process may have failed first.
         with contextlib.suppress(Exception):
             text = f"process {self._index} failed: {_sentence(error)}"
-            _store().key_value_set(f"{_FAILED}/first", text)
+            store().key_value_set(f"{_FAILED}/first", text)
 
     def fail(self, error: BaseException) -> None:
         """Tell the other processes why this process fails, and end it."""
@@ -244,24 +233,24 @@ class _Watch:
 
     def _leave(self, sentence: str, status: int = 2) -> None:
         with contextlib.suppress(Exception):
-            _store().key_value_set(f"{_SEEN}/{self._index}", "", True)
+            store().key_value_set(f"{_SEEN}/{self._index}", "", True)
             # The store ends with process 0, after the others have read it.
             until = time.monotonic() + 5 * self._beat
             while self._index == 0 and time.monotonic() < until:
-                if len(_store().key_value_dir_get(_SEEN)) == self._count:
+                if len(store().key_value_dir_get(_SEEN)) == self._count:
                     break
                 time.sleep(0.1)
         end(sentence, status)
 
     def _look(self) -> None:
-        store, beats = _store(), 0
+        keys, beats = store(), 0
         while not self._done.wait(self._beat):
             try:
                 beats += 1
-                store.key_value_set(f"{_ALIVE}/{self._index}", str(beats), True)
+                keys.key_value_set(f"{_ALIVE}/{self._index}", str(beats), True)
                 failed = _failures()
                 if self._index == 0 and not failed and (silent := self._silent()):
-                    store.key_value_set(f"{_FAILED}/first", silent)
+                    keys.key_value_set(f"{_FAILED}/first", silent)
                     failed = [silent]
             except Exception:
                 if self._done.is_set():
@@ -273,7 +262,7 @@ class _Watch:
     def _silent(self) -> str | None:
         """A sentence about a process without signs of life, if any."""
         now = time.monotonic()
-        beats = dict(_store().key_value_dir_get(_ALIVE))
+        beats = dict(store().key_value_dir_get(_ALIVE))
         for index in range(1, self._count):
             key = f"{_ALIVE}/{index}"
             beat = beats.get(key, "")
@@ -286,40 +275,6 @@ class _Watch:
                     f"{self._timeout:.0f} s; {_AGAIN}"
                 )
         return None
-
-
-def check_shared(folder: pathlib.Path, name: str, remedy: str) -> None:
-    """Check that all processes see one directory, which process 0 can write.
-
-    A directory of the same name on another disk, e.g. of an earlier run, is detected.
-
-    Args:
-      folder: its path, the same in all processes.
-      name: what it is, for the message.
-      remedy: for the message.
-
-    Raises:
-      UserError: this process does not see the directory of process 0.
-    """
-    if jax.process_count() == 1:
-        return
-    token = np.frombuffer(secrets.token_bytes(6), np.uint8)
-    token = np.asarray(multihost_utils.broadcast_one_to_all(token), np.uint8)
-    sign = folder / f".shared.{token.tobytes().hex()}"
-    first = jax.process_index() == 0
-    try:
-        if first:
-            sign.touch()
-        multihost_utils.sync_global_devices("signed")
-        if not io.appears(sign):
-            raise UserError(
-                f"process {jax.process_index()} does not see {name} of process 0 at "
-                f"{folder}; {remedy}"
-            )
-        multihost_utils.sync_global_devices("seen")
-    finally:
-        if first:
-            sign.unlink(missing_ok=True)
 
 
 def announce(error: BaseException) -> None:

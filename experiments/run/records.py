@@ -38,7 +38,7 @@ class Records:
       folder: the run directory.
       upto: step that the run resumes from; 0 for a fresh start.
       sinks: receive every line too.
-      writes: whether this process writes; True only in process 0.
+      writes: False to use the lines of `known` alone, and no file.
       known: lines in the checkpoint. Those that the file lacks are restored.
       count: number of lines up to the checkpoint, if known.
 
@@ -56,26 +56,28 @@ class Records:
         count: int | None = None,
     ):
         self._path = folder / NAME
-        self._sinks = sinks if writes else ()
+        self._sinks = sinks
         self._file: Any = None
+        if not writes:
+            self.lines = list(known)
+            return
         with self._usable():
             log = read_log(folder)
             lines = {_place(line): line for line in log.lines if line["step"] <= upto}
             lines = {_place(line): line for line in known} | lines
             self.lines = [lines[place] for place in sorted(lines)]
-            if writes:
-                if log.damaged:
-                    _keep_aside(folder, log)
-                if count is not None and len(self.lines) < count:
-                    lost = count - len(self.lines)
-                    logging.warning(
-                        "%s lacks %d of the %d lines up to step %d; training resumes.",
-                        *(self._path, lost, count, upto),
-                    )
-                text = "".join(map(_sealed, self.lines))
-                if not self._path.exists() or self._path.read_bytes() != text.encode():
-                    io.write_durably(self._path, text)
-                self._file = self._path.open("a")
+            if log.damaged:
+                _keep_aside(folder, log)
+            if count is not None and len(self.lines) < count:
+                lost = count - len(self.lines)
+                logging.warning(
+                    "%s lacks %d of the %d lines up to step %d; training resumes.",
+                    *(self._path, lost, count, upto),
+                )
+            text = "".join(map(_sealed, self.lines))
+            if not self._path.exists() or self._path.read_bytes() != text.encode():
+                io.write_durably(self._path, text)
+            self._file = self._path.open("a")
 
     def add(self, line: dict[str, Any]) -> None:
         """Write a line, which has a key "step"."""

@@ -1,0 +1,74 @@
+"""Checkpoints that process 0 writes for all: the files are those of a shared disk."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mupax.experiments.run import checkpoints, collectives, gathered
+from mupax.experiments.run.checkpoints import open_checkpoints
+from mupax.experiments.run.gathered import open_gathered
+from mupax.experiments.run.mesh import make_mesh, replicated
+
+ODD = np.array([-0.0, np.nan, np.inf, -1e-40, 3.0], np.float32)
+
+
+@pytest.fixture
+def state():
+    """Numbers whose bits an addition would change, and random keys."""
+    tree = {
+        "weights": {"kernel": ODD, "short": ODD.astype(jnp.bfloat16)},
+        "step": np.int32(3),
+        "on": np.array([True, False]),
+        "keys": jax.random.split(jax.random.key(1, impl="rbg"), 2),
+    }
+    return jax.device_put(tree, replicated(make_mesh(devices=jax.devices()[:1])))
+
+
+def bits(tree):
+    words = jax.tree.map(gathered._words, tree)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(words)]
+
+
+def on_host(tree):
+    return jax.tree.map(lambda leaf: np.asarray(gathered._words(leaf)), tree)
+
+
+def test_checksums_do_not_depend_on_where_the_arrays_are(state):
+    assert checkpoints._sums(on_host(state)) == checkpoints._sums(state)
+
+
+@pytest.mark.parametrize("writer", ["shared", "gathered"])
+@pytest.mark.parametrize("reader", ["shared", "gathered"])
+def test_a_checkpoint_is_read_with_or_without_a_shared_disk(
+    tmp_path, state, writer, reader
+):
+    opened = {"shared": open_checkpoints, "gathered": open_gathered}
+    if writer == "gathered":
+        with open_checkpoints(tmp_path / "c", alone=True) as files:
+            files.save(3, on_host(state), {"seen": 5})
+    else:
+        with open_checkpoints(tmp_path / "c") as files:
+            files.save(3, state, {"seen": 5})
+    with opened[reader](tmp_path / "c") as files:
+        restored = files.restore(like=state)
+    assert (restored.step, restored.progress) == (3, {"seen": 5})
+    assert bits(restored.state) == bits(state)
+    assert restored.state["keys"].dtype == state["keys"].dtype
+
+
+def test_gathering_keeps_every_bit(state):
+    del state["keys"]
+    for leaf in jax.tree.leaves(state):
+        part = collectives._replicate(leaf.sharding.mesh)(leaf)
+        found = jax.device_get(part).view(leaf.dtype)
+        assert found.tobytes() == np.asarray(leaf).tobytes()
+
+
+def test_what_is_sent_comes_in_pieces(monkeypatch):
+    monkeypatch.setattr(collectives, "_PIECE", 3)
+    for array in (ODD, ODD.astype(jnp.bfloat16), np.int32(3), np.zeros((0, 2))):
+        array = np.asarray(array)
+        found = collectives.sent(array)
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert found.tobytes() == array.tobytes()
