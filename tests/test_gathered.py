@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mupax.experiments.run import checkpoints, collectives, gathered
-from mupax.experiments.run.checkpoints import open_checkpoints
-from mupax.experiments.run.gathered import open_gathered
+from mupax.experiments.run.checkpoints import open_checkpoints, read_weights
+from mupax.experiments.run.gathered import open_gathered, read_scattered
 from mupax.experiments.run.mesh import make_mesh, replicated
 
 ODD = np.array([-0.0, np.nan, np.inf, -1e-40, 3.0], np.float32)
@@ -55,6 +55,20 @@ def test_a_checkpoint_is_read_with_or_without_a_shared_disk(
     assert (restored.step, restored.progress) == (3, {"seen": 5})
     assert bits(restored.state) == bits(state)
     assert restored.state["keys"].dtype == state["keys"].dtype
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_weights_are_read_with_or_without_a_shared_disk(tmp_path, state, alone):
+    params, rest = state["weights"], {"keys": state["keys"]}
+    with open_checkpoints(tmp_path, alone=alone) as files:
+        whole = {"params": params, "rest": rest}
+        files.save(3, on_host(whole) if alone else whole, {})
+
+    def read(like):
+        return read_weights(tmp_path / "3", *like, alone=alone)
+
+    assert bits(read((params, rest))) == bits((params, rest))
+    assert bits(read_scattered(read, (params, rest))) == bits((params, rest))
 
 
 def test_gathering_keeps_every_bit(state):

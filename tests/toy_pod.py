@@ -18,8 +18,8 @@ def get_config() -> ConfigDict:
     c.learning_rate = 0.01
     c.ema = 0.9
     c.batch_size = 32
-    c.steps = 60
+    c.steps = 36
     c.log_every = 2
-    c.eval_every = 20
+    c.eval_every = 18
     c.save_every = 4
     return c

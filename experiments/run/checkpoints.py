@@ -342,10 +342,11 @@ def read_weights(
     weights = "ema" if ema else "params"
     like = {weights: params, "rest": rest}
     abstract = _abstract(like)
-    options = _ALONE if alone else _TOGETHER
+    options: Any = {"multiprocessing_options": _ALONE if alone else _TOGETHER}
+    handler = ocp.PyTreeCheckpointHandler(**options)
     try:
         _check_shapes(checkpoint, abstract)
-        with ocp.PyTreeCheckpointer(multiprocessing_options=options) as reader:
+        with ocp.Checkpointer(handler, **options) as reader:
             weights_and_rest = reader.restore(
                 checkpoint.absolute() / "state",
                 args=ocp.args.PyTreeRestore(
