@@ -21,6 +21,14 @@ from mupax import zoo
 from mupax.experiments import cli, io
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import mirror, records
+from mupax.experiments.run.object_store import (
+    Commit,
+    Lost,
+    Objects,
+    commit_name,
+    newest_commit,
+    put_commit,
+)
 from mupax.experiments.sweep import engine, export
 
 TESTS = pathlib.Path(__file__).parent
@@ -81,7 +89,7 @@ def killed(address: str, name: str = "elsewhere") -> mirror._Mirror:
     """A holder whose process was killed: its threads ended, and it released nothing."""
     place = mirror._place(address, True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    holder = mirror._Mirror(mirror._Objects(address), place)
+    holder = mirror._Mirror(Objects(address), place)
     for event in (holder._closing, holder._released):
         event.set()
     for thread in holder._threads:
@@ -109,7 +117,7 @@ def test_a_run_goes_on_with_an_empty_disk(run, machine):
     with mirror.opened(run, writes=False) as folder:
         assert {p.name for p in (folder / "checkpoints").iterdir()} == {"6"}
         assert (folder / "metrics.jsonl").read_text() == "one\ntwo\n"
-    names = mirror._Objects(run).names()
+    names = Objects(run).names()
     assert not [name for name in names if "checkpoints/3" in name or "alive" in name]
 
 
@@ -156,17 +164,17 @@ def test_a_killed_holder_is_succeeded_and_cannot_write_again(run, machine, monke
         mirror.opened(run),
     ):
         pytest.fail("it might be alive")
-    modified = mirror._Objects.modified
+    modified = Objects.modified
 
     def long_ago(self, name):
         return modified(self, name) - (61 if holder._session in name else 0)
 
-    monkeypatch.setattr(mirror._Objects, "modified", long_ago)
+    monkeypatch.setattr(Objects, "modified", long_ago)
     with mirror.opened(run) as folder:
         checkpoint(folder, 6)
     machine("first")
     checkpoint(holder._place, 3)
-    with pytest.raises(mirror._Lost):
+    with pytest.raises(Lost):
         holder._sync()
     machine("third")
     with mirror.opened(run, writes=False) as folder:
@@ -196,15 +204,15 @@ def test_a_local_copy_that_lost_files_is_not_taken_for_newer(run):
 
 
 def test_of_processes_that_want_a_number_one_gets_it(run):
-    objects = mirror._Objects(run)
+    objects = Objects(run)
     for number in range(1, 6):
         together = threading.Barrier(4)
         won = []
 
         def take(number=number, together=together, won=won):
-            commit = mirror.Commit(number, token=os.urandom(4).hex())
+            commit = Commit(number, token=os.urandom(4).hex())
             together.wait()
-            if mirror._try(objects, commit):
+            if put_commit(objects, commit):
                 won.append(commit.token)
 
         threads = [threading.Thread(target=take) for _ in range(4)]
@@ -212,24 +220,24 @@ def test_of_processes_that_want_a_number_one_gets_it(run):
             thread.start()
         for thread in threads:
             thread.join()
-        assert won == [mirror._newest(objects).token]
+        assert won == [newest_commit(objects).token]
 
 
 def test_a_number_that_is_free_again_is_not_taken(memory):
     """A process slept between its look at the commits and its own."""
     holder = killed(memory)
     for number in range(2, 5):
-        commit = mirror.Commit(number, session="other", token=str(number))
-        assert mirror._try(holder._objects, commit)
-    holder._objects.delete([mirror._commit_name(2)])
-    with pytest.raises(mirror._Lost):
+        commit = Commit(number, session="other", token=str(number))
+        assert put_commit(holder._objects, commit)
+    holder._objects.delete([commit_name(2)])
+    with pytest.raises(Lost):
         holder._put({})
-    assert mirror._newest(holder._objects).session == "other"
+    assert newest_commit(holder._objects).session == "other"
 
 
 def test_a_number_that_was_taken_and_given_up_is_not_ours(memory, monkeypatch):
     """Between the refusal and the look at who has it, its owner removed it."""
-    objects = mirror._Objects(memory)
+    objects = Objects(memory)
     errors = iter([FileExistsError("precondition failed"), OSError("no network")])
 
     def refuse(*_, **__):
@@ -245,7 +253,7 @@ class Killed(BaseException):
     """The process was killed before a request."""
 
 
-def killed_at(objects: mirror._Objects, request: int) -> None:
+def killed_at(objects: Objects, request: int) -> None:
     """Let all requests that write fail from one on."""
     count = iter(range(10_000))
     for name in ("write", "create", "put", "delete"):
@@ -304,7 +312,7 @@ def test_an_altered_checkpoint_is_left_out(memory, machine, caplog):
     with mirror.opened(memory) as folder:
         checkpoint(folder, 3)
         checkpoint(folder, 6)
-    objects = mirror._Objects(memory)
+    objects = Objects(memory)
     objects.write("checkpoints/6/state/d/a", b"state/d/a of 7")
     machine("second")
     with mirror.opened(memory, writes=False) as folder:
@@ -323,7 +331,7 @@ def test_a_checkpoint_that_is_being_removed_is_not_uploaded(memory, monkeypatch)
 
     monkeypatch.setattr(os, "link", remove)
     holder._sync()
-    assert mirror._newest(holder._objects).whole == {}
+    assert newest_commit(holder._objects).whole == {}
 
 
 def test_a_step_that_is_saved_anew_replaces_the_first(memory, machine):
@@ -347,8 +355,8 @@ def test_the_run_goes_on_without_the_network(memory, monkeypatch, caplog, machin
             raise OSError("connection reset")
         real(self, path, name)
 
-    real = mirror._Objects.put
-    monkeypatch.setattr(mirror._Objects, "put", put)
+    real = Objects.put
+    monkeypatch.setattr(Objects, "put", put)
     with mirror.opened(memory) as folder:
         (folder / "metrics.jsonl").write_text("one")
         until = time.monotonic() + 100
@@ -368,17 +376,17 @@ def test_what_could_not_be_uploaded_is_kept_and_uploaded_next(memory, monkeypatc
         def put(self, path, name):
             raise OSError("connection reset")
 
-        broken.setattr(mirror._Objects, "put", put)
+        broken.setattr(Objects, "put", put)
         words = r"could not be written \(connection reset\); the missing files are in"
         with pytest.raises(UserError, match=words), mirror.opened(memory) as folder:
             (folder / "metrics.jsonl").write_text("one")
     with mirror.opened(memory) as folder:
         assert (folder / "metrics.jsonl").read_text() == "one"
-    assert mirror._Objects(memory).read("metrics.jsonl") == b"one"
+    assert Objects(memory).read("metrics.jsonl") == b"one"
 
 
 def test_files_of_others_are_not_taken_over(memory):
-    mirror._Objects(memory).write("thesis.tex", b"")
+    Objects(memory).write("thesis.tex", b"")
     with (
         pytest.raises(
             UserError, match=r"files that do not belong to a mupax run.*thesis"
@@ -453,7 +461,7 @@ def test_a_sweep_in_object_storage_trains_only_what_is_missing(
     )
     again = test_sweep_own.sweep(run)
     assert str(first) == str(again)
-    assert "report.html" in mirror._Objects(run).names()
+    assert "report.html" in Objects(run).names()
     assert len(export.read_results(run)) == 3
 
 
@@ -461,7 +469,7 @@ def test_workers_of_a_sweep_in_object_storage_write_its_local_copy(run, machine)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         test_sweep_own.sweep(run, executor=pool)
     # Another machine's copy must lack the file by which workers know the folder.
-    assert not [n for n in mirror._Objects(run).names() if "shared" in n]
+    assert not [n for n in Objects(run).names() if "shared" in n]
     machine("second")
     assert len(export.read_results(run)) == 3
 

@@ -16,6 +16,7 @@ from test_mirror import TESTS, lines, start, weights
 from mupax import zoo
 from mupax.experiments.run import mirror
 from mupax.experiments.run.checkpoints import load_weights
+from mupax.experiments.run.object_store import Objects, newest_commit
 
 pytestmark = [pytest.mark.long, pytest.mark.ci]
 
@@ -131,10 +132,10 @@ def test_another_number_of_machines_resumes_and_evaluates(
 
 def wait_for_checkpoint(address: str, step: int, both: list[subprocess.Popen]) -> None:
     """Wait until a checkpoint of a step or a later one is in the bucket."""
-    objects = mirror._Objects(address)
+    objects = Objects(address)
     until = time.monotonic() + 900
     while time.monotonic() < until:
-        whole = mirror._newest(objects).whole
+        whole = newest_commit(objects).whole
         steps = [int(p.name) for p in map(pathlib.Path, whole) if p.name != "model"]
         if max(steps, default=0) >= step:
             return

@@ -16,10 +16,8 @@ directory (`opened`), and a thread uploads what changed. Below the address are
 
 import contextlib
 import hashlib
-import json
 import os
 import pathlib
-import re
 import secrets
 import shutil
 import socket
@@ -27,54 +25,35 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
 
 from absl import logging
 
 from .. import io, remote
 from ..errors import Stopped, UserError, reason
 from . import processes
-
-_OWN = ".mupax/"  # the prefix of our objects
-_COMMITS = f"{_OWN}commits/"
-_ALIVE = f"{_OWN}alive/"
-_DIGITS = 9  # of a commit's number
-_ATTEMPTS = 4
-# Directories that appear by a rename, and do not change afterwards.
-_WHOLE = re.compile(r"(.*/)?(checkpoints/\d+|model)")
-# Locks, temporary files of io.replacing, zoo.save and Orbax, and unreadable
-# checkpoints.
-_SKIPPED = re.compile(
-    r".*\.lock|\..*\.[0-9a-f]{12}|\.saving-.*|.*\.orbax-checkpoint-tmp.*|unreadable"
+from .contents import (
+    Signature,
+    contents_of,
+    files_in,
+    folder_of,
+    is_newer,
+    scanned,
+    signature_of,
+    single_files,
+)
+from .object_store import (
+    ALIVE,
+    COMMITS,
+    Commit,
+    Contents,
+    Lost,
+    Objects,
+    newest_commit,
+    number_of,
+    put_commit,
 )
 
-_Contents = dict[str, list[Any]]  # size and SHA-256 by relative path
-
-
-class Commit(NamedTuple):
-    """The state of a run in object storage.
-
-    Attributes:
-      number: from 1; 0 before the first commit.
-      session: the random name of the process that wrote it.
-      who: that process, for messages.
-      lease: seconds after which a silent holder counts as killed.
-      held: whether that process still holds the run.
-      whole: the contents of each complete directory.
-      token: random.
-    """
-
-    number: int = 0
-    session: str = ""
-    who: str = ""
-    lease: float = 0.0
-    held: bool = False
-    whole: dict[str, _Contents] = {}  # noqa: RUF012
-    token: str = ""
-
-
-class _Lost(Exception):
-    """Another process took the run over."""
+_ATTEMPTS = 4
 
 
 @contextlib.contextmanager
@@ -137,7 +116,7 @@ def _opened(address: str, writes: bool) -> Iterator[pathlib.Path]:
             held.enter_context(io.locked(place.parent / "lock", wait=not writes))
         except io.Busy:
             raise UserError(_busy(address, "on this machine")) from None
-        objects = _Objects(address)
+        objects = Objects(address)
         if not writes:
             yield _read(objects, place)
             return
@@ -165,7 +144,7 @@ def _usable(address: str, verb: str = "used") -> Iterator[None]:
     """Turn errors of the network, the credentials and the client into a UserError."""
     try:
         yield
-    except (UserError, _Lost):
+    except (UserError, Lost):
         raise
     except Exception as error:
         raise UserError(remote.sentence(address, error, verb)) from None
@@ -178,154 +157,31 @@ def _busy(address: str, who: str) -> str:
     )
 
 
-# ----- Objects.
-
-
-class _Objects:
-    """The objects below an address, by relative name."""
-
-    def __init__(self, address: str):
-        self.address = address
-        self._system, self._root = remote.connect(address)
-
-    def names(self, prefix: str = "") -> list[str]:
-        """The names that begin with a prefix, sorted."""
-        self._system.invalidate_cache()
-        below = f"{self._root}/{prefix}".rstrip("/")
-        start = f"{self._root}/"
-        try:
-            paths = self._system.find(below)
-        except FileNotFoundError:
-            return []
-        names = (name.removeprefix("/" * (not start.startswith("/"))) for name in paths)
-        inside = [name[len(start) :] for name in names if name.startswith(start)]
-        return sorted(name for name in inside if name and not name.endswith("/"))
-
-    def read(self, name: str) -> bytes:
-        """The content of an object."""
-        return self._system.cat_file(f"{self._root}/{name}")
-
-    def write(self, name: str, data: bytes) -> None:
-        """Replace an object."""
-        self._system.pipe_file(f"{self._root}/{name}", data)
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write an object if there is none; returns whether it was written."""
-        try:
-            self._system.pipe_file(f"{self._root}/{name}", data, mode="create")
-        except Exception as error:  # the name is taken, or the answer was lost
-            try:
-                return self.read(name) == data
-            except FileNotFoundError:
-                if isinstance(error, FileExistsError):  # removed since
-                    return False
-                raise error from None
-        return True
-
-    def modified(self, name: str) -> float:
-        """When an object was written, in seconds on the server's clock."""
-        self._system.invalidate_cache()
-        return self._system.modified(f"{self._root}/{name}").timestamp()
-
-    def put(self, path: pathlib.Path, name: str) -> None:
-        """Upload a file."""
-        self._system.put_file(str(path), f"{self._root}/{name}")
-
-    def get(self, name: str, path: pathlib.Path) -> None:
-        """Download a file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._system.get_file(f"{self._root}/{name}", str(path))
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; ignore those that do not exist."""
-
-        def one(name: str) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                self._system.rm_file(f"{self._root}/{name}")
-
-        remote.in_parallel(one, names)
-
-
-def _number(name: str) -> int:
-    digits = name.removeprefix(_COMMITS)
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _newest(objects: _Objects) -> Commit:
-    """The newest commit; one of number 0 if there is none."""
-    while True:
-        number = max(map(_number, objects.names(_COMMITS)), default=0)
-        if not number:
-            return Commit()
-        try:
-            record = io.parse_sealed(objects.read(_commit_name(number)), required=True)
-        except FileNotFoundError:  # removed after a newer one
-            continue
-        except io.Damaged as error:
-            raise UserError(
-                f"{objects.address}/{_commit_name(number)} is damaged ({error}); "
-                "remove it to use the commit before it"
-            ) from None
-        return Commit(number, **record)
-
-
-def _commit_name(number: int) -> str:
-    return f"{_COMMITS}{number:0{_DIGITS}}"
-
-
-def _try(objects: _Objects, commit: Commit) -> bool:
-    """Write a commit; returns False if another process was faster."""
-    record = commit._asdict()
-    number = record.pop("number")
-    data = json.dumps(io.seal(record)).encode()
-    return objects.create(_commit_name(number), data)
-
-
 # ----- Restoring.
 
 
-def _read(objects: _Objects, place: pathlib.Path) -> pathlib.Path:
+def _read(objects: Objects, place: pathlib.Path) -> pathlib.Path:
     """A local directory with the newest state of a run."""
     with _usable(objects.address):
         for _ in range(_ATTEMPTS):
-            commit = _newest(objects)
+            commit = newest_commit(objects)
             if not commit.number:  # copied there by other means
                 return remote.local(objects.address)
             missing = _restore(objects, commit, place)
-            if not missing or _newest(objects).number == commit.number:
+            if not missing or newest_commit(objects).number == commit.number:
                 break
         _warn(objects, missing)
         return place
 
 
-def _warn(objects: _Objects, missing: Iterable[str]) -> None:
+def _warn(objects: Objects, missing: Iterable[str]) -> None:
     for path in missing:
         logging.warning(
             "%s/%s is incomplete or altered and is not used.", objects.address, path
         )
 
 
-def _singles(objects: _Objects) -> list[str]:
-    """The files of a run that are replaced one by one."""
-    return [
-        name
-        for name in objects.names()
-        if not name.startswith(_OWN)
-        and _top(name) is None
-        and ".." not in name.split("/")
-    ]
-
-
-def _top(name: str) -> str | None:
-    """The directory of a file that appears at once, if any."""
-    parts = name.split("/")
-    for count in range(1, len(parts)):
-        if _WHOLE.fullmatch(path := "/".join(parts[:count])):
-            return path
-    return None
-
-
-def _restore(objects: _Objects, commit: Commit, place: pathlib.Path) -> list[str]:
+def _restore(objects: Objects, commit: Commit, place: pathlib.Path) -> list[str]:
     """Make a local directory equal to a state; returns the directories that it lacks.
 
     It is built beside the present one, from which complete directories are taken.
@@ -337,13 +193,13 @@ def _restore(objects: _Objects, commit: Commit, place: pathlib.Path) -> list[str
     for path, contents in commit.whole.items():
         target = building / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        if _contents(place / path) == contents:
+        if contents_of(place / path) == contents:
             (place / path).rename(target)
             continue
         with contextlib.suppress(FileNotFoundError):
             names = [f"{path}/{name}" for name in contents]
             remote.in_parallel(objects.get, names, [building / n for n in names])
-        if _contents(target) != contents:
+        if contents_of(target) != contents:
             shutil.rmtree(target, ignore_errors=True)
             missing.append(path)
 
@@ -351,88 +207,24 @@ def _restore(objects: _Objects, commit: Commit, place: pathlib.Path) -> list[str
         with contextlib.suppress(FileNotFoundError):  # removed since
             objects.get(name, building / name)
 
-    remote.in_parallel(fetch_single, _singles(objects))
+    remote.in_parallel(fetch_single, single_files(objects))
     shutil.rmtree(place, ignore_errors=True)
     building.rename(place)
     return missing
 
 
-def _is_newer(
-    place: pathlib.Path, whole: dict[str, _Contents], singles: Iterable[str]
-) -> bool:
-    """Whether a local directory lacks nothing but checkpoints before its newest."""
-    if not all((place / name).is_file() for name in singles):
-        return False
-    for path, contents in whole.items():
-        step = (place / path).name
-        beside = (p.name for p in (place / path).parent.glob("*") if p.is_dir())
-        later = step.isdecimal() and any(
-            name.isdecimal() and int(name) > int(step) for name in beside
-        )
-        if not later and _contents(place / path) != contents:
-            return False
-    return True
-
-
-def _contents(folder: pathlib.Path) -> _Contents:
-    """Size and checksum of each file; empty if there is no such directory."""
-    out = {}
-    for name, path in _files(folder).items():
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        out[name] = [path.stat().st_size, digest]
-    return out
-
-
-def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The files in a directory, by relative path. It may change meanwhile."""
-    paths = [pathlib.Path(root, f) for root, _, files in os.walk(folder) for f in files]
-    return {p.relative_to(folder).as_posix(): p for p in sorted(paths)}
-
-
-# ----- Uploading.
-
-_Signature = tuple[Any, ...]
-
-
-def _signature(paths: Iterable[pathlib.Path]) -> _Signature:
-    """Changes when a file is replaced or written to."""
-    stats = [path.stat() for path in paths]
-    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
-
-
-class _Scan(NamedTuple):
-    """The files to upload one by one, and the directories that appear at once."""
-
-    singles: dict[str, pathlib.Path]
-    whole: dict[str, pathlib.Path]
-
-
-def _scan(folder: pathlib.Path) -> _Scan:
-    singles, whole = {}, {}
-    for name, path in _files(folder).items():
-        top = _top(name)
-        if any(map(_SKIPPED.fullmatch, (top or name).split("/"))):
-            continue
-        if top is not None:
-            whole[top] = folder / top
-        elif not path.is_symlink():
-            singles[name] = path
-    return _Scan(singles, whole)
-
-
 class _Mirror:
     """Holds a run in object storage, and uploads its local directory."""
 
-    def __init__(self, objects: _Objects, place: pathlib.Path):
+    def __init__(self, objects: Objects, place: pathlib.Path):
         self._objects, self._place = objects, place
         self._staging = place.with_name(".staging")
         self._lease = _lease()
         self._session = secrets.token_hex(8)
         self._who = f"process {os.getpid()} on {socket.gethostname()}"
-        self._alive = f"{_ALIVE}{self._session}"
-        self._single: dict[str, _Signature] = {}  # of what was uploaded
-        self._whole: dict[str, _Signature] = {}
+        self._alive = f"{ALIVE}{self._session}"
+        self._single: dict[str, Signature] = {}  # of what was uploaded
+        self._whole: dict[str, Signature] = {}
         self._closing, self._released = threading.Event(), threading.Event()
         self._syncing = threading.Lock()
         self._hold()
@@ -452,7 +244,7 @@ class _Mirror:
     def _hold(self) -> None:
         """Take the run; raise UserError if another process holds it."""
         objects = self._objects
-        before = _newest(objects)
+        before = newest_commit(objects)
         if not before.number and (names := objects.names()):
             raise UserError(
                 f"{objects.address} holds files that do not belong to a mupax run, "
@@ -473,19 +265,19 @@ class _Mirror:
         except BaseException as error:
             with contextlib.suppress(Exception):
                 objects.delete([self._alive])
-            if isinstance(error, _Lost):
-                who = _newest(objects).who
+            if isinstance(error, Lost):
+                who = newest_commit(objects).who
                 raise UserError(_busy(objects.address, who)) from None
             raise
         if before.session:
-            objects.delete([f"{_ALIVE}{before.session}"])
+            objects.delete([f"{ALIVE}{before.session}"])
         self._before = before
 
     def _check_dead(self, holder: Commit) -> None:
         """Raise UserError if the holder gave a sign of life within its lease."""
         now = self._objects.modified(self._alive)
         try:
-            heard = self._objects.modified(f"{_ALIVE}{holder.session}")
+            heard = self._objects.modified(f"{ALIVE}{holder.session}")
         except FileNotFoundError:
             return
         left = holder.lease - (now - heard)
@@ -506,11 +298,11 @@ class _Mirror:
     def _marker(self) -> pathlib.Path:
         return self._place.with_name("session")
 
-    def _put(self, whole: dict[str, _Contents], *, held: bool = True) -> None:
+    def _put(self, whole: dict[str, Contents], *, held: bool = True) -> None:
         """Write the next commit.
 
         Raises:
-          _Lost: another process wrote one.
+          Lost: another process wrote one.
         """
         commit = Commit(
             self._commit.number + 1,
@@ -521,20 +313,20 @@ class _Mirror:
             whole,
             secrets.token_hex(8),
         )
-        if not _try(self._objects, commit):
-            raise _Lost
-        names = self._objects.names(_COMMITS)
+        if not put_commit(self._objects, commit):
+            raise Lost
+        names = self._objects.names(COMMITS)
         # A number is free again when a later holder has removed its commit.
-        if max(map(_number, names)) > commit.number:
-            raise _Lost
+        if max(map(number_of, names)) > commit.number:
+            raise Lost
         self._commit = commit
-        self._objects.delete(n for n in names if _number(n) < commit.number)
+        self._objects.delete(n for n in names if number_of(n) < commit.number)
 
     def _check_held(self) -> None:
         number = self._commit.number
-        newest = _newest(self._objects)
+        newest = newest_commit(self._objects)
         if newest.number > number and newest.session != self._session:
-            raise _Lost
+            raise Lost
 
     def _beat(self) -> None:
         """Show that this process is alive, and end it if another took over."""
@@ -542,7 +334,7 @@ class _Mirror:
             try:
                 self._objects.write(self._alive, b"")
                 self._check_held()
-            except _Lost:
+            except Lost:
                 self._end()
             except Exception as error:
                 logging.warning(
@@ -563,16 +355,16 @@ class _Mirror:
     def _begin(self) -> None:
         """Restore the newest state of the run to the local directory."""
         objects, before = self._objects, self._before
-        singles = _singles(objects)
+        singles = single_files(objects)
         if not (
             before.session
             and before.session == self._session_before()
-            and _is_newer(self._place, before.whole, singles)
+            and is_newer(self._place, before.whole, singles)
         ):
             self._marker.unlink(missing_ok=True)
             _warn(objects, _restore(objects, before, self._place))
-        for path, folder in _scan(self._place).whole.items():
-            if _contents(folder) == before.whole.get(path):
+        for path, folder in scanned(self._place).whole.items():
+            if contents_of(folder) == before.whole.get(path):
                 self._whole[path] = self._signature_of(folder)
         self._single = dict.fromkeys(singles, ())
         io.write_durably(self._marker, self._session)
@@ -581,13 +373,13 @@ class _Mirror:
         objects.delete(
             name
             for name in objects.names()
-            if _top(name) is not None and name not in known
+            if folder_of(name) is not None and name not in known
         )
 
     @staticmethod
-    def _signature_of(folder: pathlib.Path) -> _Signature:
-        files = _files(folder)
-        return (tuple(files), *_signature(files.values()))
+    def _signature_of(folder: pathlib.Path) -> Signature:
+        files = files_in(folder)
+        return (tuple(files), *signature_of(files.values()))
 
     def _upload(self) -> None:
         failed = False
@@ -595,7 +387,7 @@ class _Mirror:
             try:
                 self._sync()
                 failed = False
-            except _Lost:
+            except Lost:
                 self._end()
             except Exception as error:
                 if not failed:
@@ -619,7 +411,7 @@ class _Mirror:
 
     def _sync_staged(self, held: bool) -> None:
         objects = self._objects
-        scan = _scan(self._place)
+        scan = scanned(self._place)
         before = self._commit.whole
         # First the directories: no file is then older than the checkpoints.
         whole = {p: c for p, c in before.items() if p in scan.whole}
@@ -652,11 +444,11 @@ class _Mirror:
             ) == self._signature_of(folder)
         return False
 
-    def _stage(self, path: str, folder: pathlib.Path) -> _Signature | None:
+    def _stage(self, path: str, folder: pathlib.Path) -> Signature | None:
         """Hard links to the files of a directory; None if it is being removed."""
         try:
             signature = self._signature_of(folder)
-            for name, file in _files(folder).items():
+            for name, file in files_in(folder).items():
                 target = self._staging / path / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -671,9 +463,9 @@ class _Mirror:
             return None
         return signature
 
-    def _put_whole(self, path: str) -> _Contents:
+    def _put_whole(self, path: str) -> Contents:
         """Upload a staged directory."""
-        contents = _contents(self._staging / path)
+        contents = contents_of(self._staging / path)
         names = [f"{path}/{name}" for name in contents]
         files = [self._staging / name for name in names]
         remote.in_parallel(self._objects.put, files, names)
@@ -685,7 +477,7 @@ class _Mirror:
             copy = self._staging / "singles" / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                signature = _signature([singles[name]])
+                signature = signature_of([singles[name]])
                 if signature != self._single.get(name):
                     shutil.copyfile(singles[name], copy)
                     self._objects.put(copy, name)
@@ -719,7 +511,7 @@ class _Mirror:
             try:
                 self._sync(held=False)
                 return
-            except _Lost:
+            except Lost:
                 raise UserError(
                     f"another process took over {self._objects.address}, because this "
                     f"one gave no sign of life in time; its files are in {self._place}"

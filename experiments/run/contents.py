@@ -1,0 +1,101 @@
+"""What a run directory holds: files, and directories that appear at once."""
+
+import hashlib
+import os
+import pathlib
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from .object_store import OWN, Contents, Objects
+
+# Directories that appear by a rename, and do not change afterwards.
+_WHOLE = re.compile(r"(.*/)?(checkpoints/\d+|model)")
+# Locks, temporary files of io.replacing, zoo.save and Orbax, and unreadable
+# checkpoints.
+_SKIPPED = re.compile(
+    r".*\.lock|\..*\.[0-9a-f]{12}|\.saving-.*|.*\.orbax-checkpoint-tmp.*|unreadable"
+)
+
+
+def single_files(objects: Objects) -> list[str]:
+    """The files of a run that are replaced one by one."""
+    return [
+        name
+        for name in objects.names()
+        if not name.startswith(OWN)
+        and folder_of(name) is None
+        and ".." not in name.split("/")
+    ]
+
+
+def folder_of(name: str) -> str | None:
+    """The directory of a file that appears at once, if any."""
+    parts = name.split("/")
+    for count in range(1, len(parts)):
+        if _WHOLE.fullmatch(path := "/".join(parts[:count])):
+            return path
+    return None
+
+
+def is_newer(
+    place: pathlib.Path, whole: dict[str, Contents], singles: Iterable[str]
+) -> bool:
+    """Whether a local directory lacks nothing but checkpoints before its newest."""
+    if not all((place / name).is_file() for name in singles):
+        return False
+    for path, contents in whole.items():
+        step = (place / path).name
+        beside = (p.name for p in (place / path).parent.glob("*") if p.is_dir())
+        later = step.isdecimal() and any(
+            name.isdecimal() and int(name) > int(step) for name in beside
+        )
+        if not later and contents_of(place / path) != contents:
+            return False
+    return True
+
+
+def contents_of(folder: pathlib.Path) -> Contents:
+    """Size and checksum of each file; empty if there is no such directory."""
+    out = {}
+    for name, path in files_in(folder).items():
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        out[name] = [path.stat().st_size, digest]
+    return out
+
+
+def files_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """The files in a directory, by relative path. It may change meanwhile."""
+    paths = [pathlib.Path(root, f) for root, _, files in os.walk(folder) for f in files]
+    return {p.relative_to(folder).as_posix(): p for p in sorted(paths)}
+
+
+Signature = tuple[Any, ...]
+
+
+def signature_of(paths: Iterable[pathlib.Path]) -> Signature:
+    """Changes when a file is replaced or written to."""
+    stats = [path.stat() for path in paths]
+    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+
+
+class Scan(NamedTuple):
+    """The files to upload one by one, and the directories that appear at once."""
+
+    singles: dict[str, pathlib.Path]
+    whole: dict[str, pathlib.Path]
+
+
+def scanned(folder: pathlib.Path) -> Scan:
+    """What is to be uploaded now."""
+    singles, whole = {}, {}
+    for name, path in files_in(folder).items():
+        top = folder_of(name)
+        if any(map(_SKIPPED.fullmatch, (top or name).split("/"))):
+            continue
+        if top is not None:
+            whole[top] = folder / top
+        elif not path.is_symlink():
+            singles[name] = path
+    return Scan(singles, whole)
