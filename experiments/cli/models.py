@@ -106,13 +106,11 @@ def _table(names: list[str]) -> str:
     sizes_of = model_sizes()
     rows = [_HEAD]
     for name in names:
-        row = sizes_of.get(name)
-        sources = sources_of(name)
+        row, sources = sizes_of[name], sources_of(name)
         more = f", {len(sources) - 1} more" if len(sources) > 1 else ""
-        numbers = (_short(row["parameters"]), _short(row["flops"])) if row else ("", "")
         source = f"{sources[0]}{more}" if sources else ""
-        dimensions = (row["width"], row["depth"], row["input"]) if row else ("", "", "")
-        rows.append((name, *dimensions, *numbers, source))
+        numbers = _short(row["parameters"]), _short(row["flops"])
+        rows.append((name, row["width"], row["depth"], row["input"], *numbers, source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
@@ -126,17 +124,17 @@ def _table(names: list[str]) -> str:
 
 
 def _details(name: str) -> str:
-    row = model_sizes().get(name)
-    lines = [name]
-    if row:
-        lines += [
+    row = model_sizes()[name]
+    sources = sources_of(name) or ("none are known",)
+    return "\n".join(
+        [
+            name,
             f"  width {row['width']}, depth {row['depth']}, input {row['input']}",
             f"  {row['parameters']:,} parameters, {_short(row['flops'])} FLOPs for one "
             "input",
+            *(f"  weights: {source}" for source in sources),
         ]
-    sources = sources_of(name)
-    lines += [f"  weights: {source}" for source in sources]
-    return "\n".join(lines if sources else [*lines, "  weights: none are known"])
+    )
 
 
 def _short(n: int) -> str:

@@ -173,8 +173,6 @@ class TensorBoard:
 class WandB:
     """Writes to a run of Weights & Biases, named after the run directory.
 
-    The id of the run is kept in the directory, so that a resumed run continues it.
-
     Raises:
       UserError: Weights & Biases does not start.
     """
@@ -223,8 +221,7 @@ class WandB:
 class MLflow:
     """Writes to a run of MLflow, at MLFLOW_TRACKING_URI, named after the run directory.
 
-    The id of the run is kept in the directory, so that a resumed run continues it. The
-    experiment is created if it does not exist.
+    The experiment is created if it does not exist.
 
     Raises:
       UserError: MLflow does not start.
