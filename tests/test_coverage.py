@@ -108,7 +108,7 @@ def test_sixteen_seeds_tell_depth_mup_from_sp():
         transfer(cells(k, *everything), "depth", 8) for k in ("depth_mup", "sp")
     )
     assert deep.verdict is Verdict.TRANSFERS
-    assert deep.trend.stays is True
+    assert deep.trend.within(-0.25, 0.25) is True
     assert sp.verdict is Verdict.COSTS
     assert sp.trend.slope == pytest.approx(-1.0, abs=0.15)
 

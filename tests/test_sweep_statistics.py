@@ -40,7 +40,7 @@ def test_an_optimum_that_stays_transfers():
     found = told(populations(0.0, 10, 0.1))
     assert found.verdict is Verdict.TRANSFERS
     assert found.words.startswith("transfers: costs at most ")
-    assert found.trend.stays is True
+    assert found.trend.within(-0.25, 0.25) is True
 
 
 def test_an_optimum_that_moves_does_not_transfer_and_is_told_by_how_much():
@@ -49,7 +49,7 @@ def test_an_optimum_that_moves_does_not_transfer_and_is_told_by_how_much():
     assert found.words.startswith("does not transfer: costs ")
     assert found.trend.slope == pytest.approx(-1.0, abs=0.1)
     assert found.change_words.startswith("falls ")
-    assert found.trend.stays is False
+    assert found.trend.within(-0.25, 0.25) is False
 
 
 def flat(populations):
@@ -67,7 +67,7 @@ def test_a_flat_valley_transfers_though_it_has_no_optimum():
     for p in found:  # no optimum at an end of the grid
         p.loss[..., [0, 1, -2, -1]] *= 1.5
     one = told(found)
-    assert one.trend.stays is not True
+    assert one.trend.within(-0.25, 0.25) is not True
     assert one.verdict is Verdict.TRANSFERS
 
 

@@ -12,10 +12,6 @@ from scipy import stats
 from . import grids, optima
 from .results import Cell, Population, log2
 
-# Octaves per doubling within which an optimum counts as staying: five doublings then
-# move it by about one octave, the spacing of the usual grid.
-TOLERANCE = 0.25
-
 _RESAMPLES = 400
 
 BASE = "base"  # a baseline of the target: the model of the base's size
@@ -56,9 +52,9 @@ class Trend:
     def interval(self) -> tuple[float, float]:
         """90 % interval of the slope, by Student's t; NaN for one seed.
 
-        Each end is a one-sided 95 % bound, so that a slope whose interval lies within
-        `TOLERANCE` is equivalent to zero at the 5 % level (two one-sided tests;
-        Schuirmann, J. Pharmacokinet. Biopharm. 15, 657, 1987).
+        Each end is a one-sided 95 % bound, so a slope lies in any range that holds the
+        interval at the 5 % level (two one-sided tests; Schuirmann, J. Pharmacokinet.
+        Biopharm. 15, 657, 1987).
         """
         if self.freedom < 1:
             return math.nan, math.nan
@@ -75,11 +71,6 @@ class Trend:
         if least >= low and most <= high:
             return True
         return False if least > high or most < low else None
-
-    @property
-    def stays(self) -> bool | None:
-        """Whether the slope lies within `TOLERANCE` of zero; None: not known."""
-        return self.within(-TOLERANCE, TOLERANCE)
 
     @property
     def change(self) -> float:

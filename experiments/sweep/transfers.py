@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .results import Cell, Population
-from .statistics import AXES, Sizes, Trend, along, key_of, predicted
+from .statistics import AXES, Sizes, along, key_of, predicted
 from .verdict import Transfer, transfer
 
 
@@ -84,12 +84,8 @@ def verdicts(
     if target is not None:
         for name, by_key in out.items():
             for key in by_key:
-                lines = trends_of(judged, name, key)
+                own = (t for t in judged if (t.name, t.key) == (name, key))
+                lines = {t.axis: t.trend for t in own}
                 if len(lines) == 2:
                     by_key[key]["predicted"] = predicted(lines, base, target)
     return out
-
-
-def trends_of(judged: Sequence[Transfer], name: str, key: str) -> Mapping[str, Trend]:
-    """The trends of one hyperparameter and parametrization, by axis."""
-    return {t.axis: t.trend for t in judged if (t.name, t.key) == (name, key)}
