@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import difflib
 import inspect
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..run import mirror
 from . import grids
 from .own import OwnTask
@@ -116,9 +115,7 @@ def _taken(name: str, arguments: set[str]) -> str:
     names = sorted(arguments.difference(_RESERVED))
     if not names:
         return f"they take no hyperparameter; give one of them an argument {name!r}"
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"they take {', '.join(map(repr, names))}{hint}"
+    return f"they take {', '.join(map(repr, names))}{nearest(name, names)}"
 
 
 @contextlib.contextmanager

@@ -211,11 +211,12 @@ class Chunks:
         elif self._rows > 1:
             self._rows = max(1, math.floor(self._rows * ratio))
         else:
-            more = "more than" if math.isnan(needed) else f"{needed / 2**30:.3g} GiB of"
+            known = "more" if math.isnan(needed) else f"{needed / 2**30:.3g} GiB"
             raise UserError(
-                f"one run of {self.task.name} does not fit into memory: it needs "
-                f"{more} the {limit / 2**30:.3g} GiB that it may take; make batch_size "
-                "or the model smaller, or sweep.memory_share larger"
+                f"one run of {self.task.name} does not fit into memory: it may use "
+                f"{limit / 2**30:.3g} GiB and needs {known}; make batch_size or the "
+                "model smaller, or sweep.memory_share larger (of `mupax.sweep`: "
+                "Limits(share=...))"
             )
 
 

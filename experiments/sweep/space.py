@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from mupax import optim
 from mupax.zoo.registry import default_options
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..run.checks import (
     LARGEST,
     MOST,
@@ -237,6 +237,7 @@ def _section(given: Mapping[str, Any]) -> dict[str, Any]:
         if key not in values:
             raise UserError(
                 f"the config has no key sweep.{key}; its keys are {', '.join(values)}"
+                f"{nearest(key, values)}"
             )
     values |= section
     return {key: check(f"sweep.{key}", values[key]) for key, check in _CHECKS.items()}
@@ -302,7 +303,7 @@ def _parametrizations(
             )
         values = options(name, value)
         if "name" not in values:
-            raise UserError(f"{name} lacks a name")
+            raise UserError(f"{name} has no 'name'; write e.g. {{'name': 'depth_mup'}}")
         parsed[key] = Component(text(f"{name}.name", values.pop("name")), values)
         try:
             optim.parametrization(parsed[key].name, **parsed[key].options)

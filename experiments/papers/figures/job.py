@@ -6,7 +6,7 @@ import pathlib
 import rich.console
 import rich.table
 
-from ...errors import UserError
+from ...errors import UserError, nearest
 from . import bordelon, draw, drawings, jelassi, rows, tp6, training, yaida
 from .registry import SCALES, Drawing, Figure, Request
 
@@ -46,7 +46,10 @@ def run(name: str, request: Request) -> None:
         draw.prepare(request.folder)
         _write(figure, drawn(figure, request), request)
     else:
-        raise UserError(f"there is no figure {name!r}; `mupax figure list` names all")
+        raise UserError(
+            f"there is no figure {name!r}; `mupax figure list` names all"
+            f"{nearest(name, known)}"
+        )
 
 
 def check(figure: Figure, request: Request) -> None:
