@@ -146,7 +146,9 @@ def test_what_is_there_is_not_overwritten(saved):
 
 
 def test_another_size_is_refused(saved):
-    with pytest.raises(ValueError, match=r"blocks.*\(4, 16, 16\).*\(4, 32, 32\)"):
+    with pytest.raises(
+        ValueError, match=r"blocks.*\(4, 16, 16\).*\(4, 32, 32\).*out width=32$"
+    ):
         saving.load(saved, width=32)
 
 

@@ -156,13 +156,20 @@ def load(
         raise ValueError(
             f"{directory} holds a model that this version cannot create: {error}"
         ) from None
+    wrong = {k: v for k, v in overrides.items() if options.get(k) != v}
+    wrong.pop("out_features", None)
     options = {**options, **overrides}
     # Raise before reading arrays and building a large model if they do not fit.
     abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
     new_head = model_classes(abstract) != model_classes(saved)
     fresh = "readout" if new_head else None
     arrays = _resized(saved, abstract, arrays_of(saved))
-    _check_fit(dict(_variables(abstract)[1]), arrays, fresh)
+    try:
+        _check_fit(dict(_variables(abstract)[1]), arrays, fresh)
+    except ValueError as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
+        remedy = f"; leave out {given}" if given else ""
+        raise ValueError(f"{error}{remedy}") from None
     _check_multipliers(saved, abstract, directory)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
