@@ -26,7 +26,7 @@ NEWER = {
     *("vit_rotary", "vit_clip", "vit_eva02", "regnet"),
 }
 EARLIER = [model for model in RESIDUAL if model not in NEWER]
-WITH_MOMENTUM = ("efficientnetv2", "vit_clip", "vit_rotary")
+WITH_MOMENTUM = ("convnext", "efficientnetv2", "vit_clip", "vit_rotary")
 # Too noisy in depth to assert; see docs/coord_check.md.
 DEEP = sorted(NEWER - {"vit_eva02"})
 TOLERANCE = 0.05
@@ -87,6 +87,7 @@ OPTIMIZERS = ("sgd", "adam", "muon", "lion")
         *((m, "adam") for m in sorted(NEWER)),
         *((m, "sgd") for m in ("vit_clip", "vit_rotary", "convnext")),
         *((m, "momentum") for m in (*WITH_MOMENTUM, "vit_eva02", "mobilenetv3")),
+        ("regnet", "momentum"),
     ],
 )
 def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
