@@ -87,6 +87,7 @@ EfficientNetName = Literal[
     "efficientnetv2_s",
     "tf_efficientnet_b0",
     "tf_efficientnetv2_s",
+    "mobilenetv2_100",
     "mobilenetv3_small_100",
     "mobilenetv3_large_100",
 ]
