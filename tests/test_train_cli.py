@@ -374,6 +374,7 @@ def test_when_the_disk_is_full_the_last_good_checkpoint_stays(tmp_path, data_dir
         ("--config.transfer_from=nowhere.json", "is not the summary.json"),
         ("--config.steps=0", "steps is 0"),
         ("--config.ema=1.5", "ema=1.5 must be positive and below 1"),
+        ("--config.profile=(5, 2)", "must be (first step, last step)"),
         ("--config.wandb=mine", "needs its package"),
         ("--config.mlflow=mine", "needs its package: pip install 'mupax[mlflow]'"),
         ("--config.augment=('flop',)", "there is no augmentation 'flop'"),

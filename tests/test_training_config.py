@@ -63,6 +63,14 @@ def test_a_base_of_the_same_training_changes_no_setting():
     assert other.settings() != plain.settings()
 
 
+def test_pairs_of_images_are_mixed_within_a_part_of_the_batch():
+    assert small(batch_size=12, accumulate=2, mixup=0.2).mixup == 0.2
+    with pytest.raises(UserError, match="must be even; it is 63"):
+        small(batch_size=63, cutmix=1.0)
+    with pytest.raises(UserError, match="must be even; it is 3"):
+        small(batch_size=6, accumulate=2, mixup=0.2)
+
+
 def test_a_batch_beyond_the_critical_size_is_an_error():
     assert small(batch_size=32, critical_batch_size=32).batch_size == 32
     with pytest.raises(UserError, match="above critical_batch_size=16"):

@@ -181,9 +181,9 @@ def _normalized_by(
         above = name == "mean" or bool((array > 0).all())
         if array.shape != (channels,) or not np.isfinite(array).all() or not above:
             raise UserError(
-                f"{name} is {values}, and must be {channels} "
-                f"{'positive ' * (name == 'std')}numbers, one for each channel of "
-                f"{dataset.name}; set both mean and std"
+                f"{name} is {values}; set both mean and std, each with a "
+                f"{'positive ' * (name == 'std')}number for each channel of "
+                f"{dataset.name} ({channels})"
             )
         given.append(array * np.float32(dataset.white))
     return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))
@@ -338,8 +338,9 @@ def _prepared(
     except Exception as error:
         if missing:
             raise UserError(
-                f"{name} has no split {train_split!r} or {test_split!r}; "
-                f"{builder.data_dir} has {', '.join(builder.info.splits)}"
+                f"{name} has no split {' or '.join(map(repr, sorted(missing)))}; set "
+                "data.train_split and data.test_split to splits of "
+                f"{builder.data_dir}: {', '.join(builder.info.splits)}"
             ) from error
         with intact.reading(builder.data_dir):
             raise

@@ -190,9 +190,10 @@ def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
         folder = place.is_dir()
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
         raise UserError(f"{str(place)!r} cannot be read: {error}.") from error
-    raise UserError(
-        f"{place} holds no *.txt file." if folder else f"There is no text file {place}."
+    what = (
+        f"{place} holds no *.txt file" if folder else f"there is no text file {place}"
     )
+    raise UserError(f"{what}; check the path")
 
 
 Decode = Callable[[Sequence[int] | np.ndarray], str]

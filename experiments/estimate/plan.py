@@ -292,8 +292,8 @@ def _cpu_devices(count: int) -> list[jax.Device]:
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise UserError(
-            f"{count} devices cannot be simulated here, only {len(devices)}; unset "
-            "XLA_FLAGS, or run the command again"
+            f"{count} devices cannot be simulated, because JAX started with "
+            f"{len(devices)}; unset XLA_FLAGS, or start a new process"
         )
     return devices
 

@@ -223,7 +223,9 @@ def make_objective(config: RunConfig, dataset: Dataset) -> Objective:
     if dataset.kind == "text":
         for key in ("mixup", "cutmix"):
             if getattr(config, key):
-                raise UserError(f"{key} mixes images; {config.dataset} is text")
+                raise UserError(
+                    f"{key} mixes images, and {config.dataset} is text; set {key}=0"
+                )
         return NextToken(config.label_smoothing)
     mix: Callable[..., Any] | None = None
     if config.mixup or config.cutmix:

@@ -297,8 +297,8 @@ def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
     step = by_name.get(which, int(which) if which.isdecimal() else None)
     if step is None or step not in steps:
         raise UserError(
-            f"there is no checkpoint {which!r} in {folder}; there are "
-            f"{', '.join(map(str, sorted(steps))) or 'none'}"
+            f"there is no checkpoint {which!r} in {folder}; --checkpoint can be "
+            f"{', '.join(['latest', 'best', *map(str, sorted(steps))])}"
         )
     return step
 

@@ -380,8 +380,14 @@ def _check_together(config: RunConfig) -> None:
     if config.profile:
         for step in config.profile:
             whole()("profile", step)
-        if len(config.profile) != 2:
+        if len(config.profile) != 2 or config.profile[0] > config.profile[1]:
             raise UserError(f"profile={config.profile} must be (first step, last step)")
+    rows, over = divmod(config.batch_size, config.accumulate)
+    if (config.mixup or config.cutmix) and not over and rows % 2:
+        raise UserError(
+            "mixup and cutmix mix pairs of images, so batch_size / accumulate must be "
+            f"even; it is {rows}"
+        )
     critical = config.critical_batch_size
     if critical is not None and config.batch_size > critical:
         raise UserError(

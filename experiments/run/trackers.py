@@ -193,7 +193,10 @@ class WandB:
                 resume="allow",
             )
         except Exception as error:  # wandb's exceptions have no common base class
-            raise UserError(f"Weights & Biases cannot be started: {error}") from None
+            raise UserError(
+                f"Weights & Biases cannot be started: {error}; run `wandb login`, or "
+                "set WANDB_MODE=offline"
+            ) from None
         if known_id is None:
             keep_id(folder, "wandb", run_id)
 
