@@ -19,7 +19,7 @@ import test_sweep_own
 
 from mupax import zoo
 from mupax.experiments import cli, io
-from mupax.experiments.errors import UserError
+from mupax.experiments.errors import Stopped, UserError
 from mupax.experiments.run import mirror, records
 from mupax.experiments.run.object_store import (
     Commit,
@@ -383,6 +383,27 @@ def test_what_could_not_be_uploaded_is_kept_and_uploaded_next(memory, monkeypatc
     with mirror.opened(memory) as folder:
         assert (folder / "metrics.jsonl").read_text() == "one"
     assert Objects(memory).read("metrics.jsonl") == b"one"
+
+
+@pytest.mark.parametrize("ended", [Stopped(3), Killed()])
+def test_a_failed_upload_is_reported_when_a_run_stops(
+    memory, monkeypatch, caplog, ended
+):
+    """A run that SIGTERM stops says that it is saved, and must not if it is not."""
+    monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
+
+    def put(self, path, name):
+        raise OSError("connection reset")
+
+    def stop():
+        with mirror.opened(memory) as folder:
+            (folder / "metrics.jsonl").write_text("one")
+            raise ended
+
+    monkeypatch.setattr(Objects, "put", put)
+    with pytest.raises(UserError if isinstance(ended, Stopped) else Killed) as error:
+        stop()
+    assert "the missing files are in" in f"{error.value} {caplog.text}"
 
 
 def test_files_of_others_are_not_taken_over(memory):

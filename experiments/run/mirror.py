@@ -124,9 +124,13 @@ def _opened(address: str, writes: bool) -> Iterator[pathlib.Path]:
             mirror = _Mirror(objects, place)
         try:
             yield place
-        except BaseException:
-            with contextlib.suppress(UserError):
+        except BaseException as error:
+            try:
                 mirror.close()
+            except UserError as failed:
+                if isinstance(error, Stopped):  # which says that all is saved
+                    raise failed from None
+                logging.warning("%s", failed)
             raise
         mirror.close()
         print(f"all files are in {address}", file=sys.stderr, flush=True)
