@@ -97,7 +97,9 @@ def transformers(data: SweepData) -> Drawing:
     }
     falls = {title: _fall(transfer) for title, transfer in transfers.items()}
     shares = ", ".join(
-        f"{1 - np.exp(fall.log_loss.mean()):.1%} ({n})" if len(fall.log_loss) else n
+        f"{np.expm1(fall.log_loss.mean()):+.1%} ({n})"
+        if len(fall.log_loss)
+        else f"nothing trained ({n})"
         for n, fall in falls.items()
     )
     better = curves.lower(
@@ -105,7 +107,8 @@ def transformers(data: SweepData) -> Drawing:
     )
     return Drawing(
         curves.panels(transfers),
-        f"{curves.describe(transfers)}; depth lowers the loss by {shares}",
+        f"{curves.describe(transfers)}; from the smallest depth to the largest "
+        f"the loss changes by {shares}",
         curves.conjunction(*map(curves.stays, transfers.values()), *better),
     )
 
