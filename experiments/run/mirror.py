@@ -26,11 +26,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
+import jax
 from absl import logging
 
 from .. import io, remote
 from ..errors import Stopped, UserError, reason
-from . import processes
+from . import collectives, processes
 from .contents import (
     Signature,
     contents_of,
@@ -93,10 +94,6 @@ def opened(
 @contextlib.contextmanager
 def _opened_by_first(address: str, writes: bool) -> Iterator[pathlib.Path]:
     """As `_opened` in process 0; the others get its path, and wait for its end."""
-    import jax
-
-    from . import collectives
-
     first = jax.process_index() == 0
     try:
         with _opened(address, writes) if first else contextlib.nullcontext() as place:
