@@ -24,7 +24,7 @@ RATES = {"sgd": 0.02, "momentum": 0.02, "adam": 0.002, "lion": 0.002, "muon": 0.
 # Updates of SGD are as large as its gradients, and those differ between seeds.
 SEEDS = {"sgd": 32, "momentum": 32}
 # Batch statistics of four small images add to that.
-MORE_SEEDS = {("efficientnet", "momentum"): 96}
+MORE_SEEDS = {(model, "momentum", "depth"): 96 for model in ("efficientnet", "regnet")}
 # SGD with a momentum of 0.9. Its first step is that of SGD.
 MOMENTUM = {"momentum": 0.9}
 
@@ -307,7 +307,9 @@ def check(
     settings = {
         "steps": 2,
         "seeds": max(
-            case.seeds, SEEDS.get(optimizer, 0), MORE_SEEDS.get((model, optimizer), 0)
+            case.seeds,
+            SEEDS.get(optimizer, 0),
+            MORE_SEEDS.get((model, optimizer, axis), 0),
         ),
         "layers": {"width": layers, "depth": case.streams}[axis],
         f"{axis}s": sweep,

@@ -107,7 +107,7 @@ def test_under_mup_every_layer_moves_alike_at_every_width(model, optimizer):
         ),
         *(long(model, "depth_mup", "adam") for model in DEEP),
         *(long(model, "depth_mup", "momentum") for model in WITH_MOMENTUM),
-        long("efficientnet", "depth_mup", "momentum"),
+        *(long(m, "depth_mup", "momentum") for m in ("efficientnet", "regnet")),
         *(long(m, "ode", o) for m in EARLIER for o in ("sgd", "adam")),
         *(long(m, "completep(alpha=0.75)", "adam") for m in EARLIER),
     ],
