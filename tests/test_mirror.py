@@ -586,7 +586,6 @@ def weights(model) -> list[np.ndarray]:
 
 
 @pytest.mark.long
-@pytest.mark.ci
 def test_a_transfer_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_path):
     words = ["transfer", f"--config={TESTS / 'toy_config.py'}"]
     seconds = uninterrupted(words, tmp_path / "whole")
