@@ -185,7 +185,7 @@ def test_a_file_that_is_no_tokenizer_is_said_to_be(song, tmp_path):
     pytest.importorskip("tokenizers")
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"version": "1.0"}))
-    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer\.json"):
+    with pytest.raises(UserError, match="cannot be used as a tokenizer"):
         open_song(song, tokenizer=path)
 
 

@@ -16,6 +16,7 @@ from .registry import register
 # vanish nor saturate exponentially.
 GAINS = {
     "relu": 2**0.5,
+    "relu6": 1.4142434,
     "abs": 1.0,
     "identity": 1.0,
     "gelu": 1.4680113,
