@@ -2,7 +2,7 @@
 
     mupax train --config text_gpt --config.dataset=text:FILE
 
-Result on tinyshakespeare with --config.steps=1000: test loss of 1.634 nats per byte.
+Result on tinyshakespeare with --config.steps=400: test loss of 1.980 nats per byte.
 """
 
 from ml_collections import ConfigDict
