@@ -561,7 +561,6 @@ def until_it_ends(
 
 
 @pytest.mark.long
-@pytest.mark.ci
 def test_a_run_that_is_killed_everywhere_ends_as_one_that_is_not(run, tmp_path):
     config = [f"--config={TESTS / 'toy_train.py'}", "--config.save_every=5"]
     config.append("--config.steps=120")

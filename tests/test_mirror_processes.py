@@ -18,7 +18,7 @@ from mupax.experiments.run import mirror
 from mupax.experiments.run.checkpoints import load_weights
 from mupax.experiments.run.object_store import Objects, newest_commit
 
-pytestmark = [pytest.mark.long, pytest.mark.ci]
+pytestmark = pytest.mark.long
 
 TRAIN = ("train", f"--config={TESTS / 'toy_pod.py'}")
 
@@ -71,6 +71,7 @@ def same_weights(first: pathlib.Path, second: pathlib.Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.ci
 def test_two_processes_of_one_machine_train_in_a_bucket(run, whole, tmp_path):
     """And process 0 writes the trained model, of which each holds a part."""
     at, cache = run("shared"), tmp_path / "cache"
@@ -106,6 +107,7 @@ def test_two_machines_end_as_one_does_when_they_are_killed(run, whole, tmp_path)
         same_weights(folder, whole)
 
 
+@pytest.mark.ci
 def test_another_number_of_machines_resumes_and_evaluates(
     run, whole, tmp_path, monkeypatch
 ):
