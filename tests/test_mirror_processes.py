@@ -71,7 +71,6 @@ def same_weights(first: pathlib.Path, second: pathlib.Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.ci
 def test_two_processes_of_one_machine_train_in_a_bucket(run, whole, tmp_path):
     """And process 0 writes the trained model, of which each holds a part."""
     at, cache = run("shared"), tmp_path / "cache"
@@ -107,7 +106,6 @@ def test_two_machines_end_as_one_does_when_they_are_killed(run, whole, tmp_path)
         same_weights(folder, whole)
 
 
-@pytest.mark.ci
 def test_another_number_of_machines_resumes_and_evaluates(
     run, whole, tmp_path, monkeypatch
 ):
