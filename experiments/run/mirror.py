@@ -93,11 +93,16 @@ def opened(
 
 @contextlib.contextmanager
 def _opened_by_first(address: str, writes: bool) -> Iterator[pathlib.Path]:
-    """As `_opened` in process 0; the others get its path, and wait for its end."""
+    """As `_opened` in process 0; the others wait for its begin and end.
+
+    Their path is that of process 0 if they have the same cache, e.g. on a shared disk.
+    """
     first = jax.process_index() == 0
     try:
-        with _opened(address, writes) if first else contextlib.nullcontext() as place:
-            yield pathlib.Path(collectives.told(str(place)))
+        own = contextlib.nullcontext(_place(address, writes))
+        with _opened(address, writes) if first else own as place:
+            collectives.meet()
+            yield place
     except Stopped:
         collectives.meet()
         raise
