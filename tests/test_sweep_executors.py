@@ -6,7 +6,6 @@ import functools
 import json
 import multiprocessing
 import pathlib
-import re
 
 import numpy as np
 import pytest
@@ -67,34 +66,36 @@ class OnAnotherDisk(concurrent.futures.ThreadPoolExecutor):
         super().__init__(1)
         self.disk = disk
 
-    def submit(self, run, task, data, sign, limits):
+    def submit(self, run, task, data, sign, known, limits):
         here = self.disk / pathlib.Path(sign).name
-        return super().submit(run, task, data, str(here), limits)
+        return super().submit(run, task, data, str(here), known, limits)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_workers_that_do_not_see_the_folder_are_refused(tmp_path, shared, monkeypatch):
-    monkeypatch.setattr(io, "APPEARS_WITHIN", 0.1)
-    folder, other = tmp_path / "cells", tmp_path / "other"
+def test_a_sign_is_found_again(tmp_path):
+    """By a job that starts late, or by the next sweep of the folder."""
+    sign = executors._sign(tmp_path)
+    assert executors._sign(tmp_path) == sign
+
+
+def test_workers_on_another_disk_send_their_runs(tmp_path, monkeypatch):
+    """And know those that the caller has, so that no run is trained twice."""
+    monkeypatch.setattr(executors, "_SOON", 0.1)
+    data, folder, other = sweep_toys.stripes(), tmp_path / "cells", tmp_path / "other"
     other.mkdir()
-    run = functools.partial(
-        executors.run_all,
-        TASKS[:1],
-        sweep_toys.stripes(),
-        folder,
-        engine.Limits(),
-        OnAnotherDisk(folder if shared else other),
-    )
-    if shared:
-        assert len(run()) == 1
-        # A job that starts late, or the next sweep of the folder, finds the same file.
-        (sign,) = folder.glob(".shared.*")
-        assert executors._sign(folder) == sign
-    else:
-        words = f"does not see {other}; give a run directory that all workers share"
-        with pytest.raises(UserError, match=re.escape(words)):
-            run()
+    task = TASKS[0]
+    wanted = engine.run(task, data, None, engine.Limits())
+    file = folder / f"{task.name}.runs.jsonl"
+    for lost in (0, 2, 0):
+        if file.exists():
+            lines = file.read_bytes().splitlines(keepends=True)
+            file.write_bytes(b"".join(lines[: len(lines) - lost]))
+        (population,) = executors.run_all(
+            [task], data, folder, engine.Limits(), OnAnotherDisk(other)
+        )
+        rates = task.grid["learning_rate"]
+        assert runs_stored(tmp_path, task) == [(s, x) for s in (0, 1) for x in rates]
         assert list(other.iterdir()) == []
+    same([population], [wanted])
 
 
 def deadly(task, folder):

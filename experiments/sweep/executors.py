@@ -6,7 +6,7 @@ import functools
 import multiprocessing
 import pathlib
 import secrets
-import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +24,7 @@ from .tasks import Task
 
 NAMES = ("here", "local", "dask", "slurm", "submitit_local")
 _TRIES = 3  # of a task whose worker dies
+_SOON = 2.0  # seconds until a shared folder is seen
 
 Executor = concurrent.futures.Executor
 
@@ -43,8 +44,8 @@ def run_all(
     Args:
       tasks: the tasks.
       data: the training data; None if each task opens its own dataset.
-      folder: of the store, which all workers can read and write; None keeps no runs,
-        and needs `executor=None`.
+      folder: of the store. Workers that see it write to it; others send their runs
+        when a task ends. None keeps no runs, and needs `executor=None`.
       limits: of each worker.
       executor: None for this process.
       ahead: in this process, compile the next task in a thread while one trains. JAX's
@@ -85,9 +86,11 @@ def _run_on(
     progress: "_Progress",
 ) -> list[Population]:
     sign = _sign(folder.absolute())
+    store = Store(folder.absolute())
 
     def submit(task: Task) -> concurrent.futures.Future:
-        return executor.submit(run_task, task, data, str(sign), limits)
+        known = store.content(task.name)
+        return executor.submit(run_task, task, data, str(sign), known, limits)
 
     # The largest first, so that all workers end at about the same time.
     order = sorted(tasks, key=lambda task: -task.work)
@@ -100,7 +103,9 @@ def _run_on(
         for future in done:
             task, tries = waiting.pop(future)
             try:
-                results[task.name] = future.result()
+                results[task.name], new = future.result()
+                if new:
+                    store.append(task.name, new)
                 progress.end(task)
             except Exception as error:
                 if not _worker_died(error):
@@ -130,26 +135,30 @@ def _sign(folder: pathlib.Path) -> pathlib.Path:
     return sign
 
 
-def run_task(task: Task, data: Any, sign: str, limits: engine.Limits) -> Population:
+def run_task(
+    task: Task, data: Any, sign: str, known: bytes, limits: engine.Limits
+) -> tuple[Population, bytes]:
     """Train one task, in a worker.
 
     Args:
       task: the task.
       data: the training data.
       sign: a file that the caller wrote into the folder of the store.
+      known: what the store knows of the task; used if this worker does not see the
+        file, i.e. has another disk.
       limits: of this worker.
 
-    Raises:
-      UserError: this worker does not see the file, i.e. it has another disk.
+    Returns:
+      All runs of the task, and the lines that the caller must add to the store.
     """
     folder = pathlib.Path(sign).parent
-    if not io.appears(pathlib.Path(sign)):
-        raise UserError(
-            f"the worker on {socket.gethostname()} does not see {folder}; give a run "
-            "directory that all workers share, e.g. on NFS, or if it is in object "
-            "storage, set MUPAX_CACHE to a directory that they share"
-        )
-    return engine.run(task, data, Store(folder), limits)
+    if io.appears(pathlib.Path(sign), _SOON):
+        return engine.run(task, data, Store(folder), limits), b""
+    with tempfile.TemporaryDirectory() as own:
+        store = Store(pathlib.Path(own))
+        store.append(task.name, known)
+        population = engine.run(task, data, store, limits)
+        return population, store.content(task.name)[len(known) :]
 
 
 def in_turn(

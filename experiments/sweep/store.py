@@ -51,7 +51,7 @@ class Store:
         Raises:
           UserError: the file cannot be read.
         """
-        path = self._folder / f"{name}.runs.jsonl"
+        path = self._path(name)
         runs: dict[Run, Record] = {}
         others = 0
         for record in _read(path):
@@ -82,17 +82,34 @@ class Store:
             )
             for (seed, at), record in runs.items()
         ]
-        path = self._folder / f"{name}.runs.jsonl"
+        # The first newline ends a line that a killed writer cut short.
+        self.append(name, ("\n" + "\n".join(lines) + "\n").encode())
+
+    def content(self, name: str) -> bytes:
+        """The undamaged lines of a task's file, for a store on another disk."""
+        path = self._path(name)
+        _read(path)  # moves damaged lines away
+        return path.read_bytes() if path.exists() else b""
+
+    def append(self, name: str, content: bytes) -> None:
+        """Write lines of a task; they are on the disk when this returns.
+
+        Raises:
+          UserError: the folder cannot be written.
+        """
+        path = self._path(name)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with io.locked(path.with_suffix(".lock")):
-                # The first newline ends a line that a killed writer cut short.
-                _append(path, ("\n" + "\n".join(lines) + "\n").encode())
+                _append(path, content)
         except OSError as error:
             raise UserError(
                 f"{path} cannot be written: {_cause(error)}; the runs that were stored "
                 "before are kept, and the same call resumes from them"
             ) from None
+
+    def _path(self, name: str) -> pathlib.Path:
+        return self._folder / f"{name}.runs.jsonl"
 
 
 def _read(path: pathlib.Path) -> list[dict[str, Any]]:
