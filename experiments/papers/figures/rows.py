@@ -61,7 +61,7 @@ _MLP = sizes.joined(
         "paper": {"steps": "39100", "sweep.average_last": "1000"},
     },
     _FOUR,
-    {"laptop": {"sweep.seeds": "8"}},
+    {scale: {"sweep.seeds": "8"} for scale in ("laptop", "medium")},
 )
 _MUON = sizes.joined(
     sizes.MLP,

@@ -109,7 +109,7 @@ LONG: Sizes = {
 
 GPT: Sizes = {
     "laptop": {"sweep.seeds": "4"},
-    "medium": _MEDIUM,
+    "medium": _MEDIUM | {"sweep.seeds": "4"},
     "paper": {
         "data.context": "4096",
         "batch_size": "256",
@@ -148,7 +148,7 @@ FLAT: Sizes = {
     "paper": {"model.width": "512", "sweep.widths": "(512,)"},
 }
 RESNET: Sizes = {
-    "laptop": {"sweep.seeds": "8", "sweep.axes.learning_rate": "2**[-8:0:1]"},
+    "laptop": {"sweep.seeds": "16", "sweep.axes.learning_rate": "2**[-8:0:1]"},
     "medium": _MEDIUM | {"batch_size": "64"},
     "paper": _LONG_CNN
     | {
@@ -162,7 +162,7 @@ RESNET: Sizes = {
     },
 }
 VIT: Sizes = {
-    "laptop": {"sweep.depths": "(2,4,8)", "sweep.seeds": "4"},
+    "laptop": {"sweep.depths": "(2,4,8)", "sweep.seeds": "8"},
     "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(2,4,8)"},
     "paper": {
         "dataset": "tiny_imagenet",

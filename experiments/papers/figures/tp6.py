@@ -22,14 +22,19 @@ _DEPTH_MUP = {"sweep.only": "('depth_mup',)"}
 _SWEPT = {"model.branch_multiplier": "1.0"}
 
 
-def _mlp(name: str, keys: str, overrides: dict[str, str]) -> Part:
+def _mlp(
+    name: str,
+    keys: str,
+    overrides: dict[str, str],
+    more: sizes.Sizes | None = None,
+) -> Part:
     """Over depth, at the base's best block multiplier."""
     base = _DEPTH_MUP | _SWEPT | {"sweep.depths": "(8,)"} | overrides
     return Part(
         "resmlp_sweep",
         name,
         {"sweep.only": keys} | overrides,
-        sizes.MLP,
+        sizes.joined(sizes.MLP, more or {}),
         tuned=Part("resmlp_sweep", f"{name}-base", base, sizes.BASE),
     )
 
@@ -47,7 +52,12 @@ def _both(
 
 
 _RELU = _mlp("one-relu", "('no_depth_scaling', 'half_alpha', 'ode', 'depth_mup',)", {})
-_ABSLN = _mlp("one-absln", "('half_alpha', 'depth_mup',)", _ABS)
+_ABSLN = _mlp(
+    "one-absln",
+    "('half_alpha', 'depth_mup',)",
+    _ABS,
+    {"medium": {"sweep.seeds": "8"}},
+)
 _RELU_BOTH = _both("one-relu", {})
 _ABSLN_BOTH = _both("one-absln", _ABS)
 _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
