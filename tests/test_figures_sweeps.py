@@ -504,6 +504,17 @@ def test_every_sweep_of_a_figure_parses_and_plans(name, scale, tmp_path):
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path):
+    for part in TRAINED[name].train.parts:
+        medium, long, paper = (
+            planned(part, figures.Request(scale, tmp_path, dataset="text:some.txt"))
+            for scale in ("medium", "long", "paper")
+        )
+        assert (long.widths, long.depths) == (medium.widths, medium.depths)
+        assert long.base.steps == paper.base.steps
+
+
 def test_parts_of_one_name_are_one_sweep():
     """Figures share tables by name; another sweep under it would replace the table."""
     known = {}
@@ -608,6 +619,19 @@ def tiny_figure():
 def tiny_words(folder):
     words = ["mupax", "figure", "tp6-11", "--workdir", str(folder)]
     return [*words, "--dataset", "digits", "--data_dir", str(folder / "data")]
+
+
+def test_a_figure_trains_what_it_is_about_and_the_next_adds_the_rest(tmp_path):
+    (part,) = tiny_figure().train.parts
+    request = figures.Request("laptop", tmp_path, dataset="digits")
+    request = dataclasses.replace(request, tables=tmp_path / "tables")
+    first = part.about("ode").train(request).data
+    assert {p.parametrization for p in first.populations} == {"ode"}
+    both = part.train(request).data
+    assert {p.parametrization for p in both.populations} == {"ode", "depth_mup"}
+    assert both.featured == "depth_mup"
+    for old, new in zip(first.populations, both.populations[-2:], strict=True):
+        np.testing.assert_array_equal(new.loss, old.loss)
 
 
 @pytest.mark.ci

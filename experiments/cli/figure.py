@@ -11,8 +11,8 @@ FLAGS = (
     Flag(
         "scale",
         "laptop",
-        "laptop (the default: minutes on two cores), medium (hours of one core) or "
-        "paper",
+        "laptop (the default: minutes on two cores), medium (hours of one core), long "
+        "(the sizes of medium, the paper's number of steps) or paper",
     ),
     Flag(
         "workdir",

@@ -15,6 +15,7 @@ from ...sweep import main as sweep
 from ...sweep import space
 from . import tables
 from .registry import Drawing, Request
+from .sizes import at_scale
 from .tables import Table
 
 _TEXT = "text:"
@@ -58,7 +59,7 @@ class Part:
           request: gives the scale and the data.
           multiplier: the base's best block multiplier, of a sweep that is tuned.
         """
-        overrides = {**self.overrides, **self.sizes.get(request.scale, {})}
+        overrides = {**self.overrides, **at_scale(self.sizes, request.scale)}
         if multiplier is not None:
             overrides[f"model.{_TUNED}"] = f"{multiplier:g}"
         if request.dataset:
@@ -103,7 +104,7 @@ class Part:
         return table
 
     def train(self, request: Request) -> Table:
-        """Train the runs that the table lacks, and add them to the table.
+        """Train the runs that the figure needs and the table lacks, and add them.
 
         Raises:
           UserError: the data is not there, or the folder holds another sweep.
@@ -116,16 +117,18 @@ class Part:
         config = self.parsed(request, multiplier)
         parsed = space.parse_sweep(config)
         known = tables.read(self.path(request))
-        if known is not None and tables.same_settings(known, parsed.settings()):
-            lacking = {
-                task.parametrization
-                for task in space.tasks(parsed)
-                if not tables.covers(known, [task], parsed.seeds)
-            }
-            if not lacking:
-                return known
-            if set(parsed.parametrizations) != lacking:
-                config.sweep.only = tuple(sorted(lacking))
+        if known is not None and not tables.same_settings(known, parsed.settings()):
+            known = None
+        lacking = {
+            task.parametrization
+            for task in space.tasks(parsed)
+            if not self.keys or task.parametrization in self.keys
+            if known is None or not tables.covers(known, [task], parsed.seeds)
+        }
+        if known is not None and not lacking:
+            return known
+        if lacking != set(parsed.parametrizations):
+            config.sweep.only = tuple(sorted(lacking))
         # The directory of the data differs between machines.
         portable = dataclasses.replace(request, data_dir=None)
         words = ["mupax", *self.words(portable, multiplier)]
@@ -135,7 +138,8 @@ class Part:
             examples = parsed.base.steps * parsed.base.batch_size
             epochs = round(examples / open_dataset(parsed.base).train_size, 2)
         today = datetime.date.today().isoformat()
-        facts = tables.facts(data, epochs=epochs, measured=today)
+        whole = dataclasses.replace(data, featured=parsed.featured)
+        facts = tables.facts(whole, epochs=epochs, measured=today)
         return tables.add(self.path(request), data, facts)
 
     def is_complete(self, request: Request) -> bool:

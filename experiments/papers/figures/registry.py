@@ -70,7 +70,7 @@ class Drawing:
     scale: str = ""
 
 
-SCALES = ("laptop", "medium", "paper")
+SCALES = ("laptop", "medium", "long", "paper")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Request:
     """The options of `mupax figure`.
 
     Attributes:
-      scale: "laptop", "medium" or "paper".
+      scale: one of `SCALES`.
       folder: folder of the pictures. It holds a folder of sweeps for each scale.
       data_dir: directory of TFDS; None for TFDS's default.
       dataset: the dataset to use instead of the paper's.

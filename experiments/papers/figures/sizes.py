@@ -1,8 +1,9 @@
 """Sizes of the figures' sweeps at each scale, as overrides of the packaged configs.
 
 "laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
-core and two epochs. "paper" has the papers' sizes, as far as their texts give them: the
-widths of Megatron and of the ViTs are missing.
+core and two epochs. "long" has the sizes of "medium" and trains for as many steps as
+the papers. "paper" has the papers' sizes, as far as their texts give them: the widths
+of Megatron and of the ViTs are missing.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,19 @@ from collections.abc import Mapping
 Sizes = Mapping[str, Mapping[str, str]]
 
 _MEDIUM = {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "3"}
+# What "long" takes from "paper".
+_LENGTH = ("steps", "sweep.average_last", "schedule.name", "schedule.warmup")
+
+
+def at_scale(sizes: Sizes, scale: str) -> dict[str, str]:
+    """The overrides of a scale."""
+    own = dict(sizes.get(scale, {}))
+    if scale != "long":
+        return own
+    paper = sizes.get("paper", {})
+    length = {key: paper[key] for key in _LENGTH if key in paper}
+    # A run takes minutes: each grid point is kept as it ends.
+    return {**sizes.get("medium", {}), **length, "sweep.lanes": "1", **own}
 
 
 def joined(*many: Sizes) -> dict[str, dict[str, str]]:
@@ -39,6 +53,7 @@ MLP: Sizes = {
     },
     "medium": _MEDIUM
     | {"sweep.depths": "(8,32,128)", "sweep.axes.learning_rate": "2**[-11:-5:1]"},
+    "long": {"sweep.seeds": "2", "sweep.axes.learning_rate": "2**[-13:-7:1]"},
     "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
 # Sweeps over the learning rate and the block multiplier a together: of the base alone,
@@ -52,6 +67,11 @@ BASE: Sizes = {
     | {
         "sweep.axes.learning_rate": "2**[-10:-5:1]",
         "sweep.axes.branch_multiplier": "2**[-4:1]",
+    },
+    "long": {
+        "sweep.seeds": "2",
+        "sweep.axes.learning_rate": "2**[-12:-8:1]",
+        "sweep.axes.branch_multiplier": "2**[-4:-1]",
     },
     "paper": _MLP_PAPER
     | {
