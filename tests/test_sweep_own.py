@@ -80,6 +80,26 @@ def trained(monkeypatch):
     return names
 
 
+def scaled(model, width, depth, learning_rate):
+    base, wider = (make_model(jax.random.key(0), n, 1) for n in (2, 4))
+    scales = optim.infer_scales(base, model, readout=None, delta=wider)
+    return optim.sgd(learning_rate, scales, "mup")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sizes", "warns"),
+    [
+        (make_optimizer, [(2, 1), (4, 1)], True),
+        (make_optimizer, [(2, 1)], False),
+        (scaled, [(2, 1), (4, 1)], False),
+    ],
+)
+def test_an_optimizer_without_scaling_is_said(optimizer, sizes, warns, caplog):
+    sweep(None, make_optimizer=optimizer, sizes=sizes)
+    said = "scales nothing in the optimizer that make_optimizer returned for width=4"
+    assert (said in caplog.text) is warns
+
+
 # --- What is computed decides what is read.
 
 SESSION = """

@@ -300,6 +300,15 @@ def sweep(
         for shape in sorted(shapes)
     ]
     arguments.check_executor(executor, tasks[0])
+    if len(tasks) > 1 and not tasks[-1].is_scaled():
+        logging.warning(
+            "mupax scales nothing in the optimizer that make_optimizer returned for "
+            "width=%d, depth=%d. That is right if you scale it yourself, or measure a "
+            "model without scaling. Otherwise return an optimizer of mupax.optim, made "
+            "from the scales of this size.",
+            tasks[-1].width,
+            tasks[-1].depth,
+        )
     with arguments.opened(folder) as place:
         if place is not None and not limits.lanes and jax.default_backend() == "cpu":
             # A CPU trains one run after another: each grid point is stored as it ends.

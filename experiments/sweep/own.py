@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from mupax.optim.coord_check import _split
+from mupax.optim.probing import acting
 
 from ..errors import UserError
 from ..run.step import Hyper, Recipe
@@ -144,56 +145,74 @@ class OwnTask(Task):
             program = f"unknown {secrets.token_hex(8)}"
         return dataclasses.replace(self, program=program)
 
+    def is_scaled(self) -> bool:
+        """Whether a scaling of mupax acts in the optimizer; found by tracing it."""
+        found = []
+
+        def trace(key: jax.Array) -> None:
+            hyper = {name: jnp.float32(values[0]) for name, values in self.axes}
+            params, rest = self._init(key, hyper)
+            found.append(acting(self._optimizer(hyper, params, rest), params)[0])
+
+        jax.eval_shape(trace, jax.random.key(0))
+        return found[-1] is not None
+
     def training(self, data: Any) -> Training:
         """The functions that are compiled, and the examples."""
-        sizes = {"width": self.width, "depth": self.depth}
-        of_model = inspect.signature(self.make_model).parameters
-        of_optimizer = inspect.signature(self.make_optimizer).parameters
-
-        def build(key: jax.Array, hyper: Hyper) -> Any:
-            taken = {k: x for k, x in hyper.items() if k in of_model}
-            with self._calling("make_model", taken):
-                return self.make_model(key, **sizes, **taken)
-
-        def init(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
-            params, rest, _ = _parts(build(key, hyper))
-            if not jax.tree.leaves(params):
-                raise UserError(
-                    f"{self._named('make_model')} returned a model without parameters; "
-                    "they are nnx.Param, 'params' of Linen, or floating-point jax.Array"
-                )
-            return params, rest
-
-        def assemble(params: Any, rest: Any, hyper: Hyper) -> Any:
-            # A model of one trace cannot be used in another. Of this model only the
-            # structure is used: none of its computation is compiled.
-            model = build(jax.random.key(0), hyper)
-            return _parts(model)[2](params, rest)
 
         def loss(
             params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, tuple[Any, Any]]:
-            model = assemble(params, rest, hyper)
+            model = self._assemble(params, rest, hyper)
             with self._calling("loss", {}):
                 value = self.loss(model, batch)
             self._check_loss(value)
             return value, (value, _parts(model)[1])
 
-        def optimizer(
-            hyper: Hyper, params: Any, rest: Any
-        ) -> optax.GradientTransformation:
-            taken = {k: x for k, x in hyper.items() if k in of_optimizer}
-            model = assemble(params, rest, hyper)
-            with self._calling("make_optimizer", taken):
-                tx = self.make_optimizer(model, **sizes, **taken)
-            if not isinstance(tx, optax.GradientTransformation):
-                raise UserError(
-                    f"{self._named('make_optimizer')} returned {type(tx).__name__}; "
-                    "return an optax.GradientTransformation, such as optim.adam(...)"
-                )
-            return self._guarded(tx, taken)
+        recipe = Recipe(loss, self._optimizer)
+        return own_training(recipe, self._init, data, self, self.guess)
 
-        return own_training(Recipe(loss, optimizer), init, data, self, self.guess)
+    def _build(self, key: jax.Array, hyper: Hyper) -> Any:
+        """The model."""
+        taken = self._taken("make_model", hyper)
+        with self._calling("make_model", taken):
+            return self.make_model(key, width=self.width, depth=self.depth, **taken)
+
+    def _init(self, key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
+        """The model's parameters and other variables."""
+        params, rest, _ = _parts(self._build(key, hyper))
+        if not jax.tree.leaves(params):
+            raise UserError(
+                f"{self._named('make_model')} returned a model without parameters; "
+                "they are nnx.Param, 'params' of Linen, or floating-point jax.Array"
+            )
+        return params, rest
+
+    def _assemble(self, params: Any, rest: Any, hyper: Hyper) -> Any:
+        """The model with these variables."""
+        # A model of one trace cannot be used in another. Of this model only the
+        # structure is used: none of its computation is compiled.
+        return _parts(self._build(jax.random.key(0), hyper))[2](params, rest)
+
+    def _optimizer(
+        self, hyper: Hyper, params: Any, rest: Any
+    ) -> optax.GradientTransformation:
+        """The optimizer."""
+        taken = self._taken("make_optimizer", hyper)
+        model = self._assemble(params, rest, hyper)
+        with self._calling("make_optimizer", taken):
+            tx = self.make_optimizer(model, width=self.width, depth=self.depth, **taken)
+        if not isinstance(tx, optax.GradientTransformation):
+            raise UserError(
+                f"{self._named('make_optimizer')} returned {type(tx).__name__}; "
+                "return an optax.GradientTransformation, such as optim.adam(...)"
+            )
+        return self._guarded(tx, taken)
+
+    def _taken(self, role: str, hyper: Hyper) -> Hyper:
+        """The hyperparameters that a user's function takes."""
+        known = inspect.signature(getattr(self, role)).parameters
+        return {name: value for name, value in hyper.items() if name in known}
 
     def _named(self, role: str) -> str:
         """A user's function in a sentence: its role, and its name and line."""
