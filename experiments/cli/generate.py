@@ -9,6 +9,7 @@ FLAGS = (
         "",
         "a run directory, a directory of zoo.save, a file of weights, or the id of a "
         "repository on the Hugging Face hub",
+        required="see mupax generate --help",
     ),
     Flag(
         "prompt",

@@ -11,6 +11,7 @@ FLAGS = (
         "",
         "a run directory, a directory of zoo.save, a file of weights, the id of a "
         "repository on the Hugging Face hub, or a name of zoo.list_pretrained()",
+        required="see mupax predict --help",
     ),
     Flag("name", None, "name of the model, for a file of weights", kind=str),
     Flag("revision", None, "branch, tag or commit of a repository", kind=str),
