@@ -263,6 +263,7 @@ def test_when_one_of_two_processes_is_killed_the_pair_goes_on_bit_for_bit(
                 TOY,
                 f"--workdir={run}",
                 f"--config.data_dir={data_dir}",
+                "--config.steps=150",
                 "--config.mesh.fsdp=2",
                 "--distributed",
                 f"--coordinator=127.0.0.1:{port}",
