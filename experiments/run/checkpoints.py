@@ -29,6 +29,18 @@ _ALONE = ocp.options.MultiprocessingOptions(
 )
 
 
+class _Manager(ocp.CheckpointManager):
+    """Leaves SIGTERM to `stop_requests`.
+
+    Orbax asks JAX in a thread of process 0 whether to stop at the step of a checkpoint,
+    after later steps. JAX keeps the number of the last question: process 0 would not
+    stop with the others, which wait for it.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
+
+
 class Restored(NamedTuple):
     """A restored checkpoint.
 
@@ -240,7 +252,7 @@ def open_checkpoints(
     if alone:
         folder.mkdir(parents=True, exist_ok=True)
     _mend(folder.absolute())
-    manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    manager = _Manager(folder.absolute(), options=options)
     checkpoints = Checkpoints(manager)
     try:
         yield checkpoints

@@ -1,12 +1,15 @@
 """Stop a run on SIGTERM after a checkpoint."""
 
 import contextlib
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
 import jax
 from jax.experimental import multihost_utils
+
+_calls = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -17,7 +20,10 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
     SIGTERM. Several processes agree, through JAX, on the step at which all stop.
     """
     if jax.process_count() > 1:
-        yield multihost_utils.reached_preemption_sync_point
+        # JAX stops all processes at the number after the largest one that was given. A
+        # resumed run starts at a later step than that if SIGTERM arrives before its
+        # first step; calls are counted without a gap.
+        yield lambda step: multihost_utils.reached_preemption_sync_point(next(_calls))
         return
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
