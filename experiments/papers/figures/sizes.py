@@ -129,7 +129,7 @@ LONG: Sizes = {
 
 GPT: Sizes = {
     "laptop": {"sweep.seeds": "4"},
-    "medium": _MEDIUM | {"sweep.seeds": "4"},
+    "medium": _MEDIUM | {"sweep.seeds": "8"},
     "paper": {
         "data.context": "4096",
         "batch_size": "256",
