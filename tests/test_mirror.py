@@ -249,6 +249,90 @@ def test_a_number_that_was_taken_and_given_up_is_not_ours(memory, monkeypatch):
         objects.create("name", b"content")
 
 
+def test_a_commit_whose_answer_was_lost_is_ours(memory):
+    """It was taken for that of another process, and the run ended."""
+    holder = killed(memory)
+    create = holder._objects.create
+
+    def lose(*args):
+        create(*args)
+        raise OSError("connection reset")
+
+    holder._objects.create = lose
+    for ends in (False, True):
+        checkpoint(holder._place, 3 + 3 * ends)
+        with pytest.raises(OSError, match="connection reset"):
+            holder._sync(held=not ends)
+    holder._objects.create = create
+    holder._sync(held=False)
+    commit = newest_commit(holder._objects)
+    assert not commit.held
+    assert commit.whole.keys() == {"checkpoints/3", "checkpoints/6"}
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_start_that_fails_does_not_lose_what_was_not_uploaded(
+    memory, monkeypatch, released
+):
+    """Whether it was interrupted or killed."""
+    holder = killed(memory)
+    (holder._place / "metrics.jsonl").write_text("one")
+    holder._sync()
+    (holder._place / "metrics.jsonl").write_text("two")
+    with monkeypatch.context() as broken:
+
+        def fail(*_):
+            raise Killed
+
+        broken.setattr(mirror, "is_newer", fail)
+        if not released:
+            broken.setattr(mirror._Mirror, "_release", lambda self: None)
+        for _ in range(2):
+            with pytest.raises(Killed), mirror.opened(memory):
+                pytest.fail("it started")
+    with mirror.opened(memory) as folder:
+        assert (folder / "metrics.jsonl").read_text() == "two"
+
+
+def test_a_local_copy_that_is_deleted_leaves_the_bucket_as_it_is(memory):
+    """Of a purged cache, whole or in part; and the next run begins with all files."""
+    with mirror.opened(memory) as folder:
+        (folder / "metrics.jsonl").write_text("one")
+        checkpoint(folder, 3)
+        checkpoint(folder, 6)
+        expected = files(folder)
+    for lost in ("checkpoints/6/meta", "checkpoints/6", "."):
+        with mirror.opened(memory) as folder:
+            assert files(folder) == expected
+            place = folder / lost
+            place.unlink() if place.is_file() else shutil.rmtree(place)
+    with mirror.opened(memory) as folder:
+        assert files(folder) == expected
+
+
+def test_a_holder_that_was_paused_does_not_write_over_the_next(
+    memory, machine, monkeypatch
+):
+    """Between its look at the commits and an upload, another one came and ended."""
+    holder = killed(memory)
+    (holder._place / "metrics.jsonl").write_text("old")
+    copy = shutil.copyfile
+
+    def pause(source, target):
+        copy(source, target)
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        holder._heard -= 61
+        holder._objects.delete([holder._alive])
+        machine("second")
+        with mirror.opened(memory) as folder:
+            (folder / "metrics.jsonl").write_text("new")
+
+    monkeypatch.setattr(shutil, "copyfile", pause)
+    with pytest.raises(Lost):
+        holder._sync()
+    assert Objects(memory).read("metrics.jsonl") == b"new"
+
+
 class Killed(BaseException):
     """The process was killed before a request."""
 

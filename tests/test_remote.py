@@ -1,5 +1,6 @@
 """Inputs in object storage are read through local copies."""
 
+import errno
 import sys
 
 import fsspec
@@ -32,6 +33,26 @@ def bucket(tmp_path, monkeypatch):
     clear()
     yield system
     clear()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        PermissionError(errno.EACCES, "Permission denied", "/cache/remote"),
+    ],
+)
+def test_an_error_of_the_local_disk_does_not_blame_the_bucket(
+    bucket, monkeypatch, error
+):
+    bucket.pipe("/b/song.txt", b"one")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(type(bucket), "get_file", fail)
+    with pytest.raises(UserError, match=r"make room on this machine.*MUPAX_CACHE"):
+        remote.local("memory://b/song.txt")
 
 
 def test_a_file_is_copied_once_and_again_when_it_changed(bucket, monkeypatch):

@@ -5,6 +5,7 @@ uploaded (`uploading`).
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -106,6 +107,8 @@ credentials: they must be valid, and allow to list, read, write and delete the o
 of this bucket'
     """
     why = f"{address} cannot be {verb} ({_reason(error)})"
+    if _is_local(error):
+        return f"{why}; make room on this machine's disk, or set MUPAX_CACHE"
     if isinstance(error, FileNotFoundError):
         return (
             f"{address} cannot be used (there is no such bucket); create it first, "
@@ -126,6 +129,14 @@ of this bucket'
             f"allow to {needed} the objects of this bucket"
         )
     return f"{why}; check the network and your credentials"
+
+
+def _is_local(error: BaseException) -> bool:
+    """Whether an error is of this machine's disk: it is full, or names a path."""
+    if not isinstance(error, OSError):
+        return False
+    named = isinstance(error.filename, str) and os.path.isabs(error.filename)
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) or named
 
 
 @contextlib.contextmanager

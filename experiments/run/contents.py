@@ -55,6 +55,24 @@ def is_newer(
     return True
 
 
+def has_later(path: str, others: Iterable[str]) -> bool:
+    """Whether a checkpoint of a later step is among `others`.
+
+    Examples:
+      >>> has_later("a/checkpoints/9", ["a/checkpoints/10", "b/checkpoints/3"])
+      True
+      >>> has_later("model", ["checkpoints/9"])
+      False
+    """
+    folder, _, step = path.rpartition("/")
+    pairs = (other.rpartition("/") for other in others)
+    return step.isdecimal() and any(
+        where == folder and int(later) > int(step)
+        for where, _, later in pairs
+        if later.isdecimal()
+    )
+
+
 def contents_of(folder: pathlib.Path) -> Contents:
     """Size and checksum of each file; empty if there is no such directory."""
     out = {}

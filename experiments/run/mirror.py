@@ -37,6 +37,7 @@ from .contents import (
     contents_of,
     files_in,
     folder_of,
+    has_later,
     is_newer,
     scanned,
     signature_of,
@@ -261,10 +262,15 @@ class _Mirror:
             # Credentials that may not delete would fail later.
             objects.delete([self._alive])
             objects.write(self._alive, b"")
+        self._heard = time.time()
+        self._has_newest = before.session in self._sessions_before()
         try:
             # This machine's copy is locked: a holder that used it is dead.
-            if before.held and before.session != self._session_before():
+            if before.held and not self._has_newest:
                 self._check_dead(before)
+            if self._has_newest:
+                # It still has if this process ends before `_begin` does.
+                io.write_durably(self._marker, f"{before.session} {self._session}")
             # The next commit says what is complete; this one repeats it.
             self._commit = before
             self._put(whole=before.whole)
@@ -293,12 +299,12 @@ class _Mirror:
                 f"this again in {left + 1:.0f} seconds"
             )
 
-    def _session_before(self) -> str:
-        """The session of this machine's copy; empty if the copy is incomplete."""
+    def _sessions_before(self) -> list[str]:
+        """The sessions whose files this machine's copy has; none if it lacks some."""
         with contextlib.suppress(OSError):
             if self._place.is_dir():
-                return self._marker.read_text()
-        return ""
+                return self._marker.read_text().split()
+        return []
 
     @property
     def _marker(self) -> pathlib.Path:
@@ -328,18 +334,30 @@ class _Mirror:
         self._commit = commit
         self._objects.delete(n for n in names if number_of(n) < commit.number)
 
-    def _check_held(self) -> None:
+    def _check_held(self) -> Commit:
+        """The newest commit, which is this process's; raises Lost."""
         number = self._commit.number
         newest = newest_commit(self._objects)
         if newest.number > number and newest.session != self._session:
             raise Lost
+        return newest
+
+    def _check_awake(self) -> None:
+        """Raise Lost if another process took over while this one was paused."""
+        if abs(time.time() - self._heard) > self._lease / 2:
+            self._show_life()
+
+    def _show_life(self) -> None:
+        now = time.time()
+        self._objects.write(self._alive, b"")
+        self._check_held()
+        self._heard = now
 
     def _beat(self) -> None:
         """Show that this process is alive, and end it if another took over."""
         while not self._released.wait(self._lease / 6):
             try:
-                self._objects.write(self._alive, b"")
-                self._check_held()
+                self._show_life()
             except Lost:
                 self._end()
             except Exception as error:
@@ -362,11 +380,7 @@ class _Mirror:
         """Restore the newest state of the run to the local directory."""
         objects, before = self._objects, self._before
         singles = single_files(objects)
-        if not (
-            before.session
-            and before.session == self._session_before()
-            and is_newer(self._place, before.whole, singles)
-        ):
+        if not (self._has_newest and is_newer(self._place, before.whole, singles)):
             self._marker.unlink(missing_ok=True)
             _warn(objects, _restore(objects, before, self._place))
         for path, folder in scanned(self._place).whole.items():
@@ -408,7 +422,9 @@ class _Mirror:
     def _sync(self, *, held: bool = True) -> None:
         """Upload what changed, and commit it."""
         with self._syncing:
-            self._check_held()
+            newest = self._check_held()
+            if newest.number > self._commit.number:
+                self._commit = newest  # the answer to its upload was lost
             shutil.rmtree(self._staging, ignore_errors=True)
             try:
                 self._sync_staged(held)
@@ -420,8 +436,7 @@ class _Mirror:
         scan = scanned(self._place)
         before = self._commit.whole
         # First the directories: no file is then older than the checkpoints.
-        whole = {p: c for p, c in before.items() if p in scan.whole}
-        new = {}
+        whole, new = dict(before), {}
         for path, folder in scan.whole.items():
             if self._is_known(path, folder):
                 continue
@@ -436,7 +451,11 @@ class _Mirror:
             whole[path] = self._put_whole(path)
             self._put(dict(whole))
             self._whole[path] = signature
-        dropped = before.keys() - whole.keys()
+        # What is gone here without a successor was lost, and stays there.
+        both = scan.whole.keys() & whole.keys()
+        dropped = [p for p in before if p not in scan.whole and has_later(p, both)]
+        for path in dropped:
+            del whole[path]
         if whole != self._commit.whole or held != self._commit.held:
             self._put(whole, held=held)
         objects.delete(f"{path}/{name}" for path in dropped for name in before[path])
@@ -444,10 +463,13 @@ class _Mirror:
             self._whole.pop(path, None)
 
     def _is_known(self, path: str, folder: pathlib.Path) -> bool:
+        """Whether a directory is uploaded. It may have lost files since."""
         with contextlib.suppress(FileNotFoundError):
-            return path in self._commit.whole and self._whole.get(
-                path
-            ) == self._signature_of(folder)
+            now, known = self._signature_of(folder), self._whole.get(path)
+            if path in self._commit.whole and known is not None:
+                return set(zip(now[0], now[1:], strict=True)) <= set(
+                    zip(known[0], known[1:], strict=True)
+                )
         return False
 
     def _stage(self, path: str, folder: pathlib.Path) -> Signature | None:
@@ -474,8 +496,12 @@ class _Mirror:
         contents = contents_of(self._staging / path)
         names = [f"{path}/{name}" for name in contents]
         files = [self._staging / name for name in names]
-        remote.in_parallel(self._objects.put, files, names)
+        remote.in_parallel(self._put_file, files, names)
         return contents
+
+    def _put_file(self, path: pathlib.Path, name: str) -> None:
+        self._check_awake()
+        self._objects.put(path, name)
 
     def _put_singles(self, singles: dict[str, pathlib.Path]) -> None:
         def put(name: str) -> None:
@@ -486,14 +512,10 @@ class _Mirror:
                 signature = signature_of([singles[name]])
                 if signature != self._single.get(name):
                     shutil.copyfile(singles[name], copy)
-                    self._objects.put(copy, name)
+                    self._put_file(copy, name)
                     self._single[name] = signature
 
         remote.in_parallel(put, singles)
-        gone = self._single.keys() - singles.keys()
-        self._objects.delete(gone)
-        for name in gone:
-            del self._single[name]
 
     def close(self) -> None:
         """Upload the rest, and release the run.
