@@ -159,7 +159,8 @@ def check_chain(
     Finds a scaling that is missing, applied twice, made for another family of
     optimizers or undone by a later transform; weight decay that is scaled;
     gradients that are normalized twice; clipping after the scaling; and parameters
-    that a mask leaves out, whose gradients `optax.masked` adds to them. How the
+    that a mask leaves out, whose gradients `optax.masked` adds to them; and weight
+    decay after the learning rate, which makes weights grow. How the
     transformations are combined does not matter: `optax.chain`, `masked`,
     `partition`, `inject_hyperparams` and `MultiSteps` are all looked through.
 
@@ -511,6 +512,12 @@ class _Inspector:
         )
 
     def _wrong_decay(self, path: str) -> str:
+        if self._grows(path):
+            return (
+                f"the weight decay of {path!r} makes the weights grow: put "
+                "add_decayed_weights before the learning rate, which has the minus; "
+                "after optim.adam, use optim.adamw in place of both"
+            )
         if not self._decays_apart(path) or self._is_relative(path):
             return ""
         base, target = (rms(self._decay(path, m)) for m in (Mode.BASE, Mode.TARGET))
@@ -522,6 +529,17 @@ class _Inspector:
             "be: put add_decayed_weights after scale_by_parametrization and before "
             "the learning rate, in place of an Optax optimizer that decays by itself"
         )
+
+    def _grows(self, path: str) -> bool:
+        """Whether decay adds to the weights, although the gradient's part descends."""
+        decay = self._decay(path, Mode.BASE)
+        if not np.any(decay) or not np.all(np.isfinite(decay)):
+            return False
+        # Beside light weights, the decay does not hide the gradient's part.
+        update = self._update(path, Mode.BASE, _LARGE, _LIGHT)
+        update = update - self._decay(path, Mode.BASE, _LIGHT)
+        descends = float(np.vdot(update, self.probe.slope(path))) < 0
+        return descends and float(np.vdot(decay, self.probe.weight(path))) > 0
 
     def _wrong_clipping(self, path: str) -> str:
         factors = []
@@ -568,7 +586,12 @@ class _Inspector:
                 f"before eps is added; it should be multiplied by {1 / gradient:.4g}: "
                 f"{_ONE_NORMALIZING}"
             )
-        return "", ""
+        return (
+            f"the gradients of {path!r} are multiplied by {got / gradient:.4g} before "
+            f"eps is added, and should be multiplied by {1 / gradient:.4g}: give "
+            "normalize_gradients the scales and the parametrization of the scaling",
+            "",
+        )
 
     def _hint(self, path: str) -> str:
         if self._degree(path, Mode.BASE, _LARGE) < -0.5:

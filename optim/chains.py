@@ -6,8 +6,10 @@ by the name of the function that creates them. If a link hides others, e.g.
 initialized (`check_chain`).
 """
 
+import itertools
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -44,8 +46,9 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
     Raises:
       ValueError: updates are scaled twice, before the transform that gives them their
         size, or for another family; weight decay or clipping is on the wrong side of
-        the scaling; gradients are normalized twice, too late, or for SGD; no rule is
-        known for the optimizer. `init` raises as `check_chain` does.
+        the scaling; weight decay makes weights grow; a learning rate has no effect;
+        gradients are normalized twice, too late, for SGD, or by other scales; no rule
+        is known for the optimizer. `init` raises as `check_chain` does.
 
     Warns:
       ChainWarning: an eps that the gradients are not normalized for; an optimizer
@@ -136,6 +139,8 @@ def check_links(links: tuple[Link, ...]) -> None:
                 f"{named[at]} is after {named[i]} and would scale the weight decay; "
                 "put the decay after it, and before the learning rate"
             )
+    _check_signs(links, named)
+    _check_factors(links, named)
     for i in places(Kind.CLIP):
         if i > at:
             raise ValueError(
@@ -144,8 +149,72 @@ def check_links(links: tuple[Link, ...]) -> None:
                 "clips gradients"
             )
     _check_normalizing(links, named)
+    _check_same(links, named)
     _check_family(links, named, at)
     _check_rules(links)
+
+
+def _check_signs(links: tuple[Link, ...], named: list[str]) -> None:
+    """Raise a `ValueError` if weight decay makes weights grow."""
+    for i, link in enumerate(links):
+        before = math.prod(other.sign for other in links[:i])
+        if link.kind is not Kind.DECAY or link.sign * before >= 0:
+            continue
+        if before > 0:
+            raise ValueError(
+                f"{named[i]} has a negative decay, which makes weights grow; make it "
+                "positive: the learning rate after it has the minus"
+            )
+        minus = next(j for j in range(i - 1, -1, -1) if links[j].sign < 0)
+        remedy = (
+            "use optim.adamw(..., weight_decay=...) or the like in place of both"
+            if links[minus].kind is Kind.SCALING
+            else "put it before the learning rate"
+        )
+        raise ValueError(
+            f"{named[i]} is after {named[minus]}, which has the minus of the learning "
+            f"rate, so the decay makes weights grow; {remedy}. A decay that does not "
+            "follow the learning rate is negative there"
+        )
+
+
+def _check_factors(links: tuple[Link, ...], named: list[str]) -> None:
+    """Raise a `ValueError` for a learning rate whose effect a later link removes."""
+    for i, link in enumerate(links):
+        rate = link.name == "scale_by_schedule"
+        # optax.scale may also undo a loss scaling, or turn the gradients around.
+        if not rate and not (link.name == "scale" and -1 < link.factor < 0):
+            continue
+        for j, later in enumerate(links[i + 1 :], i + 1):
+            # These multiply the update by a norm of the parameters.
+            keeps = later.name.startswith("scale_by_param_block")
+            sets = later.kind is Kind.MAKER and not keeps
+            alias = later.kind is Kind.SCALING and later.name != SCALING
+            if sets or (alias and later.family is not Family.SGD):
+                raise ValueError(
+                    f"{named[i]} is before {named[j]}, which divides by the size of "
+                    f"the gradients, so a factor before it has no effect; put "
+                    f"{link.name} last in the chain"
+                )
+
+
+def _check_same(links: tuple[Link, ...], named: list[str]) -> None:
+    """Raise a `ValueError` if the scaling and the normalization do not fit together."""
+    made = [i for i, link in enumerate(links) if isinstance(link.scales, Mapping)]
+    for i, j in itertools.combinations(made, 2):
+        one, two = links[i], links[j]
+        shared = one.scales.keys() & two.scales.keys()
+        if not one.point.same_rules(two.point):
+            raise ValueError(
+                f"{named[i]} has the parametrization {one.point.label}, and {named[j]} "
+                f"has {two.point.label}; give both the same"
+            )
+        for path in sorted(shared):
+            if one.scales[path] != two.scales[path]:
+                raise ValueError(
+                    f"{named[i]} and {named[j]} have different scales of {path!r}; "
+                    "make the scales once, and give them to both"
+                )
 
 
 def _check_normalizing(links: tuple[Link, ...], named: list[str]) -> None:

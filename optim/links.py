@@ -6,7 +6,11 @@ function that creates them.
 
 import dataclasses
 import enum
+import math
 from typing import Any
+
+import jax
+import numpy as np
 
 from .rules import Family
 
@@ -40,6 +44,9 @@ class Link:
       has_eps: whether a MAKER compares gradients with an eps.
       inner: the links of a chain.
       plain: the transform without the check that `optim.chain` adds to `init`.
+      source: the transform, for links of Optax whose sign matters.
+      scales: those of a SCALING or NORMALIZING.
+      point: the parametrization of a SCALING or NORMALIZING.
     """
 
     name: str
@@ -49,6 +56,34 @@ class Link:
     has_eps: bool = False
     inner: "tuple[Link, ...]" = ()
     plain: Any = None
+    source: Any = None
+    scales: Any = None
+    point: Any = None
+
+    @property
+    def factor(self) -> float:
+        """The factor of `optax.scale` or a schedule, or the coefficient of a decay.
+
+        A schedule's is that of its first step. -1 for an optimizer of this package, 1
+        for links that keep the sign of updates; 0 if it is unknown, e.g. traced.
+        """
+        if self.kind is Kind.SCALING and self.name != SCALING:
+            return -1.0
+        if self.kind in (Kind.HIDDEN, Kind.OWN_STEP, Kind.CURVATURE):
+            return 0.0
+        if self.source is None:
+            return 1.0
+        update, one = np.float32(self.kind is not Kind.DECAY), np.float32(1)
+        try:
+            with jax.ensure_compile_time_eval():
+                return float(self.source.update(update, self.source.init(one), one)[0])
+        except Exception:  # traced values; or a user's schedule, which fails later
+            return 0.0
+
+    @property
+    def sign(self) -> float:
+        """The sign of `factor`; -1 for a schedule that starts at -0.0."""
+        return math.copysign(1, self.factor) if str(self.factor) != "0.0" else 0.0
 
 
 def mark(tx: Any, link: Link) -> Any:
@@ -121,6 +156,8 @@ def _table() -> dict[str, Link]:
 
 # Every transform of Optax 0.2.8 and its contrib.
 LINKS = _table()
+# Those that multiply updates by a number; scale_by_learning_rate returns one of them.
+FACTORS = ("scale", "scale_by_schedule")
 
 # Optimizers inside other transforms are known by the type of their state.
 STATES = {
@@ -153,5 +190,7 @@ def describe(tx: Any) -> Link:
     module = getattr(tx.update, "__module__", None) or ""
     name = getattr(tx.update, "__qualname__", type(tx).__name__).partition(".")[0]
     if module.partition(".")[0] == "optax" and name in LINKS:
-        return LINKS[name]
+        link = LINKS[name]
+        signed = link.kind is Kind.DECAY or name in FACTORS
+        return dataclasses.replace(link, source=tx) if signed else link
     return Link(name, Kind.HIDDEN)

@@ -196,6 +196,10 @@ class Probe:
         """The base's gradient, of size one."""
         return self._filled(path, True, _GRADIENT)
 
+    def weight(self, path: str) -> np.ndarray:
+        """The base's weight, of size one."""
+        return self._filled(path, True, _WEIGHT)
+
     def run(
         self, which: Mode, conditions: Sequence[Condition]
     ) -> tuple[dict[Condition, dict[str, np.ndarray]], Recorder]:

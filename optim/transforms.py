@@ -67,7 +67,10 @@ def scale_by_parametrization(
     tx = scale_leaves(
         scales, point, lambda s: multipliers(s, point, family).learning_rate, "scaling"
     )
-    return mark(tx, Link(SCALING, Kind.SCALING, family_of(family)))
+    return mark(
+        tx,
+        Link(SCALING, Kind.SCALING, family_of(family), scales=scales, point=point),
+    )
 
 
 def normalize_gradients(
@@ -107,7 +110,9 @@ def normalize_gradients(
     tx = scale_leaves(
         scales, point, lambda s: 1 / multipliers(s, point).gradient, "normalizing"
     )
-    return mark(tx, Link("normalize_gradients", Kind.NORMALIZING))
+    return mark(
+        tx, Link("normalize_gradients", Kind.NORMALIZING, scales=scales, point=point)
+    )
 
 
 def scale_leaves(

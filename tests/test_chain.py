@@ -186,6 +186,58 @@ SEEN = {
         lambda chain: chain(adam(), optax.clip_by_global_norm(1.0)),
         ("clip_by_global_norm (link 1) is after optim.adam", "put it first"),
     ),
+    "decay after an alias": (
+        lambda chain: chain(adam(), optax.add_decayed_weights(1e-4)),
+        ("(link 1) is after optim.adam (link 0)", "grow", "optim.adamw"),
+    ),
+    "decay after the rate": (
+        lambda chain: chain(
+            optax.trace(0.9), scale("sgd"), RATE, optax.add_decayed_weights(0.1)
+        ),
+        ("(link 3) is after scale (link 2)", "grow", "before the learning rate"),
+    ),
+    "decay after a schedule that starts at zero": (
+        lambda chain: chain(
+            scale("sgd"),
+            optax.scale_by_learning_rate(optax.linear_schedule(0.0, 0.1, 10)),
+            optax.add_decayed_weights(0.1),
+        ),
+        ("after scale_by_schedule", "grow", "before the learning rate"),
+    ),
+    "a negative decay": (
+        lambda chain: chain(scale("sgd"), optax.add_decayed_weights(-0.1), RATE),
+        ("add_decayed_weights (link 1)", "negative decay", "make it positive"),
+    ),
+    "a schedule before adam": (
+        lambda chain: chain(
+            optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, 10)),
+            normalize(),
+            optax.scale_by_adam(),
+            scale(),
+            RATE,
+        ),
+        ("scale_by_schedule (link 0) is before scale_by_adam", "no effect", "last"),
+    ),
+    "a rate before an alias": (
+        lambda chain: chain(RATE, adam()),
+        ("scale (link 0) is before optim.adam (link 1)", "no effect"),
+    ),
+    "normalizing by other rules": (
+        lambda chain: chain(
+            optim.normalize_gradients(optim.infer_scales(mlp(8), PARAMS), "ntk"),
+            optax.scale_by_adam(),
+            scale(),
+        ),
+        ("normalize_gradients (link 0)", "ntk", "mup", "give both the same"),
+    ),
+    "normalizing by other scales": (
+        lambda chain: chain(
+            optim.normalize_gradients(optim.infer_scales(mlp(4), PARAMS), "mup"),
+            optax.scale_by_adam(),
+            scale(),
+        ),
+        ("different scales of 'embed'", "make the scales once"),
+    ),
     "a line search": (
         lambda chain: chain(optax.scale_by_lbfgs(), scale("sgd")),
         ("scale_by_lbfgs", "no rule", "use an optimizer of mupax.optim"),
@@ -410,6 +462,21 @@ RIGHT = {
     ),
     "guarded": lambda chain: optax.apply_if_finite(user_adamw(chain), 2),
     "centralized": lambda chain: chain(optax.centralize(), adam()),
+    "a decay that does not follow the rate": lambda chain: chain(
+        adam(), optax.add_decayed_weights(-1e-4)
+    ),
+    "updates that the user subtracts": lambda chain: chain(
+        scale("sgd"), optax.scale(0.1), optax.add_decayed_weights(0.1)
+    ),
+    "ascent on a scaled loss": lambda chain: chain(
+        optax.scale(-1.0), optax.scale(1 / 1024), adam()
+    ),
+    "a schedule before momentum": lambda chain: chain(
+        optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, 10)),
+        optax.trace(0.9),
+        scale("sgd"),
+        RATE,
+    ),
     "a part frozen": lambda chain: chain(
         optax.partition({"a": adam(), "b": optax.set_to_zero()}, LABELS)
     ),
@@ -521,6 +588,11 @@ def test_a_missing_scaling_names_path_and_factor():
         optim.check_chain(optax.adam(0.1), SCALES)
     with refuses("'embed'", "0.25 times the base's", "4 times too small"):
         optim.check_chain(optax.sgd(0.1), SCALES)
+
+
+def test_a_decay_that_makes_weights_grow_is_seen():
+    with refuses("the weight decay of 'embed'", "grow", "optim.adamw"):
+        optim.check_chain(optax.chain(sgd(), optax.add_decayed_weights(0.1)), SCALES)
 
 
 def test_clipping_after_the_scaling_is_seen():
