@@ -106,7 +106,7 @@ def run(
 
 def _below(directory: pathlib.Path, trained: TrainResult) -> str:
     """The path of the last checkpoint, which begins with the run directory."""
-    return str(directory / trained.checkpoint.relative_to(directory.resolve()))
+    return str(directory / trained.checkpoint.relative_to(directory.absolute()))
 
 
 def _baseline(

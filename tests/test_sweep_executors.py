@@ -13,7 +13,7 @@ import sweep_toys
 
 from mupax.experiments import io, memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import engine, executors
+from mupax.experiments.sweep import engine, executors, store
 from mupax.experiments.sweep.store import Record, Store
 
 TASKS = [sweep_toys.task(depth=depth) for depth in (2, 4, 8)]
@@ -181,6 +181,32 @@ def test_a_line_that_a_killed_writer_left_spoils_no_other(tmp_path):
         (2, (0.5,)): Record([0.2, 0.3]),
     }
     assert store.runs("task", "another key") == {}
+
+
+def test_a_worker_sends_all_its_runs_while_others_write(tmp_path, monkeypatch):
+    """Half a line, which another process was writing, was sent to the worker.
+
+    The worker removed it, and took the runs that it sent back from the wrong place.
+    """
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    runs = [{(seed, (0.5,)): Record([0.1, 0.2])} for seed in range(3)]
+    here.add("task", "key", runs[0])
+    read = store._read
+
+    def then_write(path):
+        content = read(path)
+        with path.open("a") as file:
+            file.write('{"key": "key", "seed": 3, "at": [0.')
+        return content
+
+    with monkeypatch.context() as busy:
+        busy.setattr(store, "_read", then_write)
+        known = here.content("task")
+    there.append("task", known)
+    there.add("task", "key", runs[1])
+    there.add("task", "key", runs[2])
+    here.append("task", there.content("task")[len(known) :])
+    assert here.runs("task", "key") == runs[0] | runs[1] | runs[2]
 
 
 def test_unfinished_runs_of_earlier_versions_are_not_taken_for_finished(tmp_path):

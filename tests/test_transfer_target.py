@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import numpy as np
 import optax
@@ -15,6 +16,7 @@ from mupax.experiments import data as datasets
 from mupax.experiments import run as training
 from mupax.experiments.cli import flags
 from mupax.experiments.run.build import build, create_model, open_dataset
+from mupax.experiments.run.checkpoints import open_checkpoints
 from mupax.experiments.run.config import RunConfig, parse
 from mupax.experiments.run.hyperparameters import transfer_record, tuned
 from mupax.experiments.run.records import read
@@ -109,6 +111,17 @@ def test_the_target_begins_with_scaled_weights(config, target, tmp_path):
         factor = 0.5 if scales[path].in_axes else 1.0
         np.testing.assert_array_equal(after[path], factor * before[path])
     assert any(scales[path].in_axes for path in params)
+
+
+def test_a_run_directory_may_lie_behind_a_link(tmp_path):
+    """The transfer failed after all of its runs."""
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "run"
+    link.symlink_to(tmp_path / "disk")
+    checkpoint = open_checkpoints(link / "target" / "checkpoints")
+    with checkpoint as files:
+        trained = types.SimpleNamespace(checkpoint=files.path(600))
+    assert transfer._below(link, trained) == f"{link}/target/checkpoints/600"
 
 
 def test_the_target_warms_up(target):

@@ -20,7 +20,7 @@ from jaxtyping import Array, UInt32
 from .. import io
 from ..errors import UserError, reason
 from . import processes
-from .collectives import as_key, is_key
+from .collectives import as_key, is_key, of_all, told
 
 _UNREADABLE = "unreadable"
 _TOGETHER = ocp.options.MultiprocessingOptions()
@@ -62,8 +62,8 @@ class Checkpoints:
     save leaves no checkpoint.
     """
 
-    def __init__(self, manager: ocp.CheckpointManager):
-        self._manager = manager
+    def __init__(self, manager: ocp.CheckpointManager, alone: bool = False):
+        self._manager, self._alone = manager, alone
 
     def save(
         self,
@@ -150,10 +150,11 @@ class Checkpoints:
             NumPy arrays for NumPy arrays.
 
         Raises:
-          UserError: there are checkpoints, and none can be read. They are unchanged.
+          UserError: there are checkpoints, and none can be read; or processes read
+            different checkpoints. They are unchanged.
         """
         bad: list[int] = []
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        for step in sorted(self._steps_of_all(), reverse=True):
             try:
                 state, progress = self._read(step, like)
             # A damaged file can raise anything, from TensorStore, msgpack or json.
@@ -166,6 +167,7 @@ class Checkpoints:
                 )
                 bad.append(step)
                 continue
+            self._check_same(step)
             self._set_aside(bad, step)
             return Restored(step, state, progress)
         if bad:
@@ -180,6 +182,26 @@ class Checkpoints:
     def path(self, step: int) -> pathlib.Path:
         """The directory of the checkpoint of a step."""
         return pathlib.Path(self._manager.directory) / str(step)
+
+    def _steps_of_all(self) -> list[int]:
+        """The steps that process 0 sees. A network disk may hide some from others."""
+        steps = list(self._manager.all_steps())
+        if not self._alone:
+            steps = told(steps)
+            for step in steps:
+                io.appears(self.path(step))
+        return steps
+
+    def _check_same(self, step: int) -> None:
+        """Raise UserError if another process restored another step."""
+        steps = {step} if self._alone else set(of_all(step))
+        if len(steps) > 1:
+            raise UserError(
+                f"the processes read different checkpoints in "
+                f"{self._manager.directory} (steps {', '.join(map(str, sorted(steps)))}"
+                "): not all of them can read the newest; check the shared disk and run "
+                "the same command again, or remove that checkpoint first"
+            )
 
     def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         abstract = _abstract(like)
@@ -222,6 +244,7 @@ def open_checkpoints(
     keep_last: int = 2,
     keep_best: bool = False,
     alone: bool = False,
+    reads: bool = False,
 ) -> Iterator[Checkpoints]:
     """Opens the checkpoints in a directory, and waits for writes at the end.
 
@@ -230,6 +253,7 @@ def open_checkpoints(
       keep_last: number of newest checkpoints to keep.
       keep_best: keep the checkpoint of the lowest score too.
       alone: only process 0 calls this. All arrays are NumPy arrays.
+      reads: only reads, maybe while another process writes.
     """
     policies = ocp.checkpoint_managers
     keep = [policies.LatestN(keep_last)]
@@ -245,7 +269,7 @@ def open_checkpoints(
         preservation_policy=policies.AnyPreservationPolicy(keep),
         best_fn=_score,
         best_mode="min",
-        cleanup_tmp_directories=True,
+        cleanup_tmp_directories=not reads,
         create=not alone,
         multiprocessing_options=_ALONE if alone else _TOGETHER,
     )
@@ -253,7 +277,7 @@ def open_checkpoints(
         folder.mkdir(parents=True, exist_ok=True)
     _mend(folder.absolute())
     manager = _Manager(folder.absolute(), options=options)
-    checkpoints = Checkpoints(manager)
+    checkpoints = Checkpoints(manager, alone)
     try:
         yield checkpoints
         checkpoints.wait()
@@ -288,9 +312,12 @@ def _mend(folder: pathlib.Path) -> None:
     """Replace or remove damaged files that Orbax reads at start: scores and times."""
     if jax.process_index() > 0:
         return
-    for path in folder.glob("*/metrics/metrics"):
+    steps = [path for path in folder.glob("*") if path.name.isdecimal()]
+    for path in [step / "metrics" / "metrics" for step in steps]:
         try:
             io.read_sealed(path)
+        except FileNotFoundError:  # removed by the run
+            continue
         except io.Damaged as error:
             absl_logging.warning(
                 "The score of checkpoint %s is damaged (%s) and is not compared.",
@@ -298,9 +325,11 @@ def _mend(folder: pathlib.Path) -> None:
                 error,
             )
             io.write_durably(path, json.dumps(io.seal({"score": math.inf})))
-    for path in folder.glob("*/_CHECKPOINT_METADATA"):
+    for path in [step / "_CHECKPOINT_METADATA" for step in steps]:
         try:
             _check_times(io.read_sealed(path))
+        except FileNotFoundError:
+            continue
         except io.Damaged as error:
             absl_logging.warning("%s is damaged (%s) and is removed.", path, error)
             path.unlink()

@@ -49,6 +49,11 @@ def told(value: Any) -> Any:
     return json.loads(sent(np.resize(text, size)).tobytes())
 
 
+def of_all(value: int) -> list[int]:
+    """The values of all processes."""
+    return np.atleast_1d(multihost_utils.process_allgather(np.int32(value))).tolist()
+
+
 def blind(folder: pathlib.Path, *, within: float | None = None) -> list[int]:
     """The processes that do not see a file that process 0 writes in a directory.
 

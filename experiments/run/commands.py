@@ -291,7 +291,9 @@ def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
         raise UserError(
             f"{directory} holds no checkpoints; give the --workdir of a training run"
         )
-    with open_checkpoints(folder, keep_last=1_000_000, alone=True) as checkpoints:
+    with open_checkpoints(
+        folder, keep_last=1_000_000, alone=True, reads=True
+    ) as checkpoints:
         steps = checkpoints.steps()
         by_name = {"latest": max(steps, default=None), "best": checkpoints.best()}
     step = by_name.get(which, int(which) if which.isdecimal() else None)

@@ -54,7 +54,7 @@ class Store:
         path = self._path(name)
         runs: dict[Run, Record] = {}
         others = 0
-        for record in _read(path):
+        for record in _read(path)[0]:
             if record["key"] != key:
                 others += 1
             elif "steps" not in record:  # earlier versions stored unfinished runs
@@ -82,14 +82,11 @@ class Store:
             )
             for (seed, at), record in runs.items()
         ]
-        # The first newline ends a line that a killed writer cut short.
-        self.append(name, ("\n" + "\n".join(lines) + "\n").encode())
+        self.append(name, ("\n".join(lines) + "\n").encode())
 
     def content(self, name: str) -> bytes:
         """The undamaged lines of a task's file, for a store on another disk."""
-        path = self._path(name)
-        _read(path)  # moves damaged lines away
-        return path.read_bytes() if path.exists() else b""
+        return _read(self._path(name))[1]
 
     def append(self, name: str, content: bytes) -> None:
         """Write lines of a task; they are on the disk when this returns.
@@ -101,7 +98,8 @@ class Store:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with io.locked(path.with_suffix(".lock")):
-                _append(path, content)
+                # The newline ends a line that a killed writer cut short.
+                _append(path, b"\n" + content)
         except OSError as error:
             raise UserError(
                 f"{path} cannot be written: {_cause(error)}; the runs that were stored "
@@ -112,11 +110,14 @@ class Store:
         return self._folder / f"{name}.runs.jsonl"
 
 
-def _read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The undamaged lines of a file; the others are reported and moved away."""
+def _read(path: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
+    """The records of the undamaged lines of a file, and these lines.
+
+    The others are reported and moved away.
+    """
     try:
         if not path.exists():
-            return []
+            return [], b""
         if not path.is_file():
             raise UserError(
                 f"{path} cannot be read: it is not a regular file; remove it"
@@ -145,7 +146,7 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
             f"{path} cannot be read: {_cause(error)}; make it readable, or remove it, "
             "and its runs are trained again"
         ) from None
-    return records
+    return records, b"".join(kept)
 
 
 def _parse(line: bytes) -> dict[str, Any]:
