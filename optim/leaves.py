@@ -63,6 +63,12 @@ def _trace(model: Any, which: str, read: dict[str, Leaf]) -> None:
 
     Inside of the trace, shared variables are still the same object.
     """
+    if needed := _required(model):
+        raise ValueError(
+            f"the {which} is a function or class that needs arguments "
+            f"({', '.join(needed)}); pass one without: lambda: MyModel(64, "
+            "rngs=nnx.Rngs(0))"
+        )
     try:
         jax.eval_shape(lambda: read.update(_read(model())))
     except Exception as error:
@@ -75,7 +81,28 @@ def _trace(model: Any, which: str, read: dict[str, Leaf]) -> None:
         ) from error
 
 
+def _required(function: Any) -> list[str]:
+    """Names of the arguments without a default."""
+    # The metaclass of NNX modules hides the arguments of a class.
+    is_class = inspect.isclass(function)
+    try:
+        signature = inspect.signature(function.__init__ if is_class else function)
+    except (TypeError, ValueError):  # of some built-in functions
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p.name
+        for p in list(signature.parameters.values())[is_class:]
+        if p.default is p.empty and p.kind not in variadic
+    ]
+
+
 def _check_kind(model: Any, which: str) -> None:
+    if hasattr(model, "params") and hasattr(model, "opt_state"):
+        raise ValueError(
+            f"the {which} is a {type(model).__name__}, which also has the state of an "
+            "optimizer; pass its parameters, state.params"
+        )
     if isinstance(model, bool | int | float | str):
         raise ValueError(
             f"the {which} is {model!r}, a {type(model).__name__} and not a model; pass "

@@ -56,7 +56,7 @@ def sgd(
       momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
 
     Raises:
-      ValueError: the learning rate or momentum is not finite; see
+      ValueError: the learning rate or momentum is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Table 1.
@@ -111,7 +111,7 @@ def adam(
         are those of the base model.
 
     Raises:
-      ValueError: a hyperparameter that is not finite; see
+      ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs VI, Definition 6.1 and Table 1.
@@ -179,7 +179,7 @@ def adamw(
         inputs, without biases, norm scales and tokens.
 
     Raises:
-      ValueError: a hyperparameter that is not finite; see
+      ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs VI, Definition 6.1 and Table 1; Dey et al. 2025, Table 1
@@ -245,7 +245,7 @@ def lion(
         inputs, without biases, norm scales and tokens.
 
     Raises:
-      ValueError: a hyperparameter that is not finite; see
+      ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs VI, section 6.1 (entrywise optimizers).
@@ -307,7 +307,7 @@ def lamb(
         inputs, without biases, norm scales and tokens.
 
     Raises:
-      ValueError: a hyperparameter that is not finite; see
+      ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
@@ -387,7 +387,7 @@ def adafactor(
         sum over inputs, without biases, norm scales and tokens.
 
     Raises:
-      ValueError: a hyperparameter that is not finite; see
+      ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
@@ -742,3 +742,19 @@ def _check(**hyperparameters: Any) -> None:
             ) from None
         if not finite:
             raise ValueError(f"{name}={value} must be finite")
+        if name.endswith(_AVERAGES) and not 0 <= value < 1:
+            raise ValueError(f"{name}={value} must be at least 0 and below 1")
+        if name.endswith(_POSITIVE) and value < 0:
+            raise ValueError(
+                f"{name}={value} must not be negative"
+                + _MINUS * name.endswith("learning_rate")
+            )
+
+
+# Ends of the names of hyperparameters with a range.
+_AVERAGES = ("b1", "b2", "beta", "momentum")
+_POSITIVE = ("learning_rate", "weight_decay", "weight_decay_rate", "eps", "eps_root")
+_MINUS = (
+    ": the optimizer adds the minus; to maximize, put optax.scale(-1.0) before it in "
+    "optim.chain"
+)

@@ -90,6 +90,11 @@ def family_of(optimizer: str) -> Family:
       >>> family_of("adamw").value, family_of("muon").value
       ('adam', 'spectral')
     """
+    if not isinstance(optimizer, str):
+        raise ValueError(
+            f"the optimizer family is a {type(optimizer).__name__}; pass a name, e.g. "
+            "'adamw'. To check an optimizer, use optim.explain(scales, tx=tx)"
+        )
     if optimizer not in _FAMILIES:
         raise ValueError(unknown("optimizer family", optimizer, _FAMILIES))
     return _FAMILIES[optimizer]

@@ -6,8 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
+from flax.training.train_state import TrainState
 
 from mupax import optim
 
@@ -101,6 +103,21 @@ def test_a_parameter_of_another_rank():
 def test_a_model_without_parameters():
     with refuses("the base has no floating-point parameters", "a function"):
         optim.infer_scales({"n": 3}, mlp(8))
+
+
+def test_a_class_in_place_of_a_function_that_builds_a_model():
+    with refuses("the base", "needs arguments (in_features, out_features, rngs)"):
+        optim.infer_scales(nnx.Linear, nnx.Linear)
+
+
+def test_the_state_of_an_optimizer_beside_the_parameters():
+    def state(n):
+        return TrainState.create(
+            apply_fn=None, params={"w": jnp.zeros((3, n))}, tx=optax.adam(0.1)
+        )
+
+    with refuses("the base is a TrainState", "pass its parameters, state.params"):
+        optim.infer_scales(jax.eval_shape(lambda: state(4)), state(8))
 
 
 def test_an_unknown_layout():
@@ -401,6 +418,8 @@ def test_an_unknown_family():
         optim.scale_by_parametrization(SCALES, "mup", family="adamm")
     with refuses("optimizer family 'shampoo'", "known are", "adafactor"):
         optim.explain(SCALES, "mup", optimizer="shampoo")
+    with refuses("is a GradientTransformationExtraArgs", "pass a name", "tx=tx"):
+        optim.explain(SCALES, "mup", optim.adam(0.1, SCALES))
 
 
 ALIASES = {
@@ -441,6 +460,27 @@ def test_hyperparameters_that_are_not_finite(alias, name):
     for value in (float("nan"), float("inf"), jnp.float32("nan")):
         with refuses(f"{name}=", "must be finite"):
             alias(**{"learning_rate": 0.1, "scales": SCALES, name: value})
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "value"),
+    [
+        (optim.sgd, "learning_rate", -0.1),
+        (optim.sgd, "momentum", 1.0),
+        (optim.adamw, "b1", 1),
+        (optim.adamw, "b2", -0.1),
+        (optim.adamw, "eps", -1e-8),
+        (optim.adamw, "weight_decay", jnp.float32(-0.1)),
+        (optim.adafactor, "weight_decay_rate", -0.1),
+        (optim.muon, "beta", 1.5),
+        (optim.muon, "adam_learning_rate", -0.1),
+    ],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_hyperparameters_out_of_range(alias, name, value):
+    with refuses(f"{name}={value} must"):
+        alias(**{"learning_rate": 0.1, "scales": SCALES, name: value})
+    alias(**{"learning_rate": 0.1, "scales": SCALES, name: 0.0})
 
 
 def test_muon_without_hidden_matrices():

@@ -100,6 +100,20 @@ def test_an_optimizer_without_scaling_is_said(optimizer, sizes, warns, caplog):
     assert (said in caplog.text) is warns
 
 
+def test_data_with_nan_are_named_where_every_run_diverged(caplog):
+    data = DATA.copy()
+    data[:, 0] = np.nan
+    found = sweep(None, data={"x": data}, loss=lambda m, b: loss(m, b["x"]))
+    assert "data['x'] has 16 values that are not finite" in caplog.text
+    with pytest.raises(UserError, match="check the data for NaN and for labels"):
+        _ = found.best
+
+
+def test_a_hyperparameter_that_is_not_used_is_said(caplog):
+    sweep(None, make_optimizer=lambda m, width, depth, learning_rate: optax.sgd(0.1))
+    assert "'learning_rate' changes no loss" in caplog.text
+
+
 # --- What is computed decides what is read.
 
 SESSION = """
@@ -637,6 +651,13 @@ MISTAKES = {
     "a model that branches": (
         {"make_model": branching_model, "grid": {"gain": (1, 2)}},
         r"make_model .* and traced gain: Tracer.* call sweep once for each",
+    ),
+    "a model that ignores the width": (
+        {
+            "make_model": lambda key, width, depth: make_model(key, 2, depth),
+            "sizes": [(2, 1), (4, 1)],
+        },
+        "same shapes for width=2 and width=4; use its argument width",
     ),
     "a model without parameters": (
         {"make_model": lambda key, width, depth: {}},

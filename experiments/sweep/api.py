@@ -71,7 +71,8 @@ class Sweep:
         if not np.isfinite(base.loss).any():
             raise UserError(
                 f"every run of the base, width {base.width} and depth {base.depth}, "
-                "diverged; extend the grid to smaller values"
+                "diverged; extend the grid to smaller values. If it has small values "
+                "already, check the data for NaN and for labels out of range"
             )
         best = base.best()
         if len(best) == 1:
@@ -233,8 +234,9 @@ def sweep(
 
     Raises:
       UserError: a grid that does not parse, sizes that cannot be compared, a
-        hyperparameter that neither function takes, or a failure inside one of the
-        functions; it names the function, the shape and what was traced.
+        hyperparameter that neither function takes, a model of the same shapes at every
+        width, or a failure inside one of the functions; it names the function, the
+        shape and what was traced.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -300,6 +302,7 @@ def sweep(
         for shape in sorted(shapes)
     ]
     arguments.check_executor(executor, tasks[0])
+    _check_widths(tasks[0], tasks[-1])
     if len(tasks) > 1 and not tasks[-1].is_scaled():
         logging.warning(
             "mupax scales nothing in the optimizer that make_optimizer returned for "
@@ -325,6 +328,7 @@ def sweep(
             ahead=False,  # the caller's code is traced in the caller's thread
             console=console if shown else None,
         )
+        _warn(populations, data)
         result = Sweep(populations, _verdicts(populations, at, sizes), at)
         if place is not None:
             try:
@@ -332,6 +336,50 @@ def sweep(
             except OSError as error:  # the runs are returned all the same
                 logging.warning("%s: the report cannot be written: %s", place, error)
     return result
+
+
+# ----- Mistakes in the user's functions and data.
+
+
+def _check_widths(small: OwnTask, large: OwnTask) -> None:
+    """Raise UserError if the width changes no shape of the model."""
+    if small.width < large.width and small.shapes() == large.shapes():
+        raise UserError(
+            f"make_model returned parameters of the same shapes for width={small.width}"
+            f" and width={large.width}; use its argument width to build the model"
+        )
+
+
+def _warn(populations: Sequence[Population], data: Any) -> None:
+    """Warn of data that are not finite, and of hyperparameters without effect."""
+    if not any(np.isfinite(p.loss).any() for p in populations):
+        for path, x in jax.tree_util.tree_leaves_with_path(data):
+            if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+                continue
+            if bad := int(np.sum(~np.isfinite(np.asarray(x)))):
+                logging.warning(
+                    "every run diverged, and data%s has %d values that are not finite; "
+                    "leave these examples out",
+                    jax.tree_util.keystr(path),
+                    bad,
+                )
+        return
+    for at, (name, values) in enumerate(populations[0].axes.items(), 1):
+        if len(values) > 1 and all(_equal_along(p.loss, at) for p in populations):
+            logging.warning(
+                "%r changes no loss: all its values give bit-identical results. Use "
+                "the argument in make_model or make_optimizer, or leave it out of the "
+                "grid",
+                name,
+            )
+
+
+def _equal_along(loss: np.ndarray, axis: int) -> bool:
+    """Whether losses, some of them finite, are equal along an axis."""
+    first = loss.take([0], axis)
+    return bool(np.isfinite(loss).any()) and np.array_equal(
+        loss, np.broadcast_to(first, loss.shape), equal_nan=True
+    )
 
 
 # ----- Verdicts.

@@ -157,6 +157,14 @@ class OwnTask(Task):
         jax.eval_shape(trace, jax.random.key(0))
         return found[-1] is not None
 
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the model's parameters; found by tracing it."""
+        hyper = {name: jnp.float32(values[0]) for name, values in self.axes}
+        params = jax.eval_shape(
+            lambda key: self._init(key, hyper)[0], jax.random.key(0)
+        )
+        return [x.shape for x in jax.tree.leaves(params)]
+
     def training(self, data: Any) -> Training:
         """The functions that are compiled, and the examples."""
 
