@@ -11,8 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
+import jax
 import pytest
 
 from mupax.experiments.errors import UserError
@@ -223,6 +225,40 @@ def test_a_process_that_stands_still_is_named(tmp_path, pair):
     assert re.search(
         "process 1 has given no sign of life for 20 s|process is gone", said
     )
+
+
+def test_of_two_reasons_at_once_the_first_is_said(monkeypatch):
+    """Process 0 said that it was gone itself."""
+    told: dict[str, str] = {}
+    said = []
+
+    class Keys:
+        def key_value_set(self, key, value, overwrite=False):
+            if key in told and not overwrite:
+                raise jax.errors.JaxRuntimeError("ALREADY_EXISTS")
+            told[key] = value
+
+        def key_value_dir_get(self, folder):
+            return [item for item in told.items() if item[0].startswith(folder)]
+
+    def silent(self):
+        told["mupax/failed/first"] = "process 1 failed: disk full"
+        return "process 1 has given no sign of life for 20 s"
+
+    def end(sentence, status=2):
+        said.append(sentence)
+        raise SystemExit
+
+    monkeypatch.setattr(processes, "store", Keys)
+    monkeypatch.setattr(processes, "end", end)
+    monkeypatch.setattr(processes._Watch, "_silent", silent)
+    watch = object.__new__(processes._Watch)
+    watch._index, watch._count, watch._beat = 0, 1, 0.01
+    watch._done = threading.Event()
+    watch._timeout = 20
+    with pytest.raises(SystemExit):
+        watch._look()
+    assert said == ["process 1 failed: disk full"]
 
 
 SEES = """

@@ -250,8 +250,10 @@ class _Watch:
                 keys.key_value_set(f"{_ALIVE}/{self._index}", str(beats), True)
                 failed = _failures()
                 if self._index == 0 and not failed and (silent := self._silent()):
-                    keys.key_value_set(f"{_FAILED}/first", silent)
-                    failed = [silent]
+                    # Another process may have been faster.
+                    with contextlib.suppress(jax.errors.JaxRuntimeError):
+                        keys.key_value_set(f"{_FAILED}/first", silent)
+                    failed = _failures()
             except Exception:
                 if self._done.is_set():
                     return
