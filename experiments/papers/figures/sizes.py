@@ -45,6 +45,8 @@ _MLP_PAPER = {
     "steps": "39100",
     "sweep.average_last": "1000",
 }
+# Finer near the optimum of Depth-μP: after 50 epochs a quarter of an octave costs 3 %.
+_LONG_RATES = tuple(2.0**x for x in (-13, -12, -11, -10, -9, -8.5, -8, -7.5, -7))
 MLP: Sizes = {
     "laptop": {
         "sweep.seeds": "4",
@@ -53,7 +55,7 @@ MLP: Sizes = {
     },
     "medium": _MEDIUM
     | {"sweep.depths": "(8,32,128)", "sweep.axes.learning_rate": "2**[-11:-5:1]"},
-    "long": {"sweep.seeds": "2", "sweep.axes.learning_rate": "2**[-13:-7:1]"},
+    "long": {"sweep.seeds": "2", "sweep.axes.learning_rate": str(_LONG_RATES)},
     "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
 # Sweeps over the learning rate and the block multiplier a together: of the base alone,
