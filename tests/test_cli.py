@@ -174,6 +174,13 @@ def test_flags_set_options_that_the_config_leaves_out():
         ("data.image_sise=3", "data: got an unexpected keyword argument 'image_sise'"),
         ("parametrization.alpha=3", "unexpected keyword argument 'alpha'"),
         ("model.a.b=3", "the config has no key a"),
+        ("model.out_features=5", "5, but digits gives 10; use other data, or leave"),
+        ("model.input_shape=(4, 4, 1)", r"digits gives \(8, 8, 1\); set data.image"),
+        ("schedule.warmup=0.1", "config.schedule.warmup is '0.1'; it must be a"),
+        (
+            "sweep.axes.lr='2**[-8:-4]'",
+            "^a sweep has no axis 'lr'; its axes are .*learning_",
+        ),
     ],
 )
 def test_an_option_that_does_not_exist_is_named(word, said):

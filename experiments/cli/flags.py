@@ -135,6 +135,17 @@ def _override_sections(config: "ConfigDict", words: list[str]) -> None:
             section, key = path.split(".", 1)
             if section not in config:
                 config[section] = whole[section]
+            axis = key.partition("[")[0].removeprefix("axes.")
+            if (
+                section == "sweep"
+                and key.startswith("axes.")
+                and axis not in config[section].axes
+            ):
+                known = sorted(config[section].axes)
+                raise ValueError(
+                    f"a sweep has no axis {axis!r}{nearest(axis, known)}; its axes are "
+                    f"{', '.join(known)}"
+                )
             if section in _OPEN and key.isidentifier() and key not in config[section]:
                 config[section][key] = placeholder(object)
     values = flags.FlagValues()
@@ -239,6 +250,8 @@ def _one_line(error: BaseException) -> str:
     text = str(error)
     if "Error whilst parsing config file" in text:
         text = text.strip().splitlines()[-1]  # after a traceback
+    if found := re.match(r"flag --([^=]+)=(.*): invalid literal for int", text):
+        return f"--{found[1]} is {found[2]!r}; it must be a whole number"
     text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":

@@ -21,6 +21,7 @@ from .. import data as datasets
 from .. import remote
 from ..data import Dataset, mixing
 from ..errors import UserError, reason
+from .checks import shown
 from .config import RunConfig
 from .hyperparameters import tuned
 from .loss import Classification, NextToken, Objective
@@ -79,6 +80,7 @@ def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
     """
     dataset = dataset or open_dataset(config)
     shapes = model_shapes(dataset, config.model.name)
+    _check_shapes(config, dataset, shapes)
     try:
         if config.init_from:
             model = _pretrained(config, shapes)
@@ -94,6 +96,20 @@ def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"the model cannot be built: {reason(error, 500)}") from None
     return Built(config, dataset, shapes, model, recipe)
+
+
+def _check_shapes(config: RunConfig, dataset: Dataset, shapes: Shapes) -> None:
+    """Raise UserError for options of the model that the dataset determines."""
+    remedies = {"context": "set data.context", "input_shape": "set data.image_size"}
+    for key, value in shapes.items():
+        given = config.model.options.get(key)
+        # A plain config has lists in place of tuples.
+        given = tuple(given) if isinstance(given, list) else given
+        if given not in (None, value):
+            raise UserError(
+                f"model.{key}={shown(given)}, but {config.dataset} gives {value}; "
+                f"{remedies.get(key, 'use other data')}, or leave model.{key} out"
+            )
 
 
 def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
