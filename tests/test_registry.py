@@ -135,6 +135,12 @@ def test_what_is_equal_to_a_good_option_is_refused_all_the_same():
             zoo.create("resmlp", width=width, depth=2, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.parametrize("rngs", [0, None])
+def test_a_seed_in_place_of_rngs_is_refused(rngs):
+    with pytest.raises(ValueError, match=r"rngs is a \w+; pass rngs=nnx.Rngs\(0\)"):
+        zoo.create("resmlp", **SIZES, rngs=rngs)
+
+
 def test_options_that_cannot_be_hashed_are_taken():
     rngs = nnx.Rngs(0)
     model = zoo.create("resmlp", **SIZES, input_shape=[4, 4, 1], rngs=rngs)

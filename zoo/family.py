@@ -184,7 +184,13 @@ class Family(nnx.Module):
         cls.options_type = options
 
         def __init__(self: Family, *, rngs: nnx.Rngs, **given: Any) -> None:
-            self.build(options(**given), rngs)
+            checked = options(**given)
+            if not isinstance(rngs, nnx.Rngs):
+                raise ValueError(
+                    f"rngs is a {type(rngs).__name__}; pass rngs=nnx.Rngs(0), with a "
+                    "seed or a key"
+                )
+            self.build(checked, rngs)
 
         __init__.__signature__ = _signature(options)  # type: ignore[attr-defined]
         cls.__init__ = __init__  # type: ignore[assignment]
