@@ -39,7 +39,10 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
     if not doubtful:
         return
     if any(math.isnan(slopes[layer]) for layer in wrong):
-        yield "some activations are not finite: lower the learning rate"
+        yield (
+            "some activations are not finite: lower the learning rate, or, if all "
+            "layers are listed, check the batch for NaN"
+        )
         return
     yield from _large_steps(check, axis, doubtful)
     if axis == "width" and wrong:

@@ -471,6 +471,7 @@ def test_a_run_that_diverges_fails():
     changes = {"width": {"a": np.full((2, 1, 1), np.nan), "b": np.ones((2, 1, 1))}}
     check = optim.CoordCheck({"width": (8, 16)}, changes)
     assert check.failed == [("width", "a")]
+    assert "check the batch for NaN" in " ".join(check.hints)
 
 
 # --- verdicts ---
