@@ -8,7 +8,7 @@ from . import names
 from .axes import Axes, Kernel, Split, split_axes
 from .blocks import Blocks, check_depth, find_blocks
 from .depth_change import DepthChange
-from .leaves import Leaf, leaves
+from .leaves import Leaf, Leaves, leaves
 from .lists import Pairing
 from .overrides import Overrides
 from .paths import biases_of
@@ -17,8 +17,6 @@ from .readouts import InferredModel, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
 from .training import training_scale
 from .widths import Widths
-
-Leaves = Mapping[str, Leaf]
 
 
 def infer_scales(
@@ -89,7 +87,8 @@ def infer_scales(
         batch raises an error.
 
     Returns:
-      `Scales`, a mapping from path to `ParamScale`.
+      `Scales`, a mapping from path to `ParamScale`. Those of a zoo model carry its
+      parametrization.
 
     Raises:
       ValueError: base and target have the same shapes, or different parameters; a
@@ -156,7 +155,8 @@ def infer_scales(
     overrides.check(models.large)
     _check_all_used(models.small, models.large, blocks)
     inferred = InferredModel(scales, splits, kernels, blocks, layout, widths)
-    return Scales(_with_readouts(inferred, overrides, delta is not None, same_width))
+    scales = _with_readouts(inferred, overrides, delta is not None, same_width)
+    return Scales(scales, models.large.parametrization)
 
 
 @dataclasses.dataclass(frozen=True)

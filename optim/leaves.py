@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .layers import LayerAxes, axes_of_layer, in_equinox
+from .parametrizations import Parametrization
 from .paths import path_string, trainable
 
 
@@ -28,7 +29,18 @@ class Leaf:
     layer_axes: LayerAxes | None = None
 
 
-def leaves(model: Any, which: str) -> dict[str, Leaf]:
+class Leaves(dict[str, Leaf]):
+    """The parameters of a model, by path.
+
+    Attributes:
+      parametrization: the one that the model was built with, for models of the zoo;
+        None for others.
+    """
+
+    parametrization: Parametrization | None = None
+
+
+def leaves(model: Any, which: str) -> Leaves:
     """Read the floating-point parameters of a model, by path.
 
     Args:
@@ -44,12 +56,12 @@ def leaves(model: Any, which: str) -> dict[str, Leaf]:
       >>> leaves(lambda: {"w": jnp.zeros((10**6, 10**6))}, "base")["w"].shape
       (1000000, 1000000)
     """
-    read: dict[str, Leaf] = {}
+    read = Leaves()
     if _is_function(model):
         _trace(model, which, read)
     else:
         _check_kind(model, which)
-        read = _read(model)
+        _read(model, read)
     if not read:
         raise ValueError(
             f"the {which} has no floating-point parameters; pass a model, its "
@@ -58,7 +70,7 @@ def leaves(model: Any, which: str) -> dict[str, Leaf]:
     return read
 
 
-def _trace(model: Any, which: str, read: dict[str, Leaf]) -> None:
+def _trace(model: Any, which: str, read: Leaves) -> None:
     """Build a model under `eval_shape`, and read it there into `read`.
 
     Inside of the trace, shared variables are still the same object.
@@ -70,7 +82,7 @@ def _trace(model: Any, which: str, read: dict[str, Leaf]) -> None:
             "rngs=nnx.Rngs(0))"
         )
     try:
-        jax.eval_shape(lambda: read.update(_read(model())))
+        jax.eval_shape(lambda: _read(model(), read))
     except Exception as error:
         if type(error).__name__ != "TraceContextError":
             raise
@@ -111,10 +123,14 @@ def _check_kind(model: Any, which: str) -> None:
         )
 
 
-def _read(model: Any) -> dict[str, Leaf]:
+def _read(model: Any, read: Leaves) -> None:
+    """Read the parameters of a model into `read`."""
+    own = getattr(getattr(model, "plan", None), "parametrization", None)
+    if isinstance(own, Parametrization):
+        read.parametrization = own
     model = trainable(model)
     pairs, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
-    read, seen = {}, set()
+    seen = set()
     for path, leaf in pairs:
         if _is_variable(leaf):
             # Batch statistics and random state are no parameters; and a variable
@@ -133,7 +149,6 @@ def _read(model: Any) -> dict[str, Leaf]:
             "out_in" if in_equinox(owner) else "in_out",
             axes_of_layer(owner, name),
         )
-    return read
 
 
 def _content(path: str, variable: Any) -> Any:

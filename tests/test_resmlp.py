@@ -163,6 +163,17 @@ def test_bad_options_are_named(options, said):
         build(**options)
 
 
+def test_scales_inferred_from_a_zoo_model_carry_its_parametrization():
+    base, target = (
+        lambda w=w, d=d: zoo.create("resmlp", width=w, depth=d, rngs=nnx.Rngs(0))
+        for w, d in ((8, 2), (16, 6))
+    )
+    scales = optim.infer_scales(base, target, depth=(2, 6), branch="blocks")
+    assert scales.parametrization.name == "depth_mup"
+    with pytest.raises(ValueError, match="was built with depth_mup"):
+        optim.adam(0.1, scales, "mup")
+
+
 def test_scales_are_refused_for_a_model_of_ones_own():
     with pytest.raises(ValueError, match="infer_scales"):
         zoo.scales(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
