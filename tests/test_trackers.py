@@ -86,6 +86,25 @@ def test_wandb_gets_a_table_of_the_sweep(fake_wandb, tmp_path):
     assert "learning_rate" in run.summary["verdicts"]
 
 
+def test_a_tracker_that_fails_is_left_out_and_does_not_end_the_run(
+    fake_wandb, tmp_path, monkeypatch, caplog
+):
+    steps = []
+
+    def log(self, values, step=None):
+        steps.append(step)
+        if step == 6:
+            raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(FakeRun, "log", log)
+    (tracker,) = open_trackers(tmp_path, {"seed": 0}, wandb="project")
+    for step in (3, 6, 9):
+        tracker.write(step, {"loss": 1.0})
+    tracker.close()
+    assert steps == [3, 6]
+    assert caplog.text.count("WandB failed (the server is gone)") == 1
+
+
 def test_a_tracker_that_does_not_start_is_one_sentence(fake_wandb, tmp_path):
     def init(**given):
         raise RuntimeError("no key")

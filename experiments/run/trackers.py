@@ -5,13 +5,14 @@ sweep at its end (`Tracker.write_sweep`). The ids of the runs of Weights & Biase
 MLflow are kept in the run directory, so that a resumed run continues them.
 """
 
+import concurrent.futures
 import json
 import math
 import pathlib
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from absl import logging
@@ -81,9 +82,9 @@ def open_trackers(
     if tensorboard:
         trackers.append(TensorBoard(folder / "tensorboard"))
     if wandb:
-        trackers.append(WandB(wandb, folder, settings))
+        trackers.append(InBackground(WandB(wandb, folder, settings)))
     if mlflow:
-        trackers.append(MLflow(mlflow, folder, settings))
+        trackers.append(InBackground(MLflow(mlflow, folder, settings)))
     return tuple(trackers)
 
 
@@ -115,6 +116,51 @@ def keep_id(folder: pathlib.Path, tracker: str, value: str) -> None:
 
 
 # ----- Trackers.
+
+
+class InBackground:
+    """Sends the metrics of a run to a tracker from a thread.
+
+    Training does not wait for it. A tracker that fails, e.g. because its server is
+    gone, is left out from then on, with a warning.
+
+    Args:
+      tracker: the tracker.
+    """
+
+    def __init__(self, tracker: Tracker):
+        self._tracker = tracker
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._failed = False
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write one metric per value, later."""
+        self._thread.submit(self._try, self._tracker.write, step, values)
+
+    def write_sweep(
+        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
+    ) -> None:
+        """Write a finished sweep now."""
+        self._tracker.write_sweep(runs, verdicts, report)
+
+    def close(self) -> None:
+        """Wait until everything is written, and finish the run."""
+        self._thread.submit(self._try, self._tracker.close)
+        self._thread.shutdown()
+
+    def _try(self, write: Callable[..., None], *values: Any) -> None:
+        if self._failed:
+            return
+        try:
+            write(*values)
+        except Exception as error:  # of a server, the network or the client
+            self._failed = True
+            logging.warning(
+                "%s failed (%s) and gets no more metrics of this run; metrics.jsonl "
+                "has all of them.",
+                type(self._tracker).__name__,
+                error,
+            )
 
 
 class TensorBoard:
