@@ -42,6 +42,8 @@ def refused(capsys, *args: object) -> str:
     return err
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_main_job_leaves_report_pictures_summary_and_checkpoint(
     tmp_path, data_dir, capsys
 ):

@@ -629,6 +629,8 @@ def check_embedded(base, **options):
     )
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_embedding_that_shrinks_is_named_and_the_remedy_works():
     wrong = check_embedded(base=None)
     assert any(
@@ -652,6 +654,8 @@ def check_outputs(loss, batch, **settings):
     )
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_without_a_loss_the_outputs_get_one_that_is_linear_in_them():
     given = check_outputs(lambda model, batch: model(batch[0]), (X, Y))
     for check in (check_outputs(None, (X, Y)), check_outputs(None, X)):
