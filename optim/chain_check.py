@@ -158,11 +158,11 @@ def check_chain(
 
     Finds a scaling that is missing, applied twice, made for another family of
     optimizers or undone by a later transform; weight decay that is scaled;
-    gradients that are normalized twice; clipping after the scaling; and parameters
-    that a mask leaves out, whose gradients `optax.masked` adds to them; and weight
-    decay after the learning rate, which makes weights grow. How the
-    transformations are combined does not matter: `optax.chain`, `masked`,
-    `partition`, `inject_hyperparams` and `MultiSteps` are all looked through.
+    gradients that are normalized twice; clipping after the scaling; parameters that a
+    mask leaves out, whose gradients `optax.masked` adds to them; and weight decay after
+    the learning rate, which makes weights grow. How the transformations are combined
+    does not matter: `optax.chain`, `masked`, `partition`, `inject_hyperparams` and
+    `MultiSteps` are all looked through.
 
     Does not find a wrong order that leaves the size of updates unchanged, e.g.
     elementwise clipping between `normalize_gradients` and Adam; `optim.chain` refuses

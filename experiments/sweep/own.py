@@ -150,20 +150,23 @@ class OwnTask(Task):
         found = []
 
         def trace(key: jax.Array) -> None:
-            hyper = {name: jnp.float32(values[0]) for name, values in self.axes}
-            params, rest = self._init(key, hyper)
-            found.append(acting(self._optimizer(hyper, params, rest), params)[0])
+            params, rest = self._init(key, self._point)
+            tx = self._optimizer(self._point, params, rest)
+            found.append(acting(tx, params)[0])
 
         jax.eval_shape(trace, jax.random.key(0))
         return found[-1] is not None
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the model's parameters; found by tracing it."""
-        hyper = {name: jnp.float32(values[0]) for name, values in self.axes}
-        params = jax.eval_shape(
-            lambda key: self._init(key, hyper)[0], jax.random.key(0)
-        )
+        init = lambda key: self._init(key, self._point)[0]  # noqa: E731
+        params = jax.eval_shape(init, jax.random.key(0))
         return [x.shape for x in jax.tree.leaves(params)]
+
+    @property
+    def _point(self) -> Hyper:
+        """The first point of the grid."""
+        return {name: jnp.float32(values[0]) for name, values in self.axes}
 
     def training(self, data: Any) -> Training:
         """The functions that are compiled, and the examples."""
