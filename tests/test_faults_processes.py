@@ -4,6 +4,7 @@ Each test starts the real command twice.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 import re
@@ -259,6 +260,38 @@ def test_of_two_reasons_at_once_the_first_is_said(monkeypatch):
     with pytest.raises(SystemExit):
         watch._look()
     assert said == ["process 1 failed: disk full"]
+
+
+@pytest.mark.parametrize(("fault", "ends"), [(0.1, False), (math.inf, True)])
+def test_a_short_fault_of_the_network_ends_no_process(monkeypatch, fault, ends):
+    watch = object.__new__(processes._Watch)
+    watch._index, watch._count, watch._beat = 1, 2, 0.01
+    watch._timeout, watch._done = 0.5, threading.Event()
+    start, answers = time.monotonic(), []
+
+    class Keys:
+        def key_value_set(self, key, value, overwrite=False):
+            if time.monotonic() - start < fault:
+                raise jax.errors.JaxRuntimeError("UNAVAILABLE")
+
+        def key_value_dir_get(self, folder):
+            answers.append(folder)
+            if len(answers) == 3:
+                watch._done.set()
+            return []
+
+    def end(sentence, status=2):
+        raise SystemExit(sentence)
+
+    monkeypatch.setattr(processes, "store", Keys)
+    monkeypatch.setattr(processes, "end", end)
+    if ends:
+        with pytest.raises(SystemExit, match="process 0 is gone"):
+            watch._look()
+        assert time.monotonic() - start >= 0.5
+    else:
+        watch._look()
+        assert len(answers) == 3
 
 
 SEES = """

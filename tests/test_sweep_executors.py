@@ -6,6 +6,7 @@ import functools
 import json
 import multiprocessing
 import pathlib
+import threading
 
 import numpy as np
 import pytest
@@ -96,6 +97,27 @@ def test_workers_on_another_disk_send_their_runs(tmp_path, monkeypatch):
         assert runs_stored(tmp_path, task) == [(s, x) for s in (0, 1) for x in rates]
         assert list(other.iterdir()) == []
     same([population], [wanted])
+
+
+def test_a_task_that_fails_costs_no_runs_of_the_others(tmp_path):
+    """The runs of a worker on another disk come when its task ends."""
+    futures = {task.name: concurrent.futures.Future() for task in TASKS}
+    bad, running, waiting = (futures[task.name] for task in TASKS)
+    running.set_running_or_notify_cancel()
+    bad.set_exception(ValueError("out of memory"))
+    end = threading.Timer(0.2, running.set_result, [(None, b"a run\n")])
+
+    class Pool(concurrent.futures.Executor):
+        def submit(self, run, task, *args):
+            return futures[task.name]
+
+    end.start()
+    with pytest.raises(ValueError, match="out of memory"):
+        executors.run_all(TASKS, None, tmp_path, engine.Limits(), Pool())
+    (file,) = tmp_path.glob("*.runs.jsonl")
+    assert file.name.startswith(TASKS[1].name)
+    assert file.read_bytes().strip() == b"a run"
+    assert waiting.cancelled()
 
 
 def deadly(task, folder):

@@ -26,6 +26,7 @@ _SEEN = "mupax/seen"
 
 _BEAT = 1.0  # seconds between two signs of life, for up to 100 processes
 _GRACE = 15  # seconds by which JAX's own timeouts are longer
+_FAULT = 10  # seconds for which the network may fail
 
 
 class Disagreement(UserError):
@@ -243,7 +244,7 @@ class _Watch:
         end(sentence, status)
 
     def _look(self) -> None:
-        keys, beats = store(), 0
+        keys, beats, answered = store(), 0, time.monotonic()
         while not self._done.wait(self._beat):
             try:
                 beats += 1
@@ -254,9 +255,12 @@ class _Watch:
                     with contextlib.suppress(jax.errors.JaxRuntimeError):
                         keys.key_value_set(f"{_FAILED}/first", silent)
                     failed = _failures()
+                answered = time.monotonic()
             except Exception:
                 if self._done.is_set():
                     return
+                if time.monotonic() - answered < min(_FAULT, self._timeout):
+                    continue
                 end(f"process 0 is gone; {_AGAIN}")
             if failed:
                 self._leave(failed[0])

@@ -9,10 +9,12 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import rich.console
 import rich.progress
+from absl import logging
 
 from .. import io
 from .. import progress as progress_bars
@@ -96,6 +98,7 @@ def _run_on(
     order = sorted(tasks, key=lambda task: -task.work)
     waiting = {submit(task): (task, 1) for task in order}
     results: dict[str, Population] = {}
+    failed: Exception | None = None
     while waiting:
         done, _ = concurrent.futures.wait(
             waiting, return_when=concurrent.futures.FIRST_COMPLETED
@@ -108,19 +111,30 @@ def _run_on(
                     store.append(task.name, new)
                 progress.end(task)
             except Exception as error:
-                if not _worker_died(error):
-                    for other in waiting:
-                        other.cancel()
-                    raise
-                if tries == _TRIES or isinstance(
-                    error, concurrent.futures.process.BrokenProcessPool
-                ):
-                    raise UserError(
-                        f"a worker died while it ran {task.name} ({error!r}); finished "
-                        "runs are kept, and the same command resumes from them"
-                    ) from error
-                waiting[submit(task)] = (task, tries + 1)
+                retry = _worker_died(error) and tries < _TRIES
+                broken = isinstance(error, BrokenProcessPool)
+                if retry and not broken and failed is None:
+                    waiting[submit(task)] = (task, tries + 1)
+                    continue
+                failed = failed or _explained(error, task)
+                # Running tasks go on to their end, so that their runs are kept.
+                waiting = {f: job for f, job in waiting.items() if not f.cancel()}
+                if waiting:
+                    logging.error("%s failed; running tasks end first", task.name)
+    if failed is not None:
+        raise failed
     return [results[task.name] for task in tasks]
+
+
+def _explained(error: Exception, task: Task) -> Exception:
+    if not _worker_died(error):
+        return error
+    told = UserError(
+        f"a worker died while it ran {task.name} ({error!r}); finished runs are kept, "
+        "and the same command resumes from them"
+    )
+    told.__cause__ = error
+    return told
 
 
 def _sign(folder: pathlib.Path) -> pathlib.Path:
