@@ -219,19 +219,19 @@ def test_learning_curves_are_those_of_the_bases_best_point():
 
 def test_it_is_said_from_which_step_on_an_optimum_stays():
     # The made curves have their final optimum from their first span on, a 40th of 200.
-    assert words.fixed(swept(), "learning_rate", "depth") == (
+    assert words.fixed(swept(), "learning_rate", "depth") == [
         "The best learning rate stays where it ends from step 5 of 200 on with "
         "Standard (SP) and Depth-μP."
-    )
+    ]
     # Curves whose optimum is elsewhere than that of the final losses.
     late = [
         dataclasses.replace(p, curves=np.roll(p.curves, 3, axis=1))
         for p in populations({"depth_mup": 0.0}, shapes=FEW)
     ]
-    told = words.fixed(swept(late), "learning_rate", "depth")
+    (told,) = words.fixed(swept(late), "learning_rate", "depth")
     assert "not before the end at depth 8, 16 and 32 with Depth-μP" in told
     gone = [dead(p) for p in populations()]
-    assert words.fixed(swept(gone), "learning_rate", "depth") == ""
+    assert words.fixed(swept(gone), "learning_rate", "depth") == []
 
 
 def test_the_heatmaps_finding_names_the_best_pair():

@@ -17,6 +17,7 @@ from .style import (
     INK,
     MUTED,
     Page,
+    heading,
     log_ticks,
     loss_range,
     mark_empty,
@@ -123,14 +124,7 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
         log_ticks(ax.yaxis, *limits)
         _draw(ax, panel, data.steps, looks)
         clause = wrap(finding(panel), room, page.size - 1)
-        ax.set_title(clause, loc="left", size=page.size - 1, color=MUTED)
-        ax.annotate(
-            *(panel.label, (0, 1)),
-            xycoords="axes fraction",
-            xytext=(0, 10 + 13 * (clause.count("\n") + 1)),
-            textcoords="offset points",
-            weight="bold",
-        )
+        heading(ax, panel.label, clause, page)
     for ax in axes[len(every) :]:
         ax.set_axis_off()
     figure.supxlabel("step", size=page.size, color=MUTED)

@@ -8,10 +8,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..sweep.statistics import BASE
 from .data import SweepData, Trained, finite
-from .style import Page, Sheet, ramp, wrap
+from .style import Page, canvas, ramp
 
 _LIGHT, _DARK = ramp(2)
-_GREY = "#7c8494"
 
 
 def shown(data: SweepData) -> bool:
@@ -73,36 +72,25 @@ def bought(data: SweepData) -> str:
 def figure(data: SweepData, page: Page) -> Figure:
     """Test accuracy over the steps: the target, and each baseline."""
     wide = page.columns > 1
-    left, right = 0.7, 0.72
-    width = page.width - left - right
-    main, foot = (3.3, 0.62) if wide else (2.7, 0.62)
-    sheet = Sheet(page, sentence(data))
-    runs = _runs(data)
-    looks = [_look(run) for run in runs]
-    labels = [wrap(_label(run), page.width - 0.75, page.size) for run in runs]
-    handles = [
-        Line2D([], [], lw=2.6, label=label, **look)
-        for label, look in zip(labels, looks, strict=True)
-    ]
-    rows = sum(label.count("\n") + 1 for label in labels)
-    first = sheet.top + 0.235 * rows + 0.16
-    sheet.open(first + main + foot)
-    sheet.legend(0.14, sheet.top, handles, 1)
-    ax = sheet.axes(left, first, width, main)
-    ends = []
-    for run, look in zip(runs, looks, strict=True):
+    main = 3.3 if wide else 2.7
+    body = canvas(page, main + 1.4, sentence(data))
+    ax = body.subplots()
+    ends, handles = [], []
+    for run in _runs(data):
+        label, look = _look(run)
+        handles.append(Line2D([], [], lw=2.6, label=label, **look))
         if not run.accuracies.size:
             continue
         ax.plot(*run.accuracies.T, lw=2.6, marker="o", ms=4.5, clip_on=False, **look)
         step, accuracy = run.accuracies[-1]
         text = "diverged" if run.train_loss is None else f"{accuracy:.1%}"
         ends.append((accuracy, step, text, look["color"]))
+    body.legend(handles=handles, loc="outside upper left")
     ax.set(xlim=(0, max(end[1] for end in ends)), ylim=(0, 1))
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.yaxis.set_major_formatter(PercentFormatter(1))
     ax.xaxis.set_major_locator(MaxNLocator(6 if wide else 4, integer=True))
-    ax.set_xlabel("training step")
-    ax.set_ylabel("test accuracy")
+    ax.set(xlabel="training step", ylabel="test accuracy")
     # The numbers at the ends of lines are at least a line of text apart.
     apart = 1.45 * page.size / 72 / main
     height = -1.0
@@ -119,7 +107,7 @@ def figure(data: SweepData, page: Page) -> Figure:
             size=page.size + (1.5 if wide else 0),
             annotation_clip=False,
         )
-    return sheet.figure
+    return body.figure
 
 
 def _runs(data: SweepData) -> list[Trained]:
@@ -130,20 +118,14 @@ def _small(data: SweepData) -> Trained | None:
     return next((run for run in data.compared if run.baseline == BASE), None)
 
 
-def _look(run: Trained) -> dict[str, Any]:
+def _look(run: Trained) -> tuple[str, dict[str, Any]]:
+    """The label and the style of a run's line."""
     if run.baseline is None:
-        return {"color": _DARK}
+        return "large network, learning rate of the small one", {"color": _DARK}
     if run.baseline == BASE:
-        return {"color": _LIGHT}
-    return {"color": _GREY, "linestyle": (0, (4, 1.5))}
-
-
-def _label(run: Trained) -> str:
-    if run.baseline is None:
-        return "large network, learning rate of the small one"
-    if run.baseline == BASE:
-        return "small network, where it was tuned"
-    return "large network, without mupax's scaling"
+        return "small network, where it was tuned", {"color": _LIGHT}
+    dashed = {"color": "#7c8494", "linestyle": (0, (4, 1.5))}
+    return "large network, without mupax's scaling", dashed
 
 
 def _value(run: Trained) -> float | None:

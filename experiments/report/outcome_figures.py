@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from ..sweep.verdict import Transfer, Verdict, percent
 from . import findings
 from .data import AXES, SweepData, Trained
-from .style import INK, MUTED, Page, Sheet, log_ticks, mark_empty, ramp
+from .style import INK, MUTED, Page, canvas, log_ticks, mark_empty, ramp
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
 _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": ""}
@@ -21,39 +21,23 @@ _LIGHT, _DARK = ramp(2)
 
 def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) -> Figure:
     """Draw the largest models' least loss, and their loss at the base's best rate."""
-    labels = dict.fromkeys(data.keys[t.key] for t in transfers)
+    labels = list(dict.fromkeys(data.keys[t.key] for t in transfers))
     axes = [axis for axis in AXES if any(t.axis == axis for t in transfers)]
     columns = max(1, min(page.columns, len(axes)))
-    names = 1.75
-    left, right, gap = names, 0.25, 0.3
-    width = (page.width - left - right - gap * (columns - 1)) / columns
-    row = 0.5
-    head, main, foot = 0.34, row * max(len(labels), 1) + 0.1, 0.62
-
-    sheet = Sheet(page, findings.regret_title(data, transfers))
-    handles = [
-        Line2D([], [], mfc=_DARK, label="own best learning rate", **_OWN),
-        Line2D([], [], mfc="white", label="the base's best, 90 %", **_GIVEN),
-    ]
-    first = sheet.top + 0.4
-    step = head + main + foot
-    sheet.open(first + step * max(1, math.ceil(len(axes) / columns)))
-    sheet.legend(0.14, sheet.top, handles, 2)
-
+    rows = max(1, math.ceil(len(axes) / columns))
+    height = (0.5 * len(labels) + 1.1) * rows + 0.4
+    body = canvas(page, height, findings.regret_title(data, transfers))
+    panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     limits = _limits(transfers)
-    for i, axis in enumerate(axes):
-        x, y = left + i % columns * (width + gap), first + i // columns * step
+    for ax, axis in zip(panels, axes, strict=False):
         by_label = {data.keys[t.key]: t for t in transfers if t.axis == axis}
         most = max(t.sizes[-1] for t in by_label.values())
         large = f"Largest {axis}: {most} ({data.held(axis)})"
-        sheet.text(x, y, large, size=page.size + 0.5, weight="bold")
-        ax = sheet.axes(x, y + head, width, main)
+        ax.set_title(large, loc="left", size=page.size + 0.5, weight="bold")
         ax.set(xscale="log", xlim=limits, ylim=(len(labels) - 0.3, -0.7))
-        for r, label in enumerate(labels):
-            if label in by_label:
-                _draw_regret(ax, r, by_label[label], page)
-        beside = i % columns == 0
-        ax.set_yticks(range(len(labels)), list(labels) if beside else [])
+        for label, transfer in by_label.items():
+            _draw_regret(ax, labels.index(label), transfer, page)
+        ax.set_yticks(range(len(labels)), labels)
         ax.tick_params(axis="y", length=0, labelsize=page.size, labelcolor=INK)
         if any(t.own is not None for t in by_label.values()):
             log_ticks(ax.xaxis, *limits)
@@ -62,7 +46,12 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
             ax.minorticks_off()
         ax.set_xlabel("training loss")
         ax.spines["left"].set_visible(False)
-    return sheet.figure
+    handles = [
+        Line2D([], [], mfc=_DARK, label="own best learning rate", **_OWN),
+        Line2D([], [], mfc="white", label="the base's best, 90 %", **_GIVEN),
+    ]
+    body.legend(handles=handles, loc="outside upper left", ncols=min(2, page.columns))
+    return body.figure
 
 
 def _limits(transfers: Sequence[Transfer]) -> tuple[float, float]:
@@ -112,29 +101,24 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer, page: Page) -> None:
 def target_figure(data: SweepData, page: Page) -> Figure:
     """The target's losses, and beside them its test accuracy."""
     columns = min(2, page.columns)
-    left, right, gap = 0.72, 0.55, 0.95
-    width = (page.width - left - right - gap * (columns - 1)) / columns
-    head, main, foot = 0.36, 2.7, 0.62
-    sheet = Sheet(page, findings.target(data).rstrip("."))
-    first, step = sheet.top, head + main + foot
-    sheet.open(first + step * (2 // columns))
-    places = [(left + i % columns * (width + gap), i // columns) for i in range(2)]
-    boxes = [(x, first + r * step) for x, r in places]
-    for (x, y), name in zip(boxes, ("Loss", "Test accuracy"), strict=True):
-        sheet.text(x, y, name, size=page.size + 0.5, weight="bold")
-    losses, accuracy = (sheet.axes(x, y + head, width, main) for x, y in boxes)
+    rows = 2 // columns
+    body = canvas(page, 3.7 * rows, findings.target(data).rstrip("."))
+    panels = body.subplots(rows, columns).ravel()
+    for ax, name in zip(panels, ("Loss", "Test accuracy"), strict=True):
+        ax.set_title(name, loc="left", size=page.size + 0.5, weight="bold")
+        ax.set_xlabel("step")
     if data.trained is not None:
-        _draw_losses(losses, data.trained)
-        _draw_accuracy(accuracy, data.trained)
-    return sheet.figure
+        _draw_losses(panels[0], data.trained)
+        _draw_accuracy(panels[1], data.trained)
+    return body.figure
 
 
 def _draw_losses(ax: Any, data: Trained) -> None:
     # Non-finite losses make gaps in the line.
     train = np.array(data.curve, dtype=float).reshape(-1, 2)
     tests = np.array([e[:2] for e in data.evals], dtype=float).reshape(-1, 2)
-    ax.set_xlabel("step")
-    if not _drawable(train) and not _drawable(tests):
+    losses = np.concatenate([train, tests])[:, 1]
+    if not (np.isfinite(losses) & (losses > 0)).any():
         ax.set(xticks=[], yticks=[])
         mark_empty(ax)
         return
@@ -147,7 +131,6 @@ def _draw_losses(ax: Any, data: Trained) -> None:
 
 def _draw_accuracy(ax: Any, data: Trained) -> None:
     points = data.accuracies
-    ax.set_xlabel("step")
     if not points.size:
         ax.set(xticks=[], yticks=[])
         mark_empty(ax)
@@ -167,7 +150,3 @@ def _draw_accuracy(ax: Any, data: Trained) -> None:
         weight="bold",
         annotation_clip=False,
     )
-
-
-def _drawable(points: np.ndarray) -> bool:
-    return bool((np.isfinite(points[:, 1]) & (points[:, 1] > 0)).any())

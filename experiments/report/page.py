@@ -14,8 +14,7 @@ from mupax.optim.display import Figures
 
 from ..errors import UserError
 from ..io import write_durably
-from ..sweep import optima
-from ..sweep.verdict import Transfer
+from ..sweep.verdict import Transfer, listed
 from . import advice, curves_figure, findings, heatmap_figure, names, opening, words
 from .data import AXES, Axis, SweepData
 from .outcome_figures import regret_figure, target_figure
@@ -106,7 +105,6 @@ def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
         narrow={
             n: picture(render(d, NARROW, dpi=dpi)) for n, d in draws.items() if phone
         },
-        seeds=max(len(p.loss) for p in data.populations),
         settings=list(flat(data.settings)),
         told=_effort(data),
         results=download(data.table),
@@ -146,7 +144,7 @@ def _tiles(data: SweepData) -> list[tuple[str, str]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """A picture of the page with its text and tables, as page.html reads it.
+    """A picture of the page with its text and table, as page.html reads it.
 
     Attributes:
       id: id of the HTML element, and name of the picture.
@@ -159,14 +157,6 @@ class Section:
       caption: shown below the picture.
       notes: shown below the caption.
       table: a table's "caption", "heads" and "body".
-      lines: for a picture of loss against a hyperparameter, the hyperparameter's name
-        and the base's sizes.
-      noun: name of the hyperparameter in a sentence.
-      axis: "depth" or "width".
-      sizes: sizes along the axis, the columns of the table of optima.
-      rows: rows of the table of optima.
-      value: formats a coordinate for that table.
-      unit: unit of the shifts in that table.
     """
 
     id: str
@@ -179,13 +169,6 @@ class Section:
     caption: str = ""
     notes: Sequence[str] = ()
     table: Mapping[str, Any] | None = None
-    lines: Mapping[str, Any] | None = None
-    noun: str = ""
-    axis: str = ""
-    sizes: Sequence[int] = ()
-    rows: Sequence[Mapping[str, Any]] = ()
-    value: Callable[[float | None], str] = str
-    unit: str = ""
 
 
 def _loss(data: SweepData, name: str, axis: Axis) -> Section:
@@ -196,11 +179,16 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
     others = [names.noun(n) for n in data.names if n != name]
     held = f"over {axis}, at {data.held(axis)}"
     if others:
-        held += f", {words.listed(others)} at the best for each {noun}"
-    sizes = sorted({size for t in transfers for size in t.sizes})
-    notes = findings.notes(data, transfers)
-    if fixed := words.fixed(data, name, axis):
-        notes.append(fixed)
+        held += f", {listed(others)} at the best for each {noun}"
+    seeds = max(len(p.loss) for p in data.populations)
+    over_seeds = (
+        f", geometric mean over {seeds} seeds (small points: single seeds; band: their "
+        "range)"
+    )
+    rates = (
+        f" Learning rates are those of the base shape (width {data.base.width}, depth "
+        f"{data.base.depth})."
+    )
     return Section(
         id=f"{name}-{axis}",
         over=noun,
@@ -209,33 +197,38 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         draw=functools.partial(sweep_figure, data, name, axis),
         alt=f"{title}. Training loss against {noun}, a line per {axis}, a panel per "
         "parametrization; a star marks each optimum.",
-        notes=notes,
-        lines={
-            "hyperparameter": name,
-            "base_width": data.base.width,
-            "base_depth": data.base.depth,
-        },
-        noun=noun,
-        axis=axis,
-        sizes=sizes,
-        rows=[_optima(data, t, sizes) for t in transfers],
-        value=functools.partial(names.power, name),
-        unit=words.unit(name),
+        caption=f"Training loss at the end of a run{over_seeds if seeds > 1 else ''}. "
+        f"Crosses above a panel are runs that diverged, a row per {axis}; at a pale "
+        "cross only some seeds diverged. A run counts as diverged if its loss is not "
+        "finite, or ends above twice the chance-level loss. Lines stop where the first "
+        f"seed diverged.{rates if name == _RATE else ''}",
+        notes=[*findings.notes(data, transfers), *words.fixed(data, name, axis)],
+        table=_optima(data, name, axis),
     )
 
 
-def _optima(data: SweepData, transfer: Transfer, sizes: Sequence[int]) -> dict:
-    """A row of the table of optima."""
-    fitted = map(optima.optimum, transfer.cells)
-    by_size = dict(zip(transfer.sizes, fitted, strict=True))
-    change = transfer.trend.change if len(transfer.sizes) > 1 else math.nan
-    factor = names.factor(transfer.name, change) if math.isfinite(change) else "–"
+def _optima(data: SweepData, name: str, axis: Axis) -> dict[str, Any]:
+    """A table of the optima at each size, and of the line through them."""
+    sizes = data.sizes(axis)
+    body = []
+    for t in data.along_axis(name, axis):
+        best = dict(zip(t.sizes, t.optima, strict=True))
+        change = t.trend.change if len(t.sizes) > 1 else math.nan
+        body.append(
+            [
+                data.keys[t.key],
+                *(names.power(name, best[s]) if s in best else "–" for s in sizes),
+                names.factor(name, change) if math.isfinite(change) else "–",
+                words.shift(t),
+            ]
+        )
     return {
-        "label": data.keys[transfer.key],
-        "featured": transfer.key == data.main,
-        "moved": factor,
-        "shift": words.shift(transfer),
-        "optima": [(size in by_size, by_size.get(size)) for size in sizes],
+        "caption": f"Best {names.noun(name)} at each size. The last two columns follow "
+        "the line through these optima: its change from the smallest to the largest "
+        f"size, and its slope in {words.unit(name)} per doubling of the size, with a "
+        "90 % interval.",
+        "heads": [axis, *sizes, "moves by", "per doubling"],
+        "body": body,
     }
 
 

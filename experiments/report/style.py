@@ -1,4 +1,4 @@
-"""The style of all pictures: fonts, colours, lines, titles, layout in inches."""
+"""The style of all pictures: fonts, colours, lines, titles."""
 
 import contextlib
 import dataclasses
@@ -14,6 +14,7 @@ from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -94,6 +95,27 @@ def render(
     with matplotlib.rc_context({**_rc(), "svg.hashsalt": "mupax"}):
         draw(*args).savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     return buffer.getvalue()
+
+
+def canvas(page: Page, height: float, title: str) -> Any:
+    """A figure of a height in inches, and above it the title if the page shows it.
+
+    Returns:
+      The part below the title, whose legend leaves the title free.
+    """
+    text = wrap(title, page.width - 0.3, 14, "bold") if page.titled else ""
+    size = page.width, height + 0.28 * len(text.splitlines())
+    figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+    if text:
+        figure.suptitle(text, x=0.01, ha="left", size=14, weight="bold")
+    return figure.subfigures()
+
+
+def heading(ax: Any, label: str, text: str, page: Page, color: str = MUTED) -> None:
+    """Write a bold label above a panel, and a text between them."""
+    below = ax.set_title(text, loc="left", size=page.size - 0.5, color=color)
+    offset = {"xytext": (0, 4), "textcoords": "offset points"}
+    ax.annotate(label, (0, 1), xycoords=below, **offset, weight="bold", va="bottom")
 
 
 def ramp(n: int) -> list[tuple[float, float, float, float]]:
@@ -190,55 +212,3 @@ def size_handles(axis: str, looks: Mapping[int, dict[str, Any]]) -> list[Line2D]
         Line2D([], [], lw=1.8, ms=5, mew=0, label=f"{axis} {size}", **look)
         for size, look in looks.items()
     ]
-
-
-class Sheet:
-    """A figure laid out in inches from its top left corner."""
-
-    def __init__(self, page: Page, title: str):
-        """Start a sheet. The page decides whether `title` is shown."""
-        self.page = page
-        self.top = 0.12
-        self.title = ""
-        if page.titled:
-            self.title = wrap(title, page.width - 0.3, 14, "bold")
-            self.top += 1.35 * 14 / 72 * (self.title.count("\n") + 1) + 0.14
-
-    def open(self, height: float) -> Figure:
-        """Make the figure. Call this when the height, in inches, is known."""
-        self.height = height
-        self.figure = Figure(figsize=(self.page.width, height))
-        FigureCanvasAgg(self.figure)
-        if self.title:
-            self.text(0.12, 0.12, self.title, size=14, weight="bold")
-        return self.figure
-
-    def text(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write a text with its top left corner at (x, y), in inches."""
-        # Aligned by baselines, so that texts with and without descenders are level.
-        size = style.get("size", self.page.size) / 72
-        for row, line in enumerate(text.split("\n")):
-            below = y + 0.8 * size + 1.35 * size * row
-            at = (x / self.page.width, 1 - below / self.height)
-            self.figure.text(*at, line, **style)
-
-    def axes(self, x: float, y: float, w: float, h: float, **kwargs: Any) -> Any:
-        """Axes of width `w` and height `h`, top left corner at (x, y), in inches."""
-        page = self.page.width
-        box = (x / page, 1 - (y + h) / self.height, w / page, h / self.height)
-        return self.figure.add_axes(box, **kwargs)
-
-    def legend(self, x: float, y: float, handles: Sequence[Any], columns: int) -> None:
-        """A legend whose top left corner is at (x, y) inches."""
-        self.figure.legend(
-            handles=handles,
-            loc="upper left",
-            bbox_to_anchor=(x / self.page.width, 1 - y / self.height),
-            borderaxespad=0,
-            borderpad=0,
-            ncols=columns,
-            columnspacing=1.3,
-            handletextpad=0.5,
-            handlelength=2.4,
-            labelcolor=INK,
-        )

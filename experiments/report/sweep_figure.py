@@ -19,7 +19,8 @@ from .style import (
     LANE,
     MUTED,
     Page,
-    Sheet,
+    canvas,
+    heading,
     log_ticks,
     loss_range,
     mark_empty,
@@ -41,68 +42,55 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
     Diverged runs have no loss to plot. They are crosses at their values of the
     hyperparameter, in a lane above each panel with a row per size.
     """
-    transfers = {t.key: t for t in data.along_axis(name, axis)}
-    cells = [cell for t in transfers.values() for cell in t.cells]
+    transfers = data.along_axis(name, axis)
+    cells = [cell for t in transfers for cell in t.cells]
     sizes = sorted({getattr(cell, axis) for cell in cells})
     looks = dict(zip(sizes, strokes(len(sizes)), strict=True))
-    columns = max(1, min(page.columns, len(transfers)))
-    rows = max(1, math.ceil(len(transfers) / columns))
-
-    left, right, gap = 0.82, 0.18, 0.2
-    width = (page.width - left - right - gap * (columns - 1)) / columns
-    lane, main = 0.1 + 0.085 * max(len(sizes), 1), 2.9 if columns > 1 else 2.3
-    captions = [
-        wrap(f"{words.sign(t)} {t.words}", width, page.size) for t in transfers.values()
-    ]
-    head = 0.36 + 0.2 * max((c.count("\n") + 1 for c in captions), default=1)
-    foot = 0.28 if columns > 1 else 0.5
-
-    sheet = Sheet(page, words.title(data, name, axis))
-    handles = _handles(axis, looks, names.noun(name))
-    per_row = min(len(handles), 8 if page.columns > 1 else 2)
-    first = sheet.top + 0.23 * math.ceil(len(handles) / per_row) + 0.14
-    step = head + lane + main + foot
-    sheet.open(first + rows * step + 0.32)
-    sheet.legend(0.14, sheet.top, handles, per_row)
-
+    columns = min(page.columns, len(transfers))
+    rows = math.ceil(len(transfers) / columns)
+    body = canvas(page, 4.3 * rows + 0.5, words.title(data, name, axis))
+    panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     x_limits, y_limits = _limits(cells)
     ticks = _ticks(name, cells)
-    for i, (key, transfer) in enumerate(transfers.items()):
-        column = i % columns
-        x, y = left + column * (width + gap), first + i // columns * step
-        sheet.text(x, y, data.keys[key], size=page.size + 1.5, weight="bold")
-        color = INK if key == data.main else MUTED
-        sheet.text(x, y + 0.23, captions[i], size=page.size, color=color)
-        above = sheet.axes(x, y + head, width, lane, facecolor=LANE)
-        above.set(xlim=x_limits, ylim=(-0.8, max(len(sizes) - 0.2, 0.8)), xticks=[])
-        _draw_lane(above, transfer.cells, axis, looks, labelled=column == 0)
-        panel = sheet.axes(x, y + head + lane, width, main)
+    for panel, transfer in zip(panels, transfers, strict=False):
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
+        panel.set_xticks(ticks, [names.tick(name, x) for x in ticks])
+        panel.tick_params(labelsize=10)
+        log_ticks(panel.yaxis, *y_limits)
+        if y_limits == _NO_LIMITS:
+            panel.tick_params(labelleft=False)
         _draw_runs(panel, transfer.cells, axis, looks)
         _draw_change(panel, transfer, page)
-        log_ticks(panel.yaxis, *y_limits)
-        panel.tick_params(labelsize=10)
-        if column == 0 and y_limits != _NO_LIMITS:
-            panel.set_ylabel("training loss")
-        else:
-            panel.tick_params(labelleft=False)
-        panel.set_xticks(ticks, [names.tick(name, x) for x in ticks])
-    sheet.text(
-        left + (page.width - left - right) / 2,
-        sheet.height - 0.3,
-        _x_label(name, ticks),
-        ha="center",
-        color=MUTED,
-        size=page.size,
+        lane = panel.inset_axes((0, 1, 1, 0.04 + 0.03 * len(sizes)), facecolor=LANE)
+        lane.set(xlim=x_limits, ylim=(-0.8, len(sizes) - 0.2), xticks=[])
+        _draw_lane(
+            lane, transfer.cells, axis, looks, labelled=panel in panels[::columns]
+        )
+        caption = f"{words.sign(transfer)} {transfer.words}"
+        caption = wrap(caption, (page.width - 1) / columns - 0.2, page.size)
+        color = INK if transfer.key == data.main else MUTED
+        heading(lane, data.keys[transfer.key], caption, page, color)
+    for panel in panels[len(transfers) :]:
+        panel.set_axis_off()
+    body.supxlabel(_x_label(name, ticks), size=page.size, color=MUTED)
+    if y_limits != _NO_LIMITS:
+        body.supylabel("training loss", size=page.size, color=MUTED)
+    noun = names.noun(name)
+    best = f"best {noun}" if len(noun) < 14 else "best value"
+    star = Line2D([], [], ls="", mfc="white", label=best, **_STAR)
+    star.set_markersize(11)
+    cross = Line2D([], [], ls="", marker="x", ms=5, color=MUTED, label="diverged")
+    body.legend(
+        handles=[*size_handles(axis, looks), star, cross],
+        loc="outside upper left",
+        ncols=8 if page.columns > 1 else 2,
     )
-    return sheet.figure
+    return body.figure
 
 
 def _ticks(name: str, cells: Sequence[Cell]) -> list[float]:
     """Whole octaves, or grid points if the grid spans no two octaves."""
     grid = sorted({float(x) for cell in cells for x in cell.log2_lr})
-    if not grid:
-        return []
     if grids.unit(name) != "linear" and len(grid) >= 3:
         octaves = max(1, round((grid[-1] - grid[0] + 1.2) / 6))
         first, last = math.ceil(grid[0] / octaves), math.floor(grid[-1] / octaves)
@@ -119,18 +107,8 @@ def _x_label(name: str, ticks: list[float]) -> str:
     return f"{noun} (grid lines are {2 ** min(steps):g}x apart)"
 
 
-def _handles(axis: Axis, looks: Looks, noun: str) -> list[Line2D]:
-    best = f"best {noun}" if len(noun) < 14 else "best value"
-    star = Line2D([], [], ls="", mfc="white", label=best, **_STAR)
-    star.set_markersize(11)
-    cross = Line2D([], [], ls="", marker="x", ms=5, color=MUTED, label="diverged")
-    return [*size_handles(axis, looks), star, cross]
-
-
 def _limits(cells: Sequence[Cell]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Limits of the coordinate and of the loss, shared by all panels."""
-    if not cells:
-        return (0.0, 1.0), _NO_LIMITS
     # A little more than half a grid spacing on either side.
     margin = 0.6 * min(float(np.diff(c.log2_lr).min(initial=1.0)) for c in cells)
     x_low = min(c.log2_lr.min() for c in cells) - margin

@@ -204,8 +204,8 @@ def title(data: SweepData, name: str, axis: Axis) -> str:
     return f"The best {names.noun(name)} {'; it '.join(parts)}"
 
 
-def fixed(data: SweepData, name: str, axis: Axis) -> str:
-    """The step after which the optima stay in place, in a sentence, or ""."""
+def fixed(data: SweepData, name: str, axis: Axis) -> list[str]:
+    """The step after which the optima stay in place, in at most one sentence."""
     clauses: dict[str, list[str]] = {}
     for key, label in data.keys.items():
         verdict = data.verdicts[name].get(key, {}).get(axis)
@@ -225,9 +225,9 @@ def fixed(data: SweepData, name: str, axis: Axis) -> str:
             continue
         clauses.setdefault(clause, []).append(label)
     if not clauses:
-        return ""
+        return []
     parts = [f"{clause} with {listed(labels)}" for clause, labels in clauses.items()]
-    return f"The best {names.noun(name)} stays where it ends {'; '.join(parts)}."
+    return [f"The best {names.noun(name)} stays where it ends {'; '.join(parts)}."]
 
 
 def _capital(text: str) -> str:
