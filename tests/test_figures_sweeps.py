@@ -34,7 +34,7 @@ from mupax.experiments.sweep import engine, grids, space
 from mupax.experiments.sweep.results import Population
 from mupax.experiments.sweep.statistics import Sizes
 
-TRAINED = {name: f for name, f in figures.figures().items() if f.train}
+TRAINED = {name: f for name, f in figures.figures().items() if f.parts}
 GRIDS = {
     "learning_rate": "2**[-12:-1:1]",
     "branch_multiplier": "2**[-2:2]",
@@ -347,12 +347,12 @@ CASES = {
     "μP moves": (bordelon.without_scaling, standards(-0.5), True),
     "μP does not": (bordelon.without_scaling, standards(0.0), False),
     "norm alone moves": (
-        functools.partial(bordelon.norm_is_not_enough, **BATCH),
+        bordelon.norm_is_not_enough,
         (norms(-0.5, 0.0, 0.0, -1.0),),
         True,
     ),
     "norm and 1/√L move": (
-        functools.partial(bordelon.norm_is_not_enough, **BATCH),
+        bordelon.norm_is_not_enough,
         (norms(-0.5, -0.6, 0.0, -1.0),),
         False,
     ),
@@ -494,19 +494,19 @@ def planned(part, request):
 @pytest.mark.parametrize("scale", registry.SCALES)
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_sweep_of_a_figure_parses_and_plans(name, scale, tmp_path):
-    sweeps = TRAINED[name].train
+    figure = TRAINED[name]
     request = figures.Request(scale, tmp_path, dataset="text:some.txt")
-    for part in sweeps.parts:
+    for part in figure.parts:
         found = planned(part, request)
         trained = [(j.parametrization, j.width, j.depth) for j in space.tasks(found)]
         assert len(trained) > 1
-    names = [part.name for part in sweeps.parts]
+    names = [part.name for part in figure.parts]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path):
-    for part in TRAINED[name].train.parts:
+    for part in TRAINED[name].parts:
         medium, long, paper = (
             planned(part, figures.Request(scale, tmp_path, dataset="text:some.txt"))
             for scale in ("medium", "long", "paper")
@@ -519,7 +519,7 @@ def test_parts_of_one_name_are_one_sweep():
     """Figures share tables by name; another sweep under it would replace the table."""
     known = {}
     for figure in TRAINED.values():
-        for part in figure.train.parts:
+        for part in figure.parts:
             for one in filter(None, (part.tuned, part)):
                 plain = dataclasses.replace(one, keys=(), at_best=False, edit=None)
                 assert known.setdefault(one.name, plain) == plain
@@ -529,7 +529,7 @@ def test_parts_of_one_name_are_one_sweep():
 @pytest.mark.parametrize("name", ["tp6-4", "tp6-5"])
 def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path):
     request = figures.Request(scale, tmp_path)
-    two, one = (planned(p, request) for p in TRAINED[name].train.parts)
+    two, one = (planned(p, request) for p in TRAINED[name].parts)
     assert len({2 * depth for depth in two.depths} & set(one.depths)) >= 3
 
 
@@ -560,10 +560,10 @@ def seen(part, request):
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_figure_draws_what_its_own_sweeps_find(name, tmp_path):
     request = figures.Request("laptop", tmp_path, dataset="text:some.txt")
-    sweeps = TRAINED[name].train
-    drawing = sweeps.draw(*(seen(part, request) for part in sweeps.parts))
+    figure = TRAINED[name]
+    drawing = figure.draw(*(seen(part, request) for part in figure.parts))
     assert drawing.agrees in (True, False, None)
-    assert all(line.x for line in drawing.panels[0].lines)
+    assert all(len(line.x) for line in drawing.panels[0].lines)
 
 
 @pytest.mark.parametrize("name", ["tp6-10", "tp6-15", "bordelon-2"])
@@ -612,8 +612,7 @@ def tiny_figure():
     }
     tuned = parts.Part("resmlp_sweep", "tiny-base", base)
     part = parts.Part("resmlp_sweep", "tiny", TINY, tuned=tuned)
-    tiny = parts.Sweeps((part,), tp6.ode_moves)
-    return dataclasses.replace(TRAINED["tp6-11"], train=tiny)
+    return dataclasses.replace(TRAINED["tp6-11"], parts=(part,))
 
 
 def tiny_words(folder):
@@ -622,7 +621,7 @@ def tiny_words(folder):
 
 
 def test_a_figure_trains_what_it_is_about_and_the_next_adds_the_rest(tmp_path):
-    (part,) = tiny_figure().train.parts
+    (part,) = tiny_figure().parts
     request = figures.Request("laptop", tmp_path, dataset="digits")
     request = dataclasses.replace(request, tables=tmp_path / "tables")
     first = part.about("ode").train(request).data
@@ -691,7 +690,7 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     assert cli.main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == first
     # Another batch size is another experiment, which replaces the table.
-    part = figure.train.parts[0].tuned
+    part = figure.parts[0].tuned
     other = dataclasses.replace(part, overrides=part.overrides | {"batch_size": "4"})
     data_dir = tmp_path / "data"
     request = figures.Request("laptop", tmp_path, str(data_dir), "digits", data_dir)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from . import claims_bordelon as claims
 from . import sizes
 from . import solved_bordelon as solved
-from .parts import Part, Sweeps
+from .parts import Part
 from .registry import CIFAR, Drawing, Figure
 
 # ----- Sweeps.
@@ -88,129 +88,113 @@ _LONG_BRANCHES = Part(
 # ----- Figures.
 
 
-def _swept(
+def _figure(
     number: str,
     claim: str,
-    parts: Sequence[Part],
     draw: Callable[..., Drawing],
+    parts: Sequence[Part] = (),
     how: str = "",
-) -> Figure:
-    return Figure(
-        f"bordelon-{number.lower()}",
-        "Bordelon",
-        f"Figure {number}",
-        claim,
-        train=Sweeps(parts, draw),
-        how=f"{how}; {CIFAR}" if how else CIFAR,
-    )
-
-
-def _solved(
-    number: str, claim: str, draw: Callable[[bool], Drawing], how: str, name: str = ""
+    name: str = "",
 ) -> Figure:
     name = name or f"Figure {number}"
+    if parts:
+        how = f"{how}; {CIFAR}" if how else CIFAR
     return Figure(
-        f"bordelon-{number.lower()}", "Bordelon", name, claim, draw=draw, how=how
+        f"bordelon-{number.lower()}", "Bordelon", name, claim, draw, parts, how
     )
 
 
-_INSTANCE_NORM = functools.partial(
-    claims.norm_helps, norm="instance", label="LayerNorm of each channel"
-)
-_BATCH_NORM = functools.partial(claims.norm_helps, norm="batch", label="batch norm")
-_BATCH_NORM_ALONE = functools.partial(
-    claims.norm_is_not_enough, norm="batch", label="batch norm"
-)
-
 FIGURES = [
-    _swept(
+    _figure(
         "1",
         "the best learning rate of 1/√L-scaled networks stays over depth and width",
-        (_CNN.about("mup", "depth_mup"),),
         claims.both_sizes,
+        (_CNN.about("mup", "depth_mup"),),
     ),
-    _swept(
+    _figure(
         "2",
         "batch norm alone transfers less reliably than 1/√L scaling",
+        claims.norm_is_not_enough,
         (_RESNET,),
-        _BATCH_NORM_ALONE,
         "two stages",
     ),
-    _swept(
+    _figure(
         "3",
         "the learning rate of ViTs under Adam transfers over depth",
-        (_VIT,),
         claims.transformers,
+        (_VIT,),
         "CIFAR-10 in place of Tiny ImageNet and ImageNet",
     ),
-    _swept(
+    _figure(
         "4",
         "momentum and the richness μ0 transfer over depth",
+        claims.other_axes,
         (
             _flat("momentum", _RATES | {"sweep.axes.momentum": "1-2**[-4:0]"}),
             _flat("richness", _RATES | {"sweep.axes.richness": "2**[-4:1]"}),
         ),
-        claims.other_axes,
     ),
-    _solved(
+    _figure(
         "5a",
         "training at large width agrees across depths, and better as depth grows",
         solved.depths_agree,
-        "tanh networks of infinite width (eq. 38, 39) on 2 random points, 4 steps",
+        how="tanh networks of infinite width (eq. 38, 39) on 2 random points, 4 steps",
     ),
-    _solved(
+    _figure(
         "5",
         "finite networks approach the joint limit as 1/N in variance, 1/L in f",
         solved.finite_sizes,
-        "tanh networks on 6 random points in place of CNNs on CIFAR-10",
+        how="tanh networks on 6 random points in place of CNNs on CIFAR-10",
         name="Figure 5b",
     ),
-    _solved(
+    _figure(
         "6",
         "the NTK of depth L converges to its limit as L^-2 in squared error",
         solved.lazy_kernel,
-        "at infinite width",
+        how="at infinite width",
     ),
-    _solved(
+    _figure(
         "7",
         "H and its change by a step converge to the profiles of infinite depth",
         solved.linear_features,
-        "exact recursion at infinite width in place of N = 1000; eq. 7 corrected",
+        how="exact recursion at infinite width in place of N = 1000; eq. 7 corrected",
     ),
-    _swept(
+    _figure(
         "B.1",
         "a medium depth is best at a given number of parameters",
+        claims.middle_depth,
         (
             _equal_sizes(3, 1.0, "(80,160)", "(448,896)"),
             _equal_sizes(6, 0.5**0.5, "(56,112)", "(320,640)"),
             _equal_sizes(12, 0.5, "(40,80)", "(224,448)"),
         ),
-        claims.middle_depth,
     ),
-    _swept(
+    _figure(
         "B.2",
         "SP and μP do not transfer over depth",
-        (_CNN.about("sp", "mup"),),
         claims.without_scaling,
+        (_CNN.about("sp", "mup"),),
     ),
-    _swept(
+    _figure(
         "B.3",
         "the best learning rate is known after a few epochs",
-        (_CNN.about("depth_mup"),),
         claims.decided_early,
+        (_CNN.about("depth_mup"),),
     ),
-    _swept(
+    _figure(
         "B.4",
         "LayerNorm helps μP to transfer over depth; 1/√L scaling helps more",
+        functools.partial(
+            claims.norm_helps, norm="instance", label="LayerNorm of each channel"
+        ),
         (_RESNET,),
-        _INSTANCE_NORM,
         "two stages",
     ),
-    _swept(
+    _figure(
         "B.5",
         "batch norm helps μP to transfer over depth; 1/√L scaling helps more",
+        functools.partial(claims.norm_helps, norm="batch", label="batch norm"),
         (_RESNET,),
-        _BATCH_NORM,
         "two stages",
     ),
     Figure(
@@ -224,16 +208,17 @@ FIGURES = [
             "--config.data.image_size=64"
         ),
     ),
-    _solved(
+    _figure(
         "B.7",
         "variance falls as 1/N at any L; squared bias of ensembles as L^-2",
         solved.ensembles,
-        "the networks of bordelon-5",
+        how="the networks of bordelon-5",
         name="Figure B.7a, c",
     ),
-    _swept(
+    _figure(
         "B.8",
         "weight decay's dynamics transfer over depth",
+        claims.decay_stays,
         (
             _flat(
                 "decay",
@@ -244,14 +229,13 @@ FIGURES = [
                 _adamw,
             ),
         ),
-        claims.decay_stays,
         "AdamW in place of SGD",
     ),
-    _swept(
+    _figure(
         "M.1",
         "branches of 4 layers: ODE scaling improves with depth, SDE scaling does not",
-        (_LONG_BRANCHES,),
         claims.long_branches,
+        (_LONG_BRANCHES,),
         "residual MLPs in place of ResNets",
     ),
 ]

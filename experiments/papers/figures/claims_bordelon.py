@@ -53,19 +53,19 @@ def without_scaling(data: SweepData) -> Drawing:
     return Drawing(panels, ours, curves.moves(depth))
 
 
-def norm_is_not_enough(data: SweepData, norm: str, label: str) -> Drawing:
+def norm_is_not_enough(data: SweepData) -> Drawing:
     """With 1/√L a ResNet's optimum stays, with a norm alone less so (Figure 2)."""
     transfers = {
-        f"μP, {label}": curves.judge(data, f"mup, model.norm={norm}"),
-        f"1/√L, {label}": curves.judge(data, f"depth_mup, model.norm={norm}"),
+        "μP, batch norm": curves.judge(data, "mup, model.norm=batch"),
+        "1/√L, batch norm": curves.judge(data, "depth_mup, model.norm=batch"),
         "1/√L, no norm": curves.judge(data, "depth_mup, model.norm=none"),
     }
-    alone, both, bare = transfers.values()
-    agrees = curves.conjunction(
-        *(curves.stays(one) for one in (both, bare)),
-        *(curves.moves_more(alone, one) for one in (both, bare)),
+    alone, *scaled = transfers.values()
+    return curves.drawing(
+        transfers,
+        *(curves.stays(one) for one in scaled),
+        *(curves.moves_more(alone, one) for one in scaled),
     )
-    return Drawing(curves.panels(transfers), curves.describe(transfers), agrees)
 
 
 def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
@@ -76,24 +76,21 @@ def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
         f"1/√L, {label}": curves.judge(data, f"depth_mup, model.norm={norm}"),
     }
     none, alone, both = transfers.values()
-    agrees = curves.conjunction(
+    return curves.drawing(
+        transfers,
         curves.stays(both),
         curves.moves_more(none, alone),
         curves.moves_more(alone, both),
     )
-    return Drawing(curves.panels(transfers), curves.describe(transfers), agrees)
 
 
 def transformers(data: SweepData) -> Drawing:
     """The optimum of ViTs stays in each case, 1/√L gains by depth (Figure 3)."""
     transfers = {
-        title: curves.judge(data, key)
-        for title, key in (
-            ("μP, LayerNorm", "mup, model.layer_norm=True"),
-            ("1/√L, LayerNorm", "depth_mup, model.layer_norm=True"),
-            ("μP", "mup, model.layer_norm=False"),
-            ("1/√L", "depth_mup, model.layer_norm=False"),
-        )
+        "μP, LayerNorm": curves.judge(data, "mup, model.layer_norm=True"),
+        "1/√L, LayerNorm": curves.judge(data, "depth_mup, model.layer_norm=True"),
+        "μP": curves.judge(data, "mup, model.layer_norm=False"),
+        "1/√L": curves.judge(data, "depth_mup, model.layer_norm=False"),
     }
     falls = {title: _fall(transfer) for title, transfer in transfers.items()}
     shares = ", ".join(

@@ -139,8 +139,7 @@ def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
         "ReLU": curves.judge(relu, "depth_mup"),
         "|x| and LayerNorm": curves.judge(absolute, "depth_mup"),
     }
-    agrees = curves.conjunction(*map(curves.moves, transfers.values()))
-    return Drawing(curves.panels(transfers), curves.describe(transfers), agrees)
+    return curves.drawing(transfers, *map(curves.moves, transfers.values()))
 
 
 def valley_turns(data: SweepData) -> Drawing:
@@ -154,7 +153,7 @@ def valley_turns(data: SweepData) -> Drawing:
         best = np.nanargmin(loss[trained], axis=1)
         heights = np.log2(p.axes["branch_multiplier"])[best]
         rates = p.cell().log2_lr[trained]
-        floors.append(Line(f"depth {p.depth}", rates.tolist(), heights.tolist()))
+        floors.append(Line(f"depth {p.depth}", rates, heights))
         slopes.append(_slope(p, names))
     known = {p.depth: s.value for p, s in zip(populations, slopes, strict=True) if s}
     ends = [populations[0].depth, populations[-1].depth]

@@ -18,7 +18,7 @@ from ...sweep import grids, optima, statistics
 from ...sweep.results import Cell
 from ...sweep.statistics import Axis
 from ...sweep.verdict import Transfer, Verdict, transfer
-from .registry import Line, Panel
+from .registry import Drawing, Line, Panel
 
 _X_LABELS = {
     "learning_rate": "log₂ learning rate",
@@ -94,10 +94,9 @@ def panel(
         loss, seeds = np.exp(mean[good]), len(log_loss)
         error = None
         if seeds > 1:
-            spread = log_loss[:, good].std(axis=0, ddof=1) / np.sqrt(seeds)
-            error = (loss * spread).tolist()
+            error = loss * log_loss[:, good].std(axis=0, ddof=1) / np.sqrt(seeds)
         label = label if good.any() else f"{label}: none trained"
-        lines.append(Line(label, cell.log2_lr[good].tolist(), loss.tolist(), error))
+        lines.append(Line(label, cell.log2_lr[good], loss, error))
     x_label = _X_LABELS.get(runs[0].axis, runs[0].axis)
     return Panel(title, x_label, "training loss", lines, log_y=True)
 
@@ -105,6 +104,14 @@ def panel(
 def panels(transfers: Mapping[str, Transfer], axis: str = "depth") -> list[Panel]:
     """A panel for each verdict, under its name."""
     return [panel(title, t.cells, axis) for title, t in transfers.items()]
+
+
+def drawing(
+    transfers: Mapping[str, Transfer], *answers: bool | None, axis: str = "depth"
+) -> Drawing:
+    """The verdicts, a panel for each; they agree with a claim if all answers hold."""
+    agrees = conjunction(*answers)
+    return Drawing(panels(transfers, axis), describe(transfers), agrees)
 
 
 def learning_curve(cell: Cell, point: int | None, label: str, steps: int) -> Line:
@@ -122,7 +129,7 @@ def learning_curve(cell: Cell, point: int | None, label: str, steps: int) -> Lin
     times = (np.arange(spans) + 0.5) * steps / spans
     mean = cell.curves[:, point].mean(axis=0)
     good = ~np.isnan(mean)
-    return Line(label, times[good].tolist(), mean[good].tolist())
+    return Line(label, times[good], mean[good])
 
 
 def best_point(cell: Cell) -> int | None:

@@ -1,7 +1,7 @@
 """Jelassi et al., Depth dependence of μP learning rates in ReLU MLPs."""
 
 from ..theory import relu_mlp
-from .registry import Drawing, Figure, Line, Panel, near
+from .registry import Drawing, Figure, Line, loglog, near
 
 
 def threshold(paper: bool) -> Drawing:
@@ -15,15 +15,10 @@ def threshold(paper: bool) -> Drawing:
         rates = [relu_mlp.maximal_learning_rate(width, d) for d in deep]
         lines.append(Line(f"width {width:,}", deep, rates))
         slope = relu_mlp.fit_power_law(deep[-4:], rates[-4:])
-    law = Line("√3 L^(-3/2)", depths, [3**0.5 * d**-1.5 for d in depths], look="theory")
-    panel = Panel(
-        "Largest learning rate of a plain ReLU network",
-        "depth L",
-        "η*",
-        [*lines, law],
-        log_x=True,
-        log_y=True,
-    )
+    law = [3**0.5 * d**-1.5 for d in depths]
+    lines.append(Line("√3 L^(-3/2)", depths, law, look="theory"))
+    title = "Largest learning rate of a plain ReLU network"
+    panel = loglog(title, "depth L", "η*", lines)
     ours = f"exponent {slope:.3f} at width 10⁶ (agrees within 0.01)"
     return Drawing([panel], ours, near(slope, -1.5, 0.01))
 

@@ -7,6 +7,7 @@ import rich.console
 import rich.table
 
 from ...errors import UserError, nearest
+from ...sweep import space
 from . import bordelon, draw, drawings, jelassi, rows, tp6, training, yaida
 from .registry import SCALES, Drawing, Figure, Request
 
@@ -30,7 +31,7 @@ def run(name: str, request: Request) -> None:
     """
     known = figures()
     if name == "list":
-        print_list(rich.console.Console())
+        _print_list()
     elif name == "pages":
         from . import pages  # which imports this module
 
@@ -42,7 +43,12 @@ def run(name: str, request: Request) -> None:
                 _write(figure, drawing, request)
     elif name in known:
         figure = known[name]
-        check(figure, request)
+        if figure.draw is None:
+            raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
+        if not figure.parts and (request.data_dir or request.dataset):
+            raise UserError(
+                f"{figure.id} trains on no data; leave --data_dir and --dataset out"
+            )
         draw.prepare(request.folder)
         _write(figure, drawn(figure, request), request)
     else:
@@ -52,43 +58,37 @@ def run(name: str, request: Request) -> None:
         )
 
 
-def check(figure: Figure, request: Request) -> None:
-    """Raise for figures that cannot be drawn, before anything is written."""
-    if not figure.is_drawn:
-        raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
-    if figure.train is None and (request.data_dir or request.dataset):
-        raise UserError(
-            f"{figure.id} trains on no data; leave --data_dir and --dataset out"
-        )
-
-
 def drawn(figure: Figure, request: Request) -> Drawing:
     """A figure's panels and verdict; missing runs are trained or computed."""
-    if figure.train:
-        return figure.train(request)
-    path = drawings.path(figure, request)
-    if request.from_data:
-        return drawings.read(path)
     assert figure.draw is not None
-    return drawings.write(path, figure.draw(request.paper))
+    if not figure.parts:
+        path = drawings.path(figure, request)
+        if request.from_data:
+            return drawings.read(path)
+        return drawings.write(path, figure.draw(request.paper))
+    if request.from_data:
+        tables = [part.read(request) for part in figure.parts]
+    else:
+        for part in figure.parts:  # bad input is reported before any work
+            space.parse_sweep(part.parsed(request))
+        tables = [part.train(request) for part in figure.parts]
+    pairs = zip(figure.parts, tables, strict=True)
+    drawing = figure.draw(*(part.shown(table) for part, table in pairs))
+    length = "; ".join(dict.fromkeys(table.length for table in tables))
+    return dataclasses.replace(drawing, length=length)
 
 
 def from_data(figure: Figure, request: Request) -> Drawing | None:
     """A figure from the tables of the largest scale that has all of its runs.
 
-    Args:
-      figure: the figure to draw.
-      request: gives the folder of the tables.
-
-    Returns:
-      None if no scale has all runs, or the figure is not drawn.
+    None if no scale has all runs, or the figure is not drawn.
     """
-    if not figure.is_drawn:
+    if figure.draw is None:
         return None
     for scale in reversed(SCALES):
         again = dataclasses.replace(request, scale=scale, from_data=True)
-        if figure.train:
-            complete = all(part.is_complete(again) for part in figure.train.parts)
+        if figure.parts:
+            complete = all(part.is_complete(again) for part in figure.parts)
         else:
             complete = drawings.path(figure, again).exists()
         if complete:
@@ -112,7 +112,7 @@ def why_not(figure: Figure) -> str:
     return f"{figure.how}; {figure.command}" if figure.command else figure.how
 
 
-def print_list(console: rich.console.Console) -> None:
+def _print_list() -> None:
     """Print every figure, and for those that are not drawn the reason."""
     table = rich.table.Table(title="figures of the papers", show_lines=True)
     table.add_column("id", no_wrap=True)
@@ -120,7 +120,7 @@ def print_list(console: rich.console.Console) -> None:
         table.add_column(head)
     for figure in figures().values():
         here = why_not(figure)
-        if figure.is_drawn:
+        if figure.draw is not None:
             here = f"drawn: {figure.how}" if figure.how else "drawn"
         table.add_row(figure.id, f"{figure.paper}, {figure.number}", figure.claim, here)
-    console.print(table)
+    rich.console.Console().print(table)

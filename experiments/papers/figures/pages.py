@@ -48,7 +48,7 @@ def drawings(docs: pathlib.Path) -> Claims:
     """Every figure that can be drawn, and its drawing where its tables are there."""
     request = Request("laptop", docs / "figures", tables=docs / "data", from_data=True)
     known = job.figures().values()
-    return [(f, job.from_data(f, request)) for f in known if f.is_drawn]
+    return [(f, job.from_data(f, request)) for f in known if f.draw]
 
 
 def replaced(page: pathlib.Path, body: str) -> str:
@@ -156,7 +156,7 @@ def parts() -> Iterator[Part]:
     """Every sweep of a figure once, each after the one that tunes it."""
     known: set[str] = set()
     for figure in job.figures().values():
-        for part in figure.train.parts if figure.train else ():
+        for part in figure.parts:
             for one in filter(None, (part.tuned, part)):
                 if one.name not in known:
                     known.add(one.name)

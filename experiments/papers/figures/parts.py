@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ml_collections import ConfigDict
 
@@ -14,7 +14,7 @@ from ...run.build import open_dataset
 from ...sweep import main as sweep
 from ...sweep import space
 from . import tables
-from .registry import Drawing, Request
+from .registry import Request
 from .sizes import at_scale
 from .tables import Table
 
@@ -156,29 +156,3 @@ class Part:
         """The runs of a table that the figure draws."""
         data = tables.only(table.data, self.keys) if self.keys else table.data
         return tables.tuned(data, _TUNED) if self.at_best else data
-
-
-@dataclasses.dataclass(frozen=True)
-class Sweeps:
-    """How a figure is drawn from sweeps.
-
-    Attributes:
-      parts: the sweeps, in the order in which `draw` takes them.
-      draw: turns the runs of the sweeps into panels and a verdict.
-    """
-
-    parts: Sequence[Part]
-    draw: Callable[..., Drawing]
-
-    def __call__(self, request: Request) -> Drawing:
-        """Train the runs that the tables lack, or only read the tables, then draw."""
-        if request.from_data:
-            read = [part.read(request) for part in self.parts]
-        else:
-            for part in self.parts:  # bad input is reported before any work
-                space.parse_sweep(part.parsed(request))
-            read = [part.train(request) for part in self.parts]
-        pairs = zip(self.parts, read, strict=True)
-        drawing = self.draw(*(part.shown(table) for part, table in pairs))
-        length = "; ".join(dict.fromkeys(table.length for table in read))
-        return dataclasses.replace(drawing, length=length)

@@ -1,6 +1,7 @@
 """A figure: a claim of a paper, and how it is drawn and checked."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -8,20 +9,19 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from .parts import Sweeps
+    from .parts import Part
 
 # How the data differ from the papers', in `Figure.how`.
 CIFAR = "CIFAR-10 at 16 x 16 pixels"
 TEXT = "your own text file: --dataset=text:FILE"
 
-BEYOND = "Beyond the papers"  # in place of a paper, for claims that have none
-
+Numbers = Sequence[float] | np.ndarray
 Look = Literal["measured", "theory", "points"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a panel; the CSV holds its points.
+    """A line of a panel.
 
     Attributes:
       label: its text in the legend.
@@ -33,9 +33,9 @@ class Line:
     """
 
     label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    error: Sequence[float] | None = None
+    x: Numbers
+    y: Numbers
+    error: Numbers | None = None
     look: Look = "measured"
 
 
@@ -49,6 +49,9 @@ class Panel:
     lines: Sequence[Line]
     log_x: bool = False
     log_y: bool = False
+
+
+loglog = functools.partial(Panel, log_x=True, log_y=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +111,10 @@ class Figure:
       paper: short name of the paper.
       number: the figure's number in the paper, or that of a theorem.
       claim: the paper's claim, in one sentence.
-      draw: computes the figure; its argument is whether to use the paper's sizes.
-      train: trains networks on data, in place of `draw`. A figure with neither is not
-        drawn.
+      draw: draws the figure from the runs of each part. Without parts it computes the
+        figure, and its argument is whether to use the paper's sizes. None if the figure
+        is not drawn.
+      parts: the sweeps that it needs.
       how: how it differs from the paper's figure, or why it is not drawn.
       command: a command that would measure a figure that is not drawn.
     """
@@ -119,15 +123,22 @@ class Figure:
     paper: str
     number: str
     claim: str
-    draw: Callable[[bool], Drawing] | None = None
-    train: "Sweeps | None" = None
+    draw: Callable[..., Drawing] | None = None
+    parts: "Sequence[Part]" = ()
     how: str = ""
     command: str = ""
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether mupax can draw it."""
-        return self.draw is not None or self.train is not None
+
+def beyond(
+    id: str,
+    number: str,
+    claim: str,
+    draw: Callable[..., Drawing],
+    parts: "Sequence[Part]",
+    how: str = CIFAR,
+) -> Figure:
+    """A claim beyond the papers."""
+    return Figure(id, "Beyond the papers", number, claim, draw, parts, how)
 
 
 def near(value: float, expected: float, tolerance: float) -> bool:

@@ -6,8 +6,8 @@ from ml_collections import ConfigDict
 
 from ...report import SweepData
 from . import curves, sizes
-from .parts import Part, Sweeps
-from .registry import BEYOND, CIFAR, SCALES, TEXT, Drawing, Figure
+from .parts import Part
+from .registry import CIFAR, SCALES, TEXT, Drawing, beyond
 
 
 def keeps_and_moves(
@@ -22,8 +22,7 @@ def keeps_and_moves(
     """
     transfers = {title: curves.judge(data, key) for title, key in (keeps, moves)}
     kept, moved = transfers.values()
-    agrees = curves.conjunction(curves.stays(kept), curves.moves(moved))
-    return Drawing(curves.panels(transfers), curves.describe(transfers), agrees)
+    return curves.drawing(transfers, curves.stays(kept), curves.moves(moved))
 
 
 _DEPTH_LAW = functools.partial(
@@ -56,12 +55,12 @@ def _sgd(config: ConfigDict) -> None:
 
 _FOUR = {scale: {"sweep.seeds": "4"} for scale in SCALES}
 _MLP = sizes.joined(
+    _FOUR,
     {
-        "medium": {"steps": "1560", "sweep.average_last": "200"},
+        "laptop": {"sweep.seeds": "8"},
+        "medium": {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "8"},
         "paper": {"steps": "39100", "sweep.average_last": "1000"},
     },
-    _FOUR,
-    {scale: {"sweep.seeds": "8"} for scale in ("laptop", "medium")},
 )
 _MUON = sizes.joined(
     sizes.MLP,
@@ -73,90 +72,54 @@ _MUON = sizes.joined(
         "paper": {"sweep.widths": "(128,256,512)"},
     },
 )
+_VIT, _GPT = sizes.joined(sizes.VIT, _FOUR), sizes.joined(sizes.GPT, _FOUR)
 _BRANCHES = {"sweep.only": "('depth_mup', 'completep')"}
 _PLAIN = "the best learning rate of plain ReLU networks scales as L^(-3/2) with "
 _TWO = "with branches of two layers α = 1 keeps the best learning rate, α = ½ does not"
 
+_MUON_ALONE = {"optimizer.name": "muon", "sweep.only": "('depth_mup',)"}
+_SGD_RATES = {"sweep.axes.learning_rate": "2**[-11:-2:1]"}
+_NO_CHOICES = {"sweep.choices": "()"}
+_FIRST_STEP = f"the theorem is about SGD's first step; {CIFAR}"
+
 FIGURES = [
-    Figure(
+    beyond(
         "mlp-adam",
-        BEYOND,
         "Plain networks, Adam",
         f"{_PLAIN}Adam",
-        train=Sweeps([Part("mlp_sweep", "mlp-adam", {}, _MLP)], _DEPTH_LAW),
-        how=f"the theorem is about SGD's first step; {CIFAR}",
+        _DEPTH_LAW,
+        [Part("mlp_sweep", "mlp-adam", {}, _MLP)],
+        _FIRST_STEP,
     ),
-    Figure(
+    beyond(
         "mlp-sgd",
-        BEYOND,
         "Plain networks, SGD",
         f"{_PLAIN}momentum",
-        train=Sweeps(
-            [
-                Part(
-                    "mlp_sweep",
-                    "mlp-sgd",
-                    {"sweep.axes.learning_rate": "2**[-11:-2:1]"},
-                    _MLP,
-                    edit=_sgd,
-                )
-            ],
-            _DEPTH_LAW,
-        ),
-        how=f"the theorem is about SGD's first step; {CIFAR}",
+        _DEPTH_LAW,
+        [Part("mlp_sweep", "mlp-sgd", _SGD_RATES, _MLP, edit=_sgd)],
+        _FIRST_STEP,
     ),
-    Figure(
+    beyond(
         "muon",
-        BEYOND,
         "Muon",
         "Depth-μP keeps Muon's best learning rate over depth and width",
-        train=Sweeps(
-            [
-                Part(
-                    "resmlp_sweep",
-                    "muon",
-                    {"optimizer.name": "muon", "sweep.only": "('depth_mup',)"},
-                    _MUON,
-                )
-            ],
-            both_axes,
-        ),
-        how=CIFAR,
+        both_axes,
+        [Part("resmlp_sweep", "muon", _MUON_ALONE, _MUON)],
     ),
-    Figure(
+    beyond(
         "vit-branches",
-        BEYOND,
         "Two-layer branches, ViT",
         _TWO,
-        train=Sweeps(
-            [
-                Part(
-                    "vit_sweep",
-                    "vit-branches",
-                    _BRANCHES | {"sweep.choices": "()"},
-                    sizes.joined(sizes.VIT, _FOUR),
-                )
-            ],
-            _LONG_BRANCHES,
-        ),
-        how="CIFAR-10",
+        _LONG_BRANCHES,
+        [Part("vit_sweep", "vit-branches", _BRANCHES | _NO_CHOICES, _VIT)],
+        "CIFAR-10",
     ),
-    Figure(
+    beyond(
         "gpt-branches",
-        BEYOND,
         "Two-layer branches, GPT",
         _TWO,
-        train=Sweeps(
-            [
-                Part(
-                    "gpt_sweep",
-                    "gpt-branches",
-                    _BRANCHES,
-                    sizes.joined(sizes.GPT, _FOUR),
-                )
-            ],
-            _LONG_BRANCHES,
-        ),
-        how=TEXT,
+        _LONG_BRANCHES,
+        [Part("gpt_sweep", "gpt-branches", _BRANCHES, _GPT)],
+        TEXT,
     ),
 ]

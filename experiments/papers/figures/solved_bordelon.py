@@ -6,7 +6,7 @@ import numpy as np
 
 from ..theory import feature_learning, finite_size, lazy, linear_joint
 from ..theory.relu_mlp import fit_power_law
-from .registry import Drawing, Line, Panel, near
+from .registry import Drawing, Line, Panel, loglog, near
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def depths_agree(paper: bool) -> Drawing:
     away = float((np.abs(mean - value) / np.hypot(noise, error)).max())
     slope, slope_error = _gap_law(runs, depths)
     losses = [
-        Line(f"L = {d}", range(steps), run.losses.value.tolist())
+        Line(f"L = {d}", range(steps), run.losses.value)
         for d, run in zip(depths, runs, strict=True)
     ]
     outputs = []
@@ -57,7 +57,7 @@ def depths_agree(paper: bool) -> Drawing:
         label = f"N = {width}, point {k + 1}"
         outputs.append(Line(label, depths, mean[:, k], noise[:, k], look="points"))
         name = f"infinite width, point {k + 1}"
-        outputs.append(Line(name, depths, value[:, k].tolist(), look="theory"))
+        outputs.append(Line(name, depths, value[:, k], look="theory"))
     panels = [
         Panel("Training at infinite width", "step", "loss", losses),
         Panel(f"After {steps - 1} steps", "depth L", "f", outputs, log_x=True),
@@ -79,8 +79,7 @@ def _gap_law(
     draws = np.random.default_rng(0).normal(size=(200, len(depths)))
 
     def slope(losses: np.ndarray) -> float:
-        gaps = np.abs(np.diff(losses))
-        return fit_power_law(depths[:-1], gaps.tolist())
+        return fit_power_law(depths[:-1], np.abs(np.diff(losses)))
 
     spread = np.std([slope(last[:, 0] + draw * last[:, 1]) for draw in draws])
     return slope(last[:, 0]), float(spread)
@@ -93,17 +92,11 @@ def finite_sizes(paper: bool) -> Drawing:
     proxy = networks.outputs[-1, -1].mean(axis=0)
     errors = ((networks.outputs - proxy) ** 2).mean(axis=(2, 3))
     lines = [
-        Line(f"N = {n}", networks.depths, row.tolist())
+        Line(f"N = {n}", networks.depths, row)
         for n, row in zip(networks.widths, errors, strict=True)
     ]
-    single = Panel(
-        "Single networks, and the large ensemble",
-        "depth L",
-        "squared error of f",
-        lines,
-        log_x=True,
-        log_y=True,
-    )
+    title = "Single networks, and the large ensemble"
+    single = loglog(title, "depth L", "squared error of f", lines)
     width = networks.width_law()
     bias, error = _bias_law(networks)
     ours = (
@@ -118,21 +111,15 @@ def finite_sizes(paper: bool) -> Drawing:
 def ensembles(paper: bool) -> Drawing:
     """Variance over initializations, and the bias of the average (Figure B.7)."""
     networks = _trained(paper)
+    widths, variances = networks.widths, networks.variance.T
     lines = [
-        Line(f"L = {d}", networks.widths, column.tolist())
-        for d, column in zip(networks.depths, networks.variance.T, strict=True)
+        Line(f"L = {d}", widths, variance)
+        for d, variance in zip(networks.depths, variances, strict=True)
     ]
-    start = networks.variance[0].mean()
-    law = [start * networks.widths[0] / n for n in networks.widths]
-    noise = Panel(
-        "Over initializations",
-        "width N",
-        "variance of f",
-        [*lines, Line("1/N", networks.widths, law, look="theory")],
-        log_x=True,
-        log_y=True,
-    )
-    slopes = [fit_power_law(networks.widths, v.tolist()) for v in networks.variance.T]
+    law = variances[:, 0].mean() * widths[0] / np.array(widths)
+    lines.append(Line("1/N", widths, law, look="theory"))
+    noise = loglog("Over initializations", "width N", "variance of f", lines)
+    slopes = [fit_power_law(widths, variance) for variance in variances]
     bias, error = (2 * value for value in _bias_law(networks))
     ours = (
         f"variance falls as N^{min(slopes):.2f} to N^{max(slopes):.2f} over the depths "
@@ -146,18 +133,13 @@ def ensembles(paper: bool) -> Drawing:
 
 def _bias(errors: finite_size.Errors, power: int, label: str) -> Panel:
     depths, gaps = errors.depths[:-1], errors.depth_gaps[-1] ** power
-    law = [gaps[-1] * (depths[-1] / d) ** power for d in depths]
-    return Panel(
-        f"Averaged over initializations, N = {errors.widths[-1]}",
-        "depth L",
-        f"{label}: L against 2L",
-        [
-            Line("measured", depths, gaps.tolist()),
-            Line(f"L^-{power}" if power > 1 else "1/L", depths, law, look="theory"),
-        ],
-        log_x=True,
-        log_y=True,
-    )
+    law = gaps[-1] * (depths[-1] / np.array(depths)) ** power
+    lines = [
+        Line("measured", depths, gaps),
+        Line(f"L^-{power}" if power > 1 else "1/L", depths, law, look="theory"),
+    ]
+    title = f"Averaged over initializations, N = {errors.widths[-1]}"
+    return loglog(title, "depth L", f"{label}: L against 2L", lines)
 
 
 def lazy_kernel(paper: bool) -> Drawing:
@@ -168,23 +150,15 @@ def lazy_kernel(paper: bool) -> Drawing:
     limit = lazy.kernels(gram, "relu").kernel[zero]
     depths = [2**k for k in range(0, 9 if paper else 8)]
     kernels = [lazy.kernels(gram, "relu", depth=d).kernel[zero] for d in depths]
-    lines = [
-        Line(f"L = {d}", angles.tolist(), k.tolist())
-        for d, k in list(zip(depths, kernels, strict=True))[:5:2]
-    ]
-    infinite = Line("infinite depth", angles.tolist(), limit.tolist(), look="theory")
-    shape = Panel("NTK at initialization", "angle", "K", [*lines, infinite])
+    lines = [Line(f"L = {depths[i]}", angles, kernels[i]) for i in (0, 2, 4)]
+    lines.append(Line("infinite depth", angles, limit, look="theory"))
+    shape = Panel("NTK at initialization", "angle", "K", lines)
     away = [float(((k - limit) ** 2).mean()) for k in kernels]
     slope = fit_power_law(depths[-4:], away[-4:])
-    law = [away[-1] * (depths[-1] / d) ** 2 for d in depths]
-    rate = Panel(
-        "Distance from infinite depth",
-        "depth L",
-        "mean squared error of K",
-        [Line("recursion", depths, away), Line("L^-2", depths, law, look="theory")],
-        log_x=True,
-        log_y=True,
-    )
+    law = away[-1] * (depths[-1] / np.array(depths)) ** 2
+    lines = [Line("recursion", depths, away), Line("L^-2", depths, law, look="theory")]
+    title = "Distance from infinite depth"
+    rate = loglog(title, "depth L", "mean squared error of K", lines)
     ours = f"squared error falls as L^{slope:.2f} (agrees within 0.1 of -2)"
     return Drawing([shape, rate], ours, near(slope, -2, 0.1))
 
@@ -205,24 +179,19 @@ def linear_features(paper: bool) -> Drawing:
         away.append(float(np.abs(change - exact).max() / exact.max()))
         if depth in (5, 10, 50, 300):
             at = np.unique(np.linspace(0, depth, 11).round().astype(int))
-            name, where = f"L = {depth}", run.times[at].tolist()
-            before.append(Line(name, where, start[at].tolist()))
+            before.append(Line(f"L = {depth}", run.times[at], start[at]))
             # The frozen read-in does not change, and zero has no logarithm.
-            after.append(Line(name, where[1:], change[at][1:].tolist()))
-    theory = Line("infinite depth", times.tolist(), closed.h.tolist(), look="theory")
-    moved = Line(
-        "infinite depth",
-        times[1:].tolist(),
-        closed.change_h[1:].tolist(),
-        look="theory",
-    )
+            after.append(Line(f"L = {depth}", run.times[at[1:]], change[at[1:]]))
+    name = "infinite depth"
+    before.append(Line(name, times, closed.h, look="theory"))
+    after.append(Line(name, times[1:], closed.change_h[1:], look="theory"))
     slope = fit_power_law(depths[-3:], away[-3:])
     ours = (
         f"ΔH at depth {depths[-1]} is within {away[-1]:.2%} of the limit, the gap "
         f"falls as L^{slope:.2f} (agrees within 0.1 of -1)"
     )
     panels = [
-        Panel("At initialization", "layer time τ", "H0", [*before, theory]),
-        Panel("Change by one step", "layer time τ", "ΔH", [*after, moved], log_y=True),
+        Panel("At initialization", "layer time τ", "H0", before),
+        Panel("Change by one step", "layer time τ", "ΔH", after, log_y=True),
     ]
     return Drawing(panels, ours, near(slope, -1, 0.1))

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -63,27 +64,20 @@ def finite_width(paper: bool) -> Drawing:
     inputs, targets = _stream(steps)
     limit = linear_sgd.train(inputs, targets, depth, learning_rate=_RATE).rms[:, 0]
     layers = [0, 16, 32, 48, 64]
-    measured = np.stack(
-        [
-            _simulate(jnp.arange(seeds), inputs[:, 0], targets[:, 0, 0], n, depth)
-            for n in widths
-        ]
-    )[:, :, :, layers]
+    seed, x, y = jnp.arange(seeds), inputs[:, 0], targets[:, 0, 0]
+    measured = np.stack([_simulate(seed, x, y, n, depth) for n in widths])[..., layers]
     mean = measured.mean(axis=1)
     error = measured.std(axis=1, ddof=1) / np.sqrt(seeds)
     panels = []
     for step in (1, 5, 10):
-        lines = []
-        for k, layer in enumerate(layers):
-            name, at = f"layer {layer}", step - 1
-            lines.append(Line(name, widths, mean[:, at, k], error[:, at, k]))
-        for layer in layers:
-            level = [limit[step - 1, layer]] * 2
-            name = "infinite width" if layer == 0 else ""
-            lines.append(Line(name, [widths[0], widths[-1]], level, look="theory"))
+        lines = [
+            Line(f"layer {n}", widths, mean[:, step - 1, k], error[:, step - 1, k])
+            for k, n in enumerate(layers)
+        ]
+        lines += _levels("infinite width", widths, limit[step - 1, layers])
         panels.append(Panel(f"Step {step}", "width", "rms of x", lines, log_x=True))
-    distance = ((measured - limit[None, None][..., layers]) ** 2).mean(axis=(1, 2, 3))
-    slope = fit_power_law(widths, distance.tolist())
+    distance = ((measured - limit[:, layers]) ** 2).mean(axis=(1, 2, 3))
+    slope = fit_power_law(widths, distance)
     ours = (
         f"squared distance from the limit falls as width^{slope:.2f} "
         "(agrees within 0.35 of -1)"
@@ -92,6 +86,15 @@ def finite_width(paper: bool) -> Drawing:
 
 
 _RATE = 0.1
+
+
+def _levels(name: str, sizes: Sequence[int], levels: Iterable[float]) -> list[Line]:
+    """Horizontal lines, of which the first has a name."""
+    ends = [sizes[0], sizes[-1]]
+    return [
+        Line("" if i else name, ends, [level] * 2, look="theory")
+        for i, level in enumerate(levels)
+    ]
 
 
 def _stream(steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -139,26 +142,22 @@ def depth_convergence(paper: bool) -> Drawing:
     """The infinitely wide linear network over depths (section 10.1)."""
     depths, steps = [2**k for k in range(4, 10)], 10
     inputs, targets = _stream(steps)
-    settings: dict[str, Any] = {"learning_rate": _RATE}
-    runs = [linear_sgd.train(inputs, targets, d, **settings).rms[:, 0] for d in depths]
+    train = functools.partial(linear_sgd.train, inputs, targets, learning_rate=_RATE)
+    runs = [train(depth=depth).rms[:, 0] for depth in depths]
     parts = (0, 0.25, 0.5, 0.75, 1)
     start = 64 if paper else 32
-    limit = linear_sgd.infinite_depth(inputs, targets, depth=start, **settings)
+    limit = linear_sgd.infinite_depth(inputs, targets, depth=start, learning_rate=_RATE)
     # The layer times of the limit are a grid of 1/`start`.
     rms = limit.rms.value[:, 0]
     panels = []
     for step in (1, 5, 10):
+        at = step - 1
         lines = []
         for part in parts:
-            values = [
-                run[step - 1, int(part * d)]
-                for run, d in zip(runs, depths, strict=True)
-            ]
+            values = [run[at, int(part * (run.shape[1] - 1))] for run in runs]
             lines.append(Line(f"layer time {part:g}", depths, values))
-        for part in parts:
-            level = [rms[step - 1, int(part * start)]] * 2
-            name = "infinite depth" if part == 0 else ""
-            lines.append(Line(name, [depths[0], depths[-1]], level, look="theory"))
+        levels = (rms[at, int(part * start)] for part in parts)
+        lines += _levels("infinite depth", depths, levels)
         panels.append(Panel(f"Step {step}", "depth", "rms of x", lines, log_x=True))
     away = [float(abs(run[-1, -1] - rms[-1, -1])) for run in runs]
     slope = fit_power_law(depths[-4:], away[-4:])

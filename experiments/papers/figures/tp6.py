@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from . import claims_tp6 as claims
 from . import sizes
 from . import solved_tp6 as solved
-from .parts import Part, Sweeps
+from .parts import Part
 from .registry import CIFAR, TEXT, Drawing, Figure
 
 # ----- Sweeps of residual MLPs.
@@ -82,148 +82,140 @@ _GPT_MULTIPLIER = Part(
 # ----- Figures.
 
 
-def _swept(
+def _figure(
     number: int,
     claim: str,
-    parts: Sequence[Part],
     draw: Callable[..., Drawing],
+    parts: Sequence[Part] = (),
     how: str = CIFAR,
 ) -> Figure:
-    train = Sweeps(parts, draw)
     name = f"Figure {number}"
-    return Figure(f"tp6-{number}", "TP-VI", name, claim, train=train, how=how)
-
-
-def _solved(
-    number: int, claim: str, draw: Callable[[bool], Drawing], how: str
-) -> Figure:
-    name = f"Figure {number}"
-    return Figure(f"tp6-{number}", "TP-VI", name, claim, draw=draw, how=how)
+    return Figure(f"tp6-{number}", "TP-VI", name, claim, draw, parts, how)
 
 
 _SLOPES = "slopes of the paper's curves; SGD on random data in place of CIFAR-10"
 
 FIGURES = [
-    _solved(
+    _figure(
         1,
         "of all (α, γ) only α = γ = ½ is stable, nontrivial and diverse",
         solved.regions,
-        "measured at ten points with SGD",
+        how="measured at ten points with SGD",
     ),
-    _swept(
+    _figure(
         2,
         "the nonlinearity before the weights transfers, but depth does not help",
-        (_both("first-relu", {"model.activation_first": "True"}), _RELU_BOTH),
         claims.weights_last,
+        (_both("first-relu", {"model.activation_first": "True"}), _RELU_BOTH),
     ),
-    _swept(
+    _figure(
         3,
         "|x| instead of ReLU improves deep networks",
-        (_both("one-abs", {"model.nonlinearity": "abs"}), _RELU_BOTH),
         claims.absolute_gains,
+        (_both("one-abs", {"model.nonlinearity": "abs"}), _RELU_BOTH),
     ),
-    _swept(
+    _figure(
         4,
         "ReLU branches of two layers do worse than branches of one at the same depth",
-        (_TWO_RELU_BOTH, _RELU_BOTH),
         claims.two_layers_lose,
+        (_TWO_RELU_BOTH, _RELU_BOTH),
     ),
-    _swept(
+    _figure(
         5,
         "|x| branches of two layers do worse than branches of one at the same depth",
-        (_TWO_ABSLN_BOTH, _ABSLN_BOTH),
         claims.two_layers_lose,
+        (_TWO_ABSLN_BOTH, _ABSLN_BOTH),
     ),
-    _swept(
+    _figure(
         6,
         "the best learning rate of branches of two layers moves with depth",
+        claims.two_layers_move,
         [
             dataclasses.replace(part, at_best=True)
             for part in (_TWO_RELU_BOTH, _TWO_ABSLN_BOTH)
         ],
-        claims.two_layers_move,
     ),
-    _swept(
+    _figure(
         7,
         "the slope of the best (η, a) goes from -2 to -1 with depth at block depth 2",
-        (_TWO_ABSLN_BOTH,),
         claims.valley_turns,
+        (_TWO_ABSLN_BOTH,),
         f"|x| and LayerNorm; {CIFAR}",
     ),
-    _solved(
+    _figure(
         8,
         "trained linear networks converge to Lemma 4.3 as the width grows",
         solved.finite_width,
-        "a linear teacher in place of MNIST, widths 2⁵ to 2⁹ at laptop scale",
+        how="a linear teacher in place of MNIST, widths 2⁵ to 2⁹ at laptop scale",
     ),
-    _solved(
+    _figure(
         9,
         "infinitely wide linear networks converge as the depth grows",
         solved.depth_convergence,
-        "a linear teacher in place of MNIST",
+        how="a linear teacher in place of MNIST",
     ),
-    _swept(
+    _figure(
         10,
         "Depth-μP keeps the best learning rate and improves with depth; others do not",
-        (_RELU.about("no_depth_scaling", "half_alpha", "depth_mup"),),
         claims.rate_over_depth,
+        (_RELU.about("no_depth_scaling", "half_alpha", "depth_mup"),),
     ),
-    _swept(
+    _figure(
         11,
         "the ODE's best learning rate moves with depth, and Depth-μP trains better",
-        (_RELU.about("ode", "depth_mup"),),
         claims.ode_moves,
+        (_RELU.about("ode", "depth_mup"),),
     ),
-    _swept(
+    _figure(
         12,
         "with LayerNorm, Depth-μP keeps the best learning rate; α = ½, γ = 0 does not",
-        (_ABSLN,),
         claims.rate_over_depth,
+        (_ABSLN,),
         f"|x|, as the paper; {CIFAR}",
     ),
-    _swept(
+    _figure(
         13,
         "the best block multiplier a converges as depth grows",
-        (_RELU_BOTH,),
         claims.multiplier_settles,
+        (_RELU_BOTH,),
     ),
-    _swept(
+    _figure(
         14,
         "the block multiplier hardly changes the loss of transformers",
-        (_GPT_MULTIPLIER,),
         claims.multiplier_is_free,
+        (_GPT_MULTIPLIER,),
         TEXT,
     ),
-    _swept(
+    _figure(
         15,
         "deeper transformers have a higher loss at first and a lower loss at the end",
-        (_GPT,),
         claims.deeper_starts_worse,
+        (_GPT,),
         TEXT,
     ),
-    _swept(
+    _figure(
         16,
         "a transformer's best learning rate scales as 1/√L only at the end of training",
-        (_GPT,),
         claims.root_law_at_the_end,
+        (_GPT,),
         TEXT,
     ),
-    _solved(
+    _figure(
         17,
         "κ stays ½ for Depth-μP and falls to 0 with depth for the ODE",
         solved.diversity,
-        _SLOPES,
+        how=_SLOPES,
     ),
-    _solved(
+    _figure(
         18,
         "for the ODE κ falls with depth and time; for Depth-μP it hardly does",
         solved.diversity_in_time,
-        _SLOPES,
+        how=_SLOPES,
     ),
-    _solved(
+    _figure(
         19,
         "features are more diverse with |x| than with ReLU",
         solved.absolute_value,
-        _SLOPES,
+        how=_SLOPES,
     ),
 ]

@@ -9,8 +9,8 @@ from ...sweep import optima
 from ...sweep.statistics import Axis
 from ...sweep.verdict import Transfer, transfer
 from . import curves
-from .parts import Part, Sweeps
-from .registry import BEYOND, CIFAR, TEXT, Drawing, Figure, Panel
+from .parts import Part
+from .registry import CIFAR, TEXT, Drawing, Figure, Panel, beyond
 
 _HIDDEN = "hidden/weight_decay"
 
@@ -83,40 +83,47 @@ def decays(
         for name, populations in runs.items()
     }
     kept, lost, _ = transfers.values()
-    return Drawing(
-        curves.panels(transfers, axis),
-        curves.describe(transfers),
-        curves.conjunction(curves.stays(kept), curves.moves(lost)),
-    )
+    return curves.drawing(transfers, curves.stays(kept), curves.moves(lost), axis=axis)
 
 
 # ----- Sweeps over batch size and length, without and with the rule.
 
+_DATA = {"text": ("GPT", TEXT), "cnn": ("CNN", CIFAR)}
+# By name: title, claim, overrides, further overrides of the rule.
+_RULES: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
+    "batch": (
+        "Batch size",
+        "AdamW's best learning rate stays over batch sizes 16 to 512 at equal examples "
+        "with the square-root rule, and moves without it",
+        {},
+        {"base_batch_size": "64"},
+    ),
+    "length": (
+        "Training length",
+        "AdamW's best learning rate stays over lengths 1x to 16x with the rule of "
+        "length, and moves without it",
+        {
+            "batch_size": "32",
+            "steps": "100",
+            "schedule.warmup": "10",
+            "sweep.average_last": "12",
+            "sweep.equal_examples": "False",
+            "sweep.choices": "(('steps', (100, 400, 1600)),)",
+        },
+        {"base_examples": "3200"},
+    ),
+}
 
-def _pair(
-    config: str, name: str, overrides: dict[str, str], base: dict[str, str]
-) -> tuple[Part, Part]:
-    """A sweep of hyperparameters as they are, and the same with the rule."""
-    name = f"{config.partition('_')[0]}-{name}"
-    return Part(config, name, overrides), Part(config, f"{name}-rule", overrides | base)
 
-
-def _batch(config: str) -> Sweeps:
-    return Sweeps(_pair(config, "batch", {}, {"base_batch_size": "64"}), follows)
-
-
-def _length(config: str) -> Sweeps:
-    overrides = {
-        "batch_size": "32",
-        "steps": "100",
-        "schedule.warmup": "10",
-        "sweep.average_last": "12",
-        "sweep.equal_examples": "False",
-        "sweep.choices": "(('steps', (100, 400, 1600)),)",
-    }
-    return Sweeps(
-        _pair(config, "length", overrides, {"base_examples": "3200"}), follows
+def _over(data: str, rule: str) -> Figure:
+    model, how = _DATA[data]
+    title, claim, overrides, base = _RULES[rule]
+    name, config = f"{data}-{rule}", f"{data}_batch"
+    parts = (
+        Part(config, name, overrides),
+        Part(config, f"{name}-rule", overrides | base),
     )
+    return beyond(name, f"{title}, {model}", claim, follows, parts, how)
 
 
 # ----- Sweeps over the decay of hidden weights.
@@ -136,18 +143,21 @@ _DECAY = {
 }
 _WIDE = {"sweep.widths": "(16,64)"}
 _DEEP = {"sweep.depths": "(2,8)", "parametrization.name": "depth_mup"}
-
-
-def _share_of_hidden(config: ConfigDict, shares: str) -> None:
-    # No override names a group of parameters.
-    with config.unlocked():
-        config.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
-        config.sweep.axes[_HIDDEN] = shares
+_DECAY_CLAIM = (
+    "AdamW's best learning rate stays over {} where learning rate × decay is constant, "
+    "and moves where the decay is"
+)
 
 
 def _decay(name: str, overrides: dict[str, str], shares: str) -> tuple[Part, Part]:
     """A sweep over shares of the decay of hidden weights, and one without decay."""
-    edit = functools.partial(_share_of_hidden, shares=shares)
+
+    def edit(config: ConfigDict) -> None:
+        # No override names a group of parameters.
+        with config.unlocked():
+            config.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
+            config.sweep.axes[_HIDDEN] = shares
+
     overrides = _DECAY | overrides
     without = overrides | {"optimizer.weight_decay": "0.0"}
     return (
@@ -156,66 +166,22 @@ def _decay(name: str, overrides: dict[str, str], shares: str) -> tuple[Part, Par
     )
 
 
-_BATCH_RULE = (
-    "AdamW's best learning rate stays over batch sizes 16 to 512 at equal examples "
-    "with the square-root rule, and moves without it"
-)
-_LENGTH_RULE = (
-    "AdamW's best learning rate stays over lengths 1x to 16x with the rule of length, "
-    "and moves without it"
-)
-_DECAY_RULE = "where learning rate × decay is constant, and moves where the decay is"
-
 FIGURES = [
-    Figure(
-        "text-batch",
-        BEYOND,
-        "Batch size, GPT",
-        _BATCH_RULE,
-        train=_batch("text_batch"),
-        how=TEXT,
-    ),
-    Figure(
-        "cnn-batch",
-        BEYOND,
-        "Batch size, CNN",
-        _BATCH_RULE,
-        train=_batch("cnn_batch"),
-        how=CIFAR,
-    ),
-    Figure(
-        "text-length",
-        BEYOND,
-        "Training length, GPT",
-        _LENGTH_RULE,
-        train=_length("text_batch"),
-        how=TEXT,
-    ),
-    Figure(
-        "cnn-length",
-        BEYOND,
-        "Training length, CNN",
-        _LENGTH_RULE,
-        train=_length("cnn_batch"),
-        how=CIFAR,
-    ),
-    Figure(
+    *(_over(data, rule) for rule in _RULES for data in _DATA),
+    beyond(
         "decay",
-        BEYOND,
         "Weight decay over width",
-        f"AdamW's best learning rate stays over width {_DECAY_RULE}",
-        train=Sweeps(_decay("decay", _WIDE, "2**[-2:0:2]"), decays),
-        how=TEXT,
+        _DECAY_CLAIM.format("width"),
+        decays,
+        _decay("decay", _WIDE, "2**[-2:0:2]"),
+        TEXT,
     ),
-    Figure(
+    beyond(
         "decay-depth",
-        BEYOND,
         "Weight decay over depth, Depth-μP",
-        f"AdamW's best learning rate stays over depth {_DECAY_RULE}",
-        train=Sweeps(
-            _decay("decay-depth", _DEEP, "2**[-1:0:1]"),
-            functools.partial(decays, axis="depth", power=0.5),
-        ),
-        how=TEXT,
+        _DECAY_CLAIM.format("depth"),
+        functools.partial(decays, axis="depth", power=0.5),
+        _decay("decay-depth", _DEEP, "2**[-1:0:1]"),
+        TEXT,
     ),
 ]

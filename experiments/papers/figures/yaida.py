@@ -4,7 +4,7 @@ import numpy as np
 
 from ..theory import family_statistics
 from ..theory.relu_mlp import fit_power_law
-from .registry import Drawing, Figure, Line, Panel, near
+from .registry import Drawing, Figure, Line, loglog, near
 
 
 def emergent_scale(paper: bool) -> Drawing:
@@ -25,16 +25,14 @@ def emergent_scale(paper: bool) -> Drawing:
         scales += gamma
         values += change
     slope = fit_power_law(scales, values)
-    ends = [min(scales), max(scales)]
+    ends = np.array([min(scales), max(scales)])
     prefactor = np.exp(np.mean(np.log(values) - np.log(scales)))
-    law = Line("proportional to γ", ends, [prefactor * e for e in ends], look="theory")
-    panel = Panel(
+    lines.append(Line("proportional to γ", ends, prefactor * ends, look="theory"))
+    panel = loglog(
         "Change of the NTK by learning, tanh networks",
         "emergent scale γ = L/n^(1-s)",
         "n^s E[z²] E[η³ddH]/E[ηH]³, type II",
-        [*lines, law],
-        log_x=True,
-        log_y=True,
+        lines,
     )
     ours = (
         f"exponent {slope:.3f} in γ over {len(values)} shapes and s (agrees within 0.1)"

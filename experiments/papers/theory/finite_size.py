@@ -66,11 +66,11 @@ class Errors:
 
     def width_law(self) -> float:
         """Exponent of the variance in the width, at the largest depth; -1 expected."""
-        return fit_power_law(self.widths, self.variance[:, -1].tolist())
+        return fit_power_law(self.widths, self.variance[:, -1])
 
     def depth_law(self) -> float:
         """Exponent of the gaps in the depth, at the largest width; -1 expected."""
-        return fit_power_law(self.depths[:-1], self.depth_gaps[-1].tolist())
+        return fit_power_law(self.depths[:-1], self.depth_gaps[-1])
 
     def ensembled(self, size: int) -> Float[np.ndarray, "widths depths"]:
         """The variance of averages of `size` networks each.

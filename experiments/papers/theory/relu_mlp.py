@@ -43,6 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from ...errors import UserError
 
@@ -266,7 +267,7 @@ def _exact(
     return jax.lax.map(network, keys)
 
 
-def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> float:
+def fit_power_law(sizes: ArrayLike, values: ArrayLike) -> float:
     """The exponent of values that are proportional to a power of the size.
 
     Examples:
@@ -276,7 +277,7 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> float:
     return round(float(np.polyfit(np.log(sizes), np.log(values), 1)[0]), 12)
 
 
-@functools.partial(jax.jit)
+@jax.jit
 def _response(
     n: Float[Array, " layers"], rates: Float[Array, " depth"]
 ) -> Float[Array, " depth"]:
