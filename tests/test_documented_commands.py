@@ -51,7 +51,7 @@ DOORS = (
     "run.commands.run",
     "run.commands.evaluate",
     "run.commands.explain",
-    "sweep.export.copy_to_optuna",
+    "sweep.export.study",
     "sweep.main.run",
     "sweep.search.run",
     "transfer.run",
@@ -76,6 +76,9 @@ def doors(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "mupax.experiments.run.mirror.opened",
         lambda folder, **_: contextlib.nullcontext(pathlib.Path(folder)),
+    )
+    monkeypatch.setattr(
+        "mupax.experiments.sweep.export.read_results", lambda folder: []
     )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text((ROOT / "configs" / "digits.py").read_text())

@@ -547,7 +547,7 @@ def pretended(part, request):
         sizes = task.parametrization, task.width, task.depth
         axes = {name: list(x) for name, x in task.grid.items()}
         populations.append(
-            Population(task.name, *sizes, task.chosen, axes, loss, both, 1.0)
+            Population(task.name, *sizes, dict(task.choices), axes, loss, both, 1.0)
         )
     return found(*populations, base=given.sizes)
 

@@ -101,7 +101,7 @@ def test_a_table_covers_what_it_holds():
 
     def task(depth=8, **grid):
         return types.SimpleNamespace(
-            parametrization="depth_mup", width=16, depth=depth, chosen={}, grid=grid
+            parametrization="depth_mup", width=16, depth=depth, choices=(), grid=grid
         )
 
     assert tables.covers(table, [task(**axes)], 2)

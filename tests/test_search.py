@@ -41,7 +41,7 @@ def images():
 def searched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("search")
     task = task_of(config())
-    options = {"start": search.start_of(task), "candidates": 4, "seed": 3}
+    options = {"candidates": 4, "seed": 3}
     one = search.search(task, images(), rounds=3, store=Store(folder), **options)
     runs = len(Store(folder).runs(task.name, task.key))
     again = search.search(task, images(), rounds=3, store=Store(folder), **options)
@@ -95,7 +95,7 @@ def test_the_summary_transfers(searched, tmp_path):
 def test_an_axis_of_one_value_is_an_error():
     task = task_of(config(weight_decay=(0.1,)))
     with pytest.raises(UserError, match="one value of weight_decay"):
-        search.search(task, images(), start=search.start_of(task))
+        search.search(task, images())
 
 
 def test_a_single_axis_is_an_error_before_anything_is_written(tmp_path):

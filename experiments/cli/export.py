@@ -25,8 +25,9 @@ def run(argv: list[str]) -> None:
     from ..sweep import export
 
     _, flags = parse_own(argv, FLAGS)
-    runs = export.copy_to_optuna(flags["workdir"], flags["optuna"], flags["study"])
-    print(f"{runs} runs: study {flags['study']!r} in {flags['optuna']}")
+    runs = export.read_results(flags["workdir"])
+    export.study(runs, name=flags["study"], storage=flags["optuna"])
+    print(f"{len(runs)} runs: study {flags['study']!r} in {flags['optuna']}")
     print(f"optuna-dashboard {flags['optuna']} shows them")
 
 

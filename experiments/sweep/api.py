@@ -86,7 +86,7 @@ class Sweep:
         """Every run as a row of a pandas DataFrame; see `export.dataframe`.
 
         Raises:
-          ImportError: pandas is not installed.
+          UserError: pandas is not installed.
         """
         return export.dataframe(self._runs())
 
@@ -100,8 +100,8 @@ class Sweep:
           storage: URL of a database, e.g. "sqlite:///sweep.db"; None: in memory.
 
         Raises:
-          ImportError: Optuna is not installed.
-          UserError: the storage has a study of this name, or cannot be used.
+          UserError: Optuna is not installed, or the storage has a study of this name
+            or cannot be used.
         """
         return export.study(self._runs(), name=name, storage=storage)
 

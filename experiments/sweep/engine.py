@@ -74,7 +74,7 @@ def prepare(
       store: holds the finished runs; None keeps none.
       limits: what the runs may use of memory.
       ahead: another task is training now, and uses memory that will be free later.
-      on_runs: called with the number of runs as each chunk ends.
+      on_runs: called with the number of stored runs, and with that of each chunk.
 
     Returns:
       A function that trains. Its argument is how many seconds the caller waited for
@@ -92,17 +92,19 @@ def prepare(
     seeds = range(task.seeds)
     missing = [at for at in points if any((s, at) not in stored for s in seeds)]
     rows = [s for s in seeds if any((s, at) not in stored for at in missing)]
-    if not missing:
-        return lambda waited: _population(task, points, stored)
-    training = task.training(data)
-    compiled = Chunks(task, training, limits, len(missing), rows)
+    compiled = None
+    if missing:
+        training = task.training(data)
+        compiled = Chunks(task, training, limits, len(missing), rows)
 
     def train(waited: float) -> Population:
         since = time.perf_counter() - waited
-        chunks = compiled
-        if ahead and chunks.cramped:
-            chunks = Chunks(task, training, limits, len(missing), rows)
-        stored.update(train_points(chunks, missing, store, since, on_runs))
+        on_runs(task.runs - len(missing) * len(rows))
+        if compiled is not None:
+            chunks = compiled
+            if ahead and chunks.cramped:
+                chunks = Chunks(task, training, limits, len(missing), rows)
+            stored.update(train_points(chunks, missing, store, since, on_runs))
         return _population(task, points, stored)
 
     return train
@@ -291,7 +293,7 @@ def _population(
         task.parametrization,
         task.width,
         task.depth,
-        task.chosen,
+        dict(task.choices),
         {name: list(values) for name, values in task.grid.items()},
         table[..., 0],
         table[..., 1:],

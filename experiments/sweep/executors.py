@@ -57,26 +57,41 @@ def run_all(
     Raises:
       UserError: a task raised it, or its worker died three times.
     """
-    with _Progress(tasks, console) as progress:
+    bar = progress_bars.bar(
+        rich.progress.TextColumn("{task.description:<24}"),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=console or rich.console.Console(quiet=True),
+    )
+    with bar:
+        total = sum(task.runs * task.work for task in tasks)
+        shown = bar.add_task("sweep", total=total)
+
+        def advance(task: Task, runs: int) -> None:
+            # By work, because tasks differ by a factor of a hundred.
+            bar.advance(shown, runs * task.work)
+
         if executor is not None and folder is not None:
-            return _run_on(executor, tasks, data, folder, limits, progress)
-        store = Store(folder.absolute()) if folder else None
-        prepare = [
-            functools.partial(
-                engine.prepare,
-                task,
-                data,
-                store,
-                limits,
-                on_runs=functools.partial(progress.advance, task),
-            )
-            for task in tasks
-        ]
-        populations = []
-        for task, population in zip(tasks, in_turn(prepare, ahead), strict=True):
-            populations.append(population)
-            progress.end(task)
-        return populations
+            populations = _run_on(executor, tasks, data, folder, limits, advance)
+        else:
+            store = Store(folder.absolute()) if folder else None
+            prepare = [
+                functools.partial(
+                    engine.prepare,
+                    task,
+                    data,
+                    store,
+                    limits,
+                    on_runs=functools.partial(advance, task),
+                )
+                for task in tasks
+            ]
+            populations = list(in_turn(prepare, ahead))
+        runs = sum(task.runs for task in tasks)
+        bar.update(shown, description=f"{runs} runs swept")
+    return populations
 
 
 def _run_on(
@@ -85,7 +100,7 @@ def _run_on(
     data: Any,
     folder: pathlib.Path,
     limits: engine.Limits,
-    progress: "_Progress",
+    advance: Callable[[Task, int], None],
 ) -> list[Population]:
     sign = _sign(folder.absolute())
     store = Store(folder.absolute())
@@ -109,7 +124,7 @@ def _run_on(
                 results[task.name], new = future.result()
                 if new:
                     store.append(task.name, new)
-                progress.end(task)
+                advance(task, task.runs)
             except Exception as error:
                 retry = _worker_died(error) and tries < _TRIES
                 broken = isinstance(error, BrokenProcessPool)
@@ -135,6 +150,12 @@ def _explained(error: Exception, task: Task) -> Exception:
     )
     told.__cause__ = error
     return told
+
+
+def _worker_died(error: Exception) -> bool:
+    # By name: Dask and submitit need not be installed.
+    names = {c.__name__ for c in type(error).__mro__}
+    return bool(names & {"KilledWorker", "BrokenExecutor", "UncompletedJobError"})
 
 
 def _sign(folder: pathlib.Path) -> pathlib.Path:
@@ -203,48 +224,6 @@ def in_turn(
             yield train(waited)
 
 
-class _Progress:
-    """A progress bar of tasks, by work: tasks differ by a factor of a hundred."""
-
-    def __init__(self, tasks: Sequence[Task], console: rich.console.Console | None):
-        self._tasks, self._ended = tasks, 0
-        self._bar = progress_bars.bar(
-            rich.progress.TextColumn("{task.description:<24}"),
-            rich.progress.BarColumn(),
-            rich.progress.TaskProgressColumn(),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TimeRemainingColumn(),
-            console=console or rich.console.Console(quiet=True),
-        )
-
-    def __enter__(self) -> "_Progress":
-        self._bar.__enter__()
-        total = sum(task.runs * task.work for task in self._tasks)
-        self._id = self._bar.add_task("sweep", total=total)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if not any(error):
-            runs = sum(task.runs for task in self._tasks)
-            self._bar.update(self._id, description=f"{runs} runs swept")
-        self._bar.__exit__(*error)
-
-    def advance(self, task: Task, runs: int) -> None:
-        """Count runs of a task that ended."""
-        self._bar.advance(self._id, runs * task.work)
-
-    def end(self, task: Task) -> None:
-        """Count all runs of a task that ended, also those that were stored before."""
-        self._ended += task.runs * task.work
-        self._bar.update(self._id, completed=self._ended)
-
-
-def _worker_died(error: Exception) -> bool:
-    # By name: Dask and submitit need not be installed.
-    names = {c.__name__ for c in type(error).__mro__}
-    return bool(names & {"KilledWorker", "BrokenExecutor", "UncompletedJobError"})
-
-
 @contextlib.contextmanager
 def opened(
     name: str, workers: int, folder: pathlib.Path, address: str | None = None
@@ -260,9 +239,8 @@ def opened(
       address: of a Dask scheduler.
 
     Raises:
-      UserError: an unknown name, or a package that is missing.
+      UserError: a package is missing.
     """
-    check_name(name)
     if name == "here":
         yield None
     elif name == "local":
@@ -271,35 +249,25 @@ def opened(
         with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn) as pool:
             yield pool
     elif name == "dask":
-        with _dask(workers, address) as client:
+        distributed = import_extra("distributed", "dask", "--executor=dask")
+        # One task at a time in each worker: a task takes a whole device.
+        own = {"n_workers": workers, "threads_per_worker": 1}
+        with distributed.Client(**({"address": address} if address else own)) as client:
             yield client.get_executor()
     else:
-        yield _submitit(name, workers, folder)
+        submitit = import_extra("submitit", "slurm", f"--executor={name}")
+        cluster = "slurm" if name == "slurm" else "local"
+        jobs = submitit.AutoExecutor(folder / "slurm", cluster=cluster)
+        jobs.update_parameters(timeout_min=24 * 60)
+        if cluster == "slurm":
+            jobs.update_parameters(slurm_array_parallelism=workers)
+        yield _Futures(jobs)
 
 
 def check_name(name: str) -> None:
     """Raise UserError for an unknown name of an executor."""
     if name not in NAMES:
         raise UserError(f"--executor={name!r} must be one of {', '.join(NAMES)}")
-
-
-def _dask(workers: int, address: str | None) -> Any:
-    distributed = import_extra("distributed", "dask", "--executor=dask")
-    if address:
-        return distributed.Client(address)
-    # One task at a time in each worker: a task takes a whole device.
-    return distributed.Client(n_workers=workers, threads_per_worker=1)
-
-
-def _submitit(name: str, workers: int, folder: pathlib.Path) -> Executor:
-    submitit = import_extra("submitit", "slurm", f"--executor={name}")
-    cluster = "slurm" if name == "slurm" else "local"
-    executor = submitit.AutoExecutor(folder / "slurm", cluster=cluster)
-    options: dict[str, Any] = {"timeout_min": 24 * 60}
-    if cluster == "slurm":
-        options["slurm_array_parallelism"] = workers
-    executor.update_parameters(**options)
-    return _Futures(executor)
 
 
 class _Futures(concurrent.futures.Executor):

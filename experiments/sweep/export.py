@@ -1,7 +1,6 @@
 """Take the runs of a sweep elsewhere: trackers, pandas and Optuna."""
 
 import csv
-import importlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import remote
-from ..errors import UserError
+from ..errors import UserError, import_extra
 from ..run.trackers import Finished
 from .results import Population
 
@@ -99,11 +98,10 @@ def dataframe(runs: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
       the loss is NaN where the run diverged.
 
     Raises:
-      ImportError: pandas is not installed; the message says how to install it.
+      UserError: pandas is not installed.
     """
-    pandas = _needed("pandas")
-    frame = pandas.DataFrame(list(runs))
-    return frame.astype({"loss": float})
+    pandas = import_extra("pandas", "pandas", "a table of runs")
+    return pandas.DataFrame(list(runs)).astype({"loss": float})
 
 
 def study(
@@ -124,15 +122,14 @@ def study(
       storage: URL of a database, e.g. "sqlite:///sweep.db"; None: in memory.
 
     Raises:
-      ImportError: Optuna is not installed; the message says how to install it.
-      UserError: the storage has a study of this name, or cannot be used.
+      UserError: Optuna is not installed, or the storage has a study of this name or
+        cannot be used.
     """
-    optuna = _needed("optuna")
+    optuna = import_extra("optuna", "optuna", "a study")
     runs = list(runs)
-    names = list(dict.fromkeys(k for run in runs for k in run))
     values = {
         key: list(dict.fromkeys(run[key] for run in runs if key in run))
-        for key in names
+        for key in dict.fromkeys(k for run in runs for k in run)
         if key not in ("loss", "seed")
     }
     swept = {k: _distribution(optuna, v) for k, v in values.items() if len(v) > 1}
@@ -158,26 +155,6 @@ def study(
     return made
 
 
-def copy_to_optuna(folder: str, storage: str, name: str) -> int:
-    """Copy the runs of a run directory into a new study; returns their number.
-
-    Args:
-      folder: the run directory of a sweep or a transfer.
-      storage: URL of the database.
-      name: the study's name.
-
-    Raises:
-      UserError: there are no runs, Optuna is not installed, or the storage cannot be
-        used or has a study of this name.
-    """
-    runs = read_results(folder)
-    try:
-        study(runs, name=name, storage=storage)
-    except ImportError as error:
-        raise UserError(str(error)) from None
-    return len(runs)
-
-
 def _distribution(optuna: Any, values: list[Any]) -> Any:
     """An Optuna distribution that contains the values."""
     if any(isinstance(x, bool) or not isinstance(x, int | float) for x in values):
@@ -186,13 +163,3 @@ def _distribution(optuna: Any, values: list[Any]) -> Any:
     if all(isinstance(x, int) for x in values):
         return optuna.distributions.IntDistribution(low, high, log=low > 0)
     return optuna.distributions.FloatDistribution(low, high, log=low > 0)
-
-
-def _needed(package: str) -> Any:
-    """Import an extra; raise ImportError with the command that installs it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError:
-        raise ImportError(
-            f"{package} is not installed; pip install 'mupax[{package}]'"
-        ) from None

@@ -52,14 +52,9 @@ def own_training(
     task: Task,
     guess: float | None = None,
 ) -> Training:
-    """The training of a recipe on examples in memory.
+    """The training of a recipe on examples in memory, a pytree of arrays.
 
-    Args:
-      recipe: of a step.
-      init: (key, hyper) -> (params, rest).
-      examples: a pytree of arrays with a leading axis.
-      task: gives the steps and the batch size.
-      guess: chance-level loss, or None.
+    `init` is (key, hyper) -> (params, rest); `guess` is chance-level loss, or None.
     """
     count = len(jax.tree.leaves(examples)[0])
 
@@ -110,12 +105,10 @@ class OwnTask(Task):
 
     @property
     def name(self) -> str:
-        """The stem of its files' names."""
         return f"w{self.width}-d{self.depth}"
 
     @property
     def key(self) -> str:
-        """Everything that determines a run, apart from its seed and grid point."""
         numbers = (self.steps, self.batch_size, self.average_last, self.guess)
         code = self.program if self.settings is None else f"settings {self.settings}"
         stops = ", stop_diverged" if self.stop_diverged else ""
@@ -169,8 +162,6 @@ class OwnTask(Task):
         return {name: jnp.float32(values[0]) for name, values in self.axes}
 
     def training(self, data: Any) -> Training:
-        """The functions that are compiled, and the examples."""
-
         def loss(
             params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, tuple[Any, Any]]:
@@ -184,7 +175,6 @@ class OwnTask(Task):
         return own_training(recipe, self._init, data, self, self.guess)
 
     def _build(self, key: jax.Array, hyper: Hyper) -> Any:
-        """The model."""
         taken = self._taken("make_model", hyper)
         with self._calling("make_model", taken):
             return self.make_model(key, width=self.width, depth=self.depth, **taken)
@@ -208,7 +198,6 @@ class OwnTask(Task):
     def _optimizer(
         self, hyper: Hyper, params: Any, rest: Any
     ) -> optax.GradientTransformation:
-        """The optimizer."""
         taken = self._taken("make_optimizer", hyper)
         model = self._assemble(params, rest, hyper)
         with self._calling("make_optimizer", taken):

@@ -69,7 +69,6 @@ def search(
     task: ZooTask,
     data: Any = None,
     *,
-    start: Sequence[float],
     candidates: int = 16,
     rounds: int = 8,
     radius: float = 1.0,
@@ -77,13 +76,12 @@ def search(
     store: Store | None = None,
     limits: Limits | None = None,
 ) -> SearchResult:
-    """Search the box that a task's axes span.
+    """Search the box that a task's axes span, from the config's own values.
 
     Args:
       task: the runs at the base. Of each axis, the least and largest value bound the
         search.
       data: as in `engine.prepare`.
-      start: the first candidate, in the order of the axes.
       candidates: number of candidates in each round, at least 4.
       rounds: number of rounds, at least 1.
       radius: initial standard deviation of the candidates, in the unit of each
@@ -100,11 +98,43 @@ def search(
     Hansen 2016 (arXiv:1604.00772) (CMA-ES, of the package cma).
     """
     names = tuple(task.grid)
-    box = _box(task)
-    first = [grids.coordinate(n, x) for n, x in zip(names, start, strict=True)]
-    strategy = _strategy(first, box, radius, candidates, seed)
+    low, high = (list(ends) for ends in zip(*_box(task), strict=True))
+    start = zip(names, start_of(task), strict=True)
+    first = [grids.coordinate(name, x) for name, x in start]
+    options = {
+        "bounds": [low, high],
+        "popsize": candidates,
+        "seed": seed + 1,  # 0 means the time of day
+        "verbose": -9,
+        # A unit of each axis is a radius, or half of a narrower box.
+        "CMA_stds": [min(radius, (b - a) / 2) for a, b in zip(low, high, strict=True)],
+    }
+    cma = import_extra("cma", "search", "mupax search")
+    strategy = cma.CMAEvolutionStrategy(first, 1.0, options)
+    training = task.training(data)
+    compiled: dict[range, engine.Chunks] = {}  # by seeds
+    stored = {} if store is None else store.runs(task.name, task.key)
+
+    def losses_of(points: Sequence[Point], seeds: range) -> list[float]:
+        """Geometric means of the losses over seeds; NaN where a run diverged."""
+        missing = [
+            at
+            for at in dict.fromkeys(points)  # a candidate may be asked for twice
+            if any((seed, at) not in stored for seed in seeds)
+        ]
+        if missing:
+            if seeds not in compiled:
+                compiled[seeds] = engine.Chunks(
+                    task, training, limits or Limits(), candidates, seeds
+                )
+            stored.update(engine.train_points(compiled[seeds], missing, store))
+        # None turns into NaN.
+        losses = np.array(
+            [[stored[seed, at].losses[0] for seed in seeds] for at in points], float
+        )
+        return np.exp2(log2(losses).mean(axis=1)).tolist()
+
     done: list[Candidate] = []
-    trainer = _Trainer(task, data, store, limits or Limits(), candidates)
     for index in range(rounds):
         asked = [list(map(float, x)) for x in strategy.ask()]
         if index == 0:
@@ -113,7 +143,7 @@ def search(
             tuple(grids.value(n, x) for n, x in zip(names, xs, strict=True))
             for xs in asked
         ]
-        losses = trainer(points, range(task.seeds))
+        losses = losses_of(points, range(task.seeds))
         strategy.tell(
             asked, [math.log(x) if math.isfinite(x) else _WORST for x in losses]
         )
@@ -126,8 +156,10 @@ def search(
         )
     best = min(finite, key=lambda candidate: candidate.loss)
     # The least of many noisy losses is too low: train again with other seeds.
-    fresh = trainer([done[0].point, best.point], range(task.seeds, 2 * task.seeds))
-    return SearchResult(names, tuple(done), best, (fresh[0], fresh[1]))
+    at_start, at_best = losses_of(
+        [done[0].point, best.point], range(task.seeds, 2 * task.seeds)
+    )
+    return SearchResult(names, tuple(done), best, (at_start, at_best))
 
 
 def _box(task: ZooTask) -> list[tuple[float, float]]:
@@ -151,61 +183,6 @@ def _box(task: ZooTask) -> list[tuple[float, float]]:
             )
         box.append(ends)
     return box
-
-
-def _strategy(
-    first: Sequence[float],
-    box: Sequence[tuple[float, float]],
-    radius: float,
-    candidates: int,
-    seed: int,
-) -> Any:
-    """CMA-ES of the package cma."""
-    cma = import_extra("cma", "search", "mupax search")
-    low, high = (list(ends) for ends in zip(*box, strict=True))
-    options = {
-        "bounds": [low, high],
-        "popsize": candidates,
-        "seed": seed + 1,  # 0 means the time of day
-        "verbose": -9,
-        # A unit of each axis is a radius, or half of a narrower box.
-        "CMA_stds": [min(radius, (b - a) / 2) for a, b in box],
-    }
-    return cma.CMAEvolutionStrategy(list(first), 1.0, options)
-
-
-class _Trainer:
-    """Trains candidates as lanes of programs; each program is compiled once."""
-
-    def __init__(
-        self, task: ZooTask, data: Any, store: Store | None, limits: Limits, most: int
-    ):
-        self._task, self._store, self._limits = task, store, limits
-        self._most = most
-        self._training = task.training(data)
-        self._chunks: dict[range, engine.Chunks] = {}
-        self._stored = {} if store is None else store.runs(task.name, task.key)
-
-    def __call__(self, points: Sequence[Point], seeds: range) -> list[float]:
-        """Geometric means of the losses over seeds; NaN where a run diverged."""
-        missing = [
-            at
-            for at in dict.fromkeys(points)  # a candidate may be asked for twice
-            if any((seed, at) not in self._stored for seed in seeds)
-        ]
-        if missing:
-            if seeds not in self._chunks:
-                self._chunks[seeds] = engine.Chunks(
-                    self._task, self._training, self._limits, self._most, seeds
-                )
-            new = engine.train_points(self._chunks[seeds], missing, self._store)
-            self._stored.update(new)
-        # None turns into NaN.
-        losses = np.array(
-            [[self._stored[seed, at].losses[0] for seed in seeds] for at in points],
-            dtype=float,
-        )
-        return np.exp2(log2(losses).mean(axis=1)).tolist()
 
 
 def run(
@@ -248,7 +225,6 @@ def run(
         raise UserError("sweep.choices is for `mupax sweep`; leave it empty to search")
     (task,) = space.tasks(base)
     _box(task)  # raises if the axes cannot be searched
-    begin = start_of(task)
     directory = pathlib.Path(folder)
     settings = base.settings() | {
         "search": {"candidates": candidates, "rounds": rounds, "radius": radius}
@@ -259,7 +235,6 @@ def run(
     with workdir.claim(directory, settings, free=free):
         result = search(
             task,
-            start=begin,
             candidates=candidates,
             rounds=rounds,
             radius=radius,

@@ -30,7 +30,8 @@ from ..run.hyperparameters import tuned
 from ..run.program import parts
 from ..run.step import Hyper
 
-# A dataset up to this size is held whole on the device.
+# A dataset up to this size that is not augmented is held whole on the device. For any
+# other, the trainer's pipeline prepares the batches of all steps on the host.
 _HELD_BYTES = 2**30
 
 
@@ -46,6 +47,7 @@ class Task(abc.ABC):
       batch_size: examples of each step.
       average_last: a run's loss is the mean over so many last steps.
       axes: pairs of a hyperparameter and its values.
+      choices: pairs of another config key that differs between tasks and its value.
     """
 
     parametrization: str
@@ -56,6 +58,7 @@ class Task(abc.ABC):
     batch_size: int
     average_last: int
     axes: tuple[tuple[str, tuple[float, ...]], ...]
+    choices: tuple[tuple[str, Any], ...] = ()
 
     @property
     @abc.abstractmethod
@@ -79,11 +82,6 @@ class Task(abc.ABC):
     def grid(self) -> dict[str, tuple[float, ...]]:
         """The values of each hyperparameter."""
         return dict(self.axes)
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """Values of other config keys that differ between tasks."""
-        return {}
 
     @property
     def runs(self) -> int:
@@ -136,10 +134,7 @@ class ZooTask(Task):
       parametrization: as in `Task`.
       config: the config of every run, without the hyperparameters of `axes`. Its seed
         is the first seed.
-      axes: as in `Task`. Warm-up is a share of the steps.
-      seeds: as in `Task`.
-      average_last: as in `Task`.
-      choices: pairs of another config key and its value.
+      axes: as in `Task`, like the rest. Warm-up is a share of the steps.
     """
 
     parametrization: str
@@ -151,27 +146,23 @@ class ZooTask(Task):
 
     @property
     def width(self) -> int:  # type: ignore[override]
-        """The model's width."""
         return self.config.model.options["width"]
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """The model's depth."""
         return self.config.model.options["depth"]
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        """Number of steps of each run."""
         return self.config.steps
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
-        """Examples of each step."""
         return self.config.batch_size
 
     @property
     def name(self) -> str:
-        """The stem of its files' names; unusual characters are replaced by a hash."""
+        # Unusual characters are replaced by a hash.
         chosen = "".join(f"-{value}" for _, value in self.choices)
         name = f"{self.parametrization}-w{self.width}-d{self.depth}{chosen}"
         if re.fullmatch(r"[\w.=+-]{1,120}", name):
@@ -180,13 +171,7 @@ class ZooTask(Task):
         return f"{re.sub(r'[^A-Za-z0-9_.=+-]', '_', name)[:80]}-{digest}"
 
     @property
-    def chosen(self) -> dict[str, Any]:
-        """The choices."""
-        return dict(self.choices)
-
-    @property
     def key(self) -> str:
-        """Everything that determines a run, apart from its seed and grid point."""
         settings = self.config.loss_settings() | {"first_seed": self.config.seed}
         if "learning_rate" in self.grid:
             del settings["learning_rate"]
@@ -225,27 +210,18 @@ class ZooTask(Task):
             return state, out.plain if smoothed else out.loss
 
         def feed(seeds: Sequence[int]) -> tuple[Any, np.ndarray]:
-            return _feed(config, dataset, tuple(config.seed + seed for seed in seeds))
+            # Both ways give the trainer's batches.
+            own = tuple(config.seed + seed for seed in seeds)
+            size = sum(s.size * s.dtype.itemsize for s in dataset.spec(1).values())
+            if config.augment or size * dataset.train_size > _HELD_BYTES:
+                return _prepared(dataset, config.batch_size, config.steps, own)
+            rows = orders(dataset.train_size, config.batch_size, own, config.steps)
+            return _whole(dataset), rows
 
         def keys(seeds: Sequence[int]) -> jax.Array:
             return keys_of([config.seed + seed for seed in seeds])
 
         return Training(init, step, feed, keys, math.log(dataset.out_features))
-
-
-def _feed(
-    config: RunConfig, dataset: Any, seeds: tuple[int, ...]
-) -> tuple[Any, np.ndarray]:
-    """The examples and orders of `Training.feed`, the same as the trainer's.
-
-    A small dataset that is not augmented is held whole. For any other, the trainer's
-    pipeline prepares the batches of all steps on the host.
-    """
-    size = sum(s.size * s.dtype.itemsize for s in dataset.spec(1).values())
-    if not config.augment and size * dataset.train_size <= _HELD_BYTES:
-        rows = orders(dataset.train_size, config.batch_size, seeds, config.steps)
-        return _whole(dataset), rows
-    return _prepared(dataset, config.batch_size, config.steps, seeds)
 
 
 @functools.lru_cache(maxsize=2)
@@ -258,7 +234,7 @@ def _whole(dataset: Any) -> dict[str, np.ndarray]:
 def _prepared(
     dataset: Any, batch_size: int, steps: int, seeds: tuple[int, ...]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The batches of all steps and seeds, in order."""
+    """The batches of all steps and seeds in order, as `Training.feed` gives them."""
     shape = (steps, len(seeds), batch_size)
     count = math.prod(shape)
     try:

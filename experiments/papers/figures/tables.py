@@ -287,7 +287,7 @@ def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
     """
     known = {_key(p): p for p in table.data.populations}
     for task in tasks:
-        choices = json.dumps(task.chosen, sort_keys=True)
+        choices = json.dumps(dict(task.choices), sort_keys=True)
         held = known.get((task.parametrization, task.width, task.depth, choices))
         if held is None or len(held.loss) < seeds:
             return False
