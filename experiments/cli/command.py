@@ -14,8 +14,8 @@ class Command:
       summary: one line for the list of commands.
       run: takes the command's name and its arguments.
       flags: its own flags.
-      config: whether it takes `--config` and its overrides.
-      workdir: whether it takes `--workdir` as commands with a config do.
+      config: whether it takes `--config`, its overrides and `--workdir`.
+      workdir: whether its help shows `--workdir` too.
       arguments: help text of arguments without dashes.
       examples: command lines, shown last.
     """
@@ -36,5 +36,6 @@ class Command:
 
     def shown(self) -> list[Flag]:
         """The flags that the command takes."""
-        shared = [*(CONFIG if self.config else ()), *([WORKDIR] * self.workdir)]
-        return [*shared, *self.flags]
+        if not self.config:
+            return list(self.flags)
+        return [*CONFIG, *([WORKDIR] if self.workdir else []), *self.flags]

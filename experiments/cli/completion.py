@@ -80,7 +80,6 @@ COMMAND = Command(
     "print a script that completes commands, flags and configs in a shell",
     run,
     config=False,
-    workdir=False,
     arguments=(
         "  bash:  source <(mupax completion bash)\n"
         "  zsh:   source <(mupax completion zsh)\n"

@@ -62,6 +62,5 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
-    workdir=False,
     examples=EXAMPLES,
 )

@@ -13,11 +13,10 @@ FLAGS = (
 def run(argv: list[str]) -> None:
     """Evaluate a checkpoint and print the result."""
     from ..run import commands, mirror
-    from ..run.processes import joined
 
     config, workdir, own = parse(argv, FLAGS)
     with (
-        joined(processes.settings(argv, config, workdir, own), **processes.of(own)),
+        processes.joined(argv, config, workdir, own),
         mirror.opened(workdir, writes=False, shared=own["distributed"]) as folder,
     ):
         commands.evaluate(config, folder, own["checkpoint"])

@@ -36,5 +36,4 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
-    workdir=False,
 )

@@ -72,7 +72,6 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
-    workdir=False,
     arguments="""\
   list             every figure of the four papers
   ID               draw one, e.g. tp6-9; all: every figure that needs no training

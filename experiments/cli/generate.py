@@ -49,6 +49,5 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
-    workdir=False,
     examples=EXAMPLES,
 )

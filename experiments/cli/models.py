@@ -151,6 +151,5 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
-    workdir=False,
     arguments="  PATTERN          a pattern of names, e.g. 'res*'; default: all",
 )

@@ -35,7 +35,6 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
-    workdir=False,
     arguments="  IMAGE ...        image files",
     examples=EXAMPLES,
 )

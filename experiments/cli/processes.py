@@ -1,6 +1,7 @@
 """The flags of commands that run in several processes."""
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .. import remote
@@ -25,28 +26,26 @@ FLAGS = (
 )
 
 
-def of(own: dict[str, Any]) -> dict[str, Any]:
-    """The values of `FLAGS`, as arguments of `joined`."""
-    return {flag.name: own[flag.name] for flag in FLAGS}
-
-
-def settings(
+def joined(
     argv: list[str], config: Any, workdir: str, own: dict[str, Any]
-) -> dict[str, Any]:
-    """The settings that must be the same in all processes."""
+) -> AbstractContextManager[None]:
+    """Join the other processes. They must have the same settings, except for `FLAGS`.
+
+    Takes the arguments of `parse`, and what it returns.
+    """
     import jax
 
     import mupax
 
+    from ..run import processes
     from ..run.config import plain
 
-    plain_config = plain(config)
-    plain_config.pop("data_dir", None)
-    own_flags = {flag.name for flag in FLAGS}
-    return {
+    flags = {flag.name: own[flag.name] for flag in FLAGS}
+    settings = {
         "versions": {"mupax": mupax.__version__, "jax": jax.__version__},
         "command": argv[0],
-        "config": plain_config,
+        "config": plain(config) | {"data_dir": None},
         "--workdir": workdir if remote.is_remote(workdir) else os.path.abspath(workdir),
-        **{f"--{name}": own[name] for name in own if name not in own_flags},
+        **{f"--{name}": own[name] for name in own if name not in flags},
     }
+    return processes.joined(settings, **flags)

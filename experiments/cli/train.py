@@ -14,11 +14,10 @@ def run(argv: list[str]) -> None:
     """Train, alone or with other processes."""
     from .. import remote
     from ..run import commands, mirror
-    from ..run.processes import joined
 
     config, workdir, own = parse(argv, FLAGS)
     dry_run, command = own["dry_run"], ["mupax", *argv]
-    with joined(processes.settings(argv, config, workdir, own), **processes.of(own)):
+    with processes.joined(argv, config, workdir, own):
         if dry_run:
             commands.run(config, workdir, command=command, dry_run=True)
             return

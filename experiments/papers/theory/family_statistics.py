@@ -42,6 +42,7 @@ from jaxtyping import Array, Float
 
 from ... import memory
 from ...errors import UserError
+from ...sweep.statistics import jackknife
 
 Activation = Callable[[Array], Array]
 
@@ -221,8 +222,26 @@ def statistics(
             jnp.asarray([s, weight_scale, rate, bias_scale, bias_rate], jnp.float64),
             bias_rate > 0,
         )
-        single = [np.asarray(part).reshape(seeds) for part in sample]
-    return _summarize(width, depth, s, *single)
+        z, ntk, dntk, dd_1, dd_2 = (np.asarray(part).reshape(seeds) for part in sample)
+
+    def averages(keep: np.ndarray) -> dict[str, float]:
+        h, variance = ntk[keep].mean(), (z[keep] ** 2).mean()
+        scale = width**s * variance / h**3
+        return {
+            "output_variance": variance,
+            "ntk": h,
+            "ntk_variance": ntk[keep].var() / h**2,
+            "z_dntk": (z[keep] * dntk[keep]).mean() / h**2,
+            "ddntk_1": scale * dd_1[keep].mean(),
+            "ddntk_2": scale * dd_2[keep].mean(),
+        }
+
+    # Jackknife: ratios of averages have no plain standard error.
+    every = np.arange(seeds)
+    left_out = [averages(np.delete(every, i)) for i in every]
+    value = {name: float(x) for name, x in averages(every).items()}
+    error = {name: jackknife([x[name] for x in left_out]) for name in value}
+    return Statistics(width, depth, s, **value, error=error)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "activation", "biased"))
@@ -267,42 +286,3 @@ def _sample(
         return differentials(f, params, jnp.ones((1, features)))
 
     return jax.lax.map(network, seeds)
-
-
-def _summarize(
-    width: int,
-    depth: int,
-    s: float,
-    z: np.ndarray,
-    ntk: np.ndarray,
-    dntk: np.ndarray,
-    dd_1: np.ndarray,
-    dd_2: np.ndarray,
-) -> Statistics:
-    def summary(keep: np.ndarray) -> np.ndarray:
-        h, variance = ntk[keep].mean(), (z[keep] ** 2).mean()
-        scale = width**s * variance / h**3
-        return np.array(
-            [
-                variance,
-                h,
-                ntk[keep].var() / h**2,
-                (z[keep] * dntk[keep]).mean() / h**2,
-                scale * dd_1[keep].mean(),
-                scale * dd_2[keep].mean(),
-            ]
-        )
-
-    count = len(z)
-    value = summary(np.arange(count))
-    # Jackknife: ratios of averages have no plain standard error.
-    left_out = np.stack([summary(np.delete(np.arange(count), i)) for i in range(count)])
-    error = np.sqrt((count - 1) * left_out.var(axis=0))
-    names = [f.name for f in dataclasses.fields(Statistics)][3:-1]
-    return Statistics(
-        width=width,
-        depth=depth,
-        s=s,
-        error=dict(zip(names, error.tolist(), strict=True)),
-        **dict(zip(names, value.tolist(), strict=True)),
-    )

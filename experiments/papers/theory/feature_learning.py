@@ -65,14 +65,7 @@ from ... import memory
 from ...errors import UserError
 from .gaussian import Activation
 from .linear_joint import scalar_stream
-from .linear_sgd import (
-    append,
-    batch_weights,
-    check_finite,
-    check_sizes,
-    prepend,
-    squared_loss,
-)
+from .linear_sgd import batch_weights, check_finite, check_sizes, squared_loss
 
 Scalar = Callable[[Array], Array]
 _NAMED: dict[str, Scalar] = {"erf": jax.scipy.special.erf, "linear": lambda x: x}
@@ -202,10 +195,13 @@ def dynamics(
             jnp.asarray([multiplier, richness, readin, readout], jnp.float64),
             setup,
         )
-        parts = [np.asarray(part) for part in fields]
-    kernels = dict(zip(_Fields._fields, parts, strict=True))
-    check_finite({"Φ": kernels["phi"], "G": kernels["g"]}, parts, batch)
-    return Dynamics(np.linspace(0, 1, depth + 1), *map(_estimate, parts))
+        parts = {name: np.asarray(field) for name, field in fields.items()}
+    check_finite({"Φ": parts["phi"], "G": parts["g"]}, list(parts.values()), batch)
+    estimates = {
+        name: Estimate(part.mean(axis=0), part.std(axis=0, ddof=1) / np.sqrt(replicas))
+        for name, part in parts.items()
+    }
+    return Dynamics(np.linspace(0, 1, depth + 1), **estimates)
 
 
 def memory_needed(steps: int, batch: int, depth: int, samples: int) -> int:
@@ -253,11 +249,6 @@ def _derivatives(function: Scalar) -> tuple[Scalar, Scalar]:
     return derivative(function), derivative(derivative(function))
 
 
-def _estimate(values: np.ndarray) -> Estimate:
-    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    return Estimate(values.mean(axis=0), error)
-
-
 class _Setup(NamedTuple):
     """The static arguments of the compiled functions."""
 
@@ -266,16 +257,6 @@ class _Setup(NamedTuple):
     activate_readout: bool
     loss: Callable[[Array, Array], Array]
     samples: int
-
-
-class _Fields(NamedTuple):
-    outputs: Array
-    losses: Array
-    h: Array
-    phi: Array
-    g: Array
-    a: Array
-    b: Array
 
 
 class _Noise(NamedTuple):
@@ -310,13 +291,15 @@ def _replicate(
     share: Float[Array, " batch"],
     constants: Float[Array, "4"],
     setup: _Setup,
-) -> _Fields:
-    def one(key: Array) -> _Fields:
+) -> dict[str, Array]:
+    """The fields of `Dynamics`, by replica."""
+
+    def replica(key: Array) -> dict[str, Array]:
         noise = _draw(key, len(gram), setup)
         return _sweep(noise, gram, targets, rates, share, constants, setup)
 
     # One after another, because each may need all memory.
-    return jax.lax.map(one, keys)
+    return jax.lax.map(replica, keys)
 
 
 def _draw(key: Array, count: int, setup: _Setup) -> _Noise:
@@ -341,7 +324,7 @@ def _sweep(
     share: Float[Array, " batch"],
     constants: Float[Array, "4"],
     setup: _Setup,
-) -> _Fields:
+) -> dict[str, Array]:
     """Solve all times in order: forward through the layers, then backward."""
     steps, batch = targets.shape
     count, depth, samples = steps * batch, setup.depth, setup.samples
@@ -407,8 +390,8 @@ def _sweep(
         layers = jnp.arange(depth)
         upward = layers, state.h[:-1], state.g[1:], state.dg[1:], noise.u
         (h, dh), (hs, dhs, a) = jax.lax.scan(up, carry, upward)
-        every_h = _put(state.h, append(hs, h), start, axis=1)
-        every_dh = _put(state.dh, append(dhs, dh), start, axis=1)
+        every_h = _put(state.h, jnp.concatenate([hs, h[None]]), start, axis=1)
+        every_dh = _put(state.dh, jnp.concatenate([dhs, dh[None]]), start, axis=1)
 
         learned = readout * jnp.broadcast_to(past_c, (batch, count))
         last = top(every_h[-1])
@@ -424,8 +407,8 @@ def _sweep(
         every_c = jnp.broadcast_to(c, (depth, count))
         downward = layers, every_h[:-1], state.g[1:], every_dh[:-1], every_c, noise.r
         (g, dg), (gs, dgs, b) = jax.lax.scan(down, carry, downward, reverse=True)
-        every_g = _put(state.g, prepend(g, gs), start, axis=1)
-        every_dg = _put(state.dg, prepend(dg, dgs), start, axis=1)
+        every_g = _put(state.g, jnp.concatenate([g[None], gs]), start, axis=1)
+        every_dg = _put(state.dg, jnp.concatenate([dg[None], dgs]), start, axis=1)
         new = _State(every_h, every_g, every_dh, every_dg, c)
         return new, (f, losses @ share, a, b)
 
@@ -442,15 +425,15 @@ def _sweep(
     def by_layer(response: Float[Array, "steps L batch N"]) -> Array:
         return response.swapaxes(0, 1).reshape(depth, count, count)
 
-    return _Fields(
-        outputs,
-        losses,
-        average(state.h),
-        average(phi(state.h)),
-        average(state.g),
-        by_layer(a),
-        by_layer(b),
-    )
+    return {
+        "outputs": outputs,
+        "losses": losses,
+        "h": average(state.h),
+        "phi": average(phi(state.h)),
+        "g": average(state.g),
+        "a": by_layer(a),
+        "b": by_layer(b),
+    }
 
 
 def _answers(count: int, start: Array, batch: int) -> Array:

@@ -63,12 +63,6 @@ def averages(covariance: Matrix, activation: Activation, centred: bool) -> Avera
     return Averages(phi - mean[:, None] * mean[None] if centred else phi, slope)
 
 
-def check(activation: Activation) -> None:
-    """Raise where `averages` would, before anything is traced."""
-    if not callable(activation) and activation not in _CLOSED:
-        averages(jnp.eye(1), activation, False)
-
-
 Closed = tuple[Matrix, Matrix, Float[Array, " P"]]
 
 

@@ -32,9 +32,7 @@ from jaxtyping import Array, Float
 
 from ... import memory
 from ...errors import UserError, import_extra
-from .gaussian import Activation, averages, check
-
-Matrix = Float[Array, "P P"]
+from .gaussian import Activation, Matrix, averages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,21 +119,21 @@ def kernels(
         raise UserError(f"depth={depth} must be at least 1, or None for its limit")
     if times < 2:
         raise UserError(f"times={times} must be at least 2")
-    check(activation)
     points, layers = len(start), times if depth is None else depth + 1
     memory.check(
         memory_needed(points, layers),
         f"kernels of {points} points at {layers} layers",
         "take fewer points or layers",
     )
+    grid = np.linspace(0, 1, layers)
     with jax.enable_x64(True):
         setup = _Setup(activation, centred, activate_readout)
         constants = jnp.asarray([multiplier**2, readin, readout], jnp.float64)
+        first, factor = jnp.asarray(start), constants[0]
         if depth is None:
-            grid, h, back, inner = _continuum(start, setup, constants, times, tolerance)
+            h, back, inner = _continuum(first, setup, factor, grid, tolerance)
         else:
-            grid = np.linspace(0, 1, layers)
-            h, back, inner = _recursion(jnp.asarray(start), setup, constants[0], depth)
+            h, back, inner = _recursion(first, setup, factor, depth)
         _check_finite(grid, np.asarray(h), np.asarray(back))
         phi, g, kernel = _assemble(h, back, inner, setup, constants)
         return Kernels(grid, *(np.asarray(x) for x in (h, phi, g, kernel)))
@@ -238,38 +236,25 @@ class _Setup(NamedTuple):
     activate_readout: bool
 
 
-State = tuple[Matrix, Matrix, Matrix]
-
-
-def _flow(state: State, setup: _Setup, multiplier: Array) -> State:
-    """The derivatives of H, E and I in the layer time."""
-    h, e, _ = state
-    phi, slope = averages(h, setup.activation, setup.centred)
-    return multiplier * phi, multiplier * slope, multiplier * jnp.exp(-e) * phi
-
-
-def _continuum(
-    start: np.ndarray, setup: _Setup, constants: Array, times: int, tolerance: float
-) -> tuple[np.ndarray, Array, Array, Array]:
-    grid = np.linspace(0, 1, times)
-    h, e, i = _solve(
-        jnp.asarray(start), jnp.asarray(grid), constants[0], setup, tolerance
-    )
-    return grid, h, jnp.exp(e[-1][None] - e), jnp.exp(e[-1]) * i[-1]
-
-
 @functools.partial(jax.jit, static_argnames=("setup", "tolerance"))
-def _solve(
+def _continuum(
     start: Matrix,
-    grid: Float[Array, " times"],
-    multiplier: Array,
     setup: _Setup,
+    multiplier: Array,
+    grid: Float[Array, " times"],
     tolerance: float,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Matrix]:
+    """H and G/G(1) at the layer times of a grid, and K/G(1), at infinite depth."""
     diffrax = import_extra("diffrax", "theory", "infinite depth")
+
+    def flow(time: Array, state: tuple[Matrix, Matrix, Matrix], args: None):
+        h, e, _ = state
+        phi, slope = averages(h, setup.activation, setup.centred)
+        return multiplier * phi, multiplier * slope, multiplier * jnp.exp(-e) * phi
+
     nothing = jnp.zeros_like(start)
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, state, args: _flow(state, setup, multiplier)),
+        diffrax.ODETerm(flow),
         diffrax.Tsit5(),
         t0=0.0,
         t1=1.0,
@@ -281,7 +266,8 @@ def _solve(
         max_steps=1024,
         throw=False,  # times that are not reached become infinite and are reported
     )
-    return solution.ys
+    h, e, i = solution.ys
+    return h, jnp.exp(e[-1][None] - e), jnp.exp(e[-1]) * i[-1]
 
 
 @functools.partial(jax.jit, static_argnames=("setup", "depth"))

@@ -252,24 +252,18 @@ def infinite_depth(
       >>> bool(abs(limit.outputs.value[1, 0, 0] - 0.2 * np.e) < 1e-5)
       True
     """
-    runs = [train(inputs, targets, depth * k, **settings) for k in (1, 2, 4)]
+    runs = {k: train(inputs, targets, depth * k, **settings) for k in (1, 2, 4)}
 
-    def limit(name: str, axis: int | None = None) -> Limit:
-        values = [getattr(run, name) for run in runs]
-        if axis is not None:
-            values = [
-                np.take(v, np.arange(depth + 1) * k, axis)
-                for v, k in zip(values, (1, 2, 4), strict=True)
-            ]
-        return richardson(*values)
+    def limit(value: Callable[[Training, int], np.ndarray]) -> Limit:
+        return richardson(*(value(run, k) for k, run in runs.items()))
 
     return InfiniteDepth(
         times=np.linspace(0, 1, depth + 1),
-        outputs=limit("outputs"),
-        losses=limit("losses"),
-        rms=limit("rms", 2),
-        forward=limit("forward", 0),
-        backward=limit("backward", 0),
+        outputs=limit(lambda run, k: run.outputs),
+        losses=limit(lambda run, k: run.losses),
+        rms=limit(lambda run, k: run.rms[..., ::k]),
+        forward=limit(lambda run, k: run.forward[::k]),
+        backward=limit(lambda run, k: run.backward[::k]),
     )
 
 
@@ -392,10 +386,10 @@ def _train(
             state.x_cov[:-1], state.d_cov[1:],
         )  # fmt: skip
         (p, su), (ps, sus, covs, r_rows) = jax.lax.scan(up, (p0, own_gram), layers)
-        px = put(state.px, append(ps, p))
-        su_all = put_mirrored(state.su, append(sus, su))
+        px = put(state.px, jnp.concatenate([ps, p[None]]))
+        su_all = put_mirrored(state.su, jnp.concatenate([sus, su[None]]))
         last = _covariance(p, px[-1], su_all[-1], state.sv[-1])
-        x_cov = put_mirrored(state.x_cov, append(covs, last))
+        x_cov = put_mirrored(state.x_cov, jnp.concatenate([covs, last[None]]))
         r = put(state.r, r_rows)
 
         # f_t = <x_t^L nV_t>; χ is zero for vectors that are yet to come.
@@ -430,28 +424,18 @@ def _train(
         (q, sv), (qs, svs, covs, r_rows) = jax.lax.scan(
             down, (q_top, own), layers, reverse=True
         )
-        pd = put(state.pd, prepend(q, qs))
-        sv_all = put_mirrored(state.sv, prepend(sv, svs))
+        pd = put(state.pd, jnp.concatenate([q[None], qs]))
+        sv_all = put_mirrored(state.sv, jnp.concatenate([sv[None], svs]))
         first = _covariance(q, pd[0], su_all[0], sv_all[0])
-        d_cov = put_mirrored(state.d_cov, prepend(first, covs))
+        d_cov = put_mirrored(state.d_cov, jnp.concatenate([first[None], covs]))
         r = jax.vmap(lambda m, v: _rows(m, v, start + count))(r, r_rows)
         new_state = _State(px, pd, r, su_all, sv_all, x_cov, d_cov, chi)
         return new_state, (f, losses @ share)
 
-    def zeros(*shape: int) -> Array:
-        return jnp.zeros(shape)
-
-    square = (depth + 1, count, count)
-    start = _State(
-        px=zeros(depth + 1, count, 2 * count),
-        pd=zeros(depth + 1, count, 2 * count),
-        r=zeros(depth, 2 * count, 2 * count),
-        su=zeros(*square),
-        sv=zeros(*square),
-        x_cov=zeros(*square),
-        d_cov=zeros(*square),
-        chi=zeros(count, out),
-    )
+    solutions = jnp.zeros((depth + 1, count, 2 * count))
+    inverse = jnp.zeros((depth, 2 * count, 2 * count))
+    kernel, chi = jnp.zeros((depth + 1, count, count)), jnp.zeros((count, out))
+    start = _State(solutions, solutions, inverse, kernel, kernel, kernel, kernel, chi)
     state, (outputs, losses) = jax.lax.scan(step, start, (jnp.arange(steps), targets))
     return state, outputs, losses
 
@@ -464,16 +448,6 @@ def _set(matrix: Array, rows: Array, start: Array) -> Array:
     """Put rows, and their mirror image, into a symmetric matrix."""
     matrix = jax.lax.dynamic_update_slice_in_dim(matrix, rows.T, start, 1)
     return jax.lax.dynamic_update_slice_in_dim(matrix, rows, start, 0)
-
-
-def append(stack: Array, last: Array) -> Array:
-    """A stack with one more entry at its end."""
-    return jnp.concatenate([stack, last[None]])
-
-
-def prepend(first: Array, stack: Array) -> Array:
-    """A stack with one more entry at its start."""
-    return jnp.concatenate([first[None], stack])
 
 
 def _signed(rows: Array) -> Array:

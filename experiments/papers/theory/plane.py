@@ -196,7 +196,27 @@ def measure(
                 jnp.arange(seeds), constants, depth, width, steps, family, activation
             )
             samples.append(jax.device_get(sample))
-    return _summarize(alpha, gamma, family, sizes, samples, tolerance)
+    size = np.log(np.asarray(sizes, float))
+    size -= size.mean()
+    weights = size / (size**2).sum()
+    exponents, errors = {}, {}
+    squares = [np.mean(np.square(s["distance"]), axis=0) for s in samples]
+    random = [_random_part(d, s) for d, s in zip(sizes, squares, strict=True)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for name in ("x", "h", "dx", "dh", "df", "residual"):
+            slopes = weights @ np.log([sample[name] for sample in samples])
+            exponents[name] = float(slopes.mean())
+            errors[name] = float(slopes.std(ddof=1) / np.sqrt(seeds))
+        noise = float(weights @ np.log(random))
+        diversity = tuple(
+            float(1 - np.polyfit(np.arange(len(s)) * np.log(2), np.log(s) / 2, 1)[0])
+            if np.isfinite(s).all()
+            else float("nan")
+            for s in squares
+        )
+    return Point(
+        alpha, gamma, family, sizes, exponents, errors, diversity, noise, tolerance
+    )
 
 
 @functools.partial(
@@ -278,43 +298,10 @@ def _rms(x: Array) -> Array:
     return jnp.sqrt(jnp.mean(jnp.square(x)))
 
 
-def _summarize(
-    alpha: float,
-    gamma: float,
-    family: str,
-    depths: tuple[int, ...],
-    samples: list[dict[str, np.ndarray]],
-    tolerance: float,
-) -> Point:
-    size = np.log(np.asarray(depths, float))
-    size -= size.mean()
-    weights = size / (size**2).sum()
-    exponents, errors = {}, {}
-    for name in ("x", "h", "dx", "dh", "df", "residual"):
-        values = np.stack([sample[name] for sample in samples])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slopes = weights @ np.log(values)
-        exponents[name] = float(slopes.mean())
-        errors[name] = float(slopes.std(ddof=1) / np.sqrt(len(slopes)))
-    squares = [np.mean(np.square(s["distance"]), axis=0) for s in samples]
-    random = np.array([_parts(d, s)[0] for d, s in zip(depths, squares, strict=True)])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        noise = float(weights @ np.log(random))
-        diversity = tuple(
-            float(1 - np.polyfit(np.arange(len(s)) * np.log(2), np.log(s) / 2, 1)[0])
-            if np.isfinite(s).all()
-            else float("nan")
-            for s in squares
-        )
-    return Point(
-        alpha, gamma, family, depths, exponents, errors, diversity, noise, tolerance
-    )
-
-
-def _parts(depth: int, squares: np.ndarray) -> np.ndarray:
-    """A and B of |x^{(λ+ε)L} - x^{λL}|² = A ε + B ε², fitted in relative error."""
+def _random_part(depth: int, squares: np.ndarray) -> float:
+    """A of |x^{(λ+ε)L} - x^{λL}|² = A ε + B ε², fitted in relative error."""
     if not np.isfinite(squares).all():
-        return np.full(2, np.nan)
+        return np.nan
     gap = 2.0 ** np.arange(len(squares)) / depth
     basis = np.stack([gap, gap**2], axis=1) / squares[:, None]
-    return np.linalg.lstsq(basis, np.ones(len(squares)), rcond=None)[0]
+    return float(np.linalg.lstsq(basis, np.ones(len(squares)), rcond=None)[0][0])
