@@ -440,5 +440,8 @@ def test_weights_of_another_model_are_refused(finished):
 
 def test_model_and_loss_need_no_implicit_promotion(strict_dtypes):
     model, toy = TinyMLP(nnx.Rngs(0), plain=True), toy_data()
-    logits = model(data.normalize(toy.test_images, toy.mean, toy.std))
-    assert loss.cross_entropy(logits, toy.test_labels).dtype == np.float32
+    objective = loss.Classification(
+        lambda images: data.normalize(images, toy.mean, toy.std), toy.num_classes
+    )
+    batch = {"image": toy.test_images, "label": toy.test_labels}
+    assert objective.loss(model, batch, jax.random.key(0))[0].dtype == np.float32

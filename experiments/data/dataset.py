@@ -100,11 +100,7 @@ class Dataset:
           process_index: by default jax.process_index().
           process_count: by default jax.process_count().
         """
-        if batch_size > self.train_size:
-            raise UserError(
-                f"batch_size {batch_size} is more than the {self.train_size} training "
-                f"examples of {self.name}; make it smaller."
-            )
+        self.check_batch(batch_size)
         self._check_memory(batch_size, f"A batch of {batch_size} examples of")
         return iterate(
             self.train_size,
@@ -136,6 +132,14 @@ class Dataset:
             # Worker processes would take seconds to start, at each evaluation.
             workers=dataclasses.replace(self.workers, processes=0),
         )
+
+    def check_batch(self, batch_size: int) -> None:
+        """Raise UserError if a batch is larger than the training split."""
+        if batch_size > self.train_size:
+            raise UserError(
+                f"batch_size {batch_size} is more than the {self.train_size} training "
+                f"examples of {self.name}; make it smaller."
+            )
 
     def training_arrays(self) -> Batch:
         """The training split in memory, not augmented."""

@@ -2,32 +2,23 @@
 
 import collections
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
+
+import grain
 
 from ..errors import UserError
 
 Placed = TypeVar("Placed")
 
 
-class Resumable(Protocol):
-    """An endless iterator with a state, e.g. from `Dataset.train`."""
-
-    def __next__(self) -> Any: ...
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Prefetched(Iterator[Placed], Generic[Placed]):
+class Prefetched(Iterator[Placed]):
     """Batches that are copied to the device while it computes.
 
     The state follows the consumed batches, not the prefetched ones.
 
     Args:
-      iterator: of batches on the host. It must not be used elsewhere.
+      iterator: of batches on the host, e.g. from `Dataset.train`. It must not be used
+        elsewhere.
       place: copies a batch to the device without waiting, e.g. jax.device_put.
       depth: number of batches on the device, including the next one.
 
@@ -36,7 +27,10 @@ class Prefetched(Iterator[Placed], Generic[Placed]):
     """
 
     def __init__(
-        self, iterator: Resumable, place: Callable[[Any], Placed], depth: int = 2
+        self,
+        iterator: grain.DatasetIterator,
+        place: Callable[[Any], Placed],
+        depth: int = 2,
     ):
         if depth < 1:
             raise UserError(f"the depth of prefetching is {depth}; it must be >= 1")

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from absl import logging
 from flax import nnx
 
@@ -25,7 +26,6 @@ from .checks import shown
 from .config import RunConfig
 from .hyperparameters import tuned
 from .loss import Classification, NextToken, Objective
-from .optimizer import build_optimizer
 from .program import loss_of
 from .step import Hyper, Recipe
 
@@ -158,7 +158,7 @@ def create_model(config: RunConfig, shapes: Shapes, seed: Any) -> nnx.Module:
     """Create and initialize the model of a run; `seed` is an int or a JAX key."""
     options = _options(config, shapes)
     model = zoo.create(config.model.name, **options, rngs=nnx.Rngs(seed))
-    scales = with_modules(zoo.scales(model), config)
+    scales = scales_of(config, model)
     if scales.modules:
         params = nnx.state(model, nnx.Param)
         nnx.update(model, optim.scale_init_by_path(params, scales))
@@ -179,7 +179,6 @@ def make_recipe(
     """The training step of a run, as a function of its hyperparameters."""
     model.train()
     structure = nnx.graphdef(model)
-    scales = _scales_of(config, model)
 
     def graph(hyper: Hyper) -> nnx.GraphDef:
         if not set(hyper) & {"branch_multiplier", "richness"}:
@@ -198,7 +197,7 @@ def make_recipe(
 
     def optimizer(hyper: Hyper, params: Any, rest: Any) -> Any:
         chosen = tuned(config, hyper)
-        return make_optimizer(chosen, with_modules(scales, chosen))
+        return make_optimizer(chosen, scales_of(chosen, model))
 
     ema = None if config.ema is None else config.training.beta(config.ema)
     return Recipe(loss, optimizer, config.accumulate, ema)
@@ -206,11 +205,8 @@ def make_recipe(
 
 def scales_of(config: RunConfig, model: nnx.Module) -> optim.Scales:
     """The scales of a model, with the run's batch size, length and groups."""
-    return with_modules(_scales_of(config, model), config)
-
-
-def with_modules(scales: optim.Scales, config: RunConfig) -> optim.Scales:
-    """Scales with the config's groups of parameters."""
+    batch, examples = config.training.batch, config.training.examples
+    scales = zoo.scales(model, batch=(1, batch), examples=(1, examples))
     groups = {
         group["pattern"]: {k: v for k, v in group.items() if k != "pattern"}
         for group in config.modules.values()
@@ -218,20 +214,16 @@ def with_modules(scales: optim.Scales, config: RunConfig) -> optim.Scales:
     return optim.for_modules(scales, groups) if groups else scales
 
 
-def _scales_of(config: RunConfig, model: nnx.Module) -> optim.Scales:
-    training = config.training
-    return zoo.scales(model, batch=(1, training.batch), examples=(1, training.examples))
-
-
-def make_optimizer(config: RunConfig, scales: optim.Scales) -> Any:
-    """The optimizer of a run."""
-    return build_optimizer(
-        config.optimizer.plain(),
-        config.learning_rates,
-        scales,
-        config.rules,
-        clip_norm=config.clip_norm,
-    )
+def make_optimizer(
+    config: RunConfig, scales: optim.Scales
+) -> optax.GradientTransformation:
+    """The optimizer of a run, with its schedule and gradient clipping."""
+    chosen = config.optimizer
+    maker = getattr(optim, chosen.name)
+    tx = maker(config.learning_rates, scales, config.rules, **chosen.options)
+    if config.clip_norm is None:
+        return tx
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
 
 
 def make_objective(config: RunConfig, dataset: Dataset) -> Objective:

@@ -1,7 +1,6 @@
 """Checks of single config values. Their errors name the key and the allowed values."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,45 +79,6 @@ def flag(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"{key} is {shown(value)}; it must be True or False")
     return value
-
-
-_FACTORS = (
-    "learning_rate",
-    "weight_decay",
-    "init_scale",
-    "multiplier",
-    "b1_memory",
-    "b2_memory",
-)
-
-
-def groups(key: str, value: Any) -> dict[str, dict[str, Any]]:
-    """Check for groups of parameters: a pattern, and factors of hyperparameters."""
-    parsed = {}
-    for name, given in options(key, value).items():
-        here = f"{key}.{name}"
-        if not re.fullmatch(r"[A-Za-z]\w{0,30}", name):
-            raise UserError(
-                f"{shown(here)}: the name of a group has letters, digits and '_', and "
-                "begins with a letter"
-            )
-        group = options(here, given)
-        if not group.get("pattern"):
-            raise UserError(
-                f"{here} lacks a pattern, e.g. 'attention' or 'role:hidden'"
-            )
-        text(f"{here}.pattern", group["pattern"])
-        for factor, x in group.items():
-            if factor == "pattern":
-                continue
-            if factor not in _FACTORS:
-                raise UserError(
-                    f"{here} has {shown(factor)}; besides its pattern it can have "
-                    f"{', '.join(_FACTORS)}"
-                )
-            number(0, above=factor != "weight_decay")(f"{here}.{factor}", x)
-        parsed[name] = group
-    return parsed
 
 
 def options(key: str, value: Any) -> dict[str, Any]:

@@ -22,13 +22,11 @@ from ..errors import UserError
 from . import collectives, workdir
 from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
-from .config import RunConfig, parse
+from .config import parse
 from .evaluate import means, tester
 from .gathered import read_scattered
 from .loop import OnStep, TrainResult, train
 from .prepare import PreparedRun, prepare
-from .program import Program
-from .records import Sink
 from .trackers import open_trackers
 
 
@@ -76,18 +74,10 @@ def train_in(
     *,
     separate: bool = False,
 ) -> TrainResult:
-    """Train a prepared run with records and checkpoints, and save the model.
+    """Train a prepared run in a directory, and save the model in the directory `model`.
 
-    Args:
-      prepared: the run.
-      directory: of this run only.
-      model: directory for the trained model.
-      command: the command line, for the model card.
-      console: shows progress.
-      separate: see `mupax.experiments.run.loop.train`.
-
-    Raises:
-      UserError, Stopped: see `mupax.experiments.run.loop.train`.
+    `command` is for the model card. See `mupax.experiments.run.loop.train` for
+    `separate` and the errors.
     """
     prepared.check_memory()
     config, dataset = prepared.config, prepared.dataset
@@ -101,13 +91,19 @@ def train_in(
             create=None if prepared.built.pretrained else prepared.built.create,
             on_step=show,
             settings=config.settings(),
-            sinks=lambda: _sinks(config, directory),
+            sinks=lambda: open_trackers(
+                directory,
+                config.settings(),
+                tensorboard=config.tensorboard,
+                wandb=config.wandb,
+                mlflow=config.mlflow,
+            ),
             learning_rate=config.learning_rates,
             separate=separate,
         )
     console.print(
-        f"{config.dataset}: test loss {result.test_loss:.4f}, "
-        f"test accuracy {result.test_accuracy:.2%}; {directory}/metrics.jsonl",
+        f"{config.dataset}: {_scores(result.test_loss, result.test_accuracy)}; "
+        f"{directory}/metrics.jsonl",
         highlight=False,
         soft_wrap=True,
     )
@@ -139,7 +135,7 @@ def evaluate(
     shared = not collectives.blind(directory, within=2.0)
     prepared.check()
     program = prepared.program
-    like = (_abstract(program, "params"), _abstract(program, "rest"))
+    like = (program.abstract["params"], program.abstract["rest"])
 
     def read(like: tuple[Any, Any]) -> tuple[Any, Any]:
         at, ema = directory / "checkpoints" / str(step), bool(prepared.config.ema)
@@ -150,11 +146,12 @@ def evaluate(
     batch_size = prepared.config.batch_size // prepared.config.accumulate
     loss, accuracy = means(tester(program, prepared.dataset, batch_size)(state))
     if first:
-        print(
-            f"{prepared.config.dataset}, step {step}: test loss {loss:.4f}, "
-            f"test accuracy {accuracy:.2%}"
-        )
+        print(f"{prepared.config.dataset}, step {step}: {_scores(loss, accuracy)}")
     return loss, accuracy
+
+
+def _scores(loss: float, accuracy: float) -> str:
+    return f"test loss {loss:.4f}, test accuracy {accuracy:.2%}"
 
 
 def explain(config: ConfigDict) -> optim.Explanation:
@@ -164,13 +161,6 @@ def explain(config: ConfigDict) -> optim.Explanation:
     return optim.explain(built.scales, built.config.rules, built.config.optimizer.name)
 
 
-def _training(config: RunConfig) -> str:
-    """The ratios of batch size and length to the base's, unless they are 1."""
-    ratios = config.training
-    named_ratios = {"batch size": ratios.batch, "examples": ratios.examples}
-    return "".join(f", {name} x {x:g}" for name, x in named_ratios.items() if x != 1)
-
-
 def describe(prepared: PreparedRun) -> str:
     """Model, scaling, data, optimizer and devices of a run, one per line."""
     config, program, dataset = prepared.config, prepared.program, prepared.dataset
@@ -178,6 +168,8 @@ def describe(prepared: PreparedRun) -> str:
     axes = {axis: n for axis, n in mesh.shape.items() if n > 1} or {"data": 1}
     sizes = ", ".join(f"{axis} {n}" for axis, n in axes.items())
     scaling: Any = prepared.built.model.plan  # type: ignore[attr-defined]
+    ratios = {"batch size": config.training.batch, "examples": config.training.examples}
+    training = "".join(f", {name} x {x:g}" for name, x in ratios.items() if x != 1)
     steps, batch, size = config.steps, config.batch_size, dataset.train_size
     amount = f"{size:,} examples, {steps * batch / size:.1f} epochs"
     if dataset.name != config.dataset:
@@ -186,7 +178,7 @@ def describe(prepared: PreparedRun) -> str:
     rows = {
         "model": f"{config.model.name}, {program.parameters:,} parameters",
         "scaling": f"{scaling.parametrization.name}, width x {scaling.width:g}, "
-        f"depth x {scaling.depth:g} of the base{_training(config)}",
+        f"depth x {scaling.depth:g} of the base{training}",
         "data": f"{config.dataset}, {amount}, {steps:,} steps of {batch}",
         "optimizer": f"{config.optimizer.name}, {config.schedule.name} learning rate "
         f"{config.learning_rate:.3g} at the base{origin}",
@@ -195,27 +187,6 @@ def describe(prepared: PreparedRun) -> str:
         "each device",
     }
     return "\n".join(f"{name:<10} {text}" for name, text in rows.items())
-
-
-def _abstract(program: Program, part: str) -> Any:
-    """Shapes, dtypes and shardings of a part of the state."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=sharding
-        ),
-        program.abstract[part],
-        program.shardings[part],
-    )
-
-
-def _sinks(config: RunConfig, directory: pathlib.Path) -> tuple[Sink, ...]:
-    return open_trackers(
-        directory,
-        config.settings(),
-        tensorboard=config.tensorboard,
-        wandb=config.wandb,
-        mlflow=config.mlflow,
-    )
 
 
 def _save(

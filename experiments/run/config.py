@@ -22,8 +22,8 @@ from mupax.zoo.registry import default_parametrization
 from .. import remote
 from ..errors import UserError, nearest
 from . import checks
-from .checks import flag, groups, number, optional, options, several, text, whole
-from .hyperparameters import TUNABLE, apply_transfer
+from .checks import flag, number, optional, options, several, text, whole
+from .hyperparameters import TUNABLE, apply_transfer, groups
 from .optimizer import check_optimizer
 from .schedule import make_schedule
 

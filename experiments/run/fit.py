@@ -13,7 +13,8 @@ from .evaluate import means, tester
 from .loop import LoopOptions, TrainResult, train
 from .loss import Classification
 from .mesh import check_batch, make_mesh
-from .program import Program, make_program, recipe_of
+from .program import Program, loss_of
+from .step import Batch, Hyper, Recipe
 
 
 def fit(
@@ -109,5 +110,11 @@ def _program(
         data.num_classes,
         label_smoothing=label_smoothing,
     )
-    recipe = recipe_of(model, objective, tx)
-    return make_program(model, recipe, objective, mesh or make_mesh(), seed=seed)
+    model.train()
+    graph = nnx.graphdef(model)
+
+    def loss(params: Any, rest: Any, batch: Batch, hyper: Hyper, key: Any) -> Any:
+        return loss_of(graph, objective, params, rest, batch, key)
+
+    recipe = Recipe(loss, lambda hyper, params, rest: tx)
+    return Program(model, recipe, objective, mesh or make_mesh(), seed=seed)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from mupax import optim
 
 from .. import io
 from ..errors import UserError
-from .checks import options, shown, whole
+from .checks import number, options, shown, text, whole
 from .optimizer import check_optimizer
 
 if TYPE_CHECKING:
@@ -53,6 +54,36 @@ def tunable(optimizer: str, modules: Iterable[str]) -> tuple[str, ...]:
     own = tuple(name for name in _OF_OPTIMIZERS if name in accepted)
     factors = OF_MODULES + tuple(m for beta, m in _MEMORIES.items() if beta in own)
     return _COMMON + own + tuple(f"{m}/{name}" for m in modules for name in factors)
+
+
+def groups(key: str, value: Any) -> dict[str, dict[str, Any]]:
+    """Check for groups of parameters: a pattern, and factors of hyperparameters."""
+    known = (*OF_MODULES, *_MEMORIES.values())
+    parsed = {}
+    for name, given in options(key, value).items():
+        here = f"{key}.{name}"
+        if not re.fullmatch(r"[A-Za-z]\w{0,30}", name):
+            raise UserError(
+                f"{shown(here)}: the name of a group has letters, digits and '_', and "
+                "begins with a letter"
+            )
+        group = options(here, given)
+        if not group.get("pattern"):
+            raise UserError(
+                f"{here} lacks a pattern, e.g. 'attention' or 'role:hidden'"
+            )
+        text(f"{here}.pattern", group["pattern"])
+        for factor, x in group.items():
+            if factor == "pattern":
+                continue
+            if factor not in known:
+                raise UserError(
+                    f"{here} has {shown(factor)}; besides its pattern it can have "
+                    f"{', '.join(known)}"
+                )
+            number(0, above=factor != "weight_decay")(f"{here}.{factor}", x)
+        parsed[name] = group
+    return parsed
 
 
 def tuned(config: "RunConfig", values: Mapping[str, Any]) -> "RunConfig":

@@ -27,7 +27,7 @@ from .gathered import Gathered, open_gathered
 from .loss import Batch
 from .mesh import batch_share, check_batch, put, replicated
 from .program import Program
-from .records import Records, Sink
+from .records import Records, Sink, curve_of, evals_of
 from .step import State
 from .stopping import stop_requests
 
@@ -102,13 +102,8 @@ class _Progress:
     recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pending:
-    """Outputs of a step that are still on the device."""
-
-    step: int
-    out: tuple[Array, Array]  # loss, norms
-    sums: Float[Array, " 3"] | None  # of an evaluation after the step
+# A step, its loss and norms, and the sums of an evaluation after it; all on the device.
+_Pending = tuple[int, tuple[Array, Array], Float[Array, " 3"] | None]
 
 
 def train(
@@ -160,11 +155,8 @@ def train(
     # ----- Checks before anything is written.
     check(options, program, dataset)
     keys = ("batch_size", "steps", "seed", "eval_every")
-    claimed = {
-        "settings": settings or {},
-        "dataset": dataset.name,
-        **{key: getattr(options, key) for key in keys},
-    }
+    claimed = {key: getattr(options, key) for key in keys}
+    claimed |= {"settings": settings or {}, "dataset": dataset.name}
     with _claimed(workdir, claimed, separate) as shared, stop_requests() as stop_now:
         # ----- State: initialized on the mesh, or copied to it.
         if create is None:
@@ -195,18 +187,13 @@ def train(
                 logging.info("Resuming from step %d in %s.", done, workdir)
             first = jax.process_index() == 0
             if first:
-                records = Records(
-                    workdir,
-                    done,
-                    sinks(),
-                    known=progress.recent,
-                    count=progress.lines,
-                )
-            lines = collectives.told(records.lines if first else None)
+                known, lines = progress.recent, progress.lines
+                records = Records(workdir, done, sinks(), known=known, count=lines)
+            known = collectives.told(records.lines if first else None)
             if not first:
-                records = Records(workdir, done, writes=False, known=lines)
-            if resumed_from and on_step and records.curve():
-                on_step(resumed_from, records.curve()[-1][1], {})
+                records = Records(workdir, done, writes=False, known=known)
+            if resumed_from and on_step and (curve := curve_of(records.lines)):
+                on_step(resumed_from, curve[-1][1], {})
             loop = _Loop(
                 program=program,
                 dataset=dataset,
@@ -232,12 +219,6 @@ def train(
 
 @dataclasses.dataclass
 class _Loop:
-    """The inputs and outputs of the loop.
-
-    `trace` is the directory of the profiler trace, if this process writes one. `clock`
-    is the start of the whole run.
-    """
-
     program: Program
     dataset: Dataset
     options: LoopOptions
@@ -248,8 +229,8 @@ class _Loop:
     stop_now: Callable[[int], bool]
     on_step: OnStep | None
     learning_rate: optax.Schedule | None
-    trace: pathlib.Path | None
-    clock: float
+    trace: pathlib.Path | None  # directory of a profiler trace, if this process has one
+    clock: float  # start of the whole run
     logged_at: float | None = None  # time of the last line
     tracing: bool = False
 
@@ -260,9 +241,8 @@ class _Loop:
         hyper = put(self.program.hyper, replicated(self.program.mesh))
         test = None
         pending: _Pending | None = None
-        if done == options.steps and not any(
-            step == done for step, _, _ in self.records.evals()
-        ):
+        evaluated = {at for at, _, _ in evals_of(self.records.lines)}
+        if done == options.steps and done not in evaluated:
             # The log lost the evaluation of the last step.
             self._add_evaluation(done, self._tester()(state))
         for step in range(done + 1, options.steps + 1):
@@ -270,17 +250,17 @@ class _Loop:
                 state, out = step_fn(state, next(self.feed), hyper)
             # Outputs are fetched one step late, so that the device is never idle.
             if pending:
-                self._record(pending)
+                self._record(*pending)
             last = step == options.steps
             sums = None
             if step % options.eval_every == 0 or last:
                 test = test or self._tester()
                 sums = test(state)
-            pending = _Pending(step, out, sums)
+            pending = step, out, sums
             stop = self.stop_now(step) and not last
             if step % options.save_every == 0 or last or stop:
                 # Saving copies the state and therefore waits for this step.
-                score = self._record(pending)
+                score = self._record(*pending)
                 pending = None
                 self._save(step, state, score)
             if stop:
@@ -290,7 +270,7 @@ class _Loop:
 
     def result(self, resumed_from: int | None) -> TrainResult:
         """The result of the finished run."""
-        curve, evals = self.records.curve(), self.records.evals()
+        curve, evals = curve_of(self.records.lines), evals_of(self.records.lines)
         last = [loss for step, loss in curve if step > self.options.steps - _AVERAGED]
         return TrainResult(
             train_loss=float(np.mean(last or self.progress.losses)),
@@ -308,10 +288,11 @@ class _Loop:
         batch_size = self.options.batch_size // self.program.recipe.accumulate
         return tester(self.program, self.dataset, batch_size)
 
-    def _record(self, pending: _Pending) -> float | None:
+    def _record(
+        self, step: int, out: tuple[Array, Array], sums: Float[Array, " 3"] | None
+    ) -> float | None:
         """Fetch the outputs of a step and log them; returns the test loss, if any."""
-        step = pending.step
-        loss, norms = jax.device_get(pending.out)
+        loss, norms = jax.device_get(out)
         value = float(loss)
         if not math.isfinite(value):
             self._diverged(step, value)
@@ -322,9 +303,7 @@ class _Loop:
             self.records.add({"step": step, **line})
         if self.on_step:
             self.on_step(step, value, line)
-        return (
-            None if pending.sums is None else self._add_evaluation(step, pending.sums)
-        )
+        return None if sums is None else self._add_evaluation(step, sums)
 
     def _line(self, step: int, norms: np.ndarray) -> dict[str, float]:
         losses, self.progress.losses = self.progress.losses, []
@@ -421,8 +400,4 @@ def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:
         if value < 1:
             raise UserError(f"{name} is {value}; it must be 1 or more.")
     check_batch(options.batch_size, program.mesh, accumulate)
-    if options.batch_size > dataset.train_size:
-        raise UserError(
-            f"batch_size {options.batch_size} is more than the {dataset.train_size} "
-            f"training examples of {dataset.name}; make it smaller."
-        )
+    dataset.check_batch(options.batch_size)

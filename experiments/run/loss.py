@@ -11,14 +11,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int32, Key
 
 Batch = dict[str, Array]
+Losses = tuple[Float[Array, ""], Float[Array, ""]]
+
+_cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 class Objective(Protocol):
     """What a run minimizes and evaluates. Both methods are traced by JAX."""
 
-    def loss(
-        self, model: nnx.Module, batch: Batch, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def loss(self, model: nnx.Module, batch: Batch, key: Key[Array, ""]) -> Losses:
         """Mean loss of a training batch, with and without label smoothing."""
 
     def score(self, model: nnx.Module, batch: Batch) -> Float[Array, " 3"]:
@@ -41,10 +42,7 @@ class Classification:
     mix: Callable[[Key[Array, ""], Array, Array], tuple[Array, Array]] | None = None
     label_smoothing: float = 0.0
 
-    def loss(
-        self, model: nnx.Module, batch: Batch, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """See `Objective.loss`."""
+    def loss(self, model: nnx.Module, batch: Batch, key: Key[Array, ""]) -> Losses:
         images, labels = self.normalize(batch["image"]), batch["label"]
         if self.mix is not None:
             one_hot = jax.nn.one_hot(labels, self.classes)
@@ -52,7 +50,6 @@ class Classification:
         return _mean_losses(model(images), labels, self.label_smoothing)
 
     def score(self, model: nnx.Module, batch: Batch) -> Float[Array, " 3"]:
-        """See `Objective.score`."""
         logits = model(self.normalize(batch["image"]))
         return _sums(logits, batch["label"], batch["counts"])
 
@@ -67,37 +64,23 @@ class NextToken:
 
     label_smoothing: float = 0.0
 
-    def loss(
-        self, model: nnx.Module, batch: Batch, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """See `Objective.loss`."""
+    def loss(self, model: nnx.Module, batch: Batch, key: Key[Array, ""]) -> Losses:
         tokens = batch["tokens"]
         return _mean_losses(model(tokens[:, :-1]), tokens[:, 1:], self.label_smoothing)
 
     def score(self, model: nnx.Module, batch: Batch) -> Float[Array, " 3"]:
-        """See `Objective.score`."""
         tokens = batch["tokens"]
         logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
         counts = jnp.broadcast_to(batch["counts"][:, None], targets.shape)
         return _sums(logits, targets, counts)
 
 
-def cross_entropy(
-    logits: Float[Array, "*batch classes"], labels: Int32[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """Cross-entropy of each example, in nats."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
 def _mean_losses(
     logits: Float[Array, "*batch classes"], targets: Array, smoothing: Any
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy with and without smoothing.
-
-    `targets` are classes, or rows of probabilities.
-    """
+) -> Losses:
+    """See `Objective.loss`; `targets` are classes, or rows of probabilities."""
     soft = targets.ndim == logits.ndim
-    entropy = optax.softmax_cross_entropy if soft else cross_entropy
+    entropy = optax.softmax_cross_entropy if soft else _cross_entropy
     unsmoothed = entropy(logits, targets).mean()
     # The value of a traced smoothing is unknown.
     if isinstance(smoothing, int | float) and not smoothing:
@@ -112,6 +95,6 @@ def _sums(
     labels: Int32[Array, "*batch"],
     counts: Float[Array, "*batch"],
 ) -> Float[Array, " 3"]:
-    losses = cross_entropy(logits, labels)
+    losses = _cross_entropy(logits, labels)
     hits = (logits.argmax(-1) == labels).astype(losses.dtype)
     return jnp.stack([(x * counts).sum() for x in (losses, hits, jnp.ones_like(hits))])

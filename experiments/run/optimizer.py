@@ -1,10 +1,8 @@
-"""The optimizer of a run: a rule of `mupax.optim`, with optional gradient clipping."""
+"""The optimizers that a config can name, and the checks of their options."""
 
 import inspect
 from collections.abc import Mapping
 from typing import Any
-
-import optax
 
 from mupax import optim
 
@@ -49,28 +47,3 @@ def check_optimizer(options: Mapping[str, Any]) -> frozenset[str]:
         if key in _RANGES and value is not None:
             _RANGES[key](f"optimizer.{key}", value)
     return frozenset(accepted)
-
-
-def build_optimizer(
-    options: Mapping[str, Any],
-    learning_rate: optax.ScalarOrSchedule,
-    scales: optim.Scales,
-    parametrization: optim.Parametrization,
-    *,
-    clip_norm: float | None = None,
-) -> optax.GradientTransformation:
-    """Build an optimizer of `mupax.optim`.
-
-    Args:
-      options: the optimizer's `name` and its arguments.
-      learning_rate: of the base model; a number or a schedule.
-      scales: of the model.
-      parametrization: of the model.
-      clip_norm: maximal global norm of the gradient.
-    """
-    options = dict(options)
-    maker = getattr(optim, options.pop("name"))
-    tx = maker(learning_rate, scales, parametrization, **options)
-    if clip_norm is None:
-        return tx
-    return optax.chain(optax.clip_by_global_norm(clip_norm), tx)

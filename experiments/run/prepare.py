@@ -14,18 +14,12 @@ from .build import Built, build, open_dataset
 from .config import RunConfig
 from .loop import LoopOptions, check
 from .mesh import bytes_per_device, make_mesh
-from .program import Program, make_program
+from .program import Program
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedRun:
-    """A run on a mesh, ready to start.
-
-    Attributes:
-      built: the run's dataset, model and recipe.
-      program: its step and evaluation on the mesh.
-      options: of the training loop.
-    """
+    """A run on a mesh, ready to start."""
 
     built: Built
     program: Program
@@ -33,12 +27,10 @@ class PreparedRun:
 
     @property
     def config(self) -> RunConfig:
-        """The config of the run."""
         return self.built.config
 
     @property
     def dataset(self) -> Dataset:
-        """The open dataset."""
         return self.built.dataset
 
     @property
@@ -78,7 +70,7 @@ def prepare(
     """
     mesh = mesh or make_mesh(config.mesh)
     built = build(config, open_dataset(config, stand_in=stand_in))
-    program = make_program(
+    program = Program(
         built.model,
         built.recipe,
         built.objective,

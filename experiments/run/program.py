@@ -1,7 +1,6 @@
 """A run's training step and evaluation, compiled for a mesh."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,47 +20,61 @@ from .mesh import put, replicated, state_shardings
 from .step import Hyper, Recipe, State
 
 
-@dataclasses.dataclass(frozen=True)
 class Program:
     """The training step and evaluation of a model on a mesh.
 
-    Attributes:
+    Args:
+      model: of the zoo or any other; abstract or not.
       recipe: defines the step.
       objective: defines the evaluation.
-      hyper: hyperparameters that the step takes as arguments.
+      mesh: of devices.
+      hyper: hyperparameters that the recipe takes, by name.
       seed: of the random numbers of the steps.
       log_every: steps between those that measure norms.
-      testing: structure of the model in evaluation mode.
-      mesh: of devices.
       rules: changes to `zoo.RULES`.
-      roles: role of each parameter, by path.
-      abstract: shapes and dtypes of the state.
+
+    Attributes:
+      abstract: shapes, dtypes and shardings of the state.
       shardings: of the state.
+      parameters: number of parameters.
+      norms: names of the norms that a logged step measures.
+
+    Raises:
+      UserError: this mesh cannot shard the model.
     """
 
-    recipe: Recipe
-    objective: Objective
-    hyper: Hyper
-    seed: int
-    log_every: int
-    testing: nnx.GraphDef
-    mesh: Mesh
-    rules: Rules | None
-    roles: Mapping[str, str]
-    abstract: State = dataclasses.field(default_factory=dict)
-    shardings: State = dataclasses.field(default_factory=dict)
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.abstract["params"]))
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """The names of the norms that a logged step measures."""
-        roles = sorted(set(self.roles.values()))
+    def __init__(
+        self,
+        model: nnx.Module,
+        recipe: Recipe,
+        objective: Objective,
+        mesh: Mesh,
+        *,
+        hyper: Hyper | None = None,
+        seed: int = 0,
+        log_every: int = 1,
+        rules: Rules | None = None,
+    ):
+        self.recipe, self.objective = recipe, objective
+        self.mesh, self.rules = mesh, rules
+        self.seed, self.log_every = seed, log_every
+        self.hyper = {k: np.float32(value) for k, value in (hyper or {}).items()}
+        model.eval()
+        self._testing = nnx.graphdef(model)
+        self._roles = _roles(model)
+        params, rest = parts(model)
+        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+        self._known_roles = sorted({*self._roles.values()})
         kinds = ("parameter_norm", "update_norm")
-        return ("gradient_norm", *(f"{k}/{role}" for k in kinds for role in roles))
+        by_role = [f"{kind}/{role}" for kind in kinds for role in self._known_roles]
+        self.norms = ("gradient_norm", *by_role)
+        abstract = jax.eval_shape(self.start, params, rest)
+        self.shardings = state_shardings(abstract, model, mesh, rules)
+        self.abstract = jax.tree.map(
+            lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+            abstract,
+            self.shardings,
+        )
 
     def step(
         self, state: State, batch: Batch, hyper: Hyper
@@ -83,27 +96,25 @@ class Program:
         """Adds the loss, correct predictions and count of a test batch to `sums`."""
         weights = state.get("ema", state["params"])
         with zoo.use_mesh(self.mesh, self.rules):
-            model = nnx.merge(self.testing, weights, state["rest"], copy=True)
+            model = nnx.merge(self._testing, weights, state["rest"], copy=True)
             return sums + self.objective.score(model, batch)
 
     def jit_step(self) -> Any:
         """`step`, compiled for the mesh. It donates the state."""
-        batch = zoo.batch_sharding(self.mesh)
         everywhere = replicated(self.mesh)
         return jax.jit(
             self.step,
             donate_argnums=0,
-            in_shardings=(self.shardings, batch, everywhere),
+            in_shardings=(self.shardings, zoo.batch_sharding(self.mesh), everywhere),
             out_shardings=(self.shardings, (everywhere, everywhere)),
         )
 
     def jit_score(self) -> Any:
         """`score`, compiled for the mesh."""
-        batch = zoo.batch_sharding(self.mesh)
         everywhere = replicated(self.mesh)
         return jax.jit(
             self.score,
-            in_shardings=(self.shardings, batch, everywhere),
+            in_shardings=(self.shardings, zoo.batch_sharding(self.mesh), everywhere),
             out_shardings=everywhere,
         )
 
@@ -131,11 +142,10 @@ class Program:
         self, params: nnx.State, updates: nnx.State, grads: nnx.State
     ) -> Float[Array, " norms"]:
         """Norms of all gradients, and of parameters and updates by role."""
-        roles = sorted(set(self.roles.values()))
         norms = [optax.tree.norm(grads)]
         for tree in (params, updates):
-            for role in roles:
-                leaves = [x for path, x in flatten(tree) if self.roles[path] == role]
+            for role in self._known_roles:
+                leaves = [x for path, x in flatten(tree) if self._roles[path] == role]
                 norms.append(optax.tree.norm(leaves))
         return jnp.stack([x.astype(jnp.float32) for x in norms])
 
@@ -145,67 +155,6 @@ def parts(model: nnx.Module) -> tuple[nnx.State, nnx.State]:
     model.train()
     params, rest = nnx.state(model, nnx.Param, ...)
     return params, rest
-
-
-def make_program(
-    model: nnx.Module,
-    recipe: Recipe,
-    objective: Objective,
-    mesh: Mesh,
-    *,
-    hyper: Hyper | None = None,
-    seed: int = 0,
-    log_every: int = 1,
-    rules: Rules | None = None,
-) -> Program:
-    """Build the program of a model.
-
-    Args:
-      model: of the zoo or any other; abstract or not.
-      recipe: defines the step.
-      objective: defines the evaluation.
-      mesh: of devices.
-      hyper: hyperparameters that the recipe takes, by name.
-      seed: of the random numbers of the steps.
-      log_every: steps between those that measure norms.
-      rules: changes to `zoo.RULES`.
-
-    Raises:
-      UserError: this mesh cannot shard the model.
-    """
-    model.eval()
-    testing = nnx.graphdef(model)
-    variables = parts(model)
-    program = Program(
-        recipe,
-        objective,
-        {name: np.float32(value) for name, value in (hyper or {}).items()},
-        seed,
-        log_every,
-        testing,
-        mesh,
-        rules,
-        _roles(model),
-    )
-    abstract = jax.eval_shape(program.start, *variables)
-    shardings = state_shardings(abstract, model, mesh, rules)
-    return dataclasses.replace(program, abstract=abstract, shardings=shardings)
-
-
-def recipe_of(
-    model: nnx.Module,
-    objective: Objective,
-    tx: optax.GradientTransformation,
-    **options: Any,
-) -> Recipe:
-    """The recipe of a model with a given optimizer; `options` are fields of Recipe."""
-    model.train()
-    graph = nnx.graphdef(model)
-
-    def loss(params: Any, rest: Any, batch: Batch, hyper: Hyper, key: Any) -> Any:
-        return loss_of(graph, objective, params, rest, batch, key)
-
-    return Recipe(loss, lambda hyper, params, rest: tx, **options)
 
 
 def loss_of(
@@ -225,7 +174,6 @@ def loss_of(
 
 def _roles(model: nnx.Module) -> dict[str, str]:
     """The role of each parameter; "all" for models outside the zoo."""
-    params = nnx.state(model, nnx.Param)
-    if not isinstance(getattr(model, "plan", None), zoo.Plan):
-        return {path: "all" for path, _ in flatten(params)}
-    return {path: scale.role.value for path, scale in zoo.scales(model).items()}
+    if isinstance(getattr(model, "plan", None), zoo.Plan):
+        return {path: scale.role.value for path, scale in zoo.scales(model).items()}
+    return {path: "all" for path, _ in flatten(nnx.state(model, nnx.Param))}

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from absl import logging
 
@@ -18,13 +18,11 @@ ASIDE = "metrics.jsonl.damaged"
 
 
 class Sink(Protocol):
-    """Receives the metrics of logged steps."""
+    """Receives the metrics of each logged step."""
 
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Write the metrics of one step."""
+    def write(self, step: int, values: dict[str, float]) -> None: ...
 
-    def close(self) -> None:
-        """Flush and close."""
+    def close(self) -> None: ...
 
 
 class Records:
@@ -62,12 +60,12 @@ class Records:
             self.lines = list(known)
             return
         with self._usable():
-            log = read_log(folder)
-            lines = {_place(line): line for line in log.lines if line["step"] <= upto}
+            undamaged, damaged = _read(folder)
+            lines = {_place(line): line for line in undamaged if line["step"] <= upto}
             lines = {_place(line): line for line in known} | lines
             self.lines = [lines[place] for place in sorted(lines)]
-            if log.damaged:
-                _keep_aside(folder, log)
+            if damaged:
+                _keep_aside(folder, damaged)
             if count is not None and len(self.lines) < count:
                 lost = count - len(self.lines)
                 logging.warning(
@@ -110,14 +108,6 @@ class Records:
             with contextlib.suppress(OSError):
                 close()
 
-    def curve(self) -> list[tuple[int, float]]:
-        """(step, training loss) of every logged step."""
-        return curve_of(self.lines)
-
-    def evals(self) -> list[tuple[int, float, float]]:
-        """(step, test loss, test accuracy) of every evaluation."""
-        return evals_of(self.lines)
-
     def recent(self, steps: int) -> list[dict[str, Any]]:
         """The lines of the last `steps` steps, and the last line of each kind."""
         last = self.lines[-1]["step"] if self.lines else 0
@@ -153,42 +143,32 @@ def evals_of(lines: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
     ]
 
 
+def _sealed(line: dict[str, Any]) -> str:
+    return json.dumps(io.seal(line)) + "\n"
+
+
 def _place(line: dict[str, Any]) -> tuple[int, bool]:
     """Sort key of a line: by step, evaluations last."""
     return line["step"], "test_loss" in line
 
 
-def _sealed(line: dict[str, Any]) -> str:
-    return json.dumps(io.seal(line)) + "\n"
-
-
-class Log(NamedTuple):
-    """The content of `metrics.jsonl`.
-
-    Attributes:
-      lines: undamaged lines.
-      damaged: damaged lines, by line number from 1. An incomplete last line, which a
-        killed run leaves, is not among them.
-    """
-
-    lines: list[dict[str, Any]]
-    damaged: dict[int, bytes]
-
-
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The undamaged lines of a run's records."""
-    return read_log(folder).lines
+    return _read(folder)[0]
 
 
-def read_log(folder: pathlib.Path) -> Log:
-    """The undamaged and the damaged lines of a run's records."""
+def _read(folder: pathlib.Path) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
+    """The undamaged lines, and the damaged lines by line number from 1.
+
+    An incomplete last line, which a killed run leaves, is in neither.
+    """
     path = folder / NAME
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         content = path.read_bytes()
     except FileNotFoundError:
-        return Log([], {})
+        return [], {}
     texts = content.split(b"\n")
     lines: list[dict[str, Any]] = []
     damaged = {}
@@ -204,7 +184,7 @@ def read_log(folder: pathlib.Path) -> Log:
                 damaged[number] = text
         else:
             lines.append(line)
-    return Log(lines, damaged)
+    return lines, damaged
 
 
 def _is_line(line: dict[str, Any]) -> bool:
@@ -214,13 +194,13 @@ def _is_line(line: dict[str, Any]) -> bool:
     return numbers and isinstance(line.get("step"), int)
 
 
-def _keep_aside(folder: pathlib.Path, log: Log) -> None:
+def _keep_aside(folder: pathlib.Path, damaged: dict[int, bytes]) -> None:
     """Warn of damaged lines, and move them to a file of their own."""
     aside = folder / ASIDE
-    numbers = ", ".join(map(str, log.damaged))
+    numbers = ", ".join(map(str, damaged))
     logging.warning(
         "%s: line %s is damaged and is not used; it is kept in %s.",
         *(folder / NAME, numbers, ASIDE),
     )
     before = aside.read_bytes() if aside.exists() else b""
-    io.write_durably(aside, before + b"".join(t + b"\n" for t in log.damaged.values()))
+    io.write_durably(aside, before + b"".join(t + b"\n" for t in damaged.values()))

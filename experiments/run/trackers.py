@@ -123,9 +123,6 @@ class InBackground:
 
     Training does not wait for it. A tracker that fails, e.g. because its server is
     gone, is left out from then on, with a warning.
-
-    Args:
-      tracker: the tracker.
     """
 
     def __init__(self, tracker: Tracker):
@@ -134,17 +131,14 @@ class InBackground:
         self._failed = False
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one metric per value, later."""
         self._thread.submit(self._try, self._tracker.write, step, values)
 
     def write_sweep(
         self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
     ) -> None:
-        """Write a finished sweep now."""
         self._tracker.write_sweep(runs, verdicts, report)
 
     def close(self) -> None:
-        """Wait until everything is written, and finish the run."""
         self._thread.submit(self._try, self._tracker.close)
         self._thread.shutdown()
 
@@ -164,7 +158,10 @@ class InBackground:
 
 
 class TensorBoard:
-    """Writes event files for TensorBoard."""
+    """Writes event files for TensorBoard: those of a sweep's run in its own directory.
+
+    It skips the runs of a sweep that it has written before.
+    """
 
     def __init__(self, folder: pathlib.Path):
         # Imported here: the base install lacks it.
@@ -175,7 +172,6 @@ class TensorBoard:
         self._writer: Any = None
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one scalar per metric."""
         if self._writer is None:
             self._writer = self._open(str(self._folder), flush_secs=30)
         for name, value in values.items():
@@ -185,7 +181,6 @@ class TensorBoard:
     def write_sweep(
         self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
     ) -> None:
-        """Write hyperparameters, final loss and curve of each run not yet written."""
         del verdicts, report
         runs = list(runs)
         if len(runs) > _MOST_EVENTS:
@@ -201,7 +196,11 @@ class TensorBoard:
             folder = self._folder / run.name
             if folder.exists():
                 continue
-            plain = {key: _scalar(value) for key, value in run.settings.items()}
+            scalars = bool | int | float | str
+            plain = {
+                key: value if isinstance(value, scalars) else str(value)
+                for key, value in run.settings.items()
+            }
             with self._open(str(folder)) as writer:
                 for summary in hparams(plain, {"final_loss": 0.0}):
                     writer.file_writer.add_summary(summary)
@@ -211,13 +210,14 @@ class TensorBoard:
                     writer.add_scalar("final_loss", run.loss, 0)
 
     def close(self) -> None:
-        """Flush and close."""
         if self._writer is not None:
             self._writer.close()
 
 
 class WandB:
     """Writes to a run of Weights & Biases, named after the run directory.
+
+    Of a sweep, it gets a table of all runs, the verdicts and the report.
 
     Raises:
       UserError: Weights & Biases does not start.
@@ -247,13 +247,11 @@ class WandB:
             keep_id(folder, "wandb", run_id)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one scalar per metric."""
         self._run.log(values, step=step)
 
     def write_sweep(
         self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
     ) -> None:
-        """Write a table of all runs, the verdicts as the summary, and the report."""
         rows = [{**run.settings, "loss": run.loss} for run in runs]
         columns = list(dict.fromkeys(name for row in rows for name in row))
         table = self._wandb.Table(
@@ -263,14 +261,14 @@ class WandB:
         self._run.summary.update({"verdicts": _plain(verdicts)})
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
 class MLflow:
     """Writes to a run of MLflow, at MLFLOW_TRACKING_URI, named after the run directory.
 
-    The experiment is created if it does not exist.
+    The experiment is created if it does not exist. Of a sweep, it gets a nested run for
+    each run that it does not have yet, the verdicts and the report.
 
     Raises:
       UserError: MLflow does not start.
@@ -279,28 +277,26 @@ class MLflow:
     def __init__(self, experiment: str, folder: pathlib.Path, settings: dict[str, Any]):
         import mlflow
 
-        self._folder = folder
         try:
             self._client: Any = mlflow.MlflowClient()
-            self._id = self._start(experiment, settings)
+            existing = self._client.get_experiment_by_name(experiment)
+            self._experiment = (
+                existing.experiment_id
+                if existing
+                else self._client.create_experiment(experiment)
+            )
+            if known_id := read_id(folder, "mlflow"):
+                self._id = known_id
+                self._client.update_run(known_id, status="RUNNING")
+                return
+            run = self._client.create_run(self._experiment, run_name=folder.name)
+            self._id = run.info.run_id
+            self._log(self._id, params=flatten_dict(settings, sep="."))
+            keep_id(folder, "mlflow", self._id)
         except Exception as error:  # of a store, a server or the network
             raise UserError(
                 f"MLflow cannot be started: {error}; check MLFLOW_TRACKING_URI"
             ) from None
-
-    def _start(self, experiment: str, settings: dict[str, Any]) -> str:
-        client = self._client
-        existing = client.get_experiment_by_name(experiment)
-        self._experiment = (
-            existing.experiment_id if existing else client.create_experiment(experiment)
-        )
-        if known_id := read_id(self._folder, "mlflow"):
-            client.update_run(known_id, status="RUNNING")
-            return known_id
-        run = client.create_run(self._experiment, run_name=self._folder.name)
-        self._log(run.info.run_id, params=flatten_dict(settings, sep="."))
-        keep_id(self._folder, "mlflow", run.info.run_id)
-        return run.info.run_id
 
     def _log(
         self,
@@ -321,13 +317,11 @@ class MLflow:
             self._client.log_batch(run, metrics=logged[at : at + 500])
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one metric per value."""
         self._log(self._id, metrics=[(name, x, step) for name, x in values.items()])
 
     def write_sweep(
         self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
     ) -> None:
-        """Write a nested run for each run not yet written, and the report."""
         written = self._children()
         for run in runs:
             if run.name in written:
@@ -362,12 +356,7 @@ class MLflow:
                 return names
 
     def close(self) -> None:
-        """Finish the run."""
         self._client.set_terminated(self._id)
-
-
-def _scalar(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _plain(value: Any) -> Any:
