@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 from .object_store import OWN, Contents, Objects
 
@@ -45,12 +44,9 @@ def is_newer(
     if not all((place / name).is_file() for name in singles):
         return False
     for path, contents in whole.items():
-        step = (place / path).name
-        beside = (p.name for p in (place / path).parent.glob("*") if p.is_dir())
-        later = step.isdecimal() and any(
-            name.isdecimal() and int(name) > int(step) for name in beside
-        )
-        if not later and contents_of(place / path) != contents:
+        folders = (p for p in (place / path).parent.glob("*") if p.is_dir())
+        beside = (folder.relative_to(place).as_posix() for folder in folders)
+        if not has_later(path, beside) and contents_of(place / path) != contents:
             return False
     return True
 
@@ -89,24 +85,24 @@ def files_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return {p.relative_to(folder).as_posix(): p for p in sorted(paths)}
 
 
-Signature = tuple[Any, ...]
+Version = tuple[int, int, int]
 
 
-def signature_of(paths: Iterable[pathlib.Path]) -> Signature:
+def version_of(path: pathlib.Path) -> Version:
     """Changes when a file is replaced or written to."""
-    stats = [path.stat() for path in paths]
-    return tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-class Scan(NamedTuple):
+def versions_in(folder: pathlib.Path) -> dict[str, Version]:
+    """`version_of` each file in a directory."""
+    return {name: version_of(path) for name, path in files_in(folder).items()}
+
+
+def scanned(
+    folder: pathlib.Path,
+) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:
     """The files to upload one by one, and the directories that appear at once."""
-
-    singles: dict[str, pathlib.Path]
-    whole: dict[str, pathlib.Path]
-
-
-def scanned(folder: pathlib.Path) -> Scan:
-    """What is to be uploaded now."""
     singles, whole = {}, {}
     for name, path in files_in(folder).items():
         top = folder_of(name)
@@ -116,4 +112,4 @@ def scanned(folder: pathlib.Path) -> Scan:
             whole[top] = folder / top
         elif not path.is_symlink():
             singles[name] = path
-    return Scan(singles, whole)
+    return singles, whole

@@ -33,15 +33,16 @@ from .. import io, remote
 from ..errors import Stopped, UserError, reason
 from . import collectives, processes
 from .contents import (
-    Signature,
+    Version,
     contents_of,
     files_in,
     folder_of,
     has_later,
     is_newer,
     scanned,
-    signature_of,
     single_files,
+    version_of,
+    versions_in,
 )
 from .object_store import (
     ALIVE,
@@ -230,8 +231,8 @@ class _Mirror:
         self._session = secrets.token_hex(8)
         self._who = f"process {os.getpid()} on {socket.gethostname()}"
         self._alive = f"{ALIVE}{self._session}"
-        self._single: dict[str, Signature] = {}  # of what was uploaded
-        self._whole: dict[str, Signature] = {}
+        self._single: dict[str, Version] = {}  # of what was uploaded
+        self._whole: dict[str, dict[str, Version]] = {}
         self._closing, self._released = threading.Event(), threading.Event()
         self._syncing = threading.Lock()
         self._hold()
@@ -383,10 +384,10 @@ class _Mirror:
         if not (self._has_newest and is_newer(self._place, before.whole, singles)):
             self._marker.unlink(missing_ok=True)
             _warn(objects, _restore(objects, before, self._place))
-        for path, folder in scanned(self._place).whole.items():
+        _, whole = scanned(self._place)
+        for path, folder in whole.items():
             if contents_of(folder) == before.whole.get(path):
-                self._whole[path] = self._signature_of(folder)
-        self._single = dict.fromkeys(singles, ())
+                self._whole[path] = versions_in(folder)
         io.write_durably(self._marker, self._session)
         # Left by uploads that were killed.
         known = {f"{p}/{n}" for p, names in before.whole.items() for n in names}
@@ -395,11 +396,6 @@ class _Mirror:
             for name in objects.names()
             if folder_of(name) is not None and name not in known
         )
-
-    @staticmethod
-    def _signature_of(folder: pathlib.Path) -> Signature:
-        files = files_in(folder)
-        return (tuple(files), *signature_of(files.values()))
 
     def _upload(self) -> None:
         failed = False
@@ -432,50 +428,50 @@ class _Mirror:
                 shutil.rmtree(self._staging, ignore_errors=True)
 
     def _sync_staged(self, held: bool) -> None:
-        objects = self._objects
-        scan = scanned(self._place)
+        here, whole_here = scanned(self._place)
         before = self._commit.whole
         # First the directories: no file is then older than the checkpoints.
         whole, new = dict(before), {}
-        for path, folder in scan.whole.items():
-            if self._is_known(path, folder):
-                continue
-            if (signature := self._stage(path, folder)) is not None:
-                new[path] = signature
+        for path, folder in whole_here.items():
+            if not self._is_known(path, folder) and (
+                staged := self._stage(path, folder)
+            ):
+                new[path] = staged
                 whole.pop(path, None)
         if any(path in before for path in new):
             # An earlier checkpoint of the same step: it is no longer complete.
             self._put(dict(whole))
-        self._put_singles(scan.singles)
-        for path, signature in new.items():
-            whole[path] = self._put_whole(path)
+        remote.in_parallel(self._put_single, here, here.values())
+        for path, versions in new.items():
+            whole[path] = contents_of(self._staging / path)
+            names = [f"{path}/{name}" for name in whole[path]]
+            files = [self._staging / name for name in names]
+            remote.in_parallel(self._put_file, files, names)
             self._put(dict(whole))
-            self._whole[path] = signature
+            self._whole[path] = versions
         # What is gone here without a successor was lost, and stays there.
-        both = scan.whole.keys() & whole.keys()
-        dropped = [p for p in before if p not in scan.whole and has_later(p, both)]
+        both = whole_here.keys() & whole.keys()
+        dropped = [p for p in before if p not in whole_here and has_later(p, both)]
         for path in dropped:
             del whole[path]
         if whole != self._commit.whole or held != self._commit.held:
             self._put(whole, held=held)
-        objects.delete(f"{path}/{name}" for path in dropped for name in before[path])
+        self._objects.delete(f"{p}/{name}" for p in dropped for name in before[p])
         for path in dropped:
             self._whole.pop(path, None)
 
     def _is_known(self, path: str, folder: pathlib.Path) -> bool:
         """Whether a directory is uploaded. It may have lost files since."""
+        if path not in self._commit.whole or path not in self._whole:
+            return False
         with contextlib.suppress(FileNotFoundError):
-            now, known = self._signature_of(folder), self._whole.get(path)
-            if path in self._commit.whole and known is not None:
-                return set(zip(now[0], now[1:], strict=True)) <= set(
-                    zip(known[0], known[1:], strict=True)
-                )
+            return versions_in(folder).items() <= self._whole[path].items()
         return False
 
-    def _stage(self, path: str, folder: pathlib.Path) -> Signature | None:
-        """Hard links to the files of a directory; None if it is being removed."""
+    def _stage(self, path: str, folder: pathlib.Path) -> dict[str, Version] | None:
+        """Make hard links to the files of a directory; None if it is being removed."""
         try:
-            signature = self._signature_of(folder)
+            versions = versions_in(folder)
             for name, file in files_in(folder).items():
                 target = self._staging / path / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -485,37 +481,24 @@ class _Mirror:
                     raise
                 except OSError:  # a file system without hard links
                     shutil.copyfile(file, target)
-            if self._signature_of(folder) != signature or len(signature) == 1:
-                return None
+            return versions if versions_in(folder) == versions else None
         except FileNotFoundError:
             return None
-        return signature
-
-    def _put_whole(self, path: str) -> Contents:
-        """Upload a staged directory."""
-        contents = contents_of(self._staging / path)
-        names = [f"{path}/{name}" for name in contents]
-        files = [self._staging / name for name in names]
-        remote.in_parallel(self._put_file, files, names)
-        return contents
 
     def _put_file(self, path: pathlib.Path, name: str) -> None:
         self._check_awake()
         self._objects.put(path, name)
 
-    def _put_singles(self, singles: dict[str, pathlib.Path]) -> None:
-        def put(name: str) -> None:
-            # A copy: the file may grow during the upload.
-            copy = self._staging / "singles" / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                signature = signature_of([singles[name]])
-                if signature != self._single.get(name):
-                    shutil.copyfile(singles[name], copy)
-                    self._put_file(copy, name)
-                    self._single[name] = signature
-
-        remote.in_parallel(put, singles)
+    def _put_single(self, name: str, path: pathlib.Path) -> None:
+        # A copy: the file may grow during the upload.
+        copy = self._staging / "singles" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            version = version_of(path)
+            if version != self._single.get(name):
+                shutil.copyfile(path, copy)
+                self._put_file(copy, name)
+                self._single[name] = version
 
     def close(self) -> None:
         """Upload the rest, and release the run.

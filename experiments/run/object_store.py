@@ -64,7 +64,6 @@ class Objects:
         return sorted(name for name in inside if name and not name.endswith("/"))
 
     def read(self, name: str) -> bytes:
-        """The content of an object."""
         return self._system.cat_file(f"{self._root}/{name}")
 
     def write(self, name: str, data: bytes) -> None:
@@ -90,11 +89,9 @@ class Objects:
         return self._system.modified(f"{self._root}/{name}").timestamp()
 
     def put(self, path: pathlib.Path, name: str) -> None:
-        """Upload a file."""
         self._system.put_file(str(path), f"{self._root}/{name}")
 
     def get(self, name: str, path: pathlib.Path) -> None:
-        """Download a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._system.get_file(f"{self._root}/{name}", str(path))
 

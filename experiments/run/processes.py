@@ -15,14 +15,11 @@ import jax
 
 from ..errors import Stopped, UserError, reason, short
 from .collectives import store
-from .workdir import Difference, differences
+from .workdir import differences
 
 # Keys in the store of JAX's coordination service, which process 0 runs.
-_SETTINGS = "mupax/settings"
-_VERDICT = "mupax/verdict"
-_ALIVE = "mupax/alive"
-_FAILED = "mupax/failed"
-_SEEN = "mupax/seen"
+_SETTINGS, _VERDICT = "mupax/settings", "mupax/verdict"
+_ALIVE, _FAILED, _SEEN = "mupax/alive", "mupax/failed", "mupax/seen"
 
 _BEAT = 1.0  # seconds between two signs of life, for up to 100 processes
 _GRACE = 15  # seconds by which JAX's own timeouts are longer
@@ -61,13 +58,13 @@ def joined(
       UserError: bad flags, missing processes, or different settings.
     """
     if not distributed:
-        flags = {
-            "coordinator": coordinator != "",
-            "processes": processes != 0,
-            "process": process != -1,
-        }
-        for name in [name for name, is_set in flags.items() if is_set]:
-            raise UserError(f"--{name} needs --distributed")
+        for name, given, default in (
+            ("coordinator", coordinator, ""),
+            ("processes", processes, 0),
+            ("process", process, -1),
+        ):
+            if given != default:
+                raise UserError(f"--{name} needs --distributed")
         yield
         return
     _check(coordinator, processes, process, timeout)
@@ -160,19 +157,15 @@ def _verdict(settings: dict[str, Any], timeout: int) -> str:
     for index in range(1, jax.process_count()):
         other = json.loads(_get(f"{_SETTINGS}/{index}", timeout))
         if differ := differences(settings, other):
-            texts = [_of_two(difference, index) for difference in differ]
+            texts = [
+                f"{key} ({short(own)} in process 0, {short(their)} in process {index})"
+                for key, own, their in differ
+            ]
             return (
                 f"the processes were started differently: {', '.join(texts)}; start "
                 "all of them with the same config, flags and --workdir"
             )
     return ""
-
-
-def _of_two(difference: Difference, index: int) -> str:
-    return (
-        f"{difference.key} ({short(difference.first)} in process 0, "
-        f"{short(difference.second)} in process {index})"
-    )
 
 
 def _get(key: str, timeout: float) -> str:
@@ -223,14 +216,11 @@ class _Watch:
             with contextlib.suppress(Exception):  # the store ends with process 0
                 told = _failures()
         self.tell(error)
-        if not (
-            isinstance(error, UserError | OSError)
-            or _is_interrupt(error)
-            or _of_collective(error)
-        ):  # a bug
+        expected = isinstance(error, UserError | OSError | KeyboardInterrupt)
+        if not expected and not _of_collective(error):  # a bug
             sys.excepthook(type(error), error, error.__traceback__)
         sentence = told[0] if told else _sentence(error)
-        self._leave(sentence, 130 if _is_interrupt(error) else 2)
+        self._leave(sentence, 130 if isinstance(error, KeyboardInterrupt) else 2)
 
     def _leave(self, sentence: str, status: int = 2) -> None:
         with contextlib.suppress(Exception):
@@ -299,15 +289,11 @@ _AGAIN = "run the same command in all processes to resume"
 def _sentence(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
-    if _is_interrupt(error):
+    if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if _of_collective(error):
         return f"another process is gone ({reason(error)}); {_AGAIN}"
     return f"{type(error).__name__}: {reason(error)}"
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    return isinstance(error, KeyboardInterrupt)
 
 
 def _of_collective(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 
@@ -41,8 +41,8 @@ def claim(
             workdir.mkdir(parents=True, exist_ok=True)
             held.enter_context(io.locked(workdir / _LOCK, wait=False))
             # Again: another process may have claimed it since `check`.
-            stored = _compared(workdir, settings, free)
-            if stored.settings != settings or not stored.whole:
+            stored, both = _compared(workdir, settings, free)
+            if stored != settings or not both:
                 for name in (_NAME, _COPY):
                     io.write_sealed(workdir / name, settings)
         yield
@@ -63,28 +63,25 @@ def check(
                 pass
 
 
-class _Stored(NamedTuple):
-    """The settings in a run directory, and whether both copies are undamaged."""
-
-    settings: dict[str, Any] | None
-    whole: bool
+# The settings in a run directory, if any, and whether both copies are undamaged.
+_Stored = tuple[dict[str, Any] | None, bool]
 
 
 def _stored(workdir: pathlib.Path) -> _Stored:
     first, why = _read(workdir / _NAME)
     copy, _ = _read(workdir / _COPY)
     if first is not None:
-        return _Stored(first, copy is not None)
+        return first, copy is not None
     if copy is not None:
         logging.warning(
             "%s/%s is damaged (%s); its copy is used.", workdir, _NAME, why or "missing"
         )
-        return _Stored(copy, False)
+        return copy, False
     # mupax 0.1 wrote one file, without a checksum.
     if not (workdir / _COPY).exists():
         first, why = _read(workdir / _NAME, required=False)
         if first is not None or why is None:
-            return _Stored(first, False)
+            return first, False
     raise UserError(
         f"{workdir / _NAME} is damaged ({why or 'missing'}), and the settings of this "
         "run are unknown; choose another --workdir, or remove this one to start again"
@@ -109,27 +106,31 @@ def _compared(
     """The stored settings, after checking that they belong to this experiment."""
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"{workdir} is a file; choose another --workdir")
-    stored = _stored(workdir)
-    if stored.settings is None:
-        if workdir.exists() and not _is_free(workdir):
+    stored, both = _stored(workdir)
+    if stored is None:
+        # A run that was killed in `claim` leaves a temporary file.
+        own = (f".{_NAME}.", _LOCK)
+        if workdir.exists() and not all(
+            path.name.startswith(own) for path in workdir.iterdir()
+        ):
             raise UserError(
                 f"{workdir} holds files that do not belong to a mupax run; choose "
                 "another --workdir, or an empty one"
             )
-        return stored
+        return stored, both
     if settings is None:
-        return stored
+        return stored, both
     differ = [
-        f"{d.key} ({short(d.first)}, here {short(d.second)})"
-        for d in differences(stored.settings, settings)
-        if not any(f"{d.key}.".startswith(f"{x}.") for x in free)
+        f"{key} ({short(first)}, here {short(second)})"
+        for key, first, second in differences(stored, settings)
+        if not any(f"{key}.".startswith(f"{x}.") for x in free)
     ]
     if differ:
         raise UserError(
             f"{workdir} holds another experiment, which differs in "
             f"{', '.join(differ)}; choose another --workdir, or remove that one"
         )
-    return stored
+    return stored, both
 
 
 @contextlib.contextmanager
@@ -149,36 +150,18 @@ def _usable(workdir: pathlib.Path) -> Iterator[None]:
         ) from None
 
 
-def _is_free(workdir: pathlib.Path) -> bool:
-    # A run that was killed in `claim` leaves a temporary file.
-    starts = (f".{_NAME}.", _LOCK)
-    return all(p.name.startswith(starts) for p in workdir.iterdir())
-
-
-class Difference(NamedTuple):
-    """A key with different values in two experiments.
-
-    Attributes:
-      key: e.g. "sweep.seeds".
-      first: its value in the first.
-      second: its value in the second.
-    """
-
-    key: str
-    first: Any
-    second: Any
-
-
-def differences(first: Any, second: Any, prefix: str = "") -> list[Difference]:
-    """The keys in which two settings differ.
+def differences(
+    first: Any, second: Any, prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
+    """The keys in which two settings differ, each with both values.
 
     Examples:
       >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-      [Difference(key='a.b', first=1, second=3)]
+      [('a.b', 1, 3)]
     """
     if isinstance(first, dict) and isinstance(second, dict):
         out = []
         for key in sorted({*first, *second}):
             out += differences(first.get(key), second.get(key), f"{prefix}.{key}")
         return out
-    return [] if first == second else [Difference(prefix[1:], first, second)]
+    return [] if first == second else [(prefix[1:], first, second)]
