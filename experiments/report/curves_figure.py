@@ -31,18 +31,13 @@ from .style import (
 class Curves:
     """The learning curves of one parametrization along one axis.
 
-    Attributes:
-      label: the parametrization's name.
-      axis: "depth" or "width".
-      curves: size to training loss, shape (seeds, points); empty where no grid point
-        trained every seed of the base.
-      final: size to the final loss, geometric mean over seeds; None: diverged.
+    Both are empty where no grid point trained every seed of the base.
     """
 
-    label: str
+    label: str  # the parametrization's name
     axis: Axis
-    curves: dict[int, np.ndarray]
-    final: dict[int, float | None]
+    curves: dict[int, np.ndarray]  # size to training loss, shape (seeds, points)
+    final: dict[int, float | None]  # size to geometric mean over seeds; None: diverged
 
 
 def at_best(data: SweepData, axis: Axis, key: str) -> Curves:

@@ -21,31 +21,19 @@ from ..sweep.verdict import Transfer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The target or a baseline, trained with the base's best hyperparameters.
-
-    Attributes:
-      sizes: width and depth.
-      learning_rate: the learning rate before scaling.
-      train_loss: training loss at the end; None if it diverged.
-      test_accuracy: test accuracy at the end.
-      curve: (step, training loss).
-      evals: (step, test loss, test accuracy).
-      checkpoint: path of the last checkpoint.
-      seconds: duration of the training.
-      parameters: number of parameters.
-      baseline: "base" for the model of the base's size; the key of its parametrization
-        for a model of the target's size; None for the target.
-    """
+    """The target or a baseline, trained with the base's best hyperparameters."""
 
     sizes: Sizes
-    learning_rate: float
-    train_loss: float | None
-    test_accuracy: float | None
-    curve: Sequence[tuple[int, float]]
-    evals: Sequence[tuple[int, float, float]]
-    checkpoint: str
+    learning_rate: float  # before scaling
+    train_loss: float | None  # at the end; None if it diverged
+    test_accuracy: float | None  # at the end
+    curve: Sequence[tuple[int, float]]  # (step, training loss)
+    evals: Sequence[tuple[int, float, float]]  # (step, test loss, test accuracy)
+    checkpoint: str  # path of the last one
     seconds: float
-    parameters: int = 0
+    parameters: int = 0  # their number
+    # "base" for the model of the base's size; the key of its parametrization for a
+    # model of the target's size; None for the target.
     baseline: str | None = None
 
     @property
@@ -57,33 +45,19 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepData:
-    """The results of a sweep or a transfer.
+    """The results of a sweep or a transfer."""
 
-    Attributes:
-      populations: all runs.
-      base: the sizes where the axes cross.
-      labels: names of the parametrizations in reports, by key, in reading order.
-      featured: key of the parametrization that the headline is about.
-      steps: number of steps of each run.
-      settings: nested plain data: config, versions, devices.
-      subject: what was trained, in a few words.
-      command: the command line that makes this report again, or "".
-      target: sizes at which the optimum is predicted, or None.
-      trained: the target of a transfer.
-      compared: its baselines.
-    """
-
-    populations: Sequence[Population]
-    base: Sizes
-    labels: Mapping[str, str]
-    featured: str
-    steps: int
-    settings: Mapping[str, Any]
-    subject: str
-    command: str
-    target: Sizes | None = None
-    trained: Trained | None = None
-    compared: Sequence[Trained] = ()
+    populations: Sequence[Population]  # all runs
+    base: Sizes  # where the axes cross
+    labels: Mapping[str, str]  # names of parametrizations, by key, in reading order
+    featured: str  # key of the parametrization that the headline is about
+    steps: int  # of each run
+    settings: Mapping[str, Any]  # nested plain data: config, versions, devices
+    subject: str  # what was trained, in a few words
+    command: str  # the command line that makes this report again, or ""
+    target: Sizes | None = None  # where the optimum is predicted
+    trained: Trained | None = None  # the target of a transfer
+    compared: Sequence[Trained] = ()  # its baselines
 
     @functools.cached_property
     def transfers(self) -> list[Transfer]:

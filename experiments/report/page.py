@@ -144,31 +144,18 @@ def _tiles(data: SweepData) -> list[tuple[str, str]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """A picture of the page with its text and table, as page.html reads it.
+    """A picture of the page with its text and table, as page.html reads it."""
 
-    Attributes:
-      id: id of the HTML element, and name of the picture.
-      over: the subject, shown above the title.
-      held: the fixed size, shown beside the subject.
-      title: the finding.
-      draw: draws the picture.
-      alt: describes the picture for people who cannot see it.
-      text: shown above the picture.
-      caption: shown below the picture.
-      notes: shown below the caption.
-      table: a table's "caption", "heads" and "body".
-    """
-
-    id: str
-    over: str
-    held: str
-    title: str
+    id: str  # of the HTML element; also the name of the picture
+    over: str  # the subject, shown above the title
+    held: str  # the fixed size, shown beside the subject
+    title: str  # the finding
     draw: Draw
-    alt: str
-    text: str = ""
-    caption: str = ""
-    notes: Sequence[str] = ()
-    table: Mapping[str, Any] | None = None
+    alt: str  # describes the picture for people who cannot see it
+    text: str = ""  # shown above the picture
+    caption: str = ""  # shown below the picture
+    notes: Sequence[str] = ()  # shown below the caption
+    table: Mapping[str, Any] | None = None  # its "caption", "heads" and "body"
 
 
 def _loss(data: SweepData, name: str, axis: Axis) -> Section:

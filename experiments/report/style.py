@@ -27,19 +27,12 @@ _LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (4, 1.5, 1, 1.5)), (0, (1, 1.
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The size and fonts of a picture.
+    """The size and fonts of a picture."""
 
-    Attributes:
-      width: width in inches.
-      columns: number of panels side by side.
-      size: font size in points.
-      titled: whether the picture shows its title. In a web page, a heading shows it.
-    """
-
-    width: float
-    columns: int
-    size: float
-    titled: bool
+    width: float  # inches
+    columns: int  # panels side by side
+    size: float  # of the font, in points
+    titled: bool  # whether the picture shows its title; in a web page, a heading does
 
 
 FILE = Page(width=10.4, columns=3, size=10.5, titled=True)

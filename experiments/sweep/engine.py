@@ -111,15 +111,7 @@ def prepare(
 
 
 class Chunks:
-    """The compiled program of a task, for as many points at once as fit into memory.
-
-    Attributes:
-      task: the runs.
-      training: their functions.
-      seeds: the seeds that each point is trained with.
-      points: how many points a call takes at most; smaller after memory ran out.
-      cramped: whether memory allowed fewer points at once than were asked for.
-    """
+    """The compiled program of a task, for as many points at once as fit into memory."""
 
     def __init__(
         self,
@@ -135,8 +127,9 @@ class Chunks:
         self._devices = jax.local_device_count()
         self._rows = len(seeds)  # seeds at once
         lanes = limits.lanes or most * self._rows
+        # Points that a call takes at most; fewer after memory ran out.
         self.points = min(most, max(1, lanes // self._rows))
-        self.cramped = False
+        self.cramped = False  # whether memory allowed fewer than were asked for
         self._examples, self._orders = training.feed(seeds)  # (steps, seeds, batch)
         self._keys = training.keys(seeds)
         self._compile()

@@ -73,18 +73,7 @@ def own_training(
 
 @dataclasses.dataclass(frozen=True)
 class OwnTask(Task):
-    """Runs of a user's model of one shape.
-
-    Attributes:
-      width: as in `Task`, like the next six.
-      make_model: as in `api.sweep`, like the next two.
-      guess: chance-level loss, or None.
-      data: fingerprint of the data.
-      settings: the user's own description of the code, as text; None to compare the
-        lowered program.
-      stop_diverged: as in `engine.Limits`; it changes the losses of diverged runs.
-      program: fingerprint of what is computed; `bound` sets it.
-    """
+    """Runs of a user's model of one shape; the functions are those of `api.sweep`."""
 
     width: int
     depth: int
@@ -96,11 +85,12 @@ class OwnTask(Task):
     make_model: Callable[..., Any]
     make_optimizer: Callable[..., optax.GradientTransformation]
     loss: Callable[[Any, Any], Float[Array, ""]]
-    guess: float | None
-    data: str = ""
+    guess: float | None  # chance-level loss
+    data: str = ""  # fingerprint
+    # The user's own description of the code; None to compare the lowered program.
     settings: str | None = None
-    stop_diverged: bool = False
-    program: str = ""
+    stop_diverged: bool = False  # it changes the losses of diverged runs
+    program: str = ""  # fingerprint of what is computed; `bound` sets it
     parametrization: str = "own"
 
     @property

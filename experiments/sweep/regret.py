@@ -23,24 +23,16 @@ _PRIOR = 4.0  # degrees of freedom that the other sizes' variance counts for
 class Regret:
     """Share of the loss that a model gives up at a value tuned elsewhere.
 
-    Attributes:
-      share: loss at the value over the least loss, minus one.
-      low: lower 95 % bound of the share; at least 0.
-      high: upper 95 % bound of the share; infinite for one seed.
-      noise: standard deviation of the loss over seeds, as a share of the loss.
-      slip: upper 95 % bound of the grid's error of the share.
-      own: least loss, geometric mean over seeds.
-
-    Together the bounds are a 90 % interval. The least loss is that over the range of
-    the grid in which all seeds trained.
+    The bounds are a 90 % interval. The least loss is that over the range of the grid in
+    which all seeds trained.
     """
 
-    share: float
-    low: float
-    high: float
-    noise: float
-    slip: float
-    own: float
+    share: float  # loss at the value over the least loss, minus one
+    low: float  # lower 95 % bound of the share; at least 0
+    high: float  # upper 95 % bound of the share; infinite for one seed
+    noise: float  # standard deviation of the loss over seeds, as a share of the loss
+    slip: float  # upper 95 % bound of the grid's error of the share
+    own: float  # least loss, geometric mean over seeds
 
     @property
     def given(self) -> float:

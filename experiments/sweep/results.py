@@ -149,17 +149,11 @@ class Population:
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """The least loss of a cell, and where it is.
+    """The least loss of a cell, and where it is."""
 
-    Attributes:
-      log2_lr: the fitted optimum, as `Cell.log2_lr`.
-      error: its standard error over seeds, in octaves (0 for one seed).
-      loss: the fitted loss there.
-    """
-
-    log2_lr: float
-    error: float
-    loss: float
+    log2_lr: float  # as `Cell.log2_lr`
+    error: float  # standard error over seeds, in octaves (0 for one seed)
+    loss: float  # fitted
 
 
 def table(populations: Iterable[Population]) -> str:

@@ -30,34 +30,21 @@ _WORST = 1e6  # the objective of a candidate that diverged
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A candidate and its result.
+    """A candidate and its result."""
 
-    Attributes:
-      round: its number, from 0.
-      point: values of the hyperparameters, in the order of the axes.
-      loss: geometric mean over seeds; NaN if a run diverged.
-    """
-
-    round: int
-    point: Point
-    loss: float
+    round: int  # from 0
+    point: Point  # values of the hyperparameters, in the order of the axes
+    loss: float  # geometric mean over seeds; NaN if a run diverged
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-      names: names of the hyperparameters.
-      candidates: all candidates, in order. The first is the start.
-      best: the candidate of least loss.
-      fresh: losses of start and best with other seeds than those of the search.
-    """
-
-    names: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
-    best: Candidate
-    fresh: tuple[float, float]
+    names: tuple[str, ...]  # of the hyperparameters
+    candidates: tuple[Candidate, ...]  # in order; the first is the start
+    best: Candidate  # of least loss
+    fresh: tuple[float, float]  # losses of start and best with seeds of their own
 
     @property
     def values(self) -> dict[str, float]:

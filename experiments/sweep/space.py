@@ -50,37 +50,21 @@ _KEY = re.compile(r"[A-Za-z0-9_.+-]{1,60}")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """A sweep: the run at its base, and the values that are swept.
+    """A sweep: the run at its base, and the values that are swept."""
 
-    Attributes:
-      base: the run at the base's size, with the sweep's number of steps.
-      parametrizations: the swept parametrizations, by key.
-      widths: swept at the base's depth, rising.
-      depths: swept at the base's width, rising.
-      axes: the values of each hyperparameter; the learning rate comes first.
-      choices: combinations of other keys' values; a single empty one if there are none.
-      seeds: runs of each grid point.
-      average_last: a run's final loss is the mean over so many last steps.
-      limits: what the runs may use of memory.
-      featured: key of the parametrization that reports are about.
-      target: the run at the target's size, before it is tuned; None without a target.
-      equal_examples: runs of each batch size take the base's number of examples.
-      compare: baselines of the target: "base", or keys of `parametrizations`.
-    """
-
-    base: RunConfig
+    base: RunConfig  # at the base's size, with the sweep's number of steps
     parametrizations: Mapping[str, Component]
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    axes: Mapping[str, tuple[float, ...]]
-    choices: tuple[Mapping[str, Any], ...]
-    seeds: int
-    average_last: int
+    widths: tuple[int, ...]  # at the base's depth, rising
+    depths: tuple[int, ...]  # at the base's width, rising
+    axes: Mapping[str, tuple[float, ...]]  # of hyperparameters, learning rate first
+    choices: tuple[Mapping[str, Any], ...]  # combinations of other keys, at least {}
+    seeds: int  # runs of each grid point
+    average_last: int  # a run's final loss is the mean over so many last steps
     limits: Limits
-    featured: str
-    target: RunConfig | None
-    equal_examples: bool = False
-    compare: tuple[str, ...] = ()
+    featured: str  # key of the parametrization that reports are about
+    target: RunConfig | None  # at the target's size, before it is tuned
+    equal_examples: bool = False  # each batch size takes the base's number of examples
+    compare: tuple[str, ...] = ()  # baselines: "base", or keys of `parametrizations`
 
     @property
     def sizes(self) -> Sizes:

@@ -30,23 +30,14 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """The line through the optima of one axis, against log2 of the size.
+    """The line through the optima of one axis, against log2 of the size."""
 
-    Attributes:
-      slope: units (octaves) per doubling of the size.
-      error: standard error of the slope, from resampled seeds and the grid's error.
-      freedom: degrees of freedom of the error; 0 for one seed.
-      sizes: widths or depths, rising.
-      optima: coordinate of the optimum at each size, None where nothing trained.
-      draws: resampled (intercept at size 1, slope), shape (resamples, 2).
-    """
-
-    slope: float
-    error: float
-    freedom: int
-    sizes: tuple[int, ...]
-    optima: tuple[float | None, ...]
-    draws: np.ndarray
+    slope: float  # units (octaves) per doubling of the size
+    error: float  # standard error of the slope, from seeds and from the grid
+    freedom: int  # degrees of freedom of the error; 0 for one seed
+    sizes: tuple[int, ...]  # widths or depths, rising
+    optima: tuple[float | None, ...]  # coordinate at each size; None: nothing trained
+    draws: np.ndarray  # resampled (intercept at size 1, slope), shape (resamples, 2)
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -14,15 +14,10 @@ Run = tuple[int, tuple[float, ...]]  # (seed, values of the grid point)
 
 
 class Record(NamedTuple):
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-      losses: the final loss, then the learning curve; None where the run diverged.
-      seconds: the run's share of the wall time, compilation included.
-    """
-
-    losses: list[float | None]
-    seconds: float = 0.0
+    losses: list[float | None]  # the final loss, then the curve; None: diverged
+    seconds: float = 0.0  # its share of the wall time, compilation included
 
 
 class Store:

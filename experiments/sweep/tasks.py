@@ -36,29 +36,17 @@ _HELD_BYTES = 2**30
 
 
 class Task(abc.ABC):
-    """Runs of one shape, which differ in hyperparameters and seeds.
+    """Runs of one shape, which differ in hyperparameters and seeds."""
 
-    Attributes:
-      parametrization: its key in the sweep.
-      width: the model's width.
-      depth: the model's depth.
-      seeds: number of seeds.
-      steps: number of steps of each run.
-      batch_size: examples of each step.
-      average_last: a run's loss is the mean over so many last steps.
-      axes: pairs of a hyperparameter and its values.
-      choices: pairs of another config key that differs between tasks and its value.
-    """
-
-    parametrization: str
+    parametrization: str  # its key in the sweep
     width: int
     depth: int
-    seeds: int
-    steps: int
+    seeds: int  # their number
+    steps: int  # of each run
     batch_size: int
-    average_last: int
-    axes: tuple[tuple[str, tuple[float, ...]], ...]
-    choices: tuple[tuple[str, Any], ...] = ()
+    average_last: int  # a run's loss is the mean over so many last steps
+    axes: tuple[tuple[str, tuple[float, ...]], ...]  # hyperparameters and their values
+    choices: tuple[tuple[str, Any], ...] = ()  # other keys that differ between tasks
 
     @property
     @abc.abstractmethod
@@ -128,18 +116,12 @@ def orders(count: int, batch_size: int, seeds: Sequence[int], steps: int) -> np.
 
 @dataclasses.dataclass(frozen=True)
 class ZooTask(Task):
-    """Runs of a zoo model of one shape.
-
-    Attributes:
-      parametrization: as in `Task`.
-      config: the config of every run, without the hyperparameters of `axes`. Its seed
-        is the first seed.
-      axes: as in `Task`, like the rest. Warm-up is a share of the steps.
-    """
+    """Runs of a zoo model of one shape."""
 
     parametrization: str
+    # Of every run, without the hyperparameters of `axes`. Its seed is the first seed.
     config: RunConfig
-    axes: tuple[tuple[str, tuple[float, ...]], ...]
+    axes: tuple[tuple[str, tuple[float, ...]], ...]  # warm-up: a share of the steps
     seeds: int
     average_last: int
     choices: tuple[tuple[str, Any], ...] = ()

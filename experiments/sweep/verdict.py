@@ -57,28 +57,16 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """The verdict on one hyperparameter along one axis of size, and its numbers.
+    """The verdict on one hyperparameter along one axis of size, and its numbers."""
 
-    Attributes:
-      axis: "depth", "width" or "joint" (width times depth); "batch size" or "steps".
-      cells: the runs, small to large.
-      base: index in `cells` of the size whose best value is used at the largest.
-      trend: the line through the optima.
-      regret: regret of the base's best value at the largest size; None where the loss
-        there is not known.
-      at_base: regret of the same value at the base, i.e. how well its optimum is known.
-      at_edge: sizes whose best grid point is an end of the grid.
-      failed: sizes at which no value trained with every seed.
-    """
-
-    axis: str
-    cells: tuple[Cell, ...]
-    base: int
-    trend: Trend
-    regret: Regret | None
-    at_base: Regret | None
-    at_edge: tuple[int, ...]
-    failed: tuple[int, ...]
+    axis: str  # "depth", "width", "joint" (width times depth), "batch size" or "steps"
+    cells: tuple[Cell, ...]  # small to large
+    base: int  # index of the size whose best value is used at the largest
+    trend: Trend  # the line through the optima
+    regret: Regret | None  # of the base's best value at the largest size, where known
+    at_base: Regret | None  # of the same value at the base: how well it is known
+    at_edge: tuple[int, ...]  # sizes whose best grid point is an end of the grid
+    failed: tuple[int, ...]  # sizes at which no value trained with every seed
 
     @property
     def name(self) -> str:
