@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 from ..sweep import grids, valley
 from ..sweep.results import Population
 from . import names
-from .data import Axis, SweepData
+from .data import Axis, SweepData, least
 from .style import INK, LANE, MUTED, Page, log_ticks, loss_range, mark_empty
 
 Pair = tuple[str, str]
@@ -36,8 +36,11 @@ def title(data: SweepData, pair: Pair, axis: Axis) -> str:
     """How the best pair changes along an axis, for the featured parametrization."""
     nouns = " and ".join(names.noun(name) for name in pair)
     along = data.along(data.main, axis)
-    best = {getattr(p, axis): _best(p, pair) for p in along}
-    known = {size: place for size, place in best.items() if place is not None}
+    known = {
+        getattr(p, axis): tuple(p.best()[name] for name in pair)
+        for p in along
+        if math.isfinite(least(p))
+    }
     label = data.keys[data.main]
     if not known:
         return f"{nouns}: nothing trained with {label}".capitalize()
@@ -50,14 +53,6 @@ def title(data: SweepData, pair: Pair, axis: Axis) -> str:
         f"With {label}, the best {nouns} change from {start_text} at {axis} {first} to "
         f"{end_text} at {axis} {last}"
     )
-
-
-def _best(population: Population, pair: Pair) -> tuple[float, float] | None:
-    loss = valley.surface(population, pair)
-    if np.isnan(loss).all():
-        return None
-    i, j = np.unravel_index(int(np.nanargmin(loss)), loss.shape)
-    return population.axes[pair[0]][i], population.axes[pair[1]][j]
 
 
 def caption(data: SweepData) -> str:
@@ -96,13 +91,9 @@ def table(data: SweepData, pair: Pair, axis: Axis) -> dict[str, Any]:
 
 
 def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figure:
-    """Draw loss over a pair of hyperparameters, rows of panels per parametrization.
+    """Draw loss over two hyperparameters, (across, up).
 
-    Args:
-      data: the sweep.
-      pair: hyperparameters (across, up).
-      axis: "depth" or "width"; each size gets a panel.
-      page: the size and fonts of the picture.
+    Each parametrization has rows of panels, a panel for each size along `axis`.
     """
     rows = [(label, data.along(key, axis)) for key, label in data.keys.items()]
     columns = min(5, max(len(row) for _, row in rows))
@@ -116,7 +107,11 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
     panels = figure.subplots(
         sum(lines), columns, squeeze=False, sharex=True, sharey=True
     )
-    norm = _norm([p for _, row in rows for p in row], pair)
+    shown = [p for _, row in rows for p in row]
+    losses = [valley.surface(p, pair) for p in shown]
+    # Runs that did not learn would take up most of the colours.
+    limits = loss_range(losses, [p.curves[..., 0] for p in shown], factor=1.0)
+    norm = LogNorm(*(limits or (0.1, 1.0)))
     for i, (label, row) in enumerate(rows):
         axes = panels[sum(lines[:i]) : sum(lines[: i + 1])].ravel()
         for ax, population in zip(axes, row, strict=False):
@@ -141,14 +136,6 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
     scale.set_label("training loss", color=MUTED)
     log_ticks(scale.ax.xaxis, float(norm.vmin or 0.1), float(norm.vmax or 1.0))
     return figure
-
-
-def _norm(populations: list[Population], pair: Pair) -> LogNorm:
-    """The colour scale of all panels."""
-    losses = [valley.surface(p, pair) for p in populations]
-    # Runs that did not learn would take up most of the colours.
-    shown = loss_range(losses, [p.curves[..., 0] for p in populations], factor=1.0)
-    return LogNorm(*(shown or (0.1, 1.0)))
 
 
 def _coordinates(population: Population, name: str) -> np.ndarray:

@@ -20,7 +20,7 @@ from .data import AXES, Axis, SweepData
 from .outcome_figures import regret_figure, target_figure
 from .style import DPI, FILE, NARROW, WIDE, Page, render, styled
 from .sweep_figure import sweep_figure
-from .templates import download, duration, environment, flat, picture
+from .templates import download, duration, environment, flat, inline
 
 Draw = Callable[[Page], Figure]
 
@@ -87,6 +87,11 @@ def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
     opens = opening.shown(data)
     if opens:
         draws["opening"] = functools.partial(opening.figure, data)
+
+    def pictures(page: Page) -> dict[str, str]:
+        drawn = {name: render(draw, page, dpi=dpi) for name, draw in draws.items()}
+        return {name: inline("image/png", png) for name, png in drawn.items()}
+
     template = environment(data.keys.values()).get_template("page.html")
     return template.render(
         data=data,
@@ -101,10 +106,8 @@ def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
         groups=words.groups(data),
         guide=words.GUIDE,
         sections=sections,
-        pictures={n: picture(render(d, WIDE, dpi=dpi)) for n, d in draws.items()},
-        narrow={
-            n: picture(render(d, NARROW, dpi=dpi)) for n, d in draws.items() if phone
-        },
+        pictures=pictures(WIDE),
+        narrow=pictures(NARROW) if phone else {},
         settings=list(flat(data.settings)),
         told=_effort(data),
         results=download(data.table),
@@ -273,7 +276,8 @@ def _transfer(data: SweepData) -> list[Section]:
             (
                 data.keys[t.key],
                 t.axis,
-                *_losses(t),
+                "–" if t.own is None else findings.loss(t.own),
+                "–" if t.regret is None else findings.loss(t.regret.given),
                 findings.cost(t),
                 f"{words.sign(t)} {t.verdict}",
             )
@@ -307,10 +311,3 @@ def _transfer(data: SweepData) -> list[Section]:
         notes=[f"Checkpoint: {trained.checkpoint}"],
     )
     return [cost, target]
-
-
-def _losses(transfer: Transfer) -> tuple[str, str]:
-    """The largest model's own least loss, and its loss at the base's best value."""
-    given = None if transfer.regret is None else transfer.regret.given
-    own, base = ("–" if x is None else findings.loss(x) for x in (transfer.own, given))
-    return own, base

@@ -20,22 +20,23 @@ def environment(labels: Iterable[str]) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = list(labels)
-    env.filters["whole"] = lambda text: _whole(text, names)
+    names = [str(markupsafe.escape(label)) for label in labels]
+
+    def whole(text: str) -> markupsafe.Markup:
+        """Text whose lines break neither inside a label nor before "octaves"."""
+        escaped = str(markupsafe.escape(text))
+        for name in names:
+            escaped = escaped.replace(name, f'<span class="whole">{name}</span>')
+        return markupsafe.Markup(escaped.replace(" octaves", "&nbsp;octaves"))
+
+    env.filters["whole"] = whole
     return env
 
 
-def _whole(text: str, labels: list[str]) -> markupsafe.Markup:
-    """Text whose lines break neither inside a label nor before "octaves"."""
-    escaped = str(markupsafe.escape(text))
-    for label in map(str, map(markupsafe.escape, labels)):
-        escaped = escaped.replace(label, f'<span class="whole">{label}</span>')
-    return markupsafe.Markup(escaped.replace(" octaves", "&nbsp;octaves"))
-
-
-def picture(png: bytes) -> markupsafe.Markup:
-    """A picture as a data URL."""
-    return _inline("image/png", png)
+def inline(kind: str, content: bytes) -> markupsafe.Markup:
+    """A file as a data URL."""
+    coded = base64.b64encode(content).decode()
+    return markupsafe.Markup("data:{};base64,{}").format(kind, coded)
 
 
 def download(text: str) -> markupsafe.Markup:
@@ -43,12 +44,7 @@ def download(text: str) -> markupsafe.Markup:
     content = text.encode()
     if len(content) > _EMBEDDED:
         return markupsafe.Markup("results.csv")
-    return _inline("text/csv", content)
-
-
-def _inline(kind: str, content: bytes) -> markupsafe.Markup:
-    coded = base64.b64encode(content).decode()
-    return markupsafe.Markup("data:{};base64,{}").format(kind, coded)
+    return inline("text/csv", content)
 
 
 def duration(seconds: float) -> str:

@@ -72,13 +72,13 @@ def prepare(
       task: the runs.
       data: the training data; None for a task that opens its own dataset.
       store: holds the finished runs; None keeps none.
-      limits: what the runs may use of memory.
+      limits: as in `mupax.sweep`.
       ahead: another task is training now, and uses memory that will be free later.
       on_runs: called with the number of stored runs, and with that of each chunk.
 
     Returns:
-      A function that trains. Its argument is how many seconds the caller waited for
-      `prepare`, which are counted as time of the runs.
+      A function that trains. Its argument, the seconds that the caller waited for
+      `prepare`, counts as time of the runs.
 
     Raises:
       UserError: a single run does not fit into memory.
@@ -135,11 +135,9 @@ class Chunks:
         self._compile()
 
     def __call__(self, points: Sequence[Point]) -> np.ndarray | None:
-        """Train points of the grid, at most `self.points` of them.
+        """Losses of at most `self.points` points, shape (seeds, points, steps).
 
-        Returns:
-          Losses of shape (seeds, points, steps). None: they did not fit into memory,
-          and `self.points` is smaller now.
+        None if they did not fit into memory; `self.points` is smaller then.
         """
         try:
             return self._train(points)
@@ -224,12 +222,7 @@ def train_points(
 ) -> dict[Run, Record]:
     """Train grid points chunk by chunk, and store each chunk before the next begins.
 
-    Args:
-      chunks: the compiled program.
-      points: values of each hyperparameter.
-      store: for the finished runs; None keeps none.
-      since: `time.perf_counter` when the time of the first chunk began.
-      on_runs: called with the number of runs as each chunk ends.
+    `since` is the `time.perf_counter` at which the time of the first chunk began.
     """
     task, left = chunks.task, list(points)
     since = time.perf_counter() if since is None else since

@@ -45,7 +45,7 @@ def run_all(
 
     Args:
       tasks: the tasks.
-      data: the training data; None if each task opens its own dataset.
+      data: as in `engine.prepare`.
       folder: of the store. Workers that see it write to it; others send their runs
         when a task ends. None keeps no runs, and needs `executor=None`.
       limits: of each worker.
@@ -177,10 +177,10 @@ def run_task(
 
     Args:
       task: the task.
-      data: the training data.
-      sign: a file that the caller wrote into the folder of the store.
-      known: what the store knows of the task; used if this worker does not see the
-        file, i.e. has another disk.
+      data: as in `engine.prepare`.
+      sign: a file in the folder of the store.
+      known: what the store knows of the task; used if this worker has another disk,
+        i.e. does not see the file.
       limits: of this worker.
 
     Returns:
@@ -201,12 +201,9 @@ def in_turn(
 ) -> Iterator[Population]:
     """Train one task after another; while one trains, the next is compiled.
 
-    A task that cannot be prepared while another trains, e.g. for lack of memory, is
-    prepared again after that.
-
-    Args:
-      prepare: `engine.prepare` of each task, without its argument `ahead`.
-      ahead: False to compile in this thread, just before a task trains.
+    `prepare` is `engine.prepare` of each task, without its argument `ahead`. A task
+    that cannot be prepared while another trains, e.g. for lack of memory, is prepared
+    again after that. With `ahead=False`, tasks are compiled in this thread.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         coming = None

@@ -25,13 +25,8 @@ def of_training(
     of all constants, and no source locations: a changed class, global, closure or
     config value changes the fingerprint if it changes the computation.
 
-    Args:
-      training: the functions of a task.
-      names: names of the hyperparameters.
-      batch_size: number of examples of each step.
-
     Returns:
-      The fingerprint; None where the program calls functions that are not part of it
+      None where the program calls functions that are not part of it
       (`jax.pure_callback`, `jax.ffi.ffi_call`).
     """
     together = jax.default_backend() != "cpu"  # as `population.program` by default

@@ -97,11 +97,7 @@ def run(
 
 
 def open_data(task: ZooTask, console: rich.console.Console) -> Dataset:
-    """Open the dataset of a sweep, and check batch and model against it.
-
-    Raises:
-      UserError: a batch or a model that does not fit the dataset.
-    """
+    """Open the dataset of a sweep, and check batch and model against it."""
     with console.status(f"reading {task.config.dataset}"):
         dataset = task.dataset()
     if task.batch_size > dataset.train_size:
@@ -137,7 +133,6 @@ def train(
 def report_data(
     config: SweepConfig, populations: list[Population], command: Sequence[str]
 ) -> report.SweepData:
-    """The data of a sweep's report."""
     base = config.base
     return report.SweepData(
         populations=populations,
@@ -158,11 +153,7 @@ def report_data(
 
 
 def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) -> None:
-    """Write a finished sweep to the trackers of its config.
-
-    Raises:
-      UserError: a tracker does not start.
-    """
+    """Write a finished sweep to the trackers of its config."""
     base = config.base
     runs = list(export.finished(data.populations, data.steps))
     for tracker in open_trackers(

@@ -133,14 +133,8 @@ def _loop(
 ) -> jax.Array:
     """The losses of all steps, with shape (steps, *shape).
 
-    Args:
-      step: (state, batch) -> (state, losses of this shape).
-      state: before the first step.
-      shape: () for one run, (seeds, points) for all runs.
-      orders: the examples of each step.
-      steps: number of steps to train.
-      examples: a pytree of arrays with a leading axis of examples.
-      bound: see `_bound`.
+    `step` is (state, batch) -> (state, losses); `shape`, the shape of its losses, is ()
+    for one run and (seeds, points) for all runs.
     """
 
     def move(state: Any, t: jax.Array) -> Any:

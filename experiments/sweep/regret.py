@@ -117,11 +117,7 @@ def _bounds(
 ) -> tuple[float, float]:
     """The 95 % bounds of the regret as log2 of a ratio of losses; see `regret`.
 
-    Args:
-      fits: the fits of all sizes.
-      index: index of the model in `fits`.
-      value: coordinate of the hyperparameter.
-      slip: standard deviation of the grid's error of the log2 loss at the value.
+    `slip` is the standard deviation of the grid's error of the log2 loss at the value.
     """
     fit = fits[index]
     seeds, last = len(fit.log_loss), len(fit.grid) - 1

@@ -150,11 +150,7 @@ def search(
 
 
 def _box(task: ZooTask) -> list[tuple[float, float]]:
-    """The least and largest coordinate of each axis.
-
-    Raises:
-      UserError: a single axis, or an axis with a single value.
-    """
+    """The least and largest coordinate of each axis, which must differ."""
     if len(task.grid) < 2:
         raise UserError(
             f"sweep.axes has {', '.join(task.grid)} only, and a search needs two axes "
@@ -185,9 +181,9 @@ def run(
     Args:
       config: a sweep's config. Its axes bound the search, and its sizes are not used.
       folder: the run directory.
-      candidates: number of candidates in each round.
-      rounds: number of rounds.
-      radius: as in `search`.
+      candidates: as in `search`, like the next two.
+      rounds: at least 1.
+      radius: in octaves.
 
     Returns:
       The contents of `summary.json`, which `transfer_from` reads.

@@ -211,12 +211,7 @@ def fixed_after(cell: Cell) -> float | None:
 
 
 def key_of(population: Population, without: str = "") -> str:
-    """The parametrization and choices of a population as one key.
-
-    Args:
-      population: the runs of one task of a sweep.
-      without: a choice that is left out.
-    """
+    """The parametrization and choices of a population, `without` one, as one key."""
     chosen = (f"{k}={v}" for k, v in population.choices.items() if k != without)
     return ", ".join([population.parametrization, *chosen])
 
@@ -224,12 +219,7 @@ def key_of(population: Population, without: str = "") -> str:
 def predicted(
     trends: Mapping[str, Trend], base: Sizes, target: Sizes
 ) -> dict[str, Any] | None:
-    """The optimum at a target size, extrapolated along depth and width.
-
-    Args:
-      trends: the trend of each axis, "depth" and "width".
-      base: the sizes where the axes cross.
-      target: the sizes to predict at.
+    """The optimum at a target size, extrapolated along depth and width from `base`.
 
     Returns:
       "optimum", a coordinate, and "interval", its 95 % interval; None where the trends

@@ -37,11 +37,7 @@ class Store:
         self._folder = folder
 
     def runs(self, name: str, key: str) -> dict[Run, Record]:
-        """The finished runs of a task.
-
-        Args:
-          name: the task's name.
-          key: the task's key. Runs with another key are ignored.
+        """The finished runs of a task; runs with another key are ignored.
 
         Raises:
           UserError: the file cannot be read.
@@ -66,11 +62,7 @@ class Store:
         return runs
 
     def add(self, name: str, key: str, runs: dict[Run, Record]) -> None:
-        """Write finished runs of a task; they are on the disk when this returns.
-
-        Raises:
-          UserError: the folder cannot be written.
-        """
+        """Write finished runs of a task, as `append` does."""
         lines = [
             json.dumps(
                 io.seal({"key": key, "seed": seed, "at": at, **record._asdict()})
@@ -106,10 +98,7 @@ class Store:
 
 
 def _read(path: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
-    """The records of the undamaged lines of a file, and these lines.
-
-    The others are reported and moved away.
-    """
+    """The records of the undamaged lines of a file, and these lines."""
     try:
         if not path.exists():
             return [], b""
@@ -145,11 +134,6 @@ def _read(path: pathlib.Path) -> tuple[list[dict[str, Any]], bytes]:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """The record of one run.
-
-    Raises:
-      Damaged: it is cut short, altered, or not the record of a run.
-    """
     record = io.parse_sealed(line, required=True)
     if not {"key", "seed", "at", "losses"} <= record.keys():
         raise io.Damaged("it does not describe a run")

@@ -84,24 +84,18 @@ class Task(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The functions of one run, and the examples of all runs.
+    """The functions of one run, and the examples of all runs."""
 
-    Attributes:
-      init: (key, hyper) -> (state, fixed). `fixed` holds variables that never change.
-        It must not depend on `hyper`, because the runs of a seed share it.
-      step: (state, fixed, batch, hyper, key) -> (state, loss).
-      feed: seeds -> (examples, orders). The examples are a pytree of arrays with a
-        leading axis. The orders, int32 of shape (steps, seeds, batch), say which
-        examples each step takes.
-      keys: seeds -> one random key each.
-      guess: chance-level loss, or None.
-    """
-
+    # (key, hyper) -> (state, fixed). `fixed` holds variables that never change. It must
+    # not depend on `hyper`, because the runs of a seed share it.
     init: Callable[[jax.Array, Hyper], tuple[Any, Any]]
+    # (state, fixed, batch, hyper, key) -> (state, loss).
     step: Callable[[Any, Any, Any, Hyper, jax.Array], tuple[Any, jax.Array]]
+    # seeds -> (examples, orders). The examples are a pytree of arrays with a leading
+    # axis. The orders, int32 of shape (steps, seeds, batch), say which each step takes.
     feed: Callable[[Sequence[int]], tuple[Any, np.ndarray]]
-    keys: Callable[[Sequence[int]], jax.Array]
-    guess: float | None
+    keys: Callable[[Sequence[int]], jax.Array]  # seeds -> one random key each
+    guess: float | None  # chance-level loss
 
 
 def keys_of(seeds: Sequence[int]) -> jax.Array:

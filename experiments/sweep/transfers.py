@@ -11,11 +11,9 @@ from .verdict import Transfer, transfer
 
 
 def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
-    """Every verdict over depth and width.
+    """Every verdict over depth and width; the axes cross at `base`.
 
-    Args:
-      populations: all of a sweep. Choices count as parametrizations of their own.
-      base: the sizes where the axes cross.
+    Choices count as parametrizations of their own.
     """
     out = []
     keys = dict.fromkeys(key_of(p) for p in populations)
@@ -41,11 +39,9 @@ def over_training(
 ) -> list[Transfer]:
     """The verdicts over batch size and over training length, of the base's model.
 
-    Args:
-      populations: all of a sweep. Other choices count as parametrizations.
-      base: the sizes where the axes cross.
-      tuned: batch size and number of steps of the base. Their best values are used at
-        the others; those of the smallest if these were not swept.
+    The best values at `tuned`, the base's "batch_size" and "steps", are used at the
+    others; those at the smallest if `tuned` was not swept. Other choices count as
+    parametrizations.
     """
     lines: dict[tuple[str, str, str], list[tuple[int, Cell]]] = {}
     for p in populations:
@@ -72,10 +68,7 @@ def verdicts(
 ) -> dict[str, Any]:
     """All verdicts as JSON-ready data, by hyperparameter, parametrization and axis.
 
-    Args:
-      judged: the verdicts that `transfers` returns.
-      base: the sizes where the axes cross.
-      target: sizes at which to predict the optimum, or None.
+    With a target, also "predicted", the optimum there.
     """
     out: dict[str, Any] = {}
     for one in judged:

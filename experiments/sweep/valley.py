@@ -51,10 +51,6 @@ def slope(population: Population, names: Sequence[str]) -> float | None:
     is that of the long axis of its level sets: at -1 a doubled learning rate needs half
     the multiplier, at -2 a quarter of it.
 
-    Args:
-      population: all runs of a shape.
-      names: two of its hyperparameters, (across, up).
-
     Returns:
       Change of `up` per unit of `across`, both as `grids.coordinate`. None if there are
       too few points, if they are too noisy, if the valley is round or not a valley, or
