@@ -26,7 +26,7 @@ def stripes() -> datasets.ImageData:
     images = images.astype(np.uint8)
     split = slice(160), slice(160, None)
     train, test = ((images[s], labels[s]) for s in split)
-    return datasets.ImageData.from_arrays("stripes", train, test, 4)
+    return datasets.ImageData("stripes", train, test, 4)
 
 
 def task(

@@ -51,7 +51,7 @@ def toy(n: int) -> data.ImageData:
     """n training images, each of which tells its own index."""
     images = np.arange(n, dtype=np.uint8).reshape(n, 1, 1, 1)
     split = images, np.arange(n)
-    return data.ImageData.from_arrays("toy", split, split, n)
+    return data.ImageData("toy", split, split, n)
 
 
 # --- digits
@@ -219,7 +219,7 @@ def test_prepared_datasets_have_their_published_statistics(name, shape, mean, st
 )
 def test_normalized_training_images_have_mean_0_and_std_1(images):
     labels = np.zeros(len(images), np.int64)
-    toy = data.ImageData.from_arrays("toy", (images, labels), (images, labels), 1)
+    toy = data.ImageData("toy", (images, labels), (images, labels), 1)
     out = jax.jit(data.normalize)(images, toy.mean, toy.std)
     assert out.dtype == np.float32
     np.testing.assert_allclose(out.mean((0, 1, 2)), 0, atol=1e-3)

@@ -130,7 +130,7 @@ def test_text_weights_and_transfer_are_read(bucket, tmp_path):
 def images():
     pixels = np.arange(64 * 10, dtype=np.uint8).reshape(10, 8, 8, 1)
     split = pixels, np.arange(10)
-    return datasets.ImageData.from_arrays("digits", split, split, 10)
+    return datasets.ImageData("digits", split, split, 10)
 
 
 def test_a_config_is_read(bucket, capsys):

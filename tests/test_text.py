@@ -46,7 +46,7 @@ def test_every_token_but_the_first_of_a_file_is_predicted_once(lengths, context)
     """Up to what is left at a file's end, and never across files."""
     starts = itertools.accumulate([0, *lengths[:-1]])
     files = [np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
-    total = sum(text.window_count(file, context) for file in files)
+    total = text.window_count(files, context)
     windows = text.Windows(files, context, 0, total)(np.arange(total), None)["tokens"]
     assert windows.shape == (total, context + 1)
     np.testing.assert_array_equal(np.diff(windows, axis=1), 1)

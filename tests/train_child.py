@@ -60,7 +60,7 @@ def toy_data(train_examples: int = 200, test_examples: int = 37) -> ImageData:
         images[np.arange(n), labels] += 50
         return images.astype(np.uint8), labels
 
-    return ImageData.from_arrays("toy", split(train_examples), split(test_examples), 4)
+    return ImageData("toy", split(train_examples), split(test_examples), 4)
 
 
 def digest(model: nnx.Module) -> str:

@@ -575,9 +575,6 @@ class Transform:
             image = image.convert(self._mode)
         if not self._resizes:
             image = self._fit(image)
-        return self._augment(image, u)
-
-    def _augment(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         start, moved, fill = 0, None, 0
         for op in self.operations:
             numbers = u[start : start + op.draws]

@@ -1,7 +1,6 @@
 """Image datasets in memory, read from files that TFDS prepared."""
 
 import contextlib
-import dataclasses
 import io
 import math
 import os
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Float, Integer, UInt8
 
 from .. import memory
 from ..errors import UserError
@@ -27,59 +26,39 @@ _SUMS = {"train": 20_000, "test": 2_000}
 _CHUNK = 4096  # records per read; single reads are slower
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class ImageData:
     """A labelled image dataset in memory.
 
-    Attributes:
+    Args:
       name: as in TFDS.
-      train_images: raw pixels, shape (train, height, width, channels).
-      train_labels: classes 0..num_classes-1, shape (train,).
-      test_images: raw pixels, shape (test, height, width, channels).
-      test_labels: shape (test,).
-      mean: mean pixel of the training images, shape (channels,); 0..255 for
-        photographs, 0..16 for digits.
-      std: standard deviation of the pixels (1 where it is 0), shape (channels,).
+      train: raw pixels, shape (train, height, width, channels), and classes
+        0..num_classes-1, shape (train,).
+      test: likewise.
       num_classes: number of classes.
       labels: names of the classes, if they have any.
       white: the raw value of a white pixel.
+
+    Attributes:
+      train_images, train_labels, test_images, test_labels: the arrays.
+      mean: mean pixel of the training images, shape (channels,); 0..255 for
+        photographs, 0..16 for digits.
+      std: standard deviation of the pixels (1 where it is 0), shape (channels,).
     """
 
-    name: str
-    train_images: UInt8[np.ndarray, "train height width channels"]
-    train_labels: Int32[np.ndarray, " train"]
-    test_images: UInt8[np.ndarray, "test height width channels"]
-    test_labels: Int32[np.ndarray, " test"]
-    mean: np.ndarray
-    std: np.ndarray
-    num_classes: int
-    labels: tuple[str, ...] | None = None
-    white: int = 255
-
-    @classmethod
-    def from_arrays(
-        cls,
+    def __init__(
+        self,
         name: str,
-        train: tuple[np.ndarray, np.ndarray],
-        test: tuple[np.ndarray, np.ndarray],
+        train: tuple[UInt8[np.ndarray, "n h w channels"], Integer[np.ndarray, " n"]],
+        test: tuple[UInt8[np.ndarray, "m h w channels"], Integer[np.ndarray, " m"]],
         num_classes: int,
         labels: tuple[str, ...] | None = None,
         white: int = 255,
-    ) -> "ImageData":
-        """A dataset from (images, labels) of each split; measures mean and std."""
-        mean, std = pixel_statistics(train[0])
-        return cls(
-            name=name,
-            train_images=train[0],
-            train_labels=train[1].astype(np.int32),
-            test_images=test[0],
-            test_labels=test[1].astype(np.int32),
-            mean=mean,
-            std=std,
-            num_classes=num_classes,
-            labels=labels,
-            white=white,
-        )
+    ):
+        self.name, self.num_classes, self.labels = name, num_classes, labels
+        self.white = white
+        self.train_images, self.train_labels = train[0], train[1].astype(np.int32)
+        self.test_images, self.test_labels = test[0], test[1].astype(np.int32)
+        self.mean, self.std = pixel_statistics(self.train_images)
 
 
 def pixel_statistics(
@@ -140,15 +119,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
         raise UserError(prepared.not_array_record(builder)) from error
     classes = label.num_classes
     intact.check_all_seen(builder.data_dir, splits[0][1], classes)
-    intact.check_labels(builder.data_dir, splits[1][1], classes)
-    return ImageData.from_arrays(
-        name,
-        splits[0],
-        splits[1],
-        classes,
-        class_names(label),
-        white=16 if name == "digits" else 255,
-    )
+    white = 16 if name == "digits" else 255
+    return ImageData(name, splits[0], splits[1], classes, class_names(label), white)
 
 
 def class_names(label: tfds.features.ClassLabel) -> tuple[str, ...] | None:
@@ -176,7 +148,7 @@ def digit_sums(digits: ImageData) -> ImageData:
     train = pairs(digits.train_images, digits.train_labels, _SUMS["train"])
     test = pairs(digits.test_images, digits.test_labels, _SUMS["test"])
     classes = 2 * digits.num_classes - 1
-    return ImageData.from_arrays("digit_sums", train, test, classes)
+    return ImageData("digit_sums", train, test, classes)
 
 
 def prepare_digits(data_dir: Path) -> None:

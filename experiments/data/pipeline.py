@@ -170,9 +170,10 @@ def iterate(
         raise UserError(f"seed is {seed}; it must lie in 0..{2**32 - 1}.")
     order = _order(n, seed)
     if draws:
-        order = order.random_map(_Draw(draws))
+        order = order.random_map(functools.partial(_drawn, draws))
+    # Whole batches are loaded at once: single examples take longer.
     parts = order.batch(hosts.share(batch_size), drop_remainder=True)
-    own_parts = parts[hosts.index :: hosts.count].map(_Part(load, bool(draws)))
+    own_parts = parts[hosts.index :: hosts.count].map(functools.partial(_loaded, load))
     return BatchIterator(own_parts, workers, {"batch_size": batch_size, "seed": seed})
 
 
@@ -228,48 +229,33 @@ def batch_indices(
 def _order(n: int, seed: int) -> grain.MapDataset[int]:
     examples = grain.MapDataset.range(n).seed(seed)
     if n < _SMALL:
-        return examples.repeat().map_with_index(_Shuffled(n, seed))
+        return examples.repeat().map_with_index(functools.partial(_at, n, seed))
     # In this order, Grain shuffles each epoch with another seed.
     return examples.shuffle().repeat()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shuffled(grain.transforms.MapWithIndex):
-    """The example at each place of the run."""
+# Worker processes can pickle the next functions, but not lambdas.
 
-    n: int
-    seed: int
 
-    def map_with_index(self, index: int, element: int) -> int:
-        epoch, at = divmod(index, self.n)
-        return int(_epoch(self.n, self.seed, epoch)[at])
+def _at(n: int, seed: int, place: int, _: int) -> int:
+    """The example at a place of the run."""
+    epoch, at = divmod(place, n)
+    return int(_epoch(n, seed, epoch)[at])
+
+
+def _drawn(
+    draws: int, index: int, rng: np.random.Generator
+) -> tuple[int, Float[np.ndarray, " draws"]]:
+    return index, rng.random(draws)
+
+
+def _loaded(load: Load, part: Any) -> dict[str, np.ndarray]:
+    """A batch from indices, maybe with random numbers for each."""
+    indices, u = part if isinstance(part, tuple) else (part, np.empty((len(part), 0)))
+    return load(indices, u)
 
 
 @functools.lru_cache(maxsize=8)
 def _epoch(n: int, seed: int, epoch: int) -> np.ndarray:
     # NumPy guarantees that the numbers of this legacy generator never change.
     return np.random.RandomState([seed, epoch]).permutation(n)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Draw(grain.transforms.RandomMap):
-    """Adds uniform numbers to the index of an example."""
-
-    draws: int
-
-    def random_map(
-        self, element: int, rng: np.random.Generator
-    ) -> tuple[int, np.ndarray]:
-        return element, rng.random(self.draws)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part(grain.transforms.Map):
-    """Loads whole batches: single examples take longer."""
-
-    load: Load
-    drawn: bool
-
-    def map(self, element: Any) -> dict[str, np.ndarray]:
-        indices, u = element if self.drawn else (element, None)
-        return self.load(indices, np.empty((len(indices), 0)) if u is None else u)

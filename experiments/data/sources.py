@@ -18,16 +18,15 @@ from .. import memory
 from ..errors import UserError
 from . import intact
 
+# (height, width, channels) of images; None for sizes that differ.
+Shape = tuple[int | None, int | None, int | None]
+
 
 class Source(Protocol):
-    """Labelled images by index.
-
-    Attributes:
-      shape: (height, width, channels) of the images; None for sizes that differ.
-    """
+    """Labelled images by index."""
 
     @property
-    def shape(self) -> tuple[int | None, int | None, int | None]: ...
+    def shape(self) -> Shape: ...
 
     def __len__(self) -> int: ...
 
@@ -64,7 +63,6 @@ class Records:
 
     Attributes:
       folder: of the dataset's version.
-      shape: (height, width, channels) of the images; None for sizes that differ.
 
     Args:
       builder: of the dataset.
@@ -80,15 +78,13 @@ class Records:
     ):
         self._image, self._label = keys
         self.folder = os.fspath(builder.data_dir)
-        self.shape: tuple[int | None, int | None, int | None] = builder.info.features[
-            self._image
-        ].shape
-        self._classes = builder.info.features[self._label].num_classes
+        features = builder.info.features
+        self.shape: Shape = features[self._image].shape
+        self._classes = features[self._label].num_classes
         files = builder.info.splits[split].file_instructions
-        self._files = [os.fspath(file.filename) for file in files]
+        self._files = [pathlib.Path(os.fspath(file.filename)) for file in files]
         self._ends = np.cumsum([file.take for file in files])
-        for file in files:
-            path = pathlib.Path(os.fspath(file.filename))
+        for path, file in zip(self._files, files, strict=True):
             intact.check_file(path, file.examples_in_shard, len(files))
         # Decoded with Pillow below; TFDS would do the same, with a warning.
         self._records: Any = builder.as_data_source(
@@ -102,24 +98,20 @@ class Records:
         try:
             examples = self._records.__getitems__(indices.tolist())
         except Exception as error:  # of ArrayRecord or TFDS
-            raise UserError(
-                intact.broken(self._damaged(indices, error), error)
-            ) from error
+            raise UserError(intact.broken(self._damaged(indices), error)) from error
         labels = np.array([e[self._label] for e in examples], np.int32)
         intact.check_labels(self.folder, labels, self._classes)
         return [e[self._image] for e in examples], labels
 
-    def _damaged(self, indices: np.ndarray, error: Exception) -> pathlib.Path:
+    def _damaged(self, indices: np.ndarray) -> pathlib.Path:
         """The file with the first record that cannot be read."""
-        file_numbers = np.unique(np.searchsorted(self._ends, indices, side="right"))
-        for number in file_numbers:
-            first = 0 if number == 0 else self._ends[number - 1]
-            inside = indices[(indices >= first) & (indices < self._ends[number])]
+        file_numbers = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(file_numbers):
             try:
-                self._records.__getitems__(inside.tolist())
+                self._records.__getitems__(indices[file_numbers == number].tolist())
             except Exception:
-                return pathlib.Path(self._files[number])
-        return pathlib.Path(self._files[file_numbers[0]])
+                return self._files[number]
+        return self._files[file_numbers.min()]
 
 
 @contextlib.contextmanager

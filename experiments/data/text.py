@@ -47,7 +47,7 @@ class Windows:
     @functools.cached_property
     def _firsts(self) -> np.ndarray:
         """The index of each file's first window."""
-        counts = [window_count(file, self.context) for file in self.files]
+        counts = [window_count([file], self.context) for file in self.files]
         return np.cumsum([0, *counts[:-1]])
 
     def __call__(self, indices: np.ndarray, _: np.ndarray) -> Batch:
@@ -61,9 +61,9 @@ class Windows:
         return {"tokens": out}
 
 
-def window_count(tokens: np.ndarray, context: int) -> int:
-    """The number of windows of context + 1 tokens in a file."""
-    return max(0, len(tokens) - 1) // context
+def window_count(files: Sequence[np.ndarray], context: int) -> int:
+    """The number of windows of context + 1 tokens in the tokens of files."""
+    return sum(max(0, len(tokens) - 1) // context for tokens in files)
 
 
 def open_text(
@@ -91,10 +91,8 @@ def open_text(
     if not isinstance(context, int) or isinstance(context, bool) or context < 1:
         raise UserError(f"context is {context!r}; it must be an integer, 1 or more.")
     opened = open_tokenizer(tokenizer)
-    file = tokenizer_file(tokenizer)
-    encoder = None if file is None else opened
-    files = [_tokens(text, encoder) for text in _files(path)]
-    total = _total(files, context)
+    files = [_tokens(text, opened) for text in _files(path)]
+    total = window_count(files, context)
     if test_path is None:
         if total < 2:
             raise UserError(
@@ -105,9 +103,9 @@ def open_text(
         train = Windows(files, context, 0, cut)
         test = Windows(files, context, cut, total)
     else:
-        test_files = [_tokens(text, encoder) for text in _files(test_path)]
+        test_files = [_tokens(text, opened) for text in _files(test_path)]
         train = Windows(files, context, 0, total)
-        test = Windows(test_files, context, 0, _total(test_files, context))
+        test = Windows(test_files, context, 0, window_count(test_files, context))
         for place, windows in ((path, train), (test_path, test)):
             if not len(windows):
                 raise UserError(
@@ -115,30 +113,25 @@ def open_text(
                     "context smaller."
                 )
     name = f"text:{os.fspath(path)}"
-    dataset = _dataset(name, opened.vocabulary, opened.decode, train, test, workers)
-    return dataclasses.replace(dataset, tokenizer=file)
+    return _dataset(name, opened, train, test, workers or Workers())
 
 
 def _dataset(
-    name: str,
-    vocabulary: int,
-    decode: "Decode",
-    train: Windows,
-    test: Windows,
-    workers: Workers | None,
+    name: str, tokenizer: "Tokenizer", train: Windows, test: Windows, workers: Workers
 ) -> Dataset:
     return Dataset(
         name=name,
         kind="text",
-        out_features=vocabulary,
+        out_features=tokenizer.vocabulary,
         input_shape=(train.context,),
         train_size=len(train),
         test_size=len(test),
         load_train=train,
         load_plain=train,
         load_test=test,
-        workers=workers or Workers(),
-        decode=decode,
+        workers=workers,
+        decode=tokenizer.decode,
+        tokenizer=tokenizer.file,
     )
 
 
@@ -169,21 +162,19 @@ def fake_text(name: str, workers: Workers) -> Dataset:
     total = _FAKE * _FAKE
     cut = total - total // _TEST_SHARE
     train, test = Windows(files, context, 0, cut), Windows(files, context, cut, total)
-    return _dataset(
-        name, vocabulary, lambda ids: " ".join(map(str, ids)), train, test, workers
+    numbers = Tokenizer(
+        vocabulary,
+        encode=lambda text, _: list(map(int, text.split())),
+        decode=lambda ids: " ".join(map(str, ids)),
     )
-
-
-def _total(files: Sequence[np.ndarray], context: int) -> int:
-    return sum(window_count(file, context) for file in files)
+    return _dataset(name, numbers, train, test, workers)
 
 
 def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
     place = remote.local(path)
     try:
         paths = sorted(place.glob("*.txt")) if place.is_dir() else [place]
-        files = [file for file in paths if file.is_file()]
-        if files:
+        if files := [file for file in paths if file.is_file()]:
             for file in files:
                 file.open("rb").close()
             return files
@@ -196,9 +187,6 @@ def _files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
     raise UserError(f"{what}; check the path")
 
 
-Decode = Callable[[Sequence[int] | np.ndarray], str]
-
-
 class Tokenizer(NamedTuple):
     """Text as tokens, and back.
 
@@ -207,11 +195,13 @@ class Tokenizer(NamedTuple):
       encode: maps text to tokens; True as its second argument adds the special tokens
         of the beginning.
       decode: maps tokens to text.
+      file: its tokenizer.json; None for bytes.
     """
 
     vocabulary: int
     encode: Callable[[str, bool], list[int]]
-    decode: Decode
+    decode: Callable[[Sequence[int] | np.ndarray], str]
+    file: pathlib.Path | None = None
 
 
 def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
@@ -225,9 +215,9 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
     Raises:
       UserError: there is no such tokenizer, or it cannot be read.
     """
-    file = tokenizer_file(name)
-    if file is None:
+    if name == "bytes":
         return Tokenizer(_BYTES, lambda text, _: list(text.encode()), _text_of_bytes)
+    file = _tokenizer_file(name)
     tokenizers = import_extra("tokenizers", "text", f"reading {file}")
     with _working(file):
         loaded = tokenizers.Tokenizer.from_file(os.fspath(file))
@@ -240,13 +230,13 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
         with _working(file):
             return loaded.encode(text, add_special_tokens=special).ids
 
-    return Tokenizer(vocabulary, encode, lambda t: loaded.decode([int(i) for i in t]))
+    def decode(tokens: Sequence[int] | np.ndarray) -> str:
+        return loaded.decode([int(token) for token in tokens])
+
+    return Tokenizer(vocabulary, encode, decode, file)
 
 
-def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The tokenizer.json of `open_tokenizer`; None for bytes."""
-    if name == "bytes":
-        return None
+def _tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path:
     path = remote.local(name)
     if path.is_dir():
         path = path / _TOKENIZER
@@ -265,9 +255,9 @@ def tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path | None:
     return path
 
 
-def _tokens(path: pathlib.Path, tokenizer: Tokenizer | None) -> np.ndarray:
-    """The tokens of a text file; without a tokenizer its bytes, mapped into memory."""
-    if tokenizer is None:
+def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray:
+    """The tokens of a text file. Bytes are mapped into memory."""
+    if tokenizer.file is None:
         # An empty file cannot be mapped.
         empty = not path.stat().st_size
         return np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")

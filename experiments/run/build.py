@@ -57,12 +57,10 @@ class Built:
 
     @property
     def scales(self) -> optim.Scales:
-        """The scales of the model's parameters."""
         return scales_of(self.config, self.model)
 
     @property
     def objective(self) -> Objective:
-        """The loss and the evaluation."""
         return make_objective(self.config, self.dataset)
 
     def create(self) -> nnx.Module:
@@ -266,7 +264,6 @@ def open_dataset(config: RunConfig, *, stand_in: bool = False) -> Dataset:
     if config.preprocessing == "weights":
         options = {**_preprocessing_of_weights(config), **options}
     if config.augment:
-        datasets.augment.parse(given["augment"])
         options["augment"] = given["augment"]
     text = json.dumps(options, sort_keys=True, default=str)
     return _opened(config.dataset, config.data_dir, text)

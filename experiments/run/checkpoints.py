@@ -1,6 +1,7 @@
 """Checkpoints of a run: asynchronous, with checksums."""
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -23,6 +24,8 @@ from . import processes
 from .collectives import as_key, is_key, of_all, told
 
 _UNREADABLE = "unreadable"
+# The leaves of a tree by names such as "params.kernel".
+_named = functools.partial(ocp.tree.to_flat_dict, sep=".")
 _TOGETHER = ocp.options.MultiprocessingOptions()
 _ALONE = ocp.options.MultiprocessingOptions(
     primary_host=0, active_processes={0}, barrier_sync_key_prefix="alone"
@@ -130,9 +133,8 @@ class Checkpoints:
             good = None
             with contextlib.suppress(OSError):  # the directory may be gone
                 good = self.latest()
-            kept = (
-                "there is none" if good is None else f"the last one is of step {good}"
-            )
+            last = f"the last one is of step {good}"
+            kept = "there is none" if good is None else last
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
                 f"({reason(error)}; {kept}). Make room, and run the same command "
@@ -161,9 +163,7 @@ class Checkpoints:
             except Exception as error:
                 absl_logging.warning(
                     "The checkpoint of step %d in %s cannot be read (%s).",
-                    step,
-                    self._manager.directory,
-                    reason(error),
+                    *(step, self._manager.directory, reason(error)),
                 )
                 bad.append(step)
                 continue
@@ -180,7 +180,6 @@ class Checkpoints:
         return None
 
     def path(self, step: int) -> pathlib.Path:
-        """The directory of the checkpoint of a step."""
         return pathlib.Path(self._manager.directory) / str(step)
 
     def _steps_of_all(self) -> list[int]:
@@ -229,9 +228,7 @@ class Checkpoints:
                 self.path(step).rename(aside / f"{step}-{taken}")
             absl_logging.warning(
                 "Resuming from step %d; the checkpoint of step %d is now in %s/.",
-                used,
-                step,
-                _UNREADABLE,
+                *(used, step, _UNREADABLE),
             )
         if bad:
             self._manager.reload()
@@ -321,8 +318,7 @@ def _mend(folder: pathlib.Path) -> None:
         except io.Damaged as error:
             absl_logging.warning(
                 "The score of checkpoint %s is damaged (%s) and is not compared.",
-                path.parents[1],
-                error,
+                *(path.parents[1], error),
             )
             io.write_durably(path, json.dumps(io.seal({"score": math.inf})))
     for path in [step / "_CHECKPOINT_METADATA" for step in steps]:
@@ -404,11 +400,6 @@ def read_weights(
             "the directory of one step, e.g. target/checkpoints/600."
         ) from error
     return weights_and_rest[weights], weights_and_rest["rest"]
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by names such as "params.kernel"."""
-    return ocp.tree.to_flat_dict(tree, sep=".")
 
 
 def _check_sums(checkpoint: pathlib.Path, arrays: Any) -> None:

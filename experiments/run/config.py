@@ -45,7 +45,6 @@ class Component:
         return {"name": self.name, **self.options}
 
     def with_options(self, **changes: Any) -> "Component":
-        """A copy with some options replaced."""
         return Component(self.name, {**self.options, **changes})
 
 
@@ -182,13 +181,11 @@ class RunConfig:
 
     @property
     def rules(self) -> optim.Parametrization:
-        """The parametrization."""
         chosen = self.parametrization
         return optim.parametrization(chosen.name, **chosen.options)
 
     @property
     def learning_rates(self) -> optax.Schedule:
-        """The learning-rate schedule."""
         chosen = self.schedule
         return make_schedule(
             chosen.name, self.learning_rate, self.steps, **chosen.options
@@ -208,7 +205,6 @@ class RunConfig:
         )
 
     def plain(self) -> dict[str, Any]:
-        """The config as JSON-ready data."""
         return {
             key.name: plain(value.plain() if isinstance(value, Component) else value)
             for key in _FIELDS

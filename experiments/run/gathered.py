@@ -13,7 +13,7 @@ from .collectives import gathered, is_key, meet, scattered, told
 
 
 class Gathered:
-    """As `Checkpoints`. All processes call these methods.
+    """Does what `Checkpoints` does. All processes call these methods.
 
     Process 0 needs main memory for the state, and a device of each process room for the
     largest array.
@@ -30,14 +30,13 @@ class Gathered:
         progress: dict[str, Any],
         score: float | None = None,
     ) -> None:
-        """See `Checkpoints.save`. The processes wait while the state is gathered."""
+        """The processes wait while the state is gathered."""
         self.wait()  # so that process 0 holds one state at most
         state = gathered(jax.tree.map(_words, state))
         if self._own:
             self._own.save(step, state, progress, score)
 
     def wait(self) -> None:
-        """See `Checkpoints.wait`."""
         if self._own:
             self._own.wait()
         meet()
@@ -47,7 +46,6 @@ class Gathered:
         return self._own.latest() if self._own else None
 
     def restore(self, like: Any) -> Restored | None:
-        """See `Checkpoints.restore`."""
         empty = jax.tree.map(_empty, like)
         restored = self._own.restore(empty) if self._own else None
         known = told(restored and [restored.step, restored.progress])
@@ -58,7 +56,6 @@ class Gathered:
         return Restored(step, state, progress)
 
     def path(self, step: int) -> pathlib.Path:
-        """See `Checkpoints.path`."""
         return self._folder / str(step)
 
 

@@ -269,7 +269,6 @@ class _Loop:
         return state
 
     def result(self, resumed_from: int | None) -> TrainResult:
-        """The result of the finished run."""
         curve, evals = curve_of(self.records.lines), evals_of(self.records.lines)
         last = [loss for step, loss in curve if step > self.options.steps - _AVERAGED]
         return TrainResult(
@@ -351,7 +350,6 @@ class _Loop:
         )
 
     def stop_tracing(self) -> None:
-        """Write the profiler trace, if one is open."""
         if self.tracing:
             jax.profiler.stop_trace()
             self.tracing = False

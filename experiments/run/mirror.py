@@ -362,11 +362,8 @@ class _Mirror:
             except Lost:
                 self._end()
             except Exception as error:
-                logging.warning(
-                    "%s cannot be reached (%s).",
-                    self._objects.address,
-                    reason(error),
-                )
+                address = self._objects.address
+                logging.warning("%s cannot be reached (%s).", address, reason(error))
 
     def _end(self) -> None:
         if not self._closing.is_set():
@@ -410,8 +407,7 @@ class _Mirror:
                     logging.warning(
                         "%s cannot be written (%s). The run continues, and the upload "
                         "is retried.",
-                        self._objects.address,
-                        reason(error),
+                        *(self._objects.address, reason(error)),
                     )
                 failed = True
 

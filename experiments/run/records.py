@@ -99,7 +99,6 @@ class Records:
             self._path.stat()
 
     def close(self) -> None:
-        """Close the file and the sinks."""
         closing = [sink.close for sink in self._sinks]
         if self._file is not None:
             closing.append(self._file.close)
