@@ -23,7 +23,7 @@ from .run.build import (
     open_dataset,
 )
 from .run.config import Component, RunConfig, parse, plain
-from .run.loss import Classification, Objective
+from .run.loss import Classification
 
 _MOST_SEEDS = 1000
 
@@ -83,6 +83,11 @@ def run(
         constant = dataclasses.replace(run, schedule=Component("constant"))
         return make_optimizer(constant, zoo.scales(model))
 
+    def logits(model: nnx.Module, batch: Any) -> jax.Array:
+        if isinstance(objective, Classification):
+            return model(objective.normalize(batch["image"]))
+        return model(batch["tokens"][:, :-1])
+
     directory = pathlib.Path(folder)
     io.check_writable(directory)
     batch = next(iter(dataset.train(min(run.batch_size, 64), run.seed)))
@@ -93,7 +98,7 @@ def run(
         result = optim.coord_check(
             build,
             optimizer,
-            _outputs(objective),
+            logits,
             {key: np.asarray(value) for key, value in batch.items()},
             widths=wide,
             depths=deep,
@@ -134,17 +139,6 @@ def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) 
             "give smaller --widths or --depths",
             free,
         )
-
-
-def _outputs(objective: Objective) -> Any:
-    """A function from a model and a batch to the logits."""
-
-    def outputs(model: nnx.Module, batch: Any) -> jax.Array:
-        if isinstance(objective, Classification):
-            return model(objective.normalize(batch["image"]))
-        return model(batch["tokens"][:, :-1])
-
-    return outputs
 
 
 def _sizes(name: str, given: str, base: int) -> tuple[int, ...]:

@@ -51,14 +51,15 @@ def run(
     """
     console = rich.console.Console()
     parsed = parse(config)
+    untuned = _target(parsed)
     tasks = space.tasks(parsed)
     directory = pathlib.Path(folder)
-    settings = parsed.settings() | {"target": _target(parsed).settings()}
+    settings = parsed.settings() | {"target": untuned.settings()}
     workdir.check(directory, settings, free=sweeping.REMOVED)
     sweeping.open_data(tasks[0], console)
     if note := length_note(parsed):
         console.print(note, highlight=False)
-    target = prepare(_target(parsed))
+    target = prepare(untuned)
     target.check()  # before the sweep
     target.check_memory()
     with workdir.claim(directory, settings, free=sweeping.REMOVED):
@@ -67,7 +68,7 @@ def run(
         swept = sweeping.report_data(parsed, populations, command)
         sweeping.write_tables(directory, swept)
         best = best_of_base(parsed, populations)
-        tuned_target = tuned(_target(parsed), best)
+        tuned_target = tuned(untuned, best)
         target = prepare(tuned_target)
         trained = commands.train_in(
             target, directory / "target", directory / "model", command, console
@@ -188,8 +189,7 @@ def parse(config: ConfigDict) -> SweepConfig:
 
 
 def _target(config: SweepConfig) -> RunConfig:
-    if config.target is None:
-        raise AssertionError("parse refuses a transfer without a target")
+    assert config.target is not None  # `parse` refuses it
     return config.target
 
 

@@ -62,9 +62,6 @@ def _convolution(equation: Any) -> float:
 
 def _inner(params: dict[str, Any]) -> list[core.Jaxpr]:
     """The functions that an equation calls."""
-    inner = []
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in params:
-            value = params[key]
-            inner.append(value.jaxpr if hasattr(value, "jaxpr") else value)
-    return inner
+    keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    called = [params[key] for key in keys if key in params]
+    return [getattr(closed, "jaxpr", closed) for closed in called]

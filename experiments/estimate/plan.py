@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import rich.console
@@ -50,6 +50,7 @@ class Estimate:
     Attributes:
       topology: the devices.
       batch_size: examples per step.
+      mesh: number of devices along each axis.
       parameters: number of parameters of the model.
       weights: bytes of parameters.
       optimizer: bytes of all other state.
@@ -61,6 +62,7 @@ class Estimate:
 
     topology: Topology
     batch_size: int
+    mesh: Mapping[str, int]
     parameters: int
     weights: int
     optimizer: int
@@ -68,11 +70,6 @@ class Estimate:
     peak: int
     flops: float
     sent: dict[str, float]
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak is below the chip's memory."""
-        return self.peak <= self.topology.chip.memory
 
     @property
     def times(self) -> dict[str, float]:
@@ -94,19 +91,14 @@ class Estimate:
         """The largest of the times (roofline)."""
         return max(self.times.values())
 
-    @property
-    def bound(self) -> str:
-        """The name of the largest time."""
-        return max(self.times, key=lambda name: self.times[name])
 
-
-def run(config: ConfigDict, names: str, batches: str = "") -> list[Estimate]:
+def run(config: ConfigDict, names: str, batches: str) -> None:
     """Print the estimates of a config's training step for several topologies.
 
     Args:
       config: a training config.
       names: topologies, separated by commas.
-      batches: batch sizes, separated by commas; by default the config's.
+      batches: batch sizes, separated by commas; if empty, the config's.
 
     Raises:
       UserError: an unknown topology, or one whose devices cannot divide the model or
@@ -119,8 +111,7 @@ def run(config: ConfigDict, names: str, batches: str = "") -> list[Estimate]:
             with config.unlocked():
                 config.batch_size = size
             estimates.append(estimate(config, topology))
-    show(estimates, config)
-    return estimates
+    show(estimates, config.model.name)
 
 
 def topologies(names: Iterable[str]) -> list[Topology]:
@@ -188,6 +179,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     return Estimate(
         topology=topology,
         batch_size=run.batch_size,
+        mesh=mesh.shape,
         parameters=program.parameters,
         weights=weights,
         optimizer=max(sizes.argument_size_in_bytes - weights - of_batch, 0),
@@ -198,23 +190,26 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     )
 
 
-def show(estimates: list[Estimate], config: ConfigDict) -> None:
-    """Print a table with one column per topology."""
+def show(estimates: list[Estimate], model: str) -> None:
+    """Print a table with one column per estimate."""
     console = rich.console.Console()
-    table = rich.table.Table(title=f"{config.model.name}, a step of training")
+    table = rich.table.Table(title=f"{model}, a step of training")
     table.add_column("")
     for e in estimates:
         table.add_column(f"{e.topology.name}\nbatch {e.batch_size:,}", justify="right")
     rows: list[tuple[str, list[str]]] = [
         ("devices", [f"{len(e.topology.devices):,}" for e in estimates]),
-        ("mesh", [_mesh_text(config, e) for e in estimates]),
+        ("mesh", [_mesh_text(e.mesh) for e in estimates]),
         ("parameters", [f"{e.parameters:,}" for e in estimates]),
         ("weights, each", [_size(e.weights) for e in estimates]),
         ("optimizer and rest, each", [_size(e.optimizer) for e in estimates]),
         ("temporary, each", [_size(e.activations) for e in estimates]),
         ("peak, each", [_size(e.peak) for e in estimates]),
         ("memory of the chip", [_size(e.topology.chip.memory) for e in estimates]),
-        ("fits", ["yes" if e.fits else "NO" for e in estimates]),
+        (
+            "fits",
+            ["yes" if e.peak <= e.topology.chip.memory else "NO" for e in estimates],
+        ),
         ("TFLOP a step, all", [f"{e.flops / 1e12:,.3g}" for e in estimates]),
         *(
             (f"sent by {kind}", [_size(e.sent[kind]) for e in estimates])
@@ -226,11 +221,8 @@ def show(estimates: list[Estimate], config: ConfigDict) -> None:
             for name in ("arithmetic", "memory", "links")
         ),
         ("step at least, estimate", [_time(e.seconds) for e in estimates]),
-        ("largest term", [e.bound for e in estimates]),
-        (
-            "examples/s at most",
-            [f"{e.batch_size / e.seconds:,.0f}" for e in estimates],
-        ),
+        ("largest term", [max(e.times, key=e.times.__getitem__) for e in estimates]),
+        ("examples/s at most", [f"{e.batch_size / e.seconds:,.0f}" for e in estimates]),
     ]
     for name, cells in rows:
         table.add_row(name, *cells)
@@ -254,7 +246,19 @@ def show(estimates: list[Estimate], config: ConfigDict) -> None:
 
 def _slice(name: str, chip: Chip, shape: str) -> Topology:
     """A TPU slice. A chip may have several devices, which share its limits."""
-    devices = _tpus(name)
+    from jax.experimental import topologies as described
+
+    # Otherwise libtpu waits for a metadata server that exists only on Google Cloud.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    try:
+        found = described.get_topology_desc(platform="tpu", topology_name=name)
+    except Exception as error:  # libtpu raises various errors, or is missing
+        raise UserError(
+            f"topology {name!r} cannot be described ({reason(error)}); it needs "
+            "pip install 'mupax[tpu]' and an existing shape of this chip, e.g. "
+            "v5e:4x8, v6e:16x16, v4:2x2x4, v5p:8x8x16"
+        ) from None
+    devices = list(found.devices)
     chips = math.prod(map(int, shape.split("x")))
     share = chips / len(devices)
     each = dataclasses.replace(
@@ -265,23 +269,6 @@ def _slice(name: str, chip: Chip, shape: str) -> Topology:
         link=share * chip.link,
     )
     return Topology(name, each, devices)
-
-
-def _tpus(name: str) -> list[jax.Device]:
-    from jax.experimental import topologies as described
-
-    # Otherwise libtpu waits for a metadata server that exists only on Google Cloud.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    try:
-        return list(
-            described.get_topology_desc(platform="tpu", topology_name=name).devices
-        )
-    except Exception as error:  # libtpu raises various errors, or is missing
-        raise UserError(
-            f"topology {name!r} cannot be described ({reason(error)}); it needs "
-            "pip install 'mupax[tpu]' and an existing shape of this chip, e.g. "
-            "v5e:4x8, v6e:16x16, v4:2x2x4, v5p:8x8x16"
-        ) from None
 
 
 def _cpu_devices(count: int) -> list[jax.Device]:
@@ -307,9 +294,8 @@ def _whole(text: str, name: str) -> int:
     return int(text)
 
 
-def _mesh_text(config: ConfigDict, e: Estimate) -> str:
-    shape = make_mesh(parse(config).mesh, e.topology.devices).shape
-    return ", ".join(f"{a} {n}" for a, n in shape.items() if n > 1) or "1"
+def _mesh_text(mesh: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {n}" for axis, n in mesh.items() if n > 1) or "1"
 
 
 def _size(count: float) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 Sizes = Mapping[str, Mapping[str, str]]
 
 _MEDIUM = {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "3"}
+_SEEDS_2, _SEEDS_4 = {"sweep.seeds": "2"}, {"sweep.seeds": "4"}
 # What "long" takes from "paper".
 _LENGTH = ("steps", "sweep.average_last", "schedule.name", "schedule.warmup")
 
@@ -35,6 +36,16 @@ def joined(*many: Sizes) -> dict[str, dict[str, str]]:
     }
 
 
+def _grid(rates: str, multipliers: str = "", depths: str = "") -> dict[str, str]:
+    """The overrides of a grid of learning rates, block multipliers and depths."""
+    grid = {
+        "sweep.depths": depths,
+        "sweep.axes.learning_rate": rates,
+        "sweep.axes.branch_multiplier": multipliers,
+    }
+    return {key: values for key, values in grid.items() if values}
+
+
 # ----- Residual MLPs of Tensor Programs VI.
 
 _MLP_PAPER = {
@@ -48,58 +59,24 @@ _MLP_PAPER = {
 # Finer near the optimum of Depth-μP: after 50 epochs a quarter of an octave costs 3 %.
 _LONG_RATES = tuple(2.0**x for x in (-13, -12, -11, -10, -9, -8.5, -8, -7.5, -7))
 MLP: Sizes = {
-    "laptop": {
-        "sweep.seeds": "4",
-        "sweep.depths": "(8,32,128)",
-        "sweep.axes.learning_rate": "2**[-11:-4:1]",
-    },
-    "medium": _MEDIUM
-    | {"sweep.depths": "(8,32,128)", "sweep.axes.learning_rate": "2**[-11:-5:1]"},
-    "long": {"sweep.seeds": "2", "sweep.axes.learning_rate": str(_LONG_RATES)},
+    "laptop": _SEEDS_4 | _grid("2**[-11:-4:1]", depths="(8,32,128)"),
+    "medium": _MEDIUM | _grid("2**[-11:-5:1]", depths="(8,32,128)"),
+    "long": _SEEDS_2 | _grid(str(_LONG_RATES)),
     "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
 # Sweeps over the learning rate and the block multiplier a together: of the base alone,
 # and over depth.
 BASE: Sizes = {
-    "laptop": {
-        "sweep.axes.learning_rate": "2**[-10:-4:1]",
-        "sweep.axes.branch_multiplier": "2**[-4:1]",
-    },
-    "medium": _MEDIUM
-    | {
-        "sweep.axes.learning_rate": "2**[-10:-5:1]",
-        "sweep.axes.branch_multiplier": "2**[-4:1]",
-    },
-    "long": {
-        "sweep.seeds": "2",
-        "sweep.axes.learning_rate": "2**[-12:-8:1]",
-        "sweep.axes.branch_multiplier": "2**[-4:-1]",
-    },
-    "paper": _MLP_PAPER
-    | {
-        "sweep.axes.learning_rate": "2**[-13:-7:1]",
-        "sweep.axes.branch_multiplier": "2**[-2:3]",
-    },
+    "laptop": _grid("2**[-10:-4:1]", "2**[-4:1]"),
+    "medium": _MEDIUM | _grid("2**[-10:-5:1]", "2**[-4:1]"),
+    "long": _SEEDS_2 | _grid("2**[-12:-8:1]", "2**[-4:-1]"),
+    "paper": _MLP_PAPER | _grid("2**[-13:-7:1]", "2**[-2:3]"),
 }
 BOTH: Sizes = {
-    "laptop": {
-        "sweep.seeds": "4",
-        "sweep.depths": "(8,32,128)",
-        "sweep.axes.learning_rate": "2**[-10:-4:1]",
-        "sweep.axes.branch_multiplier": "2**[-4:0]",
-    },
-    "medium": _MEDIUM
-    | {
-        "sweep.depths": "(8,32,64)",
-        "sweep.axes.learning_rate": "2**[-10:-6:1]",
-        "sweep.axes.branch_multiplier": "2**[-4:0]",
-    },
+    "laptop": _SEEDS_4 | _grid("2**[-10:-4:1]", "2**[-4:0]", "(8,32,128)"),
+    "medium": _MEDIUM | _grid("2**[-10:-6:1]", "2**[-4:0]", "(8,32,64)"),
     "paper": _MLP_PAPER
-    | {
-        "sweep.depths": "(8,16,32,64,128,256,512,1024)",
-        "sweep.axes.learning_rate": "2**[-13:-7:1]",
-        "sweep.axes.branch_multiplier": "2**[-2:3]",
-    },
+    | _grid("2**[-13:-7:1]", "2**[-2:3]", "(8,16,32,64,128,256,512,1024)"),
 }
 # Branches of two layers, with as many layers as above.
 TWO: Sizes = {
@@ -109,16 +86,8 @@ TWO: Sizes = {
 }
 # From depth 2 on, for the slope of the valley.
 TWO_ABS: Sizes = {
-    "laptop": {
-        "sweep.depths": "(2,4,16,64)",
-        "sweep.axes.learning_rate": "2**[-9:-3:1]",
-        "sweep.axes.branch_multiplier": "2**[-6:-1]",
-    },
-    "medium": {
-        "sweep.depths": "(2,4,16,32)",
-        "sweep.axes.learning_rate": "2**[-9:-4:1]",
-        "sweep.axes.branch_multiplier": "2**[-6:-1]",
-    },
+    "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64)"),
+    "medium": _grid("2**[-9:-4:1]", "2**[-6:-1]", "(2,4,16,32)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
 }
 LONG: Sizes = {
@@ -130,7 +99,7 @@ LONG: Sizes = {
 # ----- Transformers of Tensor Programs VI.
 
 GPT: Sizes = {
-    "laptop": {"sweep.seeds": "4"},
+    "laptop": _SEEDS_4,
     "medium": _MEDIUM | {"sweep.seeds": "8"},
     "paper": {
         "data.context": "4096",

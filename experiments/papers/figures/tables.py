@@ -215,16 +215,14 @@ def read(path: pathlib.Path) -> Table | None:
 
 
 def add(path: pathlib.Path, data: SweepData, shared: Mapping[str, Any]) -> Table:
-    """Write the runs of a sweep into its table; runs of other settings are replaced.
+    """Write the runs of a sweep into its table, and return the new table.
+
+    Populations that `data` lacks stay if their settings are the same.
 
     Args:
-      path: the table's file. Its populations that `data` lacks stay if their settings
-        are the same.
+      path: the table's file.
       data: the sweep's results.
       shared: the facts, from `facts`.
-
-    Returns:
-      The new table.
     """
     populations = list(data.populations)
     old = read(path)

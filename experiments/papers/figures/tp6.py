@@ -22,32 +22,25 @@ _DEPTH_MUP = {"sweep.only": "('depth_mup',)"}
 _SWEPT = {"model.branch_multiplier": "1.0"}
 
 
-def _mlp(
-    name: str,
-    keys: str,
-    overrides: dict[str, str],
-    more: sizes.Sizes | None = None,
-) -> Part:
+def _mlp(name: str, keys: str, overrides: dict[str, str], *more: sizes.Sizes) -> Part:
     """Over depth, at the base's best block multiplier."""
     base = _DEPTH_MUP | _SWEPT | {"sweep.depths": "(8,)"} | overrides
     return Part(
         "resmlp_sweep",
         name,
         {"sweep.only": keys} | overrides,
-        sizes.joined(sizes.MLP, more or {}),
+        sizes.joined(sizes.MLP, *more),
         tuned=Part("resmlp_sweep", f"{name}-base", base, sizes.BASE),
     )
 
 
-def _both(
-    name: str, overrides: dict[str, str], more: sizes.Sizes | None = None
-) -> Part:
+def _both(name: str, overrides: dict[str, str], *more: sizes.Sizes) -> Part:
     """Depth-μP over depth, the learning rate and the block multiplier."""
     return Part(
         "resmlp_sweep",
         f"{name}-both",
         _DEPTH_MUP | _SWEPT | overrides,
-        sizes.joined(sizes.BOTH, more or {}),
+        sizes.joined(sizes.BOTH, *more),
     )
 
 

@@ -111,9 +111,6 @@ def differentials(
       params: a pytree of arrays, each in units in which its learning rate is one.
       x: P inputs, along the first axis.
 
-    Returns:
-      The differentials, as jax arrays.
-
     Source: Yaida, eq. 2.11, 2.12, 2.13 and 2.15.
 
     Examples:
@@ -179,9 +176,6 @@ def statistics(
       bias_scale: C_b; 0 is critical for tanh and linear networks.
       bias_rate: λ_b η_0, of every layer; 0 for a network without biases.
       seeds: number of networks.
-
-    Returns:
-      `Statistics` with standard errors.
 
     Raises:
       UserError: depth below 2, width, seeds or a scale that is not positive, biases

@@ -83,7 +83,7 @@ class Estimate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dynamics:
-    """A network of infinite width as it trains, on N = steps · batch vectors.
+    """A network of infinite width as it trains, on N = steps · batch vectors; float64.
 
     Attributes:
       times: layer times l/L.
@@ -144,9 +144,6 @@ def dynamics(
       replicas: independent solutions, at least 2 for an error.
       seed: of the draws. With the same seed and sizes, differences between two settings
         have far smaller errors than each result.
-
-    Returns:
-      `Dynamics`, in float64.
 
     Raises:
       UserError: shapes that do not fit, sizes below one, too few samples, an unknown

@@ -114,9 +114,6 @@ def train(
       richness: μ0.
       seeds: networks of each width and depth.
 
-    Returns:
-      `Errors`.
-
     Raises:
       UserError: depths that do not double, or networks that do not fit into memory.
 

@@ -37,7 +37,7 @@ from .gaussian import Activation, Matrix, averages
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """Kernels of P points through the layers.
+    """Kernels of P points through the layers, in float64.
 
     Attributes:
       times: layer times l/L.
@@ -94,9 +94,6 @@ def kernels(
       times: how many layer times of [0, 1] to keep in infinite depth; a finite depth
         gives all its layers.
       tolerance: relative and absolute tolerance of the ODE solver.
-
-    Returns:
-      `Kernels`, in float64.
 
     Raises:
       UserError: H(0) is not a covariance, an unknown activation, kernels that would

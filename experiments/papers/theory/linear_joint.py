@@ -89,9 +89,6 @@ def one_step(
       readin: the read-in is trained.
       readout: the readout is trained.
 
-    Returns:
-      A `OneStep`.
-
     Raises:
       UserError: a time outside of [0, 1].
 
@@ -174,9 +171,6 @@ def dynamics(
       readin: the read-in is trained.
       readout: the readout is trained.
       settings: `multiplier` and `weights` of `linear_sgd.train`.
-
-    Returns:
-      `Dynamics`.
 
     Raises:
       UserError: as in `linear_sgd.train`, or a gradient that vanishes, so that G does

@@ -130,9 +130,6 @@ def train(
       weights: of the batch in the loss, of shape (batch,); by default 1/batch each.
         A vector of weight 0 does not affect training.
 
-    Returns:
-      A `Training`.
-
     Raises:
       UserError: shapes that do not fit, a depth below one, tensors that would not
         fit into memory, or training that diverges (with the step and the layer time).
@@ -234,9 +231,6 @@ def infinite_depth(
       depth: the smallest L; 2L and 4L are solved too. Quantities of layers are given at
         the L + 1 layer times of this one.
       settings: other arguments of `train`.
-
-    Returns:
-      The limits, with error estimates.
 
     Raises:
       UserError: as in `train`.

@@ -162,9 +162,6 @@ def measure(
       small_rate: η of the step whose changes are measured.
       tolerance: largest slope of a bounded quantity.
 
-    Returns:
-      A `Point`.
-
     Raises:
       UserError: an unknown family, fewer than two depths, a depth that is not a power
         of two, or networks that do not fit into memory.
