@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from mupax.experiments.report.data import SweepData
-from mupax.experiments.sweep.results import Population
-from mupax.experiments.sweep.statistics import Sizes
+from mupax.experiments.sweep.results import Population, Sizes
 
 RATES = [2.0**x for x in range(-13, -1)]
 MULTIPLIERS = [2.0**x for x in range(-2, 3)]

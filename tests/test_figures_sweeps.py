@@ -31,8 +31,7 @@ from mupax.experiments.papers.figures import (
     training,
 )
 from mupax.experiments.sweep import engine, grids, space
-from mupax.experiments.sweep.results import Population
-from mupax.experiments.sweep.statistics import Sizes
+from mupax.experiments.sweep.results import Population, Sizes
 
 TRAINED = {name: f for name, f in figures.figures().items() if f.parts}
 GRIDS = {

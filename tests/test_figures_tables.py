@@ -11,8 +11,7 @@ from mupax.experiments.errors import UserError
 from mupax.experiments.papers.figures import drawings, pages, tables
 from mupax.experiments.papers.figures.registry import Drawing, Line, Panel
 from mupax.experiments.report import SweepData
-from mupax.experiments.sweep.results import Population
-from mupax.experiments.sweep.statistics import Sizes
+from mupax.experiments.sweep.results import Population, Sizes
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 RATES, MULTIPLIERS = [0.25, 0.5, 1.0], [0.5, 1.0]

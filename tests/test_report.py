@@ -24,7 +24,7 @@ from mupax.experiments.report import (
     words,
     write_report,
 )
-from mupax.experiments.sweep.statistics import Sizes
+from mupax.experiments.sweep.results import Sizes
 from mupax.experiments.sweep.verdict import Verdict, percent
 
 

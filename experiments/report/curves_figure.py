@@ -23,7 +23,6 @@ from .style import (
     mark_empty,
     size_handles,
     strokes,
-    wrap,
 )
 
 
@@ -112,14 +111,12 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
     losses = [c for panel in every for c in panel.curves.values()]
     shown = loss_range(losses, [c[:, 0] for c in losses])
     limits = (shown[0] / 1.15, shown[1] * 1.15) if shown else (0.1, 1.0)
-    room = (page.width - 1) / columns - 0.2
     for ax, panel in zip(axes, every, strict=False):
         ax.set(xlim=(0, data.steps), ylim=limits, yscale="log")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         log_ticks(ax.yaxis, *limits)
         _draw(ax, panel, data.steps, looks)
-        clause = wrap(finding(panel), room, page.size - 1)
-        heading(ax, panel.label, clause, page)
+        heading(ax, panel.label, finding(panel), page, columns)
     for ax in axes[len(every) :]:
         ax.set_axis_off()
     figure.supxlabel("step", size=page.size, color=MUTED)

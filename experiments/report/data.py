@@ -13,8 +13,8 @@ import numpy as np
 import mupax
 
 from ..sweep import statistics
-from ..sweep.results import Population, log2, table
-from ..sweep.statistics import AXES, OTHER, Axis, Sizes
+from ..sweep.results import Population, Sizes, log2, table
+from ..sweep.statistics import AXES, OTHER, Axis
 from ..sweep.transfers import TRAININGS, over_training, transfers, verdicts
 from ..sweep.verdict import Transfer
 
@@ -110,13 +110,13 @@ class SweepData:
     @functools.cached_property
     def keys(self) -> dict[str, str]:
         """Labels of the parametrizations with their choices, in reading order."""
-        return {statistics.key_of(p): self._label(p) for p in self._ordered}
+        return {p.key(): self._label(p) for p in self._ordered}
 
     @functools.cached_property
     def all_labels(self) -> dict[str, str]:
         """Labels of all verdicts: `keys`, also without the choices of `TRAININGS`."""
         return {
-            statistics.key_of(p, without): self._label(p, without)
+            p.key(without): self._label(p, without)
             for p in self.populations
             for without in ("", *TRAININGS)
         }
@@ -140,26 +140,26 @@ class SweepData:
     @functools.cached_property
     def main(self) -> str:
         """The featured key; of several choices, the one of least loss at the base."""
-        return statistics.key_of(self._best)
+        return self._best.key()
 
     @functools.cached_property
     def mains(self) -> set[str]:
         """Keys of the featured verdicts: `main`, also without `TRAININGS` choices."""
-        return {statistics.key_of(self._best, choice) for choice in ("", *TRAININGS)}
+        return {self._best.key(choice) for choice in ("", *TRAININGS)}
 
     @functools.cached_property
     def _best(self) -> Population:
-        bases = [p for p in self.populations if (p.width, p.depth) == tuple(self.base)]
+        bases = [p for p in self.populations if p.sizes == self.base]
         featured = (p for p in bases if p.parametrization == self.featured)
         return min(featured, key=least)
 
     def of(self, key: str) -> list[Population]:
         """The populations of one key."""
-        return [p for p in self.populations if statistics.key_of(p) == key]
+        return [p for p in self.populations if p.key() == key]
 
     def at_base(self, key: str) -> Population:
         """The population where the axes cross."""
-        return next(p for p in self.of(key) if (p.width, p.depth) == tuple(self.base))
+        return next(p for p in self.of(key) if p.sizes == self.base)
 
     def along(self, key: str, axis: Axis) -> list[Population]:
         """The populations of one key along an axis, smallest first."""

@@ -104,8 +104,11 @@ def canvas(page: Page, height: float, title: str) -> Any:
     return figure.subfigures()
 
 
-def heading(ax: Any, label: str, text: str, page: Page, color: str = MUTED) -> None:
-    """Write a bold label above a panel, and a text between them."""
+def heading(
+    ax: Any, label: str, text: str, page: Page, columns: int, color: str = MUTED
+) -> None:
+    """Write a bold label above a panel, and between them a text."""
+    text = wrap(text, (page.width - 1) / columns - 0.2, page.size)
     below = ax.set_title(text, loc="left", size=page.size - 0.5, color=color)
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
     ax.annotate(label, (0, 1), xycoords=below, **offset, weight="bold", va="bottom")

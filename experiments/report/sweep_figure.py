@@ -26,7 +26,6 @@ from .style import (
     mark_empty,
     size_handles,
     strokes,
-    wrap,
 )
 
 _STAR: dict[str, Any] = {"marker": "*", "ms": 14, "mec": INK, "mew": 0.9}
@@ -67,9 +66,8 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
             lane, transfer.cells, axis, looks, labelled=panel in panels[::columns]
         )
         caption = f"{words.sign(transfer)} {transfer.words}"
-        caption = wrap(caption, (page.width - 1) / columns - 0.2, page.size)
         color = INK if transfer.key == data.main else MUTED
-        heading(lane, data.keys[transfer.key], caption, page, color)
+        heading(lane, data.keys[transfer.key], caption, page, columns, color)
     for panel in panels[len(transfers) :]:
         panel.set_axis_off()
     body.supxlabel(_x_label(name, ticks), size=page.size, color=MUTED)

@@ -414,7 +414,7 @@ def _size_text(size: int | Sequence[int]) -> str:
 def _population(
     populations: Sequence[Population], width: int, depth: int
 ) -> Population:
-    return next(p for p in populations if (p.width, p.depth) == (width, depth))
+    return next(p for p in populations if p.sizes == (width, depth))
 
 
 def _report(result: Sweep, folder: pathlib.Path, task: OwnTask) -> None:

@@ -17,7 +17,7 @@ from ..errors import UserError, nearest
 from ..run import mirror
 from . import grids
 from .own import OwnTask
-from .statistics import Sizes
+from .results import Sizes
 
 _RESERVED = ("key", "model", "width", "depth")
 

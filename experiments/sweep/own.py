@@ -158,7 +158,13 @@ class OwnTask(Task):
             model = self._assemble(params, rest, hyper)
             with self._calling("loss", {}):
                 value = self.loss(model, batch)
-            self._check_loss(value)
+            shape, dtype = jnp.shape(value), jnp.result_type(value)
+            if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+                raise UserError(
+                    f"{self._named('loss')} returned {dtype}{list(shape)} at "
+                    f"width={self.width}, depth={self.depth}; return one "
+                    "floating-point number, such as the mean over the batch"
+                )
             return value, (value, _parts(model)[1])
 
         recipe = Recipe(loss, self._optimizer)
@@ -245,15 +251,6 @@ class OwnTask(Task):
                 return inner.update(updates, state, params, **more)
 
         return optax.GradientTransformationExtraArgs(init, update)
-
-    def _check_loss(self, value: Any) -> None:
-        shape, dtype = jnp.shape(value), jnp.result_type(value)
-        if shape != () or not jnp.issubdtype(dtype, jnp.floating):
-            raise UserError(
-                f"{self._named('loss')} returned {dtype}{list(shape)} at "
-                f"width={self.width}, depth={self.depth}; return one floating-point "
-                "number, such as the mean over the batch"
-            )
 
 
 def _parts(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:

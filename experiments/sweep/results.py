@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,12 +11,19 @@ from ..io import csv_text
 from .grids import coordinate
 
 
+class Sizes(NamedTuple):
+    """Width and depth of a model."""
+
+    width: int
+    depth: int
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cell:
     """The runs of one model shape over one hyperparameter.
 
     Attributes:
-      parametrization: its key in the config, e.g. "depth_mup".
+      parametrization: its key in the config, e.g. "depth_mup", and the choices.
       width: the model's width.
       depth: the model's depth.
       log2_lr: values of the hyperparameter as `grids.coordinate` gives them (log2 of
@@ -85,6 +92,16 @@ class Population:
             f"{self.depth}, {self.loss.shape[0]} seeds x {grid}>"
         )
 
+    @property
+    def sizes(self) -> Sizes:
+        """Width and depth."""
+        return Sizes(self.width, self.depth)
+
+    def key(self, without: str = "") -> str:
+        """The parametrization and the choices, `without` one, as one key."""
+        chosen = (f"{k}={v}" for k, v in self.choices.items() if k != without)
+        return ", ".join([self.parametrization, *chosen])
+
     def cell(self, axis: str = "learning_rate") -> Cell:
         """The runs over one hyperparameter, every other at its best for each value.
 
@@ -100,9 +117,8 @@ class Population:
         best = np.where(np.isfinite(mean), mean, lost).argmin(axis=-1)
         rows = np.arange(values)
         return Cell(
-            self.parametrization,
-            self.width,
-            self.depth,
+            self.key(),
+            *self.sizes,
             np.array([coordinate(axis, x) for x in self.axes[axis]]),
             loss[:, rows, best],
             curves[:, rows, best],

@@ -39,7 +39,8 @@ from ..run.config import (
 from ..run.hyperparameters import tunable
 from . import grids
 from .engine import Limits
-from .statistics import BASE, Sizes
+from .results import Sizes
+from .statistics import BASE
 from .tasks import ZooTask
 
 _DEFAULT_VALUES = 7  # of a learning rate without a grid, a factor of two apart
@@ -229,19 +230,16 @@ def _section(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _at_base(run: RunConfig) -> RunConfig:
     """The run with the model at its base's size."""
-    sizes = {}
-    for key in ("width", "depth"):
-        size = getattr(run, f"base_{key}") or _own_size(run, key)
-        if size is None:
-            raise UserError(
-                f"the config gives {run.model.name} no {key}; set model.{key} to the "
-                "base's"
-            )
-        sizes[key] = size
+    width, depth = (
+        getattr(run, f"base_{key}") or _own_size(run, key) for key in Sizes._fields
+    )
+    if width is None or depth is None:
+        key = "width" if width is None else "depth"
+        raise UserError(
+            f"the config gives {run.model.name} no {key}; set model.{key} to the base's"
+        )
     return dataclasses.replace(
-        run.sized(sizes["width"], sizes["depth"]),
-        base_width=sizes["width"],
-        base_depth=sizes["depth"],
+        run.sized(width, depth), base_width=width, base_depth=depth
     )
 
 

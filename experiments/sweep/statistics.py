@@ -4,13 +4,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
 
 from . import grids, optima
-from .results import Cell, Population, log2
+from .results import Cell, Population, Sizes, log2
 
 _RESAMPLES = 400
 
@@ -19,13 +19,6 @@ BASE = "base"  # a baseline of the target: the model of the base's size
 Axis = Literal["depth", "width"]
 AXES: tuple[Axis, Axis] = ("depth", "width")
 OTHER: dict[Axis, Axis] = {"depth": "width", "width": "depth"}
-
-
-class Sizes(NamedTuple):
-    """Width and depth of a model."""
-
-    width: int
-    depth: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +101,10 @@ def trend(cells: Sequence[Cell], axis: str) -> Trend:
 def along(
     populations: Sequence[Population], key: str, axis: Axis, base: Sizes
 ) -> list[Population]:
-    """The populations of one `key_of` along an axis, small to large."""
+    """The populations of one `Population.key` along an axis, small to large."""
     other = OTHER[axis]
-    line = [
-        p
-        for p in populations
-        if key_of(p) == key and getattr(p, other) == getattr(base, other)
-    ]
+    own = (p for p in populations if p.key() == key)
+    line = [p for p in own if getattr(p, other) == getattr(base, other)]
     return sorted(line, key=lambda p: getattr(p, axis))
 
 
@@ -208,12 +198,6 @@ def fixed_after(cell: Cell) -> float | None:
         return None
     last = max((i for i, one in enumerate(away) if one), default=-1)
     return (last + 2) / spans
-
-
-def key_of(population: Population, without: str = "") -> str:
-    """The parametrization and choices of a population, `without` one, as one key."""
-    chosen = (f"{k}={v}" for k, v in population.choices.items() if k != without)
-    return ", ".join([population.parametrization, *chosen])
 
 
 def predicted(

@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .results import Cell, Population
-from .statistics import AXES, Sizes, along, key_of, predicted
+from .results import Cell, Population, Sizes
+from .statistics import AXES, along, predicted
 from .verdict import Transfer, transfer
 
 
@@ -16,16 +16,12 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
     Choices count as parametrizations of their own.
     """
     out = []
-    keys = dict.fromkeys(key_of(p) for p in populations)
+    keys = dict.fromkeys(p.key() for p in populations)
     names = dict.fromkeys(n for p in populations for n, v in p.axes.items() if v[1:])
     for name, key in itertools.product(names, keys):
         swept = [p for p in populations if name in p.axes]
         for axis in AXES:
-            line = along(swept, key, axis, base)
-            cells = [
-                dataclasses.replace(p.cell(name), parametrization=key) for p in line
-            ]
-            if cells:
+            if cells := [p.cell(name) for p in along(swept, key, axis, base)]:
                 out.append(transfer(cells, axis, getattr(base, axis)))
     return out
 
@@ -44,11 +40,9 @@ def over_training(
     parametrizations.
     """
     lines: dict[tuple[str, str, str], list[tuple[int, Cell]]] = {}
-    for p in populations:
-        if (p.width, p.depth) != tuple(base):
-            continue
+    for p in (p for p in populations if p.sizes == base):
         for choice in (choice for choice in TRAININGS if choice in p.choices):
-            key = key_of(p, without=choice)
+            key = p.key(without=choice)
             for name in (n for n, values in p.axes.items() if values[1:]):
                 cell = dataclasses.replace(p.cell(name), parametrization=key)
                 lines.setdefault((name, key, choice), []).append(

@@ -36,7 +36,7 @@ def cells(
 
     Args:
       data: a sweep.
-      key: a parametrization with its choices, as `statistics.key_of` gives it.
+      key: a parametrization with its choices, as `Population.key` gives it.
       axis: "depth" or "width"; the other is the base's.
       name: the hyperparameter to show; every other is at its best.
     """

@@ -19,8 +19,7 @@ import numpy as np
 from ...errors import UserError
 from ...io import csv_text, write_durably
 from ...report import SweepData
-from ...sweep.results import Population
-from ...sweep.statistics import Sizes
+from ...sweep.results import Population, Sizes
 from ...sweep.tasks import Task
 
 # Points of a learning curve in a table: each is the mean over a 20th of the run.
