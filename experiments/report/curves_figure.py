@@ -119,8 +119,8 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
         heading(ax, panel.label, finding(panel), page, columns)
     for ax in axes[len(every) :]:
         ax.set_axis_off()
-    figure.supxlabel("step", size=page.size, color=MUTED)
-    figure.supylabel("training loss", size=page.size, color=MUTED)
+    figure.supxlabel("step", color=MUTED)
+    figure.supylabel("training loss", color=MUTED)
     cross = Line2D([], [], ls="", marker="x", ms=7, color=INK, label="diverged")
     figure.legend(
         handles=[*size_handles(axis, looks), cross],

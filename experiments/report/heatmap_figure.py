@@ -123,8 +123,8 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
             _label(ax, population, pair, width, height)
         for ax in axes[len(row) :]:
             ax.set_axis_off()
-    figure.supxlabel(names.noun(pair[0]), size=page.size, color=MUTED)
-    figure.supylabel(names.noun(pair[1]), size=page.size, color=MUTED)
+    figure.supxlabel(names.noun(pair[0]), color=MUTED)
+    figure.supylabel(names.noun(pair[1]), color=MUTED)
     star = Line2D([], [], label="best of its panel", **_STAR)
     good = Line2D([], [], color="white", lw=2, label="at most 10 % worse")
     good.set_path_effects(_HALO)

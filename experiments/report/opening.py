@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..sweep.statistics import BASE
 from .data import SweepData, Trained, finite
-from .style import Page, canvas, ramp
+from .style import POINTS, Page, canvas, end_label, ramp
 
 _LIGHT, _DARK = ramp(2)
 
@@ -71,8 +71,7 @@ def bought(data: SweepData) -> str:
 
 def figure(data: SweepData, page: Page) -> Figure:
     """Test accuracy over the steps: the target, and each baseline."""
-    wide = page.columns > 1
-    main = 3.3 if wide else 2.7
+    main = 3.3 if page.columns > 1 else 2.7
     body = canvas(page, main + 1.4, sentence(data))
     ax = body.subplots()
     ends, handles = [], []
@@ -89,24 +88,14 @@ def figure(data: SweepData, page: Page) -> Figure:
     ax.set(xlim=(0, max(end[1] for end in ends)), ylim=(0, 1))
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.yaxis.set_major_formatter(PercentFormatter(1))
-    ax.xaxis.set_major_locator(MaxNLocator(6 if wide else 4, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(3 + page.columns, integer=True))
     ax.set(xlabel="training step", ylabel="test accuracy")
     # The numbers at the ends of lines are at least a line of text apart.
-    apart = 1.45 * page.size / 72 / main
+    apart = 1.45 * POINTS / 72 / main
     height = -1.0
     for accuracy, step, text, color in sorted(ends, key=lambda end: end[0]):
         height = max(accuracy, height + apart)
-        ax.annotate(
-            text,
-            (step, height),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            weight="bold",
-            color=color,
-            size=page.size + (1.5 if wide else 0),
-            annotation_clip=False,
-        )
+        end_label(ax, (step, height), text, color=color)
     return body.figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from ..sweep.verdict import Transfer, Verdict, percent
 from . import findings
 from .data import AXES, SweepData, Trained
-from .style import INK, MUTED, Page, canvas, log_ticks, mark_empty, ramp
+from .style import INK, MUTED, Page, canvas, end_label, log_ticks, mark_empty, ramp
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
 _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": ""}
@@ -33,12 +33,12 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
         by_label = {data.keys[t.key]: t for t in transfers if t.axis == axis}
         most = max(t.sizes[-1] for t in by_label.values())
         large = f"Largest {axis}: {most} ({data.held(axis)})"
-        ax.set_title(large, loc="left", size=page.size + 0.5, weight="bold")
+        ax.set_title(large, weight="bold")
         ax.set(xscale="log", xlim=limits, ylim=(len(labels) - 0.3, -0.7))
         for label, transfer in by_label.items():
-            _draw_regret(ax, labels.index(label), transfer, page)
+            _draw_regret(ax, labels.index(label), transfer)
         ax.set_yticks(range(len(labels)), labels)
-        ax.tick_params(axis="y", length=0, labelsize=page.size, labelcolor=INK)
+        ax.tick_params(axis="y", length=0, labelcolor=INK)
         if any(t.own is not None for t in by_label.values()):
             log_ticks(ax.xaxis, *limits)
         else:
@@ -67,8 +67,8 @@ def _limits(transfers: Sequence[Transfer]) -> tuple[float, float]:
     return low * 10**-margin, high * 10 ** (4.5 * margin)
 
 
-def _draw_regret(ax: Any, row: int, transfer: Transfer, page: Page) -> None:
-    label: dict[str, Any] = {"va": "center", "size": page.size}
+def _draw_regret(ax: Any, row: int, transfer: Transfer) -> None:
+    label: dict[str, Any] = {"va": "center"}
     cost, own = transfer.regret, transfer.own
     across = ax.get_yaxis_transform()
     words = {"color": MUTED, "style": "italic"}
@@ -105,7 +105,7 @@ def target_figure(data: SweepData, page: Page) -> Figure:
     body = canvas(page, 3.7 * rows, findings.target(data).rstrip("."))
     panels = body.subplots(rows, columns).ravel()
     for ax, name in zip(panels, ("Loss", "Test accuracy"), strict=True):
-        ax.set_title(name, loc="left", size=page.size + 0.5, weight="bold")
+        ax.set_title(name, weight="bold")
         ax.set_xlabel("step")
     if data.trained is not None:
         _draw_losses(panels[0], data.trained)
@@ -141,12 +141,4 @@ def _draw_accuracy(ax: Any, data: Trained) -> None:
     ax.set_ylim(max(0.0, low - 0.15 * (1 - low) - 0.005), 1.0)
     ax.yaxis.set_major_formatter(PercentFormatter(1))
     step, last = points[-1]
-    ax.annotate(
-        f"{last:.1%}",
-        (step, last),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        weight="bold",
-        annotation_clip=False,
-    )
+    end_label(ax, (step, last), f"{last:.1%}")

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 INK, MUTED, GRID, LANE = "#16181d", "#5a6170", "#e4e7ec", "#f3f4f7"
 DPI = 200
+POINTS = 10.5  # size of the font
 _FONTS = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans")
 _MARKERS = "osD^vPX<>p"
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (4, 1.5, 1, 1.5)), (0, (1, 1.3)))
@@ -27,17 +28,16 @@ _LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (4, 1.5, 1, 1.5)), (0, (1, 1.
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The size and fonts of a picture."""
+    """The size of a picture."""
 
     width: float  # inches
     columns: int  # panels side by side
-    size: float  # of the font, in points
     titled: bool  # whether the picture shows its title; in a web page, a heading does
 
 
-FILE = Page(width=10.4, columns=3, size=10.5, titled=True)
+FILE = Page(width=10.4, columns=3, titled=True)
 WIDE = dataclasses.replace(FILE, titled=False)
-NARROW = Page(width=4.3, columns=1, size=10.5, titled=False)  # on a phone
+NARROW = Page(width=4.3, columns=1, titled=False)  # on a phone
 
 
 @functools.cache
@@ -47,11 +47,16 @@ def _rc() -> Any:
     family = [f for f in (*_FONTS, "DejaVu Sans") if f in installed]
     return {
         "font.family": family,
-        "font.size": FILE.size,
+        "font.size": POINTS,
+        "figure.labelsize": POINTS,
+        "figure.titlesize": 14,
+        "figure.titleweight": "bold",
         "mathtext.default": "regular",
         "text.color": INK,
         "axes.edgecolor": "#aab0bb",
         "axes.labelcolor": MUTED,
+        "axes.titlelocation": "left",
+        "axes.titlesize": POINTS,
         "axes.linewidth": 0.8,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -100,7 +105,7 @@ def canvas(page: Page, height: float, title: str) -> Any:
     size = page.width, height + 0.28 * len(text.splitlines())
     figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     if text:
-        figure.suptitle(text, x=0.01, ha="left", size=14, weight="bold")
+        figure.suptitle(text, x=0.01, ha="left")
     return figure.subfigures()
 
 
@@ -108,10 +113,16 @@ def heading(
     ax: Any, label: str, text: str, page: Page, columns: int, color: str = MUTED
 ) -> None:
     """Write a bold label above a panel, and between them a text."""
-    text = wrap(text, (page.width - 1) / columns - 0.2, page.size)
-    below = ax.set_title(text, loc="left", size=page.size - 0.5, color=color)
+    text = wrap(text, (page.width - 1) / columns - 0.2, POINTS)
+    below = ax.set_title(text, color=color)
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
     ax.annotate(label, (0, 1), xycoords=below, **offset, weight="bold", va="bottom")
+
+
+def end_label(ax: Any, at: tuple[float, float], text: str, **style: Any) -> None:
+    """Write the last value of a line beside its end."""
+    style |= {"va": "center", "weight": "bold", "annotation_clip": False}
+    ax.annotate(text, at, xytext=(8, 0), textcoords="offset points", **style)
 
 
 def ramp(n: int) -> list[tuple[float, float, float, float]]:

@@ -59,7 +59,7 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
         if y_limits == _NO_LIMITS:
             panel.tick_params(labelleft=False)
         _draw_runs(panel, transfer.cells, axis, looks)
-        _draw_change(panel, transfer, page)
+        _draw_change(panel, transfer)
         lane = panel.inset_axes((0, 1, 1, 0.04 + 0.03 * len(sizes)), facecolor=LANE)
         lane.set(xlim=x_limits, ylim=(-0.8, len(sizes) - 0.2), xticks=[])
         _draw_lane(
@@ -70,9 +70,9 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
         heading(lane, data.keys[transfer.key], caption, page, columns, color)
     for panel in panels[len(transfers) :]:
         panel.set_axis_off()
-    body.supxlabel(_x_label(name, ticks), size=page.size, color=MUTED)
+    body.supxlabel(_x_label(name, ticks), color=MUTED)
     if y_limits != _NO_LIMITS:
-        body.supylabel("training loss", size=page.size, color=MUTED)
+        body.supylabel("training loss", color=MUTED)
     noun = names.noun(name)
     best = f"best {noun}" if len(noun) < 14 else "best value"
     star = Line2D([], [], ls="", mfc="white", label=best, **_STAR)
@@ -176,7 +176,7 @@ def _draw_runs(ax: Any, cells: Sequence[Cell], axis: Axis, looks: Looks) -> None
         ax.plot(best.log2_lr, best.loss, mfc=color, zorder=5, **_STAR)
 
 
-def _draw_change(ax: Any, transfer: Transfer, page: Page) -> None:
+def _draw_change(ax: Any, transfer: Transfer) -> None:
     """A ruler from the least to the greatest optimum, with its length."""
     known = [o for o in transfer.optima if o is not None]
     if len(known) < max(len(transfer.sizes), 2):
@@ -196,7 +196,6 @@ def _draw_change(ax: Any, transfer: Transfer, page: Page) -> None:
         names.factor(transfer.name, ends[1] - ends[0]),
         ha=side,
         va="bottom",
-        size=page.size,
         weight="bold",
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85},
         **style | {"zorder": 7},
