@@ -216,7 +216,11 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
       UserError: there is no such tokenizer, or it cannot be read.
     """
     if name == "bytes":
-        return Tokenizer(_BYTES, lambda text, _: list(text.encode()), _text_of_bytes)
+        return Tokenizer(
+            _BYTES,
+            encode=lambda text, _: list(text.encode()),
+            decode=lambda t: bytes(np.asarray(t, np.uint8)).decode(errors="replace"),
+        )
     file = _tokenizer_file(name)
     tokenizers = import_extra("tokenizers", "text", f"reading {file}")
     with _working(file):
@@ -269,10 +273,6 @@ def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray:
         ) from error
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
     return np.array(tokenizer.encode(text, False), dtype)
-
-
-def _text_of_bytes(tokens: Sequence[int] | np.ndarray) -> str:
-    return np.asarray(tokens, np.uint8).tobytes().decode(errors="replace")
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ class Checkpoints:
         """
         # Orbax detects truncated files, but not flipped bits in arrays.
         sums = _sums(state)
-        named = _named(jax.tree.unflatten(jax.tree.structure(state), sums))
+        named = _named_sums(sums, state)
         sealed = {"progress": progress, "checksums": sums, "named": named}
         with self._writing():
             self._manager.save(
@@ -156,7 +156,12 @@ class Checkpoints:
             different checkpoints. They are unchanged.
         """
         bad: list[int] = []
-        for step in sorted(self._steps_of_all(), reverse=True):
+        steps = list(self._manager.all_steps())
+        if not self._alone:
+            steps = told(steps)
+            for step in steps:  # a network disk may hide some from other processes
+                io.appears(self.path(step))
+        for step in sorted(steps, reverse=True):
             try:
                 state, progress = self._read(step, like)
             # A damaged file can raise anything, from TensorStore, msgpack or json.
@@ -181,15 +186,6 @@ class Checkpoints:
 
     def path(self, step: int) -> pathlib.Path:
         return pathlib.Path(self._manager.directory) / str(step)
-
-    def _steps_of_all(self) -> list[int]:
-        """The steps that process 0 sees. A network disk may hide some from others."""
-        steps = list(self._manager.all_steps())
-        if not self._alone:
-            steps = told(steps)
-            for step in steps:
-                io.appears(self.path(step))
-        return steps
 
     def _check_same(self, step: int) -> None:
         """Raise UserError if another process restored another step."""
@@ -343,10 +339,8 @@ def load_weights(
 ) -> None:
     """Load the weights of a checkpoint into a model of the same shape, in place.
 
-    Args:
-      model: of the same shape.
-      checkpoint: directory of one step, e.g. `TrainResult.checkpoint`.
-      ema: load the moving average of the weights.
+    `checkpoint` is the directory of one step, e.g. `TrainResult.checkpoint`; with `ema`,
+    its moving average is loaded.
 
     Raises:
       UserError: not a checkpoint of this model.
@@ -393,25 +387,19 @@ def read_weights(
                 ),
             )
         weights_and_rest = _with_keys(weights_and_rest, like)
-        _check_sums(checkpoint, weights_and_rest)
+        text = (checkpoint / "progress" / "metadata").read_bytes()
+        if "named" in (sealed := _unsealed(json.loads(text))):  # not in mupax 0.1
+            for name, value in _named_sums(
+                _sums(weights_and_rest), weights_and_rest
+            ).items():
+                if sealed["named"].get(name) != value:
+                    raise ValueError(f"its {name} was altered")
     except Exception as error:  # see Checkpoints.restore
         raise UserError(
             f"{checkpoint} does not hold weights of this model ({reason(error)}); give "
             "the directory of one step, e.g. target/checkpoints/600."
         ) from error
     return weights_and_rest[weights], weights_and_rest["rest"]
-
-
-def _check_sums(checkpoint: pathlib.Path, arrays: Any) -> None:
-    """Raise ValueError if arrays differ from those that were saved."""
-    text = (checkpoint / "progress" / "metadata").read_bytes()
-    sealed = _unsealed(json.loads(text))
-    if "named" not in sealed:  # a checkpoint of mupax 0.1
-        return
-    named = _named(jax.tree.unflatten(jax.tree.structure(arrays), _sums(arrays)))
-    for name, value in named.items():
-        if sealed["named"].get(name) != value:
-            raise ValueError(f"its {name} was altered")
 
 
 def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
@@ -429,6 +417,10 @@ def _check_shapes(checkpoint: pathlib.Path, like: Any) -> None:
         shape = stored_as.shape
         if (actual := in_file[name].shape) != shape:
             raise ValueError(f"its {name} has shape {actual}; expected {shape}")
+
+
+def _named_sums(sums: list[int], like: Any) -> dict[str, int]:
+    return _named(jax.tree.unflatten(jax.tree.structure(like), sums))
 
 
 def _seal(content: dict[str, Any]) -> int:

@@ -11,7 +11,7 @@ from mupax import optim
 from .. import io
 from ..errors import UserError
 from .checks import number, options, shown, text, whole
-from .optimizer import check_optimizer
+from .optimizer import RANGES, check_optimizer
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -24,21 +24,10 @@ _COMMON = (
     "warmup",
     "label_smoothing",
 )
-_OF_OPTIMIZERS = (
-    "momentum",
-    "b1",
-    "b2",
-    "beta",
-    "eps",
-    "weight_decay",
-    "adam_b1",
-    "adam_b2",
-    "adam_weight_decay",
-)
 # Factors of a group of parameters, named e.g. "attention/learning_rate".
 OF_MODULES = ("learning_rate", "weight_decay", "init_scale", "multiplier")
 _MEMORIES = {"b1": "b1_memory", "b2": "b2_memory"}  # if the optimizer has b1 or b2
-TUNABLE = _COMMON + _OF_OPTIMIZERS
+TUNABLE = (*_COMMON, *RANGES)
 
 
 def tunable(optimizer: str, modules: Iterable[str]) -> tuple[str, ...]:
@@ -51,7 +40,7 @@ def tunable(optimizer: str, modules: Iterable[str]) -> tuple[str, ...]:
       ('label_smoothing', 'momentum')
     """
     accepted = check_optimizer({"name": optimizer})
-    own = tuple(name for name in _OF_OPTIMIZERS if name in accepted)
+    own = tuple(name for name in RANGES if name in accepted)
     factors = OF_MODULES + tuple(m for beta, m in _MEMORIES.items() if beta in own)
     return _COMMON + own + tuple(f"{m}/{name}" for m in modules for name in factors)
 

@@ -374,9 +374,8 @@ def _claimed(
 
     Yields whether all processes share it.
     """
-    with contextlib.ExitStack() as held:
-        if jax.process_index() == 0:
-            held.enter_context(workdirs.claim(workdir, settings))
+    first = jax.process_index() == 0
+    with workdirs.claim(workdir, settings) if first else contextlib.nullcontext():
         within = 2.0 if separate else None  # sharing is faster, but not needed
         blind = collectives.blind(workdir, within=within)
         if blind and not separate:

@@ -81,11 +81,8 @@ def opened(
         yield pathlib.Path(folder)
         return
     address = remote.normalized(folder)
-    with contextlib.ExitStack() as held:
-        if shared:
-            place = held.enter_context(_opened_by_first(address, writes))
-        else:
-            place = held.enter_context(_opened(address, writes))
+    opening = _opened_by_first if shared else _opened
+    with opening(address, writes) as place:
         try:
             yield place
         except UserError as error:
@@ -317,23 +314,18 @@ class _Mirror:
         Raises:
           Lost: another process wrote one.
         """
+        number, token = self._commit.number + 1, secrets.token_hex(8)
         commit = Commit(
-            self._commit.number + 1,
-            self._session,
-            self._who,
-            self._lease,
-            held,
-            whole,
-            secrets.token_hex(8),
+            number, self._session, self._who, self._lease, held, whole, token
         )
         if not put_commit(self._objects, commit):
             raise Lost
         names = self._objects.names(COMMITS)
         # A number is free again when a later holder has removed its commit.
-        if max(map(number_of, names)) > commit.number:
+        if max(map(number_of, names)) > number:
             raise Lost
         self._commit = commit
-        self._objects.delete(n for n in names if number_of(n) < commit.number)
+        self._objects.delete(name for name in names if number_of(name) < number)
 
     def _check_held(self) -> Commit:
         """The newest commit, which is this process's; raises Lost."""
@@ -343,12 +335,8 @@ class _Mirror:
             raise Lost
         return newest
 
-    def _check_awake(self) -> None:
-        """Raise Lost if another process took over while this one was paused."""
-        if abs(time.time() - self._heard) > self._lease / 2:
-            self._show_life()
-
     def _show_life(self) -> None:
+        """Write the sign of life; raises Lost if another process took over."""
         now = time.time()
         self._objects.write(self._alive, b"")
         self._check_held()
@@ -482,7 +470,9 @@ class _Mirror:
             return None
 
     def _put_file(self, path: pathlib.Path, name: str) -> None:
-        self._check_awake()
+        # Another process may have taken over while this one was paused.
+        if abs(time.time() - self._heard) > self._lease / 2:
+            self._show_life()
         self._objects.put(path, name)
 
     def _put_single(self, name: str, path: pathlib.Path) -> None:

@@ -11,12 +11,18 @@ from .checks import number, shown
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon", "adafactor", "lamb")
 
-_RANGES = {
-    **dict.fromkeys(
-        ("momentum", "b1", "b2", "beta", "adam_b1", "adam_b2"),
-        number(0, 1, below=True),
-    ),
-    **dict.fromkeys(("eps", "weight_decay", "adam_weight_decay"), number(0)),
+_DECAY, _SIZE = number(0, 1, below=True), number(0)
+# The hyperparameters of optimizers that a sweep can tune, with their checks.
+RANGES = {
+    "momentum": _DECAY,
+    "b1": _DECAY,
+    "b2": _DECAY,
+    "beta": _DECAY,
+    "eps": _SIZE,
+    "weight_decay": _SIZE,
+    "adam_b1": _DECAY,
+    "adam_b2": _DECAY,
+    "adam_weight_decay": _SIZE,
 }
 
 
@@ -44,6 +50,6 @@ def check_optimizer(options: Mapping[str, Any]) -> frozenset[str]:
                 f"optimizer {name!r} has no option {key!r}; its options are "
                 f"{', '.join(sorted(accepted))}"
             )
-        if key in _RANGES and value is not None:
-            _RANGES[key](f"optimizer.{key}", value)
+        if key in RANGES and value is not None:
+            RANGES[key](f"optimizer.{key}", value)
     return frozenset(accepted)

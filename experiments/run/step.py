@@ -86,7 +86,9 @@ class Recipe:
         count = state["step"] + 1
         new = {"step": count, "params": params, "rest": rest, "optimizer": optimizer}
         if self.ema is not None:
-            new["ema"] = _average(state["ema"], params, self.ema, count)
+            # A smaller decay in the first steps, as in TensorFlow and timm.
+            decay = jnp.minimum(self.ema, (1.0 + count) / (10.0 + count))
+            new["ema"] = optax.incremental_update(params, state["ema"], 1.0 - decay)
         return new, Out(loss, plain, grads, updates)
 
     def _gradients(
@@ -120,9 +122,3 @@ class Recipe:
         )
         value, plain, grads = jax.tree.map(lambda x: x / parts, sums)
         return value, plain, rest, grads
-
-
-def _average(ema: Any, params: Any, decay: float, count: Array) -> Any:
-    # A smaller decay in the first steps, as in TensorFlow and timm.
-    share = jnp.minimum(decay, (1.0 + count) / (10.0 + count))
-    return optax.incremental_update(params, ema, 1.0 - share)
