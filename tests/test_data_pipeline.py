@@ -314,7 +314,7 @@ def test_no_two_rows_epochs_processes_or_seeds_are_changed_alike(photos):
     images = np.repeat(held.train_images[:1], 4, axis=0)
     source = data.sources.Arrays(images, np.zeros(4, np.int32))
     transform = data.augment.Transform(data.augment.parse(["affine"]), (8, 8, 1))
-    load = data.datasets.ImageLoad("digits", source, transform, (8, 8, 1))
+    load = data.sources.ImageLoad("digits", source, transform, (8, 8, 1))
     seen = []
     for seed, rank in itertools.product((0, 1), (0, 1)):
         hosts, workers = pipeline.Hosts(rank, 2), pipeline.Workers()

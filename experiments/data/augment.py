@@ -436,8 +436,7 @@ class RandomErasing(Operation):
         if u[0] >= self.probability:
             return image
         crop = RandomResizedCrop(self.scale, self.ratio)
-        box = [round(v) for v in crop.box(image.size, u[2:])]
-        left, upper, right, lower = box
+        left, upper, right, lower = map(round, crop.box(image.size, u[2:]))
         pixels = np.array(image)
         hole = pixels[upper:lower, left:right]
         if self.fill == "noise":

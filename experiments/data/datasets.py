@@ -1,19 +1,17 @@
 """Open datasets by name: in memory, prepared by TFDS, text, or noise."""
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from PIL import Image
 
 from ..errors import UserError, nearest
 from . import augment as augmentations
 from . import images, intact, prepared, sources
-from .dataset import Batch, Dataset
+from .dataset import Dataset
 from .pipeline import Workers
 from .text import fake_text, is_fake_text, open_text
 
@@ -26,38 +24,6 @@ _STATISTICS = {"imagenet2012": _IMAGENET, "tiny_imagenet": _IMAGENET}
 
 # Evaluation keeps this central share of photographs of different sizes.
 _PHOTOGRAPH_CROP = 0.875
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ImageLoad:
-    """Loads a batch of images by index. Worker processes can pickle it."""
-
-    name: str
-    source: sources.Source
-    transform: augmentations.Transform | None
-    shape: tuple[int, int, int]
-
-    def __call__(self, indices: np.ndarray, u: np.ndarray) -> Batch:
-        images, labels = self.source.read(indices)
-        if self.transform is None:
-            return {"image": np.asarray(images), "label": labels}
-        out = np.empty((len(labels), *self.shape), np.uint8)
-        for row, k, image, draws in zip(out, indices, images, u.tolist(), strict=True):
-            with self._picture(image, k) as picture:
-                pixels = np.asarray(self.transform(picture, draws))
-            row[...] = pixels.reshape(self.shape)
-        return {"image": out, "label": labels}
-
-    @contextlib.contextmanager
-    def _picture(self, image: np.ndarray | bytes, k: int) -> Iterator[Image.Image]:
-        if not isinstance(image, bytes):
-            yield Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
-            return
-        with sources.opened(image, k, self.name) as picture:
-            if isinstance(self.source, sources.Records):
-                size = picture.height, picture.width, len(picture.getbands())
-                intact.check_picture(self.source.folder, size, self.source.shape)
-            yield picture
 
 
 def open_dataset(
@@ -249,7 +215,7 @@ class _Splits:
             split: str,
             source: sources.Source,
             operations: Sequence[augmentations.Operation] = (),
-        ) -> ImageLoad:
+        ) -> sources.ImageLoad:
             transform = None
             if resized or operations:
                 transform = augmentations.Transform(
@@ -259,7 +225,7 @@ class _Splits:
                     resample=resample,
                     crop_mode=crop_mode,
                 )
-            return ImageLoad(f"{self.name}, {split},", source, transform, shape)
+            return sources.ImageLoad(f"{self.name}, {split},", source, transform, shape)
 
         return Dataset(
             name=self.name,

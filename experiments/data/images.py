@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Integer, UInt8
 from .. import memory
 from ..errors import UserError
 from . import intact, prepared, sources
+from .augment import Transform
 
 DATASETS = ("digits", "digit_sums", "mnist", "fashion_mnist", "cifar10")
 
@@ -152,11 +153,7 @@ def digit_sums(digits: ImageData) -> ImageData:
 
 
 def prepare_digits(data_dir: Path) -> None:
-    """Write the digits dataset to a TFDS data directory.
-
-    TFDS renames the complete dataset into place, so that a killed preparation leaves no
-    dataset.
-    """
+    """Write the digits dataset to a TFDS data directory, all of it or nothing."""
     from .digits import Digits  # imports scikit-learn
 
     tfds.disable_progress_bar()
@@ -195,21 +192,13 @@ def _decode(
     builder: tfds.core.DatasetBuilder, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     source = sources.Records(builder, split, ("image", "label"))
-    height, width, channels = shape = builder.info.features["image"].shape
-    memory.check(
-        len(source) * math.prod(shape),
-        f"{builder.name}, {split},",
-        "use a smaller dataset",
-    )
-    images = np.empty((len(source), height, width, channels), np.uint8)
+    name, shape = f"{builder.name}, {split},", builder.info.features["image"].shape
+    memory.check(len(source) * math.prod(shape), name, "use a smaller dataset")
+    load = sources.ImageLoad(name, source, Transform((), shape), shape)
+    images = np.empty((len(source), *shape), np.uint8)
     labels = np.empty(len(source), np.int32)
     for start in range(0, len(source), _CHUNK):
         keys = np.arange(start, min(start + _CHUNK, len(source)))
-        files, labels[keys] = source.read(keys)
-        for key, file in zip(keys, files, strict=True):
-            with sources.opened(file, int(key), f"{builder.name}, {split},") as image:
-                pixels = np.asarray(image)
-            pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-            intact.check_picture(builder.data_dir, pixels.shape, shape)
-            images[key] = pixels.reshape(shape)
+        batch = load(keys, np.empty((len(keys), 0)))
+        images[keys], labels[keys] = batch["image"], batch["label"]
     return images, labels

@@ -44,15 +44,10 @@ def reading(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_file(path: Path, count: int, shards: int) -> None:
-    """Compare a file of records with dataset_info.json.
+    """Raise UserError if a file of records is missing, damaged or has another length.
 
-    Args:
-      path: of the file.
-      count: number of its records in dataset_info.json.
-      shards: number of files of the split.
-
-    Raises:
-      UserError: the file is missing, damaged, or has another number of records.
+    `count` is the number of its records in dataset_info.json. The records are counted
+    if the split has few files (`shards`).
     """
     if not path.is_file():
         raise UserError(
@@ -62,16 +57,15 @@ def check_file(path: Path, count: int, shards: int) -> None:
         return
     from array_record.python import array_record_module
 
-    reader = None
     try:
         reader = array_record_module.ArrayRecordReader(str(path))
-        records = reader.num_records()
+        try:
+            records = reader.num_records()
+        finally:
+            with contextlib.suppress(RuntimeError):  # close raises the error again
+                reader.close()
     except Exception as error:
         raise UserError(broken(path, error)) from error
-    finally:
-        with contextlib.suppress(RuntimeError):  # close raises the error again
-            if reader is not None:
-                reader.close()
     if records != count:
         raise UserError(
             f"{path} holds {records} records, and {path.parent / METADATA[0]} says "
@@ -107,13 +101,8 @@ def compare_classes(
     """Compare the number of classes with the class names, or else with 1,024 labels.
 
     Without class names, fewer labels than classes only cause a warning, because a class
-    may have no examples.
-
-    Args:
-      folder: of the dataset's version.
-      source: its records.
-      key: the feature of the label.
-      classes: number of classes in features.json.
+    may have no examples. `key` is the feature of the label, and `classes` are those of
+    features.json.
     """
     file = Path(folder) / f"{key}.labels.txt"
     if file.is_file():

@@ -20,10 +20,7 @@ class Prefetched(Iterator[Placed]):
       iterator: of batches on the host, e.g. from `Dataset.train`. It must not be used
         elsewhere.
       place: copies a batch to the device without waiting, e.g. jax.device_put.
-      depth: number of batches on the device, including the next one.
-
-    Raises:
-      UserError: depth is less than 1.
+      depth: number of batches on the device, including the next one; 1 or more.
     """
 
     def __init__(

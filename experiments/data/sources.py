@@ -17,6 +17,7 @@ from PIL import Image
 from .. import memory
 from ..errors import UserError
 from . import intact
+from .augment import Transform
 
 # (height, width, channels) of images; None for sizes that differ.
 Shape = tuple[int | None, int | None, int | None]
@@ -114,22 +115,6 @@ class Records:
         return self._files[file_numbers.min()]
 
 
-@contextlib.contextmanager
-def opened(file: bytes, number: int, name: str) -> Iterator[Image.Image]:
-    """Open an encoded image; `number` and `name` (of its split) are for the error."""
-    try:
-        with Image.open(io.BytesIO(file)) as image:
-            yield image
-    except UserError:
-        raise
-    # Pillow raises OSError, SyntaxError, ValueError and more for damaged files.
-    except Exception as error:
-        raise UserError(
-            f"Image {number} of {name} cannot be decoded ({error}); prepare the "
-            "dataset again."
-        ) from error
-
-
 class Noise:
     """Uniform noise, for compiling, timing and dry runs.
 
@@ -155,6 +140,54 @@ class Noise:
         images = np.stack([self._bytes[i : i + self._size] for i in indices])
         labels = (indices % self._classes).astype(np.int32)
         return images.reshape(-1, *self.shape), labels
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageLoad:
+    """Loads a batch of images by index. Worker processes can pickle it.
+
+    Attributes:
+      name: of the dataset and split, for messages.
+      source: of the images.
+      transform: of an image; None for those of an array that stay as they are.
+      shape: (height, width, channels) of the result.
+    """
+
+    name: str
+    source: Source
+    transform: Transform | None
+    shape: tuple[int, int, int]
+
+    def __call__(self, indices: np.ndarray, u: np.ndarray) -> dict[str, np.ndarray]:
+        images, labels = self.source.read(indices)
+        if self.transform is None:
+            return {"image": np.asarray(images), "label": labels}
+        out = np.empty((len(labels), *self.shape), np.uint8)
+        for row, k, image, draws in zip(out, indices, images, u.tolist(), strict=True):
+            with self._opened(image, k) as picture:
+                pixels = np.asarray(self.transform(picture, draws))
+            row[...] = pixels.reshape(self.shape)
+        return {"image": out, "label": labels}
+
+    @contextlib.contextmanager
+    def _opened(self, image: np.ndarray | bytes, k: int) -> Iterator[Image.Image]:
+        if not isinstance(image, bytes):
+            yield Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+            return
+        assert isinstance(self.source, Records)
+        try:
+            with Image.open(io.BytesIO(image)) as picture:
+                size = picture.height, picture.width, len(picture.getbands())
+                intact.check_picture(self.source.folder, size, self.source.shape)
+                yield picture
+        except UserError:
+            raise
+        # Pillow raises OSError, SyntaxError, ValueError and more for damaged files.
+        except Exception as error:
+            raise UserError(
+                f"Image {k} of {self.name} cannot be decoded ({error}); prepare the "
+                "dataset again."
+            ) from error
 
 
 def parse_fake(name: str) -> tuple[tuple[int, int, int], int]:

@@ -22,11 +22,7 @@ from ..errors import UserError
 
 
 class TinyImagenet(tfds.core.GeneratorBasedBuilder):
-    """200 classes of ImageNet, 64x64 pixels, some grey; 500 and 50 images per class.
-
-    Args:
-      archive: tiny-imagenet-200.zip.
-    """
+    """200 classes of ImageNet, 64x64 pixels, some grey; 500 and 50 images per class."""
 
     name = "tiny_imagenet"
     VERSION = tfds.core.Version("1.0.0")
@@ -83,11 +79,7 @@ class TinyImagenet(tfds.core.GeneratorBasedBuilder):
 def prepare_tiny_imagenet(
     archive: str | os.PathLike[str], data_dir: str | os.PathLike[str]
 ) -> None:
-    """Write Tiny ImageNet to a TFDS data directory, if it is not there yet.
-
-    Args:
-      archive: tiny-imagenet-200.zip.
-      data_dir: a TFDS data directory.
+    """Write tiny-imagenet-200.zip to a TFDS data directory, if it is not there yet.
 
     Raises:
       UserError: not the right archive, or data_dir cannot be written.

@@ -339,8 +339,8 @@ def load_weights(
 ) -> None:
     """Load the weights of a checkpoint into a model of the same shape, in place.
 
-    `checkpoint` is the directory of one step, e.g. `TrainResult.checkpoint`; with `ema`,
-    its moving average is loaded.
+    `checkpoint` is the directory of one step, e.g. `TrainResult.checkpoint`. `ema` asks
+    for its moving average.
 
     Raises:
       UserError: not a checkpoint of this model.

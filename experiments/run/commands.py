@@ -38,18 +38,10 @@ def run(
     dry_run: bool = False,
     separate: bool = False,
 ) -> TrainResult | None:
-    """Train a run, or resume it.
+    """Train a run in a directory, or resume it. `dry_run` only prints its description.
 
-    Args:
-      config: of the run.
-      folder: the run directory.
-      command: the command line, for the model card.
-      dry_run: only print a description of the run.
-      separate: see `mupax.experiments.run.loop.train`.
-
-    Raises:
-      UserError: bad input. Existing files are unchanged.
-      Stopped: SIGTERM arrived; a checkpoint was saved.
+    `command` is for the model card. For `separate` and the errors, see
+    `mupax.experiments.run.loop.train`.
     """
     first = jax.process_index() == 0
     console = rich.console.Console(quiet=not first)
@@ -76,8 +68,7 @@ def train_in(
 ) -> TrainResult:
     """Train a prepared run in a directory, and save the model in the directory `model`.
 
-    `command` is for the model card. See `mupax.experiments.run.loop.train` for
-    `separate` and the errors.
+    For `command` and `separate`, see `run`.
     """
     prepared.check_memory()
     config, dataset = prepared.config, prepared.dataset

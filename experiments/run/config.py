@@ -221,20 +221,19 @@ class RunConfig:
 
     def _selected(self, mark: str) -> dict[str, Any]:
         values = self.plain()
-        kept = {f.name: values[f.name] for f in _FIELDS if f.metadata[mark]}
-        # Run directories of mupax 0.1 lack these keys.
-        if self.init_scale == 1:
-            del kept["init_scale"]
-        if self.preprocessing == "dataset":
-            del kept["preprocessing"]
-        if not self.modules:
-            del kept["modules"]
-        # A ratio of one changes nothing.
-        if self.base_batch_size in (None, self.batch_size):
-            del kept["base_batch_size"]
-        if self.base_examples in (None, self.examples):
-            del kept["base_examples"]
-        return kept
+        # Without effect. Run directories of mupax 0.1 lack these keys.
+        neutral: dict[str, tuple[Any, ...]] = {
+            "init_scale": (1,),
+            "preprocessing": ("dataset",),
+            "modules": ({},),
+            "base_batch_size": (None, self.batch_size),
+            "base_examples": (None, self.examples),
+        }
+        return {
+            f.name: values[f.name]
+            for f in _FIELDS
+            if f.metadata[mark] and values[f.name] not in neutral.get(f.name, ())
+        }
 
     def lasting(self, steps: int) -> "RunConfig":
         """A copy with other steps, and warm-up and decay of the same share of them."""

@@ -1,10 +1,11 @@
 """What a run directory holds: files, and directories that appear at once."""
 
-import hashlib
 import os
 import pathlib
 import re
 from collections.abc import Iterable
+
+from mupax.zoo.checksums import sha256
 
 from .object_store import OWN, Contents, Objects
 
@@ -71,12 +72,8 @@ def has_later(path: str, others: Iterable[str]) -> bool:
 
 def contents_of(folder: pathlib.Path) -> Contents:
     """Size and checksum of each file; empty if there is no such directory."""
-    out = {}
-    for name, path in files_in(folder).items():
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        out[name] = [path.stat().st_size, digest]
-    return out
+    files = files_in(folder).items()
+    return {name: [path.stat().st_size, sha256(path)] for name, path in files}
 
 
 def files_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -22,6 +22,7 @@ from ..errors import Diverged, Stopped, UserError
 from . import collectives
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
+from .checks import whole
 from .evaluate import means, place_batch, tester
 from .gathered import Gathered, open_gathered
 from .loss import Batch
@@ -394,7 +395,6 @@ def check(options: LoopOptions, program: Program, dataset: Dataset) -> None:
     values = {key: getattr(options, key) for key in keys}
     values |= {"log_every": program.log_every, "accumulate": accumulate}
     for name, value in values.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}; it must be 1 or more.")
+        whole()(name, value)
     check_batch(options.batch_size, program.mesh, accumulate)
     dataset.check_batch(options.batch_size)

@@ -203,7 +203,7 @@ def _restore(objects: Objects, commit: Commit, place: pathlib.Path) -> list[str]
             continue
         with contextlib.suppress(FileNotFoundError):
             names = [f"{path}/{name}" for name in contents]
-            remote.in_parallel(objects.get, names, [building / n for n in names])
+            remote.in_parallel(objects.get, names, map(building.joinpath, names))
         if contents_of(target) != contents:
             shutil.rmtree(target, ignore_errors=True)
             missing.append(path)
@@ -231,7 +231,6 @@ class _Mirror:
         self._single: dict[str, Version] = {}  # of what was uploaded
         self._whole: dict[str, dict[str, Version]] = {}
         self._closing, self._released = threading.Event(), threading.Event()
-        self._syncing = threading.Lock()
         self._hold()
         beats = threading.Thread(target=self._beat, daemon=True)
         beats.start()
@@ -401,15 +400,14 @@ class _Mirror:
 
     def _sync(self, *, held: bool = True) -> None:
         """Upload what changed, and commit it."""
-        with self._syncing:
-            newest = self._check_held()
-            if newest.number > self._commit.number:
-                self._commit = newest  # the answer to its upload was lost
+        newest = self._check_held()
+        if newest.number > self._commit.number:
+            self._commit = newest  # the answer to its upload was lost
+        shutil.rmtree(self._staging, ignore_errors=True)
+        try:
+            self._sync_staged(held)
+        finally:
             shutil.rmtree(self._staging, ignore_errors=True)
-            try:
-                self._sync_staged(held)
-            finally:
-                shutil.rmtree(self._staging, ignore_errors=True)
 
     def _sync_staged(self, held: bool) -> None:
         here, whole_here = scanned(self._place)
@@ -429,7 +427,7 @@ class _Mirror:
         for path, versions in new.items():
             whole[path] = contents_of(self._staging / path)
             names = [f"{path}/{name}" for name in whole[path]]
-            files = [self._staging / name for name in names]
+            files = map(self._staging.joinpath, names)
             remote.in_parallel(self._put_file, files, names)
             self._put(dict(whole))
             self._whole[path] = versions

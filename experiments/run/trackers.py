@@ -51,10 +51,7 @@ class Tracker(Sink, Protocol):
     ) -> None:
         """Write a finished sweep.
 
-        Args:
-          runs: its runs.
-          verdicts: the contents of `sweep.json`.
-          report: path of `report.html`.
+        `verdicts` are the contents of `sweep.json`; `report` is the path of a page.
         """
 
 
