@@ -67,7 +67,9 @@ def resampled(key, count, trials, start=0):
         few = transfer(cells(key, rng.choice(SEEDS, count, False), points), "depth", 8)
         whole = cells(key, np.arange(SEEDS), points)
         low, high = few.trend.interval
-        held["shift"] += low <= statistics.trend(whole, "depth").slope <= high
+        held["shift"] += (
+            low <= statistics.trend(whole, [c.depth for c in whole]).slope <= high
+        )
         fits = [optima.fit(cell) for cell in whole]
         true = regret(fits, len(fits) - 1, few.optima[few.base])
         verdicts.append(few.verdict)

@@ -279,8 +279,9 @@ def sweep(
         "make steps, seeds, batch_size or the grid smaller",
     )
     limits = limits or engine.Limits()
+    others = {(int(width), int(depth)) for width, depth in sizes} - {at}
     shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
-    shapes |= {(at.width, at.depth), *((int(w), int(d)) for w, d in sizes)}
+    shapes |= {at, *others}
     data_print = "" if folder is None else fingerprint.of_arrays(data)
     described = arguments.settings_text(settings)
     tasks = [
@@ -302,15 +303,20 @@ def sweep(
         for shape in sorted(shapes)
     ]
     arguments.check_executor(executor, tasks[0])
-    _check_widths(tasks[0], tasks[-1])
-    if len(tasks) > 1 and not tasks[-1].is_scaled():
+    small, large = tasks[0], tasks[-1]
+    if small.width < large.width and small.shapes() == large.shapes():
+        raise UserError(
+            f"make_model returned parameters of the same shapes for width={small.width}"
+            f" and width={large.width}; use its argument width to build the model"
+        )
+    if len(tasks) > 1 and not large.is_scaled():
         logging.warning(
             "mupax scales nothing in the optimizer that make_optimizer returned for "
             "width=%d, depth=%d. That is right if you scale it yourself, or measure a "
             "model without scaling. Otherwise return an optimizer of mupax.optim, made "
             "from the scales of this size.",
-            tasks[-1].width,
-            tasks[-1].depth,
+            large.width,
+            large.depth,
         )
     with arguments.opened(folder) as place:
         if place is not None and not limits.lanes and jax.default_backend() == "cpu":
@@ -329,7 +335,7 @@ def sweep(
             console=console if shown else None,
         )
         _warn(populations, data)
-        result = Sweep(populations, _verdicts(populations, at, sizes), at)
+        result = Sweep(populations, _verdicts(populations, at, others), at)
         if place is not None:
             try:
                 _report(result, place, tasks[0])
@@ -339,15 +345,6 @@ def sweep(
 
 
 # ----- Mistakes in the user's functions and data.
-
-
-def _check_widths(small: OwnTask, large: OwnTask) -> None:
-    """Raise UserError if the width changes no shape of the model."""
-    if small.width < large.width and small.shapes() == large.shapes():
-        raise UserError(
-            f"make_model returned parameters of the same shapes for width={small.width}"
-            f" and width={large.width}; use its argument width to build the model"
-        )
 
 
 def _warn(populations: Sequence[Population], data: Any) -> None:
@@ -388,20 +385,16 @@ def _equal_along(loss: np.ndarray, axis: int) -> bool:
 def _verdicts(
     populations: Sequence[Population],
     base: statistics.Sizes,
-    sizes: Sequence[tuple[int, int]],
+    others: set[tuple[int, int]],
 ) -> dict[str, Any]:
     """The verdicts over width, depth and both."""
     every = transfers.transfers(populations, base)
-    pairs = {tuple(map(int, pair)) for pair in sizes} - {tuple(base)}
-    chain = [tuple(base), *sorted(pairs, key=lambda pair: (math.prod(pair), pair))]
-    if pairs:
-        names = dict.fromkeys(one.name for one in every)
+    if others:
+        chain = [base, *sorted(others, key=lambda pair: (math.prod(pair), pair))]
+        line = [_population(populations, *pair) for pair in chain]
         every += [
-            verdict.transfer(
-                [_population(populations, *pair).cell(name) for pair in chain],
-                "joint",
-            )
-            for name in names
+            verdict.transfer([p.cell(name) for p in line], "joint")
+            for name in dict.fromkeys(one.name for one in every)
         ]
     return transfers.verdicts(every, base)
 

@@ -62,19 +62,17 @@ class Trend:
         return self.slope * math.log2(self.sizes[-1] / self.sizes[0])
 
 
-def trend(cells: Sequence[Cell], axis: str) -> Trend:
-    """Fit the optima of cells along an axis, with a bootstrap over seeds.
+def trend(cells: Sequence[Cell], sizes: Sequence[int]) -> Trend:
+    """Fit the optima of cells over their sizes, with a bootstrap over seeds.
 
     Each size's seeds are drawn again with replacement, and the optimum is fitted to
     their mean as `optima.optimum` does; the errors of all sizes go into the slope's.
     The bootstrap's spread is multiplied by √(n/(n-1)) for n seeds. To its variance is
     added that of the grid's error, `optima.Fit.place_error`, of each optimum.
 
-    Args:
-      cells: the runs of one parametrization over one hyperparameter, small to large.
-      axis: "depth" or "width".
+    The cells are those of one parametrization and hyperparameter, small to large.
     """
-    sizes = tuple(getattr(c, axis) for c in cells)
+    sizes = tuple(sizes)
     located = tuple(
         None if (o := optima.optimum(c)) is None else o.log2_lr for c in cells
     )

@@ -268,11 +268,7 @@ def transfer(
     """
     if axis == "joint":
         sizes = [c.width * c.depth for c in cells]
-    if sizes is None:
-        line = trend(cells, axis)
-    else:
-        pairs = zip(cells, sizes, strict=True)
-        line = trend([dataclasses.replace(c, width=x) for c, x in pairs], "width")
+    line = trend(cells, sizes or [getattr(c, axis) for c in cells])
     at = line.sizes.index(base) if base in line.sizes[:-1] else 0
     fits = [fit(cell) for cell in cells]
     fitted_sizes = list(zip(line.sizes, fits, strict=True))
