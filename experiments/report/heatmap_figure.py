@@ -138,10 +138,6 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
     return figure
 
 
-def _coordinates(population: Population, name: str) -> np.ndarray:
-    return np.array([grids.coordinate(name, x) for x in population.axes[name]])
-
-
 def _edges(at: np.ndarray) -> np.ndarray:
     """Where the boxes around grid points meet."""
     if len(at) == 1:
@@ -152,7 +148,7 @@ def _edges(at: np.ndarray) -> np.ndarray:
 
 def _draw(ax: Any, population: Population, pair: Pair, norm: LogNorm) -> None:
     loss = valley.surface(population, pair)
-    across, up = (_coordinates(population, name) for name in pair)
+    across, up = (population.coordinates(name) for name in pair)
     x, y = _edges(across), _edges(up)
     ax.grid(visible=False)
     lost = np.isnan(loss).T
@@ -177,7 +173,7 @@ def _label(
     ax: Any, population: Population, pair: Pair, width: float, height: float
 ) -> None:
     """Ticks at as many grid points as there is room for."""
-    across, up = (_coordinates(population, name) for name in pair)
+    across, up = (population.coordinates(name) for name in pair)
     for set_ticks, name, at, room in (
         (ax.set_xticks, pair[0], across, width / 0.5),
         (ax.set_yticks, pair[1], up, height / 0.24),

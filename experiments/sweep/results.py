@@ -102,6 +102,10 @@ class Population:
         chosen = (f"{k}={v}" for k, v in self.choices.items() if k != without)
         return ", ".join([self.parametrization, *chosen])
 
+    def coordinates(self, name: str) -> np.ndarray:
+        """The values of a hyperparameter as `grids.coordinate` gives them, rising."""
+        return np.array([coordinate(name, x) for x in self.axes[name]])
+
     def cell(self, axis: str = "learning_rate") -> Cell:
         """The runs over one hyperparameter, every other at its best for each value.
 
@@ -119,7 +123,7 @@ class Population:
         return Cell(
             self.key(),
             *self.sizes,
-            np.array([coordinate(axis, x) for x in self.axes[axis]]),
+            self.coordinates(axis),
             loss[:, rows, best],
             curves[:, rows, best],
             self.seconds,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import grids, statistics
+from . import statistics
 from .results import Population, log2
 
 # The quadratic is fitted to grid points whose loss is at most `_NEAR` times the least
@@ -81,7 +81,7 @@ def _slope(population: Population, names: Sequence[str]) -> float | None:
     loss = surface(population, names)
     if np.isnan(loss).all():
         return None
-    values = [[grids.coordinate(n, x) for x in population.axes[n]] for n in names]
+    values = [population.coordinates(name) for name in names]
     x, y = np.meshgrid(*values, indexing="ij")
     known = np.sort(loss[~np.isnan(loss)])
     low = min(_NEAR * known[0], np.sqrt(known[0] * np.median(known)))
