@@ -30,7 +30,8 @@ demo: install
 
 # These tests compile thousands of small programs and run each for a moment, so they
 # compile them cheaply. The long tests compile as a user's run does.
-CHEAP := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false
+CHEAP := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false \
+	--xla_cpu_parallel_codegen_split_count=1"
 
 test: install
 	$(CHEAP) $(BIN)/python -m pytest -m "not long" --numprocesses auto --dist loadfile
