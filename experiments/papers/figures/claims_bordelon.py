@@ -141,7 +141,7 @@ def decay_stays(data: SweepData) -> Drawing:
     share = _difference(log_loss)
     left_out = [_difference(np.delete(log_loss, i, axis=1)) for i in range(seeds)]
     error = statistics.jackknife(left_out) if seeds > 1 else np.inf
-    difference = curves.interval(share, error, seeds)
+    difference = curves.interval(share, error, seeds - 1)
     ours = (
         "log loss against weight decay: curves of different depths lie within "
         f"{difference.value:.0%} ± {difference.wide:.0%} of the base's range "
@@ -159,11 +159,8 @@ def decay_stays(data: SweepData) -> Drawing:
 def _difference(log_loss: np.ndarray) -> float:
     """The largest difference between depths, as a share of the base's whole rise.
 
-    Args:
-      log_loss: shape (depths, seeds, weight decays).
-
-    Returns:
-      NaN where no weight decay trained at every depth.
+    NaN where no weight decay trained at every depth. The log losses have the shape
+    (depths, seeds, weight decays).
     """
     mean = log_loss.mean(axis=1)
     mean = mean[:, ~np.isnan(mean).any(axis=0)]
@@ -195,11 +192,7 @@ def middle_depth(*sweeps: SweepData) -> Drawing:
 
 
 def _best_depth(cells: Sequence[Cell]) -> tuple[str, bool | None]:
-    """The best depth at equal size, and whether it lies between the others.
-
-    Args:
-      cells: of equal size, one for each depth.
-    """
+    """The best depth of cells of equal size, and whether it lies between the others."""
     depths = [cell.depth for cell in cells]
     size = f"{cells[0].width ** 2 * cells[0].depth:,}"
     points = [curves.best_point(cell) for cell in cells]
@@ -209,7 +202,7 @@ def _best_depth(cells: Sequence[Cell]) -> tuple[str, bool | None]:
     log_loss = np.stack([np.log(cell.loss[:, at]) for cell, at in best], axis=1)
     seeds = np.array([optima.parabola(np.log2(depths), row)[0] for row in log_loss])
     error = seeds.std(ddof=1) / np.sqrt(len(seeds)) if len(seeds) > 1 else np.inf
-    middle = curves.interval(float(seeds.mean()), error, len(seeds))
+    middle = curves.interval(float(seeds.mean()), error, len(seeds) - 1)
     low, high = 2 ** (middle.value - middle.wide), 2 ** (middle.value + middle.wide)
     words = f"{2**middle.value:.1f} [{low:.1f}, {high:.1f}] at {size}"
     if int(log_loss.mean(axis=0).argmin()) in (0, len(depths) - 1):

@@ -70,14 +70,10 @@ def multiplier_settles(data: SweepData) -> Drawing:
     return Drawing(panels, ours, curves.stays(last))
 
 
-def weights_last(first: SweepData, last: SweepData) -> Drawing:
-    """W φ(x) stays, gains nothing by depth and is worse than φ(W x) (Figure 2).
-
-    Args:
-      first: a sweep with the nonlinearity first.
-      last: the same with the weights first.
-    """
-    before, after = curves.judge(first, "depth_mup"), curves.cells(last, "depth_mup")
+def weights_last(phi_first: SweepData, weights_first: SweepData) -> Drawing:
+    """W φ(x) stays, gains nothing by depth and is worse than φ(W x) (Figure 2)."""
+    before = curves.judge(phi_first, "depth_mup")
+    after = curves.cells(weights_first, "depth_mup")
     losses, others = _least(before.cells), _least(after)
     gains = curves.gaps([(losses[0], deeper) for deeper in losses[1:]])
     ours = (
@@ -185,9 +181,8 @@ def _slope(population: Population, names: tuple[str, str]) -> curves.Interval | 
     slope = valley.slope(population, names)
     if slope is None:
         return None
-    return curves.interval(
-        slope, valley.slope_error(population, names), len(population.loss)
-    )
+    error = valley.slope_error(population, names)
+    return curves.interval(slope, error, len(population.loss) - 1)
 
 
 def multiplier_is_free(data: SweepData) -> Drawing:

@@ -115,14 +115,7 @@ def drawing(
 
 
 def learning_curve(cell: Cell, point: int | None, label: str, steps: int) -> Line:
-    """Training loss over the steps at a grid point, mean over seeds.
-
-    Args:
-      cell: the runs.
-      point: index of the grid point; None where no grid point trained.
-      label: label of the line.
-      steps: number of steps of the runs.
-    """
+    """The seeds' mean loss over the steps at a grid point; None: none trained."""
     if point is None:
         return Line(f"{label}: none trained", [], [])
     spans = cell.curves.shape[-1]
@@ -201,7 +194,7 @@ class Interval:
     @property
     def negative(self) -> bool | None:
         """Whether the value is below zero; None where the interval holds zero."""
-        return None if abs(self.value) <= self.wide else self.value < 0
+        return self.value < 0 if abs(self.value) > self.wide else None
 
     def under(self, limit: float) -> bool | None:
         """Whether the value lies below a limit; None where the interval holds it.
@@ -229,11 +222,11 @@ class Interval:
         return f"{np.expm1(self.value):+.1%}{wide}"
 
 
-def interval(value: float, error: float, seeds: int) -> Interval:
-    """The 95 % interval of an estimate, from its standard error over seeds."""
-    if seeds < 2 or not np.isfinite(error):
+def interval(value: float, error: float, freedom: float) -> Interval:
+    """The 95 % interval of an estimate, from its standard error."""
+    if freedom <= 0 or not np.isfinite(error):
         return Interval(value, np.inf)
-    return Interval(value, float(stats.t.ppf(0.975, seeds - 1)) * error)
+    return Interval(value, float(stats.t.ppf(0.975, freedom)) * error)
 
 
 def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
@@ -259,10 +252,8 @@ def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
     out = []
     for (a, b), row in zip(known, rows, strict=True):
         if len(row):
-            wide = np.inf
-            if freedom:
-                wide = stats.t.ppf(0.975, freedom) * (variance / len(row)) ** 0.5
-            out.append(Interval(float(row.mean()), float(wide)))
+            error = (variance / len(row)) ** 0.5
+            out.append(interval(float(row.mean()), error, freedom))
         elif len(a) or len(b):
             out.append(Interval(-np.inf if len(a) else np.inf, 0.0))
         else:
@@ -341,11 +332,9 @@ def moves_more(first: Transfer, second: Transfer) -> bool | None:
     if first.failed or second.failed:
         return None if first.failed and second.failed else bool(first.failed)
     one, other = first.trend, second.trend
-    freedom = one.freedom + other.freedom
-    if not freedom:
-        return None
-    wide = stats.t.ppf(0.975, freedom) * np.hypot(one.error, other.error)
-    return Interval(abs(other.slope) - abs(one.slope), wide).negative
+    error = float(np.hypot(one.error, other.error))
+    more = abs(other.slope) - abs(one.slope)
+    return interval(more, error, one.freedom + other.freedom).negative
 
 
 def shift(transfer: Transfer) -> str:

@@ -72,11 +72,7 @@ def replaced(page: pathlib.Path, body: str) -> str:
 
 
 def figures(claims: Claims) -> str:
-    """The generated part of figures.md: counts, verdicts, gallery.
-
-    Args:
-      claims: the figures and their drawings, from `drawings`.
-    """
+    """The generated part of figures.md: counts, verdicts, gallery."""
     drawn = [(f, d) for f, d in claims if d is not None]
     missing = [f for f, d in claims if d is None]
     count: dict[bool | None, int] = dict.fromkeys(_WORDS, 0)
@@ -122,11 +118,7 @@ def _cell(text: str) -> str:
 
 
 def evidence(docs: pathlib.Path) -> str:
-    """The generated part of evidence.md: each table's verdicts, as a sweep prints them.
-
-    Args:
-      docs: the folder of "data".
-    """
+    """The generated part of evidence.md: the verdicts on each table."""
     lines = []
     for scale in reversed(SCALES):
         at = Request(scale, tables=docs / "data", from_data=True)

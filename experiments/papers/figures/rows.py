@@ -15,10 +15,7 @@ def keeps_and_moves(
 ) -> Drawing:
     """One parametrization keeps the optimum over depth, and another does not.
 
-    Args:
-      data: a sweep over depth.
-      keeps: title and key of the parametrization that should transfer.
-      moves: title and key of the one that should not.
+    `keeps` and `moves` are the title and the key of a parametrization.
     """
     transfers = {title: curves.judge(data, key) for title, key in (keeps, moves)}
     kept, moved = transfers.values()

@@ -7,7 +7,6 @@ that all runs share: steps, epochs, sizes, dataset and settings.
 import csv
 import dataclasses
 import io
-import itertools
 import json
 import math
 import pathlib
@@ -60,10 +59,7 @@ class Table:
 def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, Any]:
     """The facts of a new table.
 
-    Args:
-      data: the sweep's results.
-      epochs: how often a run sees each example; None for text.
-      measured: the date.
+    `epochs` is how often a run sees each example, None for text; `measured`, the date.
     """
     settings = data.settings["config"]
     return {
@@ -82,12 +78,7 @@ def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, 
 
 
 def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
-    """The table as CSV.
-
-    Args:
-      populations: the runs; all have the same hyperparameters and choices.
-      shared: the facts, from `facts`.
-    """
+    """The table as CSV. All runs have the same hyperparameters and choices."""
     choices = list(dict.fromkeys(k for p in populations for k in p.choices))
     names = dict.fromkeys(k for p in populations for k in p.axes)
     axes = {
@@ -112,8 +103,6 @@ def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
 def _coarse(curves: np.ndarray) -> np.ndarray:
     """Learning curves in `SPANS` parts, the means of the finer ones."""
     count = curves.shape[-1]
-    if count == SPANS:
-        return curves
     if count < SPANS or count % SPANS:
         ends = np.linspace(0, count, SPANS + 1)
         at = np.minimum(((ends[:-1] + ends[1:]) / 2).astype(int), count - 1)
@@ -136,12 +125,8 @@ def parse(csv_text: str, where: str) -> Table:
     A seed is used if every population has its whole grid for that seed: sizes are
     compared seed by seed. Populations without any such seed are left out.
 
-    Args:
-      csv_text: the file.
-      where: its name, for messages.
-
     Raises:
-      UserError: it is not such a table.
+      UserError: it is not such a table; names the file, `where`.
     """
     head, _, body = csv_text.partition("\n")
     try:
@@ -264,9 +249,7 @@ def only(data: SweepData, keys: Iterable[str]) -> SweepData:
 def tuned(data: SweepData, name: str) -> SweepData:
     """The runs of all sizes at the base's best value of one hyperparameter.
 
-    Args:
-      data: a sweep over this and other hyperparameters.
-      name: the hyperparameter, which is no longer an axis of the result.
+    It is no longer an axis of the result.
     """
     bases = [p for p in data.populations if (p.width, p.depth) == tuple(data.base)]
     best = {p.parametrization: p.best()[name] for p in bases}
@@ -275,13 +258,7 @@ def tuned(data: SweepData, name: str) -> SweepData:
 
 
 def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
-    """Whether a table holds all runs of some tasks.
-
-    Args:
-      table: a table with the settings of the tasks.
-      tasks: the tasks of a sweep.
-      seeds: the number of seeds that it must hold.
-    """
+    """Whether a table, of the same settings, holds all runs of so many seeds."""
     known = {_key(p): p for p in table.data.populations}
     for task in tasks:
         choices = json.dumps(dict(task.choices), sort_keys=True)
@@ -291,7 +268,7 @@ def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
         if list(held.axes) != list(task.grid):
             return False
         for name, values in task.grid.items():
-            pairs = itertools.zip_longest(held.axes[name], values, fillvalue=math.nan)
-            if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
+            own = held.axes[name]
+            if len(own) != len(values) or not np.allclose(own, values, 1e-6, 0):
                 return False
     return True

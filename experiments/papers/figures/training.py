@@ -16,12 +16,7 @@ _HIDDEN = "hidden/weight_decay"
 
 
 def follows(unscaled: SweepData, scaled: SweepData) -> Drawing:
-    """The rule keeps the optimum over batch size or length; without it moves.
-
-    Args:
-      unscaled: a sweep over batch sizes or steps, with hyperparameters as they are.
-      scaled: the same with the rule.
-    """
+    """Over batch size or length, the rule keeps the optimum; without it, it moves."""
     (plain,), (ruled,) = unscaled.over_training, scaled.over_training
     transfers = {"with the rule": ruled, "without it": plain}
     return Drawing(
