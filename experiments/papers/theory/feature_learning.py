@@ -340,10 +340,11 @@ def _sweep(
         past = jnp.arange(count) < start
         seen = jnp.arange(count) < start + batch
         answers = _answers(count, start, batch)
-        rows = functools.partial(_rows, start=start, size=batch)
+        rows = functools.partial(_rows, start_index=start, slice_size=batch)
 
         def kernel(fields: Float[Array, "N S"]) -> Float[Array, "N N"]:
-            return _where(seen, fields) @ _where(seen, fields).T / samples
+            known = fields * seen[:, None]
+            return known @ known.T / samples
 
         def kick(half: int, layer: Array) -> Float[Array, "batch sources 1"]:
             """The derivative with respect to the sources of these vectors."""
@@ -361,7 +362,7 @@ def _sweep(
             theta = branch * a + branch**2 * c_phi
             u = rows(_root(covariance)) @ noise_u
             new_h = h + branch * u + theta @ g_above
-            new_dh = dh + branch * kick(1, layer) + _combine(theta, dg_above)
+            new_dh = dh + branch * kick(1, layer) + jnp.tensordot(theta, dg_above, 1)
             return (new_h, new_dh), (h, dh, a)
 
         def down(carry: tuple[Array, Array], here: Any):
@@ -373,9 +374,9 @@ def _sweep(
             c_g = rows(covariance) * (c * past)[None]
             psi = branch * b + branch**2 * c_g
             r = rows(_root(covariance)) @ noise_r
-            z = branch * r + psi @ _where(seen, phi(h_all))
+            z = branch * r + psi @ (phi(h_all) * seen[:, None])
             h, dh = rows(h_all), rows(dh_all)
-            d_phi = _combine(psi, phi_1(h_all)[:, None] * dh_all)
+            d_phi = jnp.tensordot(psi, phi_1(h_all)[:, None] * dh_all, 1)
             dz = branch * kick(0, layer) + d_phi
             new_dg = dg + phi_1(h)[:, None] * dz + (phi_2(h) * z)[:, None] * dh
             return (g + phi_1(h) * z, new_dg), (g, dg, b)
@@ -383,7 +384,7 @@ def _sweep(
         past_c = (past * state.c)[None]
         from_inputs = readin * past_c * rows(gram)
         h_0 = rows(input_root) @ noise.u0 + from_inputs @ state.g[0]
-        carry = h_0, _combine(from_inputs, state.dg[0])
+        carry = h_0, jnp.tensordot(from_inputs, state.dg[0], 1)
         layers = jnp.arange(depth)
         upward = layers, state.h[:-1], state.g[1:], state.dg[1:], noise.u
         (h, dh), (hs, dhs, a) = jax.lax.scan(up, carry, upward)
@@ -398,7 +399,7 @@ def _sweep(
         losses, slopes = jax.vmap(jax.value_and_grad(setup.loss))(f, y)
         c = _put(state.c, -rate * richness * share * slopes, start)
 
-        dw = _combine(learned, top_1(every_h[-1])[:, None] * every_dh[-1])
+        dw = jnp.tensordot(learned, top_1(every_h[-1])[:, None] * every_dh[-1], 1)
         dw = dw.at[:, -1].add(1)  # w itself
         carry = w * top_1(h), top_1(h)[:, None] * dw + (w * top_2(h))[:, None] * dh
         every_c = jnp.broadcast_to(c, (depth, count))
@@ -455,18 +456,7 @@ def _root(covariance: Float[Array, "N N"]) -> Float[Array, "N N"]:
     return jax.lax.fori_loop(0, count, column, (covariance, nothing))[1]
 
 
-def _combine(
-    matrix: Float[Array, "batch N"], derivatives: Float[Array, "N sources S"]
-) -> Float[Array, "batch sources S"]:
-    return jnp.einsum("ij,jks->iks", matrix, derivatives)
-
-
-def _where(seen: Float[Array, " N"], fields: Float[Array, "N S"]) -> Array:
-    return fields * seen[:, None]
-
-
-def _rows(array: Array, start: Array, size: int, axis: int = 0) -> Array:
-    return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
+_rows = jax.lax.dynamic_slice_in_dim
 
 
 def _put(array: Array, rows: Array, start: Array, axis: int = 0) -> Array:

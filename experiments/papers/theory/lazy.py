@@ -193,7 +193,6 @@ def predict(
     train_y: Any,
     test_x: Any,
     *,
-    activation: Activation = "relu",
     ridge: float = 0.0,
     time: float = np.inf,
     **settings: Any,
@@ -204,10 +203,9 @@ def predict(
       train_x: (P, D).
       train_y: (P, outputs).
       test_x: (Q, D).
-      activation: as in `kernels`.
       ridge: as in `regress`.
       time: as in `regress`.
-      settings: other arguments of `kernels`.
+      settings: of `kernels`, e.g. its activation.
 
     Returns:
       (Q, outputs).
@@ -222,7 +220,7 @@ def predict(
     """
     count = len(np.asarray(train_x))
     points = np.concatenate([np.asarray(train_x), np.asarray(test_x)])
-    k = kernels(gram(points), activation, **{"times": 2, **settings}).kernel
+    k = kernels(gram(points), **{"times": 2, **settings}).kernel
     known, cross = k[:count, :count], k[count:, :count]
     return regress(known, cross, train_y, ridge=ridge, time=time)
 
