@@ -12,7 +12,7 @@ FLAGS = (
         "HF_HUB_OFFLINE=1 work as in the hub's own tools)",
         required="see mupax convert --help",
     ),
-    Flag("revision", None, "branch, tag or commit of that repository", kind=str),
+    Flag("revision", None, "branch, tag or commit of that repository"),
     Flag(
         "out",
         "",
@@ -25,14 +25,12 @@ FLAGS = (
         None,
         "name of the model, see `mupax models`; needed only for files and for hub "
         "repositories that do not name a known model",
-        kind=str,
     ),
     Flag(
         "layout",
         None,
         "library whose parameter names an output file uses, e.g. timm or transformers; "
         "default: the first library that has the model",
-        kind=str,
     ),
     Flag(
         "option",

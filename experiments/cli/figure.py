@@ -20,15 +20,14 @@ FLAGS = (
         "where to write; default: runs/figures. The same command resumes an "
         "interrupted figure",
     ),
-    Flag("tables", None, "folder of the tables; default: data inside --workdir", str),
+    Flag("tables", None, "folder of the tables; default: data inside --workdir"),
     Flag("from_data", False, "draw from existing tables, without training"),
-    Flag("data_dir", None, "TFDS directory, for figures that train on images", str),
+    Flag("data_dir", None, "TFDS directory, for figures that train on images"),
     Flag(
         "dataset",
         None,
         "dataset to use in place of the paper's, e.g. digits; text:FILE for "
         "transformers",
-        str,
     ),
 )
 

@@ -24,7 +24,7 @@ class Flag:
       name: without the dashes.
       default: its default value.
       help: text for `--help`.
-      kind: str, int, float, bool or list; by default the type of `default`.
+      kind: str, int, float, bool or list; by default the type of `default`, or str.
       required: end of the error if the flag is missing; empty: the flag is optional.
     """
 
@@ -37,7 +37,7 @@ class Flag:
     @property
     def type(self) -> type:
         """The type of the flag's values."""
-        return self.kind or type(self.default)
+        return self.kind or (str if self.default is None else type(self.default))
 
 
 class Parsed(NamedTuple):
@@ -70,7 +70,7 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     argv, later = _without_sections(_with_config_path(argv))
     values = flags.FlagValues()
     config = config_flags.DEFINE_config_file("config", None, "", flag_values=values)
-    workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
+    own = (WORKDIR, *own)
     _define(own, values)
     before = sys.argv
     # ml_collections would reuse the module of a config that was loaded before.
@@ -94,7 +94,8 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     finally:
         sys.argv = before
     _no_more(rest)
-    if loaded is None and not any(word.startswith("--config=") for word in argv):
+    paths = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
+    if not paths:
         raise UserError(
             f"--config is missing; packaged configs are: {', '.join(list_configs())}"
         )
@@ -103,10 +104,12 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
             "the config does not load: get_config() must return a ConfigDict, and "
             f"returns {type(loaded).__name__}"
         )
-    if workdir.value == "":
+    given = _values(own, values)
+    workdir = given.pop("workdir")
+    if workdir == "":
         raise UserError("--workdir is empty; give a directory, or leave it out")
-    folder = workdir.value or _folder(argv)
-    return Parsed(loaded, folder, _values(own, values))
+    workdir = workdir or f"runs/{pathlib.PurePath(paths[0]).stem}"
+    return Parsed(loaded, workdir, given)
 
 
 # Sections whose keys depend on a name, e.g. that of the model. A flag may add keys.
@@ -153,12 +156,6 @@ def _override_sections(config: "ConfigDict", words: list[str]) -> None:
     sys.argv = [sys.argv[0], *words]
     config_flags.DEFINE_config_dict("config", config, flag_values=values)
     values(sys.argv)
-
-
-def _folder(argv: Sequence[str]) -> str:
-    """The default run directory: runs/<name of the config>."""
-    path = next(word for word in argv if word.startswith("--config="))
-    return f"runs/{pathlib.PurePath(path.partition('=')[2]).stem}"
 
 
 def parse_own(

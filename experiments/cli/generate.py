@@ -25,11 +25,10 @@ FLAGS = (
         "tokenizer",
         None,
         "bytes, a tokenizer.json, or the id of a repository; default: the model's own",
-        kind=str,
     ),
     Flag("bos", False, "start with the tokenizer's special tokens, as Llama 3 needs"),
-    Flag("name", None, "name of the model, for a file of weights", kind=str),
-    Flag("revision", None, "branch, tag or commit of a repository", kind=str),
+    Flag("name", None, "name of the model, for a file of weights"),
+    Flag("revision", None, "branch, tag or commit of a repository"),
 )
 EXAMPLES = """\
   mupax generate --model runs/text_gpt --prompt "ROMEO:" --tokens 200

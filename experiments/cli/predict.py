@@ -13,8 +13,8 @@ FLAGS = (
         "repository on the Hugging Face hub, or a name of zoo.list_pretrained()",
         required="see mupax predict --help",
     ),
-    Flag("name", None, "name of the model, for a file of weights", kind=str),
-    Flag("revision", None, "branch, tag or commit of a repository", kind=str),
+    Flag("name", None, "name of the model, for a file of weights"),
+    Flag("revision", None, "branch, tag or commit of a repository"),
     Flag("top", 5, "number of classes to print; default: 5"),
 )
 EXAMPLES = """\

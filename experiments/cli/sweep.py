@@ -11,7 +11,6 @@ FLAGS = (
         None,
         "address of a Dask scheduler, e.g. tcp://host:8786; default: a cluster on this "
         "machine",
-        kind=str,
     ),
     Flag(
         "stop_diverged",

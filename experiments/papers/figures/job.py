@@ -31,7 +31,7 @@ def run(name: str, request: Request) -> None:
     """
     known = figures()
     if name == "list":
-        _print_list()
+        print_list()
     elif name == "pages":
         from . import pages  # which imports this module
 
@@ -112,7 +112,7 @@ def why_not(figure: Figure) -> str:
     return f"{figure.how}; {figure.command}" if figure.command else figure.how
 
 
-def _print_list() -> None:
+def print_list() -> None:
     """Print every figure, and for those that are not drawn the reason."""
     table = rich.table.Table(title="figures of the papers", show_lines=True)
     table.add_column("id", no_wrap=True)
