@@ -49,7 +49,7 @@ class LoopOptions:
       save_every: steps between checkpoints; the last step is always saved.
       keep_last: number of newest checkpoints to keep.
       keep_best: keep the checkpoint of the lowest test loss too.
-      profile: (first, last) step of a profiler trace.
+      profile: (first, last) step of a profiler trace; empty: none.
       flops: floating-point operations of a step, over all devices, if known.
       peak: floating-point operations per second of all devices, if known.
     """
@@ -61,7 +61,7 @@ class LoopOptions:
     save_every: int = 100
     keep_last: int = 2
     keep_best: bool = False
-    profile: tuple[int, int] | None = None
+    profile: tuple[int, ...] = ()
     flops: float | None = None
     peak: float | None = None
 

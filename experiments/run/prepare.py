@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..estimate.flops import count_flops
 from ..estimate.hardware import peak_flops
 from .build import Built, build, open_dataset
-from .config import RunConfig
+from .config import KEYS, RunConfig
 from .loop import LoopOptions, check
 from .mesh import bytes_per_device, make_mesh
 from .program import Program
@@ -82,15 +82,9 @@ def prepare(
     )
     peak = peak_flops(list(mesh.devices.flat))
     spec = built.dataset.spec(config.batch_size)
+    keys = {field.name for field in dataclasses.fields(LoopOptions)} & set(KEYS)
     options = LoopOptions(
-        batch_size=config.batch_size,
-        steps=config.steps,
-        seed=config.seed,
-        eval_every=config.eval_every,
-        save_every=config.save_every,
-        keep_last=config.keep_last,
-        keep_best=config.keep_best,
-        profile=(config.profile[0], config.profile[1]) if config.profile else None,
+        **{key: getattr(config, key) for key in keys},
         flops=step_flops(program, spec) if peak else None,
         peak=peak,
     )

@@ -41,8 +41,7 @@ def claim(
             workdir.mkdir(parents=True, exist_ok=True)
             held.enter_context(io.locked(workdir / _LOCK, wait=False))
             # Again: another process may have claimed it since `check`.
-            stored, both = _compared(workdir, settings, free)
-            if stored != settings or not both:
+            if not _compared(workdir, settings, free):
                 for name in (_NAME, _COPY):
                     io.write_sealed(workdir / name, settings)
         yield
@@ -63,11 +62,8 @@ def check(
                 pass
 
 
-# The settings in a run directory, if any, and whether both copies are undamaged.
-_Stored = tuple[dict[str, Any] | None, bool]
-
-
-def _stored(workdir: pathlib.Path) -> _Stored:
+def _stored(workdir: pathlib.Path) -> tuple[dict[str, Any] | None, bool]:
+    """The settings in a run directory, if any, and whether both copies are whole."""
     first, why = _read(workdir / _NAME)
     copy, _ = _read(workdir / _COPY)
     if first is not None:
@@ -102,11 +98,11 @@ def _read(
 
 def _compared(
     workdir: pathlib.Path, settings: dict[str, Any] | None, free: Collection[str]
-) -> _Stored:
-    """The stored settings, after checking that they belong to this experiment."""
+) -> bool:
+    """Whether both copies hold these settings; raises UserError if other ones."""
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"{workdir} is a file; choose another --workdir")
-    stored, both = _stored(workdir)
+    stored, whole = _stored(workdir)
     if stored is None:
         # A run that was killed in `claim` leaves a temporary file.
         own = (f".{_NAME}.", _LOCK)
@@ -117,9 +113,9 @@ def _compared(
                 f"{workdir} holds files that do not belong to a mupax run; choose "
                 "another --workdir, or an empty one"
             )
-        return stored, both
+        return False
     if settings is None:
-        return stored, both
+        return whole
     differ = [
         f"{key} ({short(first)}, here {short(second)})"
         for key, first, second in differences(stored, settings)
@@ -130,7 +126,7 @@ def _compared(
             f"{workdir} holds another experiment, which differs in "
             f"{', '.join(differ)}; choose another --workdir, or remove that one"
         )
-    return stored, both
+    return whole and stored == settings
 
 
 @contextlib.contextmanager

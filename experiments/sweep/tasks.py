@@ -188,8 +188,7 @@ class ZooTask(Task):
         def feed(seeds: Sequence[int]) -> tuple[Any, np.ndarray]:
             # Both ways give the trainer's batches.
             own = tuple(config.seed + seed for seed in seeds)
-            size = sum(s.size * s.dtype.itemsize for s in dataset.spec(1).values())
-            if config.augment or size * dataset.train_size > _HELD_BYTES:
+            if config.augment or dataset.bytes_of(dataset.train_size) > _HELD_BYTES:
                 return _prepared(dataset, config.batch_size, config.steps, own)
             rows = orders(dataset.train_size, config.batch_size, own, config.steps)
             return _whole(dataset), rows
