@@ -12,6 +12,7 @@ ROOMS = (
     "optim",
     "zoo",
     "experiments.errors",
+    "experiments.checks",
     "experiments.io",
     "experiments.remote",
     "experiments.progress",

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from ..checks import number, whole
 from ..errors import UserError
 
 # Six numbers (a, b, c, d, e, f): x' = a x + b y + c and y' = d x + e y + f.
@@ -61,32 +62,23 @@ class Geometric(Operation):
         return _resample(image, self.source(image.size, u), self.fill)
 
 
-# ----- Checks of options. `parse` turns their errors into UserErrors.
-
-
-def _range(name: str, value: float, low: float, high: float = math.inf) -> None:
-    if not low <= value <= high:
-        bounds = f"{low} or more" if high == math.inf else f"in {low}..{high}"
-        raise ValueError(f"{name} is {value}; it must be {bounds}")
+# ----- Checks of options.
 
 
 def _interval(name: str, value: Sequence[float]) -> None:
     if len(value) != 2 or not 0 < value[0] <= value[1]:
-        raise ValueError(f"{name} is {value}; it must be (low, high), 0 < low <= high")
+        raise UserError(f"{name} is {value}; it must be (low, high), 0 < low <= high")
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
 
 
 def check_fitting(crop: float | None, crop_mode: str, resample: str) -> None:
     """Raise UserError for wrong options of resizing."""
-    try:
-        _one_of("resample", resample, RESAMPLE)
-        _one_of("crop_mode", crop_mode, CROP_MODES)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    _one_of("resample", resample, RESAMPLE)
+    _one_of("crop_mode", crop_mode, CROP_MODES)
     if crop is not None and not 0 < crop <= 1:
         raise UserError(f"crop is {crop}; it must be more than 0 and at most 1")
 
@@ -133,7 +125,7 @@ class Flip(Operation):
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _range("probability", self.probability, 0, 1)
+        number(0, 1)("probability", self.probability)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         if u[0] >= self.probability:
@@ -155,7 +147,7 @@ class Rotate(Geometric):
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _range("degrees", self.degrees, 0)
+        number(0)("degrees", self.degrees)
 
     def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
         return _rotation(size, _signed(self.degrees, u[0]))
@@ -181,8 +173,8 @@ class AffineMap(Geometric):
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        _range("shear", self.shear, 0)
-        _range("translate", self.translate, 0)
+        number(0)("shear", self.shear)
+        number(0)("translate", self.translate)
         _interval("scale", self.scale)
 
     def source(self, size: tuple[int, int], u: Sequence[float]) -> Affine:
@@ -206,7 +198,7 @@ class PadCrop(Operation):
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _range("pad", self.pad, 0)
+        whole(0)("pad", self.pad)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         x, y = (int(v * (2 * self.pad + 1)) - self.pad for v in u)
@@ -238,7 +230,7 @@ class RandomResizedCrop(Operation):
         _interval("scale", self.scale)
         _interval("ratio", self.ratio)
         if self.scale[1] > 1:
-            raise ValueError(f"scale is {self.scale}; it must not exceed 1")
+            raise UserError(f"scale is {self.scale}; it must not exceed 1")
         _one_of("resample", self.resample, RESAMPLE)
 
     def box(
@@ -304,7 +296,7 @@ class ColorJitter(Operation):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _range(field.name, getattr(self, field.name), 0)
+            number(0)(field.name, getattr(self, field.name))
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         brightness = 1 + _signed(self.brightness, u[0])
@@ -361,8 +353,8 @@ class RandAugment(Operation):
     draws: ClassVar[int] = 2 * 8
 
     def __post_init__(self) -> None:
-        _range("num", self.num, 1, 8)
-        _range("magnitude", self.magnitude, 0, 30)
+        whole(1, 8)("num", self.num)
+        number(0, 30)("magnitude", self.magnitude)
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         for choice, sign in zip(u[: self.num], u[8 : 8 + self.num], strict=True):
@@ -426,11 +418,11 @@ class RandomErasing(Operation):
     draws: ClassVar[int] = 24
 
     def __post_init__(self) -> None:
-        _range("probability", self.probability, 0, 1)
+        number(0, 1)("probability", self.probability)
         _interval("scale", self.scale)
         _interval("ratio", self.ratio)
         if isinstance(self.fill, str) and self.fill != "noise":
-            raise ValueError(f'fill is {self.fill!r}; it must be 0..255 or "noise"')
+            raise UserError(f'fill is {self.fill!r}; it must be 0..255 or "noise"')
 
     def __call__(self, image: Image.Image, u: Sequence[float]) -> Image.Image:
         if u[0] >= self.probability:
@@ -504,7 +496,7 @@ def _operation(entry: str | Mapping[str, Any]) -> Operation:
     try:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         return kind(**values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, UserError) as error:
         raise UserError(f"the augmentation {name!r}: {error}") from error
 
 

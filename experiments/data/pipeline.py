@@ -12,6 +12,7 @@ from absl import flags
 from jaxtyping import Float, Int32, Int64
 
 from .. import memory
+from ..checks import whole
 from ..errors import UserError
 
 #: Maps indices of examples, and random numbers for each, to a batch.
@@ -67,13 +68,9 @@ class Workers:
     ahead: int = 8
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("threads", 1, _MOST),
-            ("processes", 0, _MOST),
-            ("ahead", 1, 2**31),
-        ):
-            if not least <= (value := getattr(self, name)) <= most:
-                raise UserError(f"{name} is {value}; it must lie in {least} to {most}")
+        whole(1, _MOST)("threads", self.threads)
+        whole(0, _MOST)("processes", self.processes)
+        whole()("ahead", self.ahead)
 
     def run(self, batches: grain.MapDataset) -> grain.IterDataset:
         """The batches in order, prepared in advance."""

@@ -13,6 +13,7 @@ import numpy as np
 from mupax.zoo import hub
 
 from .. import memory, remote
+from ..checks import whole
 from ..errors import UserError, import_extra, reason
 from .dataset import Batch, Dataset
 from .pipeline import Workers
@@ -88,8 +89,7 @@ def open_text(
       UserError: a file is missing, not UTF-8 or too short, or the tokenizer does not
         load.
     """
-    if not isinstance(context, int) or isinstance(context, bool) or context < 1:
-        raise UserError(f"context is {context!r}; it must be an integer, 1 or more.")
+    whole()("context", context)
     opened = open_tokenizer(tokenizer)
     files = [_tokens(text, opened) for text in _files(path)]
     total = window_count(files, context)

@@ -20,9 +20,9 @@ from mupax.zoo.pretrained import read_data_config
 
 from .. import data as datasets
 from .. import remote
+from ..checks import shown
 from ..data import Dataset, mixing
 from ..errors import UserError, reason
-from .checks import shown
 from .config import RunConfig
 from .hyperparameters import tuned
 from .loss import Classification, NextToken, Objective

@@ -19,10 +19,9 @@ from ml_collections.config_dict import placeholder
 from mupax import optim, zoo
 from mupax.zoo.registry import default_parametrization
 
-from .. import remote
+from .. import checks, remote
+from ..checks import flag, number, optional, options, several, text, whole
 from ..errors import UserError, nearest
-from . import checks
-from .checks import flag, number, optional, options, several, text, whole
 from .hyperparameters import TUNABLE, apply_transfer, groups
 from .optimizer import check_optimizer
 from .schedule import make_schedule

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mupax import optim
 
 from .. import io
+from ..checks import number, options, shown, text, whole
 from ..errors import UserError
-from .checks import number, options, shown, text, whole
 from .optimizer import RANGES, check_optimizer
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from jaxtyping import Array, Float
 
 from mupax import zoo
 
+from ..checks import whole
 from ..data import Dataset, Prefetched
 from ..errors import Diverged, Stopped, UserError
 from . import collectives
 from . import workdir as workdirs
 from .checkpoints import Checkpoints, open_checkpoints
-from .checks import whole
 from .evaluate import means, place_batch, tester
 from .gathered import Gathered, open_gathered
 from .loss import Batch

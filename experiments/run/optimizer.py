@@ -6,8 +6,8 @@ from typing import Any
 
 from mupax import optim
 
+from ..checks import number, shown
 from ..errors import UserError
-from .checks import number, shown
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon", "adafactor", "lamb")
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..checks import number, shown, whole
 from ..errors import UserError
-from .checks import number, shown, whole
 
 SCHEDULES = ("constant", "cosine", "linear", "rsqrt", "wsd")
 

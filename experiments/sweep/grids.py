@@ -4,8 +4,8 @@ import math
 import re
 from collections.abc import Iterable
 
+from ..checks import shown
 from ..errors import UserError
-from ..run.checks import shown
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(

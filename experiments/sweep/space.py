@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 from mupax import optim
 from mupax.zoo.registry import default_options
 
-from ..errors import UserError, nearest
-from ..run.checks import (
+from ..checks import (
     LARGEST,
     MOST,
     Check,
@@ -26,6 +25,7 @@ from ..run.checks import (
     text,
     whole,
 )
+from ..errors import UserError, nearest
 from ..run.config import (
     SECTIONS,
     Component,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import UserError, short
+from .errors import UserError, short
 
 Check = Callable[[str, Any], Any]
 
