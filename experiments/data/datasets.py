@@ -210,6 +210,8 @@ class _Splits:
             crop = 1.0 if own_size else _PHOTOGRAPH_CROP
         encoded = isinstance(self.train, sources.Records)
         resized = encoded or size != own_size or crop != 1
+        fitting: dict[str, Any]
+        fitting = {"crop": crop, "crop_mode": crop_mode, "resample": resample}
 
         def load(
             split: str,
@@ -218,13 +220,7 @@ class _Splits:
         ) -> sources.ImageLoad:
             transform = None
             if resized or operations:
-                transform = augmentations.Transform(
-                    operations,
-                    shape,
-                    crop=crop,
-                    resample=resample,
-                    crop_mode=crop_mode,
-                )
+                transform = augmentations.Transform(operations, shape, **fitting)
             return sources.ImageLoad(f"{self.name}, {split},", source, transform, shape)
 
         return Dataset(
@@ -242,9 +238,7 @@ class _Splits:
             known_statistics=self.statistics,
             labels=self.labels,
             white=self.white,
-            crop=crop,
-            crop_mode=crop_mode,
-            resample=resample,
+            **fitting,
         )
 
 

@@ -157,11 +157,9 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             "init_scale": float(record.get("init_scale", 1.0)),
             "model": options("model", config["model"]),
         }
-        if record.get("modules"):
-            config["modules"] = record["modules"]
-        for key in ("base_batch_size", "base_examples"):
-            if record.get(key) is not None:
-                config[key] = int(record[key])
+        for key in ("base_batch_size", "base_examples", "clip_norm", "modules"):
+            if record.get(key):
+                config[key] = record[key]
         if "branch_multiplier" in record:
             multiplier = float(record["branch_multiplier"])
             config["model"]["branch_multiplier"] = multiplier
@@ -175,8 +173,6 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
     # Smoothing and warm-up that were not swept keep the config's values.
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
-    if record.get("clip_norm") is not None:
-        config["clip_norm"] = record["clip_norm"]
     if warmup or "warmup" in values:
         steps = round(warmup * whole()("steps", config["steps"]))
         config["schedule"] = options("schedule", config["schedule"]) | {"warmup": steps}
