@@ -236,10 +236,10 @@ def swept_at_once(data, request):
     training = small.training(data)
     hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
-    examples, orders = training.feed([0])
+    keys, orders, examples = training.feed([0])
     steps = np.full(len(points), 12, np.int32)
     runs = program(training, together=request.param)
-    return np.asarray(runs(training.keys([0]), hyper, orders, steps, examples))[0]
+    return np.asarray(runs(keys, hyper, orders, steps, examples))[0]
 
 
 ONE = {

@@ -5,15 +5,14 @@ import dataclasses
 import functools
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib import font_manager
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -101,7 +100,7 @@ def canvas(page: Page, height: float, title: str) -> Any:
     Returns:
       The part below the title, whose legend leaves the title free.
     """
-    text = wrap(title, page.width - 0.3, 14, "bold") if page.titled else ""
+    text = _wrapped(title, page.width - 0.3, 14) if page.titled else ""
     size = page.width, height + 0.28 * len(text.splitlines())
     figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     if text:
@@ -113,7 +112,7 @@ def heading(
     ax: Any, label: str, text: str, page: Page, columns: int, color: str = MUTED
 ) -> None:
     """Write a bold label above a panel, and between them a text."""
-    text = wrap(text, (page.width - 1) / columns - 0.2, POINTS)
+    text = _wrapped(text, (page.width - 1) / columns - 0.2, POINTS)
     below = ax.set_title(text, color=color)
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
     ax.annotate(label, (0, 1), xycoords=below, **offset, weight="bold", va="bottom")
@@ -148,21 +147,10 @@ def strokes(n: int) -> list[dict[str, Any]]:
     ]
 
 
-def wrap(text: str, inches: float, size: float, weight: str = "normal") -> str:
-    """Break a text into lines that are at most `inches` wide in the current font."""
-    renderer = FigureCanvasAgg(Figure(dpi=72)).get_renderer()
-    font = FontProperties(
-        family=matplotlib.rcParams["font.family"], size=size, weight=weight
-    )
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        width, _, _ = renderer.get_text_width_height_descent(longer, font, False)
-        if lines and width <= 72 * inches:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return "\n".join(lines)
+def _wrapped(text: str, inches: float, points: float) -> str:
+    """A text in lines of about so many inches."""
+    letters = int(inches * 72 / (0.6 * points))  # a letter is 0.6 of the size wide
+    return textwrap.fill(text, letters, break_on_hyphens=False)
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:

@@ -130,8 +130,7 @@ class Chunks:
         # Points that a call takes at most; fewer after memory ran out.
         self.points = min(most, max(1, lanes // self._rows))
         self.cramped = False  # whether memory allowed fewer than were asked for
-        self._examples, self._orders = training.feed(seeds)  # (steps, seeds, batch)
-        self._keys = training.keys(seeds)
+        self._keys, self._orders, self._examples = training.feed(seeds)
         self._compile()
 
     def __call__(self, points: Sequence[Point]) -> np.ndarray | None:

@@ -49,7 +49,7 @@ def of_training(
     hyper = {name: jax.ShapeDtypeStruct((1,), np.float32) for name in names}
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype),
-        jax.tree.map(jnp.asarray, training.feed([0])[0]),
+        jax.tree.map(jnp.asarray, training.feed([0])[2]),
     )
     traced = jax.jit(whole).trace(keys, hyper, batch)
     if "ffi_call[" in str(traced.jaxpr):

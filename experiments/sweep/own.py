@@ -65,10 +65,11 @@ def own_training(
         state, out = recipe.step(state, batch, hyper, key)
         return state, out.plain
 
-    def feed(seeds: Sequence[int]) -> tuple[Any, np.ndarray]:
-        return examples, orders(count, task.batch_size, seeds, task.steps)
+    def feed(seeds: Sequence[int]) -> tuple[jax.Array, np.ndarray, Any]:
+        rows = orders(count, task.batch_size, seeds, task.steps)
+        return keys_of(seeds), rows, examples
 
-    return Training(start, step, feed, keys_of, guess)
+    return Training(start, step, feed, guess)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,10 +91,10 @@ class Training:
     init: Callable[[jax.Array, Hyper], tuple[Any, Any]]
     # (state, fixed, batch, hyper, key) -> (state, loss).
     step: Callable[[Any, Any, Any, Hyper, jax.Array], tuple[Any, jax.Array]]
-    # seeds -> (examples, orders). The examples are a pytree of arrays with a leading
-    # axis. The orders, int32 of shape (steps, seeds, batch), say which each step takes.
-    feed: Callable[[Sequence[int]], tuple[Any, np.ndarray]]
-    keys: Callable[[Sequence[int]], jax.Array]  # seeds -> one random key each
+    # seeds -> (keys, orders, examples): a random key for each seed; which examples each
+    # step takes, int32 of shape (steps, seeds, batch); and the examples, a pytree of
+    # arrays with a leading axis.
+    feed: Callable[[Sequence[int]], tuple[jax.Array, np.ndarray, Any]]
     guess: float | None  # chance-level loss
 
 
@@ -185,18 +185,16 @@ class ZooTask(Task):
             # Losses with different smoothing cannot be compared.
             return state, out.plain if smoothed else out.loss
 
-        def feed(seeds: Sequence[int]) -> tuple[Any, np.ndarray]:
+        def feed(seeds: Sequence[int]) -> tuple[jax.Array, np.ndarray, Any]:
             # Both ways give the trainer's batches.
             own = tuple(config.seed + seed for seed in seeds)
+            keys = keys_of(own)
             if config.augment or dataset.bytes_of(dataset.train_size) > _HELD_BYTES:
-                return _prepared(dataset, config.batch_size, config.steps, own)
+                return keys, *_prepared(dataset, config.batch_size, config.steps, own)
             rows = orders(dataset.train_size, config.batch_size, own, config.steps)
-            return _whole(dataset), rows
+            return keys, rows, _whole(dataset)
 
-        def keys(seeds: Sequence[int]) -> jax.Array:
-            return keys_of([config.seed + seed for seed in seeds])
-
-        return Training(init, step, feed, keys, math.log(dataset.out_features))
+        return Training(init, step, feed, math.log(dataset.out_features))
 
 
 @functools.lru_cache(maxsize=2)
@@ -208,8 +206,8 @@ def _whole(dataset: Any) -> dict[str, np.ndarray]:
 @functools.lru_cache(maxsize=2)
 def _prepared(
     dataset: Any, batch_size: int, steps: int, seeds: tuple[int, ...]
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The batches of all steps and seeds in order, as `Training.feed` gives them."""
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Orders and examples of `Training.feed`: the batches of all steps and seeds."""
     shape = (steps, len(seeds), batch_size)
     count = math.prod(shape)
     try:
@@ -233,4 +231,4 @@ def _prepared(
         finally:
             batches.close()
     flat = {key: x.reshape(count, *x.shape[3:]) for key, x in arrays.items()}
-    return flat, np.arange(count, dtype=np.int32).reshape(shape)
+    return np.arange(count, dtype=np.int32).reshape(shape), flat
