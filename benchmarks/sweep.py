@@ -203,7 +203,7 @@ def rate_of_arithmetic(data: datasets.ImageData) -> None:
 def against_torch(python: str, data: datasets.ImageData) -> None:
     """Print the ratio of runs per minute, mupax over PyTorch with mup."""
     script = pathlib.Path(__file__).parent / "torch_mup.py"
-    multipliers = ("branch_multiplier", (0.5, 1.0, 2.0, 4.0))
+    multipliers = {"branch_multiplier": (0.5, 1.0, 2.0, 4.0)}
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "data.npz")
         images = np.asarray(
@@ -212,7 +212,9 @@ def against_torch(python: str, data: datasets.ImageData) -> None:
         np.savez(file, images=images, labels=data.train_labels)
         for depth in (8, 64):
             small = job(depth)
-            tuned = dataclasses.replace(small, seeds=4, axes=(*small.axes, multipliers))
+            tuned = dataclasses.replace(
+                small, seeds=4, grid={**small.grid, **multipliers}
+            )
             ratios: dict[int, list[float]] = {small.runs: [], tuned.runs: []}
             for _ in range(3):
                 command = [python, str(script), str(file), f"--depth={depth}"]

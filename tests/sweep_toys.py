@@ -4,6 +4,8 @@ import dataclasses
 import os
 import pathlib
 import signal
+import types
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +34,7 @@ def stripes() -> datasets.ImageData:
 def task(
     *,
     log2_lr: tuple[float, ...] = (-9.0, -7.0, -5.0),
-    axes: tuple[tuple[str, tuple[float, ...]], ...] = (),
+    axes: Mapping[str, tuple[float, ...]] = types.MappingProxyType({}),
     width: int = 16,
     depth: int = 4,
     model: dict | None = None,
@@ -58,7 +60,7 @@ def task(
     return ZooTask(
         parametrization=parametrization,
         config=parse(given | config),
-        axes=(("learning_rate", rates), *axes),
+        grid={"learning_rate": rates, **axes},
         seeds=seeds,
         average_last=average_last,
     )

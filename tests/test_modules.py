@@ -301,7 +301,7 @@ def test_groups_are_axes_of_one_program_and_lanes_are_runs():
     single = dataclasses.replace(
         task,
         config=tuned(task.config, values),
-        axes=(("learning_rate", (0.05, 0.1, 0.2)),),
+        grid={"learning_rate": (0.05, 0.1, 0.2)},
     )
     alone = engine.run(single, images())
     at = [swept.axes[name].index(values[name]) for name in list(swept.axes)[1:]]

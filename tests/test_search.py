@@ -75,7 +75,7 @@ def test_a_candidate_is_the_run_that_has_its_values(searched):
     axes = {n: (x,) for n, x in zip(one.names, one.best.point, strict=True)}
     import dataclasses
 
-    alone = engine.run(dataclasses.replace(task, axes=tuple(axes.items())), images())
+    alone = engine.run(dataclasses.replace(task, grid=axes), images())
     assert float(alone.loss.ravel()[0]) == pytest.approx(one.best.loss, rel=1e-4)
 
 

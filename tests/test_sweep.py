@@ -232,7 +232,7 @@ def swept_at_once(data, request):
     for name in SWEPT:
         changed = {**plain, name: SWEPT[name]}
         points.append(tuple(changed.get(k, 1.0) for k in SWEPT))
-    small = task(axes=tuple((name, (0.0,)) for name in SWEPT), **ONE)
+    small = task(axes=dict.fromkeys(SWEPT, (0.0,)), **ONE)
     training = small.training(data)
     hyper = dict(zip(SWEPT, np.array(points, np.float32).T, strict=True))
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
@@ -257,7 +257,7 @@ def test_a_swept_hyperparameter_does_what_the_config_does(name, swept_at_once, d
     small = task(**ONE)
     config = tuned(small.config, {name: SWEPT[name]})
     if name == "label_smoothing":  # as a sweep of it, which keeps the plain loss
-        small = task(axes=((name, (SWEPT[name],)),), **ONE)
+        small = task(axes={name: (SWEPT[name],)}, **ONE)
         config = small.config
     changed = dataclasses.replace(small, config=config)
     alone = engine.run(changed, data).curves.reshape(-1)
@@ -288,7 +288,7 @@ def test_init_scale_multiplies_weights_and_leaves_biases_and_norms(name, data):
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_a_run_with_an_init_scale_begins_at_the_scaled_weights(scale, data):
-    small = task(steps=1, average_last=1, seeds=1, axes=(("init_scale", (scale,)),))
+    small = task(steps=1, average_last=1, seeds=1, axes={"init_scale": (scale,)})
     found = engine.run(small, data)
     model = built(small, 0)
     params = nnx.state(model, nnx.Param)

@@ -195,7 +195,7 @@ def functions(space):
 def key(data=DATA, settings=None, **changes):
     """What a stored run of the toy is found by."""
     chosen = {"make_model": make_model, "make_optimizer": make_optimizer, "loss": loss}
-    axes = (("learning_rate", (0.1, 0.2)),)
+    axes = {"learning_rate": (0.1, 0.2)}
     task = own_model.OwnTask(
         *(2, 1, 1, 4, 4, 1, axes),
         **(chosen | changes),

@@ -291,7 +291,7 @@ def sweep(
             steps,
             batch_size,
             average_last,
-            tuple(axes.items()),
+            axes,
             make_model,
             make_optimizer,
             loss,

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -82,7 +82,7 @@ class OwnTask(Task):
     steps: int
     batch_size: int
     average_last: int
-    axes: tuple[tuple[str, tuple[float, ...]], ...]
+    grid: Mapping[str, tuple[float, ...]]
     make_model: Callable[..., Any]
     make_optimizer: Callable[..., optax.GradientTransformation]
     loss: Callable[[Any, Any], Float[Array, ""]]
@@ -150,7 +150,7 @@ class OwnTask(Task):
     @property
     def _point(self) -> Hyper:
         """The first point of the grid."""
-        return {name: jnp.float32(values[0]) for name, values in self.axes}
+        return {name: jnp.float32(values[0]) for name, values in self.grid.items()}
 
     def training(self, data: Any) -> Training:
         def loss(

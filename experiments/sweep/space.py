@@ -112,10 +112,10 @@ def tasks(config: SweepConfig) -> list[ZooTask]:
         ZooTask(
             key,
             dataclasses.replace(chosen, parametrization=value).sized(width, depth),
-            tuple(config.axes.items()),
+            config.axes,
             config.seeds,
             max(1, round(config.average_last * chosen.steps / config.base.steps)),
-            tuple(choice.items()),
+            choice,
         )
         for key, value in config.parametrizations.items()
         for choice in config.choices

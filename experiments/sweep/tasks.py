@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,8 +46,9 @@ class Task(abc.ABC):
     steps: int  # of each run
     batch_size: int
     average_last: int  # a run's loss is the mean over so many last steps
-    axes: tuple[tuple[str, tuple[float, ...]], ...]  # hyperparameters and their values
-    choices: tuple[tuple[str, Any], ...] = ()  # other keys that differ between tasks
+    grid: Mapping[str, tuple[float, ...]]  # the values of each hyperparameter
+    # Other config keys that differ between tasks, and their values.
+    choices: Mapping[str, Any] = types.MappingProxyType({})
 
     @property
     @abc.abstractmethod
@@ -65,11 +67,6 @@ class Task(abc.ABC):
     def bound(self, data: Any) -> "Task":
         """The same task, completed by the data that its key needs."""
         return self
-
-    @property
-    def grid(self) -> dict[str, tuple[float, ...]]:
-        """The values of each hyperparameter."""
-        return dict(self.axes)
 
     @property
     def runs(self) -> int:
@@ -113,12 +110,12 @@ class ZooTask(Task):
     """Runs of a zoo model of one shape."""
 
     parametrization: str
-    # Of every run, without the hyperparameters of `axes`. Its seed is the first seed.
+    # Of every run, without the hyperparameters of `grid`. Its seed is the first seed.
     config: RunConfig
-    axes: tuple[tuple[str, tuple[float, ...]], ...]  # warm-up: a share of the steps
+    grid: Mapping[str, tuple[float, ...]]  # warm-up: a share of the steps
     seeds: int
     average_last: int
-    choices: tuple[tuple[str, Any], ...] = ()
+    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -139,7 +136,7 @@ class ZooTask(Task):
     @property
     def name(self) -> str:
         # Unusual characters are replaced by a hash.
-        chosen = "".join(f"-{value}" for _, value in self.choices)
+        chosen = "".join(f"-{value}" for value in self.choices.values())
         name = f"{self.parametrization}-w{self.width}-d{self.depth}{chosen}"
         if re.fullmatch(r"[\w.=+-]{1,120}", name):
             return name
