@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..run.step import Hyper
     from .tasks import Training
 
-# With stop_diverged, a run stops once its loss exceeds this multiple of its first loss,
-# or of chance-level loss where that is larger.
 _DIVERGED = 16.0
 
 
@@ -44,7 +42,8 @@ def program(
     if together is None:
         together = jax.default_backend() != "cpu"
     train = _together if together else _in_turn
-    runs = functools.partial(train, training, stop_diverged)
+    floor = (training.guess or 0.0) if stop_diverged else None
+    runs = functools.partial(train, training, floor)
     count = jax.local_device_count()
     if count > 1:
         mesh = jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
@@ -61,7 +60,7 @@ def program(
 
 def _together(
     training: "Training",
-    stop_diverged: bool,
+    floor: float | None,
     keys: jax.Array,
     hyper: "Hyper",
     orders: jax.Array,
@@ -81,14 +80,13 @@ def _together(
         return seeds(state, fixed, batch, hyper, keys)
 
     shape = (len(keys), len(steps))
-    bound = _bound(training, stop_diverged)
-    losses = _loop(step, state, shape, orders, steps.max(), examples, bound)
+    losses = _loop(step, state, shape, orders, steps.max(), examples, floor)
     return jnp.moveaxis(losses, 0, -1)
 
 
 def _in_turn(
     training: "Training",
-    stop_diverged: bool,
+    floor: float | None,
     keys: jax.Array,
     hyper: "Hyper",
     orders: jax.Array,
@@ -96,7 +94,6 @@ def _in_turn(
     examples: Any,
 ) -> jax.Array:
     """One run after another, each from its first step to its last."""
-    bound = _bound(training, stop_diverged)
 
     def seed(row: Any) -> jax.Array:
         key, order = row
@@ -108,18 +105,11 @@ def _in_turn(
             def step(state: Any, batch: Any) -> Any:
                 return training.step(state, fixed, batch, hyper, key)
 
-            return _loop(step, state, (), order, steps, examples, bound)
+            return _loop(step, state, (), order, steps, examples, floor)
 
         return jax.lax.map(run, (hyper, steps))
 
     return jax.lax.map(seed, (keys, jnp.moveaxis(orders, 1, 0)))
-
-
-def _bound(training: "Training", stop_diverged: bool) -> Callable[[Any], Any] | None:
-    """First losses -> losses at which runs stop; None if runs do not stop."""
-    if not stop_diverged:
-        return None
-    return lambda losses: _DIVERGED * jnp.maximum(losses, training.guess or 0.0)
 
 
 def _loop(
@@ -129,12 +119,14 @@ def _loop(
     orders: jax.Array,
     steps: jax.Array,
     examples: Any,
-    bound: Callable[[Any], Any] | None,
+    floor: float | None,
 ) -> jax.Array:
     """The losses of all steps, with shape (steps, *shape).
 
     `step` is (state, batch) -> (state, losses); `shape`, the shape of its losses, is ()
-    for one run and (seeds, points) for all runs.
+    for one run and (seeds, points) for all runs. A run stops once its loss exceeds
+    `_DIVERGED` times its first loss, or times `floor` if that is larger; with None it
+    never stops.
     """
 
     def move(state: Any, t: jax.Array) -> Any:
@@ -143,14 +135,15 @@ def _loop(
 
     def body(t: jax.Array, carry: Any) -> Any:
         state, limit, losses = carry
-        if bound is None:
+        if floor is None:
             state, now = move(state, t)
             return state, limit, losses.at[t].set(now)
         # NaN is the limit of a diverged run.
         skip = lambda state: (state, jnp.full(shape, jnp.nan))  # noqa: E731
         some = ~jnp.isnan(limit).all()
         state, now = jax.lax.cond(some, lambda s: move(s, t), skip, state)
-        limit = jnp.where(jnp.isinf(limit), bound(now), limit)
+        first = _DIVERGED * jnp.maximum(now, floor)
+        limit = jnp.where(jnp.isinf(limit), first, limit)
         fine = now < limit
         now, limit = jnp.where(fine, now, jnp.nan), jnp.where(fine, limit, jnp.nan)
         return state, limit, losses.at[t].set(now)
