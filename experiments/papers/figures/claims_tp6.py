@@ -10,7 +10,7 @@ import numpy as np
 
 from ...report import SweepData
 from ...sweep import valley
-from ...sweep.results import Cell, Population
+from ...sweep.results import Cell
 from ...sweep.verdict import SHARE, transfer
 from . import curves
 from .registry import Drawing, Line, Panel
@@ -142,19 +142,20 @@ def valley_turns(data: SweepData) -> Drawing:
     """The valley of (η, a) turns from slope -2 to -1 with depth (Figure 7)."""
     names = ("learning_rate", "branch_multiplier")
     populations = sorted(data.populations, key=lambda p: p.depth)
-    floors, slopes = [], []
+    floors, slopes = [], {}
     for p in populations:
         loss = valley.surface(p, names)
         trained = ~np.isnan(loss).all(axis=1)
         best = np.nanargmin(loss[trained], axis=1)
-        heights = np.log2(p.axes["branch_multiplier"])[best]
-        rates = p.cell().log2_lr[trained]
-        floors.append(Line(f"depth {p.depth}", rates, heights))
-        slopes.append(_slope(p, names))
-    known = {p.depth: s.value for p, s in zip(populations, slopes, strict=True) if s}
+        rates, heights = (p.coordinates(name) for name in names)
+        floors.append(Line(f"depth {p.depth}", rates[trained], heights[best]))
+        slope = valley.slope(p, names)
+        if slope is not None:
+            error = valley.slope_error(p, names)
+            slopes[p.depth] = curves.interval(slope, error, len(p.loss) - 1)
     ends = [populations[0].depth, populations[-1].depth]
     lines = [
-        Line("measured", list(known), list(known.values())),
+        Line("measured", list(slopes), [slope.value for slope in slopes.values()]),
         *(Line(f"{s:g}", ends, [s, s], look="theory") for s in (-2, -1)),
     ]
     labels = "log₂ learning rate", "best log₂ block multiplier a"
@@ -162,7 +163,7 @@ def valley_turns(data: SweepData) -> Drawing:
         Panel("Where the loss is least", *labels, floors),
         Panel("Slope of the valley", "depth", "slope", lines, log_x=True),
     ]
-    first, last = slopes[0], slopes[-1]
+    first, last = (slopes.get(depth) for depth in ends)
     steep = [
         f"{s.value:.2f} ± {s.wide:.2f}" if s else "no valley" for s in (first, last)
     ]
@@ -174,15 +175,6 @@ def valley_turns(data: SweepData) -> Drawing:
         return Drawing(panels, ours, None)
     agrees = curves.conjunction(first.inside(-2.5, -1.5), last.inside(-1.5, -0.5))
     return Drawing(panels, ours, agrees)
-
-
-def _slope(population: Population, names: tuple[str, str]) -> curves.Interval | None:
-    """The slope of the valley with its interval; None where there is no valley."""
-    slope = valley.slope(population, names)
-    if slope is None:
-        return None
-    error = valley.slope_error(population, names)
-    return curves.interval(slope, error, len(population.loss) - 1)
 
 
 def multiplier_is_free(data: SweepData) -> Drawing:

@@ -65,7 +65,13 @@ from ... import memory
 from ...errors import UserError
 from .gaussian import Activation
 from .linear_joint import scalar_stream
-from .linear_sgd import batch_weights, check_finite, check_sizes, squared_loss
+from .linear_sgd import (
+    Estimate,
+    batch_weights,
+    check_finite,
+    check_sizes,
+    squared_loss,
+)
 
 Scalar = Callable[[Array], Array]
 _NAMED: dict[str, Scalar] = {"erf": jax.scipy.special.erf, "linear": lambda x: x}
@@ -74,16 +80,11 @@ _NAMED: dict[str, Scalar] = {"erf": jax.scipy.special.erf, "linear": lambda x: x
 _DEPENDENT = 1e-12
 
 
-class Estimate(NamedTuple):
-    """The mean over replicas and its standard error."""
-
-    value: np.ndarray
-    error: np.ndarray
-
-
 @dataclasses.dataclass(frozen=True)
 class Dynamics:
-    """A network of infinite width as it trains, on N = steps · batch vectors; float64.
+    """A network of infinite width as it trains, on N = steps · batch vectors.
+
+    In float64: the mean over replicas, and its standard error.
 
     Attributes:
       times: layer times l/L.

@@ -187,13 +187,8 @@ def memory_needed(steps: int, batch: int, depth: int) -> int:
     return 12 * (depth + 1) * (steps * batch) ** 2 * 8
 
 
-class Limit(NamedTuple):
-    """A quantity at infinite depth.
-
-    Attributes:
-      value: extrapolated.
-      error: distance of the last two extrapolations; an estimate, not a bound.
-    """
+class Estimate(NamedTuple):
+    """A quantity and an estimate of its error, which is not a bound."""
 
     value: np.ndarray
     error: np.ndarray
@@ -213,11 +208,11 @@ class InfiniteDepth:
     """
 
     times: np.ndarray
-    outputs: Limit
-    losses: Limit
-    rms: Limit
-    forward: Limit
-    backward: Limit
+    outputs: Estimate
+    losses: Estimate
+    rms: Estimate
+    forward: Estimate
+    backward: Estimate
 
 
 def infinite_depth(
@@ -248,7 +243,7 @@ def infinite_depth(
     """
     runs = {k: train(inputs, targets, depth * k, **settings) for k in (1, 2, 4)}
 
-    def limit(value: Callable[[Training, int], np.ndarray]) -> Limit:
+    def limit(value: Callable[[Training, int], np.ndarray]) -> Estimate:
         return richardson(*(value(run, k) for k, run in runs.items()))
 
     return InfiniteDepth(
@@ -261,8 +256,10 @@ def infinite_depth(
     )
 
 
-def richardson(at_1: np.ndarray, at_2: np.ndarray, at_4: np.ndarray) -> Limit:
+def richardson(at_1: np.ndarray, at_2: np.ndarray, at_4: np.ndarray) -> Estimate:
     """Remove the 1/L and the 1/L² term from values at depths L, 2L and 4L.
+
+    The error is the distance of the last two extrapolations.
 
     Examples:
       >>> limit = richardson(*(np.asarray(3 + 1 / L + 2 / L**2) for L in (4, 8, 16)))
@@ -271,7 +268,7 @@ def richardson(at_1: np.ndarray, at_2: np.ndarray, at_4: np.ndarray) -> Limit:
     """
     first, second = 2 * at_2 - at_1, 2 * at_4 - at_2
     value = (4 * second - first) / 3
-    return Limit(value, np.abs(value - second))
+    return Estimate(value, np.abs(value - second))
 
 
 def check_sizes(steps: int, batch: int, depth: int) -> None:
