@@ -40,10 +40,7 @@ def cells(
       axis: "depth" or "width"; the other is the base's.
       name: the hyperparameter to show; every other is at its best.
     """
-    return [
-        dataclasses.replace(p.cell(name), parametrization=key)
-        for p in data.along(key, axis)
-    ]
+    return [population.cell(name) for population in data.along(key, axis)]
 
 
 def judge(

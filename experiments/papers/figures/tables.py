@@ -88,15 +88,14 @@ def text(populations: Sequence[Population], shared: Mapping[str, Any]) -> str:
     head = {**shared, "choices": choices, "axes": axes}
     spans = [f"at_{(i + 1) / SPANS:g}" for i in range(SPANS)]
     rows: list[list[Any]] = [[*_FIXED, *choices, *axes, "seed", "loss", *spans]]
-    for p in sorted(populations, key=lambda p: (p.parametrization, p.width, p.depth)):
-        chosen = [json.dumps(p.choices.get(k)) for k in choices]
-        curves = _coarse(p.curves)
-        for seed, *at in np.ndindex(p.loss.shape):
-            values = [_grid(p.axes[k][i]) for k, i in zip(axes, at, strict=True)]
-            place = (seed, *at)
-            losses = [_short(x) for x in (p.loss[place], *curves[place])]
-            sizes = (p.parametrization, p.width, p.depth)
-            rows.append([*sizes, *chosen, *values, seed, *losses])
+    for p in sorted(populations, key=lambda p: (p.parametrization, *p.sizes)):
+        curves = _coarse(p.curves).reshape(-1, SPANS)
+        for run, loss, curve in zip(p.rows(), p.loss.flat, curves, strict=True):
+            fixed = [run[k] for k in _FIXED]
+            chosen = [json.dumps(run.get(k)) for k in choices]
+            values = [_grid(run[k]) for k in axes]
+            losses = [_short(x) for x in (loss, *curve)]
+            rows.append([*fixed, *chosen, *values, run["seed"], *losses])
     return f"# {json.dumps(head, ensure_ascii=False)}\n{csv_text(rows)}"
 
 
@@ -231,7 +230,7 @@ def same_settings(table: Table, settings: Mapping[str, Any]) -> bool:
 
 def _key(population: Population) -> tuple[Any, ...]:
     chosen = json.dumps(population.choices, sort_keys=True)
-    return population.parametrization, population.width, population.depth, chosen
+    return population.parametrization, *population.sizes, chosen
 
 
 # ----- Parts of a table, for a figure.
@@ -251,7 +250,7 @@ def tuned(data: SweepData, name: str) -> SweepData:
 
     It is no longer an axis of the result.
     """
-    bases = [p for p in data.populations if (p.width, p.depth) == tuple(data.base)]
+    bases = [p for p in data.populations if p.sizes == data.base]
     best = {p.parametrization: p.best()[name] for p in bases}
     fixed = [p.at(name, best[p.parametrization]) for p in data.populations]
     return dataclasses.replace(data, populations=fixed)
