@@ -87,18 +87,8 @@ class Statistics:
 
     @property
     def gamma(self) -> float:
-        """The emergent scale L/n^{1-s}."""
-        return emergent_scale(self.width, self.depth, self.s)
-
-
-def emergent_scale(width: int, depth: int, s: float) -> float:
-    """γ = L/n^{1-s}, eq. 1.1; feature learning is proportional to it.
-
-    Examples:
-      >>> emergent_scale(width=256, depth=8, s=0.5)
-      0.5
-    """
-    return float(depth / width ** (1 - s))
+        """γ = L/n^{1-s} (eq. 1.1): feature learning is proportional to it."""
+        return float(self.depth / self.width ** (1 - self.s))
 
 
 def differentials(
@@ -133,19 +123,16 @@ def differentials(
     def third(x: Array, u: Array, v: Array, w: Array) -> Array:
         return along(along(along(lambda p: value(p, x), u), v), w)(flat)
 
-    def over(axes: int, at: int) -> list[int | None]:
-        return [0 if i == at else None for i in range(axes)]
-
     v = jax.vmap(jax.grad(value), (None, 0))(flat, x)
     hv = jax.vmap(jax.vmap(second, (None, 0)), (0, None))(x, v)  # (P, P, params)
-    every = third
-    for axis in (3, 2, 1, 0):
-        every = jax.vmap(every, over(4, axis))
+    count = len(x)
+    first, *others = jnp.indices((count,) * 4).reshape(4, -1)  # i; j, k, l
+    third_order = jax.vmap(third)(x[first], *(v[at] for at in others))
     return Differentials(
         output=jax.vmap(value, (None, 0))(flat, x),
         ntk=v @ v.T,
         dntk=jnp.einsum("ijp,kp->ijk", hv, v),
-        ddntk_1=every(x, v, v, v),
+        ddntk_1=third_order.reshape((count,) * 4),
         ddntk_2=jnp.einsum("ikp,jlp->ijkl", hv, hv),
     )
 
