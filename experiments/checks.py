@@ -74,6 +74,17 @@ def text(key: str, value: Any) -> str:
     return value
 
 
+def one_of(*names: str) -> Check:
+    """Check for one of several names."""
+
+    def check(key: str, value: Any) -> str:
+        if value not in names:
+            raise UserError(f"{key}={shown(value)} must be one of {', '.join(names)}")
+        return value
+
+    return check
+
+
 def flag(key: str, value: Any) -> bool:
     """Check for True or False."""
     if not isinstance(value, bool):

@@ -295,7 +295,7 @@ def test_random_numbers_belong_to_the_place_in_the_run(n, processes, rows, seed,
 
     def start(rank, count):
         hosts = pipeline.Hosts(rank, count)
-        options = {"draws": 3, "hosts": hosts, "workers": pipeline.Workers(1, 0, 1)}
+        options = {"draws": 3, "hosts": hosts, "workers": pipeline.Workers(1)}
         return pipeline.iterate(n, load, rows * processes, seed, **options)
 
     whole = take(start(0, 1), step + 1)[step]

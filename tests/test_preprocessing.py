@@ -277,7 +277,7 @@ def test_preprocessing_of_weights_needs_weights_that_state_it(tmp_path):
     config = run_config(tmp_path / "none", preprocessing="weights")
     with pytest.raises(UserError, match="weights that record their preprocessing"):
         build(parse(config))
-    with pytest.raises(UserError, match="must be 'dataset' or 'weights'"):
+    with pytest.raises(UserError, match="must be one of dataset, weights"):
         parse(run_config("x", preprocessing="own"))
 
 

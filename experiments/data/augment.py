@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from ..checks import number, whole
+from ..checks import number, one_of, whole
 from ..errors import UserError
 
 # Six numbers (a, b, c, d, e, f): x' = a x + b y + c and y' = d x + e y + f.
@@ -70,15 +70,10 @@ def _interval(name: str, value: Sequence[float]) -> None:
         raise UserError(f"{name} is {value}; it must be (low, high), 0 < low <= high")
 
 
-def _one_of(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-
-
 def check_fitting(crop: float | None, crop_mode: str, resample: str) -> None:
     """Raise UserError for wrong options of resizing."""
-    _one_of("resample", resample, RESAMPLE)
-    _one_of("crop_mode", crop_mode, CROP_MODES)
+    one_of(*RESAMPLE)("resample", resample)
+    one_of(*CROP_MODES)("crop_mode", crop_mode)
     if crop is not None and not 0 < crop <= 1:
         raise UserError(f"crop is {crop}; it must be more than 0 and at most 1")
 
@@ -231,7 +226,7 @@ class RandomResizedCrop(Operation):
         _interval("ratio", self.ratio)
         if self.scale[1] > 1:
             raise UserError(f"scale is {self.scale}; it must not exceed 1")
-        _one_of("resample", self.resample, RESAMPLE)
+        one_of(*RESAMPLE)("resample", self.resample)
 
     def box(
         self, size: tuple[int, int], u: Sequence[float]

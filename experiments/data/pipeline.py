@@ -26,6 +26,7 @@ Load = Callable[
 _SMALL = 2**16
 
 _MOST = 1024  # threads or worker processes per process
+_AHEAD = 8  # batches that are kept ready
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,27 +61,24 @@ class Workers:
     Attributes:
       threads: number of threads; each prepares one batch at a time.
       processes: number of worker processes, which replace threads; 0: threads.
-      ahead: number of batches that are kept ready.
     """
 
     threads: int = 2
     processes: int = 0
-    ahead: int = 8
 
     def __post_init__(self) -> None:
         whole(1, _MOST)("threads", self.threads)
         whole(0, _MOST)("processes", self.processes)
-        whole()("ahead", self.ahead)
 
     def run(self, batches: grain.MapDataset) -> grain.IterDataset:
         """The batches in order, prepared in advance."""
         if not self.processes:
-            ahead = max(self.ahead, self.threads)
+            ahead = max(_AHEAD, self.threads)
             return batches.to_iter_dataset(grain.ReadOptions(self.threads, ahead))
         if not flags.FLAGS.is_parsed():
             # Grain passes absl's flags to its workers, parsed or not.
             flags.FLAGS.mark_as_parsed()
-        ahead = -(-self.ahead // self.processes)
+        ahead = -(-_AHEAD // self.processes)
         return batches.to_iter_dataset(grain.ReadOptions(1, 1)).mp_prefetch(
             grain.MultiprocessingOptions(self.processes, per_worker_buffer_size=ahead)
         )

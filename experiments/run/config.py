@@ -20,7 +20,7 @@ from mupax import optim, zoo
 from mupax.zoo.registry import default_parametrization
 
 from .. import checks, remote
-from ..checks import flag, number, optional, options, several, text, whole
+from ..checks import flag, number, one_of, optional, options, several, text, whole
 from ..errors import UserError, nearest
 from .hyperparameters import TUNABLE, apply_transfer, groups
 from .optimizer import check_optimizer
@@ -64,12 +64,6 @@ def _learning_rate(key: str, value: Any) -> float:
     return number(0, above=True)(key, value)
 
 
-def _preprocessing(key: str, value: Any) -> str:
-    if value not in ("dataset", "weights"):
-        raise UserError(f"{key} is {value!r}; it must be 'dataset' or 'weights'")
-    return value
-
-
 def _key(
     default: Any, check: checks.Check, *, result: bool = True, losses: bool = True
 ) -> Any:
@@ -108,7 +102,7 @@ class RunConfig:
     data: Mapping[str, Any] = _key({}, options)
     # Image size, resizing and normalization of "dataset", or of the "weights" of
     # init_from; options in `data` replace them.
-    preprocessing: str = _key("dataset", _preprocessing)
+    preprocessing: str = _key("dataset", one_of("dataset", "weights"))
     # Names, or {"name": ..., option: value}.
     augment: tuple[Any, ...] = _key((), several)
     # The α of the Beta distribution of mixup and of cutmix; 0: off.

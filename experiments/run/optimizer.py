@@ -6,7 +6,7 @@ from typing import Any
 
 from mupax import optim
 
-from ..checks import number, shown
+from ..checks import number, one_of
 from ..errors import UserError
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon", "adafactor", "lamb")
@@ -35,11 +35,7 @@ def check_optimizer(options: Mapping[str, Any]) -> frozenset[str]:
     Raises:
       UserError: `mupax.optim` has no such optimizer or option; names the key.
     """
-    name = options.get("name")
-    if name not in OPTIMIZERS:
-        raise UserError(
-            f"optimizer.name={shown(name)} must be one of {', '.join(OPTIMIZERS)}"
-        )
+    name = one_of(*OPTIMIZERS)("optimizer.name", options.get("name"))
     accepted = set(inspect.signature(getattr(optim, name)).parameters)
     accepted -= {"learning_rate", "scales", "parametrization"}
     for key, value in options.items():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..checks import number, shown, whole
+from ..checks import number, one_of, whole
 from ..errors import UserError
 
 SCHEDULES = ("constant", "cosine", "linear", "rsqrt", "wsd")
@@ -40,10 +40,7 @@ def make_schedule(
       >>> [round(float(rate(step)), 3) for step in (0, 5, 10, 79, 90, 100)]
       [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
     """
-    if name not in SCHEDULES:
-        raise UserError(
-            f"schedule.name={shown(name)} must be one of {', '.join(SCHEDULES)}"
-        )
+    one_of(*SCHEDULES)("schedule.name", name)
     is_concrete = not isinstance(warmup, jax.Array)
     if is_concrete:
         _check_steps("warmup", warmup, steps)
