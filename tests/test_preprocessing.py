@@ -234,7 +234,7 @@ def test_the_pipeline_takes_a_mean_and_a_deviation():
     np.testing.assert_allclose(inputs, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="std is None; set both mean and std"):
         data.open_dataset("fake:8x8x3:5", mean=(0.5,) * 3)
-    with pytest.raises(UserError, match="crop_mode is 'border'"):
+    with pytest.raises(UserError, match="crop_mode='border'"):
         data.open_dataset("fake:8x8x3:5", crop_mode="border")
 
 

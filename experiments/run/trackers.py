@@ -43,12 +43,14 @@ class Finished(NamedTuple):
     curve: Sequence[tuple[int, float]]
 
 
+Runs = Iterable[Finished]
+Verdicts = Mapping[str, Any]
+
+
 class Tracker(Sink, Protocol):
     """Receives the metrics of a run, or a sweep."""
 
-    def write_sweep(
-        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
-    ) -> None:
+    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
         """Write a finished sweep.
 
         `verdicts` are the contents of `sweep.json`; `report` is the path of a page.
@@ -130,9 +132,7 @@ class InBackground:
     def write(self, step: int, values: dict[str, float]) -> None:
         self._thread.submit(self._try, self._tracker.write, step, values)
 
-    def write_sweep(
-        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
-    ) -> None:
+    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
         self._tracker.write_sweep(runs, verdicts, report)
 
     def close(self) -> None:
@@ -175,9 +175,7 @@ class TensorBoard:
             if math.isfinite(value):  # TensorBoard cannot show others
                 self._writer.add_scalar(name, value, step)
 
-    def write_sweep(
-        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
-    ) -> None:
+    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
         del verdicts, report
         runs = list(runs)
         if len(runs) > _MOST_EVENTS:
@@ -246,9 +244,7 @@ class WandB:
     def write(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
-    def write_sweep(
-        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
-    ) -> None:
+    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
         rows = [{**run.settings, "loss": run.loss} for run in runs]
         columns = list(dict.fromkeys(name for row in rows for name in row))
         table = self._wandb.Table(
@@ -316,9 +312,7 @@ class MLflow:
     def write(self, step: int, values: dict[str, float]) -> None:
         self._log(self._id, metrics=[(name, x, step) for name, x in values.items()])
 
-    def write_sweep(
-        self, runs: Iterable[Finished], verdicts: Mapping[str, Any], report: str
-    ) -> None:
+    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
         written = self._children()
         for run in runs:
             if run.name in written:
