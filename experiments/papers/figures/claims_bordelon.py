@@ -3,7 +3,7 @@
 Whether an optimum stays is the verdict of `sweep.verdict`, as in `claims_tp6`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ...sweep import optima, statistics
 from ...sweep.results import Cell
 from ...sweep.verdict import Transfer
 from . import curves
-from .registry import Drawing, Line, Panel
+from .registry import Drawing, Panel
 
 _SOON = 0.25  # of the steps
 
@@ -149,10 +149,8 @@ def decay_stays(data: SweepData) -> Drawing:
     )
     panels = [curves.panel("Each at its best learning rate", cells)]
     for cell in (cells[0], cells[-1]):
-        labels = [f"λ = {2.0**x:g}" for x in cell.log2_lr]
-        panels.append(
-            _learning(f"Depth {cell.depth}", cell, dict(enumerate(labels)), data)
-        )
+        runs = [(f"λ = {2.0**x:g}", cell, at) for at, x in enumerate(cell.log2_lr)]
+        panels.append(curves.learning_panel(f"Depth {cell.depth}", runs, data.steps))
     return Drawing(panels, ours, None if np.isnan(share) else difference.under(0.25))
 
 
@@ -179,9 +177,8 @@ def middle_depth(*sweeps: SweepData) -> Drawing:
     by_sweep = [curves.cells(data, "depth_mup", "width") for data in sweeps]
     lines = []
     for cells in by_sweep:
-        best = [curves.least(cell) for cell in cells]
-        points = [cell.width**2 * cell.depth for cell in cells], [b.loss for b in best]
-        lines.append(Line(f"depth {cells[0].depth}", *points, [b.error for b in best]))
+        losses = {cell.width**2 * cell.depth: curves.least(cell) for cell in cells}
+        lines.append(curves.least_line(f"depth {cells[0].depth}", losses))
     depths, inside = zip(*map(_best_depth, zip(*by_sweep, strict=True)), strict=True)
     labels = "Each at its best learning rate", "width² x depth", "training loss"
     return Drawing(
@@ -223,9 +220,9 @@ def decided_early(data: SweepData) -> Drawing:
     cell = cells[-1]
     best = curves.best_point(cell) or 0
     near = range(max(best - 2, 0), min(best + 3, len(cell.log2_lr)))
-    labels = {i: f"rate 2^{cell.log2_lr[i]:g}" for i in near}
+    runs = [(f"rate 2^{cell.log2_lr[at]:g}", cell, at) for at in near]
     panels = [
-        _learning(f"Depth {cell.depth}", cell, labels, data),
+        curves.learning_panel(f"Depth {cell.depth}", runs, data.steps),
         curves.panel("After a quarter of the steps", early),
         curves.panel("At the end", cells),
     ]
@@ -263,14 +260,3 @@ def long_branches(data: SweepData) -> Drawing:
         curves.falls_always(ode), curves.negation(curves.falls_always(root))
     )
     return Drawing(curves.panels(transfers), ours, agrees)
-
-
-def _learning(
-    title: str, cell: Cell, labels: Mapping[int, str], data: SweepData
-) -> Panel:
-    """The learning curves of some grid points, by their index."""
-    lines = [
-        curves.learning_curve(cell, at, label, data.steps)
-        for at, label in labels.items()
-    ]
-    return Panel(title, "step", "training loss", lines, log_y=True)

@@ -219,18 +219,14 @@ def deeper_starts_worse(data: SweepData) -> Drawing:
         ]
         for share in (_FIRST, _EARLY)
     )
-    lines = [
-        curves.learning_curve(c, at, f"depth {c.depth}", data.steps)
-        for c, at in zip(cells, points, strict=True)
-    ]
+    runs = [(f"depth {c.depth}", c, at) for c, at in zip(cells, points, strict=True)]
     ours = (
         f"loss of depth {cells[0].depth} to {cells[-1].depth}: {curves.span(first)} "
         f"after {_FIRST:.0%} of the steps, {curves.span(early)} after {_EARLY:.0%}, "
         f"{curves.span(late)} at the end"
     )
-    title = "Best learning rate of each"
     return Drawing(
-        [Panel(title, "step", "training loss", lines, log_y=True)],
+        [curves.learning_panel("Best learning rate of each", runs, data.steps)],
         ours,
         curves.conjunction(
             *curves.lower([first[0]], [first[-1]]), *curves.lower([late[-1]], [late[0]])
@@ -263,10 +259,7 @@ def _least(cells: Sequence[Cell]) -> list[curves.Least]:
 
 def _losses(label: str, cells: Sequence[Cell], scale: int = 1) -> Line:
     """The least loss against the depth, where something trained."""
-    known = {c.depth * scale: curves.least(c) for c in cells}
-    known = {depth: best for depth, best in known.items() if np.isfinite(best.loss)}
-    losses = [best.loss for best in known.values()]
-    return Line(label, list(known), losses, [best.error for best in known.values()])
+    return curves.least_line(label, {c.depth * scale: curves.least(c) for c in cells})
 
 
 def _by_depth(runs: Mapping[str, Sequence[Cell]]) -> Panel:

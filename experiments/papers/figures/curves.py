@@ -8,7 +8,7 @@ Answers are True, False, or None where the sweep cannot tell.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -111,15 +111,27 @@ def drawing(
     return Drawing(panels(transfers, axis), describe(transfers), agrees)
 
 
-def learning_curve(cell: Cell, point: int | None, label: str, steps: int) -> Line:
-    """The seeds' mean loss over the steps at a grid point; None: none trained."""
-    if point is None:
-        return Line(f"{label}: none trained", [], [])
-    spans = cell.curves.shape[-1]
-    times = (np.arange(spans) + 0.5) * steps / spans
-    mean = cell.curves[:, point].mean(axis=0)
-    good = ~np.isnan(mean)
-    return Line(label, times[good], mean[good])
+def learning_panel(
+    title: str, runs: Iterable[tuple[str, Cell, int | None]], steps: int
+) -> Panel:
+    """Training loss over the steps, the mean over seeds.
+
+    Args:
+      title: title of the panel.
+      runs: a label, a cell and the index of a grid point; None: none trained.
+      steps: number of steps of the runs.
+    """
+    lines = []
+    for label, cell, point in runs:
+        if point is None:
+            lines.append(Line(f"{label}: none trained", [], []))
+            continue
+        spans = cell.curves.shape[-1]
+        times = (np.arange(spans) + 0.5) * steps / spans
+        mean = cell.curves[:, point].mean(axis=0)
+        good = ~np.isnan(mean)
+        lines.append(Line(label, times[good], mean[good]))
+    return Panel(title, "step", "training loss", lines, log_y=True)
 
 
 def best_point(cell: Cell) -> int | None:
@@ -281,6 +293,13 @@ def falls(losses: Sequence[Least]) -> bool | None:
 def falls_always(losses: Sequence[Least]) -> bool | None:
     """Whether every loss is lower than the one before."""
     return conjunction(*lower(losses[1:], losses[:-1]))
+
+
+def least_line(label: str, losses: Mapping[int, Least]) -> Line:
+    """Losses by size, with errors, where something trained."""
+    known = {n: least for n, least in losses.items() if np.isfinite(least.loss)}
+    values = [least.loss for least in known.values()]
+    return Line(label, list(known), values, [least.error for least in known.values()])
 
 
 def span(losses: Sequence[Least]) -> str:
