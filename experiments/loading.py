@@ -23,7 +23,10 @@ def find_model(source: str) -> str:
             "of weights, a hub id, or a name of zoo.list_pretrained()"
         )
     if remote.is_remote(source):
-        source = _copied(source)
+        try:  # a run, or else a model
+            source = str(remote.local(f"{source.rstrip('/')}/model"))
+        except UserError:
+            source = str(remote.local(source))
     folder = pathlib.Path(source)
     if (folder / "model" / "config.json").is_file():
         return str(folder / "model")
@@ -33,20 +36,12 @@ def find_model(source: str) -> str:
             "command that started it"
         )
     known = source in zoo.list_pretrained() or hub.is_id(source)
-    if not known and not pathlib.Path(source).exists():
+    if not known and not folder.exists():
         raise UserError(
             f"there is no model {source!r}: it is neither a directory or file nor the "
             "id of a hub repository (owner/name); check the path"
         )
     return source
-
-
-def _copied(address: str) -> str:
-    """A local copy of a model in object storage, or of the model of a run there."""
-    try:
-        return str(remote.local(f"{address.rstrip('/')}/model"))
-    except UserError:
-        return str(remote.local(address))
 
 
 def load_model(
