@@ -46,6 +46,8 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
             ax.minorticks_off()
         ax.set_xlabel("training loss")
         ax.spines["left"].set_visible(False)
+    for ax in panels[len(axes) :]:
+        ax.set_axis_off()
     handles = [
         Line2D([], [], mfc=_DARK, label="own best learning rate", **_OWN),
         Line2D([], [], mfc="white", label="the base's best, 90 %", **_GIVEN),

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from mupax import optim
 
 from .. import report
-from ..data import Dataset
 from ..errors import UserError
 from ..io import write_durably
 from ..run import workdir
@@ -77,7 +76,7 @@ def run(
     directory = pathlib.Path(folder)
     workdir.check(directory, parsed.settings(), free=_FREE)
     tasks = space.tasks(parsed)
-    open_data(tasks[0], console)
+    check_data(tasks[0], console)
     with workdir.claim(directory, parsed.settings(), free=_FREE):
         populations = train(
             tasks, directory, limits, console, executor, workers, address
@@ -96,22 +95,17 @@ def run(
     return data
 
 
-def open_data(task: ZooTask, console: rich.console.Console) -> Dataset:
+def check_data(task: ZooTask, console: rich.console.Console) -> None:
     """Open the dataset of a sweep, and check batch and model against it."""
     with console.status(f"reading {task.config.dataset}"):
         dataset = task.dataset()
-    if task.batch_size > dataset.train_size:
-        raise UserError(
-            f"batch_size {task.batch_size} is more than the {dataset.train_size} "
-            f"training examples of {dataset.name}; make it smaller"
-        )
+    dataset.check_batch(task.batch_size)
     if task.batch_size % task.config.accumulate:
         raise UserError(
             f"batch_size {task.batch_size} does not divide into "
             f"{task.config.accumulate} parts; change batch_size or accumulate"
         )
     build(task.config, dataset)
-    return dataset
 
 
 def train(

@@ -214,7 +214,7 @@ def run(
     }
     free = ("search.rounds",)
     workdir.check(directory, settings, free=free)
-    main.open_data(task, console)
+    main.check_data(task, console)
     with workdir.claim(directory, settings, free=free):
         result = search(
             task,
