@@ -139,7 +139,7 @@ FLAT: Sizes = {
     "paper": {"model.width": "512", "sweep.widths": "(512,)"},
 }
 RESNET: Sizes = {
-    "laptop": {"sweep.seeds": "16", "sweep.axes.learning_rate": "2**[-8:0:1]"},
+    "laptop": {"sweep.seeds": "24", "sweep.axes.learning_rate": "2**[-8:0:1]"},
     "medium": _MEDIUM | {"batch_size": "64"},
     "paper": _LONG_CNN
     | {
