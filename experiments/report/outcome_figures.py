@@ -91,7 +91,9 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer) -> None:
         ax.plot(ends, [row, row], color=INK, lw=1, zorder=2)
         ax.plot(cost.given, row, mfc="white", zorder=4, **_GIVEN)
         ax.text(
-            *(0.99, row - 0.3, f"+{percent(cost.share)}"),
+            0.99,
+            row - 0.3,
+            f"+{percent(cost.share)}",
             transform=across,
             ha="right",
             weight="bold",

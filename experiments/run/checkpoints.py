@@ -168,7 +168,9 @@ class Checkpoints:
             except Exception as error:
                 absl_logging.warning(
                     "The checkpoint of step %d in %s cannot be read (%s).",
-                    *(step, self._manager.directory, reason(error)),
+                    step,
+                    self._manager.directory,
+                    reason(error),
                 )
                 bad.append(step)
                 continue
@@ -224,7 +226,9 @@ class Checkpoints:
                 self.path(step).rename(aside / f"{step}-{taken}")
             absl_logging.warning(
                 "Resuming from step %d; the checkpoint of step %d is now in %s/.",
-                *(used, step, _UNREADABLE),
+                used,
+                step,
+                _UNREADABLE,
             )
         if bad:
             self._manager.reload()
@@ -314,7 +318,8 @@ def _mend(folder: pathlib.Path) -> None:
         except io.Damaged as error:
             absl_logging.warning(
                 "The score of checkpoint %s is damaged (%s) and is not compared.",
-                *(path.parents[1], error),
+                path.parents[1],
+                error,
             )
             io.write_durably(path, json.dumps(io.seal({"score": math.inf})))
     for path in [step / "_CHECKPOINT_METADATA" for step in steps]:

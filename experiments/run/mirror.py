@@ -394,7 +394,8 @@ class _Mirror:
                     logging.warning(
                         "%s cannot be written (%s). The run continues, and the upload "
                         "is retried.",
-                        *(self._objects.address, reason(error)),
+                        self._objects.address,
+                        reason(error),
                     )
                 failed = True
 

@@ -70,7 +70,10 @@ class Records:
                 lost = count - len(self.lines)
                 logging.warning(
                     "%s lacks %d of the %d lines up to step %d; training resumes.",
-                    *(self._path, lost, count, upto),
+                    self._path,
+                    lost,
+                    count,
+                    upto,
                 )
             text = "".join(map(_sealed, self.lines))
             if not self._path.exists() or self._path.read_bytes() != text.encode():
@@ -199,7 +202,9 @@ def _keep_aside(folder: pathlib.Path, damaged: dict[int, bytes]) -> None:
     numbers = ", ".join(map(str, damaged))
     logging.warning(
         "%s: line %s is damaged and is not used; it is kept in %s.",
-        *(folder / NAME, numbers, ASIDE),
+        folder / NAME,
+        numbers,
+        ASIDE,
     )
     before = aside.read_bytes() if aside.exists() else b""
     io.write_durably(aside, before + b"".join(t + b"\n" for t in damaged.values()))

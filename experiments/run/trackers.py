@@ -182,7 +182,8 @@ class TensorBoard:
             logging.warning(
                 "The sweep has %d runs; TensorBoard shows the hyperparameters of at "
                 "most %d. See results.csv.",
-                *(len(runs), _MOST_EVENTS),
+                len(runs),
+                _MOST_EVENTS,
             )
             return
         from tensorboardX.summary import hparams
