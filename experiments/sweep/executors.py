@@ -144,9 +144,11 @@ def _run_on(
 def _explained(error: Exception, task: Task) -> Exception:
     if not _worker_died(error):
         return error
+    # A broken pool fails all tasks, also those that wait.
+    where = "" if isinstance(error, BrokenProcessPool) else f" while it ran {task.name}"
     told = UserError(
-        f"a worker died while it ran {task.name} ({error!r}); finished runs are kept, "
-        "and the same command resumes from them"
+        f"a worker died{where} ({error!r}); finished runs are kept, and the same "
+        "command resumes from them"
     )
     told.__cause__ = error
     return told
