@@ -28,8 +28,8 @@ install: .venv/.installed
 demo: install
 	$(BIN)/mupax transfer --config digits_resmlp --workdir runs/demo
 
-# These tests compile thousands of small programs and run each for a moment, so they
-# compile them cheaply. The long tests compile as a user's run does.
+# The tests and examples compile thousands of small programs and run each for a moment, so they
+# compile them cheaply. `make test-long` compiles as a user's run does.
 CHEAP := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1"
 
@@ -39,9 +39,11 @@ test: install
 test-long: install
 	$(BIN)/python -m pytest -m long --numprocesses auto --dist loadfile
 
-# Of the long tests, those of crashes, meshes and processes; and claims about single bits.
+# Claims about single bits, compiled as a user's run; and of the long tests those of
+# crashes, meshes and processes.
 test-ci: install
-	$(BIN)/python -m pytest -m ci --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m "ci and not long" --numprocesses auto --dist worksteal
+	$(CHEAP) $(BIN)/python -m pytest -m "ci and long" --numprocesses auto --dist worksteal
 
 # Runs every tutorial in a process of its own. `make notebooks` stores their outputs.
 tutorials: install
@@ -64,7 +66,7 @@ types: install build/types/mupax
 	MYPYPATH=build/types $(BIN)/mypy -p mupax
 
 docs-examples: install
-	$(BIN)/python -m pytest --doctest-modules optim zoo experiments
+	$(CHEAP) $(BIN)/python -m pytest --doctest-modules optim zoo experiments
 
 # The site's own environment: neither tests nor the library need its packages.
 # `uv pip compile --universal --generate-hashes` makes the requirements of
