@@ -183,6 +183,10 @@ def test_flags_set_options_that_the_config_leaves_out():
             "sweep.axes.lr='2**[-8:-4]'",
             "^a sweep has no axis 'lr'; its axes are .*learning_",
         ),
+        (
+            "sweep.axes.learning_rat=1",
+            "weight_decay; did you mean 'learning_rate'",
+        ),
     ],
 )
 def test_an_option_that_does_not_exist_is_named(word, said):

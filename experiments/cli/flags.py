@@ -146,8 +146,8 @@ def _override_sections(config: "ConfigDict", words: list[str]) -> None:
             ):
                 known = sorted(config[section].axes)
                 raise ValueError(
-                    f"a sweep has no axis {axis!r}{nearest(axis, known)}; its axes are "
-                    f"{', '.join(known)}"
+                    f"a sweep has no axis {axis!r}; its axes are {', '.join(known)}"
+                    f"{nearest(axis, known)}"
                 )
             if section in _OPEN and key.isidentifier() and key not in config[section]:
                 config[section][key] = placeholder(object)
