@@ -120,6 +120,23 @@ def test_a_task_that_fails_costs_no_runs_of_the_others(tmp_path):
     assert waiting.cancelled()
 
 
+def test_tasks_that_fail_and_are_cancelled_at_once_are_told_apart(tmp_path):
+    """As when Dask's scheduler is lost."""
+    futures = {task.name: concurrent.futures.Future() for task in TASKS}
+    bad, *others = (futures[task.name] for task in TASKS)
+    bad.set_exception(ValueError("out of memory"))
+    for other in others:
+        other.cancel()
+        other.set_running_or_notify_cancel()
+
+    class Pool(concurrent.futures.Executor):
+        def submit(self, run, task, *args):
+            return futures[task.name]
+
+    with pytest.raises((ValueError, concurrent.futures.CancelledError)):
+        executors.run_all(TASKS, None, tmp_path, engine.Limits(), Pool())
+
+
 def deadly(task, folder):
     fields = {f.name: getattr(task, f.name) for f in dataclasses.fields(task)}
     return sweep_toys.Deadly(**fields, mark=str(folder / "died"))

@@ -12,7 +12,18 @@ from matplotlib.ticker import PercentFormatter
 from ..sweep.verdict import Transfer, Verdict, percent
 from . import findings
 from .data import AXES, SweepData, Trained
-from .style import INK, MUTED, Page, canvas, end_label, log_ticks, mark_empty, ramp
+from .style import (
+    INK,
+    MUTED,
+    POINTS,
+    Page,
+    canvas,
+    end_label,
+    log_ticks,
+    mark_empty,
+    ramp,
+    wrapped,
+)
 
 _OWN: dict[str, Any] = {"marker": "*", "ms": 13, "mec": INK, "mew": 0.9, "ls": ""}
 _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": ""}
@@ -37,7 +48,8 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
         ax.set(xscale="log", xlim=limits, ylim=(len(labels) - 0.3, -0.7))
         for label, transfer in by_label.items():
             _draw_regret(ax, labels.index(label), transfer)
-        ax.set_yticks(range(len(labels)), labels)
+        names = [wrapped(label, 1.6, POINTS) for label in labels]
+        ax.set_yticks(range(len(labels)), names)
         ax.tick_params(axis="y", length=0, labelcolor=INK)
         if any(t.own is not None for t in by_label.values()):
             log_ticks(ax.xaxis, *limits)

@@ -100,7 +100,7 @@ def canvas(page: Page, height: float, title: str) -> Any:
     Returns:
       The part below the title, whose legend leaves the title free.
     """
-    text = _wrapped(title, page.width - 0.3, 14) if page.titled else ""
+    text = wrapped(title, page.width - 0.3, 14) if page.titled else ""
     size = page.width, height + 0.28 * len(text.splitlines())
     figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     if text:
@@ -112,7 +112,7 @@ def heading(
     ax: Any, label: str, text: str, page: Page, columns: int, color: str = MUTED
 ) -> None:
     """Write a bold label above a panel, and between them a text."""
-    text = _wrapped(text, (page.width - 1) / columns - 0.2, POINTS)
+    text = wrapped(text, (page.width - 1) / columns - 0.2, POINTS)
     below = ax.set_title(text, color=color)
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
     ax.annotate(label, (0, 1), xycoords=below, **offset, weight="bold", va="bottom")
@@ -147,7 +147,7 @@ def strokes(n: int) -> list[dict[str, Any]]:
     ]
 
 
-def _wrapped(text: str, inches: float, points: float) -> str:
+def wrapped(text: str, inches: float, points: float) -> str:
     """A text in lines of about so many inches."""
     letters = int(inches * 72 / (0.6 * points))  # a letter is 0.6 of the size wide
     return textwrap.fill(text, letters, break_on_hyphens=False)

@@ -132,10 +132,15 @@ def _run_on(
                     waiting[submit(task)] = (task, tries + 1)
                     continue
                 failed = failed or _explained(error, task)
-                # Running tasks go on to their end, so that their runs are kept.
-                waiting = {f: job for f, job in waiting.items() if not f.cancel()}
+                # Running tasks go on to their end, so that their runs are kept. Dask
+                # does not tell running tasks from waiting ones, and cancels both.
+                waiting = {
+                    f: job for f, job in waiting.items() if f in done or not f.cancel()
+                }
                 if waiting:
-                    logging.error("%s failed; running tasks end first", task.name)
+                    logging.error(
+                        "%s failed (%s); running tasks end first.", task.name, error
+                    )
     if failed is not None:
         raise failed
     return [results[task.name] for task in tasks]
