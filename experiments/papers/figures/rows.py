@@ -55,7 +55,7 @@ _MLP = sizes.joined(
     _FOUR,
     {
         "laptop": {"sweep.seeds": "8"},
-        "medium": {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "8"},
+        "medium": {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "24"},
         "paper": {"steps": "39100", "sweep.average_last": "1000"},
     },
 )
