@@ -1,6 +1,7 @@
 """Checks of single config values. Their errors name the key and the allowed values."""
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,12 +23,13 @@ def whole(least: int = 1, most: int = MOST) -> Check:
     """Check for an int within bounds."""
 
     def check(key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise UserError(f"{key} is {shown(value)}; it must be a whole number")
-        if not least <= value <= most:
-            bounds = f"{least} or more" if value < least else f"at most {most}"
+        converted = int(value)
+        if not least <= converted <= most:
+            bounds = f"{least} or more" if converted < least else f"at most {most}"
             raise UserError(f"{key} is {shown(value)}; it must be {bounds}")
-        return value
+        return converted
 
     return check
 
@@ -42,7 +44,7 @@ def number(
     """Check for a finite number; `above` and `below` exclude the bounds."""
 
     def check(key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise UserError(f"{key} is {shown(value)}; it must be a number")
         try:
             converted = float(value)

@@ -52,6 +52,7 @@ def test_a_config_names_operations_as_strings_or_with_options():
     options = {"name": "rotate", "degrees": 5}
     assert augment.parse(("flip", options)) == expected
     assert augment.parse(["flip", ConfigDict(options)]) == expected
+    assert augment.parse(["flip", options | {"degrees": np.int64(5)}]) == expected
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,8 @@ def test_of_two_reasons_at_once_the_first_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize(("fault", "ends"), [(0.1, False), (math.inf, True)])
-def test_a_short_fault_of_the_network_ends_no_process(monkeypatch, fault, ends):
+def test_a_short_fault_of_the_store_ends_no_process(monkeypatch, fault, ends):
+    """If it breaks the connection of JAX's own agent, JAX ends the process."""
     watch = object.__new__(processes._Watch)
     watch._index, watch._count, watch._beat = 1, 2, 0.01
     watch._timeout, watch._done = 0.5, threading.Event()

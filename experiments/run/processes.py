@@ -23,7 +23,7 @@ _ALIVE, _FAILED, _SEEN = "mupax/alive", "mupax/failed", "mupax/seen"
 
 _BEAT = 1.0  # seconds between two signs of life, for up to 100 processes
 _GRACE = 15  # seconds by which JAX's own timeouts are longer
-_FAULT = 10  # seconds for which the network may fail
+_FAULT = 10  # seconds for which calls of the store may fail
 
 
 class Disagreement(UserError):
