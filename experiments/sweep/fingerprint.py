@@ -26,8 +26,8 @@ def of_training(
     config value changes the fingerprint if it changes the computation.
 
     Returns:
-      None where the program calls functions that are not part of it
-      (`jax.pure_callback`, `jax.ffi.ffi_call`).
+      The fingerprint, or None where the program calls functions that are not part of
+      it (`jax.pure_callback`, `jax.ffi.ffi_call`).
     """
     together = jax.default_backend() != "cpu"  # as `population.program` by default
 
