@@ -632,6 +632,23 @@ def test_a_figure_trains_what_it_is_about_and_the_next_adds_the_rest(tmp_path):
         np.testing.assert_array_equal(new.loss, old.loss)
 
 
+def test_a_figure_about_one_choice_trains_no_other(tmp_path):
+    overrides = TINY | {"sweep.choices": "(('model.layer_norm', (False, True)),)"}
+    part = parts.Part("resmlp_sweep", "tiny", overrides)
+    one = part.about("ode, model.layer_norm=True")
+    request = figures.Request("laptop", tmp_path, dataset="digits")
+    request = dataclasses.replace(request, tables=tmp_path / "tables")
+    found = one.train(request)
+    chosen = {"model.layer_norm": True}
+    assert [p.choices for p in found.data.populations] == [chosen, chosen]
+    assert one.is_complete(request)
+    assert not part.is_complete(request)
+    assert not part.about("ode").is_complete(request)
+    # The next figure keeps them, and this one goes on to see no others.
+    assert len(part.train(request).data.populations) == 8
+    assert len(one.shown(one.read(request)).populations) == 2
+
+
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,8 +99,8 @@ class Population:
 
     def key(self, without: str = "") -> str:
         """The parametrization and the choices, `without` one, as one key."""
-        chosen = (f"{k}={v}" for k, v in self.choices.items() if k != without)
-        return ", ".join([self.parametrization, *chosen])
+        choices = {k: v for k, v in self.choices.items() if k != without}
+        return key_of(self.parametrization, choices)
 
     def coordinates(self, name: str) -> np.ndarray:
         """The values of a hyperparameter as `grids.coordinate` gives them, rising."""
@@ -165,6 +165,11 @@ class Population:
                 "seed": index[0],
                 "loss": loss if math.isfinite(loss) else None,
             }
+
+
+def key_of(parametrization: str, choices: Mapping[str, Any]) -> str:
+    """A parametrization and choices as one key: "mup, model.norm=batch"."""
+    return ", ".join([parametrization, *(f"{k}={v}" for k, v in choices.items())])
 
 
 @dataclasses.dataclass(frozen=True)

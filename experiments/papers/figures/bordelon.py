@@ -42,6 +42,11 @@ def _flat(
     return Part("cnn_sweep", f"cnn-{name}", _DEPTH_MUP | overrides, _FLAT, edit)
 
 
+def _resnets(*runs: str) -> Part:
+    """ResNets of some parametrizations and norms, e.g. "mup batch"."""
+    return _RESNET.about(*(run.replace(" ", ", model.norm=") for run in runs))
+
+
 def _adamw(config: ConfigDict) -> None:
     # No override removes SGD's momentum.
     with config.unlocked():
@@ -115,7 +120,7 @@ FIGURES = [
         "2",
         "batch norm alone transfers less reliably than 1/√L scaling",
         claims.norm_is_not_enough,
-        (_RESNET,),
+        (_resnets("mup batch", "depth_mup batch", "depth_mup none"),),
         "two stages",
     ),
     _figure(
@@ -187,14 +192,14 @@ FIGURES = [
         functools.partial(
             claims.norm_helps, norm="instance", label="LayerNorm of each channel"
         ),
-        (_RESNET,),
+        (_resnets("mup none", "mup instance", "depth_mup instance"),),
         "two stages",
     ),
     _figure(
         "B.5",
         "batch norm helps μP to transfer over depth; 1/√L scaling helps more",
         functools.partial(claims.norm_helps, norm="batch", label="batch norm"),
-        (_RESNET,),
+        (_resnets("mup none", "mup batch", "depth_mup batch"),),
         "two stages",
     ),
     Figure(

@@ -13,6 +13,7 @@ from ...report import SweepData
 from ...run.build import open_dataset
 from ...sweep import main as sweep
 from ...sweep import space
+from ...sweep.tasks import ZooTask
 from . import tables
 from .registry import Request
 from .sizes import at_scale
@@ -34,7 +35,8 @@ class Part:
       edit: changes the config where no override can, e.g. removes a key.
       tuned: a sweep of the base over the learning rate and the block multiplier. This
         sweep uses its best block multiplier, as in Tensor Programs VI.
-      keys: the parametrizations that the figure is about; all by default.
+      keys: the parametrizations that the figure is about, of one choice
+        ("mup, model.norm=batch") or of all ("mup"); everything by default.
       at_best: of a sweep over several block multipliers, show only the runs at the one
         that is best at the base.
     """
@@ -49,7 +51,7 @@ class Part:
     at_best: bool = False
 
     def about(self, *keys: str) -> "Part":
-        """The same sweep, for a figure about some of its parametrizations."""
+        """The same sweep, for a figure about some of its runs; see `keys`."""
         return dataclasses.replace(self, keys=keys)
 
     def words(self, request: Request, multiplier: float | None = None) -> list[str]:
@@ -119,16 +121,20 @@ class Part:
         known = tables.read(self.path(request))
         if known is not None and not tables.same_settings(known, parsed.settings()):
             known = None
-        lacking = {
-            task.parametrization
-            for task in space.tasks(parsed)
-            if not self.keys or task.parametrization in self.keys
+        lacking = [
+            task
+            for task in self._tasks(parsed)
             if known is None or not tables.covers(known, [task], parsed.seeds)
-        }
+        ]
         if known is not None and not lacking:
             return known
-        if lacking != set(parsed.parametrizations):
-            config.sweep.only = tuple(sorted(lacking))
+        only = {task.parametrization for task in lacking}
+        if only != set(parsed.parametrizations):
+            config.sweep.only = tuple(sorted(only))
+        config.sweep.choices = tuple(
+            (key, tuple(v for v in values if any(t.choices[key] == v for t in lacking)))
+            for key, values in config.sweep.choices
+        )
         # The directory of the data differs between machines.
         portable = dataclasses.replace(request, data_dir=None)
         words = ["mupax", *self.words(portable, multiplier)]
@@ -148,11 +154,16 @@ class Part:
         if table is None:
             return False
         request = dataclasses.replace(request, dataset=table.facts["dataset"])
-        tasks = space.tasks(space.parse_sweep(self.parsed(request)))
-        about = [t for t in tasks if not self.keys or t.parametrization in self.keys]
-        return tables.covers(table, about, 1)
+        tasks = self._tasks(space.parse_sweep(self.parsed(request)))
+        return tables.covers(table, tasks, 1)
 
     def shown(self, table: Table) -> SweepData:
         """The runs of a table that the figure draws."""
         data = tables.only(table.data, self.keys) if self.keys else table.data
         return tables.tuned(data, _TUNED) if self.at_best else data
+
+    def _tasks(self, config: space.SweepConfig) -> list[ZooTask]:
+        """The tasks that the figure is about."""
+        tasks = space.tasks(config)
+        return [t for t in tasks if not self.keys or tables.is_among(self.keys, t)]
+

@@ -140,7 +140,8 @@ FLAT: Sizes = {
 }
 RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24", "sweep.axes.learning_rate": "2**[-8:0:1]"},
-    "medium": _MEDIUM | {"batch_size": "64"},
+    "medium": _MEDIUM
+    | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
     "paper": _LONG_CNN
     | {
         "augment": _AUGMENT,

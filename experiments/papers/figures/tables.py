@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import UserError
 from ...io import csv_text, write_durably
 from ...report import SweepData
-from ...sweep.results import Population, Sizes
+from ...sweep.results import Population, Sizes, key_of
 from ...sweep.tasks import Task
 
 # Points of a learning curve in a table: each is the mean over a 20th of the run.
@@ -237,12 +237,27 @@ def _key(population: Population) -> tuple[Any, ...]:
 
 
 def only(data: SweepData, keys: Iterable[str]) -> SweepData:
-    """The runs of some parametrizations."""
+    """The runs of some parametrizations; see `is_among`."""
     keys = set(keys)
-    kept = [p for p in data.populations if p.parametrization in keys]
-    labels = {k: v for k, v in data.labels.items() if k in keys}
-    featured = data.featured if data.featured in keys else next(iter(labels))
+    kept = [p for p in data.populations if is_among(keys, p)]
+    held = {p.parametrization for p in kept}
+    labels = {k: v for k, v in data.labels.items() if k in held}
+    featured = data.featured if data.featured in held else next(iter(labels))
     return dataclasses.replace(data, populations=kept, labels=labels, featured=featured)
+
+
+def is_among(keys: Iterable[str], runs: Population | Task) -> bool:
+    """Whether runs are of one of some parametrizations, e.g. "mup", or of one choice.
+
+    Examples:
+      >>> rates = {"learning_rate": [0.1]}
+      >>> none = np.empty((0, 1))
+      >>> runs = Population("it", "mup", 8, 1, {"norm": "batch"}, rates, none, none, 0.0)
+      >>> [is_among([key], runs) for key in ("mup", "mup, norm=batch", "mup, norm=none")]
+      [True, True, False]
+    """
+    whole = key_of(runs.parametrization, runs.choices)
+    return any(key in (runs.parametrization, whole) for key in keys)
 
 
 def tuned(data: SweepData, name: str) -> SweepData:
