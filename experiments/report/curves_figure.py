@@ -17,7 +17,7 @@ from .style import (
     INK,
     MUTED,
     Page,
-    heading,
+    headings,
     log_ticks,
     loss_range,
     mark_empty,
@@ -116,9 +116,12 @@ def curves_figure(data: SweepData, axis: Axis, page: Page) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         log_ticks(ax.yaxis, *limits)
         _draw(ax, panel, data.steps, looks)
-        heading(ax, panel.label, finding(panel), page, columns)
     for ax in axes[len(every) :]:
         ax.set_axis_off()
+    texts = [(panel.label, finding(panel), MUTED) for panel in every]
+    headings(
+        [(ax, *text) for ax, text in zip(axes, texts, strict=False)], page, columns
+    )
     figure.supxlabel("step", color=MUTED)
     figure.supylabel("training loss", color=MUTED)
     cross = Line2D([], [], ls="", marker="x", ms=7, color=INK, label="diverged")

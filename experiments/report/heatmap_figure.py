@@ -17,7 +17,7 @@ from ..sweep import grids, valley
 from ..sweep.results import Population
 from . import names
 from .data import Axis, SweepData, least
-from .style import INK, LANE, MUTED, Page, log_ticks, loss_range, mark_empty
+from .style import INK, LANE, MUTED, Page, log_ticks, loss_range, mark_empty, plain
 
 Pair = tuple[str, str]
 _COLORS = matplotlib.colormaps["plasma"]  # lightness rises evenly: dark is least loss
@@ -115,7 +115,7 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
     for i, (label, row) in enumerate(rows):
         axes = panels[sum(lines[:i]) : sum(lines[: i + 1])].ravel()
         for ax, population in zip(axes, row, strict=False):
-            head = f"{label}\n" if ax is axes[0] else "\n"
+            head = f"{plain(label)}\n" if ax is axes[0] else "\n"
             size = f"{axis} {getattr(population, axis)}"
             ax.set_title(head, loc="left", weight="bold").set_in_layout(False)
             ax.set_title(f"\n{size}", loc="right", size=9.5, color=MUTED)

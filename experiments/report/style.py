@@ -108,14 +108,26 @@ def canvas(page: Page, height: float, title: str) -> Any:
     return figure.subfigures()
 
 
-def heading(
-    ax: Any, label: str, text: str, page: Page, columns: int, color: str = MUTED
+def headings(
+    panels: Sequence[tuple[Any, str, str, str]], page: Page, columns: int
 ) -> None:
-    """Write a bold label above a panel, and between them a text."""
-    text = wrapped(text, (page.width - 1) / columns - 0.2, POINTS)
-    below = ax.set_title(text, color=color)
+    """Write a bold label above each panel, and between them a text.
+
+    Args:
+      panels: axes, label, text and the text's colour, row by row.
+      page: gives the width.
+      columns: panels side by side.
+    """
+    width = (page.width - 1) / columns - 0.2
     offset = {"xytext": (0, 4), "textcoords": "offset points"}
-    ax.annotate(label, (0, 1), xycoords=below, **offset, weight="bold", va="bottom")
+    for row in (panels[i : i + columns] for i in range(0, len(panels), columns)):
+        texts = [wrapped(text, width, POINTS) for _, _, text, _ in row]
+        most = max(text.count("\n") for text in texts)
+        for (ax, label, _, color), text in zip(row, texts, strict=True):
+            # The labels of a row are at one height.
+            below = ax.set_title(text + "\n" * (most - text.count("\n")), color=color)
+            style = {"weight": "bold", "va": "bottom"}
+            ax.annotate(plain(label), (0, 1), xycoords=below, **offset, **style)
 
 
 def end_label(ax: Any, at: tuple[float, float], text: str, **style: Any) -> None:
@@ -148,9 +160,14 @@ def strokes(n: int) -> list[dict[str, Any]]:
 
 
 def wrapped(text: str, inches: float, points: float) -> str:
-    """A text in lines of about so many inches."""
+    """A text in lines of about so many inches, `plain`."""
     letters = int(inches * 72 / (0.6 * points))  # a letter is 0.6 of the size wide
-    return textwrap.fill(text, letters, break_on_hyphens=False)
+    return plain(textwrap.fill(text, letters, break_on_hyphens=False))
+
+
+def plain(text: str) -> str:
+    """A text that people wrote, in which Matplotlib finds no formula."""
+    return text.replace("$", r"\$")
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:

@@ -20,7 +20,7 @@ from .style import (
     MUTED,
     Page,
     canvas,
-    heading,
+    headings,
     log_ticks,
     loss_range,
     mark_empty,
@@ -51,6 +51,7 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
     panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     x_limits, y_limits = _limits(cells)
     ticks = _ticks(name, cells)
+    lanes = []
     for panel, transfer in zip(panels, transfers, strict=False):
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
         panel.set_xticks(ticks, [names.tick(name, x) for x in ticks])
@@ -67,7 +68,8 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
         )
         caption = f"{words.sign(transfer)} {transfer.words}"
         color = INK if transfer.key == data.main else MUTED
-        heading(lane, data.keys[transfer.key], caption, page, columns, color)
+        lanes.append((lane, data.keys[transfer.key], caption, color))
+    headings(lanes, page, columns)
     for panel in panels[len(transfers) :]:
         panel.set_axis_off()
     body.supxlabel(_x_label(name, ticks), color=MUTED)

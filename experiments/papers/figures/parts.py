@@ -166,4 +166,3 @@ class Part:
         """The tasks that the figure is about."""
         tasks = space.tasks(config)
         return [t for t in tasks if not self.keys or tables.is_among(self.keys, t)]
-

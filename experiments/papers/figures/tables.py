@@ -247,15 +247,7 @@ def only(data: SweepData, keys: Iterable[str]) -> SweepData:
 
 
 def is_among(keys: Iterable[str], runs: Population | Task) -> bool:
-    """Whether runs are of one of some parametrizations, e.g. "mup", or of one choice.
-
-    Examples:
-      >>> rates = {"learning_rate": [0.1]}
-      >>> none = np.empty((0, 1))
-      >>> runs = Population("it", "mup", 8, 1, {"norm": "batch"}, rates, none, none, 0.0)
-      >>> [is_among([key], runs) for key in ("mup", "mup, norm=batch", "mup, norm=none")]
-      [True, True, False]
-    """
+    """Whether runs are among keys: "mup", or of one choice "mup, model.norm=batch"."""
     whole = key_of(runs.parametrization, runs.choices)
     return any(key in (runs.parametrization, whole) for key in keys)
 
