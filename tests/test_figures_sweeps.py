@@ -18,6 +18,7 @@ from PIL import Image
 from sweep_populations import swept
 
 from mupax.experiments import cli
+from mupax.experiments.errors import UserError
 from mupax.experiments.papers import figures
 from mupax.experiments.papers.figures import claims_bordelon as bordelon
 from mupax.experiments.papers.figures import claims_tp6 as tp6
@@ -644,6 +645,8 @@ def test_a_figure_about_one_choice_trains_no_other(tmp_path):
     assert one.is_complete(request)
     assert not part.is_complete(request)
     assert not part.about("ode").is_complete(request)
+    with pytest.raises(UserError, match=r'no runs of "ode, model.layer_norm=False";'):
+        part.about("ode").read(request)
     # The next figure keeps them, and this one goes on to see no others.
     assert len(part.train(request).data.populations) == 8
     assert len(one.shown(one.read(request)).populations) == 2

@@ -13,7 +13,7 @@ import rich.console
 from ... import report
 from ...errors import UserError
 from ...io import write_durably
-from . import draw, job
+from . import draw, job, tables
 from .parts import Part
 from .registry import SCALES, Drawing, Figure, Request
 
@@ -123,9 +123,9 @@ def evidence(docs: pathlib.Path) -> str:
     for scale in reversed(SCALES):
         at = Request(scale, tables=docs / "data", from_data=True)
         for part in parts():
-            if not part.path(at).exists():
+            table = tables.read(part.path(at))
+            if table is None:
                 continue
-            table = part.read(at)
             name = part.path(at).relative_to(docs)
             lines += [
                 "",

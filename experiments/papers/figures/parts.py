@@ -13,6 +13,7 @@ from ...report import SweepData
 from ...run.build import open_dataset
 from ...sweep import main as sweep
 from ...sweep import space
+from ...sweep.results import key_of
 from ...sweep.tasks import ZooTask
 from . import tables
 from .registry import Request
@@ -94,15 +95,24 @@ class Part:
         """Its table, without training.
 
         Raises:
-          UserError: there is no such table.
+          UserError: there is no such table, or it has no runs of a parametrization that
+            the figure is about.
         """
         path = self.path(request)
         table = tables.read(path)
+        remedy = (
+            "leave --from_data out to train what is missing, or name another --tables "
+            "or --scale"
+        )
         if table is None or not table.data.populations:
-            raise UserError(
-                f"there is no table {path}; leave --from_data out to train what it "
-                "needs, or name another --tables or --scale"
-            )
+            raise UserError(f"there is no table {path}; {remedy}")
+        needed = {
+            key_of(task.parametrization, task.choices)
+            for task in self._needed(table, request)
+        }
+        if lacking := sorted(needed - {p.key() for p in table.data.populations}):
+            missing = ", ".join(f'"{key}"' for key in lacking)
+            raise UserError(f"{path} has no runs of {missing}; {remedy}")
         return table
 
     def train(self, request: Request) -> Table:
@@ -153,14 +163,17 @@ class Part:
         table = tables.read(self.path(request))
         if table is None:
             return False
-        request = dataclasses.replace(request, dataset=table.facts["dataset"])
-        tasks = self._tasks(space.parse_sweep(self.parsed(request)))
-        return tables.covers(table, tasks, 1)
+        return tables.covers(table, self._needed(table, request), 1)
 
     def shown(self, table: Table) -> SweepData:
         """The runs of a table that the figure draws."""
         data = tables.only(table.data, self.keys) if self.keys else table.data
         return tables.tuned(data, _TUNED) if self.at_best else data
+
+    def _needed(self, table: Table, request: Request) -> list[ZooTask]:
+        """The tasks that the figure is about, on the table's dataset."""
+        request = dataclasses.replace(request, dataset=table.facts["dataset"])
+        return self._tasks(space.parse_sweep(self.parsed(request)))
 
     def _tasks(self, config: space.SweepConfig) -> list[ZooTask]:
         """The tasks that the figure is about."""
