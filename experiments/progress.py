@@ -1,17 +1,23 @@
 """Progress bars on terminals and in notebooks."""
 
 import importlib.util
-from typing import Any
 
 import rich.console
 import rich.progress
 
 
-def bar(*columns: Any, console: rich.console.Console) -> rich.progress.Progress:
-    """A progress bar of rich.
+def bar(
+    name: str, count: rich.progress.ProgressColumn, console: rich.console.Console
+) -> rich.progress.Progress:
+    """A progress bar of rich: name, bar, count, time elapsed and time remaining.
 
     Notebooks need `ipywidgets` (`pip install 'mupax[notebook]'`) to show it. Without
     `ipywidgets`, the bar is left out with a note.
+
+    Args:
+      name: a format of the name, e.g. "{task.description}".
+      count: how much is done.
+      console: where it is shown.
     """
     disable = console.is_jupyter and importlib.util.find_spec("ipywidgets") is None
     if disable:
@@ -20,4 +26,12 @@ def bar(*columns: Any, console: rich.console.Console) -> rich.progress.Progress:
             highlight=False,
             markup=False,
         )
-    return rich.progress.Progress(*columns, console=console, disable=disable)
+    return rich.progress.Progress(
+        rich.progress.TextColumn(name),
+        rich.progress.BarColumn(),
+        count,
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+        disable=disable,
+    )

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import rich.console
+import rich.progress
 
 import mupax
 from mupax import optim
@@ -179,10 +180,11 @@ def test_a_notebook_without_ipywidgets_gets_a_line_instead_of_a_bar(monkeypatch)
     console.is_jupyter = True
     monkeypatch.setattr(console, "print", lambda text, **_: shown.write(text))
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
-    assert progress.bar(console=console).disable
+    count = rich.progress.TaskProgressColumn()
+    assert progress.bar("", count, console).disable
     assert "pip install 'mupax[notebook]'" in shown.getvalue()
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name)
-    assert not progress.bar(console=console).disable
+    assert not progress.bar("", count, console).disable
 
 
 def test_a_check_of_a_chain_is_a_sentence():

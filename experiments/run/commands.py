@@ -271,12 +271,7 @@ def _find_checkpoint(directory: pathlib.Path, which: str) -> int:
 def _shown_steps(console: rich.console.Console, steps: int) -> Iterator[OnStep]:
     """Show steps: a progress bar on a terminal, otherwise a line per logged step."""
     bar = progress.bar(
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-        console=console,
+        "{task.description}", rich.progress.MofNCompleteColumn(), console
     )
     task = bar.add_task("compiling", total=steps)
 

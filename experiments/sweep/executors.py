@@ -58,12 +58,9 @@ def run_all(
       UserError: a task raised it, or its worker died three times.
     """
     bar = progress_bars.bar(
-        rich.progress.TextColumn("{task.description:<24}"),
-        rich.progress.BarColumn(),
+        "{task.description:<24}",
         rich.progress.TaskProgressColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TimeRemainingColumn(),
-        console=console or rich.console.Console(quiet=True),
+        console or rich.console.Console(quiet=True),
     )
     with bar:
         total = sum(task.runs * task.work for task in tasks)
