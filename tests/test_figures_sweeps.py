@@ -391,6 +391,7 @@ CASES = {
     ),
     "a middle depth": (bordelon.middle_depth, equal_sizes(16), True),
     "the deepest": (bordelon.middle_depth, equal_sizes(256), False),
+    "two depths alike": (bordelon.middle_depth, equal_sizes(8), None),
     "decided early": (
         bordelon.decided_early,
         (found(*early_late(FALLING, drift=0.05)),),
@@ -521,7 +522,7 @@ def test_parts_of_one_name_are_one_sweep():
     for figure in TRAINED.values():
         for part in figure.parts:
             for one in filter(None, (part.tuned, part)):
-                plain = dataclasses.replace(one, keys=(), at_best=False, edit=None)
+                plain = dataclasses.replace(one, keys=(), at_best=False)
                 assert known.setdefault(one.name, plain) == plain
 
 

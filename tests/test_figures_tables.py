@@ -2,18 +2,27 @@
 
 import dataclasses
 import pathlib
+import shlex
 import types
 
 import numpy as np
 import pytest
 
+from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
 from mupax.experiments.papers.figures import drawings, pages, tables
 from mupax.experiments.papers.figures.registry import Drawing, Line, Panel
 from mupax.experiments.report import SweepData
+from mupax.experiments.sweep import space
 from mupax.experiments.sweep.results import Population, Sizes
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
+# Of sweeps; the others hold drawings.
+TRAINED = sorted(
+    str(path.relative_to(DOCS / "data"))
+    for path in (DOCS / "data").glob("*/*.csv")
+    if '"command"' in path.read_text().partition("\n")[0]
+)
 RATES, MULTIPLIERS = [0.25, 0.5, 1.0], [0.5, 1.0]
 
 
@@ -150,6 +159,24 @@ def test_the_pages_hold_what_the_tables_say(name, claims):
     body = pages.figures(claims) if name == "figures" else pages.evidence(DOCS)
     page = DOCS / f"{name}.md"
     assert pages.replaced(page, body) == page.read_text(), "run: mupax figure pages"
+
+
+@pytest.mark.parametrize("where", TRAINED)
+def test_the_command_that_a_page_prints_trains_the_runs_of_its_table(where):
+    table = tables.read(DOCS / "data" / where)
+    printed = "\n".join(pages.command_lines(table.data.command))
+    words = shlex.split(printed.replace("\\\n", " "))
+    config = space.parse_sweep(flags.parse(words[1:]).config)
+    assert tables.same_settings(table, config.settings())
+    tasks = {
+        (t.parametrization, t.width, t.depth, *t.choices.items()): t.grid
+        for t in space.tasks(config)
+    }
+    for runs in table.data.populations:
+        grid = tasks[runs.parametrization, *runs.sizes, *runs.choices.items()]
+        for name, values in runs.axes.items():
+            np.testing.assert_allclose(values, grid[name], rtol=1e-9)
+        assert grid.keys() == runs.axes.keys()
 
 
 def test_every_table_belongs_to_a_figure():

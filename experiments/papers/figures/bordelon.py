@@ -6,8 +6,6 @@ Figures that need the same runs share a sweep.
 import functools
 from collections.abc import Callable, Sequence
 
-from ml_collections import ConfigDict
-
 from . import claims_bordelon as claims
 from . import sizes
 from . import solved_bordelon as solved
@@ -33,24 +31,14 @@ _RESNET = Part(
 _VIT = Part("vit_sweep", "vit", {"sweep.only": "('mup', 'depth_mup',)"}, sizes.VIT)
 
 
-def _flat(
-    name: str,
-    overrides: dict[str, str],
-    edit: Callable[[ConfigDict], None] | None = None,
-) -> Part:
+def _flat(name: str, overrides: dict[str, str]) -> Part:
     """Depth-μP at one width, over another hyperparameter too."""
-    return Part("cnn_sweep", f"cnn-{name}", _DEPTH_MUP | overrides, _FLAT, edit)
+    return Part("cnn_sweep", f"cnn-{name}", _DEPTH_MUP | overrides, _FLAT)
 
 
 def _resnets(*runs: str) -> Part:
     """ResNets of some parametrizations and norms, e.g. "mup batch"."""
     return _RESNET.about(*(run.replace(" ", ", model.norm=") for run in runs))
-
-
-def _adamw(config: ConfigDict) -> None:
-    # No override removes SGD's momentum.
-    with config.unlocked():
-        config.optimizer = ConfigDict({"name": "adamw"})
 
 
 def _equal_sizes(depth: int, multiplier: float, small: str, large: str) -> Part:
@@ -71,12 +59,6 @@ def _equal_sizes(depth: int, multiplier: float, small: str, large: str) -> Part:
     return Part("cnn_sweep", f"cnn-depth-{depth}", _DEPTH_MUP, given)
 
 
-def _zero_readouts(config: ConfigDict) -> None:
-    # No override adds a key, and the config has no zero_init.
-    with config.unlocked():
-        config.model.update(zero_init=True, activation_first=True)
-
-
 _LONG_BRANCHES = Part(
     "resmlp_sweep",
     "long-branches",
@@ -85,9 +67,10 @@ _LONG_BRANCHES = Part(
         "model.branch_multiplier": "1.0",
         "model.block_depth": "4",
         "model.depth": "2",
+        "model.zero_init": "True",
+        "model.activation_first": "True",
     },
     sizes.joined(sizes.MLP, sizes.LONG),
-    _zero_readouts,
 )
 
 # ----- Figures.
@@ -228,10 +211,10 @@ FIGURES = [
             _flat(
                 "decay",
                 {
+                    "optimizer": "{'name': 'adamw'}",
                     "sweep.axes.learning_rate": "2**[-11:-6:1]",
                     "sweep.axes.weight_decay": "2**[-4:4:2]",
                 },
-                _adamw,
             ),
         ),
         "AdamW in place of SGD",

@@ -3,8 +3,6 @@
 Whether an optimum stays is the verdict of `sweep.verdict`, as in `claims_tp6`.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ...report import SweepData
@@ -171,40 +169,28 @@ def _difference(log_loss: np.ndarray) -> float:
 def middle_depth(*sweeps: SweepData) -> Drawing:
     """At equal size neither the flattest nor the deepest model is best (B.1).
 
-    Each sweep has one depth; its widths give width² x depth the same values as in the
-    other sweeps.
+    Each of the three sweeps has one depth; its widths give width² x depth the same
+    values as in the other sweeps.
     """
     by_sweep = [curves.cells(data, "depth_mup", "width") for data in sweeps]
-    lines = []
-    for cells in by_sweep:
-        losses = {cell.width**2 * cell.depth: curves.least(cell) for cell in cells}
-        lines.append(curves.least_line(f"depth {cells[0].depth}", losses))
-    depths, inside = zip(*map(_best_depth, zip(*by_sweep, strict=True)), strict=True)
+    sizes = [cell.width**2 * cell.depth for cell in by_sweep[0]]
+    losses = [[curves.least(cell) for cell in cells] for cells in by_sweep]
+    depths = [cells[0].depth for cells in by_sweep]
+    flat, middle, deep = losses
+    words = [
+        f"{', '.join(map(str, of_size))} at width² x depth = {size:,}"
+        for size, of_size in zip(sizes, zip(*losses, strict=True), strict=True)
+    ]
+    lines = [
+        curves.least_line(f"depth {depth}", dict(zip(sizes, of_depth, strict=True)))
+        for depth, of_depth in zip(depths, losses, strict=True)
+    ]
     labels = "Each at its best learning rate", "width² x depth", "training loss"
     return Drawing(
         [Panel(*labels, lines, log_x=True, log_y=True)],
-        f"best depth at equal width² x depth [95 % interval]: {', '.join(depths)}",
-        curves.conjunction(*inside),
+        f"loss of depths {', '.join(map(str, depths))}: {'; '.join(words)}",
+        curves.conjunction(*curves.lower(2 * middle, flat + deep)),
     )
-
-
-def _best_depth(cells: Sequence[Cell]) -> tuple[str, bool | None]:
-    """The best depth of cells of equal size, and whether it lies between the others."""
-    depths = [cell.depth for cell in cells]
-    size = f"{cells[0].width ** 2 * cells[0].depth:,}"
-    points = [curves.best_point(cell) for cell in cells]
-    if None in points:
-        return f"nothing trained at {size}", False
-    best = zip(cells, points, strict=True)
-    log_loss = np.stack([np.log(cell.loss[:, at]) for cell, at in best], axis=1)
-    seeds = np.array([optima.parabola(np.log2(depths), row)[0] for row in log_loss])
-    error = seeds.std(ddof=1) / np.sqrt(len(seeds)) if len(seeds) > 1 else np.inf
-    middle = curves.interval(float(seeds.mean()), error, len(seeds) - 1)
-    low, high = 2 ** (middle.value - middle.wide), 2 ** (middle.value + middle.wide)
-    words = f"{2**middle.value:.1f} [{low:.1f}, {high:.1f}] at {size}"
-    if int(log_loss.mean(axis=0).argmin()) in (0, len(depths) - 1):
-        return words, False
-    return words, True if min(depths) < low and high < max(depths) else None
 
 
 def decided_early(data: SweepData) -> Drawing:

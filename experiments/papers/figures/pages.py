@@ -5,7 +5,7 @@ Both pages are made from the same tables by the same functions, so that they agr
 
 import io
 import pathlib
-import textwrap
+import shlex
 from collections.abc import Iterator
 
 import rich.console
@@ -135,7 +135,7 @@ def evidence(docs: pathlib.Path) -> str:
                 f"{table.data.base.width} and depth {table.data.base.depth}; measured "
                 f"{table.facts['measured']}: [{name}]({name}).",
                 "",
-                *(f"    {line}" for line in _wrapped(table.data.command)),
+                *(f"    {line}" for line in command_lines(table.data.command)),
                 "",
                 "```text",
                 *_printed(table.data),
@@ -162,13 +162,20 @@ def _printed(data: report.SweepData) -> list[str]:
     return [line.rstrip() for line in out.getvalue().strip().splitlines()]
 
 
-def _wrapped(command: str) -> list[str]:
-    """A command line in lines of at most 90 characters, continued by a backslash."""
-    lines = textwrap.wrap(
-        command,
-        89,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return " \\\n".join(lines).split("\n")
+def command_lines(command: str) -> list[str]:
+    """A command line in lines of about 90 characters, continued by a backslash."""
+    lines = [""]
+    for word in map(_quoted, shlex.split(command)):
+        if lines[-1] and len(lines[-1]) + len(word) > 88:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return lines
+
+
+def _quoted(word: str) -> str:
+    """A word of a command; its value in double quotes, if it needs quotes."""
+    name, sign, value = word.partition("=")
+    if shlex.quote(value) == value or set('"$`\\!') & set(value):
+        return shlex.quote(word)
+    return f'{shlex.quote(name)}{sign}"{value}"'

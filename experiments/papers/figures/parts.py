@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
@@ -33,7 +33,6 @@ class Part:
       name: name of its folder and of its table.
       overrides: config keys and values, as typed after `--config.`.
       sizes: further overrides, by scale.
-      edit: changes the config where no override can, e.g. removes a key.
       tuned: a sweep of the base over the learning rate and the block multiplier. This
         sweep uses its best block multiplier, as in Tensor Programs VI.
       keys: the parametrizations that the figure is about, of one choice
@@ -46,7 +45,6 @@ class Part:
     name: str
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     sizes: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    edit: Callable[[ConfigDict], None] | None = None
     tuned: "Part | None" = None
     keys: tuple[str, ...] = ()
     at_best: bool = False
@@ -56,7 +54,7 @@ class Part:
         return dataclasses.replace(self, keys=keys)
 
     def words(self, request: Request, multiplier: float | None = None) -> list[str]:
-        """The command line of `mupax sweep` that runs it, apart from `edit`.
+        """The command line of `mupax sweep` that runs it.
 
         Args:
           request: gives the scale and the data.
@@ -79,8 +77,6 @@ class Part:
           UserError: an override that is not valid, or a text is needed and not named.
         """
         config = flags.parse(self.words(request, multiplier)).config
-        if self.edit:
-            self.edit(config)
         if config.dataset.startswith(_TEXT) and not request.dataset:
             raise UserError(
                 "this figure trains on a text file; name one: --dataset=text:FILE"

@@ -2,8 +2,6 @@
 
 import functools
 
-from ml_collections import ConfigDict
-
 from ...report import SweepData
 from . import curves, sizes
 from .parts import Part
@@ -44,12 +42,6 @@ def both_axes(data: SweepData) -> Drawing:
     )
 
 
-def _sgd(config: ConfigDict) -> None:
-    # No override adds a momentum to Adam's options.
-    with config.unlocked():
-        config.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
-
-
 _FOUR = {scale: {"sweep.seeds": "4"} for scale in SCALES}
 _MLP = sizes.joined(
     _FOUR,
@@ -75,7 +67,10 @@ _PLAIN = "the best learning rate of plain ReLU networks scales as L^(-3/2) with 
 _TWO = "with branches of two layers α = 1 keeps the best learning rate, α = ½ does not"
 
 _MUON_ALONE = {"optimizer.name": "muon", "sweep.only": "('depth_mup',)"}
-_SGD_RATES = {"sweep.axes.learning_rate": "2**[-11:-2:1]"}
+_SGD = {
+    "optimizer": "{'name': 'sgd', 'momentum': 0.9}",
+    "sweep.axes.learning_rate": "2**[-11:-2:1]",
+}
 _NO_CHOICES = {"sweep.choices": "()"}
 _FIRST_STEP = f"the theorem is about SGD's first step; {CIFAR}"
 
@@ -93,7 +88,7 @@ FIGURES = [
         "Plain networks, SGD",
         f"{_PLAIN}momentum",
         _DEPTH_LAW,
-        [Part("mlp_sweep", "mlp-sgd", _SGD_RATES, _MLP, edit=_sgd)],
+        [Part("mlp_sweep", "mlp-sgd", _SGD, _MLP)],
         _FIRST_STEP,
     ),
     beyond(

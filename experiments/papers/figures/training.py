@@ -2,8 +2,6 @@
 
 import functools
 
-from ml_collections import ConfigDict
-
 from ...report import SweepData
 from ...sweep import optima
 from ...sweep.statistics import Axis
@@ -132,10 +130,10 @@ _DECAY = {
     "steps": "1600",
     "schedule.warmup": "160",
     "sweep.average_last": "200",
-    "sweep.axes.learning_rate": "2**[-8:-4:1]",
     "sweep.seeds": "4",
     "optimizer.weight_decay": "0.3",
 }
+_RATES = "2**[-8:-4:1]"
 _WIDE = {"sweep.widths": "(16,64)"}
 _DEEP = {"sweep.depths": "(2,8)", "parametrization.name": "depth_mup"}
 _DECAY_CLAIM = (
@@ -146,18 +144,15 @@ _DECAY_CLAIM = (
 
 def _decay(name: str, overrides: dict[str, str], shares: str) -> tuple[Part, Part]:
     """A sweep over shares of the decay of hidden weights, and one without decay."""
-
-    def edit(config: ConfigDict) -> None:
-        # No override names a group of parameters.
-        with config.unlocked():
-            config.modules = ConfigDict({"hidden": {"pattern": "role:hidden"}})
-            config.sweep.axes[_HIDDEN] = shares
-
     overrides = _DECAY | overrides
-    without = overrides | {"optimizer.weight_decay": "0.0"}
+    decayed = {
+        "modules": "{'hidden': {'pattern': 'role:hidden'}}",
+        "sweep.axes": f"{{'learning_rate': '{_RATES}', '{_HIDDEN}': '{shares}'}}",
+    }
+    without = {"sweep.axes.learning_rate": _RATES, "optimizer.weight_decay": "0.0"}
     return (
-        Part("text_batch", name, overrides, edit=edit),
-        Part("text_batch", f"{name}-none", without),
+        Part("text_batch", name, overrides | decayed),
+        Part("text_batch", f"{name}-none", overrides | without),
     )
 
 
