@@ -11,6 +11,7 @@ import numpy as np
 
 from ..theory import linear_sgd, plane
 from ..theory.relu_mlp import fit_power_law
+from . import curves
 from .registry import Drawing, Line, Panel, near
 
 _REGIONS = ("unstable", "trivial", "unfaithful", "redundant", "diverse")
@@ -168,6 +169,7 @@ def depth_convergence(paper: bool) -> Drawing:
     return Drawing(panels, ours, near(slope, -1, 0.1))
 
 
+_DIVERSE = 0.4  # our tolerance for κ = ½
 _LAWS = {"Depth-μP": (0.5, 0.5), "ODE": (1.0, 0.0)}
 
 
@@ -176,23 +178,22 @@ def diversity(paper: bool) -> Drawing:
     diversities = {
         name: plane.measure(*law, **_sizes(paper)) for name, law in _LAWS.items()
     }
-    deep, ode = (diversities[name].diversity for name in _LAWS)
+    deep, ode = (diversities[name].diversities for name in _LAWS)
     depths = _sizes(paper)["depths"]
-    lines = [Line(name, depths, point.diversity) for name, point in diversities.items()]
+    lines = [
+        _kappas(name, depths, point.diversities) for name, point in diversities.items()
+    ]
     # κ is above 0 at every finite depth. It is 0 in the limit because the random part
     # of the distance vanishes with depth, as L^(1-2α).
     noise = diversities["ODE"].noise
     ours = (
-        f"κ from {deep[0]:.2f} to {deep[-1]:.2f} for Depth-μP (agrees above 0.4), from "
-        f"{ode[0]:.2f} to {ode[-1]:.2f} for the ODE, whose random part falls as "
-        f"L^{noise:.2f} (agrees if both fall, within 0.15 of -1)"
+        f"κ from {_mean(deep[0])} to {_mean(deep[-1])} for Depth-μP (agrees above "
+        f"{_DIVERSE}), from {_mean(ode[0])} to {_mean(ode[-1])} for the ODE, whose "
+        f"random part falls as L^{noise:.2f} (agrees if both fall, within 0.15 of -1)"
     )
-    falls = all(a > b for a, b in itertools.pairwise(ode))
-    return Drawing(
-        [_kappa("By depth", lines)],
-        ours,
-        bool(min(deep) > 0.4 and falls and near(noise, -1, 0.15)),
-    )
+    falls = [_interval(b - a).negative for a, b in itertools.pairwise(ode)]
+    agrees = curves.conjunction(_diverse(deep), *falls, near(noise, -1, 0.15))
+    return Drawing([_kappa("By depth", lines)], ours, agrees)
 
 
 def diversity_in_time(paper: bool) -> Drawing:
@@ -201,20 +202,21 @@ def diversity_in_time(paper: bool) -> Drawing:
     depths = _sizes(paper)["depths"]
     for name, law in _LAWS.items():
         diversities = [plane.measure(*law, steps=t, **_sizes(paper)) for t in times]
+        last[name] = np.stack([p.diversities for p in diversities])
         lines = [
-            Line(f"L = {d}", times, [p.diversity[i] for p in diversities])
-            for i, d in enumerate(depths)
+            _kappas(f"L = {d}", times, last[name][:, i]) for i, d in enumerate(depths)
         ]
         panels.append(_kappa(name, lines, "steps"))
-        last[name] = np.array([p.diversity for p in diversities])
-    ode, deep = last["ODE"], last["Depth-μP"]
+    ode, deep = last["ODE"], last["Depth-μP"].reshape(-1, last["ODE"].shape[-1])
+    over_steps, over_depths = ode[0, -1] - ode[-1, -1], ode[-1, 0] - ode[-1, -1]
+    least = deep[deep.mean(axis=-1).argmin()]
     ours = (
-        f"κ of the ODE falls to {ode[-1, -1]:.2f}, by {ode[0, -1] - ode[-1, -1]:.2f} "
-        f"over steps and {ode[-1, 0] - ode[-1, -1]:.2f} over depths; of Depth-μP it "
-        f"stays above {deep.min():.2f} (agrees above 0.4)"
+        f"κ of the ODE falls to {_mean(ode[-1, -1])}, by {_mean(over_steps)} over "
+        f"steps and {_mean(over_depths)} over depths; of Depth-μP it falls to "
+        f"{_mean(least)} (agrees above {_DIVERSE})"
     )
-    falls = ode[-1, -1] < min(ode[0, -1], ode[-1, 0])
-    return Drawing(panels, ours, bool(falls and deep.min() > 0.4))
+    falls = [_interval(-x).negative for x in (over_steps, over_depths)]
+    return Drawing(panels, ours, curves.conjunction(_diverse(deep), *falls))
 
 
 def absolute_value(paper: bool) -> Drawing:
@@ -224,16 +226,44 @@ def absolute_value(paper: bool) -> Drawing:
         name: plane.measure(0.5, 0.5, activation=phi, steps=16, **_sizes(paper))
         for name, phi in (("ReLU", jax.nn.relu), ("abs", jnp.abs))
     }
-    lines = [Line(name, depths, point.diversity) for name, point in diversities.items()]
-    gain = diversities["abs"].diversity[-1] - diversities["ReLU"].diversity[-1]
-    ours = f"κ of abs less κ of ReLU is {gain:+.3f} at depth {depths[-1]}"
-    return Drawing([_kappa("After 16 steps", lines)], ours, gain > 0)
+    lines = [
+        _kappas(name, depths, point.diversities) for name, point in diversities.items()
+    ]
+    # The networks of a seed have the same weights at first.
+    gain = diversities["abs"].diversities[-1] - diversities["ReLU"].diversities[-1]
+    agrees = curves.negation(_interval(gain).negative)
+    ours = f"κ of abs less κ of ReLU is {_mean(gain, '+.3f')} at depth {depths[-1]}"
+    return Drawing([_kappa("After 16 steps", lines)], ours, agrees)
 
 
 def _sizes(paper: bool) -> dict[str, Any]:
     if paper:
         return {"depths": (64, 256, 1024), "width": 256, "seeds": 4}
-    return {"depths": (16, 64, 256), "width": 32, "seeds": 4}
+    return {"depths": (16, 64, 256), "width": 32, "seeds": 16}
+
+
+def _interval(kappas: np.ndarray) -> curves.Interval:
+    """The mean over seeds, with its 95 % interval."""
+    error = float(kappas.std(ddof=1) / np.sqrt(len(kappas)))
+    return curves.interval(float(kappas.mean()), error, len(kappas) - 1)
+
+
+def _mean(kappas: np.ndarray, form: str = ".2f") -> str:
+    """The mean over seeds, e.g. "0.49 ± 0.01" with half of the 95 % interval."""
+    mean = _interval(kappas)
+    return f"{mean.value:{form}} ± {mean.wide:{form.lstrip('+')}}"
+
+
+def _diverse(kappas: np.ndarray) -> bool | None:
+    """Whether κ is above the tolerance in every row of networks."""
+    below = (_interval(row).under(_DIVERSE) for row in kappas)
+    return curves.conjunction(*map(curves.negation, below))
+
+
+def _kappas(label: str, x: Sequence[float], kappas: np.ndarray) -> Line:
+    """The means of rows of networks, with standard errors."""
+    errors = kappas.std(axis=1, ddof=1) / np.sqrt(kappas.shape[1])
+    return Line(label, x, kappas.mean(axis=1).tolist(), errors.tolist())
 
 
 def _kappa(title: str, lines: list[Line], x_label: str = "depth") -> Panel:

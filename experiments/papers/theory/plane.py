@@ -62,8 +62,8 @@ class Point:
         "dx", "dh" and "df" by one step, and of "residual", L times the part of a
         block's change that is not linear in ΔW.
       errors: standard errors of the exponents over seeds.
-      diversity: κ at each depth: 1 minus the slope of log |x^{(λ+ε)L} - x^{λL}|
-        against log ε.
+      diversities: κ of each network, shape (depths, seeds): 1 minus the slope of
+        log |x^{(λ+ε)L} - x^{λL}| against log ε.
       noise: the exponent of A in L; 1 - 2α is expected.
       tolerance: largest slope of a bounded quantity.
     """
@@ -74,9 +74,14 @@ class Point:
     depths: tuple[int, ...]
     exponents: dict[str, float]
     errors: dict[str, float]
-    diversity: tuple[float, ...]
+    diversities: Float[np.ndarray, "depths seeds"]
     noise: float
     tolerance: float
+
+    @property
+    def diversity(self) -> tuple[float, ...]:
+        """κ at each depth, the mean over seeds."""
+        return tuple(map(float, self.diversities.mean(axis=1)))
 
     @property
     def verdicts(self) -> Verdicts:
@@ -205,14 +210,9 @@ def measure(
             exponents[name] = float(slopes.mean())
             errors[name] = float(slopes.std(ddof=1) / np.sqrt(seeds))
         noise = float(weights @ np.log(random))
-        diversity = tuple(
-            float(1 - np.polyfit(np.arange(len(s)) * np.log(2), np.log(s) / 2, 1)[0])
-            if np.isfinite(s).all()
-            else float("nan")
-            for s in squares
-        )
+        diversities = np.stack([_diversity(sample["distance"]) for sample in samples])
     return Point(
-        alpha, gamma, family, sizes, exponents, errors, diversity, noise, tolerance
+        alpha, gamma, family, sizes, exponents, errors, diversities, noise, tolerance
     )
 
 
@@ -293,6 +293,17 @@ def _sample(
 
 def _rms(x: Array) -> Array:
     return jnp.sqrt(jnp.mean(jnp.square(x)))
+
+
+def _diversity(distance: np.ndarray) -> np.ndarray:
+    """κ of each network, from its distances at ε L = 1, 2, 4, ...; NaN if it diverged.
+
+    `distance` has shape (seeds, gaps).
+    """
+    gap = np.arange(distance.shape[1]) * np.log(2)
+    gap -= gap.mean()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return 1 - np.log(distance) @ gap / (gap @ gap)
 
 
 def _random_part(depth: int, squares: np.ndarray) -> float:
