@@ -87,9 +87,14 @@ def _canvas(drawing: Drawing) -> Canvas:
     width = (5.2 if count == 1 else 4.0 * columns) + 1.7 * shared
     height = (3.9 if shared else 4.5) * rows
     canvas = Canvas(figsize=(width, height), layout="constrained")
-    axes = canvas.subplots(rows, columns, squeeze=False).flat[:count]
+    # Panels of the same quantity share its axis too, if it is linear.
+    same = shared and len({(p.y_label, p.log_y) for p in panels}) == 1
+    sharey = same and not panels[0].log_y
+    axes = canvas.subplots(rows, columns, squeeze=False, sharey=sharey).flat[:count]
     for ax, panel in zip(axes, panels, strict=True):
         _panel(ax, panel, legend=not shared)
+        if sharey and not ax.get_subplotspec().is_first_col():
+            ax.set_ylabel("")
     if shared:
         handles, names = axes[0].get_legend_handles_labels()
         canvas.legend(handles, names, loc="outside right center", **_LEGEND)
