@@ -127,11 +127,9 @@ class Part:
         known = tables.read(self.path(request))
         if known is not None and not tables.same_settings(known, parsed.settings()):
             known = None
-        lacking = [
-            task
-            for task in self._tasks(parsed)
-            if known is None or not tables.covers(known, [task], parsed.seeds)
-        ]
+        tasks = self._tasks(parsed)
+        held = [tables.seeds_of(known, task) if known else 0 for task in tasks]
+        lacking = [t for t, n in zip(tasks, held, strict=True) if n < parsed.seeds]
         if known is not None and not lacking:
             return known
         only = {task.parametrization for task in lacking}
@@ -141,16 +139,24 @@ class Part:
             (key, tuple(v for v in values if any(t.choices[key] == v for t in lacking)))
             for key, values in config.sweep.choices
         )
+        first = min(held)
+        if first:  # the sweep trains later seeds of them all
+            config.seed += first
+            config.sweep.seeds -= first
+            folder = folder.with_name(f"{folder.name}-seed{first}")
         # The directory of the data differs between machines.
         portable = dataclasses.replace(request, data_dir=None)
         words = ["mupax", *self.words(portable, multiplier)]
         data = sweep.run(config, str(folder), words)
+        if known is not None and first:
+            data = tables.after(known, data, first)
         epochs = None
         if not config.dataset.startswith(_TEXT):
             examples = parsed.base.steps * parsed.base.batch_size
             epochs = round(examples / open_dataset(parsed.base).train_size, 2)
         today = datetime.date.today().isoformat()
-        whole = dataclasses.replace(data, featured=parsed.featured)
+        settings = {**data.settings, "config": parsed.settings()}
+        whole = dataclasses.replace(data, featured=parsed.featured, settings=settings)
         facts = tables.facts(whole, epochs=epochs, measured=today)
         return tables.add(self.path(request), data, facts)
 

@@ -265,16 +265,30 @@ def tuned(data: SweepData, name: str) -> SweepData:
 
 def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
     """Whether a table, of the same settings, holds all runs of so many seeds."""
+    return all(seeds_of(table, task) >= seeds for task in tasks)
+
+
+def seeds_of(table: Table, task: Task) -> int:
+    """The number of seeds for which a table, of the same settings, has the task."""
+    choices = json.dumps(dict(task.choices), sort_keys=True)
+    key = task.parametrization, task.width, task.depth, choices
+    held = next((p for p in table.data.populations if _key(p) == key), None)
+    if held is None or list(held.axes) != list(task.grid):
+        return 0
+    for name, values in task.grid.items():
+        own = held.axes[name]
+        if len(own) != len(values) or not np.allclose(own, values, 1e-6, 0):
+            return 0
+    return len(held.loss)
+
+
+def after(table: Table, data: SweepData, seeds: int) -> SweepData:
+    """Runs of later seeds, after the table's first `seeds` of the same population."""
     known = {_key(p): p for p in table.data.populations}
-    for task in tasks:
-        choices = json.dumps(dict(task.choices), sort_keys=True)
-        held = known.get((task.parametrization, task.width, task.depth, choices))
-        if held is None or len(held.loss) < seeds:
-            return False
-        if list(held.axes) != list(task.grid):
-            return False
-        for name, values in task.grid.items():
-            own = held.axes[name]
-            if len(own) != len(values) or not np.allclose(own, values, 1e-6, 0):
-                return False
-    return True
+    joined = []
+    for p in data.populations:
+        first = known[_key(p)]
+        loss = np.concatenate([first.loss[:seeds], p.loss])
+        curves = np.concatenate([_coarse(first.curves[:seeds]), _coarse(p.curves)])
+        joined.append(dataclasses.replace(p, loss=loss, curves=curves))
+    return dataclasses.replace(data, populations=joined)

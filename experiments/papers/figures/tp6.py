@@ -49,7 +49,7 @@ _ABSLN = _mlp(
     "one-absln",
     "('half_alpha', 'depth_mup',)",
     _ABS,
-    {"medium": {"sweep.seeds": "8"}},
+    {"medium": {"sweep.seeds": "24"}},
 )
 _RELU_BOTH = _both("one-relu", {})
 _ABSLN_BOTH = _both("one-absln", _ABS)
