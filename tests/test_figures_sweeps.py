@@ -653,6 +653,26 @@ def test_a_figure_about_one_choice_trains_no_other(tmp_path):
     assert len(one.shown(one.read(request)).populations) == 2
 
 
+def test_a_table_gets_more_seeds_without_training_its_own_again(tmp_path):
+    def trained(seeds, name):
+        overrides = TINY | {"sweep.seeds": str(seeds)}
+        part = parts.Part("resmlp_sweep", "tiny", overrides)
+        request = figures.Request("laptop", tmp_path / name, dataset="digits")
+        return part.train(dataclasses.replace(request, tables=tmp_path / name))
+
+    trained(1, "grown")
+    shutil.rmtree(tmp_path / "grown/laptop/tiny")
+    grown, whole = trained(3, "grown"), trained(3, "whole")
+    runs = (tmp_path / "grown/laptop/tiny-seed1/results.csv").read_text()
+    assert len(runs.splitlines()) == 1 + 2 * sum(
+        p.loss[0].size for p in grown.data.populations
+    )
+    assert grown.facts["settings"] == whole.facts["settings"]
+    for one, other in zip(grown.data.populations, whole.data.populations, strict=True):
+        np.testing.assert_allclose(one.loss, other.loss, rtol=1e-4)
+        np.testing.assert_allclose(one.curves, other.curves, rtol=1e-4)
+
+
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_killed_figure_goes_on_to_the_same_picture(tmp_path):
