@@ -99,7 +99,9 @@ def test_a_level_that_all_learning_rates_share_is_no_noise():
     told = regret(fits(*[seeds * valley(-7.0, 0.05)] * 3), 2, -8.0)
     # What is left is the error of the grid.
     assert told.high < (1 + told.share) * (1 + told.slip) - 1 + 1e-6
-    assert told.noise == pytest.approx(np.exp(np.log([0.8, 1, 1.2]).std(ddof=1)) - 1)
+    # The lower 95 % bound: χ² with two degrees of freedom is below 5.99.
+    bound = np.log([0.8, 1, 1.2]).std(ddof=1) * np.sqrt(2 / (-2 * np.log(0.05)))
+    assert told.noise == pytest.approx(np.exp(bound) - 1)
 
 
 def test_pooling_over_sizes_narrows_the_bounds():
@@ -120,3 +122,34 @@ def test_along_picks_one_axis_from_small_to_large():
     runs.append(population("mup", 64, 16))
     chosen = statistics.along(runs, "sp", "depth", statistics.Sizes(64, 8))
     assert [p.depth for p in chosen] == [4, 8, 32]
+
+
+def test_the_least_loss_is_that_of_the_parabola_of_the_optimum():
+    """Also where the loss bends more at the optimum than beside it."""
+    grid = np.arange(-10.0, -4.0)
+    rise = np.where(grid < -7, 0.05, 0.12) * (grid + 7.2) ** 2
+    fitted = optima.Fit(grid, rise[None], 0, 6)
+    middle = np.polyfit(grid[2:5], rise[2:5], 2)
+    assert fitted.at(fitted.optimum)[0] == pytest.approx(
+        np.polyval(middle, fitted.optimum), abs=1e-12
+    )
+    assert fitted.at(fitted.optimum)[0] <= rise.min()
+
+
+def test_a_jump_beside_the_optimum_makes_no_dip():
+    grid = np.arange(-10.0, -4.0)
+    rise = np.array([0.4, 0.2, 0.1, 0.05, 3.0, 4.0])
+    fitted = optima.Fit(grid, rise[None], 0, 6)
+    assert fitted.at(fitted.optimum)[0] > 0.0
+    # The parabola of the optimum falls to -0.3.
+    assert (fitted.weights([fitted.optimum], other=True) @ rise)[0] < -0.2
+
+
+def test_only_the_largest_size_says_how_much_seeds_differ():
+    grid = np.arange(-10.0, -4.0)
+    level = np.linspace(-1, 1, 5)[:, None]
+    fits = [
+        optima.Fit(grid, 0.1 * (grid + 7) ** 2 + noise * level, 0, 6)
+        for noise in (0.5, 0.01)
+    ]
+    assert regret(fits, 1, -7.0).noise < 0.01 < regret(fits, 0, -7.0).noise

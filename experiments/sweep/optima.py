@@ -17,6 +17,7 @@ from .results import Cell, Optimum, log2
 # 0.086: `pytest tests/test_coverage.py -s -k error_of_the_grid` compares the fits to
 # the two octave grids within the half-octave grid.
 PHASE = 0.08
+_JUMP = 4.0
 
 
 def optimum(cell: Cell) -> Optimum | None:
@@ -59,11 +60,14 @@ def optimum(cell: Cell) -> Optimum | None:
 class Fit:
     """Log loss of one model size, at grid points and between them.
 
-    Between two grid points the loss is read off a parabola through them and a third
-    point: the next on the left or on the right, whichever parabola is the flatter
-    (essentially non-oscillatory interpolation; Harten et al., J. Comput. Phys. 71,
-    231, 1987). Where the loss jumps up, towards divergence, the other parabola would
-    dip far below every measured loss. Every fitted loss is a weighted sum of the
+    Between the best grid point and its neighbours the loss is read off the parabola
+    through these three, which gives the optimum. Between two other grid points it is
+    read off a parabola through them and a third point: the next on the left or on the
+    right, whichever parabola is the flatter (essentially non-oscillatory interpolation;
+    Harten et al., J. Comput. Phys. 71, 231, 1987). So it is beside the best grid point
+    too if the loss jumps up there, towards divergence: the parabola would dip far below
+    every measured loss. A jump bends it `_JUMP` times as much as the other one, of the
+    next three points. Every fitted loss is a weighted sum of the
     losses at grid points, with the same weights for all seeds, and seeds can be
     compared one by one.
 
@@ -121,29 +125,32 @@ class Fit:
         return bool(near <= (steps.max() / 2 if len(steps) else 0.0) + 1e-9)
 
     def weights(
-        self, values: Sequence[float] | np.ndarray, *, steep: bool = False
+        self, values: Sequence[float] | np.ndarray, *, other: bool = False
     ) -> np.ndarray:
         """Weights of the grid points' log losses in the losses at given coordinates.
 
         Args:
           values: coordinates, shape (values,).
-          steep: take the steeper of the two parabolas, not the flatter. Their
-            difference estimates the error of the loss between grid points.
+          other: take the other one of the two parabolas. Their difference estimates
+            the error of the loss between grid points.
 
         Returns:
           Shape (values, points); each row sums to one.
         """
         x, count = np.asarray(values, float), len(self.grid)
         width = min(count, 3)
-        # The interval of each value, and the flatter of the parabolas around it.
+        # The interval of each value, and one of the two parabolas around it.
         left = (np.searchsorted(self.grid, x) - 1).clip(0, max(count - 2, 0))
         first = np.zeros(len(x), int)
         if width == 3:
             bend = np.append(np.append(np.inf, self._bend), np.inf)
-            flatter = bend[left] <= bend[left + 1]
-            if steep:  # at the ends of the grid there is one parabola only
-                flatter ^= np.isfinite(bend[left]) & np.isfinite(bend[left + 1])
-            first = np.where(flatter, left - 1, left)
+            one, two = bend[left], bend[left + 1]
+            lower = one <= two
+            lower |= (left == self.best) & (one <= _JUMP * two)
+            lower &= (left != self.best - 1) | (two > _JUMP * one)
+            if other:  # at the ends of the grid there is one parabola only
+                lower ^= np.isfinite(one) & np.isfinite(two)
+            first = np.where(lower, left - 1, left)
         nodes = self.grid[first[:, None] + np.arange(width)]
         out = np.zeros((len(x), count))
         for i in range(width):

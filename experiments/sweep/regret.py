@@ -16,7 +16,7 @@ from scipy import stats
 from .optima import Fit
 
 _BETWEEN = 9  # values around the best grid point that may be the best one
-_PRIOR = 4.0  # degrees of freedom that the other sizes' variance counts for
+PRIOR = 4.0  # degrees of freedom that the other sizes' variance counts for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Regret:
     share: float  # loss at the value over the least loss, minus one
     low: float  # lower 95 % bound of the share; at least 0
     high: float  # upper 95 % bound of the share; infinite for one seed
-    noise: float  # standard deviation of the loss over seeds, as a share of the loss
+    # Lower 95 % bound of the standard deviation of the loss over seeds, as a share.
+    noise: float
     slip: float  # upper 95 % bound of the grid's error of the share
     own: float  # least loss, geometric mean over seeds
 
@@ -90,18 +91,22 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
     at_value, at_best = fit.weights([value, fit.optimum])
     least = float(at_best @ mean)
     share = max(float(at_value @ mean) - least, 0.0)
-    variance, _ = _pooled(fits, index, at_best[None])
+    seeds = len(fit.log_loss)
+    deviation = 0.0
+    if seeds > 1:
+        squares = (seeds - 1) * (fit.log_loss @ at_best).var(ddof=1)
+        deviation = math.sqrt(squares / stats.chi2.ppf(0.95, seeds - 1))
     beside = np.array([value - fit.place_error, value + fit.place_error])
     beside = beside.clip(min(fit.grid[0], value), max(fit.grid[-1], value))
     slip = float(np.abs((fit.weights(beside) - at_value) @ mean).max())
-    rough = (fit.weights([value], steep=True)[0] - at_value) @ mean
+    rough = (fit.weights([value], other=True)[0] - at_value) @ mean
     slip = math.hypot(slip, float(rough) / 2)
     low, high = _bounds(fits, index, value, slip)
     return Regret(
         share=_share(share),
         low=_share(min(max(low, 0.0), share)),
         high=_share(max(high, share)),
-        noise=_share(math.sqrt(float(variance[0]))),
+        noise=_share(deviation),
         slip=_share(float(stats.norm.ppf(0.95)) * slip),
         own=2.0**least,
     )
@@ -144,7 +149,7 @@ def _pooled(
     """Variance over seeds of contrasts of one model's grid points.
 
     The model's own variance is averaged with that of the other sizes, which counts as
-    at most `_PRIOR` degrees of freedom: a few seeds borrow from the other sizes, many
+    at most `PRIOR` degrees of freedom: a few seeds borrow from the other sizes, many
     seeds hardly do (a moderated variance; Smyth, Stat. Appl. Genet. Mol. Biol. 3, 3,
     2004).
 
@@ -186,7 +191,7 @@ def _pooled(
     alike = (flat @ flat.T / np.maximum(np.outer(length, length), 1e-300)) ** 2
     pairs = alike[np.triu_indices(len(fits), 1)]
     agree = float(pairs.mean()) if len(pairs) else 0.0
-    known = np.minimum(sizes * spare / (1 + sizes * agree), _PRIOR)
+    known = np.minimum(sizes * spare / (1 + sizes * agree), PRIOR)
     freedom = known + spare
     variance = (known * others + squares[index]) / np.maximum(freedom, 1)
     return variance, np.maximum(freedom, 1)

@@ -9,9 +9,9 @@ largest size diverges at the base's value. In between the sweep cannot tell.
 Allowed is 1 % of the loss (`SHARE`). With the compute exponent 0.05 of language models
 (Kaplan et al., arXiv 2001.08361, eq. 1.3) about 20 % more compute buys 1 % of the loss
 (1.01^20 = 1.22). Retuning costs at least one more training of the large model, which is
-100 % more compute. Where the loss of one run varies by more than 1 % between seeds, one
-such standard deviation is allowed: the seed then changes the loss by more than retuning
-would.
+100 % more compute. Where the loss of the largest size surely varies by more than 1 %
+between seeds, one such standard deviation is allowed, by its lower 95 % bound: the seed
+then changes the loss by more than retuning would.
 
 The shift of the optimum per doubling of the size (`Trend`) does not decide the verdict.
 In a flat valley the optimum and its shift are uncertain, but the regret is small and
@@ -173,14 +173,15 @@ class Transfer:
         """The verdict, its cost and its reason, in a few words.
 
         "transfers: costs at most 34% of the loss at width 64, less than the standard
-        deviation between seeds (40%)" says why more than `SHARE` is allowed.
+        deviation between seeds (at least 40%)" says why more than `SHARE` is allowed.
         """
         known = self.cost and len(self.cells) > 1
         cost = f"costs {self.cost} at {self.size_text()}" if known else ""
         match self.verdict:
             case Verdict.TRANSFERS if self.regret and self.regret.high > SHARE:
-                noise = f"standard deviation between seeds ({percent(self.allowed)})"
-                return f"{self.verdict}: {cost}, less than the {noise}"
+                noise = f"(at least {percent(self.allowed)})"
+                seeds = f"less than the standard deviation between seeds {noise}"
+                return f"{self.verdict}: {cost}, {seeds}"
             case Verdict.TRANSFERS | Verdict.COSTS:
                 return f"{self.verdict}: {cost}"
             case Verdict.DIVERGES | Verdict.FAILS:
