@@ -394,7 +394,7 @@ CASES = {
     "two depths alike": (bordelon.middle_depth, equal_sizes(8), None),
     "decided early": (
         bordelon.decided_early,
-        (found(*early_late(FALLING, drift=0.05)),),
+        (found(*early_late(FALLING, drift=0.02)),),
         True,
     ),
     "decided late": (
@@ -485,6 +485,36 @@ def test_the_variance_of_pairs_is_pooled_over_sizes():
         wide.append((curves.gaps(pairs[:1])[0].wide, curves.gaps(pairs)[0].wide))
     alone, together = np.median(wide, axis=0)
     assert together < 0.6 * alone
+
+
+def test_a_pair_of_the_same_networks_says_nothing_about_the_noise():
+    """At the base's depth, two parametrizations are the same network."""
+    rng = np.random.default_rng(0)
+    one, other = (curves.Least(rng.normal(0, 0.1, 4)) for _ in range(2))
+    same = curves.Least(np.zeros(4)), curves.Least(np.zeros(4))
+    alone, beside = curves.gaps([(one, other)])[0], curves.gaps([same, (one, other)])
+    assert beside[1] == alone
+    assert beside[0].negative is None
+
+
+def test_a_least_loss_is_as_uncertain_as_its_fit():
+    seeds = np.array([0.0, 0.1, 0.2])
+    other = seeds + np.array([0.011, 0.010, 0.009])
+    rough = curves.Least(other, slip=0.02)
+    assert curves.lower([curves.Least(seeds)], [rough]) == [None]
+
+
+def test_weight_decays_are_compared_without_a_ratio():
+    """The rise over weight decay of a few seeds is itself uncertain."""
+    rise = np.array([0.0, 0.1, 0.2])
+    spans = np.array([1.0, 1.02, 0.98, 1.0])[:, None]
+    alike = np.stack([spans * rise, spans * rise * 1.05])
+    share, agrees = bordelon._difference(alike)
+    assert share == pytest.approx(0.05)
+    assert agrees
+    loose = np.array([0.2, 1.8, 0.4, 1.6])[:, None]
+    assert bordelon._difference(np.stack([spans * rise, loose * rise]))[1] is None
+    assert bordelon._difference(np.stack([spans * rise, spans * rise * 2]))[1] is False
 
 
 def planned(part, request):

@@ -1,5 +1,6 @@
 """The (α, γ) plane of Tensor Programs VI, section 7, as measured."""
 
+import dataclasses
 import re
 
 import jax
@@ -80,6 +81,20 @@ def test_a_kink_halves_the_exponent_of_linearization():
         residual = point.exponents["residual"]
         assert residual == pytest.approx(expected, abs=3 * point.errors["residual"])
         assert point.errors["residual"] < 0.05
+
+
+def test_a_slope_within_its_error_of_the_tolerance_decides_nothing():
+    slopes = dict.fromkeys(("x", "h", "dx", "dh", "df"), 0.0) | {"residual": -0.5}
+    errors = dict.fromkeys(slopes, 0.01)
+    kappas = np.full((2, 8), 0.5)
+    point = plane.Point(
+        0.5, 0.5, "sgd", (16, 64), slopes, errors, kappas, 0.0, tolerance=0.15
+    )
+    assert point.decided == point.verdicts
+    unsure = dataclasses.replace(point, errors=errors | {"dh": 0.2})
+    open_ = {name for name, answer in unsure.decided.items() if answer is None}
+    assert open_ == {"faithful", "feature learning"}
+    assert unsure.verdicts == point.verdicts
 
 
 def test_predictions_follow_the_claims():

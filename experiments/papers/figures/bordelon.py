@@ -31,9 +31,10 @@ _RESNET = Part(
 _VIT = Part("vit_sweep", "vit", {"sweep.only": "('mup', 'depth_mup',)"}, sizes.VIT)
 
 
-def _flat(name: str, overrides: dict[str, str]) -> Part:
+def _flat(name: str, overrides: dict[str, str], *more: sizes.Sizes) -> Part:
     """Depth-μP at one width, over another hyperparameter too."""
-    return Part("cnn_sweep", f"cnn-{name}", _DEPTH_MUP | overrides, _FLAT)
+    given = sizes.joined(_FLAT, *more)
+    return Part("cnn_sweep", f"cnn-{name}", _DEPTH_MUP | overrides, given)
 
 
 def _resnets(*runs: str) -> Part:
@@ -95,20 +96,23 @@ def _figure(
 FIGURES = [
     _figure(
         "1",
-        "the best learning rate of 1/√L-scaled networks stays over depth and width",
+        "the best learning rate of 1/√L-scaled networks stays over depth and width; "
+        "that of μP moves over depth",
         claims.both_sizes,
         (_CNN.about("mup", "depth_mup"),),
     ),
     _figure(
         "2",
-        "batch norm alone transfers less reliably than 1/√L scaling",
+        "with batch norm alone the best learning rate shifts more with depth than "
+        "with 1/√L scaling",
         claims.norm_is_not_enough,
         (_resnets("mup batch", "depth_mup batch", "depth_mup none"),),
         "two stages",
     ),
     _figure(
         "3",
-        "the learning rate of ViTs under Adam transfers over depth",
+        "the learning rate of ViTs under Adam transfers over depth; with 1/√L depth "
+        "helps more",
         claims.transformers,
         (_VIT,),
         "CIFAR-10 in place of Tiny ImageNet and ImageNet",
@@ -171,7 +175,8 @@ FIGURES = [
     ),
     _figure(
         "B.4",
-        "LayerNorm helps μP to transfer over depth; 1/√L scaling helps more",
+        "with LayerNorm the best learning rate of μP shifts less with depth; with "
+        "1/√L scaling less still",
         functools.partial(
             claims.norm_helps, norm="instance", label="LayerNorm of each channel"
         ),
@@ -180,7 +185,8 @@ FIGURES = [
     ),
     _figure(
         "B.5",
-        "batch norm helps μP to transfer over depth; 1/√L scaling helps more",
+        "with batch norm the best learning rate of μP shifts less with depth; with "
+        "1/√L scaling less still",
         functools.partial(claims.norm_helps, norm="batch", label="batch norm"),
         (_resnets("mup none", "mup batch", "depth_mup batch"),),
         "two stages",
@@ -205,7 +211,7 @@ FIGURES = [
     ),
     _figure(
         "B.8",
-        "weight decay's dynamics transfer over depth",
+        "the loss depends on weight decay in the same way at every depth",
         claims.decay_stays,
         (
             _flat(
@@ -215,6 +221,7 @@ FIGURES = [
                     "sweep.axes.learning_rate": "2**[-11:-6:1]",
                     "sweep.axes.weight_decay": "2**[-4:4:2]",
                 },
+                {"laptop": {"sweep.seeds": "16"}},
             ),
         ),
         "AdamW in place of SGD",

@@ -6,13 +6,14 @@ Whether an optimum stays is the verdict of `sweep.verdict`, as in `claims_tp6`.
 import numpy as np
 
 from ...report import SweepData
-from ...sweep import optima, statistics
-from ...sweep.results import Cell
-from ...sweep.verdict import Transfer
+from ...sweep import optima
+from ...sweep.regret import Regret, regret
+from ...sweep.verdict import SHARE, Transfer
 from . import curves
 from .registry import Drawing, Panel
 
 _SOON = 0.25  # of the steps
+_APART = 0.25  # of the base's range
 
 
 def both_sizes(data: SweepData) -> Drawing:
@@ -52,7 +53,10 @@ def without_scaling(data: SweepData) -> Drawing:
 
 
 def norm_is_not_enough(data: SweepData) -> Drawing:
-    """With 1/√L a ResNet's optimum stays, with a norm alone less so (Figure 2)."""
+    """With 1/√L a ResNet's optimum stays, with a norm alone it shifts more (Figure 2).
+
+    The paper compares the consistency of curves: shifts are compared, not costs.
+    """
     transfers = {
         "μP, batch norm": curves.judge(data, "mup, model.norm=batch"),
         "1/√L, batch norm": curves.judge(data, "depth_mup, model.norm=batch"),
@@ -67,7 +71,7 @@ def norm_is_not_enough(data: SweepData) -> Drawing:
 
 
 def norm_helps(data: SweepData, norm: str, label: str) -> Drawing:
-    """A norm makes depths more alike, 1/√L more so (Figures B.4 and B.5)."""
+    """A norm makes the optimum shift less, 1/√L less still (Figures B.4 and B.5)."""
     transfers = {
         "μP, no norm": curves.judge(data, "mup, model.norm=none"),
         f"μP, {label}": curves.judge(data, f"mup, model.norm={norm}"),
@@ -135,35 +139,47 @@ def decay_stays(data: SweepData) -> Drawing:
     """
     cells = curves.cells(data, "depth_mup", name="weight_decay")
     log_loss = np.stack([np.log(cell.loss) for cell in cells])
-    seeds = log_loss.shape[1]
-    share = _difference(log_loss)
-    left_out = [_difference(np.delete(log_loss, i, axis=1)) for i in range(seeds)]
-    error = statistics.jackknife(left_out) if seeds > 1 else np.inf
-    difference = curves.interval(share, error, seeds - 1)
+    share, agrees = _difference(log_loss)
     ours = (
         "log loss against weight decay: curves of different depths lie within "
-        f"{difference.value:.0%} ± {difference.wide:.0%} of the base's range "
-        "(agrees below 25%)"
+        f"{share:.0%} of the base's range (agrees if surely below {_APART:.0%})"
     )
     panels = [curves.panel("Each at its best learning rate", cells)]
     for cell in (cells[0], cells[-1]):
         runs = [(f"λ = {2.0**x:g}", cell, at) for at, x in enumerate(cell.log2_lr)]
         panels.append(curves.learning_panel(f"Depth {cell.depth}", runs, data.steps))
-    return Drawing(panels, ours, None if np.isnan(share) else difference.under(0.25))
+    return Drawing(panels, ours, agrees)
 
 
-def _difference(log_loss: np.ndarray) -> float:
-    """The largest difference between depths, as a share of the base's whole rise.
+def _difference(log_loss: np.ndarray) -> tuple[float, bool | None]:
+    """How far curves lie from the base's, and whether that is below `_APART`.
 
-    NaN where no weight decay trained at every depth. The log losses have the shape
-    (depths, seeds, weight decays).
+    With d the difference of two curves at a decay, each less its value at the base's
+    best decay, and r the base's range: the largest d / r, and whether both d - 0.25 r
+    and -d - 0.25 r are negative at every decay. This divides by no noisy number.
+
+    Args:
+      log_loss: shape (depths, seeds, weight decays).
     """
-    mean = log_loss.mean(axis=1)
-    mean = mean[:, ~np.isnan(mean).any(axis=0)]
-    if not mean.size:
-        return np.nan
-    above = mean - mean.min(axis=1, keepdims=True)
-    return float(np.abs(above - above[0]).max() / above[0].max())
+    trained = log_loss[..., ~np.isnan(log_loss).any(axis=(0, 1))]
+    if trained.shape[-1] < 2:
+        return np.nan, None
+    base = trained[0].mean(axis=0)
+    best, worst = base.argmin(), base.argmax()
+    rise = np.delete(trained - trained[..., [best]], best, axis=-1)
+    span = (trained[0, :, worst] - trained[0, :, best])[:, None]
+    apart = rise[1:] - rise[0]
+    share = float(np.abs(apart.mean(axis=1)).max() / span.mean())
+    above = np.concatenate([apart - _APART * span, -apart - _APART * span])
+    by_seed = above.transpose(1, 0, 2).reshape(len(span), -1)
+    return share, curves.conjunction(*map(_negative, by_seed.T))
+
+
+def _negative(seeds: np.ndarray) -> bool | None:
+    """Whether a mean over seeds is negative, at the 5 % level."""
+    count = len(seeds)
+    error = float(seeds.std(ddof=1)) / count**0.5 if count > 1 else np.inf
+    return curves.interval(float(seeds.mean()), error, count - 1).negative
 
 
 def middle_depth(*sweeps: SweepData) -> Drawing:
@@ -197,11 +213,17 @@ def decided_early(data: SweepData) -> Drawing:
     """The best learning rate shows after a few epochs of twenty (Figure B.3)."""
     cells = curves.cells(data, "depth_mup")
     early = curves.after(cells, _SOON)
-    gaps = [_distance(*pair) for pair in zip(early, cells, strict=True)]
+    fits = [fit for cell in cells if (fit := optima.fit(cell)) is not None]
+    trained = len(fits) == len(cells)  # at every depth
+    costs = [
+        regret(fits, i, best.log2_lr) if trained and best is not None else None
+        for i, best in enumerate(map(optima.optimum, early))
+    ]
     ours = (
-        f"after {_SOON:.0%} of the steps the optimum is "
-        f"{', '.join(f'{gap.value:.2f}' for gap in gaps)} octaves from its last place, "
-        f"at depths {', '.join(str(c.depth) for c in cells)} (agrees within ½)"
+        f"at the end, the optimum after {_SOON:.0%} of the steps costs "
+        f"{', '.join(cost.words if cost else 'an unknown share' for cost in costs)} of "
+        f"the loss at depths {', '.join(str(c.depth) for c in cells)} (agrees below "
+        f"{SHARE:.0%})"
     )
     cell = cells[-1]
     best = curves.best_point(cell) or 0
@@ -212,19 +234,14 @@ def decided_early(data: SweepData) -> Drawing:
         curves.panel("After a quarter of the steps", early),
         curves.panel("At the end", cells),
     ]
-    agrees = curves.conjunction(*(gap.under(0.5) for gap in gaps))
-    return Drawing(panels, ours, agrees)
+    return Drawing(panels, ours, curves.conjunction(*map(_costs_little, costs)))
 
 
-def _distance(one: Cell, other: Cell) -> curves.Interval:
-    """Octaves between two optima, 90 %; infinite where either is missing."""
-    first, last = (optima.optimum(cell) for cell in (one, other))
-    if first is None or last is None:
-        return curves.Interval(np.inf, 0.0)
-    fits = [optima.fit(cell) for cell in (one, other)]
-    grid = [fit.place_error for fit in fits if fit is not None]
-    error = float(np.sqrt(np.sum(np.square([first.error, last.error, *grid]))))
-    return curves.Interval(abs(first.log2_lr - last.log2_lr), 1.645 * error)
+def _costs_little(cost: Regret | None) -> bool | None:
+    """Whether a regret is below `SHARE`, at the 5 % level; None where unknown."""
+    if cost is None or cost.low <= SHARE <= cost.high:
+        return None
+    return cost.high < SHARE
 
 
 def long_branches(data: SweepData) -> Drawing:

@@ -15,6 +15,7 @@ from scipy import stats
 
 from ...report import SweepData
 from ...sweep import grids, optima, statistics
+from ...sweep.regret import PRIOR
 from ...sweep.results import Cell
 from ...sweep.statistics import Axis
 from ...sweep.verdict import Transfer, Verdict, transfer
@@ -156,9 +157,11 @@ class Least:
     Attributes:
       log_loss: natural log of each seed's loss, shape (seeds,); empty where nothing
         trained.
+      slip: standard deviation of the error of the mean log loss that the grid causes.
     """
 
     log_loss: np.ndarray
+    slip: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -185,7 +188,10 @@ def least(cell: Cell) -> Least:
     fitted = optima.fit(cell)
     if fitted is None:
         return Least(np.empty(0))
-    return Least(fitted.at(fitted.optimum) * np.log(2))
+    best = [fitted.optimum]
+    other = (fitted.weights(best, other=True) - fitted.weights(best))[0]
+    slip = abs(float(other @ fitted.log_loss.mean(axis=0))) / 2
+    return Least(fitted.at(fitted.optimum) * np.log(2), slip * np.log(2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,11 +244,25 @@ def interval(value: float, error: float, freedom: float) -> Interval:
     return Interval(value, float(stats.t.ppf(0.975, freedom)) * error)
 
 
+def near(value: float, error: float, expected: float, tolerance: float) -> bool | None:
+    """Whether an exponent is as expected, within a tolerance, at the 5 % level.
+
+    Two one-sided tests: the whole 90 % interval must lie within the tolerance.
+
+    Examples:
+      >>> near(-0.94, 0.1, -1, 0.3), near(-0.94, 0.3, -1, 0.3), near(-2, 0.1, -1, 0.3)
+      (True, None, False)
+    """
+    found = Interval(value, float(stats.norm.ppf(0.95)) * error)
+    return found.inside(expected - tolerance, expected + tolerance)
+
+
 def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
     """The first log loss of each pair minus the second, compared seed by seed.
 
-    A pair's error is that of its seeds' differences. Their variance is pooled over the
-    pairs (`statistics.pooled`), which are the sizes of one axis.
+    A pair's error is that of its seeds' differences, and of the grid. The pairs are the
+    sizes of one axis: a pair's variance is averaged with that of the others
+    (`statistics.pooled`), which counts as at most 4 degrees of freedom, as for regrets.
 
     Args:
       pairs: losses of two cells each. Only the seeds that both have are compared. If
@@ -257,11 +277,19 @@ def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
     known = [(a.log_loss, b.log_loss) for a, b in pairs]
     shared = [min(len(a), len(b)) for a, b in known]
     rows = [a[:n] - b[:n] for (a, b), n in zip(known, shared, strict=True)]
-    variance, freedom = statistics.pooled([r - r.mean() for r in rows if len(r)])
+    # The base may be the same network in both.
+    varied = [r - r.mean() if len(r) and r.any() else None for r in rows]
     out = []
-    for (a, b), row in zip(known, rows, strict=True):
+    for i, ((a, b), row) in enumerate(zip(known, rows, strict=True)):
         if len(row):
-            error = (variance / len(row)) ** 0.5
+            others = [v for j, v in enumerate(varied) if j != i and v is not None]
+            other, freedom = statistics.pooled(others)
+            freedom = min(freedom, PRIOR)
+            squares = len(row) * row.var() + (freedom * other if freedom else 0.0)
+            freedom += len(row) - 1
+            seeds = squares / max(freedom, 1) / len(row)
+            slips = (one.slip**2 for one in pairs[i])
+            error = float(np.sqrt(seeds + sum(slips)))
             out.append(interval(float(row.mean()), error, freedom))
         elif len(a) or len(b):
             out.append(Interval(-np.inf if len(a) else np.inf, 0.0))

@@ -78,7 +78,7 @@ FIGURES = [
     beyond(
         "mlp-adam",
         "Plain networks, Adam",
-        f"{_PLAIN}Adam",
+        f"{_PLAIN}Adam; it moves without this factor",
         _DEPTH_LAW,
         [Part("mlp_sweep", "mlp-adam", {}, _MLP)],
         _FIRST_STEP,
@@ -86,7 +86,7 @@ FIGURES = [
     beyond(
         "mlp-sgd",
         "Plain networks, SGD",
-        f"{_PLAIN}momentum",
+        f"{_PLAIN}momentum; it moves without this factor",
         _DEPTH_LAW,
         [Part("mlp_sweep", "mlp-sgd", _SGD, _MLP)],
         _FIRST_STEP,

@@ -100,7 +100,7 @@ LONG: Sizes = {
 
 GPT: Sizes = {
     "laptop": _SEEDS_4,
-    "medium": _MEDIUM | {"sweep.seeds": "16"},
+    "medium": _MEDIUM | {"sweep.seeds": "8"},
     "long": _SEEDS_4 | _grid("2**[-10:-4:1]"),
     "paper": {
         "data.context": "4096",

@@ -6,7 +6,10 @@ import numpy as np
 
 from ..theory import feature_learning, finite_size, lazy, linear_joint
 from ..theory.relu_mlp import fit_power_law
+from . import curves
 from .registry import Drawing, Line, Panel, loglog, near
+
+_BIAS = 0.3  # tolerance of the exponent of a bias in depth
 
 
 @functools.cache
@@ -64,11 +67,11 @@ def depths_agree(paper: bool) -> Drawing:
     ]
     ours = (
         f"losses of depths L and 2L differ as L^({slope:.2f} ± {slope_error:.2f}) "
-        "(agrees within 3 errors of -1, each below 0.2); networks of width "
+        f"(agrees within {_BIAS} of -1); networks of width "
         f"{width} are within {away:.1f} standard errors (agrees below 4)"
     )
-    agrees = slope_error < 0.2 and near(slope, -1, 3 * slope_error) and away < 4
-    return Drawing(panels, ours, agrees)
+    law = curves.near(slope, slope_error, -1, _BIAS)
+    return Drawing(panels, ours, curves.conjunction(law, away < 4))
 
 
 def _gap_law(
@@ -101,10 +104,10 @@ def finite_sizes(paper: bool) -> Drawing:
     bias, error = _bias_law(networks)
     ours = (
         f"noise falls as N^{width:.2f} (agrees within 0.15 of -1), the bias in depth "
-        f"as L^({bias:.2f} ± {error:.2f}) (agrees within 3 errors of -1, each below "
-        "0.2)"
+        f"as L^({bias:.2f} ± {error:.2f}) (agrees within {_BIAS} of -1)"
     )
-    agrees = near(width, -1, 0.15) and error < 0.2 and near(bias, -1, 3 * error)
+    law = curves.near(bias, error, -1, _BIAS)
+    agrees = curves.conjunction(near(width, -1, 0.15), law)
     return Drawing([single, _bias(networks, 1, "bias of f")], ours, agrees)
 
 
@@ -124,10 +127,10 @@ def ensembles(paper: bool) -> Drawing:
     ours = (
         f"variance falls as N^{min(slopes):.2f} to N^{max(slopes):.2f} over the depths "
         f"(agrees within 0.15 of -1), the square of the ensemble's bias as "
-        f"L^({bias:.2f} ± {error:.2f}) (agrees within 3 errors of -2, each below 0.4)"
+        f"L^({bias:.2f} ± {error:.2f}) (agrees within {2 * _BIAS:g} of -2)"
     )
-    agrees = all(near(s, -1, 0.15) for s in slopes)
-    agrees = agrees and error < 0.4 and near(bias, -2, 3 * error)
+    law = curves.near(bias, error, -2, 2 * _BIAS)
+    agrees = curves.conjunction(*(near(s, -1, 0.15) for s in slopes), law)
     return Drawing([noise, _bias(networks, 2, "squared bias of f")], ours, agrees)
 
 

@@ -97,7 +97,8 @@ FIGURES = [
     ),
     _figure(
         2,
-        "the nonlinearity before the weights transfers, but depth does not help",
+        "the nonlinearity before the weights transfers, but depth does not help, and "
+        "the loss is higher",
         claims.weights_last,
         (_both("first-relu", {"model.activation_first": "True"}), _RELU_BOTH),
     ),
@@ -118,6 +119,7 @@ FIGURES = [
         "|x| branches of two layers do worse than branches of one at the same depth",
         claims.two_layers_lose,
         (_TWO_ABSLN_BOTH, _ABSLN_BOTH),
+        f"|x| and LayerNorm; {CIFAR}",
     ),
     _figure(
         6,
@@ -161,14 +163,15 @@ FIGURES = [
     ),
     _figure(
         12,
-        "with LayerNorm, Depth-μP keeps the best learning rate; α = ½, γ = 0 does not",
+        "with LayerNorm, Depth-μP keeps the best learning rate and improves with "
+        "depth; α = ½, γ = 0 does not keep it",
         claims.rate_over_depth,
         (_ABSLN,),
         f"|x|, as the paper; {CIFAR}",
     ),
     _figure(
         13,
-        "the best block multiplier a converges as depth grows",
+        "the best block multiplier a stays in deep networks",
         claims.multiplier_settles,
         (_RELU_BOTH,),
     ),
@@ -195,7 +198,8 @@ FIGURES = [
     ),
     _figure(
         17,
-        "κ stays ½ for Depth-μP and falls to 0 with depth for the ODE",
+        "κ stays ½ for Depth-μP and falls with depth for the ODE, whose random part "
+        "vanishes",
         solved.diversity,
         how=_SLOPES,
     ),

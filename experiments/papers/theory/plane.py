@@ -39,6 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from scipy import stats
 
 from ... import memory
 from ...errors import UserError
@@ -86,9 +87,22 @@ class Point:
     @property
     def verdicts(self) -> Verdicts:
         """The measured properties of section 7; see `predicted`."""
+        return self._properties(0.0)
+
+    @property
+    def decided(self) -> dict[str, bool | None]:
+        """The same; None where the slopes' one-sided 95 % bounds leave it open."""
+        seeds = self.diversities.shape[1]
+        wide = float(stats.t.ppf(0.95, seeds - 1)) if seeds > 1 else np.inf
+        surely, possibly = self._properties(wide), self._properties(-wide)
+        return {k: v if v == possibly[k] else None for k, v in surely.items()}
+
+    def _properties(self, wide: float) -> Verdicts:
+        """The properties if each slope is `wide` errors less favourable to them."""
         slope, tolerance = self.exponents, self.tolerance
-        bounded = {name: slope[name] <= tolerance for name in slope}
-        kept = {name: slope[name] >= -tolerance for name in slope}
+        away = {name: wide * error for name, error in self.errors.items()}
+        bounded = {name: slope[name] + away[name] <= tolerance for name in slope}
+        kept = {name: slope[name] - away[name] >= -tolerance for name in slope}
         stable_at_init = bounded["x"] and bounded["h"]
         return {
             "stable at initialization": stable_at_init,
@@ -97,7 +111,7 @@ class Point:
             "faithful": stable_at_init and kept["h"] and bounded["dh"],
             "feature learning": kept["dh"],
             "diverse": self.kappa > 0.25,
-            "linearizes": slope["residual"] < -tolerance,
+            "linearizes": slope["residual"] + away["residual"] < -tolerance,
         }
 
     @property
