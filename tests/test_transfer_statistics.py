@@ -9,6 +9,7 @@ from sweep_populations import population
 from mupax.experiments.sweep import optima, statistics
 from mupax.experiments.sweep.regret import regret
 from mupax.experiments.sweep.results import Cell
+from mupax.experiments.sweep.verdict import Verdict, transfer
 
 GRID = np.arange(-13.0, -1.0)
 
@@ -153,3 +154,14 @@ def test_only_the_largest_size_says_how_much_seeds_differ():
         for noise in (0.5, 0.01)
     ]
     assert regret(fits, 1, -7.0).noise < 0.01 < regret(fits, 0, -7.0).noise
+
+
+def test_a_base_at_the_edge_of_the_grid_asks_for_a_wider_one():
+    """Its best value lies outside, and may cost the large model less."""
+    seeds = np.array([[0.99], [1.0], [1.01]])
+    base, large = (
+        cell(seeds * valley(at, 0.1), depth=d) for at, d in ((-20, 8), (-8, 16))
+    )
+    assert transfer([base, large], "depth").verdict is Verdict.EDGE
+    inside = cell(seeds * valley(-11, 0.1))
+    assert transfer([inside, large], "depth").verdict is Verdict.COSTS

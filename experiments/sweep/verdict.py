@@ -120,6 +120,8 @@ class Transfer:
         # A badly tuned base costs at every size, which is no failure to transfer:
         # either the optimum surely moves, or the cost exceeds that at the base.
         low, high = self.trend.interval
+        if self.sizes[self.base] in edge:  # a better value may cost less
+            return Verdict.EDGE
         if cost.low > self.allowed and (low > 0 or high < 0 or cost.low > own.high):
             return Verdict.COSTS
         if math.isinf(cost.high):
