@@ -179,7 +179,7 @@ def valley_turns(data: SweepData) -> Drawing:
 def multiplier_is_free(data: SweepData) -> Drawing:
     """A transformer's loss hardly depends on the block multiplier (Figure 14)."""
     cells = curves.cells(data, "depth_mup", name="branch_multiplier")
-    spreads = [_spread(cell) for cell in cells]
+    spreads = _spreads(cells)
     ours = (
         f"over a from {2 ** cells[0].log2_lr[0]:g} to {2 ** cells[0].log2_lr[-1]:g} "
         f"the loss differs by {', '.join(map(str, spreads))} at depths "
@@ -191,14 +191,19 @@ def multiplier_is_free(data: SweepData) -> Drawing:
     )
 
 
-def _spread(cell: Cell) -> curves.Interval:
+def _spreads(cells: Sequence[Cell]) -> list[curves.Interval]:
     """By how much the worst grid point's log loss lies above the best one's."""
-    log_loss = np.log(cell.loss)
-    mean = log_loss.mean(axis=0)
-    if np.isnan(mean).any():
-        return curves.Interval(np.inf, 0.0)
-    worst, best = (log_loss[:, at] for at in (mean.argmax(), mean.argmin()))
-    return curves.gaps([(curves.Least(worst), curves.Least(best))])[0]
+    pairs = []
+    for cell in cells:
+        log_loss = np.log(cell.loss)
+        mean = log_loss.mean(axis=0)
+        if np.isnan(mean).any():  # the loss of a diverged run counts as infinite
+            pairs.append((curves.Least(np.empty(0)), curves.Least(np.zeros(1))))
+            continue
+        worst, best = (log_loss[:, at] for at in (mean.argmax(), mean.argmin()))
+        pairs.append((curves.Least(worst), curves.Least(best)))
+    points = len(cells[0].log2_lr)
+    return curves.gaps(pairs, points * (points - 1))
 
 
 def deeper_starts_worse(data: SweepData) -> Drawing:

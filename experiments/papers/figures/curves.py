@@ -237,11 +237,17 @@ class Interval:
         return f"{np.expm1(self.value):+.1%}{wide}"
 
 
-def interval(value: float, error: float, freedom: float) -> Interval:
-    """The 95 % interval of an estimate, from its standard error."""
+def interval(
+    value: float, error: float, freedom: float, chosen_of: int = 1
+) -> Interval:
+    """The 95 % interval of an estimate, from its standard error.
+
+    An estimate that is the largest of several holds for each of them (Bonferroni).
+    """
     if freedom <= 0 or not np.isfinite(error):
         return Interval(value, np.inf)
-    return Interval(value, float(stats.t.ppf(0.975, freedom)) * error)
+    level = 1 - 0.025 / chosen_of
+    return Interval(value, float(stats.t.ppf(level, freedom)) * error)
 
 
 def near(value: float, error: float, expected: float, tolerance: float) -> bool | None:
@@ -257,7 +263,7 @@ def near(value: float, error: float, expected: float, tolerance: float) -> bool 
     return found.inside(expected - tolerance, expected + tolerance)
 
 
-def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
+def gaps(pairs: Sequence[tuple[Least, Least]], chosen_of: int = 1) -> list[Interval]:
     """The first log loss of each pair minus the second, compared seed by seed.
 
     A pair's error is that of its seeds' differences, and of the grid. The pairs are the
@@ -267,6 +273,7 @@ def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
     Args:
       pairs: losses of two cells each. Only the seeds that both have are compared. If
         nothing trained, the loss counts as infinite.
+      chosen_of: from how many pairs each was chosen, because its gap is the largest.
 
     Examples:
       >>> seeds = np.array([0.0, 0.1, 0.3])
@@ -290,7 +297,7 @@ def gaps(pairs: Sequence[tuple[Least, Least]]) -> list[Interval]:
             seeds = squares / max(freedom, 1) / len(row)
             slips = (one.slip**2 for one in pairs[i])
             error = float(np.sqrt(seeds + sum(slips)))
-            out.append(interval(float(row.mean()), error, freedom))
+            out.append(interval(float(row.mean()), error, freedom, chosen_of))
         elif len(a) or len(b):
             out.append(Interval(-np.inf if len(a) else np.inf, 0.0))
         else:
