@@ -165,6 +165,7 @@ def test_the_pages_hold_what_the_tables_say(name, claims):
 def test_the_command_that_a_page_prints_trains_the_runs_of_its_table(where):
     table = tables.read(DOCS / "data" / where)
     printed = "\n".join(pages.command_lines(table.data.command))
+    assert printed.startswith("mupax sweep --config ")
     words = shlex.split(printed.replace("\\\n", " "))
     config = space.parse_sweep(flags.parse(words[1:]).config)
     assert tables.same_settings(table, config.settings())

@@ -176,6 +176,6 @@ def command_lines(command: str) -> list[str]:
 def _quoted(word: str) -> str:
     """A word of a command; its value in double quotes, if it needs quotes."""
     name, sign, value = word.partition("=")
-    if shlex.quote(value) == value or set('"$`\\!') & set(value):
+    if not value or shlex.quote(value) == value or set('"$`\\!') & set(value):
         return shlex.quote(word)
     return f'{shlex.quote(name)}{sign}"{value}"'
