@@ -17,6 +17,8 @@ from .results import Cell, Optimum, log2
 # 0.086: `pytest tests/test_coverage.py -s -k error_of_the_grid` compares the fits to
 # the two octave grids within the half-octave grid.
 PHASE = 0.08
+# Where the loss jumps, the parabola of the optimum bends this many times as much as
+# that of the next three points.
 _JUMP = 4.0
 
 
@@ -64,12 +66,11 @@ class Fit:
     through these three, which gives the optimum. Between two other grid points it is
     read off a parabola through them and a third point: the next on the left or on the
     right, whichever parabola is the flatter (essentially non-oscillatory interpolation;
-    Harten et al., J. Comput. Phys. 71, 231, 1987). So it is beside the best grid point
-    too if the loss jumps up there, towards divergence: the parabola would dip far below
-    every measured loss. A jump bends it `_JUMP` times as much as the other one, of the
-    next three points. Every fitted loss is a weighted sum of the
-    losses at grid points, with the same weights for all seeds, and seeds can be
-    compared one by one.
+    Harten et al., J. Comput. Phys. 71, 231, 1987). The flatter one is also read beside
+    the best grid point if the loss jumps up there, towards divergence: the parabola of
+    the optimum would dip far below every measured loss. Every fitted loss is a weighted
+    sum of the losses at grid points, with the same weights for all seeds, and seeds can
+    be compared one by one.
 
     Attributes:
       grid: coordinates of the grid points around the best one at which all seeds

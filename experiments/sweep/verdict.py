@@ -117,11 +117,11 @@ class Transfer:
             grid, best = self.cells[-1].log2_lr, self.optima[self.base]
             inside = best is not None and grid.min() <= best <= grid.max()
             return Verdict.DIVERGES if inside else Verdict.EDGE
+        if self.sizes[self.base] in edge:  # a better value may cost less
+            return Verdict.EDGE
         # A badly tuned base costs at every size, which is no failure to transfer:
         # either the optimum surely moves, or the cost exceeds that at the base.
         low, high = self.trend.interval
-        if self.sizes[self.base] in edge:  # a better value may cost less
-            return Verdict.EDGE
         if cost.low > self.allowed and (low > 0 or high < 0 or cost.low > own.high):
             return Verdict.COSTS
         if math.isinf(cost.high):

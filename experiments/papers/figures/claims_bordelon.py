@@ -172,14 +172,8 @@ def _difference(log_loss: np.ndarray) -> tuple[float, bool | None]:
     share = float(np.abs(apart.mean(axis=1)).max() / span.mean())
     above = np.concatenate([apart - _APART * span, -apart - _APART * span])
     by_seed = above.transpose(1, 0, 2).reshape(len(span), -1)
-    return share, curves.conjunction(*map(_negative, by_seed.T))
-
-
-def _negative(seeds: np.ndarray) -> bool | None:
-    """Whether a mean over seeds is negative, at the 5 % level."""
-    count = len(seeds)
-    error = float(seeds.std(ddof=1)) / count**0.5 if count > 1 else np.inf
-    return curves.interval(float(seeds.mean()), error, count - 1).negative
+    below = (curves.over_seeds(seeds).negative for seeds in by_seed.T)
+    return share, curves.conjunction(*below)
 
 
 def middle_depth(*sweeps: SweepData) -> Drawing:

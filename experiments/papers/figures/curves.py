@@ -250,14 +250,28 @@ def interval(
     return Interval(value, float(stats.t.ppf(level, freedom)) * error)
 
 
-def near(value: float, error: float, expected: float, tolerance: float) -> bool | None:
+def over_seeds(values: np.ndarray) -> Interval:
+    """The mean of one number per seed, with its 95 % interval.
+
+    Examples:
+      >>> over_seeds(np.array([-0.1, -0.2, -0.3])).negative is None
+      True
+    """
+    count = len(values)
+    error = float(values.std(ddof=1)) / count**0.5 if count > 1 else np.inf
+    return interval(float(values.mean()), error, count - 1)
+
+
+def surely_near(
+    value: float, error: float, expected: float, tolerance: float
+) -> bool | None:
     """Whether an exponent is as expected, within a tolerance, at the 5 % level.
 
     Two one-sided tests: the whole 90 % interval must lie within the tolerance.
 
     Examples:
-      >>> near(-0.94, 0.1, -1, 0.3), near(-0.94, 0.3, -1, 0.3), near(-2, 0.1, -1, 0.3)
-      (True, None, False)
+      >>> [surely_near(-0.94, error, -1, 0.3) for error in (0.1, 0.3)]
+      [True, None]
     """
     found = Interval(value, float(stats.norm.ppf(0.95)) * error)
     return found.inside(expected - tolerance, expected + tolerance)

@@ -70,7 +70,7 @@ def depths_agree(paper: bool) -> Drawing:
         f"(agrees within {_BIAS} of -1); networks of width "
         f"{width} are within {away:.1f} standard errors (agrees below 4)"
     )
-    law = curves.near(slope, slope_error, -1, _BIAS)
+    law = curves.surely_near(slope, slope_error, -1, _BIAS)
     return Drawing(panels, ours, curves.conjunction(law, away < 4))
 
 
@@ -106,7 +106,7 @@ def finite_sizes(paper: bool) -> Drawing:
         f"noise falls as N^{width:.2f} (agrees within 0.15 of -1), the bias in depth "
         f"as L^({bias:.2f} ± {error:.2f}) (agrees within {_BIAS} of -1)"
     )
-    law = curves.near(bias, error, -1, _BIAS)
+    law = curves.surely_near(bias, error, -1, _BIAS)
     agrees = curves.conjunction(near(width, -1, 0.15), law)
     return Drawing([single, _bias(networks, 1, "bias of f")], ours, agrees)
 
@@ -129,7 +129,7 @@ def ensembles(paper: bool) -> Drawing:
         f"(agrees within 0.15 of -1), the square of the ensemble's bias as "
         f"L^({bias:.2f} ± {error:.2f}) (agrees within {2 * _BIAS:g} of -2)"
     )
-    law = curves.near(bias, error, -2, 2 * _BIAS)
+    law = curves.surely_near(bias, error, -2, 2 * _BIAS)
     agrees = curves.conjunction(*(near(s, -1, 0.15) for s in slopes), law)
     return Drawing([noise, _bias(networks, 2, "squared bias of f")], ours, agrees)
 

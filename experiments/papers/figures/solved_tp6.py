@@ -194,7 +194,7 @@ def diversity(paper: bool) -> Drawing:
         f"{_DIVERSE}), from {_mean(ode[0])} to {_mean(ode[-1])} for the ODE, whose "
         f"random part falls as L^{noise:.2f} (agrees if both fall, within 0.15 of -1)"
     )
-    falls = [_interval(b - a).negative for a, b in itertools.pairwise(ode)]
+    falls = [curves.over_seeds(b - a).negative for a, b in itertools.pairwise(ode)]
     agrees = curves.conjunction(_diverse(deep), *falls, near(noise, -1, 0.15))
     return Drawing([_kappa("By depth", lines)], ours, agrees)
 
@@ -218,7 +218,7 @@ def diversity_in_time(paper: bool) -> Drawing:
         f"steps and {_mean(over_depths)} over depths; of Depth-μP it falls to "
         f"{_mean(least)} (agrees above {_DIVERSE})"
     )
-    falls = [_interval(-x).negative for x in (over_steps, over_depths)]
+    falls = [curves.over_seeds(-x).negative for x in (over_steps, over_depths)]
     return Drawing(panels, ours, curves.conjunction(_diverse(deep), *falls))
 
 
@@ -234,7 +234,7 @@ def absolute_value(paper: bool) -> Drawing:
     ]
     # The networks of a seed have the same weights at first.
     gain = diversities["abs"].diversities[-1] - diversities["ReLU"].diversities[-1]
-    agrees = curves.negation(_interval(gain).negative)
+    agrees = curves.negation(curves.over_seeds(gain).negative)
     ours = f"κ of abs less κ of ReLU is {_mean(gain, '+.3f')} at depth {depths[-1]}"
     return Drawing([_kappa("After 16 steps", lines)], ours, agrees)
 
@@ -245,21 +245,15 @@ def _sizes(paper: bool) -> dict[str, Any]:
     return {"depths": (16, 64, 256), "width": 32, "seeds": 16}
 
 
-def _interval(kappas: np.ndarray) -> curves.Interval:
-    """The mean over seeds, with its 95 % interval."""
-    error = float(kappas.std(ddof=1) / np.sqrt(len(kappas)))
-    return curves.interval(float(kappas.mean()), error, len(kappas) - 1)
-
-
 def _mean(kappas: np.ndarray, form: str = ".2f") -> str:
     """The mean over seeds, e.g. "0.49 ± 0.01" with half of the 95 % interval."""
-    mean = _interval(kappas)
+    mean = curves.over_seeds(kappas)
     return f"{mean.value:{form}} ± {mean.wide:{form.lstrip('+')}}"
 
 
 def _diverse(kappas: np.ndarray) -> bool | None:
     """Whether κ is above the tolerance in every row of networks."""
-    below = (_interval(row).under(_DIVERSE) for row in kappas)
+    below = (curves.over_seeds(row).under(_DIVERSE) for row in kappas)
     return curves.conjunction(*map(curves.negation, below))
 
 

@@ -41,8 +41,8 @@ def emergent_scale(paper: bool) -> Drawing:
         f"{_TOLERANCE} of 1 and -1)"
     )
     agrees = curves.conjunction(
-        curves.near(by_depth, depth_error, 1, _TOLERANCE),
-        curves.near(by_width, width_error, -1, _TOLERANCE),
+        curves.surely_near(by_depth, depth_error, 1, _TOLERANCE),
+        curves.surely_near(by_width, width_error, -1, _TOLERANCE),
     )
     return Drawing([panel], ours, agrees)
 
