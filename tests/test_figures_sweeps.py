@@ -585,7 +585,7 @@ def pretended(part, request):
 
 def seen(part, request):
     data = pretended(part, request)
-    return part.shown(tables.Table(data, {}))
+    return part.shown(tables.Table(data, {})).data
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -680,7 +680,7 @@ def test_a_figure_about_one_choice_trains_no_other(tmp_path):
         part.about("ode").read(request)
     # The next figure keeps them, and this one goes on to see no others.
     assert len(part.train(request).data.populations) == 8
-    assert len(one.shown(one.read(request)).populations) == 2
+    assert len(one.shown(one.read(request)).data.populations) == 2
 
 
 def test_a_table_gets_more_seeds_without_training_its_own_again(tmp_path):

@@ -77,11 +77,12 @@ def test_a_table_says_how_long_its_runs_are():
     assert told == "40 steps (0.2 epochs), width 16, depth 8, 2 seeds"
 
 
-def test_seeds_that_a_population_lacks_are_left_out_of_all():
-    swept = data(made(seeds=3), made("ode", 32, seeds=2))
+def test_sizes_have_the_same_seeds_and_parametrizations_their_own():
+    swept = data(made(seeds=3), made(depth=32, seeds=2), made("ode", 32, seeds=4))
     again = tables.parse(tables.text(swept.populations, facts(swept)), "it")
-    assert [len(p.loss) for p in again.data.populations] == [2, 2]
-    assert again.seeds == 2
+    seeds = [(p.parametrization, len(p.loss)) for p in again.data.populations]
+    assert seeds == [("depth_mup", 2), ("depth_mup", 2), ("ode", 4)]
+    assert again.length.endswith("2 to 4 seeds")
 
 
 def test_a_population_without_its_whole_grid_is_left_out():

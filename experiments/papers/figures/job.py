@@ -72,9 +72,9 @@ def drawn(figure: Figure, request: Request) -> Drawing:
         for part in figure.parts:  # bad input is reported before any work
             space.parse_sweep(part.parsed(request))
         tables = [part.train(request) for part in figure.parts]
-    pairs = zip(figure.parts, tables, strict=True)
-    drawing = figure.draw(*(part.shown(table) for part, table in pairs))
-    length = "; ".join(dict.fromkeys(table.length for table in tables))
+    shown = [p.shown(table) for p, table in zip(figure.parts, tables, strict=True)]
+    drawing = figure.draw(*(table.data for table in shown))
+    length = "; ".join(dict.fromkeys(table.length for table in shown))
     return dataclasses.replace(drawing, length=length)
 
 

@@ -9,7 +9,6 @@ from ml_collections import ConfigDict
 
 from ...cli import flags
 from ...errors import UserError
-from ...report import SweepData
 from ...run.build import open_dataset
 from ...sweep import main as sweep
 from ...sweep import space
@@ -167,10 +166,11 @@ class Part:
             return False
         return tables.covers(table, self._needed(table, request), 1)
 
-    def shown(self, table: Table) -> SweepData:
+    def shown(self, table: Table) -> Table:
         """The runs of a table that the figure draws."""
         data = tables.only(table.data, self.keys) if self.keys else table.data
-        return tables.tuned(data, _TUNED) if self.at_best else data
+        data = tables.tuned(data, _TUNED) if self.at_best else data
+        return dataclasses.replace(table, data=data)
 
     def _needed(self, table: Table, request: Request) -> list[ZooTask]:
         """The tasks that the figure is about, on the table's dataset."""

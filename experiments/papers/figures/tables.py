@@ -31,7 +31,7 @@ class Table:
     """The runs of a sweep, and the facts that they share.
 
     Attributes:
-      data: the populations, all with the same seeds; sizes, labels and steps.
+      data: the populations; sizes, labels and steps.
       facts: JSON-ready: "epochs", "batch_size", "dataset", "settings" (which determine
         the losses), "measured" (a date) and the fields of `data` that are not runs.
     """
@@ -40,20 +40,17 @@ class Table:
     facts: Mapping[str, Any]
 
     @property
-    def seeds(self) -> int:
-        """Runs of each grid point."""
-        return min((len(p.loss) for p in self.data.populations), default=0)
-
-    @property
     def length(self) -> str:
         """Steps, sizes and seeds: "300 steps (0.4 epochs), width 64, depth 8, ..."."""
+        seeds = sorted({len(p.loss) for p in self.data.populations}) or [0]
+        number = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
         widths = ", ".join(map(str, sorted({p.width for p in self.data.populations})))
         depths = ", ".join(map(str, sorted({p.depth for p in self.data.populations})))
         wide = f"width {widths}, depth {depths}"
         steps = f"{self.data.steps:,} steps"
         if self.facts.get("epochs"):
             steps += f" ({self.facts['epochs']:.3g} epochs)"
-        return f"{steps}, {wide}, {self.seeds} seeds"
+        return f"{steps}, {wide}, {number} seeds"
 
 
 def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, Any]:
@@ -121,8 +118,8 @@ def _short(loss: float) -> str:
 def parse(csv_text: str, where: str) -> Table:
     """The inverse of `text`.
 
-    A seed is used if every population has its whole grid for that seed: sizes are
-    compared seed by seed. Populations without any such seed are left out.
+    The first seeds are used for which every size of a parametrization has its whole
+    grid: sizes are compared seed by seed. Populations without any are left out.
 
     Raises:
       UserError: it is not such a table; names the file, `where`.
@@ -137,12 +134,11 @@ def parse(csv_text: str, where: str) -> Table:
             chosen = tuple(row[k] for k in choices)
             groups.setdefault((*key, chosen), []).append(row)
         parsed = [_population(*group, choices, axes) for group in groups.items()]
-        whole = [(population, seeds) for population, seeds in parsed if seeds]
-        common = sorted(set.intersection(*(s for _, s in whole))) if whole else []
-        populations = [
-            dataclasses.replace(p, loss=p.loss[common], curves=p.curves[common])
-            for p, _ in whole
-        ]
+        seeds: dict[str, int] = {}
+        for p, whole in parsed:
+            if whole:
+                seeds[p.key()] = min(whole, seeds.get(p.key(), whole))
+        populations = [_first(p, seeds[p.key()]) for p, whole in parsed if whole]
         data = SweepData(
             populations=populations,
             base=Sizes(*shared["base"]),
@@ -161,13 +157,19 @@ def parse(csv_text: str, where: str) -> Table:
     return Table(data, shared)
 
 
+def _first(population: Population, seeds: int) -> Population:
+    """The first seeds of a population."""
+    loss, curves = population.loss[:seeds], population.curves[:seeds]
+    return dataclasses.replace(population, loss=loss, curves=curves)
+
+
 def _population(
     key: tuple[Any, ...],
     rows: list[dict[str, str]],
     choices: list[str],
     grid: dict[str, list[float]],
-) -> tuple[Population, set[int]]:
-    """A population, and the seeds that have the whole grid."""
+) -> tuple[Population, int]:
+    """A population, and how many of its first seeds have the whole grid."""
     name, width, depth, chosen = key
     shape = (1 + max(int(row["seed"]) for row in rows), *map(len, grid.values()))
     loss, curves = np.full(shape, np.nan), np.full((*shape, SPANS), np.nan)
@@ -176,7 +178,7 @@ def _population(
         at = (int(row["seed"]), *(grid[k].index(float(row[k])) for k in grid))
         values = [float(x) if x else np.nan for x in list(row.values())[-SPANS - 1 :]]
         loss[at], curves[at], there[at] = values[0], values[1:], True
-    seeds = set(np.flatnonzero(there.reshape(shape[0], -1).all(axis=1)).tolist())
+    seeds = int(there.reshape(shape[0], -1).all(axis=1).cumprod().sum())
     chosen = {k: json.loads(v) for k, v in zip(choices, chosen, strict=True)}
     label = f"{name}-w{width}-d{depth}"
     axes = {k: list(values) for k, values in grid.items()}
@@ -288,7 +290,8 @@ def after(table: Table, data: SweepData, seeds: int) -> SweepData:
     joined = []
     for p in data.populations:
         first = known[_key(p)]
-        loss = np.concatenate([first.loss[:seeds], p.loss])
-        curves = np.concatenate([_coarse(first.curves[:seeds]), _coarse(p.curves)])
+        old = _first(first, seeds)
+        loss = np.concatenate([old.loss, p.loss])
+        curves = np.concatenate([_coarse(old.curves), _coarse(p.curves)])
         joined.append(dataclasses.replace(p, loss=loss, curves=curves))
     return dataclasses.replace(data, populations=joined)
