@@ -18,7 +18,7 @@ from ...sweep import grids, optima, statistics
 from ...sweep.regret import PRIOR
 from ...sweep.results import Cell
 from ...sweep.statistics import Axis
-from ...sweep.verdict import Transfer, Verdict, transfer
+from ...sweep.verdict import SHARE, Transfer, Verdict, transfer
 from .registry import Drawing, Line, Panel
 
 _X_LABELS = {
@@ -320,8 +320,23 @@ def gaps(pairs: Sequence[tuple[Least, Least]], chosen_of: int = 1) -> list[Inter
 
 
 def lower(losses: Sequence[Least], others: Sequence[Least]) -> list[bool | None]:
-    """Whether each loss is lower than its partner, at 95 %."""
-    return [gap.negative for gap in gaps(list(zip(losses, others, strict=True)))]
+    """Whether each loss is lower than its partner, at 95 %.
+
+    True if it surely is, by however little. False if it is surely higher, or not surely
+    lower and the gain is surely below `SHARE`, which no one would notice.
+
+    Examples:
+      >>> noise = np.array([0.0, 0.001, 0.002])
+      >>> one, same = Least(noise), Least(noise[::-1])
+      >>> lower([one, one], [same, Least(noise + 0.1)])
+      [False, True]
+    """
+    found = gaps(list(zip(losses, others, strict=True)))
+    small = [gap.under(-np.log1p(SHARE)) is False for gap in found]
+    return [
+        False if none and gap.negative is None else gap.negative
+        for gap, none in zip(found, small, strict=True)
+    ]
 
 
 def falls(losses: Sequence[Least]) -> bool | None:
@@ -334,7 +349,8 @@ def falls(losses: Sequence[Least]) -> bool | None:
       >>> falls([Least(x + noise) for x in (2.0, 2.9, 1.0)])
       False
     """
-    if False in lower(losses[1:], losses[:-1]):
+    steps = gaps(list(zip(losses[1:], losses[:-1], strict=True)))
+    if any(step.negative is False for step in steps):
         return False
     return lower(losses[-1:], losses[:1])[0]
 

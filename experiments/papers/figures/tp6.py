@@ -51,7 +51,9 @@ _ABSLN = _mlp(
     _ABS,
     {"medium": {"sweep.seeds": "24"}},
 )
-_RELU_BOTH = _both("one-relu", {})
+_TWELVE = {"medium": {"sweep.seeds": "12"}}
+_RELU_BOTH = _both("one-relu", {}, _TWELVE)
+_ABS_BOTH = _both("one-abs", {"model.nonlinearity": "abs"}, _TWELVE)
 _ABSLN_BOTH = _both("one-absln", _ABS)
 _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
 _TWO_ABSLN_BOTH = _both("two-absln", _TWO | _ABS | {"model.depth": "2"}, sizes.TWO_ABS)
@@ -106,7 +108,7 @@ FIGURES = [
         3,
         "|x| instead of ReLU improves deep networks",
         claims.absolute_gains,
-        (_both("one-abs", {"model.nonlinearity": "abs"}), _RELU_BOTH),
+        (_ABS_BOTH, _RELU_BOTH),
     ),
     _figure(
         4,
