@@ -273,7 +273,7 @@ CASES = {
     "Depth-μP moves": (tp6.rate_over_depth, rates(deep=0.5), False),
     "the others stay": (tp6.rate_over_depth, rates(half=0.0), False),
     "depth is a loss": (tp6.rate_over_depth, rates(gain=-0.05), False),
-    "depth is no gain": (tp6.rate_over_depth, rates(gain=0.0), None),
+    "depth is no gain": (tp6.rate_over_depth, rates(gain=0.0), False),
     "ode moves": (tp6.ode_moves, odes(), True),
     "ode stays": (tp6.ode_moves, odes(shift=0.0), False),
     "ode is better": (tp6.ode_moves, odes(level=0.5), False),
@@ -289,7 +289,7 @@ CASES = {
     ),
     "no gain": (tp6.weights_last, (one(gain=0.0, level=2.0), one()), True),
     "a gain": (tp6.weights_last, (one(level=2.0), one()), False),
-    "as good": (tp6.weights_last, (one(gain=0.0), one(gain=0.0)), None),
+    "as good": (tp6.weights_last, (one(gain=0.0), one(gain=0.0)), False),
     "abs is better": (tp6.absolute_gains, (one(), one(level=1.2)), True),
     "abs is worse": (tp6.absolute_gains, (one(level=1.2), one()), False),
     "two layers lose": (
@@ -391,7 +391,7 @@ CASES = {
     ),
     "a middle depth": (bordelon.middle_depth, equal_sizes(16), True),
     "the deepest": (bordelon.middle_depth, equal_sizes(256), False),
-    "two depths alike": (bordelon.middle_depth, equal_sizes(8), None),
+    "two depths alike": (bordelon.middle_depth, equal_sizes(8), False),
     "decided early": (
         bordelon.decided_early,
         (found(*early_late(FALLING, drift=0.02)),),

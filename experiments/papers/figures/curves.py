@@ -330,6 +330,8 @@ def lower(losses: Sequence[Least], others: Sequence[Least]) -> list[bool | None]
       >>> one, same = Least(noise), Least(noise[::-1])
       >>> lower([one, one], [same, Least(noise + 0.1)])
       [False, True]
+      >>> lower([Least(10 * noise)], [Least(10 * noise[::-1])])
+      [None]
     """
     found = gaps(list(zip(losses, others, strict=True)))
     small = [gap.under(-np.log1p(SHARE)) is False for gap in found]
