@@ -26,14 +26,9 @@ def test_every_figure_of_the_papers_is_listed(capsys):
     assert cli.main(["mupax", "figure", "list"]) == 0
     words = capsys.readouterr().out.split()
     rows = ["mlp-adam", "mlp-sgd", "muon", "vit-branches", "gpt-branches"]
-    rows += [
-        "text-batch",
-        "cnn-batch",
-        "text-length",
-        "cnn-length",
-        "decay",
-        "decay-depth",
-    ]
+    rows += [f"{data}-batch" for data in ("text", "cnn", "digits")]
+    rows += [f"{data}-length" for data in ("text", "cnn", "digits")]
+    rows += ["decay", "decay-depth"]
     others = ["jelassi-1", "yaida-1", *rows]
     assert set(TP6 + BORDELON + others) == set(figures.figures())
     assert set(figures.figures()) <= set(words)

@@ -81,7 +81,11 @@ def decays(
 
 # ----- Sweeps over batch size and length, without and with the rule.
 
-_DATA = {"text": ("GPT", TEXT), "cnn": ("CNN", CIFAR)}
+_DATA = {
+    "text": ("GPT", TEXT),
+    "cnn": ("CNN", CIFAR),
+    "digits": ("residual MLP", "digits, seen up to 36 times"),
+}
 # By name: title, claim, overrides, further overrides of the rule.
 _RULES: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
     "batch": (
@@ -106,12 +110,21 @@ _RULES: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
         {"base_examples": "3200"},
     ),
 }
+# Where the rest does not decide.
+_MORE = {
+    "cnn-length": {
+        "sweep.axes.learning_rate": "2**[-9:-4:0.5]",
+        "sweep.seeds": "12",
+    },
+    "digits-length": {"sweep.seeds": "32"},
+}
 
 
 def _over(data: str, rule: str) -> Figure:
     model, how = _DATA[data]
     title, claim, overrides, base = _RULES[rule]
     name, config = f"{data}-{rule}", f"{data}_batch"
+    overrides = overrides | _MORE.get(name, {})
     parts = (
         Part(config, name, overrides),
         Part(config, f"{name}-rule", overrides | base),
