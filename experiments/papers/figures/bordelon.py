@@ -10,7 +10,7 @@ from . import claims_bordelon as claims
 from . import sizes
 from . import solved_bordelon as solved
 from .parts import Part
-from .registry import CIFAR, Drawing, Figure
+from .registry import CIFAR, SCALES, Drawing, Figure
 
 # ----- Sweeps.
 
@@ -19,8 +19,13 @@ _RATES = {"sweep.axes.learning_rate": "2**[-6:-2:1]"}
 _NORMS = {"sweep.choices": "(('model.norm', ('batch', 'instance', 'none')),)"}
 _FLAT = sizes.joined(sizes.CNN, sizes.FLAT, {"laptop": {"sweep.depths": "(3,6,12)"}})
 
-_CNN = Part(
-    "cnn_sweep", "cnn", {"sweep.only": "('sp', 'mup', 'depth_mup',)"}, sizes.CNN
+_CNN = Part("cnn_sweep", "cnn", {"sweep.only": "('mup', 'depth_mup',)"}, sizes.CNN)
+# At the base's width SP is μP: only widths are trained.
+_SP = Part(
+    "cnn_sweep",
+    "cnn-sp",
+    {"sweep.only": "('sp',)"},
+    sizes.joined(sizes.CNN, {s: {"sweep.depths": "(3,)"} for s in SCALES}),
 )
 _RESNET = Part(
     "resnet_sweep",
@@ -70,6 +75,7 @@ _LONG_BRANCHES = Part(
         "model.depth": "2",
         "model.zero_init": "True",
         "model.activation_first": "True",
+        "optimizer": "{'name': 'sgd', 'momentum': 0.9}",
     },
     sizes.joined(sizes.MLP, sizes.LONG),
 )
@@ -99,7 +105,7 @@ FIGURES = [
         "the best learning rate of 1/√L-scaled networks stays over depth and width; "
         "that of μP moves over depth",
         claims.both_sizes,
-        (_CNN.about("mup", "depth_mup"),),
+        (_CNN,),
     ),
     _figure(
         "2",
@@ -165,7 +171,7 @@ FIGURES = [
         "B.2",
         "SP and μP do not transfer over depth",
         claims.without_scaling,
-        (_CNN.about("sp", "mup"),),
+        (_CNN.about("mup"), _SP),
     ),
     _figure(
         "B.3",
@@ -228,7 +234,8 @@ FIGURES = [
     ),
     _figure(
         "M.1",
-        "branches of 4 layers: ODE scaling improves with depth, SDE scaling does not",
+        "branches of 4 layers: early on, at one learning rate, the loss falls with "
+        "depth under ODE scaling and rises under SDE scaling",
         claims.long_branches,
         (_LONG_BRANCHES,),
         "residual MLPs in place of ResNets",

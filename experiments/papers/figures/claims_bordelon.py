@@ -8,6 +8,7 @@ import numpy as np
 from ...report import SweepData
 from ...sweep import optima
 from ...sweep.regret import Regret, regret
+from ...sweep.results import Cell
 from ...sweep.verdict import SHARE, Transfer
 from . import curves
 from .registry import Drawing, Panel
@@ -36,15 +37,15 @@ def both_sizes(data: SweepData) -> Drawing:
     return Drawing(panels, curves.describe(transfers), agrees)
 
 
-def without_scaling(data: SweepData) -> Drawing:
+def without_scaling(mup: SweepData, standard: SweepData) -> Drawing:
     """Neither SP nor μP keeps the optimum over depth (Figure B.2).
 
     At the base's width both are the same: there is one panel of depths.
     """
-    depth = curves.judge(data, "mup")
+    depth = curves.judge(mup, "mup")
     widths = {
-        "SP over width": curves.judge(data, "sp", "width"),
-        "μP over width": curves.judge(data, "mup", "width"),
+        "SP over width": curves.judge(standard, "sp", "width"),
+        "μP over width": curves.judge(mup, "mup", "width"),
     }
     panels = curves.panels({"Both over depth": depth})
     panels += curves.panels(widths, "width")
@@ -239,21 +240,43 @@ def _costs_little(cost: Regret | None) -> bool | None:
 
 
 def long_branches(data: SweepData) -> Drawing:
-    """Branches of 4 layers: only 1/L gains by each doubling, early on (M.1)."""
+    """Branches of 4 layers: early on, depth helps with 1/L and harms with 1/√L (M.1).
+
+    Both use the base's best learning rate. Early is the first quarter of the steps.
+    """
     transfers = {
-        "μP and 1/√L": curves.judge(data, "depth_mup"),
-        "ODE: 1/L": curves.judge(data, "ode"),
+        "1/√L (SDE)": curves.judge(data, "depth_mup"),
+        "1/L (ODE)": curves.judge(data, "ode"),
     }
+    rate = curves.best_point(next(iter(transfers.values())).cells[0])
     root, ode = (
-        [curves.least(cell) for cell in curves.after(transfer.cells, _SOON)]
+        [_early(cell, rate) for cell in transfer.cells]
         for transfer in transfers.values()
     )
     ours = (
-        f"after {_SOON:.0%} of the steps the best loss over depths is "
-        f"{', '.join(map(str, ode))} for 1/L and {', '.join(map(str, root))} for 1/√L; "
-        f"{curves.describe(transfers)}"
+        f"mean loss of the first {_SOON:.0%} of the steps, over depths: "
+        f"{', '.join(map(str, ode))} with 1/L, {', '.join(map(str, root))} with 1/√L; "
+        f"at the end: {curves.describe(transfers)}"
     )
     agrees = curves.conjunction(
-        curves.falls_always(ode), curves.negation(curves.falls_always(root))
+        curves.falls_always(ode), curves.falls_always(root[::-1])
     )
-    return Drawing(curves.panels(transfers), ours, agrees)
+    panels = [
+        curves.learning_panel(
+            f"{title}, base's best rate",
+            [(f"depth {c.depth}", c, rate) for c in transfer.cells],
+            data.steps,
+        )
+        for title, transfer in transfers.items()
+    ]
+    return Drawing(panels + curves.panels(transfers), ours, agrees)
+
+
+def _early(cell: Cell, point: int | None) -> curves.Least:
+    """Each seed's log of the mean loss of the first steps, at one grid point."""
+    if point is None:
+        return curves.Least(np.empty(0))
+    spans = round(_SOON * cell.curves.shape[-1])
+    losses = cell.curves[:, point, :spans].mean(axis=-1)
+    diverged = np.isnan(losses).any()
+    return curves.Least(np.empty(0) if diverged else np.log(losses))

@@ -13,6 +13,7 @@ from ...run.build import open_dataset
 from ...sweep import main as sweep
 from ...sweep import space
 from ...sweep.results import key_of
+from ...sweep.statistics import AXES
 from ...sweep.tasks import ZooTask
 from . import tables
 from .registry import Request
@@ -138,6 +139,9 @@ class Part:
             (key, tuple(v for v in values if any(t.choices[key] == v for t in lacking)))
             for key, values in config.sweep.choices
         )
+        for key in AXES:  # a sweep has its base's size too
+            sizes = {getattr(parsed.sizes, key), *(getattr(t, key) for t in lacking)}
+            config.sweep[f"{key}s"] = tuple(sorted(sizes))
         first = min(held)
         if first:  # the sweep trains later seeds of them all
             config.seed += first
@@ -147,6 +151,7 @@ class Part:
         portable = dataclasses.replace(request, data_dir=None)
         words = ["mupax", *self.words(portable, multiplier)]
         data = sweep.run(config, str(folder), words)
+        data = tables.of_tasks(data, lacking)
         if known is not None and first:
             data = tables.after(known, data, first)
         epochs = None

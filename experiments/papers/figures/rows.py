@@ -6,6 +6,7 @@ from ...report import SweepData
 from . import curves, sizes
 from .parts import Part
 from .registry import CIFAR, SCALES, TEXT, Drawing, beyond
+from .tp6 import GPT
 
 
 def keeps_and_moves(
@@ -61,7 +62,7 @@ _MUON = sizes.joined(
         "paper": {"sweep.widths": "(128,256,512)"},
     },
 )
-_VIT, _GPT = sizes.joined(sizes.VIT, _FOUR), sizes.joined(sizes.GPT, _FOUR)
+_VIT = sizes.joined(sizes.VIT, _FOUR)
 _BRANCHES = {"sweep.only": "('depth_mup', 'completep')"}
 _PLAIN = "the best learning rate of plain ReLU networks scales as L^(-3/2) with "
 _TWO = "with branches of two layers α = 1 keeps the best learning rate, α = ½ does not"
@@ -111,7 +112,7 @@ FIGURES = [
         "Two-layer branches, GPT",
         _TWO,
         _LONG_BRANCHES,
-        [Part("gpt_sweep", "gpt-branches", _BRANCHES, _GPT)],
+        [GPT],
         TEXT,
     ),
 ]

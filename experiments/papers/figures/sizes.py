@@ -64,6 +64,14 @@ MLP: Sizes = {
     "long": _SEEDS_2 | _grid(str(_LONG_RATES)),
     "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
+# With |x|, and with LayerNorm too.
+ABS: Sizes = {"long": _grid("2**[-10:-7:0.5]")}
+ABS_BASE: Sizes = {"long": _grid("2**[-11:-7:1]", "2**[-5:-1]")}
+# Costs near 1 % need a fine grid.
+ABSLN: Sizes = {"medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]")}
+ABSLN_BASE: Sizes = {"medium": _grid("2**[-10:-4:1]", "2**[-7:-2]")}
+# Where Figures 4 and 5 compare block depths for the first time, on their left.
+_EARLY = {"steps": "11000", "sweep.average_last": "1000", "sweep.seeds": "3"}
 # Sweeps over the learning rate and the block multiplier a together: of the base alone,
 # and over depth.
 BASE: Sizes = {
@@ -75,6 +83,7 @@ BASE: Sizes = {
 BOTH: Sizes = {
     "laptop": _SEEDS_4 | _grid("2**[-10:-4:1]", "2**[-4:0]", "(8,32,128)"),
     "medium": _MEDIUM | _grid("2**[-10:-6:1]", "2**[-4:0]", "(8,32,64)"),
+    "long": _EARLY | _grid("2**[-9:-7:1]", "2**[-3:-1]", "(8,32,128)"),
     "paper": _MLP_PAPER
     | _grid("2**[-13:-7:1]", "2**[-2:3]", "(8,16,32,64,128,256,512,1024)"),
 }
@@ -82,18 +91,20 @@ BOTH: Sizes = {
 TWO: Sizes = {
     "laptop": {"sweep.depths": "(4,16,64)"},
     "medium": {"sweep.depths": "(4,16,32)"},
+    "long": _grid("2**[-9:-7:1]", "2**[-2:0]", "(4,16,64)"),
     "paper": {"sweep.depths": "(4,8,16,32,64,128,256,512)"},
 }
 # From depth 2 on, for the slope of the valley.
 TWO_ABS: Sizes = {
-    "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64)"),
+    "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64,1024)"),
     "medium": _grid("2**[-9:-4:1]", "2**[-6:-1]", "(2,4,16,32)"),
+    "long": _grid("2**[-10:-5:1]", "2**[-6:-2]", "(2,4,16,64)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
 }
 LONG: Sizes = {
-    "laptop": {"sweep.depths": "(2,8,32)"},
-    "medium": {"sweep.depths": "(2,8,32)"},
-    "paper": {"sweep.depths": "(2,8,32,128)"},
+    "laptop": _grid("2**[-9:-1:1]", depths="(2,8,32)"),
+    "medium": _grid("2**[-9:-1:1]", depths="(2,8,32)"),
+    "paper": _grid("2**[-9:-1:1]", depths="(2,8,32,128)"),
 }
 
 # ----- Transformers of Tensor Programs VI.
@@ -101,7 +112,7 @@ LONG: Sizes = {
 GPT: Sizes = {
     "laptop": _SEEDS_4,
     "medium": _MEDIUM | {"sweep.seeds": "8"},
-    "long": _SEEDS_4 | _grid("2**[-10:-4:1]"),
+    "long": {"sweep.seeds": "3"} | _grid("2**[-9:-4:1]"),
     "paper": {
         "data.context": "4096",
         "batch_size": "256",
@@ -123,7 +134,7 @@ _AUGMENT = "('flip', 'rotate', 'affine', 'color_jitter')"
 _LONG_CNN = {"steps": "15640", "sweep.average_last": "782", "batch_size": "64"}
 CNN: Sizes = {
     "laptop": {"sweep.depths": "(3,6,12,24)", "sweep.seeds": "4"},
-    "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(3,6,12)"},
+    "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(3,6,12,30)"},
     "paper": _LONG_CNN
     | {
         "augment": _AUGMENT,
@@ -140,7 +151,7 @@ FLAT: Sizes = {
     "paper": {"model.width": "512", "sweep.widths": "(512,)"},
 }
 RESNET: Sizes = {
-    "laptop": {"sweep.seeds": "24", "sweep.axes.learning_rate": "2**[-8:0:1]"},
+    "laptop": _grid("2**[-8:0:1]", depths="(1,2,4,8)") | {"sweep.seeds": "24"},
     "medium": _MEDIUM
     | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
     "paper": _LONG_CNN

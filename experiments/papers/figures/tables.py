@@ -230,9 +230,9 @@ def same_settings(table: Table, settings: Mapping[str, Any]) -> bool:
     return bool(table.facts["settings"] == json.loads(json.dumps(own)))
 
 
-def _key(population: Population) -> tuple[Any, ...]:
-    chosen = json.dumps(population.choices, sort_keys=True)
-    return population.parametrization, *population.sizes, chosen
+def _key(runs: Population | Task) -> tuple[Any, ...]:
+    chosen = json.dumps(dict(runs.choices), sort_keys=True)
+    return runs.parametrization, runs.width, runs.depth, chosen
 
 
 # ----- Parts of a table, for a figure.
@@ -254,6 +254,13 @@ def is_among(keys: Iterable[str], runs: Population | Task) -> bool:
     return any(key in (runs.parametrization, whole) for key in keys)
 
 
+def of_tasks(data: SweepData, tasks: Iterable[Task]) -> SweepData:
+    """The runs of some tasks."""
+    keys = {_key(task) for task in tasks}
+    kept = [p for p in data.populations if _key(p) in keys]
+    return dataclasses.replace(data, populations=kept)
+
+
 def tuned(data: SweepData, name: str) -> SweepData:
     """The runs of all sizes at the base's best value of one hyperparameter.
 
@@ -272,9 +279,7 @@ def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
 
 def seeds_of(table: Table, task: Task) -> int:
     """The number of seeds for which a table, of the same settings, has the task."""
-    choices = json.dumps(dict(task.choices), sort_keys=True)
-    key = task.parametrization, task.width, task.depth, choices
-    held = next((p for p in table.data.populations if _key(p) == key), None)
+    held = next((p for p in table.data.populations if _key(p) == _key(task)), None)
     if held is None or list(held.axes) != list(task.grid):
         return 0
     for name, values in task.grid.items():

@@ -14,7 +14,7 @@ from .registry import CIFAR, TEXT, Drawing, Figure
 
 # ----- Sweeps of residual MLPs.
 
-_ABS = {"model.nonlinearity": "abs", "model.layer_norm": "True"}
+_WITH_NORM = {"model.nonlinearity": "abs", "model.layer_norm": "True"}
 _TWO = {"model.block_depth": "2"}
 _DEPTH_MUP = {"sweep.only": "('depth_mup',)"}
 # The multiplier itself is swept; the same number at every scale keeps tables
@@ -22,15 +22,25 @@ _DEPTH_MUP = {"sweep.only": "('depth_mup',)"}
 _SWEPT = {"model.branch_multiplier": "1.0"}
 
 
-def _mlp(name: str, keys: str, overrides: dict[str, str], *more: sizes.Sizes) -> Part:
-    """Over depth, at the base's best block multiplier."""
-    base = _DEPTH_MUP | _SWEPT | {"sweep.depths": "(8,)"} | overrides
+def _mlp(
+    name: str,
+    keys: str,
+    overrides: dict[str, str],
+    more: sizes.Sizes | None = None,
+    base: sizes.Sizes | None = None,
+) -> Part:
+    """Over depth, at the base's best block multiplier.
+
+    `more` and `base` are further sizes, of the sweep over depth and of the base's.
+    """
+    alone = _DEPTH_MUP | _SWEPT | {"sweep.depths": "(8,)"} | overrides
+    tuning = sizes.joined(sizes.BASE, base or {})
     return Part(
         "resmlp_sweep",
         name,
         {"sweep.only": keys} | overrides,
-        sizes.joined(sizes.MLP, *more),
-        tuned=Part("resmlp_sweep", f"{name}-base", base, sizes.BASE),
+        sizes.joined(sizes.MLP, more or {}),
+        tuned=Part("resmlp_sweep", f"{name}-base", alone, tuning),
     )
 
 
@@ -45,22 +55,23 @@ def _both(name: str, overrides: dict[str, str], *more: sizes.Sizes) -> Part:
 
 
 _RELU = _mlp("one-relu", "('no_depth_scaling', 'half_alpha', 'ode', 'depth_mup',)", {})
-_ABSLN = _mlp(
-    "one-absln",
-    "('half_alpha', 'depth_mup',)",
-    _ABS,
-    {"medium": {"sweep.seeds": "24"}},
+_ABS = _mlp(
+    "one-abs", "('depth_mup',)", {"model.nonlinearity": "abs"}, sizes.ABS, sizes.ABS_BASE
 )
-_TWELVE = {"medium": {"sweep.seeds": "12"}}
-_RELU_BOTH = _both("one-relu", {}, _TWELVE)
-_ABS_BOTH = _both("one-abs", {"model.nonlinearity": "abs"}, _TWELVE)
-_ABSLN_BOTH = _both("one-absln", _ABS)
+_ABSLN = _mlp(
+    "one-absln", "('half_alpha', 'depth_mup',)", _WITH_NORM, sizes.ABSLN, sizes.ABSLN_BASE
+)
+_RELU_BOTH = _both("one-relu", {}, {"medium": {"sweep.seeds": "12"}})
+_ABSLN_BOTH = _both("one-absln", _WITH_NORM)
 _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
-_TWO_ABSLN_BOTH = _both("two-absln", _TWO | _ABS | {"model.depth": "2"}, sizes.TWO_ABS)
+_TWO_ABSLN_BOTH = _both("two-absln", _TWO | _WITH_NORM | {"model.depth": "2"}, sizes.TWO_ABS)
 
 # ----- Sweeps of transformers.
 
-_GPT = Part("gpt_sweep", "gpt", _DEPTH_MUP, sizes.GPT)
+# α = ½ and α = 1.
+GPT = Part(
+    "gpt_sweep", "gpt", {"sweep.only": "('depth_mup', 'completep')"}, sizes.GPT
+)
 _GPT_MULTIPLIER = Part(
     "gpt_sweep",
     "gpt-multiplier",
@@ -108,7 +119,7 @@ FIGURES = [
         3,
         "|x| instead of ReLU improves deep networks",
         claims.absolute_gains,
-        (_ABS_BOTH, _RELU_BOTH),
+        (_ABS, _RELU.about("depth_mup")),
     ),
     _figure(
         4,
@@ -188,14 +199,14 @@ FIGURES = [
         15,
         "deeper transformers have a higher loss at first and a lower loss at the end",
         claims.deeper_starts_worse,
-        (_GPT,),
+        (GPT.about("depth_mup"),),
         TEXT,
     ),
     _figure(
         16,
         "a transformer's best learning rate scales as 1/√L only at the end of training",
         claims.root_law_at_the_end,
-        (_GPT,),
+        (GPT.about("depth_mup"),),
         TEXT,
     ),
     _figure(
