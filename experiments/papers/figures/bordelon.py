@@ -47,19 +47,22 @@ def _resnets(*runs: str) -> Part:
     return _RESNET.about(*(run.replace(" ", ", model.norm=") for run in runs))
 
 
-def _equal_sizes(depth: int, multiplier: float, small: str, large: str) -> Part:
-    """Widths of one depth, which is its own base; 1/√L is in the multiplier."""
+def _equal_sizes(depth: int, *widths: str) -> Part:
+    """Widths of one depth, which is its own base; 1/√L is in the multiplier.
+
+    `widths` are those of the scales "laptop", "medium" and "paper".
+    """
     shared = {
         "model.depth": str(depth),
         "sweep.depths": f"({depth},)",
-        "sweep.axes.learning_rate": "2**[-9:-4:1]",
-        "sweep.seeds": "3",
-        "model.branch_multiplier": f"{multiplier:.6g}",
+        "sweep.axes.learning_rate": "2**[-8:-4:1]",
+        "sweep.seeds": "4",
+        # As in the other sweeps, the convolutions after the three poolings count.
+        "model.branch_multiplier": f"{((3 + 3) / (depth + 3)) ** 0.5:.6g}",
     }
     by_scale = {
-        scale: shared
-        | {"model.width": widths[1:].split(",")[0], "sweep.widths": widths}
-        for scale, widths in (("laptop", small), ("medium", small), ("paper", large))
+        scale: shared | {"model.width": own[1:].split(",")[0], "sweep.widths": own}
+        for scale, own in zip(("laptop", "medium", "paper"), widths, strict=True)
     }
     given = sizes.joined(sizes.CNN, by_scale)
     return Part("cnn_sweep", f"cnn-depth-{depth}", _DEPTH_MUP, given)
@@ -162,9 +165,9 @@ FIGURES = [
         "a medium depth is best at a given number of parameters",
         claims.middle_depth,
         (
-            _equal_sizes(3, 1.0, "(80,160)", "(448,896)"),
-            _equal_sizes(6, 0.5**0.5, "(56,112)", "(320,640)"),
-            _equal_sizes(12, 0.5, "(40,80)", "(224,448)"),
+            _equal_sizes(3, "(48,96)", "(48,)", "(432,864)"),
+            _equal_sizes(12, "(24,48)", "(24,)", "(216,432)"),
+            _equal_sizes(27, "(16,32)", "(16,)", "(144,288)"),
         ),
     ),
     _figure(
@@ -177,7 +180,11 @@ FIGURES = [
         "B.3",
         "the best learning rate is known after a few epochs",
         claims.decided_early,
-        (_CNN.about("depth_mup"),),
+        (
+            _flat(
+                "rate", {"sweep.axes.learning_rate": "2**[-9:-5:1]"}, sizes.TWO_DEPTHS
+            ),
+        ),
     ),
     _figure(
         "B.4",

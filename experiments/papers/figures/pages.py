@@ -3,6 +3,7 @@
 Both pages are made from the same tables by the same functions, so that they agree.
 """
 
+import collections
 import io
 import pathlib
 import shlex
@@ -15,7 +16,7 @@ from ...errors import UserError
 from ...io import write_durably
 from . import draw, job, tables
 from .parts import Part
-from .registry import SCALES, Drawing, Figure, Request
+from .registry import BEYOND, SCALES, Drawing, Figure, Request
 
 _COMMAND = "mupax figure pages"
 BEGIN, END = f"<!-- begin: {_COMMAND} -->", "<!-- end -->"
@@ -73,11 +74,28 @@ def replaced(page: pathlib.Path, body: str) -> str:
 
 def figures(claims: Claims) -> str:
     """The generated part of figures.md: counts, verdicts, gallery."""
+    groups = {
+        "Claims of the papers": [c for c in claims if c[0].paper != BEYOND],
+        "Claims beyond the papers": [c for c in claims if c[0].paper == BEYOND],
+    }
+    lines = []
+    for title, group in groups.items():
+        lines += ["", f"### {title}", "", *_verdicts(group)]
+    lines += ["", "### Pictures"]
+    for figure, drawing in claims:
+        if drawing is None:
+            continue
+        how = f". {figure.how[0].upper()}{figure.how[1:]}" if figure.how else ""
+        lines += ["", f"**{figure.id}**: {figure.paper}, {figure.number}{how}."]
+        lines += ["", f"![{figure.claim}](figures/{figure.id}.png)"]
+    return "\n".join(lines)
+
+
+def _verdicts(claims: Claims) -> list[str]:
+    """The number of claims of each verdict, and a table of them."""
     drawn = [(f, d) for f, d in claims if d is not None]
     missing = [f for f, d in claims if d is None]
-    count: dict[bool | None, int] = dict.fromkeys(_WORDS, 0)
-    for _, drawing in drawn:
-        count[drawing.agrees] += 1
+    count = collections.Counter(drawing.agrees for _, drawing in drawn)
     lines = [
         f"{len(drawn)} of {len(claims)} claims have tables. The measurements agree "
         f"with {count[True]}, do not agree with {count[False]}, and cannot tell for "
@@ -105,12 +123,7 @@ def figures(claims: Claims) -> str:
             "|---|---|",
         ]
         lines += [f"| {f.id} | {f.number}: {_cell(f.claim)} |" for f in missing]
-    lines += ["", "### Pictures"]
-    for figure, _ in drawn:
-        how = f". {figure.how[0].upper()}{figure.how[1:]}" if figure.how else ""
-        lines += ["", f"**{figure.id}**: {figure.paper}, {figure.number}{how}."]
-        lines += ["", f"![{figure.claim}](figures/{figure.id}.png)"]
-    return "\n".join(lines)
+    return lines
 
 
 def _cell(text: str) -> str:

@@ -73,6 +73,7 @@ class Drawing:
     scale: str = ""
 
 
+BEYOND = "Beyond the papers"  # of a figure, in place of a paper
 SCALES = ("laptop", "medium", "long", "paper")
 
 
@@ -138,7 +139,7 @@ def beyond(
     how: str = CIFAR,
 ) -> Figure:
     """A claim beyond the papers."""
-    return Figure(id, "Beyond the papers", number, claim, draw, parts, how)
+    return Figure(id, BEYOND, number, claim, draw, parts, how)
 
 
 def near(value: float, expected: float, tolerance: float) -> bool:

@@ -150,8 +150,15 @@ FLAT: Sizes = {
     "medium": {"sweep.widths": "(16,)"},
     "paper": {"model.width": "512", "sweep.widths": "(512,)"},
 }
+# The paper shows two depths.
+TWO_DEPTHS: Sizes = {
+    "laptop": {"sweep.depths": "(3,12)"},
+    "medium": {"sweep.depths": "(3,12)"},
+    "long": _SEEDS_2,
+    "paper": {"sweep.depths": "(3,12)"},
+}
 RESNET: Sizes = {
-    "laptop": _grid("2**[-8:0:1]", depths="(1,2,4,8)") | {"sweep.seeds": "24"},
+    "laptop": {"sweep.seeds": "24", "sweep.axes.learning_rate": "2**[-8:0:1]"},
     "medium": _MEDIUM
     | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
     "paper": _LONG_CNN

@@ -56,22 +56,30 @@ def _both(name: str, overrides: dict[str, str], *more: sizes.Sizes) -> Part:
 
 _RELU = _mlp("one-relu", "('no_depth_scaling', 'half_alpha', 'ode', 'depth_mup',)", {})
 _ABS = _mlp(
-    "one-abs", "('depth_mup',)", {"model.nonlinearity": "abs"}, sizes.ABS, sizes.ABS_BASE
+    "one-abs",
+    "('depth_mup',)",
+    {"model.nonlinearity": "abs"},
+    sizes.ABS,
+    sizes.ABS_BASE,
 )
 _ABSLN = _mlp(
-    "one-absln", "('half_alpha', 'depth_mup',)", _WITH_NORM, sizes.ABSLN, sizes.ABSLN_BASE
+    "one-absln",
+    "('half_alpha', 'depth_mup',)",
+    _WITH_NORM,
+    sizes.ABSLN,
+    sizes.ABSLN_BASE,
 )
 _RELU_BOTH = _both("one-relu", {}, {"medium": {"sweep.seeds": "12"}})
 _ABSLN_BOTH = _both("one-absln", _WITH_NORM)
 _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
-_TWO_ABSLN_BOTH = _both("two-absln", _TWO | _WITH_NORM | {"model.depth": "2"}, sizes.TWO_ABS)
+_TWO_ABSLN_BOTH = _both(
+    "two-absln", _TWO | _WITH_NORM | {"model.depth": "2"}, sizes.TWO_ABS
+)
 
 # ----- Sweeps of transformers.
 
 # α = ½ and α = 1.
-GPT = Part(
-    "gpt_sweep", "gpt", {"sweep.only": "('depth_mup', 'completep')"}, sizes.GPT
-)
+GPT = Part("gpt_sweep", "gpt", {"sweep.only": "('depth_mup', 'completep')"}, sizes.GPT)
 _GPT_MULTIPLIER = Part(
     "gpt_sweep",
     "gpt-multiplier",
