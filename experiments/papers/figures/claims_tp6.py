@@ -102,8 +102,13 @@ def absolute_gains(absolute: SweepData, relu: SweepData) -> Drawing:
         f"at depth {runs['|x|'][-1].depth} the loss with |x| is {losses[-1]}, with "
         f"ReLU {others[-1]}"
     )
+    deepest = [
+        (name, cells[-1], curves.best_point(cells[-1])) for name, cells in runs.items()
+    ]
     panels = [curves.panel(title, cells) for title, cells in runs.items()]
     panels.append(_by_depth(runs))
+    depth = runs["|x|"][-1].depth
+    panels.append(curves.learning_panel(f"Depth {depth}", deepest, absolute.steps))
     return Drawing(panels, ours, curves.lower(losses, others)[-1])
 
 
@@ -224,11 +229,27 @@ def deeper_starts_worse(data: SweepData) -> Drawing:
         f"{', '.join(map(str, early))} after {_EARLY:.0%} of the steps, "
         f"{', '.join(map(str, late))} at the end"
     )
-    return Drawing(
-        [curves.learning_panel("Best learning rate of each", runs, data.steps)],
-        ours,
-        curves.conjunction(curves.falls(early[::-1]), curves.falls(late)),
+    panels = [
+        curves.learning_panel("Best learning rate of each", runs, data.steps),
+        _over_time(cells, data.steps),
+    ]
+    agrees = curves.conjunction(curves.falls(early[::-1]), curves.falls(late))
+    return Drawing(panels, ours, agrees)
+
+
+def _over_time(cells: Sequence[Cell], steps: int) -> Panel:
+    """The least loss of any learning rate at each time, over the first size's."""
+    spans = cells[0].curves.shape[-1]
+    shares = (np.arange(spans) + 1) / spans
+    losses = np.array(
+        [[one.loss for one in _least(curves.after(cells, x))] for x in shares]
     )
+    lines = [
+        Line(f"depth {cell.depth}", shares * steps, ratios)
+        for cell, ratios in zip(cells, (losses / losses[:, :1]).T, strict=True)
+    ]
+    title = "Best learning rate at each step"
+    return Panel(title, "step", f"loss over that of depth {cells[0].depth}", lines)
 
 
 def root_law_at_the_end(data: SweepData) -> Drawing:
