@@ -244,7 +244,7 @@ def only(data: SweepData, keys: Iterable[str]) -> SweepData:
     kept = [p for p in data.populations if is_among(keys, p)]
     held = {p.parametrization for p in kept}
     labels = {k: v for k, v in data.labels.items() if k in held}
-    featured = data.featured if data.featured in held else next(iter(labels))
+    featured = data.featured if data.featured in held else kept[0].parametrization
     return dataclasses.replace(data, populations=kept, labels=labels, featured=featured)
 
 
