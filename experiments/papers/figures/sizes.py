@@ -1,8 +1,8 @@
 """Sizes of the figures' sweeps at each scale, as overrides of the packaged configs.
 
 "laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
-core and two epochs. "long" has the sizes of "medium" and trains for as many steps as
-the papers. "paper" has the papers' sizes, as far as their texts give them: the widths
+core and two epochs. "long" has the sizes of "medium", trains for as many steps as the
+papers, and averages losses over the last tenth of them. "paper" has the papers' sizes, as far as their texts give them: the widths
 of Megatron and of the ViTs are missing.
 """
 
@@ -25,7 +25,7 @@ def at_scale(sizes: Sizes, scale: str) -> dict[str, str]:
     length = {key: paper[key] for key in _LENGTH if key in paper}
     given = {**sizes.get("medium", {}), **length, **own}
     if "steps" in given:
-        # The papers' means over 1,000 steps vary by 10 % from one to the next.
+        # After 50 epochs means over 1,000 steps vary by 10 % from one to the next.
         given["sweep.average_last"] = str(int(given["steps"]) // 10)
     # A run takes minutes: each grid point is kept as it ends.
     return {**given, "sweep.lanes": "1"}
