@@ -2,8 +2,8 @@
 
 "laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
 core and two epochs. "long" has the sizes of "medium", trains for as many steps as the
-papers, and averages losses over the last tenth of them. "paper" has the papers' sizes, as far as their texts give them: the widths
-of Megatron and of the ViTs are missing.
+papers, and averages losses over the last tenth of them. "paper" has the papers' sizes,
+as far as their texts give them: the widths of Megatron and of the ViTs are missing.
 """
 
 from collections.abc import Mapping
