@@ -75,7 +75,7 @@ ABS_BASE: Sizes = {"long": _grid("2**[-11:-6:1]", "2**[-5:-1]")}
 ABSLN: Sizes = {"medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]")}
 ABSLN_BASE: Sizes = {"medium": _grid("2**[-10:-4:1]", "2**[-7:-2]")}
 # Where Figures 4 and 5 compare block depths for the first time, on their left.
-_EARLY = {"steps": "11000", "sweep.seeds": "3"}
+_EARLY = {"steps": "11000", "sweep.seeds": "2"}
 # Sweeps over the learning rate and the block multiplier a together: of the base alone,
 # and over depth.
 BASE: Sizes = {
@@ -100,7 +100,7 @@ TWO: Sizes = {
 }
 # From depth 2 on, for the slope of the valley.
 TWO_ABS: Sizes = {
-    "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64,1024)"),
+    "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64)"),
     "medium": _grid("2**[-9:-4:1]", "2**[-6:-1]", "(2,4,16,32)"),
     "long": _grid("2**[-10:-5:1]", "2**[-6:-2]", "(2,4,16,64)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
@@ -158,7 +158,7 @@ FLAT: Sizes = {
 TWO_DEPTHS: Sizes = {
     "laptop": {"sweep.depths": "(3,12)"},
     "medium": {"sweep.depths": "(3,12)"},
-    "long": _SEEDS_2,
+    "long": _SEEDS_4,
     "paper": {"sweep.depths": "(3,12)"},
 }
 RESNET: Sizes = {
