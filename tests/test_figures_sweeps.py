@@ -535,7 +535,7 @@ def test_every_sweep_of_a_figure_parses_and_plans(name, scale, tmp_path):
 @pytest.mark.parametrize("name", TRAINED)
 def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path):
     for part in TRAINED[name].parts:
-        if "steps" in part.sizes.get("long", {}):  # of the left of Figures 4 and 5
+        if "steps" in part.sizes.get("long", {}):  # of the left of Figure 4
             continue
         medium, long, paper = (
             planned(part, figures.Request(scale, tmp_path, dataset="text:some.txt"))

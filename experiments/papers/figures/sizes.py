@@ -74,8 +74,6 @@ ABS_BASE: Sizes = {"long": _grid("2**[-11:-6:1]", "2**[-5:-1]")}
 # Costs near 1 % need a fine grid.
 ABSLN: Sizes = {"medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]")}
 ABSLN_BASE: Sizes = {"medium": _grid("2**[-10:-4:1]", "2**[-7:-2]")}
-# Where Figures 4 and 5 compare block depths for the first time, on their left.
-_EARLY = {"steps": "11000", "sweep.seeds": "2"}
 # Sweeps over the learning rate and the block multiplier a together: of the base alone,
 # and over depth.
 BASE: Sizes = {
@@ -87,7 +85,6 @@ BASE: Sizes = {
 BOTH: Sizes = {
     "laptop": _SEEDS_4 | _grid("2**[-10:-4:1]", "2**[-4:0]", "(8,32,128)"),
     "medium": _MEDIUM | _grid("2**[-10:-6:1]", "2**[-4:0]", "(8,32,64)"),
-    "long": _EARLY | _grid("2**[-9:-7:1]", "2**[-3:-1]", "(8,32,128)"),
     "paper": _MLP_PAPER
     | _grid("2**[-13:-7:1]", "2**[-2:3]", "(8,16,32,64,128,256,512,1024)"),
 }
@@ -95,9 +92,12 @@ BOTH: Sizes = {
 TWO: Sizes = {
     "laptop": {"sweep.depths": "(4,16,64)"},
     "medium": {"sweep.depths": "(4,16,32)"},
-    "long": _grid("2**[-9:-7:1]", "2**[-2:0]", "(4,16,64)"),
     "paper": {"sweep.depths": "(4,8,16,32,64,128,256,512)"},
 }
+# Figure 4, left: fewer steps, after which block depths 1 and 2 differ.
+_EARLY = {"steps": "11000", "sweep.seeds": "2"}
+ONE_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-7:1]", "2**[-3:-1]", "(8,32,128)")}
+TWO_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-7:1]", "2**[-2:0]", "(4,16,64)")}
 # From depth 2 on, for the slope of the valley.
 TWO_ABS: Sizes = {
     "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64)"),

@@ -76,6 +76,13 @@ _TWO_ABSLN_BOTH = _both(
     "two-absln", _TWO | _WITH_NORM | {"model.depth": "2"}, sizes.TWO_ABS
 )
 
+
+def _early(part: Part, name: str, more: sizes.Sizes) -> Part:
+    """The same sweep for Figure 4, of fewer steps at the scale "long"."""
+    given = sizes.joined(part.sizes, more)
+    return dataclasses.replace(part, name=name, sizes=given)
+
+
 # ----- Sweeps of transformers.
 
 # α = ½ and α = 1.
@@ -133,7 +140,10 @@ FIGURES = [
         4,
         "ReLU branches of two layers do worse than branches of one at the same depth",
         claims.two_layers_lose,
-        (_TWO_RELU_BOTH, _RELU_BOTH),
+        (
+            _early(_TWO_RELU_BOTH, "two-relu-early", sizes.TWO_EARLY),
+            _early(_RELU_BOTH, "one-relu-early", sizes.ONE_EARLY),
+        ),
     ),
     _figure(
         5,
