@@ -158,7 +158,7 @@ FLAT: Sizes = {
 TWO_DEPTHS: Sizes = {
     "laptop": {"sweep.depths": "(3,12)"},
     "medium": {"sweep.depths": "(3,12)"},
-    "long": _SEEDS_4,
+    "long": _SEEDS_4 | _grid("2**[-8:-6:0.5]"),
     "paper": {"sweep.depths": "(3,12)"},
 }
 RESNET: Sizes = {
