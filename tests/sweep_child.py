@@ -8,7 +8,6 @@ with "blind" the sweep is told that memory has no end, and learns by running out
 Not a test: test_sweep_machines.py starts it.
 """
 
-import functools
 import json
 import math
 import os
@@ -48,7 +47,7 @@ def main() -> None:
 
     engine.Chunks.__call__ = counted  # type: ignore[method-assign]
     if mebibytes:  # as on accelerators, where memory grows with the runs at once
-        engine.program = functools.partial(engine.program, together=True)
+        engine.at_once = lambda: True
     task = sweep_toys.task(log2_lr=RATES)
     if mebibytes:
         # Weights, moments and gradients of 16 runs are 256 MiB, and as much again is

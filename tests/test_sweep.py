@@ -1,7 +1,6 @@
 """One program a cell: what its lanes compute, and what survives a kill."""
 
 import dataclasses
-import functools
 import threading
 
 import jax
@@ -68,8 +67,7 @@ def one_run(task: ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
 @pytest.fixture(params=[True, False], ids=["at once", "in turn"])
 def lanes(request, monkeypatch):
     """Both of the ways to train them, that of accelerators and that of CPUs."""
-    one = functools.partial(program, together=request.param)
-    monkeypatch.setattr(engine, "program", one)
+    monkeypatch.setattr(engine, "at_once", lambda: request.param)
 
 
 @pytest.mark.usefixtures("lanes")
@@ -182,8 +180,7 @@ def test_what_cannot_be_prepared_beside_another_is_prepared_in_its_turn():
 
 def test_a_task_that_memory_cramped_beside_another_is_compiled_anew(data, monkeypatch):
     # As on accelerators, where memory grows with the runs at once.
-    at_once = functools.partial(program, together=True)
-    monkeypatch.setattr(engine, "program", at_once)
+    monkeypatch.setattr(engine, "at_once", lambda: True)
     small = task(depth=2)
     whole = engine.run(small, data)
     free = memory.available

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import functools
 import json
 import multiprocessing
 import pathlib
@@ -305,10 +304,20 @@ def test_more_seeds_train_only_the_new_ones(tmp_path, data, monkeypatch):
     np.testing.assert_allclose(found.loss, whole.loss, rtol=1e-4)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+def test_a_cpu_stores_runs_while_others_train(data, monkeypatch, seconds):
+    """The first grid point alone; then as many as end in some seconds."""
+    monkeypatch.setattr(engine, "_STORED", seconds)
+    task, stored = sweep_toys.task(), []
+    engine.prepare(task, data, on_runs=stored.append)(0.0)
+    rates = len(task.grid["learning_rate"])
+    chunks = [1] * rates if seconds == 0 else [1, rates - 1]
+    assert stored == [0, *(task.seeds * points for points in chunks)]
+
+
 def test_a_population_larger_than_memory_goes_in_chunks(data, whole, monkeypatch):
     # As on accelerators, where memory grows with the runs at once.
-    at_once = functools.partial(engine.program, together=True)
-    monkeypatch.setattr(engine, "program", at_once)
+    monkeypatch.setattr(engine, "at_once", lambda: True)
     needed = []
     measure = memory.needed
 

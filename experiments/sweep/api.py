@@ -225,8 +225,8 @@ def sweep(
       executor: any `concurrent.futures.Executor`, which needs a `folder`; None for
         this process.
       limits: of memory, and of runs at once (`Limits(lanes=...)`). Runs that train at
-        once are stored at once: on a CPU those of one grid point, on accelerators by
-        default all of a shape that fit into memory.
+        once are stored at once, on accelerators by default all of a shape that fit into
+        memory. On a CPU runs train in turn, and are stored every half minute.
       progress: whether to show a progress bar; None shows it in a terminal.
 
     Returns:
@@ -319,10 +319,6 @@ def sweep(
             large.depth,
         )
     with arguments.opened(folder) as place:
-        if place is not None and not limits.lanes and jax.default_backend() == "cpu":
-            # A CPU trains one run after another: each grid point is stored as it ends.
-            lanes = seeds * jax.local_device_count()
-            limits = dataclasses.replace(limits, lanes=lanes)
         console = rich.console.Console(stderr=True)
         shown = console.is_terminal if progress is None else progress
         populations = executors.run_all(

@@ -2,7 +2,8 @@
 
 All runs of a task share a shape, and are one program (`population`), compiled for a
 chunk of them. A diverged run has NaN losses and changes no other run. The runs of each
-chunk are stored before the next chunk begins.
+chunk are stored before the next chunk begins. Where runs train in turn, on a CPU, a
+chunk is as many as end within `_STORED` seconds.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import numpy as np
 
 from .. import memory
 from ..errors import UserError
-from .population import program
+from .population import at_once, program
 from .results import Population
 from .store import Record, Run, Store
 from .tasks import Task, Training
@@ -28,6 +29,7 @@ Point = tuple[float, ...]  # a value of each hyperparameter
 # A run that ends above this multiple of chance-level loss counts as diverged.
 _DIVERGED = 2.0
 _CURVE = 40  # points of a stored learning curve
+_STORED = 30.0  # seconds
 # Optimization level of the CPU compiler. Training spends its time in matrix products,
 # which are library calls: level 1 halves the compile time at the same speed
 # (benchmarks/sweep.py).
@@ -178,7 +180,8 @@ class Chunks:
 
     def _compile(self) -> None:
         limit = self._limits.share * memory.available()
-        runs = program(self.training, stop_diverged=self._limits.stop_diverged)
+        stop = self._limits.stop_diverged
+        runs = program(self.training, together=at_once(), stop_diverged=stop)
         cpu = jax.default_backend() == "cpu"
         options = {"xla_backend_optimization_level": str(_LEVEL)} if cpu else None
         while True:
@@ -225,13 +228,19 @@ def train_points(
     """
     task, left = chunks.task, list(points)
     since = time.perf_counter() if since is None else since
+    devices = jax.local_device_count()
+    most = chunks.points if at_once() else devices
     runs: dict[Run, Record] = {}
     while left:
-        chunk = left[: chunks.points]
+        chunk = left[: min(most, chunks.points)]
+        begun = time.perf_counter()
         losses = chunks(chunk)
         if losses is None:  # out of memory; chunks.points is smaller now
             continue
         now = time.perf_counter()
+        if not at_once():
+            rounds = _STORED / (now - begun) * math.ceil(len(chunk) / devices)
+            most = devices * max(1, int(rounds))
         seconds = (now - since) / (len(chunks.seeds) * len(chunk))
         new = _records(chunks, chunk, losses, seconds)
         if store is not None:

@@ -20,17 +20,21 @@ if TYPE_CHECKING:
 _DIVERGED = 16.0
 
 
+def at_once() -> bool:
+    """Whether a device trains its runs at once: all devices but CPUs do."""
+    return jax.default_backend() != "cpu"
+
+
 def program(
-    training: "Training", *, stop_diverged: bool = False, together: bool | None = None
+    training: "Training", *, together: bool, stop_diverged: bool = False
 ) -> Any:
     """Jit all runs of a training, sharded over the local devices.
 
     Args:
       training: the functions of one run.
+      together: whether a device trains its runs at once, as `at_once` advises.
       stop_diverged: stop diverged runs; if runs train at once, only once all of them
         have diverged.
-      together: whether a device trains its runs at once; by default on all devices
-        but CPUs.
 
     Returns:
       A jitted function (keys, hyper, orders, steps, examples) -> losses. `keys` has
@@ -39,8 +43,6 @@ def program(
       only fill up a device. The losses have shape (seeds, points, steps), NaN for steps
       that were not trained.
     """
-    if together is None:
-        together = jax.default_backend() != "cpu"
     train = _together if together else _in_turn
     floor = (training.guess or 0.0) if stop_diverged else None
     runs = functools.partial(train, training, floor)
