@@ -212,6 +212,7 @@ def equal_sizes(best):
                 for width in (8 * 2**i, 16 * 2**i)
             ),
             base=Sizes(8 * 2**i, depth),
+            settings={"config": {"model": {"name": "cnn"}, "data": {"image_size": 16}}},
         )
         for i, depth in ((2, 4), (1, 16), (0, 64))
     )
@@ -563,6 +564,19 @@ def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path)
     assert len({2 * depth for depth in two.depths} & set(one.depths)) >= 3
 
 
+@pytest.mark.parametrize("scale", registry.SCALES)
+def test_models_of_equal_size_have_as_many_parameters(scale, tmp_path):
+    """Of three depths, within 5 % of each other (Figure B.1)."""
+    counts = []
+    for part in TRAINED["bordelon-b.1"].parts:
+        plan = planned(part, figures.Request(scale, tmp_path))
+        (depth,) = plan.depths
+        data = found(settings={"config": plan.settings()})
+        counts.append([bordelon.parameters(data, n, depth) for n in plan.widths])
+    for of_size in zip(*counts, strict=True):
+        assert max(of_size) < 1.05 * min(of_size)
+
+
 def pretended(part, request):
     """What a part's sweep would find, were every loss a bowl."""
     given = planned(part, request)
@@ -579,7 +593,8 @@ def pretended(part, request):
         populations.append(
             Population(task.name, *sizes, dict(task.choices), axes, loss, both, 1.0)
         )
-    return found(*populations, base=given.sizes)
+    settings = {"config": given.settings()}
+    return found(*populations, base=given.sizes, settings=settings)
 
 
 def seen(part, request):

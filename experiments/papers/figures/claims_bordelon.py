@@ -3,7 +3,11 @@
 Whether an optimum stays is the verdict of `sweep.verdict`, as in `claims_tp6`.
 """
 
+import jax
 import numpy as np
+from flax import nnx
+
+from mupax import zoo
 
 from ...report import SweepData
 from ...sweep import optima
@@ -180,28 +184,47 @@ def _difference(log_loss: np.ndarray) -> tuple[float, bool | None]:
 def middle_depth(*sweeps: SweepData) -> Drawing:
     """At equal size neither the flattest nor the deepest model is best (B.1).
 
-    Each of the three sweeps has one depth; its widths give width² x depth the same
-    values as in the other sweeps.
+    Each of the three sweeps has one depth; its widths give about the same numbers of
+    parameters as in the other sweeps.
     """
     by_sweep = [curves.cells(data, "depth_mup", "width") for data in sweeps]
-    sizes = [cell.width**2 * cell.depth for cell in by_sweep[0]]
+    counts = [
+        [parameters(data, cell.width, cell.depth) for cell in cells]
+        for data, cells in zip(sweeps, by_sweep, strict=True)
+    ]
     losses = [[curves.least(cell) for cell in cells] for cells in by_sweep]
     depths = [cells[0].depth for cells in by_sweep]
     flat, middle, deep = losses
     words = [
-        f"{', '.join(map(str, of_size))} at width² x depth = {size:,}"
-        for size, of_size in zip(sizes, zip(*losses, strict=True), strict=True)
+        f"{', '.join(map(str, of_size))} at {min(n):,} to {max(n):,} parameters"
+        for n, of_size in zip(
+            zip(*counts, strict=True), zip(*losses, strict=True), strict=True
+        )
     ]
     lines = [
-        curves.least_line(f"depth {depth}", dict(zip(sizes, of_depth, strict=True)))
-        for depth, of_depth in zip(depths, losses, strict=True)
+        curves.least_line(f"depth {depth}", dict(zip(n, of_depth, strict=True)))
+        for depth, n, of_depth in zip(depths, counts, losses, strict=True)
     ]
-    labels = "Each at its best learning rate", "width² x depth", "training loss"
+    labels = "Each at its best learning rate", "parameters", "training loss"
     return Drawing(
         [Panel(*labels, lines, log_x=True, log_y=True)],
         f"loss of depths {', '.join(map(str, depths))}: {'; '.join(words)}",
         curves.conjunction(*curves.lower(2 * middle, flat + deep)),
     )
+
+
+def parameters(data: SweepData, width: int, depth: int) -> int:
+    """The number of parameters of a sweep's CNN at a width and a depth."""
+    config = data.settings["config"]
+    options = {**config["model"], "width": width, "depth": depth}
+    pixels = config["data"]["image_size"]
+
+    def made() -> nnx.Module:
+        shape = (pixels, pixels, 3)
+        return zoo.create(**options, input_shape=shape, rngs=nnx.Rngs(0))
+
+    leaves = jax.tree.leaves(nnx.state(nnx.eval_shape(made), nnx.Param))
+    return sum(leaf.size for leaf in leaves)
 
 
 def decided_early(data: SweepData) -> Drawing:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...report import SweepData
 from ...sweep import valley
-from ...sweep.results import Cell
+from ...sweep.results import Cell, Population
 from ...sweep.verdict import SHARE, transfer
 from . import curves
 from .registry import Drawing, Line, Panel
@@ -35,7 +35,8 @@ def rate_over_depth(data: SweepData) -> Drawing:
         curves.stays(deep), curves.falls(losses), *map(curves.moves, others)
     )
     ours = f"{curves.describe(transfers)}; loss of Depth-μP {curves.span(losses)}"
-    return Drawing(curves.panels(transfers), ours, agrees)
+    panels = [*curves.panels(transfers), curves.shift_panel(transfers)]
+    return Drawing(panels, ours, agrees)
 
 
 def ode_moves(data: SweepData) -> Drawing:
@@ -167,6 +168,7 @@ def valley_turns(data: SweepData) -> Drawing:
         Panel("Where the loss is least", *labels, floors),
         Panel("Slope of the valley", "depth", "slope", lines, log_x=True),
     ]
+    panels.append(_slopes_over_time(populations, names, data.steps))
     first, last = (slopes.get(depth) for depth in ends)
     steep = [
         f"{s.value:.2f} ± {s.wide:.2f}" if s else "no valley" for s in (first, last)
@@ -181,6 +183,21 @@ def valley_turns(data: SweepData) -> Drawing:
     return Drawing(panels, ours, agrees)
 
 
+def _slopes_over_time(
+    populations: Sequence[Population], names: Sequence[str], steps: int
+) -> Panel:
+    """The slope of the valley during training, for the smallest and largest depth."""
+    lines = []
+    for p in (populations[0], populations[-1]):
+        slopes = {
+            share * steps: valley.slope(curves.after([p], share)[0], names)
+            for share in np.linspace(0.1, 1.0, 10)
+        }
+        known = {at: slope for at, slope in slopes.items() if slope is not None}
+        lines.append(Line(f"depth {p.depth}", list(known), list(known.values())))
+    return Panel("Slope during training", "step", "slope", lines)
+
+
 def multiplier_is_free(data: SweepData) -> Drawing:
     """A transformer's loss hardly depends on the block multiplier (Figure 14)."""
     cells = curves.cells(data, "depth_mup", name="branch_multiplier")
@@ -191,9 +208,24 @@ def multiplier_is_free(data: SweepData) -> Drawing:
         f"{', '.join(str(c.depth) for c in cells)} (agrees below 2%)"
     )
     agrees = curves.conjunction(*(spread.under(_FREE) for spread in spreads))
-    return Drawing(
-        [curves.panel("Each at its best learning rate", cells)], ours, agrees
+    shares = np.linspace(0.1, 1.0, 10)
+    over_time = np.exp(
+        [[one.value for one in _spreads(curves.after(cells, x))] for x in shares]
     )
+    lines = [
+        Line(f"depth {cell.depth}", shares, ratios)
+        for cell, ratios in zip(cells, over_time.T, strict=True)
+    ]
+    labels = (
+        "During training",
+        "share of the steps",
+        "loss of the worst a over the best",
+    )
+    panels = [
+        curves.panel("Each at its best learning rate", cells),
+        Panel(*labels, lines),
+    ]
+    return Drawing(panels, ours, agrees)
 
 
 def _spreads(cells: Sequence[Cell]) -> list[curves.Interval]:

@@ -9,6 +9,7 @@ Answers are True, False, or None where the sweep cannot tell.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from scipy import stats
@@ -16,10 +17,13 @@ from scipy import stats
 from ...report import SweepData
 from ...sweep import grids, optima, statistics
 from ...sweep.regret import PRIOR
-from ...sweep.results import Cell
+from ...sweep.results import Cell, Population
 from ...sweep.statistics import Axis
 from ...sweep.verdict import SHARE, Transfer, Verdict, transfer
 from .registry import Drawing, Line, Panel
+
+_Runs = TypeVar("_Runs", Cell, Population)
+_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the steps
 
 _X_LABELS = {
     "learning_rate": "log₂ learning rate",
@@ -51,8 +55,8 @@ def judge(
     return transfer(cells(data, key, axis, name), axis, getattr(data.base, axis))
 
 
-def after(runs: Sequence[Cell], share: float) -> list[Cell]:
-    """The same runs after a share of their steps, in 0 to 1.
+def after(runs: Sequence[_Runs], share: float) -> list[_Runs]:
+    """The same runs, cells or populations, after a share of their steps, in 0 to 1.
 
     The loss is the mean over the eighth of the run that ends there.
     """
@@ -110,6 +114,26 @@ def drawing(
     """The verdicts, a panel for each; they agree with a claim if all answers hold."""
     agrees = conjunction(*answers)
     return Drawing(panels(transfers, axis), describe(transfers), agrees)
+
+
+def shift_panel(transfers: Mapping[str, Transfer]) -> Panel:
+    """How far the optimum shifts in each part of training.
+
+    Left out where an optimum is at the edge of the grid.
+    """
+    lines = []
+    for title, one in transfers.items():
+        trends = {}
+        for share in _SHARES:
+            cells, base = after(one.cells, share), one.sizes[one.base]
+            then = transfer(cells, one.axis, base, one.sizes)
+            if not (then.at_edge or then.failed):
+                trends[share] = then.trend
+        slopes = [trend.slope for trend in trends.values()]
+        errors = [trend.error for trend in trends.values()]
+        lines.append(Line(title, list(trends), slopes, errors))
+    label = "shift in octaves per doubling"
+    return Panel("Shift during training", "share of the steps", label, lines)
 
 
 def learning_panel(

@@ -1,5 +1,6 @@
 """Claims about the rules that no figure of the papers shows, measured the same way."""
 
+import dataclasses
 import functools
 
 from ...report import SweepData
@@ -18,7 +19,9 @@ def keeps_and_moves(
     """
     transfers = {title: curves.judge(data, key) for title, key in (keeps, moves)}
     kept, moved = transfers.values()
-    return curves.drawing(transfers, curves.stays(kept), curves.moves(moved))
+    drawing = curves.drawing(transfers, curves.stays(kept), curves.moves(moved))
+    panels = [*drawing.panels, curves.shift_panel(transfers)]
+    return dataclasses.replace(drawing, panels=panels)
 
 
 _DEPTH_LAW = functools.partial(

@@ -72,8 +72,14 @@ MLP: Sizes = {
 ABS: Sizes = {"long": _grid("2**[-9:-6:0.5]")}
 ABS_BASE: Sizes = {"long": _grid("2**[-11:-6:1]", "2**[-5:-1]")}
 # Costs near 1 % need a fine grid.
-ABSLN: Sizes = {"medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]")}
-ABSLN_BASE: Sizes = {"medium": _grid("2**[-10:-4:1]", "2**[-7:-2]")}
+ABSLN: Sizes = {
+    "medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]"),
+    "long": _grid("2**[-9.5:-6.5:0.5]"),
+}
+ABSLN_BASE: Sizes = {
+    "medium": _grid("2**[-10:-4:1]", "2**[-7:-2]"),
+    "long": _grid("2**[-10:-6:1]", "2**[-6:-2]"),
+}
 # Sweeps over the learning rate and the block multiplier a together: of the base alone,
 # and over depth.
 BASE: Sizes = {
@@ -100,7 +106,7 @@ ONE_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-7:1]", "2**[-3:-1]", "(8,32,
 TWO_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-7:1]", "2**[-2:0]", "(4,16,64)")}
 # From depth 2 on, for the slope of the valley.
 TWO_ABS: Sizes = {
-    "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64)"),
+    "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64,1024)"),
     "medium": _grid("2**[-9:-4:1]", "2**[-6:-1]", "(2,4,16,32)"),
     "long": _grid("2**[-10:-5:1]", "2**[-6:-2]", "(2,4,16,32)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
@@ -132,6 +138,9 @@ GPT: Sizes = {
     },
 }
 
+# Over the block multiplier too.
+GPT_MULTIPLIER: Sizes = {"long": _SEEDS_2 | _grid("2**[-7:-4:1]", "2**[-2:2:2]")}
+
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
 
 _AUGMENT = "('flip', 'rotate', 'affine', 'color_jitter')"
@@ -161,6 +170,8 @@ TWO_DEPTHS: Sizes = {
     "long": _SEEDS_4 | _grid("2**[-8:-6:0.5]"),
     "paper": {"sweep.depths": "(3,12)"},
 }
+# Networks with as many parameters, of different depths.
+EQUAL: Sizes = {"long": _SEEDS_2 | _grid("2**[-8:-6:1]")}
 RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24", "sweep.axes.learning_rate": "2**[-8:0:1]"},
     "medium": _MEDIUM

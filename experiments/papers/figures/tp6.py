@@ -96,7 +96,7 @@ _GPT_MULTIPLIER = Part(
         "sweep.axes.branch_multiplier": "2**[-2:2]",
         "sweep.axes.learning_rate": "2**[-9:-4:1]",
     },
-    sizes.GPT,
+    sizes.joined(sizes.GPT, sizes.GPT_MULTIPLIER),
 )
 
 

@@ -21,6 +21,7 @@ def follows(unscaled: SweepData, scaled: SweepData) -> Drawing:
         [
             _panel("Hyperparameters as they are", plain),
             _panel("With the rule", ruled),
+            curves.shift_panel(transfers),
         ],
         f"{curves.describe(transfers)}; loss at the base's optimum, small to large: "
         f"with the rule {_losses(ruled)}, without it {_losses(plain)}",
