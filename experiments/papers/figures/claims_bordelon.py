@@ -192,22 +192,19 @@ def middle_depth(*sweeps: SweepData) -> Drawing:
         [parameters(data, cell.width, cell.depth) for cell in cells]
         for data, cells in zip(sweeps, by_sweep, strict=True)
     ]
+    sizes = [f"{min(n):,} to {max(n):,} parameters" for n in zip(*counts, strict=True)]
     losses = [[curves.least(cell) for cell in cells] for cells in by_sweep]
     depths = [cells[0].depth for cells in by_sweep]
-    flat, middle, deep = losses
-    words = [
-        f"{', '.join(map(str, of_size))} at {min(n):,} to {max(n):,} parameters"
-        for n, of_size in zip(
-            zip(*counts, strict=True), zip(*losses, strict=True), strict=True
-        )
-    ]
+    by_size = dict(zip(sizes, zip(*losses, strict=True), strict=True))
+    words = [f"{', '.join(map(str, row))} at {size}" for size, row in by_size.items()]
     lines = [
-        curves.least_line(f"depth {depth}", dict(zip(n, of_depth, strict=True)))
-        for depth, n, of_depth in zip(depths, counts, losses, strict=True)
+        curves.least_line(size, dict(zip(depths, row, strict=True)))
+        for size, row in by_size.items()
     ]
-    labels = "Each at its best learning rate", "parameters", "training loss"
+    title = sizes[0] if len(sizes) == 1 else "Each at its best learning rate"
+    flat, middle, deep = losses
     return Drawing(
-        [Panel(*labels, lines, log_x=True, log_y=True)],
+        [Panel(title, "depth", "training loss", lines, log_x=True)],
         f"loss of depths {', '.join(map(str, depths))}: {'; '.join(words)}",
         curves.conjunction(*curves.lower(2 * middle, flat + deep)),
     )

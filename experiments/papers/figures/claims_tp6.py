@@ -163,7 +163,7 @@ def valley_turns(data: SweepData) -> Drawing:
         Line("measured", list(slopes), [slope.value for slope in slopes.values()]),
         *(Line(f"{s:g}", ends, [s, s], look="theory") for s in (-2, -1)),
     ]
-    labels = "log₂ learning rate", "best log₂ block multiplier a"
+    labels = "log₂ learning rate", "log₂ of the best block multiplier a"
     panels = [
         Panel("Where the loss is least", *labels, floors),
         Panel("Slope of the valley", "depth", "slope", lines, log_x=True),

@@ -102,8 +102,8 @@ TWO: Sizes = {
 }
 # Figure 4, left: fewer steps, after which block depths 1 and 2 differ.
 _EARLY = {"steps": "11000", "sweep.seeds": "2"}
-ONE_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-7:1]", "2**[-3:-1]", "(8,32,128)")}
-TWO_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-7:1]", "2**[-2:0]", "(4,16,64)")}
+ONE_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-6:1]", "2**[-3:0]", "(8,32,128)")}
+TWO_EARLY: Sizes = {"long": _EARLY | _grid("2**[-10:-8:1]", "2**[-2:1]", "(4,16,64)")}
 # From depth 2 on, for the slope of the valley.
 TWO_ABS: Sizes = {
     "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64,1024)"),
@@ -139,7 +139,9 @@ GPT: Sizes = {
 }
 
 # Over the block multiplier too.
-GPT_MULTIPLIER: Sizes = {"long": _SEEDS_2 | _grid("2**[-7:-4:1]", "2**[-2:2:2]")}
+GPT_MULTIPLIER: Sizes = {
+    "long": {"sweep.seeds": "3"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]")
+}
 
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
 

@@ -19,7 +19,7 @@ def follows(unscaled: SweepData, scaled: SweepData) -> Drawing:
     transfers = {"with the rule": ruled, "without it": plain}
     return Drawing(
         [
-            _panel("Hyperparameters as they are", plain),
+            _panel("Without the rule", plain),
             _panel("With the rule", ruled),
             curves.shift_panel(transfers),
         ],
@@ -85,7 +85,7 @@ def decays(
 _DATA = {
     "text": ("GPT", TEXT),
     "cnn": ("CNN", CIFAR),
-    "digits": ("residual MLP", "digits, seen up to 36 times"),
+    "digits": ("residual MLP", "1,437 digits, seen several times"),
 }
 # By name: title, claim, overrides, further overrides of the rule.
 _RULES: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
