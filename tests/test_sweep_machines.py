@@ -32,7 +32,8 @@ def child(*arguments: object) -> tuple[np.ndarray, list[int]]:
 def test_devices_share_a_sweep_and_change_no_loss(devices):
     """Three do not divide the eight points: one lane of theirs is filled up."""
     alone, shared = child(1), child(devices)
-    assert sum(alone[1]) == sum(shared[1]) == 8
+    # A point for each device is timed first; the rest ends within half a minute.
+    assert (alone[1], shared[1]) == ([1, 7], [devices, 8 - devices])
     # 2e-7 was measured: a device has fewer lanes, which are rounded otherwise.
     np.testing.assert_allclose(shared[0], alone[0], rtol=1e-5)
 

@@ -29,7 +29,7 @@ Point = tuple[float, ...]  # a value of each hyperparameter
 # A run that ends above this multiple of chance-level loss counts as diverged.
 _DIVERGED = 2.0
 _CURVE = 40  # points of a stored learning curve
-_STORED = 30.0  # seconds
+_STORED = 30.0  # seconds of a chunk where runs train in turn
 # Optimization level of the CPU compiler. Training spends its time in matrix products,
 # which are library calls: level 1 halves the compile time at the same speed
 # (benchmarks/sweep.py).

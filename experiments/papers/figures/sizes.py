@@ -27,8 +27,7 @@ def at_scale(sizes: Sizes, scale: str) -> dict[str, str]:
     if "steps" in given:
         # After 50 epochs means over 1,000 steps vary by 10 % from one to the next.
         given["sweep.average_last"] = str(int(given["steps"]) // 10)
-    # A run takes minutes: each grid point is kept as it ends.
-    return {**given, "sweep.lanes": "1"}
+    return given
 
 
 def joined(*many: Sizes) -> dict[str, dict[str, str]]:
