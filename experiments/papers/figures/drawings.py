@@ -29,6 +29,7 @@ def text(drawing: Drawing) -> str:
     head = {
         "ours": drawing.ours,
         "agrees": drawing.agrees,
+        "length": drawing.length,
         "panels": [
             {
                 "title": panel.title,
@@ -82,7 +83,8 @@ def read(file: pathlib.Path) -> Drawing:
                 known = any(map(math.isfinite, errors))
                 lines.append(Line(label, x, y, errors if known else None, look))
             panels.append(Panel(lines=lines, **panel))
-        return Drawing(panels, facts["ours"], facts["agrees"])
+        length = facts.get("length", "")
+        return Drawing(panels, facts["ours"], facts["agrees"], length)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} is not a drawing ({error}); remove it and draw the figure again"

@@ -45,7 +45,8 @@ def run(name: str, request: Request) -> None:
         figure = known[name]
         if figure.draw is None:
             raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
-        if not figure.parts and (request.data_dir or request.dataset):
+        data = figure.parts or figure.trains
+        if not data and (request.data_dir or request.dataset):
             raise UserError(
                 f"{figure.id} trains on no data; leave --data_dir and --dataset out"
             )
@@ -65,7 +66,8 @@ def drawn(figure: Figure, request: Request) -> Drawing:
         path = drawings.path(figure, request)
         if request.from_data:
             return drawings.read(path)
-        return drawings.write(path, figure.draw(request.paper))
+        given = request if figure.trains else request.paper
+        return drawings.write(path, figure.draw(given))
     if request.from_data:
         tables = [part.read(request) for part in figure.parts]
     else:

@@ -116,6 +116,20 @@ LONG: Sizes = {
     "paper": _grid("2**[-9:-1:1]", depths="(2,8,32,128)"),
 }
 
+# Distances between features: as many steps as in the paper at every scale.
+_WIDE = {"model.width": "256", "sweep.widths": "(256,)", "data.image_size": "32"}
+FEATURES: Sizes = {
+    "laptop": _SEEDS_4,
+    "medium": _WIDE | {"sweep.seeds": "3"},
+    "paper": _WIDE | {"sweep.seeds": "5"},
+}
+FEATURES_DEPTHS = {
+    "laptop": (64, 256, 1024),
+    "medium": (64, 256),
+    "long": (64, 256),
+    "paper": (256, 512, 1024),
+}
+
 # ----- Transformers of Tensor Programs VI.
 
 GPT: Sizes = {
@@ -139,7 +153,7 @@ GPT: Sizes = {
 
 # Over the block multiplier too.
 GPT_MULTIPLIER: Sizes = {
-    "long": {"sweep.seeds": "3"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]")
+    "long": {"sweep.seeds": "6"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]")
 }
 
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
@@ -174,7 +188,7 @@ TWO_DEPTHS: Sizes = {
 # Networks with as many parameters, of different depths.
 EQUAL: Sizes = {"long": _SEEDS_2 | _grid("2**[-8:-6:1]")}
 RESNET: Sizes = {
-    "laptop": {"sweep.seeds": "24", "sweep.axes.learning_rate": "2**[-8:0:1]"},
+    "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
     "medium": _MEDIUM
     | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
     "paper": _LONG_CNN

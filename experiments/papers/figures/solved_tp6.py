@@ -1,7 +1,6 @@
 """The figures of Tensor Programs VI that are computed from solvers."""
 
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -170,100 +169,3 @@ def depth_convergence(paper: bool) -> Drawing:
         f"depth^{slope:.2f} (agrees within 0.1 of -1)"
     )
     return Drawing(panels, ours, near(slope, -1, 0.1))
-
-
-_DIVERSE = 0.4  # our tolerance for κ = ½
-_LAWS = {"Depth-μP": (0.5, 0.5), "ODE": (1.0, 0.0)}
-
-
-def diversity(paper: bool) -> Drawing:
-    """κ as seen at growing depths, of Depth-μP and of the ODE (section 10.4)."""
-    diversities = {
-        name: plane.measure(*law, **_sizes(paper)) for name, law in _LAWS.items()
-    }
-    deep, ode = (diversities[name].diversities for name in _LAWS)
-    depths = _sizes(paper)["depths"]
-    lines = [
-        _kappas(name, depths, point.diversities) for name, point in diversities.items()
-    ]
-    # κ is above 0 at every finite depth. It is 0 in the limit because the random part
-    # of the distance vanishes with depth, as L^(1-2α).
-    noise = diversities["ODE"].noise
-    ours = (
-        f"κ from {_mean(deep[0])} to {_mean(deep[-1])} for Depth-μP (agrees above "
-        f"{_DIVERSE}), from {_mean(ode[0])} to {_mean(ode[-1])} for the ODE, whose "
-        f"random part falls as L^{noise:.2f} (agrees if both fall, within 0.15 of -1)"
-    )
-    falls = [curves.over_seeds(b - a).negative for a, b in itertools.pairwise(ode)]
-    agrees = curves.conjunction(_diverse(deep), *falls, near(noise, -1, 0.15))
-    return Drawing([_kappa("By depth", lines)], ours, agrees)
-
-
-def diversity_in_time(paper: bool) -> Drawing:
-    """κ after more steps of training (section 10.4)."""
-    times, panels, last = (1, 4, 16), [], {}
-    depths = _sizes(paper)["depths"]
-    for name, law in _LAWS.items():
-        diversities = [plane.measure(*law, steps=t, **_sizes(paper)) for t in times]
-        last[name] = np.stack([p.diversities for p in diversities])
-        lines = [
-            _kappas(f"L = {d}", times, last[name][:, i]) for i, d in enumerate(depths)
-        ]
-        panels.append(_kappa(name, lines, "steps"))
-    ode, deep = last["ODE"], last["Depth-μP"].reshape(-1, last["ODE"].shape[-1])
-    over_steps, over_depths = ode[0, -1] - ode[-1, -1], ode[-1, 0] - ode[-1, -1]
-    least = deep[deep.mean(axis=-1).argmin()]
-    ours = (
-        f"κ of the ODE falls to {_mean(ode[-1, -1])}, by {_mean(over_steps)} over "
-        f"steps and {_mean(over_depths)} over depths; of Depth-μP it falls to "
-        f"{_mean(least)} (agrees above {_DIVERSE})"
-    )
-    falls = [curves.over_seeds(-x).negative for x in (over_steps, over_depths)]
-    return Drawing(panels, ours, curves.conjunction(_diverse(deep), *falls))
-
-
-def absolute_value(paper: bool) -> Drawing:
-    """κ with |x| and with ReLU, under Depth-μP (section 10.4)."""
-    depths = _sizes(paper)["depths"]
-    diversities = {
-        name: plane.measure(0.5, 0.5, activation=phi, steps=16, **_sizes(paper))
-        for name, phi in (("ReLU", jax.nn.relu), ("abs", jnp.abs))
-    }
-    lines = [
-        _kappas(name, depths, point.diversities) for name, point in diversities.items()
-    ]
-    # The networks of a seed have the same weights at first.
-    gain = diversities["abs"].diversities[-1] - diversities["ReLU"].diversities[-1]
-    agrees = curves.negation(curves.over_seeds(gain).negative)
-    ours = f"κ of abs less κ of ReLU is {_mean(gain, '+.3f')} at depth {depths[-1]}"
-    return Drawing([_kappa("After 16 steps", lines)], ours, agrees)
-
-
-def _sizes(paper: bool) -> dict[str, Any]:
-    if paper:
-        return {"depths": (64, 256, 1024), "width": 256, "seeds": 4}
-    return {"depths": (16, 64, 256), "width": 32, "seeds": 16}
-
-
-def _mean(kappas: np.ndarray, form: str = ".2f") -> str:
-    """The mean over seeds, e.g. "0.49 ± 0.01" with half of the 95 % interval."""
-    mean = curves.over_seeds(kappas)
-    return f"{mean.value:{form}} ± {mean.wide:{form.lstrip('+')}}"
-
-
-def _diverse(kappas: np.ndarray) -> bool | None:
-    """Whether κ is above the tolerance in every row of networks."""
-    below = (curves.over_seeds(row).under(_DIVERSE) for row in kappas)
-    return curves.conjunction(*map(curves.negation, below))
-
-
-def _kappas(label: str, x: Sequence[float], kappas: np.ndarray) -> Line:
-    """The means of rows of networks, with standard errors."""
-    errors = kappas.std(axis=1, ddof=1) / np.sqrt(kappas.shape[1])
-    return Line(label, x, kappas.mean(axis=1).tolist(), errors.tolist())
-
-
-def _kappa(title: str, lines: list[Line], x_label: str = "depth") -> Panel:
-    low, high = min(lines[0].x), max(lines[0].x)
-    half = Line("½", [low, high], [0.5, 0.5], look="theory")
-    return Panel(title, x_label, "κ as seen", [*lines, half], log_x=True)

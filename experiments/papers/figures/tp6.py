@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from . import claims_tp6 as claims
-from . import sizes
+from . import features, sizes
 from . import solved_tp6 as solved
 from .parts import Part
 from .registry import CIFAR, TEXT, Drawing, Figure
@@ -109,12 +109,12 @@ def _figure(
     draw: Callable[..., Drawing],
     parts: Sequence[Part] = (),
     how: str = CIFAR,
+    trains: bool = False,
 ) -> Figure:
     name = f"Figure {number}"
-    return Figure(f"tp6-{number}", "TP-VI", name, claim, draw, parts, how)
+    key = f"tp6-{number}"
+    return Figure(key, "TP-VI", name, claim, draw, parts, how, trains=trains)
 
-
-_SLOPES = "slopes of the paper's curves; SGD on random data in place of CIFAR-10"
 
 FIGURES = [
     _figure(
@@ -229,21 +229,20 @@ FIGURES = [
     ),
     _figure(
         17,
-        "κ stays ½ for Depth-μP and falls with depth for the ODE, whose random part "
-        "vanishes",
-        solved.diversity,
-        how=_SLOPES,
+        "κ stays ½ for Depth-μP and falls with depth for the ODE",
+        features.diversity,
+        trains=True,
     ),
     _figure(
         18,
         "for the ODE κ falls with depth and time; for Depth-μP it hardly does",
-        solved.diversity_in_time,
-        how=_SLOPES,
+        features.diversity_in_time,
+        trains=True,
     ),
     _figure(
         19,
         "features are more diverse with |x| than with ReLU",
-        solved.absolute_value,
-        how=_SLOPES,
+        features.absolute_value,
+        trains=True,
     ),
 ]
