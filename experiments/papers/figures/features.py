@@ -117,9 +117,10 @@ def diversity_in_time(request: Request) -> Drawing:
     least = deep.reshape(-1, deep.shape[-1])
     least = least[least.mean(axis=-1).argmin()]
     ours = (
-        f"κ of the ODE falls to {_mean(ode[-1, -1])}, by {_mean(-over_steps)} over "
-        f"steps and {_mean(-over_depths)} over depths; of Depth-μP it falls to "
-        f"{_mean(least)} (agrees above {_DIVERSE})"
+        f"κ of the ODE is {_mean(ode[-1, -1])} at the end; it changes by "
+        f"{_mean(over_steps, '+.2f')} over steps and {_mean(over_depths, '+.2f')} over "
+        f"depths (agrees if both fall); that of Depth-μP falls to {_mean(least)} "
+        f"(agrees above {_DIVERSE})"
     )
     falls = [curves.over_seeds(x).negative for x in (over_steps, over_depths)]
     every = deep.reshape(-1, deep.shape[-1])
@@ -267,7 +268,7 @@ def _over_multipliers(named: dict[str, dict[str, str]], request: Request) -> Pan
         settings = [Setting(depth, multiplier=a, **given) for a in _MULTIPLIERS]
         kappas = _kappas([distances(setting, request)[-1] for setting in settings])
         lines.append(_line(label, _MULTIPLIERS, kappas))
-    return _kappa(f"L = {depth}", "block multiplier a", lines)
+    return _kappa(f"L = {depth}, by multiplier", "block multiplier a", lines)
 
 
 def _curves(title: str, depths: Sequence[int], found: Sequence[np.ndarray]) -> Panel:
