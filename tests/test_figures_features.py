@@ -1,5 +1,7 @@
 """Figures 17 to 19: distances between the features of a network's layers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +84,17 @@ def test_a_figure_is_drawn_again_from_its_table_and_keeps_its_runs(
     assert again.length == drawing.length
     monkeypatch.delattr(features, "_measurement")  # nothing is trained again
     assert job.drawn(figure, request_).ours == drawing.ours
+
+
+def test_runs_of_other_data_or_sizes_are_not_reused(request_, monkeypatch):
+    setting = features.Setting(16)
+    first = features.distances(setting, request_)
+    other = dataclasses.replace(request_, dataset="fake_data")
+    with pytest.raises(UserError, match="fake_data"):
+        features.distances(setting, other)
+    wide = sizes.FEATURES["laptop"] | {"model.width": "16", "sweep.widths": "(16,)"}
+    monkeypatch.setattr(sizes, "FEATURES", {"laptop": wide})
+    assert not np.allclose(features.distances(setting, request_), first)
 
 
 def test_data_that_are_not_there_are_one_sentence(tmp_path):

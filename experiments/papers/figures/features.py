@@ -11,6 +11,7 @@ depth the same. It is ½ if x^l is a random walk over the layers, and 0 if it is
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -179,10 +180,10 @@ def distances(
 
 
 def _file(setting: Setting, task: ZooTask, seed: int, request: Request) -> pathlib.Path:
-    name = (
-        f"{setting.law}-{setting.nonlinearity}-a{setting.multiplier:g}-w{task.width}"
-        f"-d{task.depth}-seed{seed}.json"
-    )
+    # A file of other data, sizes or steps has another name.
+    settings = f"{task.key} {setting.learning_rate} {_STEPS}"
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
+    name = f"{task.name}-{setting.nonlinearity}-seed{seed}-{digest}.json"
     return request.folder / request.scale / "features" / name
 
 
@@ -198,6 +199,7 @@ def _measurement(setting: Setting, task: ZooTask) -> Any:
     training, built = task.training(), build(task.config, dataset)
     hyper = {"learning_rate": jnp.float32(setting.learning_rate)}
     gaps = [2**k for k in range(int(math.log2(depth)) - 1)]
+    init = jax.jit(training.init)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def train(
@@ -225,7 +227,7 @@ def _measurement(setting: Setting, task: ZooTask) -> Any:
         examples = jax.tree.map(jnp.asarray, examples)
         key, batches = keys[0], jnp.asarray(orders[:, 0])
         first = {"image": examples["image"][batches[0]]}
-        state, fixed = jax.jit(training.init)(key, hyper)
+        state, fixed = init(key, hyper)
         found = []
         for span in itertools.pairwise((0, *_STEPS)):
             state = train(state, fixed, key, batches, examples, jnp.asarray(span))
