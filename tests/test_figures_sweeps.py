@@ -523,7 +523,7 @@ def planned(part, request):
     return space.parse_sweep(part.parsed(request, 0.25 if part.tuned else None))
 
 
-@pytest.mark.parametrize("scale", registry.SCALES)
+@pytest.mark.parametrize("scale", registry.DRAWN)
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_sweep_of_a_figure_parses_and_plans(name, scale, tmp_path):
     figure = TRAINED[name]
@@ -547,6 +547,26 @@ def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path)
         assert long.base.steps == paper.base.steps
 
 
+@pytest.mark.parametrize("name", ["tp6-4", "tp6-14"])
+def test_wide_is_as_long_as_long_and_larger(name, tmp_path):
+    for part in TRAINED[name].parts:
+        long, wide = (
+            planned(part, figures.Request(scale, tmp_path, dataset="text:some.txt"))
+            for scale in ("long", "wide")
+        )
+        assert wide.base.steps == long.base.steps
+        assert wide.average_last == long.average_last
+        assert min(wide.widths) > max(long.widths)
+        assert set(wide.depths) <= set(long.depths)
+
+
+@pytest.mark.parametrize("name", ["tp6-9", "tp6-10", "tp6-17"])
+def test_a_figure_without_wide_sizes_says_so(name, tmp_path):
+    request = figures.Request("wide", tmp_path, tables=tmp_path)
+    with pytest.raises(UserError, match="no sizes of its own at --scale wide"):
+        figures.run(name, request)
+
+
 def test_parts_of_one_name_are_one_sweep():
     """Figures share tables by name; another sweep under it would replace the table."""
     known = {}
@@ -557,7 +577,7 @@ def test_parts_of_one_name_are_one_sweep():
                 assert known.setdefault(one.name, plain) == plain
 
 
-@pytest.mark.parametrize("scale", registry.SCALES)
+@pytest.mark.parametrize("scale", registry.DRAWN)
 @pytest.mark.parametrize("name", ["tp6-4", "tp6-5"])
 def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path):
     request = figures.Request(scale, tmp_path)
@@ -565,7 +585,7 @@ def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path)
     assert len({2 * depth for depth in two.depths} & set(one.depths)) >= 3
 
 
-@pytest.mark.parametrize("scale", registry.SCALES)
+@pytest.mark.parametrize("scale", registry.DRAWN)
 def test_models_of_equal_size_have_as_many_parameters(scale, tmp_path):
     """Of three depths, within 5 % of each other (Figure B.1)."""
     counts = []

@@ -261,6 +261,17 @@ def test_a_round_valley_has_no_slope():
     assert valley.slope(round_one, ("learning_rate", "branch_multiplier")) is None
 
 
+@pytest.mark.parametrize(("steep", "expected"), [(-2.0, -2.0), (2.0, np.nan)])
+def test_level_sets_slope_where_the_loss_falls_with_both(steep, expected):
+    one = population("p", 64, 8, pair=True)
+    names = ("learning_rate", "branch_multiplier")
+    x, y = np.meshgrid(*(one.coordinates(name) for name in names), indexing="ij")
+    tilted = dataclasses.replace(one, loss=np.exp2(0.1 * (steep * x - y))[None])
+    at, slopes = valley.level_slopes(tilted, names)
+    np.testing.assert_allclose(at, (x[1:, 0] + x[:-1, 0]) / 2)
+    np.testing.assert_allclose(slopes, expected)
+
+
 TOY = "tests/toy_config.py"
 
 

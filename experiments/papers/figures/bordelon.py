@@ -10,7 +10,7 @@ from . import claims_bordelon as claims
 from . import sizes
 from . import solved_bordelon as solved
 from .parts import Part
-from .registry import CIFAR, SCALES, Drawing, Figure
+from .registry import CIFAR, DRAWN, Drawing, Figure
 
 # ----- Sweeps.
 
@@ -25,7 +25,7 @@ _SP = Part(
     "cnn_sweep",
     "cnn-sp",
     {"sweep.only": "('sp',)"},
-    sizes.joined(sizes.CNN, {s: {"sweep.depths": "(3,)"} for s in SCALES}),
+    sizes.joined(sizes.CNN, {s: {"sweep.depths": "(3,)"} for s in DRAWN}),
 )
 _RESNET = Part(
     "resnet_sweep",

@@ -169,6 +169,7 @@ def valley_turns(data: SweepData) -> Drawing:
         Panel("Slope of the valley", "depth", "slope", lines, log_x=True),
     ]
     panels.append(_slopes_over_time(populations, names, data.steps))
+    panels.append(_slopes_by_rate(populations, names))
     first, last = (slopes.get(depth) for depth in ends)
     steep = [
         f"{s.value:.2f} ± {s.wide:.2f}" if s else "no valley" for s in (first, last)
@@ -196,6 +197,17 @@ def _slopes_over_time(
         known = {at: slope for at, slope in slopes.items() if slope is not None}
         lines.append(Line(f"depth {p.depth}", list(known), list(known.values())))
     return Panel("Slope during training", "step", "slope", lines)
+
+
+def _slopes_by_rate(populations: Sequence[Population], names: Sequence[str]) -> Panel:
+    """The slope of level sets below the valley, for the smallest and largest depth."""
+    lines = []
+    for p in (populations[0], populations[-1]):
+        rates, slopes = valley.level_slopes(p, names)
+        known = ~np.isnan(slopes)
+        lines.append(Line(f"depth {p.depth}", rates[known], slopes[known]))
+    labels = "log₂ learning rate", "slope of level sets"
+    return Panel("Where the loss falls with both", *labels, lines)
 
 
 def multiplier_is_free(data: SweepData) -> Drawing:

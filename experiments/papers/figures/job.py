@@ -9,7 +9,7 @@ import rich.table
 from ...errors import UserError, nearest
 from ...sweep import space
 from . import bordelon, draw, drawings, jelassi, rows, tp6, training, yaida
-from .registry import SCALES, Drawing, Figure, Request
+from .registry import DRAWN, Drawing, Figure, Request
 
 
 def figures() -> dict[str, Figure]:
@@ -63,6 +63,8 @@ def drawn(figure: Figure, request: Request) -> Drawing:
     """A figure's panels and verdict; missing runs are trained or computed."""
     assert figure.draw is not None
     if not figure.parts:
+        if request.scale == "wide":
+            raise UserError(f"{figure.id} has no sizes of its own at --scale wide")
         path = drawings.path(figure, request)
         if request.from_data:
             return drawings.read(path)
@@ -81,13 +83,13 @@ def drawn(figure: Figure, request: Request) -> Drawing:
 
 
 def from_data(figure: Figure, request: Request) -> Drawing | None:
-    """A figure from the tables of the largest scale that has all of its runs.
+    """A figure from the tables of the largest of `DRAWN` that has all of its runs.
 
     None if no scale has all runs, or the figure is not drawn.
     """
     if figure.draw is None:
         return None
-    for scale in reversed(SCALES):
+    for scale in reversed(DRAWN):
         again = dataclasses.replace(request, scale=scale, from_data=True)
         if figure.parts:
             complete = all(part.is_complete(again) for part in figure.parts)

@@ -74,7 +74,9 @@ class Drawing:
 
 
 BEYOND = "Beyond the papers"  # of a figure, in place of a paper
-SCALES = ("laptop", "medium", "long", "paper")
+# "wide" tests whether the size is the reason for a verdict at "long".
+SCALES = ("laptop", "medium", "long", "wide", "paper")
+DRAWN = tuple(scale for scale in SCALES if scale != "wide")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import functools
 from ...report import SweepData
 from . import curves, sizes
 from .parts import Part
-from .registry import CIFAR, SCALES, TEXT, Drawing, beyond
+from .registry import CIFAR, DRAWN, TEXT, Drawing, beyond
 from .tp6 import GPT
 
 
@@ -46,7 +46,7 @@ def both_axes(data: SweepData) -> Drawing:
     )
 
 
-_FOUR = {scale: {"sweep.seeds": "4"} for scale in SCALES}
+_FOUR = {scale: {"sweep.seeds": "4"} for scale in DRAWN}
 _MLP = sizes.joined(
     _FOUR,
     {
@@ -58,7 +58,7 @@ _MLP = sizes.joined(
 _MUON = sizes.joined(
     sizes.MLP,
     _FOUR,
-    {scale: {"sweep.axes.learning_rate": "2**[-11:-3:1]"} for scale in SCALES},
+    {scale: {"sweep.axes.learning_rate": "2**[-11:-3:1]"} for scale in DRAWN},
     {
         "laptop": {"sweep.widths": "(32,64,128)"},
         "medium": {"sweep.widths": "(32,64,128)"},

@@ -2,11 +2,15 @@
 
 "laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
 core and two epochs. "long" has the sizes of "medium", trains for as many steps as the
-papers, and averages losses over the last tenth of them. "paper" has the papers' sizes,
-as far as their texts give them: the widths of Megatron and of the ViTs are missing.
+papers, and averages losses over the last tenth of them. "wide" is "long" with wider
+models or larger images, at few depths; only some sweeps have it. "paper" has the
+papers' sizes, as far as their texts give them: the widths of Megatron and of the ViTs
+are missing.
 """
 
 from collections.abc import Mapping
+
+from ...errors import UserError
 
 Sizes = Mapping[str, Mapping[str, str]]
 
@@ -17,8 +21,16 @@ _LENGTH = ("steps", "schedule.name", "schedule.warmup")
 
 
 def at_scale(sizes: Sizes, scale: str) -> dict[str, str]:
-    """The overrides of a scale."""
+    """The overrides of a scale.
+
+    Raises:
+      UserError: the scale is "wide", and the sweep has no sizes for it.
+    """
     own = dict(sizes.get(scale, {}))
+    if scale == "wide":
+        if not own:
+            raise UserError("this figure has no sizes of its own at --scale wide")
+        return at_scale({**sizes, "long": {**sizes.get("long", {}), **own}}, "long")
     if scale != "long":
         return own
     paper = sizes.get("paper", {})
@@ -93,6 +105,10 @@ BOTH: Sizes = {
     "paper": _MLP_PAPER
     | _grid("2**[-13:-7:1]", "2**[-2:3]", "(8,16,32,64,128,256,512,1024)"),
 }
+RELU_BOTH: Sizes = {
+    "medium": {"sweep.seeds": "12"},
+    "long": _SEEDS_2 | _grid("2**[-9:-6.5:0.5]", "2**[-3:-1:0.5]"),
+}
 # Branches of two layers, with as many layers as above.
 TWO: Sizes = {
     "laptop": {"sweep.depths": "(4,16,64)"},
@@ -101,8 +117,20 @@ TWO: Sizes = {
 }
 # Figure 4, left: fewer steps, after which block depths 1 and 2 differ.
 _EARLY = {"steps": "11000", "sweep.seeds": "2"}
-ONE_EARLY: Sizes = {"long": _EARLY | _grid("2**[-9:-6:1]", "2**[-3:0]", "(8,32,128)")}
-TWO_EARLY: Sizes = {"long": _EARLY | _grid("2**[-10:-8:1]", "2**[-2:1]", "(4,16,64)")}
+# At twice the width, best learning rates are half as large.
+_EARLY_WIDE = {
+    "data.image_size": "32",
+    "model.width": "128",
+    "sweep.widths": "(128,)",
+}
+ONE_EARLY: Sizes = {
+    "long": _EARLY | _grid("2**[-9:-6:1]", "2**[-3:0]", "(8,32,128)"),
+    "wide": _EARLY_WIDE | _grid("2**[-9:-7:1]", "2**[-3:-1]", "(8,32)"),
+}
+TWO_EARLY: Sizes = {
+    "long": _EARLY | _grid("2**[-10:-8:1]", "2**[-2:1]", "(4,16,64)"),
+    "wide": _EARLY_WIDE | _grid("2**[-11:-9:1]", "2**[-1:1]", "(4,16)"),
+}
 # From depth 2 on, for the slope of the valley.
 TWO_ABS: Sizes = {
     "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64,1024)"),
@@ -153,7 +181,9 @@ GPT: Sizes = {
 
 # Over the block multiplier too.
 GPT_MULTIPLIER: Sizes = {
-    "long": {"sweep.seeds": "6"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]")
+    "long": {"sweep.seeds": "6"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]"),
+    "wide": {"model.width": "128", "sweep.widths": "(128,)", "sweep.seeds": "2"}
+    | _grid("2**[-9:-6:1]", "2**[-2:2:2]", "(2,)"),
 }
 
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.

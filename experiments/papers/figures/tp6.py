@@ -69,7 +69,7 @@ _ABSLN = _mlp(
     sizes.ABSLN,
     sizes.ABSLN_BASE,
 )
-_RELU_BOTH = _both("one-relu", {}, {"medium": {"sweep.seeds": "12"}})
+_RELU_BOTH = _both("one-relu", {}, sizes.RELU_BOTH)
 _ABSLN_BOTH = _both("one-absln", _WITH_NORM)
 _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
 _TWO_ABSLN_BOTH = _both(
