@@ -50,9 +50,9 @@ def level_slopes(
     """Slopes of the level sets below the valley, where the loss falls in both.
 
     Returns:
-      The middle of each two neighbouring values of `across`, as `grids.coordinate`, and
-      there the change of `up` per unit of `across` on a level set: the ratio of the mean
-      derivatives between grid points where both are negative. NaN if there are none.
+      The middle of each two neighbouring values of `across`, as `grids.coordinate`,
+      and there the change of `up` per unit of `across` on a level set: the ratio of the
+      mean derivatives between grid points where both are negative. NaN without any.
     """
     level = np.log2(surface(population, names))
     x, y = (population.coordinates(name) for name in names)
