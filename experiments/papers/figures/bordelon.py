@@ -52,7 +52,7 @@ def _equal_sizes(depth: int, *widths: str) -> Part:
 
     Channels double after each pooling. Depths 3, 12 and 21 have about as many
     parameters at widths that are as 6 : 4 : 3. `widths` are those of the scales
-    "laptop", "medium" and "paper".
+    "laptop", "medium", "wide" and "paper".
     """
     shared = {
         "model.depth": str(depth),
@@ -62,9 +62,10 @@ def _equal_sizes(depth: int, *widths: str) -> Part:
         # As in the other sweeps, the convolutions after the three poolings count.
         "model.branch_multiplier": f"{((3 + 3) / (depth + 3)) ** 0.5:.6g}",
     }
+    scales = "laptop", "medium", "wide", "paper"
     by_scale = {
         scale: shared | {"model.width": own[1:].split(",")[0], "sweep.widths": own}
-        for scale, own in zip(("laptop", "medium", "paper"), widths, strict=True)
+        for scale, own in zip(scales, widths, strict=True)
     }
     given = sizes.joined(sizes.CNN, by_scale, sizes.EQUAL)
     return Part("cnn_sweep", f"cnn-depth-{depth}", _DEPTH_MUP, given)
@@ -167,9 +168,9 @@ FIGURES = [
         "a medium depth is best at a given number of parameters",
         claims.middle_depth,
         (
-            _equal_sizes(3, "(48,96)", "(48,)", "(384,768)"),
-            _equal_sizes(12, "(32,64)", "(32,)", "(256,512)"),
-            _equal_sizes(21, "(24,48)", "(24,)", "(192,384)"),
+            _equal_sizes(3, "(48,96)", "(48,)", "(96,)", "(384,768)"),
+            _equal_sizes(12, "(32,64)", "(32,)", "(64,)", "(256,512)"),
+            _equal_sizes(21, "(24,48)", "(24,)", "(48,)", "(192,384)"),
         ),
     ),
     _figure(

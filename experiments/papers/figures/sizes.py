@@ -2,10 +2,10 @@
 
 "laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
 core and two epochs. "long" has the sizes of "medium", trains for as many steps as the
-papers, and averages losses over the last tenth of them. "wide" is "long" with wider
-models or larger images, at few depths; only some sweeps have it. "paper" has the
-papers' sizes, as far as their texts give them: the widths of Megatron and of the ViTs
-are missing.
+papers, and averages losses over the last tenth of them. "wide" has wider models or
+larger images than "long", at few depths, and at most its steps; only some sweeps have
+it. "paper" has the papers' sizes, as far as their texts give them: the widths of
+Megatron and of the ViTs are missing.
 """
 
 from collections.abc import Mapping
@@ -216,7 +216,8 @@ TWO_DEPTHS: Sizes = {
     "paper": {"sweep.depths": "(3,12)"},
 }
 # Networks with as many parameters, of different depths.
-EQUAL: Sizes = {"long": _SEEDS_2 | _grid("2**[-8:-6:1]")}
+_EQUAL_LONG = _SEEDS_2 | _grid("2**[-8:-6:1]")
+EQUAL: Sizes = {"long": _EQUAL_LONG, "wide": {"steps": "3910"} | _EQUAL_LONG}
 RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
     "medium": _MEDIUM
