@@ -17,7 +17,7 @@ BORDELON += [f"bordelon-b.{k}" for k in range(1, 9)] + ["bordelon-m.1"]
 DRAWN = [
     name
     for name, figure in figures.figures().items()
-    if figure.draw and not (figure.parts or figure.trains)
+    if figure.draw and not (figure.parts or figure.base)
 ]
 QUICK = ("jelassi-1", "bordelon-6")
 

@@ -21,6 +21,17 @@ def request_(tmp_path, monkeypatch):
     tiny = {"model.width": "8", "sweep.widths": "(8,)", "sweep.seeds": "2"}
     short = {"sweep.average_last": "1"}
     monkeypatch.setattr(sizes, "FEATURES", {"laptop": tiny | short})
+    base = (
+        tiny
+        | short
+        | {
+            "steps": "2",
+            "sweep.axes.learning_rate": "2**[-8:-6:1]",
+            "sweep.axes.branch_multiplier": "2**[-1:0]",
+        }
+    )
+    sweep = dataclasses.replace(features.BASE, sizes={"laptop": base})
+    monkeypatch.setattr(features, "BASE", sweep)
     monkeypatch.setattr(sizes, "FEATURES_DEPTHS", {"laptop": (16, 32)})
     monkeypatch.setattr(features, "_STEPS", (1, 2))
     return figures.Request(
@@ -44,7 +55,7 @@ def test_kappa_is_half_for_random_walks_and_zero_for_lines():
 
 @pytest.mark.parametrize("law", ["depth_mup", "ode"])
 def test_distances_are_those_of_the_network_after_each_step(law, request_):
-    setting = features.Setting(16, law, "abs")
+    setting = features.Setting(16, 0.25, 2.0**-8, law, "abs")
     found = features.distances(setting, request_)
     task = setting.task(request_)
     training, dataset = task.training(), task.dataset()
@@ -78,7 +89,8 @@ def test_a_figure_is_drawn_again_from_its_table_and_keeps_its_runs(
 ):
     figure = job.figures()[name]
     drawing = job.drawn(figure, request_)
-    assert drawing.length == "2 steps, width 8, depth 16, 32, 2 seeds"
+    a = features.tuned(request_).multiplier
+    assert drawing.length == f"2 steps, width 8, depth 16, 32, 2 seeds, a = {a:g}"
     again = job.from_data(figure, request_)
     assert again.ours == drawing.ours
     assert again.length == drawing.length
@@ -87,7 +99,7 @@ def test_a_figure_is_drawn_again_from_its_table_and_keeps_its_runs(
 
 
 def test_runs_of_other_data_or_sizes_are_not_reused(request_, monkeypatch):
-    setting = features.Setting(16)
+    setting = features.Setting(16, 0.25, 2.0**-8)
     first = features.distances(setting, request_)
     other = dataclasses.replace(request_, dataset="fake_data")
     with pytest.raises(UserError, match="fake_data"):

@@ -39,9 +39,20 @@ from .registry import Drawing, Line, Panel, Request
 _STEPS = (100, 500, 1000)  # the paper's
 _DIVERSE = 0.4  # our tolerance for κ = ½
 _LAWS = {"Depth-μP": "depth_mup", "ODE": "ode"}
-# The base's best after 1,560 steps, and the valley that it lies in.
-_MULTIPLIER, _VALLEY = 0.25, 2.0**-10  # a; learning rate times a
-_MULTIPLIERS = (0.125, 0.25, 0.5, 1.0)
+_BASE_DEPTH = 8
+# Both hyperparameters of the base, after as many steps.
+BASE = Part(
+    "resmlp_sweep",
+    "features-base",
+    {
+        "steps": str(_STEPS[-1]),
+        "sweep.only": "('depth_mup',)",
+        "sweep.depths": f"({_BASE_DEPTH},)",
+        "sweep.axes.branch_multiplier": "2**[-3:1]",
+        "model.branch_multiplier": "1.0",
+    },
+    sizes.FEATURES_BASE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +60,10 @@ class Setting:
     """Networks that differ in their seeds alone."""
 
     depth: int
+    multiplier: float
+    learning_rate: float
     law: str = "depth_mup"
     nonlinearity: str = "relu"
-    multiplier: float = _MULTIPLIER
-
-    @property
-    def learning_rate(self) -> float:
-        """At the base depth: that of the valley at this block multiplier."""
-        return _VALLEY / self.multiplier
 
     def task(self, request: Request) -> ZooTask:
         """The training."""
@@ -66,7 +73,7 @@ class Setting:
             {
                 "steps": str(_STEPS[-1]),
                 "sweep.only": f"('{self.law}',)",
-                "sweep.depths": f"(8, {self.depth})",
+                "sweep.depths": f"({_BASE_DEPTH}, {self.depth})",
                 "model.nonlinearity": self.nonlinearity,
                 "model.branch_multiplier": f"{self.multiplier:g}",
             },
@@ -76,20 +83,50 @@ class Setting:
         return next(task for task in tasks if task.depth == self.depth)
 
 
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """The base's best hyperparameters: Depth-μP, ReLU, after the last step.
+
+    Attributes:
+      multiplier: the best block multiplier a.
+      learning_rates: the best learning rate for each a.
+    """
+
+    multiplier: float
+    learning_rates: dict[float, float]
+
+    def setting(self, depth: int, a: float | None = None, **given: str) -> Setting:
+        """Networks at the best a, or another, and its best learning rate."""
+        a = self.multiplier if a is None else a
+        return Setting(depth, a, self.learning_rates[a], **given)
+
+
+def tuned(request: Request) -> Tuned:
+    """Sweep the base, unless its table has the runs."""
+    (population,) = BASE.train(request).data.populations
+    name = "branch_multiplier"
+    rates = {
+        a: population.at(name, a).best()["learning_rate"]
+        for a in population.axes[name]
+        if np.isfinite(population.at(name, a).loss).any()
+    }
+    return Tuned(population.best()[name], rates)
+
+
 def diversity(request: Request) -> Drawing:
     """κ at growing depths, of Depth-μP and of the ODE (Figure 17)."""
     depths = sizes.FEATURES_DEPTHS[request.scale]
+    base = tuned(request)
     measured = {
-        name: [distances(Setting(depth, law), request)[-1] for depth in depths]
+        name: [distances(base.setting(n, law=law), request)[-1] for n in depths]
         for name, law in _LAWS.items()
     }
     panels = [_curves(name, depths, found) for name, found in measured.items()]
     kappas = {name: _kappas(found) for name, found in measured.items()}
     lines = [_line(name, depths, found) for name, found in kappas.items()]
     panels.append(_kappa("By depth", "depth", lines))
-    panels.append(
-        _over_multipliers({k: {"law": law} for k, law in _LAWS.items()}, request)
-    )
+    laws = {name: {"law": law} for name, law in _LAWS.items()}
+    panels.append(_over_multipliers(base, laws, request))
     deep, ode = (kappas[name] for name in _LAWS)
     ours = (
         f"κ from {_mean(deep[0])} to {_mean(deep[-1])} for Depth-μP (agrees above "
@@ -104,9 +141,10 @@ def diversity(request: Request) -> Drawing:
 def diversity_in_time(request: Request) -> Drawing:
     """κ after more steps of training (Figure 18)."""
     depths = sizes.FEATURES_DEPTHS[request.scale]
+    base = tuned(request)
     panels, kappas = [], {}
     for name, law in _LAWS.items():
-        found = [distances(Setting(depth, law), request) for depth in depths]
+        found = [distances(base.setting(n, law=law), request) for n in depths]
         kappas[name] = np.stack([_kappas(at) for at in zip(*found, strict=True)])
         lines = [
             _line(f"L = {depth}", _STEPS, kappas[name][:, i])
@@ -132,10 +170,12 @@ def diversity_in_time(request: Request) -> Drawing:
 def absolute_value(request: Request) -> Drawing:
     """κ with |x| and with ReLU, under Depth-μP (Figure 19)."""
     depths = sizes.FEATURES_DEPTHS[request.scale]
+    base = tuned(request)
     names = {"ReLU": "relu", "|x|": "abs"}
+    both = {label: {"nonlinearity": name} for label, name in names.items()}
     kappas = {}
-    for label, name in names.items():
-        found = [distances(Setting(d, nonlinearity=name), request) for d in depths]
+    for label, given in both.items():
+        found = [distances(base.setting(n, **given), request) for n in depths]
         kappas[label] = np.stack([_kappas(at) for at in zip(*found, strict=True)])
     panels = [
         _kappa(
@@ -145,8 +185,7 @@ def absolute_value(request: Request) -> Drawing:
         )
         for i, depth in enumerate(depths)
     ]
-    both = {label: {"nonlinearity": name} for label, name in names.items()}
-    panels.append(_over_multipliers(both, request))
+    panels.append(_over_multipliers(base, both, request))
     # The networks of a seed have the same weights at first.
     gains = kappas["|x|"][:, -1] - kappas["ReLU"][:, -1]
     each = ", ".join(_mean(gain, "+.3f") for gain in gains)
@@ -254,22 +293,27 @@ def _kappas(found: Sequence[np.ndarray]) -> Float[np.ndarray, "depths seeds"]:
 def _drawing(
     request: Request, panels: Sequence[Panel], ours: str, agrees: bool | None
 ) -> Drawing:
-    task = Setting(sizes.FEATURES_DEPTHS[request.scale][0]).task(request)
-    depths = ", ".join(map(str, sizes.FEATURES_DEPTHS[request.scale]))
+    base = tuned(request)
+    depths = sizes.FEATURES_DEPTHS[request.scale]
+    task = base.setting(depths[0]).task(request)
     length = (
-        f"{task.steps:,} steps, width {task.width}, depth {depths}, {task.seeds} seeds"
+        f"{task.steps:,} steps, width {task.width}, depth "
+        f"{', '.join(map(str, depths))}, {task.seeds} seeds, a = {base.multiplier:g}"
     )
     return Drawing(panels, ours, agrees, length)
 
 
-def _over_multipliers(named: dict[str, dict[str, str]], request: Request) -> Panel:
-    """κ after the last step against the block multiplier, along the base's valley."""
+def _over_multipliers(
+    base: Tuned, named: dict[str, dict[str, str]], request: Request
+) -> Panel:
+    """κ after the last step against the block multiplier, each at its best rate."""
     depth = sizes.FEATURES_DEPTHS[request.scale][0]
+    multipliers = list(base.learning_rates)
     lines = []
     for label, given in named.items():
-        settings = [Setting(depth, multiplier=a, **given) for a in _MULTIPLIERS]
+        settings = [base.setting(depth, a, **given) for a in multipliers]
         kappas = _kappas([distances(setting, request)[-1] for setting in settings])
-        lines.append(_line(label, _MULTIPLIERS, kappas))
+        lines.append(_line(label, multipliers, kappas))
     return _kappa(f"L = {depth}, by multiplier", "block multiplier a", lines)
 
 

@@ -45,7 +45,7 @@ def run(name: str, request: Request) -> None:
         figure = known[name]
         if figure.draw is None:
             raise UserError(f"{figure.id} is not drawn here: {why_not(figure)}")
-        data = figure.parts or figure.trains
+        data = figure.parts or figure.base
         if not data and (request.data_dir or request.dataset):
             raise UserError(
                 f"{figure.id} trains on no data; leave --data_dir and --dataset out"
@@ -68,7 +68,7 @@ def drawn(figure: Figure, request: Request) -> Drawing:
         path = drawings.path(figure, request)
         if request.from_data:
             return drawings.read(path)
-        given = request if figure.trains else request.paper
+        given = request if figure.base else request.paper
         return drawings.write(path, figure.draw(given))
     if request.from_data:
         tables = [part.read(request) for part in figure.parts]

@@ -161,7 +161,7 @@ def parts() -> Iterator[Part]:
     """Every sweep of a figure once, each after the one that tunes it."""
     known: set[str] = set()
     for figure in job.figures().values():
-        for part in figure.parts:
+        for part in filter(None, (*figure.parts, figure.base)):
             for one in filter(None, (part.tuned, part)):
                 if one.name not in known:
                     known.add(one.name)

@@ -116,11 +116,11 @@ class Figure:
       claim: the paper's claim, in one sentence.
       draw: draws the figure from the runs of each part. Without parts it computes the
         figure, and its argument is whether to use the paper's sizes, or the request if
-        it `trains`. None if the figure is not drawn.
+        it has a `base`. None if the figure is not drawn.
       parts: the sweeps that it needs.
       how: how it differs from the paper's figure, or why it is not drawn.
       command: a command that would measure a figure that is not drawn.
-      trains: whether it trains networks on data although it has no parts.
+      base: of a figure that trains networks by itself, the sweep that tunes them.
     """
 
     id: str
@@ -131,7 +131,7 @@ class Figure:
     parts: "Sequence[Part]" = ()
     how: str = ""
     command: str = ""
-    trains: bool = False
+    base: "Part | None" = None
 
 
 def beyond(

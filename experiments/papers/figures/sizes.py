@@ -151,6 +151,11 @@ FEATURES: Sizes = {
     "medium": _WIDE | {"sweep.seeds": "3"},
     "paper": _WIDE | {"sweep.seeds": "5"},
 }
+FEATURES_BASE: Sizes = joined(
+    FEATURES,
+    {"laptop": _grid("2**[-11:-5:1]"), "medium": _grid("2**[-13:-7:1]")},
+    {"paper": _grid("2**[-13:-7:1]")},
+)
 FEATURES_DEPTHS = {
     "laptop": (64, 256, 1024),
     "medium": (64, 256),
