@@ -16,7 +16,7 @@ import itertools
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,7 +95,9 @@ class Tuned:
     multiplier: float
     learning_rates: dict[float, float]
 
-    def setting(self, depth: int, a: float | None = None, **given: str) -> Setting:
+    def setting(
+        self, depth: int, given: Mapping[str, str], a: float | None = None
+    ) -> Setting:
         """Networks at the best a, or another, and its best learning rate."""
         a = self.multiplier if a is None else a
         return Setting(depth, a, self.learning_rates[a], **given)
@@ -118,7 +120,7 @@ def diversity(request: Request) -> Drawing:
     depths = sizes.FEATURES_DEPTHS[request.scale]
     base = tuned(request)
     measured = {
-        name: [distances(base.setting(n, law=law), request)[-1] for n in depths]
+        name: [distances(base.setting(n, {"law": law}), request)[-1] for n in depths]
         for name, law in _LAWS.items()
     }
     panels = [_curves(name, depths, found) for name, found in measured.items()]
@@ -144,7 +146,7 @@ def diversity_in_time(request: Request) -> Drawing:
     base = tuned(request)
     panels, kappas = [], {}
     for name, law in _LAWS.items():
-        found = [distances(base.setting(n, law=law), request) for n in depths]
+        found = [distances(base.setting(n, {"law": law}), request) for n in depths]
         kappas[name] = np.stack([_kappas(at) for at in zip(*found, strict=True)])
         lines = [
             _line(f"L = {depth}", _STEPS, kappas[name][:, i])
@@ -175,7 +177,7 @@ def absolute_value(request: Request) -> Drawing:
     both = {label: {"nonlinearity": name} for label, name in names.items()}
     kappas = {}
     for label, given in both.items():
-        found = [distances(base.setting(n, **given), request) for n in depths]
+        found = [distances(base.setting(n, given), request) for n in depths]
         kappas[label] = np.stack([_kappas(at) for at in zip(*found, strict=True)])
     panels = [
         _kappa(
@@ -295,7 +297,7 @@ def _drawing(
 ) -> Drawing:
     base = tuned(request)
     depths = sizes.FEATURES_DEPTHS[request.scale]
-    task = base.setting(depths[0]).task(request)
+    task = base.setting(depths[0], {}).task(request)
     length = (
         f"{task.steps:,} steps, width {task.width}, depth "
         f"{', '.join(map(str, depths))}, {task.seeds} seeds, a = {base.multiplier:g}"
@@ -311,7 +313,7 @@ def _over_multipliers(
     multipliers = list(base.learning_rates)
     lines = []
     for label, given in named.items():
-        settings = [base.setting(depth, a, **given) for a in multipliers]
+        settings = [base.setting(depth, given, a) for a in multipliers]
         kappas = _kappas([distances(setting, request)[-1] for setting in settings])
         lines.append(_line(label, multipliers, kappas))
     return _kappa(f"L = {depth}, by multiplier", "block multiplier a", lines)
