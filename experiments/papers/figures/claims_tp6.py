@@ -124,6 +124,7 @@ def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
     panels = [
         curves.panel("Block depth 2", deep, scale=2),
         _best_rates("layers", lines),
+        _ratios_over_time(deep, flat, two.steps),
     ]
     return Drawing(
         panels,
@@ -132,6 +133,22 @@ def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
             *curves.lower([others[n] for n in layers], [losses[n] for n in layers])
         ),
     )
+
+
+def _ratios_over_time(deep: Sequence[Cell], flat: Sequence[Cell], steps: int) -> Panel:
+    """Loss with branches of two layers over that of one, at the same layers."""
+    one = {cell.depth: cell for cell in flat}
+    pairs = [(cell, one[2 * cell.depth]) for cell in deep if 2 * cell.depth in one]
+    lines = []
+    for pair in pairs:
+        spans = pair[0].curves.shape[-1]
+        shares = (np.arange(spans) + 1) / spans
+        losses = [_least(curves.after(pair, share)) for share in shares]
+        ratios = [two.loss / one.loss for two, one in losses]
+        lines.append(Line(f"{2 * pair[0].depth} layers", shares * steps, ratios))
+    lines.append(Line("equal", [0, steps], [1, 1], look="theory"))
+    title = "Best learning rate at each step"
+    return Panel(title, "step", "loss, block depth 2 over 1", lines)
 
 
 def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
