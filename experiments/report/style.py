@@ -15,7 +15,7 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 INK, MUTED, GRID, LANE = "#16181d", "#5a6170", "#e4e7ec", "#f3f4f7"
 DPI = 200
@@ -172,10 +172,13 @@ def plain(text: str) -> str:
 
 def log_ticks(axis: Any, low: float, high: float) -> None:
     """Label a logarithmic axis with plain numbers, also where it spans no decade."""
-    subs = (1.0,) if math.log10(high / low) > 1.6 else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(subs=subs))
+    decades = math.log10(high / low)
+    if decades < 0.5:  # the numbers 1, 2 and 5 could leave it without labels
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1,) if decades > 1.6 else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def loss_range(
