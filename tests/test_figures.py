@@ -6,10 +6,12 @@ import shlex
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from mupax.experiments import cli
 from mupax.experiments.cli import flags
 from mupax.experiments.papers import figures
+from mupax.experiments.report import style
 
 TP6 = [f"tp6-{k}" for k in range(1, 20)]
 BORDELON = [f"bordelon-{k}" for k in (*range(1, 8), "5a")]
@@ -107,3 +109,12 @@ def test_figures_are_drawn(name, tmp_path, capsys):
     assert "agree" in out.rsplit("|")[-1].lower()
     panels = [key for key, _ in itertools.groupby(rows, lambda row: row["panel"])]
     assert panels
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.1), (1.6, 2.3), (0.1, 0.9), (1, 90)])
+def test_a_logarithmic_axis_has_labels_at_every_span(low, high):
+    axis = Figure().subplots()
+    axis.set(yscale="log", ylim=(low, high))
+    style.log_ticks(axis.yaxis, low, high)
+    ticks = axis.yaxis.get_majorticklocs()
+    assert sum(low <= tick <= high for tick in ticks) >= 2
