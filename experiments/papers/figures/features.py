@@ -187,7 +187,7 @@ def absolute_value(request: Request) -> Drawing:
         )
         for i, depth in enumerate(depths)
     ]
-    panels.append(_over_multipliers(base, both, request))
+    panels.append(_gains_over_multipliers(base, both, request))
     # The networks of a seed have the same weights at first.
     gains = kappas["|x|"][:, -1] - kappas["ReLU"][:, -1]
     each = ", ".join(_mean(gain, "+.3f") for gain in gains)
@@ -308,15 +308,44 @@ def _drawing(
 def _over_multipliers(
     base: Tuned, named: dict[str, dict[str, str]], request: Request
 ) -> Panel:
-    """κ after the last step against the block multiplier, each at its best rate."""
+    """κ after the last step against the block multiplier."""
     depth = sizes.FEATURES_DEPTHS[request.scale][0]
     multipliers = list(base.learning_rates)
-    lines = []
-    for label, given in named.items():
-        settings = [base.setting(depth, given, a) for a in multipliers]
-        kappas = _kappas([distances(setting, request)[-1] for setting in settings])
-        lines.append(_line(label, multipliers, kappas))
+    lines = [
+        _line(label, multipliers, _by_multiplier(base, depth, given, request)[-1])
+        for label, given in named.items()
+    ]
     return _kappa(f"L = {depth}, by multiplier", "block multiplier a", lines)
+
+
+def _gains_over_multipliers(
+    base: Tuned, named: dict[str, dict[str, str]], request: Request
+) -> Panel:
+    """κ of the second less κ of the first, after each of the steps."""
+    depth = sizes.FEATURES_DEPTHS[request.scale][0]
+    multipliers = list(base.learning_rates)
+    first, second = (
+        _by_multiplier(base, depth, given, request) for given in named.values()
+    )
+    lines = [
+        _line(f"{step:,} steps", multipliers, gain)
+        for step, gain in zip(_STEPS, second - first, strict=True)
+    ]
+    ends = multipliers[0], multipliers[-1]
+    lines.append(Line("equal", ends, [0.0, 0.0], look="theory"))
+    one, other = named
+    labels = "block multiplier a", f"κ of {other} less κ of {one}"
+    return Panel(f"L = {depth}, by multiplier", *labels, lines, log_x=True)
+
+
+def _by_multiplier(
+    base: Tuned, depth: int, given: Mapping[str, str], request: Request
+) -> Float[np.ndarray, "steps multipliers seeds"]:
+    """κ after each of the steps; each multiplier at its best learning rate."""
+    found = [
+        distances(base.setting(depth, given, a), request) for a in base.learning_rates
+    ]
+    return np.stack([_kappas(at) for at in zip(*found, strict=True)])
 
 
 def _curves(title: str, depths: Sequence[int], found: Sequence[np.ndarray]) -> Panel:
