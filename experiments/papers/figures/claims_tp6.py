@@ -34,7 +34,10 @@ def rate_over_depth(data: SweepData) -> Drawing:
     agrees = curves.conjunction(
         curves.stays(deep), curves.falls(losses), *map(curves.moves, others)
     )
-    ours = f"{curves.describe(transfers)}; loss of Depth-μP {curves.span(losses)}"
+    last = {"Depth-μP between the deepest two": transfer(deep.cells[-2:], "depth")}
+    ours = (
+        f"{curves.describe(transfers | last)}; loss of Depth-μP {curves.span(losses)}"
+    )
     panels = [*curves.panels(transfers), curves.shift_panel(transfers)]
     return Drawing(panels, ours, agrees)
 

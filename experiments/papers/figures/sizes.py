@@ -76,16 +76,16 @@ _LONG_RATES = tuple(2.0**x for x in (-13, -12, -11, -10, -9, -8.5, -8, -7.5, -7)
 MLP: Sizes = {
     "laptop": _SEEDS_4 | _grid("2**[-11:-4:1]", depths="(8,32,128)"),
     "medium": _MEDIUM | _grid("2**[-11:-5:1]", depths="(8,32,128)"),
-    "long": _SEEDS_2 | _grid(str(_LONG_RATES)),
+    "long": _SEEDS_4 | _grid(str(_LONG_RATES)),
     "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
 # With |x|, and with LayerNorm too.
-ABS: Sizes = {"long": _grid("2**[-9:-6:0.5]")}
+ABS: Sizes = {"long": _SEEDS_2 | _grid("2**[-9:-6:0.5]")}
 ABS_BASE: Sizes = {"long": _grid("2**[-11:-6:1]", "2**[-5:-1]")}
 # Costs near 1 % need a fine grid.
 ABSLN: Sizes = {
     "medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]"),
-    "long": _grid("2**[-9.5:-6.5:0.5]"),
+    "long": _SEEDS_2 | _grid("2**[-9.5:-6.5:0.5]"),
 }
 ABSLN_BASE: Sizes = {
     "medium": _grid("2**[-10:-4:1]", "2**[-7:-2]"),
