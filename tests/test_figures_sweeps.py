@@ -547,7 +547,7 @@ def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path)
         assert long.base.steps == paper.base.steps
 
 
-@pytest.mark.parametrize("name", ["tp6-4", "tp6-14", "bordelon-b.1"])
+@pytest.mark.parametrize("name", ["tp6-4", "tp6-14", "tp6-15", "bordelon-b.1"])
 def test_wide_is_larger_and_no_longer_than_long(name, tmp_path):
     for part in TRAINED[name].parts:
         long, wide = (

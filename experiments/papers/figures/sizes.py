@@ -165,10 +165,12 @@ FEATURES_DEPTHS = {
 
 # ----- Transformers of Tensor Programs VI.
 
+_GPT_WIDE = {"model.width": "128", "sweep.widths": "(128,)", "sweep.seeds": "2"}
 GPT: Sizes = {
     "laptop": _SEEDS_4,
     "medium": _MEDIUM | {"sweep.seeds": "8"},
     "long": {"sweep.seeds": "3"} | _grid("2**[-9:-4:1]"),
+    "wide": _GPT_WIDE | _grid("2**[-9:-6:1]", depths="(2,4)"),
     "paper": {
         "data.context": "4096",
         "batch_size": "256",
@@ -187,8 +189,7 @@ GPT: Sizes = {
 # Over the block multiplier too.
 GPT_MULTIPLIER: Sizes = {
     "long": {"sweep.seeds": "6"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]"),
-    "wide": {"model.width": "128", "sweep.widths": "(128,)", "sweep.seeds": "2"}
-    | _grid("2**[-9:-6:1]", "2**[-2:2:2]", "(2,)"),
+    "wide": _GPT_WIDE | _grid("2**[-9:-6:1]", "2**[-2:2:2]", "(2,)"),
 }
 
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
@@ -222,7 +223,10 @@ TWO_DEPTHS: Sizes = {
 }
 # Networks with as many parameters, of different depths.
 _EQUAL_LONG = _SEEDS_2 | _grid("2**[-8:-6:1]")
-EQUAL: Sizes = {"long": _EQUAL_LONG, "wide": {"steps": "3910"} | _EQUAL_LONG}
+EQUAL: Sizes = {
+    "long": _EQUAL_LONG,
+    "wide": {"steps": "3910"} | _SEEDS_2 | _grid("2**[-8:-5:1]"),
+}
 RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
     "medium": _MEDIUM
