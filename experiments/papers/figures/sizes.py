@@ -225,7 +225,7 @@ TWO_DEPTHS: Sizes = {
 _EQUAL_LONG = _SEEDS_2 | _grid("2**[-8:-6:1]")
 EQUAL: Sizes = {
     "long": _EQUAL_LONG,
-    "wide": {"steps": "3910"} | _SEEDS_2 | _grid("2**[-8:-5:1]"),
+    "wide": {"steps": "3910"} | _SEEDS_4 | _grid("2**[-8:-5:1]"),
 }
 RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
