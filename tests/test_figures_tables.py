@@ -71,6 +71,14 @@ def test_a_table_comes_back():
         np.testing.assert_allclose(new.curves, halves, rtol=1e-4)
 
 
+def test_a_table_without_runs_of_the_featured_parametrization_features_another():
+    swept = data(made("ode"), made("ode", 32))
+    again = tables.parse(tables.text(swept.populations, facts(swept)), "it")
+    assert again.data.featured == "ode"
+    assert again.facts["featured"] == "depth_mup"
+    assert again.data.main == "ode"
+
+
 def test_a_table_says_how_long_its_runs_are():
     swept = data(made())
     told = tables.parse(tables.text(swept.populations, facts(swept)), "it").length

@@ -139,11 +139,14 @@ def parse(csv_text: str, where: str) -> Table:
             if whole:
                 seeds[p.key()] = min(whole, seeds.get(p.key(), whole))
         populations = [_first(p, seeds[p.key()]) for p, whole in parsed if whole]
+        featured, held = shared["featured"], [p.parametrization for p in populations]
+        if held and featured not in held:  # it has not been trained yet
+            featured = held[0]
         data = SweepData(
             populations=populations,
             base=Sizes(*shared["base"]),
             labels=shared["labels"],
-            featured=shared["featured"],
+            featured=featured,
             steps=shared["steps"],
             settings={"config": shared["settings"]},
             subject=shared["subject"],
