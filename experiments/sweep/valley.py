@@ -61,8 +61,7 @@ def level_slopes(
     across = (across[:, 1:] + across[:, :-1]) / 2
     up = (up[1:] + up[:-1]) / 2
     falls = (across < 0) & (up < 0)
-    totals = (np.where(falls, part, 0.0).sum(axis=1) for part in (across, up))
-    rise, run = totals
+    rise, run = (np.where(falls, part, 0.0).sum(axis=1) for part in (across, up))
     slopes = np.divide(-rise, run, out=np.full_like(run, np.nan), where=run != 0)
     return (x[1:] + x[:-1]) / 2, slopes
 

@@ -110,7 +110,7 @@ def tuned(request: Request) -> Tuned:
     rates = {
         a: population.at(name, a).best()["learning_rate"]
         for a in population.axes[name]
-        if np.isfinite(population.at(name, a).loss).any()
+        if np.isfinite(population.at(name, a).loss).all(axis=0).any()
     }
     return Tuned(population.best()[name], rates)
 
