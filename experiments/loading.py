@@ -8,7 +8,7 @@ from mupax import zoo
 from mupax.zoo import hub
 
 from . import remote
-from .errors import UserError
+from .errors import UserError, nearest
 
 
 def find_model(source: str) -> str:
@@ -35,11 +35,13 @@ def find_model(source: str) -> str:
             f"the run in {source} has not saved a model yet; finish it with the "
             "command that started it"
         )
-    known = source in zoo.list_pretrained() or hub.is_id(source)
+    shipped = zoo.list_pretrained()
+    known = source in shipped or hub.is_id(source)
     if not known and not folder.exists():
         raise UserError(
-            f"there is no model {source!r}: it is neither a directory or file nor the "
-            "id of a hub repository (owner/name); check the path"
+            f"there is no model {source!r}: it is neither a directory or file, nor the "
+            "id of a hub repository (owner/name), nor one of "
+            f"{', '.join(shipped)}{nearest(source, shipped)}"
         )
     return source
 

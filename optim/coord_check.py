@@ -3,8 +3,9 @@
 import dataclasses
 import inspect
 import math
+import numbers
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -148,6 +149,14 @@ def _sweeps(
 ) -> dict[str, list[dict[str, int]]]:
     """For each swept axis, the sizes of every model to train."""
     given = {"width": widths, "depth": depths}
+    for axis, sizes in given.items():
+        whole = isinstance(sizes, Iterable) and all(
+            isinstance(size, numbers.Integral) for size in sizes
+        )
+        if sizes is not None and not whole:
+            raise ValueError(
+                f"{axis}s={sizes!r} must be whole numbers, e.g. (4, 8, 16)"
+            )
     swept = {axis: list(s) for axis, s in given.items() if s is not None}
     if not swept:
         raise ValueError("nothing to compare; pass widths=(...), depths=(...) or both")

@@ -145,11 +145,12 @@ class Explanation:
         """The title, and the notes below the table."""
         point = self.parametrization
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
-        if self.depth != 1 or self.parametrization.alpha:
+        branches = any(row.branch for row in self.rows.values())
+        if branches and (self.depth != 1 or point.alpha):
             notes.append(
-                "the model itself must multiply branches (*) by "
-                f"{point.branch_multiplier(self.depth):.4g}·a, a·M^-{point.alpha:g} at "
-                f"depth ratio M = {self.depth:g}"
+                "your own model must multiply branches (*), as zoo models do, by "
+                f"{point.branch_multiplier(self.depth):.4g}·a (a·M^-{point.alpha:g}, "
+                f"M = {self.depth:g})"
             )
         if point.richness != 1:
             notes.append(f"the model divides its output by μ0 = {point.richness:g}")

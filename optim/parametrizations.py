@@ -8,6 +8,7 @@ them; `docs/rules.md` derives the rows.
 
 import dataclasses
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -493,8 +494,17 @@ residual, sp
                 f"{point.name!r} was passed as a Parametrization"
             )
     else:
+        if not isinstance(name, str):
+            raise ValueError(
+                f"the parametrization is {name!r}; pass a name, e.g. 'depth_mup', and "
+                "options of the optimizer by name, e.g. weight_decay=0.1"
+            )
         if name not in _REGISTRY:
             raise ValueError(unknown("parametrization", name, _REGISTRY))
+        known = inspect.signature(_REGISTRY[name]).parameters
+        if wrong := [option for option in options if option not in known]:
+            takes = f"its options are {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"{name!r} has no option {wrong[0]!r}; {takes}")
         try:
             point = _REGISTRY[name](**options)
         except TypeError as error:

@@ -1,7 +1,7 @@
 """Stateless Optax transforms that scale updates and gradients, one float per leaf."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import optax
@@ -228,7 +228,12 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
     own = scales.parametrization
     if given is None and own is None and scales.depth != 1:
         raise ValueError(_which_rule(scales))
-    point = _named(given or own or "mup")
+    if isinstance(given, str) and given in get_args(OptimizerName):
+        raise ValueError(
+            f"{given!r} is an optimizer, not a parametrization; pass it as "
+            f"optimizer={given!r}, and a parametrization such as 'depth_mup'"
+        )
+    point = _named(own or "mup" if given is None else given)
     if own is not None and not own.same_rules(point):
         raise ValueError(
             f"the model was built with {own.label}, but the optimizer is given "

@@ -413,6 +413,15 @@ def test_an_unknown_parametrization(use):
         use("depthmup")
 
 
+@pytest.mark.parametrize("use", [optim.adam, optim.explain])
+def test_an_optimizer_or_a_number_in_place_of_a_parametrization(use):
+    first = (0.1, SCALES) if use is optim.adam else (SCALES,)
+    with refuses("'adamw' is an optimizer", "optimizer='adamw'"):
+        use(*first, "adamw")
+    with refuses("the parametrization is 0.1", "weight_decay=0.1"):
+        use(*first, 0.1)
+
+
 def test_an_unknown_family():
     with refuses("'adamm'", "nearest is 'adam'", "sgd", "muon", "lamb"):
         optim.scale_by_parametrization(SCALES, "mup", family="adamm")

@@ -439,6 +439,8 @@ def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch, tmp_path)
         ({}, "nothing to compare"),
         ({"widths": (8,)}, "at least two different positive sizes"),
         ({"widths": (8, 8)}, "at least two different positive sizes"),
+        ({"widths": 8}, "widths=8 must be whole numbers"),
+        ({"depths": "8,16"}, "depths='8,16' must be whole numbers"),
         ({"depths": (0, 8)}, "at least two different positive sizes"),
         ({"widths": (8, 16), "steps": 0}, "steps=0 must be at least 1"),
         ({"widths": (8, 16), "seeds": 0}, "must be at least one"),

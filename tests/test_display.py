@@ -122,7 +122,7 @@ def test_blocks_of_the_same_settings_share_a_row():
     paths = [line.split()[0] for line in str(found).splitlines()[4:7]]
     assert paths == ["blocks/0,2-11/w", "blocks/1/w", "in"]
     assert len(found.rows) == 13
-    assert "the model itself must multiply branches (*) by 0.5·a" in str(found)
+    assert "branches (*), as zoo models do, by 0.5·a (a·M^-0.5, M = 4)" in str(found)
 
 
 def test_a_base_that_is_deeper_than_the_target_may_be_swapped():

@@ -8,13 +8,14 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 from mupax import zoo
-from mupax.experiments import cli
+from mupax.experiments import cli, coord_check
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
 from mupax.experiments.run import workdir
@@ -26,6 +27,13 @@ CONFIGURED = [name for name, one in cli.COMMANDS.items() if one.config]
 
 def mupax(*args: object) -> int:
     return cli.main(["mupax", *map(str, args)])
+
+
+@pytest.mark.parametrize(("failed", "status"), [([("depth", "blocks")], 1), ([], 0)])
+def test_the_status_of_a_coordinate_check(monkeypatch, tmp_path, failed, status):
+    result = types.SimpleNamespace(failed=failed)
+    monkeypatch.setattr(coord_check, "run", lambda *given, **options: result)
+    assert mupax("coord-check", TOY, f"--workdir={tmp_path}") == status
 
 
 def refused(capsys, *args: object) -> str:

@@ -153,3 +153,16 @@ def test_every_extra_is_documented():
     page = (DOCS / "install.md").read_text()
     for extra in project["optional-dependencies"]:
         assert f"`{extra}`" in page or f"`mupax[{extra}]`" in page
+
+
+def test_the_page_of_config_keys_lists_them_all():
+    from mupax.experiments.run.config import KEYS, defaults
+
+    page = (DOCS / "reference" / "config.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*) \|", page, re.M)
+    listed = {key for row in rows for key in re.findall(r"`([\w.]+)`", row)}
+    config = defaults("sweep", "target")
+    expected = {f"sweep.{key}" for key in config.sweep}
+    expected |= {f"target.{key}" for key in config.target}
+    expected |= {f"schedule.{key}" for key in config.schedule}
+    assert listed == expected | set(KEYS)

@@ -136,7 +136,7 @@ def test_every_packaged_config_can_be_swept_at_its_base(name):
     tasks = space.tasks(space.parse_sweep(given.config))
     assert len({task.name for task in tasks}) == len(tasks)
     assert len(tasks) >= (6 if name.endswith("_sweep") else 1)
-    assert given.workdir == f"runs/{name}"
+    assert given.workdir == f"runs/{name}-sweep"
 
 
 @pytest.mark.parametrize("name", list_configs())

@@ -698,6 +698,13 @@ MISTAKES = {
         "they take no hyperparameter; give one of them an argument 'lr'",
     ),
     "an empty grid": ({"grid": {}}, "the grid is empty"),
+    "a list as grid": ({"grid": [0.1]}, r"grid=\[0.1\] must be a dictionary"),
+    "one width": ({"widths": 8}, "widths=8 must be a sequence"),
+    "the name of an executor": (
+        {"executor": "local"},
+        "executor='local' has no method submit",
+    ),
+    "a number as limits": ({"limits": 8}, r"limits=8 must be Limits"),
     "a rate of zero": ({"grid": {"learning_rate": (0, 1)}}, "leave the value out"),
     "no sizes": ({"sizes": ()}, "give widths and depths, or sizes"),
     "sizes that are no pairs": ({"sizes": [2, 4]}, r"must be pairs \(width, depth\)"),
@@ -714,10 +721,11 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_one_sentence_that_names_what_to_change(mistake):
+def test_mistakes_are_one_sentence_that_names_what_to_change(mistake, tmp_path):
     options, said = MISTAKES[mistake]
+    folder = tmp_path if "executor" in options else None
     with pytest.raises(UserError, match=said) as caught:
-        sweep(None, **options)
+        sweep(folder, **options)
     assert "\n" not in str(caught.value)
 
 

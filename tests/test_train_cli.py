@@ -458,6 +458,10 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     assert "learning rate 0.00276 at the base" in out
     assert f"from {path}" in out
     assert "adam," in out
+    for key in ("learning_rate", "model.branch_multiplier", "optimizer.b1"):
+        assert mupax(*args, f"--config.{key}=0.5") == 2
+        said = f"--config.{key} is set, and transfer_from replaces it"
+        assert said in capsys.readouterr().err
 
 
 def transferred(tmp_path, warmup=0.0, **tuned):

@@ -31,10 +31,10 @@ def test_the_session_runs_as_written(capsys, tmp_path, monkeypatch):
     assert float(space["value"]) < 0.3
     _, target, schedule, *_ = snippets()
     exec(compile(target, "docs/tune.md", "exec"), space)
-    assert "at width 64, depth 8" in capsys.readouterr().out
+    assert "at width 256, depth 16" in capsys.readouterr().out
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
     exec(compile(schedule, "docs/tune.md", "exec"), space)
     # With the optimizer of the last snippet: another program, which trains.
-    before = float(space["found"].populations[0].loss.mean())
+    before = float(space["result"].populations[0].loss.mean())
     exec(compile(target, "docs/tune.md", "exec"), space)
-    assert float(space["found"].populations[0].loss.mean()) != before
+    assert float(space["result"].populations[0].loss.mean()) != before

@@ -46,8 +46,9 @@ def main(argv: list[str]) -> int:
     """Run one command; `argv` is `sys.argv`.
 
     Returns:
-      The exit status: 0; 2 with one sentence on stderr for bad input, damaged files or
-      errors of the file system; 130 after Ctrl-C.
+      The exit status: 0; 1 if `coord-check` finds a slope that is wrong; 2 with one
+      sentence on stderr for bad input, damaged files or errors of the file system; 130
+      after Ctrl-C.
     """
     try:
         return _run(argv[1] if len(argv) > 1 else "help", argv[1:])
@@ -94,8 +95,7 @@ def _run(name: str, argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv[1:]):
         print(COMMANDS[name].help(name))
         return 0
-    COMMANDS[name].run(argv)
-    return 0
+    return COMMANDS[name].run(argv) or 0
 
 
 def _refuse(sentence: str) -> int:

@@ -12,7 +12,8 @@ class Command:
 
     Attributes:
       summary: one line for the list of commands.
-      run: takes the command's name and its arguments.
+      run: takes the command's name and its arguments; returns the exit status, or None
+        for 0.
       flags: its own flags.
       config: whether it takes `--config`, its overrides and `--workdir`.
       workdir: whether its help shows `--workdir` too.
@@ -21,7 +22,7 @@ class Command:
     """
 
     summary: str
-    run: Callable[[list[str]], None]
+    run: Callable[[list[str]], int | None]
     flags: Sequence[Flag] = ()
     config: bool = True
     workdir: bool = True
@@ -30,7 +31,7 @@ class Command:
 
     def help(self, name: str) -> str:
         """The output of `mupax NAME --help`."""
-        known = "\n".join(filter(None, [self.arguments, describe(self.shown())]))
+        known = "\n".join(filter(None, [self.arguments, describe(self.shown(), name)]))
         parts = [f"mupax {name}: {self.summary}", known, self.examples]
         return "\n\n".join(filter(None, parts))
 

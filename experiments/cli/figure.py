@@ -12,7 +12,8 @@ FLAGS = (
         "scale",
         "laptop",
         "laptop (the default: minutes on two cores), medium (hours of one core), long "
-        "(the sizes of medium, the paper's number of steps) or paper",
+        "(the sizes of medium, the paper's number of steps), wide (wider models; only "
+        "some figures have it) or paper",
     ),
     Flag(
         "workdir",

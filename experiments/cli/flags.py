@@ -45,7 +45,8 @@ class Parsed(NamedTuple):
 
     Attributes:
       config: the config, with its overrides.
-      workdir: the run directory; by default runs/<name of the config>.
+      workdir: the run directory; by default runs/<name of the config>, with the
+        command behind it unless the command trains or evaluates that config's run.
       flags: the command's own flags, by name.
     """
 
@@ -108,8 +109,31 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
     workdir = given.pop("workdir")
     if workdir == "":
         raise UserError("--workdir is empty; give a directory, or leave it out")
-    workdir = workdir or f"runs/{pathlib.PurePath(paths[0]).stem}"
+    if not workdir:
+        workdir = default_workdir(argv[0], pathlib.PurePath(paths[0]).stem)
+    if loaded.get("transfer_from"):
+        _check_transferred(argv + later)
     return Parsed(loaded, workdir, given)
+
+
+# Commands whose default run directory is that of `mupax train`.
+_OF_A_RUN = ("train", "eval")
+# Keys that `transfer_from` always replaces.
+_TRANSFERRED = (
+    *("learning_rate", "base_width", "base_depth", "base_batch_size", "init_scale"),
+    *("parametrization", "optimizer", "model.branch_multiplier"),
+)
+
+
+def _check_transferred(words: Iterable[str]) -> None:
+    """Check that no flag sets a key that `transfer_from` replaces."""
+    for word in words:
+        key = word.partition("=")[0].removeprefix("--config.")
+        if any(f"{key}.".startswith(f"{known}.") for known in _TRANSFERRED):
+            raise UserError(
+                f"--config.{key} is set, and transfer_from replaces it; leave one of "
+                "them out"
+            )
 
 
 # Sections whose keys depend on a name, e.g. that of the model. A flag may add keys.
@@ -312,15 +336,26 @@ CONFIG = (
 WORKDIR = Flag(
     "workdir",
     None,
-    "run directory, also s3://bucket/run or gs://bucket/run; default: runs/<config>",
+    "run directory, also s3://bucket/run or gs://bucket/run; default: {workdir}",
 )
 
 
-def describe(flags: Iterable[Flag]) -> str:
-    """One paragraph per flag, wrapped to the width of a terminal."""
+def default_workdir(command: str, config: str) -> str:
+    """The run directory of a command without `--workdir`.
+
+    Examples:
+      >>> default_workdir("train", "digits"), default_workdir("sweep", "digits")
+      ('runs/digits', 'runs/digits-sweep')
+    """
+    return f"runs/{config}" + ("" if command in _OF_A_RUN else f"-{command}")
+
+
+def describe(flags: Iterable[Flag], command: str) -> str:
+    """One paragraph per flag of a command, wrapped to the width of a terminal."""
+    workdir = default_workdir(command, "<config>")
     rows = []
     for flag in flags:
-        text = flag.help.format(configs=", ".join(list_configs()))
+        text = flag.help.format(configs=", ".join(list_configs()), workdir=workdir)
         text += " (required)" if flag.required else ""
         head = f"  --{flag.name:<14} "
         rows.append(

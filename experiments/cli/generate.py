@@ -7,8 +7,9 @@ FLAGS = (
     Flag(
         "model",
         "",
-        "a run directory, a directory of zoo.save, a file of weights, or the id of a "
-        "repository on the Hugging Face hub",
+        "a run directory, a directory of zoo.save, a file of weights, the id of a "
+        "repository on the Hugging Face hub, or a model that comes with the package, "
+        "e.g. gpt_shakespeare",
         required="see mupax generate --help",
     ),
     Flag(

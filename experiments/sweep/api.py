@@ -278,7 +278,9 @@ def sweep(
         f"{runs} runs of {steps} steps of {batch_size}",
         "make steps, seeds, batch_size or the grid smaller",
     )
-    limits = limits or engine.Limits()
+    limits = engine.Limits() if limits is None else limits
+    if not isinstance(limits, engine.Limits):
+        raise UserError(f"limits={limits!r} must be Limits(...), e.g. Limits(lanes=8)")
     others = {(int(width), int(depth)) for width, depth in sizes} - {at}
     shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
     shapes |= {at, *others}

@@ -35,6 +35,9 @@ def base_of(
     base: tuple[int, int] | None,
 ) -> Sizes:
     """The base's size, after all sizes are checked."""
+    for name, values in (("widths", widths), ("depths", depths)):
+        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
+            raise UserError(f"{name}={values!r} must be a sequence, e.g. (4, 8, 16)")
     try:
         pairs = [(width, depth) for width, depth in [*sizes, *([base] if base else [])]]
     except (TypeError, ValueError):
@@ -77,6 +80,11 @@ def parse_grid(
 ) -> dict[str, tuple[float, ...]]:
     """The values of each hyperparameter, after its name is checked."""
     arguments = _hyperparameters(make_model) | _hyperparameters(make_optimizer)
+    if not isinstance(grid, Mapping):
+        raise UserError(
+            f"grid={grid!r} must be a dictionary of hyperparameters and their values, "
+            'e.g. {"learning_rate": (0.1, 0.2)}'
+        )
     axes = {}
     for name, values in grid.items():
         if name in _RESERVED:
@@ -152,7 +160,13 @@ def settings_text(settings: Any) -> str | None:
 
 
 def check_executor(executor: Any, task: OwnTask) -> None:
-    """Raise UserError if the functions cannot be sent to the executor's processes."""
+    """Raise UserError if it is no executor, or cannot be sent the functions."""
+    if executor is not None and not hasattr(executor, "submit"):
+        raise UserError(
+            f"executor={executor!r} has no method submit; pass a "
+            "concurrent.futures.Executor, e.g. ProcessPoolExecutor(2), or "
+            "client.get_executor() of Dask"
+        )
     if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):
         return
     try:

@@ -107,12 +107,15 @@ BOTH: Sizes = {
 }
 RELU_BOTH: Sizes = {
     "medium": {"sweep.seeds": "12"},
-    "long": _SEEDS_2 | _grid("2**[-9:-6.5:0.5]", "2**[-3:-1:0.5]"),
+    "long": _SEEDS_2 | _grid("2**[-10:-6:1]", "2**[-3:0]"),
 }
+FIRST_BOTH: Sizes = {"long": _SEEDS_2 | _grid("2**[-10:-7:1]", "2**[-3:-1]")}
+ABSLN_BOTH: Sizes = {"long": _SEEDS_2 | _grid("2**[-9:-7:1]", "2**[-5:-3]", "(8,64)")}
 # Branches of two layers, with as many layers as above.
 TWO: Sizes = {
     "laptop": {"sweep.depths": "(4,16,64)"},
     "medium": {"sweep.depths": "(4,16,32)"},
+    "long": _SEEDS_2 | _grid("2**[-11:-8:1]", "2**[-2:0]"),
     "paper": {"sweep.depths": "(4,8,16,32,64,128,256,512)"},
 }
 # Figure 4, left: fewer steps, after which block depths 1 and 2 differ.
@@ -135,7 +138,7 @@ TWO_EARLY: Sizes = {
 TWO_ABS: Sizes = {
     "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64,1024)"),
     "medium": _grid("2**[-9:-4:1]", "2**[-6:-1]", "(2,4,16,32)"),
-    "long": _grid("2**[-10:-5:1]", "2**[-6:-2]", "(2,4,16,32)"),
+    "long": _SEEDS_2 | _grid("2**[-9:-6:1]", "2**[-6:-1]", "(2,4,32)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
 }
 LONG: Sizes = {

@@ -70,7 +70,8 @@ _ABSLN = _mlp(
     sizes.ABSLN_BASE,
 )
 _RELU_BOTH = _both("one-relu", {}, sizes.RELU_BOTH)
-_ABSLN_BOTH = _both("one-absln", _WITH_NORM)
+_FIRST_BOTH = _both("first-relu", {"model.activation_first": "True"}, sizes.FIRST_BOTH)
+_ABSLN_BOTH = _both("one-absln", _WITH_NORM, sizes.ABSLN_BOTH)
 _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
 _TWO_ABSLN_BOTH = _both(
     "two-absln", _TWO | _WITH_NORM | {"model.depth": "2"}, sizes.TWO_ABS
@@ -130,7 +131,7 @@ FIGURES = [
         "the nonlinearity before the weights transfers, but depth does not help, and "
         "the loss is higher",
         claims.weights_last,
-        (_both("first-relu", {"model.activation_first": "True"}), _RELU_BOTH),
+        (_FIRST_BOTH, _RELU_BOTH),
     ),
     _figure(
         3,
