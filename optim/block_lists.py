@@ -118,11 +118,11 @@ def check_forgotten_in_lists(
 ) -> None:
     """Raise a `ValueError` if `branch` leaves out parameters of the blocks."""
     shapes: dict[str, set[tuple[int, ...]]] = {}
-    for path in inside:
-        opened = names.open_numbers(path)
-        shapes.setdefault(opened, set()).add(change.large[path].shape)
+    for path in set(inside) & set(listed):
+        place = change.pairing.place(path, heads)
+        shapes.setdefault(place, set()).add(change.large[path].shape)
     for path in sorted(set(listed) - set(inside) - set(outside)):
-        same = shapes.get(names.open_numbers(path))
+        same = shapes.get(change.pairing.place(path, heads))
         missed = same is None or change.large[path].shape in same
         if missed and not names.on_skip(path):
             raise ValueError(forgotten(path, f"which is in the list {_shown(heads)}"))

@@ -62,7 +62,15 @@ _TOLERANCE = 0.05
 
 
 class Unchecked(ValueError):
-    """Raised if a check is not possible."""
+    """Raised if a check is not possible.
+
+    Attributes:
+      traced: whether the reason is a traced value, e.g. inside of jit.
+    """
+
+    def __init__(self, message: str, *, traced: bool = False):
+        super().__init__(message)
+        self.traced = traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +239,8 @@ def inspect_chain(
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
         raise Unchecked(
             "richness is a traced value, which cannot be checked; check the optimizer "
-            "outside of jit, with a number"
+            "outside of jit, with a number",
+            traced=True,
         )
     shapes = {p: (scales[p].base_shape, scales[p].shape) for p in paths}
     if not point.scaled:
@@ -250,7 +259,8 @@ def inspect_chain(
     except (TracedError, jax.errors.JAXTypeError) as error:
         raise Unchecked(
             "a hyperparameter of tx is a traced value; check the optimizer outside of "
-            "jit and vmap, with numbers"
+            "jit and vmap, with numbers",
+            traced=True,
         ) from error
     except Exception as error:
         raise Unchecked(

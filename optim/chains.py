@@ -239,7 +239,10 @@ def _check_normalizing(links: tuple[Link, ...], named: list[str]) -> None:
                     f"{named[i]} is after {named[j]}, so it acts on updates instead of "
                     f"gradients; put it before {link.name}"
                 )
-            if j > i and link.kind is Kind.CLIP:
+            by_entry = link.name in ("clip", "clip_by_block_rms")
+            # These act on each parameter alone, whose gradients now have the sizes of
+            # the base's.
+            if j > i and link.kind is Kind.CLIP and not by_entry:
                 raise ValueError(
                     f"{named[j]} is after {named[i]}, so it clips gradients whose "
                     f"sizes have changed; put {link.name} before normalize_gradients"
@@ -329,8 +332,11 @@ def _check_running(tx: Any, params: Any) -> None:
             warnings.warn(_OWN_STEP.format(name), ChainWarning, stacklevel=6)
     try:
         inspection = inspect_chain(tx, scaling.scales, scaling.point, params=params)
-    except Unchecked:
-        return  # traced hyperparameters, or extra arguments that are not known here
+    except Unchecked as error:
+        if not error.traced:
+            text = f"optim.chain could not check this chain: {error}"
+            warnings.warn(text, ChainWarning, stacklevel=6)
+        return
     if not inspection.passed:
         raise ValueError("\n".join(inspection.problems))
     if inspection.hints:

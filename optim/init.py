@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import re
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .activations import is_nnx
+from .leaves import Leaf
+from .lists import Pairing
 from .parametrizations import parametrization as named
 from .paths import flatten, map_with_paths, trainable
 from .rules import multipliers
@@ -221,7 +222,11 @@ def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
 
         model = nnx.state(model, nnx.Param)
     arrays = _arrays(model)
-    return {path: _twin(path, scale, arrays) for path, scale in scales.items()}
+    pairing = Pairing(
+        {path: Leaf(scale.shape) for path, scale in scales.items()},
+        {path: Leaf(array.shape) for path, array in arrays.items()},
+    )
+    return {path: _twin(path, scale, arrays, pairing) for path, scale in scales.items()}
 
 
 def _is_function(model: Any) -> bool:
@@ -233,25 +238,26 @@ def _is_function(model: Any) -> bool:
     )
 
 
-def _twin(path: str, scale: ParamScale, arrays: Mapping[str, Any]) -> Any:
-    """The base's parameter at this path, or at the same path in another block."""
+def _twin(
+    path: str, scale: ParamScale, arrays: Mapping[str, Any], pairing: Pairing
+) -> Any:
+    """The base's parameter at this path, or its counterpart in another block."""
 
-    def unnumbered(path: str) -> str:
-        return re.sub(r"\d+", "*", path)
+    def fits(path: str | None) -> bool:
+        return path in arrays and arrays[path].shape == scale.base_shape
 
-    likely = [path, *(p for p in arrays if unnumbered(p) == unnumbered(path))]
-    twins = [p for p in likely if p in arrays and arrays[p].shape == scale.base_shape]
-    if not twins:
+    twin = path if fits(path) else pairing.twin(path)
+    if twin is None or not fits(twin):
         raise ValueError(
             f"base= has no parameter {path!r} of shape {scale.base_shape}; pass the "
             "model that infer_scales got as base"
         )
-    if isinstance(arrays[twins[0]], jax.ShapeDtypeStruct):
+    if isinstance(arrays[twin], jax.ShapeDtypeStruct):
         raise ValueError(
-            f"base= has only the shape of {twins[0]!r}; pass a function that builds "
+            f"base= has only the shape of {twin!r}; pass a function that builds "
             "the base, so that its initial values are known"
         )
-    return arrays[twins[0]]
+    return arrays[twin]
 
 
 def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:

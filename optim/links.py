@@ -103,9 +103,7 @@ def _table() -> dict[str, Link]:
             "scale_by_simplified_ademamix scale_by_sm3 scale_by_stddev scale_by_yogi"
         ),
         Family.SPECTRAL: "scale_by_muon",
-        Family.RELATIVE: (
-            "scale_by_param_block_norm scale_by_param_block_rms scale_by_trust_ratio"
-        ),
+        Family.RELATIVE: ("scale_by_param_block_rms scale_by_trust_ratio"),
     }
     # These do not add an eps to the size of the gradient.
     without_eps = (
@@ -139,7 +137,8 @@ def _table() -> dict[str, Link]:
         # Their update sizes depend on a parameter's norm, a projection, or a sum since
         # the start, so they are measured by running the chain.
         Kind.HIDDEN: (
-            "scale_by_galore scale_by_madgrad scale_by_novograd chain named_chain "
+            "scale_by_galore scale_by_madgrad scale_by_novograd "
+            "scale_by_param_block_norm chain named_chain "
             "masked partition apply_if_finite conditionally_mask "
             "conditionally_transform flatten inject_hyperparams lookahead "
             "schedule_free split_real_and_imaginary stateless stateless_with_tree_map "

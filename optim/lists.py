@@ -106,6 +106,18 @@ class Pairing:
                 return head, path[: number.end()]
         return None
 
+    def place(self, path: str, lists: Collection[str]) -> str:
+        """The path with "#" for the numbers of its block; `fc1` and `fc2` keep theirs.
+
+        Args:
+          path: a parameter in a block of one of these lists.
+          lists: as in `block_of`.
+        """
+        block = self.block_of(path, lists)
+        assert block is not None, path
+        head, start = block
+        return f"{open_numbers(head)}#{_renamed(path, self._first)[len(start) :]}"
+
     def _map(self, large: str, small: str) -> dict[str, str]:
         if (large, small) not in self._maps:
             wide, narrow = self._lists[large], self._base[small]

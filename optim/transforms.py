@@ -39,9 +39,9 @@ def scale_by_parametrization(
       made for the parameters.
 
     Raises:
-      ValueError: the parametrization or family is unknown, or the parametrization's
-        depth rule does not apply to the model; from `init`, a parameter has no scale
-        or another shape.
+      ValueError: the parametrization or family is unknown, the parametrization's
+        depth rule does not apply to the model, or the scales are from `for_modules`;
+        from `init`, a parameter has no scale or another shape.
 
     Source: the learning-rate rows of Tensor Programs V, Table 3, and Tensor Programs
     VI, Table 1 and Definition 6.1.
@@ -64,6 +64,13 @@ def scale_by_parametrization(
       {'in': -0.1, 'mid': -0.025, 'out': -0.025}
     """
     point = resolve(scales, parametrization)
+    if scales.modules:
+        raise ValueError(
+            f"the scales have factors of {next(iter(scales.modules))!r} from "
+            "for_modules, which scale_by_parametrization does not apply; use an "
+            "optimizer such as optim.adamw, or give it the scales without them and put "
+            "optim.scale_by_path behind it"
+        )
     tx = scale_leaves(
         scales, point, lambda s: multipliers(s, point, family).learning_rate, "scaling"
     )

@@ -441,6 +441,9 @@ RIGHT = {
     ),
     "clipped": lambda chain: chain(optax.clip(1.0), optim.adamw(0.1, SCALES)),
     "clipped, sgd": lambda chain: chain(optax.clip_by_global_norm(1.0), sgd()),
+    "entries clipped after normalizing": lambda chain: chain(
+        normalize(), optax.clip(1.0), optax.scale_by_adam(), scale(), RATE
+    ),
     "slowed": lambda chain: chain(optim.adamw(0.1, SCALES), optax.scale(0.5)),
     "averaged": lambda chain: chain(optim.adamw(0.1, SCALES), optax.ema(0.9)),
     "injected": lambda chain: chain(
@@ -801,3 +804,18 @@ def test_every_injected_mistake_is_found_or_changes_nothing(scales, name, mistak
 
 def near(one, other):
     return abs(one - other) < 1e-6 * other
+
+
+def test_a_chain_that_cannot_be_checked_is_a_warning():
+    ones = jax.tree.map(jnp.ones_like, PARAMS)
+    kept = optax.stateless(lambda u, p: jax.tree.map(jnp.multiply, u, ones))
+    tx = optim.chain(optim.sgd(0.1, SCALES), kept)
+    with pytest.warns(optim.ChainWarning, match="could not check this chain"):
+        tx.init(PARAMS)
+
+
+def test_norms_of_parameters_are_not_taken_for_their_rms():
+    norm = optax.scale_by_param_block_norm()
+    tx = optim.chain(normalize(), optax.scale_by_adam(), norm, scale("relative"), RATE)
+    with refuses("'embed'", "too large"):
+        tx.init(PARAMS)

@@ -178,6 +178,7 @@ def test_flags_set_options_that_the_config_leaves_out():
         ("model.a.b=3", "the config has no key a"),
         ("model.out_features=5", "5, but digits gives 10; use other data, or leave"),
         ("model.input_shape=(4, 4, 1)", r"digits gives \(8, 8, 1\); set data.image"),
+        ("model.base_width=5", "model.base_width has no effect.*; set base_width"),
         ("schedule.warmup=0.1", "config.schedule.warmup is '0.1'; it must be a"),
         (
             "sweep.axes.lr='2**[-8:-4]'",

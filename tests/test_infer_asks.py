@@ -487,3 +487,23 @@ def test_a_missing_readout_is_not_looked_for_in_blocks():
             *(shapes(tied(n, n // 4)) for n in (8, 16)), depth=(2, 4), branch="blocks"
         )
     assert "blocks" not in str(caught.value)
+
+
+def test_a_branch_matches_every_layer_of_its_blocks():
+    """`fc1` and `fc2` differ in a number, as the blocks do, and in shape."""
+
+    def model(n, blocks):
+        block = {
+            "fc1": {"kernel": jnp.ones((n, 4 * n))},
+            "fc2": {"kernel": jnp.ones((4 * n, n))},
+        }
+        return {
+            "embed": {"kernel": jnp.ones((5, n))},
+            **{f"block_{i}": block for i in range(blocks)},
+            "head": {"kernel": jnp.ones((n, 3))},
+        }
+
+    with pytest.raises(ValueError, match="leaves out 'block_0/fc2/kernel'"):
+        optim.infer_scales(model(8, 2), model(32, 4), depth=(2, 4), branch="fc1")
+    scales = optim.infer_scales(model(8, 2), model(32, 4), depth=(2, 4), branch="fc")
+    assert sum(scale.in_branch for scale in scales.values()) == 8

@@ -313,3 +313,32 @@ def test_wrong_arguments_are_named(change, message):
     params, scales, options = change(params, scales, base)
     with pytest.raises(ValueError, match=message):
         optim.rescale_init(params, scales, "mup", **options)
+
+
+class Pair(nnx.Module):
+    """A block of two layers of one shape; the second one starts small."""
+
+    def __init__(self, width, rngs):
+        self.fc1 = nnx.Linear(width, width, rngs=rngs)
+        small = INIT.variance_scaling(0.01, "fan_in", "normal")
+        self.fc2 = nnx.Linear(width, width, kernel_init=small, rngs=rngs)
+
+
+class Pairs(nnx.Module):
+    def __init__(self, width, depth):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Linear(4, width, rngs=rngs)
+        self.blocks = nnx.List(Pair(width, rngs) for _ in range(depth))
+        self.head = nnx.Linear(width, 3, rngs=rngs)
+
+
+def test_blocks_that_the_base_lacks_are_compared_with_the_same_layer():
+    """With `fc1`, which has the same shape, `fc2` would become ten times as large."""
+    base, target = Pairs(NARROW, 2), Pairs(WIDE, 6)
+    scales = optim.infer_scales(base, target, depth=(2, 6), branch="blocks")
+    before = nnx.state(target, nnx.Param)
+    after = optim.rescale_init(before, scales, "completep", base=base)
+    for i in range(6):
+        for layer in ("fc1", "fc2"):
+            was, now = (x.blocks[i][layer].kernel[...] for x in (before, after))
+            np.testing.assert_allclose(now, was, rtol=1e-6)

@@ -181,6 +181,12 @@ def test_factors_transfer_with_size_batch_and_parametrization():
     assert "mid/w: also times learning_rate 3" in text
 
 
+def test_an_own_chain_does_not_drop_groups():
+    scales = optim.for_modules(SCALES, {"^mid": {"learning_rate": 3.0}})
+    with pytest.raises(ValueError, match="factors of 'mid/w' from for_modules"):
+        optim.scale_by_parametrization(scales, "mup")
+
+
 @pytest.mark.parametrize(
     ("modules", "words"),
     [

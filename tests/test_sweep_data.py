@@ -192,6 +192,8 @@ def test_a_report_is_about_a_parametrization_that_was_swept(song):
     assert featured(sections={**own, "target": {"parametrization": "sp"}}) == "sp"
     # The family's own, completep, is not swept: the last one.
     assert featured() == "sp"
+    with pytest.raises(UserError, match=r"'ode' is not among .* has depth_mup, sp"):
+        featured(sections={"parametrization": {"name": "ode"}})
 
 
 def test_a_target_says_only_what_differs(song):
@@ -208,6 +210,9 @@ def test_a_target_says_only_what_differs(song):
     )
     with pytest.raises(UserError, match="no key 'wdth'"):
         space.parse_sweep(config(song, target={"wdth": 16}))
+    for key in ("base_width", "learning_rate", "optimizer"):
+        with pytest.raises(UserError, match=f"target.{key}: .* from the sweep"):
+            space.parse_sweep(config(song, target={key: 16}))
 
 
 @pytest.mark.parametrize(

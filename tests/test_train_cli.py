@@ -458,6 +458,11 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     assert "learning rate 0.00276 at the base" in out
     assert f"from {path}" in out
     assert "adam," in out
+    summary["transfer"]["model"] = "cnn"
+    path.write_text(json.dumps(summary))
+    assert mupax(*args) == 2
+    said = "has the hyperparameters of 'cnn', and model.name is 'resmlp'"
+    assert said in capsys.readouterr().err
     for key in ("learning_rate", "model.branch_multiplier", "optimizer.b1"):
         assert mupax(*args, f"--config.{key}=0.5") == 2
         said = f"--config.{key} is set, and transfer_from replaces it"

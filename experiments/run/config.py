@@ -365,6 +365,9 @@ def _check_together(config: RunConfig) -> None:
     for key in ("width", "depth"):
         if (size := config.model.options.get(key)) is not None:
             whole(1, checks.LARGEST)(f"model.{key}", size)
+    for key in ("base_width", "base_depth", "parametrization"):
+        if key in config.model.options:
+            raise UserError(f"model.{key} has no effect in a config; set {key} instead")
     if config.profile:
         for step in config.profile:
             whole()("profile", step)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mupax import optim
+from mupax.zoo.registry import list_models, options_of
 
 from .. import io
 from ..checks import number, options, shown, text, whole
@@ -125,6 +126,7 @@ def transfer_record(
     best = tuned(base, values)
     return {
         "hyperparameters": dict(values),
+        "model": base.model.name,
         "base_width": best.model.options["width"],
         "base_depth": best.model.options["depth"],
         "base_batch_size": best.base_batch_size or best.batch_size,
@@ -143,7 +145,8 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
     """Replace the values of a plain config by those of the summary.json at `path`.
 
     Raises:
-      UserError: the file is missing, damaged or of another kind.
+      UserError: the file is missing, damaged or of another kind; or another kind of
+        model was tuned.
     """
     try:
         record = io.read_sealed(path)["transfer"]
@@ -170,6 +173,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             f"{shown(str(path))} is not the summary.json of a `mupax transfer` run "
             f"({shown(str(error))})"
         ) from None
+    _check_model(record.get("model"), config["model"].get("name"), path)
     # Smoothing and warm-up that were not swept keep the config's values.
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
@@ -177,3 +181,15 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         steps = round(warmup * whole()("steps", config["steps"]))
         config["schedule"] = options("schedule", config["schedule"]) | {"warmup": steps}
     return config
+
+
+def _check_model(tuned: Any, name: Any, path: pathlib.Path) -> None:
+    """Check that the tuned model and the config's are of one class, if known."""
+    known = list_models()
+    if tuned not in known or name not in known:
+        return
+    if options_of(tuned)[0] is not options_of(name)[0]:
+        raise UserError(
+            f"{shown(str(path))} has the hyperparameters of {tuned!r}, and model.name "
+            f"is {name!r}; tune a model of the same kind"
+        )

@@ -177,6 +177,7 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
             "run (sweep.steps)"
         )
     parametrizations = _parametrizations(section, run)
+    _check_own(own, section["parametrizations"], run)
     featured = _featured(target, parametrizations, run)
     base = dataclasses.replace(base, parametrization=parametrizations[featured])
     parsed = SweepConfig(
@@ -292,6 +293,19 @@ def _parametrizations(
         except (TypeError, ValueError) as error:
             raise UserError(f"{name}: {error}") from None
     return {key: value for key, value in parsed.items() if key in (only or parsed)}
+
+
+def _check_own(
+    own: Mapping[str, Any], swept: Mapping[str, Any], run: RunConfig
+) -> None:
+    """Check that a parametrization that the config names is among the swept ones."""
+    named = options("parametrization", own.get("parametrization", {})).get("name")
+    if named and swept and run.parametrization.plain() not in swept.values():
+        raise UserError(
+            f"parametrization.name={shown(named)} is not among the swept ones: "
+            f"sweep.parametrizations has {', '.join(swept)}; name one of them, or add "
+            f"it: sweep.parametrizations.{named}={{'name': {named!r}}}"
+        )
 
 
 def _featured(
@@ -419,6 +433,13 @@ def _target(
     return dataclasses.replace(target, parametrization=base.parametrization)
 
 
+# Keys of a run that are those of the sweep, or that it finds.
+_FROM_SWEEP = (
+    *("base_width", "base_depth", "base_batch_size", "base_examples"),
+    *("learning_rate", "optimizer", "init_scale", "transfer_from"),
+)
+
+
 def _target_changes(
     given: Mapping[str, Any], parametrizations: Mapping[str, Any], base: RunConfig
 ) -> list[tuple[str, Any]]:
@@ -434,6 +455,10 @@ def _target_changes(
     for key, value in given.items():
         if key in SECTIONS:
             raise UserError(f"target.{key}: a target has no section {key!r}")
+        if key in _FROM_SWEEP:
+            raise UserError(
+                f"target.{key}: the target gets {key} from the sweep; set {key} itself"
+            )
         if value is None or key in ("compare", "parametrization", "length_rule"):
             continue
         if key in ("width", "depth"):
