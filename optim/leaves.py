@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .layers import LayerAxes, axes_of_layer, in_equinox
 from .parametrizations import Parametrization
-from .paths import path_string, trainable
+from .paths import path_string, trainable, unboxed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,13 +129,15 @@ def _read(model: Any, read: Leaves) -> None:
     if isinstance(own, Parametrization):
         read.parametrization = own
     model = trainable(model)
-    pairs, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
+    # Who passes a state has chosen its variables.
+    chosen = _has_base(model, "State")
     seen = set()
-    for path, leaf in pairs:
+    for path, leaf in unboxed(model, _is_variable):
         if _is_variable(leaf):
             # Batch statistics and random state are no parameters; and a variable
             # that stands in two places is one parameter, under the first path.
-            if not _has_base(leaf, "Param") or id(leaf) in seen:
+            trained = _has_base(leaf, "Param") or (chosen and _is_users(leaf))
+            if not trained or id(leaf) in seen:
                 continue
             seen.add(id(leaf))
             leaf = _content(path_string(path), leaf)
@@ -144,6 +146,11 @@ def _read(model: Any, read: Leaves) -> None:
             continue
         owner = _owner(model, path)
         name = getattr(path[-1], "name", "") if path else ""
+        if path_string(path) in read:
+            raise ValueError(
+                f"two parameters have the path {path_string(path)!r}; rename one of "
+                "them, so that no name holds a slash"
+            )
         read[path_string(path)] = Leaf(
             tuple(leaf.shape),
             "out_in" if in_equinox(owner) else "in_out",
@@ -178,6 +185,12 @@ def _is_variable(node: Any) -> bool:
         c.__name__ == "Variable" and c.__module__.startswith("flax.nnx")
         for c in type(node).__mro__
     )
+
+
+def _is_users(variable: Any) -> bool:
+    """Whether a variable is of a kind that the user defined, or of none."""
+    kinds = (c for c in type(variable).__mro__ if c.__module__.startswith("flax.nnx"))
+    return next(kinds).__name__ == "Variable"
 
 
 def _has_base(thing: Any, name: str) -> bool:

@@ -1,5 +1,6 @@
 """Parameter paths as strings, the same for trees of every library."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,17 +14,11 @@ _LINEN_PARAMS = "params"
 def path_string(path: tuple[Any, ...]) -> str:
     """Format a key path as a string, e.g. `"blocks/3/kernel"`.
 
-    The attribute `.value` of Flax variables is left out: it is part of the path in an
-    optimizer's `init`, but not in its `update`.
-
     Examples:
       >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
       >>> path_string((DictKey("blocks"), SequenceKey(3), GetAttrKey("value")))
-      'blocks/3'
+      'blocks/3/value'
     """
-    last = path[-1] if path else None
-    if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
-        path = path[:-1] or path
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -53,21 +48,56 @@ def flatten(
 ) -> list[tuple[str, Any]]:
     """List (path, leaf) of a tree, in the tree's order."""
     skip = _prefix(tree)
-    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    return [(_path(path, skip), leaf) for path, leaf in pairs]
+    return [(_path(path, skip), leaf) for path, leaf in unboxed(tree, is_leaf)]
+
+
+def unboxed(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[tuple[Any, ...], Any]]:
+    """List (key path, leaf) of a tree, without the attribute `.value` of Flax's boxes.
+
+    It is part of the path in an optimizer's `init`, but not in its `update`. Other
+    modules may call a parameter `value`, and keep it.
+
+    Examples:
+      >>> from flax import nnx
+      >>> [(path_string(p), x) for p, x in unboxed({"w": nnx.Param(1.0)})]
+      [('w', 1.0)]
+    """
+
+    def stops(node: Any) -> bool:
+        return _is_box(type(node)) or (is_leaf is not None and is_leaf(node))
+
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=stops)[0]:
+        if not _is_box(type(leaf)) or (is_leaf is not None and is_leaf(leaf)):
+            found.append((path, leaf))
+            continue
+        for keys, inner in jax.tree_util.tree_flatten_with_path(leaf, is_leaf)[0]:
+            last = getattr(keys[-1], "name", None) if keys else None
+            found.append((path + keys[: -1 if last == "value" else None], inner))
+    return found
 
 
 def map_with_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """`jax.tree.map` with a function whose first argument is the path, a string."""
-    skip = _prefix(tree)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, *leaves: function(_path(path, skip), *leaves), tree, *rest
-    )
+    paths = iter([path for path, _ in flatten(tree)])
+    return jax.tree.map(lambda *leaves: function(next(paths), *leaves), tree, *rest)
 
 
 def trainable(tree: Any) -> Any:
     """The `"params"` collection of Linen variables; any other tree unchanged."""
     return tree[_LINEN_PARAMS] if _prefix(tree) else tree
+
+
+@functools.cache
+def _is_box(kind: type) -> bool:
+    """Whether objects of this type are boxes of Flax, around one array each."""
+    # By name, so that `optim` does not import Flax.
+    return any(
+        c.__name__ in ("Variable", "AxisMetadata") and c.__module__.startswith("flax.")
+        for c in kind.__mro__
+    )
 
 
 def _prefix(tree: Any) -> str:

@@ -285,13 +285,22 @@ def _fast() -> dict[str, Any]:
 
 
 def nested(paths: Any) -> dict[str, Any]:
-    """A nested dictionary with these paths."""
+    """A nested dictionary with these paths; a flat one if a path leads on from another.
+
+    Examples:
+      >>> nested(["a/b", "c"]), nested(["a", "a/b"])
+      ({'a': {'b': 0.0}, 'c': 0.0}, {'a': 0.0, 'a/b': 0.0})
+    """
     tree: dict[str, Any] = {}
     for path in paths:
         *folders, name = path.split("/")
         inner = tree
         for folder in folders:
             inner = inner.setdefault(folder, {})
+            if not isinstance(inner, dict):
+                return dict.fromkeys(paths, 0.0)
+        if name in inner:
+            return dict.fromkeys(paths, 0.0)
         inner[name] = 0.0
     return tree
 

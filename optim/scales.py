@@ -363,7 +363,9 @@ class Scales(Mapping[str, ParamScale]):
             raise ValueError(
                 f"parameter {path!r} has no scale; the scales hold "
                 f"{_some(list(self))}: make them from the same parameters that the "
-                "optimizer gets (for Linen variables, the 'params' collection)"
+                "optimizer gets (for Linen variables, the 'params' collection; for NNX "
+                "variables other than nnx.Param, their states: "
+                "infer_scales(nnx.state(base, wrt), nnx.state(target, wrt)))"
             )
 
 

@@ -1,5 +1,6 @@
 """`infer_scales` reads roles and ratios off any JAX model."""
 
+import dataclasses
 import re
 import time
 
@@ -195,6 +196,70 @@ def test_a_big_nnx_model_is_traced_and_not_built():
         lambda: Big(100, nnx.Rngs(0)), lambda: Big(300_000, nnx.Rngs(0))
     )
     assert summary(scales["hidden/kernel"]) == ("hidden", 3000, 3000)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Attention:
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+
+
+def test_a_parameter_called_value_keeps_its_name():
+    def build(n):
+        attention = Attention(*(jnp.ones((n, n)) for _ in range(3)))
+        return {"in": jnp.ones((5, n)), "a": attention, "out": jnp.ones((n, 3))}
+
+    scales = optim.infer_scales(build(8), build(32))
+    assert [p for p in scales if p[0] == "a"] == ["a/query", "a/key", "a/value"]
+    tx = optim.adam(0.1, scales, "mup")
+    assert len(optim.check_chain(tx, scales, "mup").rows) == 5
+    updates = tx.update(build(32), tx.init(build(32)), build(32))[0]
+    assert jnp.allclose(updates["a"].value, -0.025)
+
+
+def test_two_parameters_of_one_path_are_refused():
+    def build(n):
+        return {"a": {"b": jnp.ones((5, n))}, "a/b": jnp.ones((n, n))}
+
+    with pytest.raises(ValueError, match=r"path 'a/b'; rename one"):
+        optim.infer_scales(build(8), build(32))
+
+
+def test_a_path_may_lead_on_from_another():
+    def build(n):
+        return {"a": jnp.ones((5, n)), "a/b": jnp.ones((n, n)), "out": jnp.ones((n, 3))}
+
+    scales = optim.infer_scales(build(8), build(32))
+    assert optim.check_chain(optim.adam(0.1, scales), scales).passed
+
+
+class Own(nnx.Variable):
+    pass
+
+
+class WithOwn(nnx.Module):
+    def __init__(self, n):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(8, n, rngs=rngs)
+        self.norm = nnx.BatchNorm(n, rngs=rngs)
+        self.mid = Own(jnp.ones((n, n)))
+        self.head = nnx.Linear(n, 3, rngs=rngs)
+
+
+def test_variables_of_a_users_kind_are_read_from_states_only():
+    wrt = nnx.Any(nnx.Param, Own)
+    both = [nnx.state(WithOwn(n), wrt) for n in (8, 32)]
+    scales = optim.infer_scales(*both)
+    assert roles(scales)["mid"] == "hidden"
+    nnx.Optimizer(WithOwn(32), optim.adam(0.1, scales), wrt=wrt)
+    every = optim.infer_scales(nnx.state(WithOwn(8)), nnx.state(WithOwn(32)))
+    assert set(every) == set(scales)  # without statistics of batches
+    params = optim.infer_scales(lambda: WithOwn(8), lambda: WithOwn(32))
+    assert set(params) == set(scales) - {"mid"}
+    with pytest.raises(ValueError, match=r"'mid' has no scale.*nnx.state\(base, wrt"):
+        nnx.Optimizer(WithOwn(32), optim.adam(0.1, params), wrt=wrt)
 
 
 def test_a_shared_variable_is_one_parameter():
