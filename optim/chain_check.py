@@ -542,7 +542,9 @@ class _Inspector:
 
     def _grows(self, path: str) -> bool:
         """Whether decay adds to the weights, although the gradient's part descends."""
-        decay = self._decay(path, Mode.BASE)
+        # Noise needs neither a gradient nor a weight.
+        noise = self._decay(path, Mode.BASE, 0.0)
+        decay = self._decay(path, Mode.BASE) - noise
         if not np.any(decay) or not np.all(np.isfinite(decay)):
             return False
         # Beside light weights, the decay does not hide the gradient's part.

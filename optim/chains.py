@@ -46,13 +46,14 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
     Raises:
       ValueError: updates are scaled twice, before the transform that gives them their
         size, or for another family; weight decay or clipping is on the wrong side of
-        the scaling; weight decay makes weights grow; a learning rate has no effect;
+        the scaling; weight decay makes weights grow; a learning rate has no effect, or
+        turns the updates of an optimizer of this package around;
         gradients are normalized twice, too late, for SGD, or by other scales; no rule
         is known for the optimizer. `init` raises as `check_chain` does.
 
     Warns:
-      ChainWarning: an eps that the gradients are not normalized for; an optimizer
-        that finds its own step size; at `init`, a chain without a scaling.
+      ChainWarning: an eps that the gradients are not normalized for; added noise; an
+        optimizer that finds its own step size; at `init`, a chain without a scaling.
 
     Source: the order of docs/chains.md.
 
@@ -92,7 +93,10 @@ which undoes it; put it after scale_by_lion, and before weight decay and learnin
             if hidden:
                 _check_running(plain, params)
             else:
-                warnings.warn(_UNSCALED, ChainWarning, stacklevel=2)
+                # SAM holds two optimizers, which cannot run without a second gradient.
+                sam = any(link.name == "sam" for link in flat)
+                said = _NO_RULE.format("sam") if sam else _UNSCALED
+                warnings.warn(said, ChainWarning, stacklevel=2)
             checked.add(structure)
         return plain.init(params)
 
@@ -140,6 +144,7 @@ def check_links(links: tuple[Link, ...]) -> None:
                 "put the decay after it, and before the learning rate"
             )
     _check_signs(links, named)
+    _check_direction(links, named, at)
     _check_factors(links, named)
     for i in places(Kind.CLIP):
         if i > at:
@@ -176,6 +181,24 @@ def _check_signs(links: tuple[Link, ...], named: list[str]) -> None:
             f"rate, so the decay makes weights grow; {remedy}. A decay that does not "
             "follow the learning rate is negative there"
         )
+
+
+def _check_direction(links: tuple[Link, ...], named: list[str], at: int) -> None:
+    """Raise a `ValueError` if a minus after an optimizer of ours cancels its own."""
+    # A decay adds to the updates; its coefficient is no factor of them.
+    signs = {
+        i: link.sign
+        for i, link in enumerate(links)
+        if i > at and link.kind is not Kind.DECAY
+    }
+    if links[at].name == SCALING or math.prod(signs.values()) >= 0:
+        return
+    minus = next(i for i, sign in signs.items() if sign < 0)
+    raise ValueError(
+        f"{named[minus]} is after {named[at]}, which already has the minus of the "
+        "learning rate, so the updates raise the loss; drop it: the optimizer takes "
+        f"the learning rate. To maximize, put optax.scale(-1.0) before {named[at]}"
+    )
 
 
 def _check_factors(links: tuple[Link, ...], named: list[str]) -> None:
@@ -288,11 +311,17 @@ def _check_rules(links: tuple[Link, ...]) -> None:
             raise ValueError(_NO_RULE.format(link.name))
         if link.kind is Kind.OWN_STEP:
             warnings.warn(_OWN_STEP.format(link.name), ChainWarning, stacklevel=5)
+        if link.kind is Kind.NOISE:
+            warnings.warn(_NOISE.format(link.name), ChainWarning, stacklevel=5)
 
 
 _NO_RULE = (
     "{} uses curvature, a line search or a second gradient, and no rule is known for "
     "its step over width and depth; use an optimizer of mupax.optim"
+)
+_NOISE = (
+    "{} adds noise whose size does not follow the gradients, and no rule is known for "
+    "it over width and depth; tune it again at the target, or leave it out"
 )
 _UNSCALED = (
     "no link of optim.chain scales the updates, so that the parametrization has no "

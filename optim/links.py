@@ -28,6 +28,7 @@ class Kind(enum.Enum):
     CLIP = "bounds updates"
     DECAY = "adds weight decay"
     OWN_STEP = "finds its own step size; no rule is known"
+    NOISE = "adds noise; no rule is known"
     CURVATURE = "uses curvature or a line search; no rule is known"
     HIDDEN = "holds other transforms, or is unknown"
 
@@ -115,7 +116,7 @@ def _table() -> dict[str, Link]:
     )
     others = {
         Kind.LINEAR: (
-            "add_noise apply_every centralize ema identity keep_params_nonnegative "
+            "apply_every centralize ema identity keep_params_nonnegative "
             "scale scale_by_learning_rate scale_by_optimistic_gradient "
             "scale_by_schedule snapshot trace zero_nans set_to_zero "
             "reduce_on_plateau"
@@ -126,6 +127,7 @@ def _table() -> dict[str, Link]:
             "per_example_layer_norm_clip differentially_private_aggregate"
         ),
         Kind.DECAY: "add_decayed_weights",
+        Kind.NOISE: "add_noise",
         Kind.OWN_STEP: (
             "dadapt_adamw mechanize momo momo_adam prodigy scale_by_cocob "
             "scale_by_distance_over_gradients scale_by_polyak"

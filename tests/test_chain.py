@@ -204,6 +204,16 @@ SEEN = {
         ),
         ("after scale_by_schedule", "grow", "before the learning rate"),
     ),
+    "a rate after an alias": (
+        lambda chain: chain(adam(), RATE),
+        ("scale (link 1) is after optim.adam (link 0)", "raise the loss", "drop it"),
+    ),
+    "a schedule after an alias": (
+        lambda chain: chain(
+            sgd(), optax.scale_by_learning_rate(optax.linear_schedule(0.0, 0.1, 10))
+        ),
+        ("scale_by_schedule (link 1) is after optim.sgd", "To maximize, put"),
+    ),
     "a negative decay": (
         lambda chain: chain(scale("sgd"), optax.add_decayed_weights(-0.1), RATE),
         ("add_decayed_weights (link 1)", "negative decay", "make it positive"),
@@ -273,6 +283,29 @@ def test_optimizers_that_find_their_own_step_size_are_a_warning():
     for tx in (contrib.prodigy(), contrib.dadapt_adamw(), contrib.momo()):
         with pytest.warns(optim.ChainWarning, match="finds its own step size"):
             optim.chain(tx, scale())
+
+
+def test_noise_is_a_warning_and_no_decay():
+    noise = optax.add_noise(1e-6, 0.0, 0)
+    with pytest.warns(optim.ChainWarning, match="add_noise adds noise whose size"):
+        tx = optim.chain(noise, scale("sgd"), RATE)
+    assert optim.check_chain(tx, SCALES).passed
+    decay = optax.add_decayed_weights(0.1)
+    with refuses("the weight decay of 'embed'", "grow"):
+        optim.check_chain(optax.chain(noise, sgd(), decay), SCALES)
+
+
+def test_factors_after_an_alias_are_right_without_a_minus():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optim.chain(adam(), optax.scale(0.5))
+        optim.chain(adam(), optax.scale_by_schedule(optax.linear_schedule(0, 1, 10)))
+        optim.chain(optax.scale(-1.0), adam())  # maximizes
+
+
+def test_optimizers_inside_of_sam_are_not_called_unscaled():
+    with pytest.warns(optim.ChainWarning, match="sam uses curvature.*no rule"):
+        optim.chain(contrib.sam(sgd(), sgd())).init(PARAMS)
 
 
 @pytest.mark.parametrize(
