@@ -131,8 +131,8 @@ def apply_multipliers(
         one that the scales carry, or "mup" if they carry none and depth stays.
 
     Raises:
-      ValueError: a parameter without a scale; see `scale_by_parametrization` for the
-        rest.
+      ValueError: a parameter without a scale, or of another shape; see
+        `scale_by_parametrization` for the rest.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -216,7 +216,7 @@ def multiplied(tree: Any, factors: Mapping[str, Any], scales: Scales) -> Any:
     """Multiply the leaves at some paths by factors, keeping dtypes."""
 
     def multiply(path: str, leaf: jax.Array) -> jax.Array:
-        scales.check_path(path)
+        scales.check_leaf(path, leaf)
         if path not in factors:
             return leaf
         return leaf * jnp.asarray(factors[path], leaf.dtype)
@@ -285,7 +285,7 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
       A tree like `params`.
 
     Raises:
-      ValueError: a parameter without a scale.
+      ValueError: a parameter without a scale, or of another shape.
 
     Examples:
       >>> import jax.numpy as jnp

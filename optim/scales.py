@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
+import jax
 import jax.numpy as jnp
 
 from .display import html_table
@@ -336,11 +337,7 @@ class Scales(Mapping[str, ParamScale]):
         for path, shape in shapes.items():
             self.check_path(path)
             if shape != self[path].shape and mode() is None:
-                raise ValueError(
-                    f"parameter {path!r} has shape {shape}, but its scale was made "
-                    f"for shape {self[path].shape}; make new scales with this "
-                    "model as the target"
-                )
+                raise ValueError(_other_shape(self[path], shape))
         if shapes and _is_filtered_state(params):
             _warn_of_missing_blocks(self, shapes)
             return frozenset(shapes)
@@ -359,6 +356,12 @@ class Scales(Mapping[str, ParamScale]):
 
     def check_path(self, path: str) -> None:
         """Raise a `ValueError` that names `path`, unless it has a scale."""
+        if path not in self and not path:
+            raise ValueError(
+                "the optimizer gets one array without a name, but the scales hold "
+                f"{_some(list(self))}: leave optax.flatten out, which hides the "
+                "parameters, or make the scales from the same parameters"
+            )
         if path not in self:
             raise ValueError(
                 f"parameter {path!r} has no scale; the scales hold "
@@ -367,6 +370,35 @@ class Scales(Mapping[str, ParamScale]):
                 "variables other than nnx.Param, their states: "
                 "infer_scales(nnx.state(base, wrt), nnx.state(target, wrt)))"
             )
+
+    def check_leaf(self, path: str, leaf: Any) -> None:
+        """Raise a `ValueError` unless a parameter or update has a scale of its shape.
+
+        Shapes are not compared inside of `jax.shard_map`, where a leaf is one shard.
+        """
+        self.check_path(path)
+        shape = getattr(leaf, "shape", None)
+        if shape is None or tuple(shape) == self[path].shape or mode() is not None:
+            return
+        if not _in_shard_map():
+            raise ValueError(_other_shape(self[path], tuple(shape)))
+
+
+def _other_shape(scale: ParamScale, shape: tuple[int, ...]) -> str:
+    start = (
+        f"parameter {scale.path!r} has shape {shape}, but its scale was made for shape "
+        f"{scale.shape}"
+    )
+    if _in_shard_map():
+        return (
+            f"{start}; inside of jax.shard_map it may be one shard: call tx.init "
+            "outside of it, with the whole parameters"
+        )
+    return f"{start}; make new scales with this model as the target"
+
+
+def _in_shard_map() -> bool:
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def _is_float(leaf: Any) -> bool:

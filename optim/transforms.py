@@ -162,13 +162,13 @@ def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> 
     """Multiply each leaf by the factor of its path.
 
     Raises:
-      ValueError: a leaf has no scale.
+      ValueError: a leaf has no scale, or another shape.
     """
 
     at_base = mode() is Mode.BASE
 
     def multiply(path: str, leaf: jax.Array) -> jax.Array:
-        scales.check_path(path)
+        scales.check_leaf(path, leaf)
         if at_base:
             return leaf
         # A Python float is weakly typed, so bf16 stays bf16.

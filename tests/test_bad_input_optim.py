@@ -492,6 +492,40 @@ def test_hyperparameters_out_of_range(alias, name, value):
     alias(**{"learning_rate": 0.1, "scales": SCALES, name: 0.0})
 
 
+def test_arrays_of_the_bases_shape():
+    small = params(8)
+    said = refuses("'embed' has shape (5, 8)", "made for shape (5, 32)", "new scales")
+    with said:
+        optim.apply_multipliers(small, SCALES, "mup")
+    with said:
+        optim.scale_init_by_path(small, SCALES)
+    tx = optim.sgd(0.1, SCALES)
+    with said:
+        tx.update(small, tx.init(params()))
+
+
+def test_flattened_parameters():
+    with refuses("one array without a name", "leave optax.flatten out"):
+        optax.flatten(optim.adam(0.1, SCALES)).init(params())
+
+
+def test_shards_inside_of_shard_map():
+    mesh = jax.make_mesh((1,), ("d",))
+    whole = jax.sharding.PartitionSpec()
+    tx = optim.sgd(0.1, SCALES)
+    state = tx.init(params())
+
+    def inside(function):
+        run = jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole)
+        # A shard has another shape than its parameter.
+        return jax.jit(run)(params(8))
+
+    updates = inside(lambda p: tx.update(p, state, p)[0])
+    assert jnp.allclose(updates["head"], -0.025)
+    with refuses("'embed' has shape (5, 8)", "one shard", "outside of it"):
+        inside(lambda p: tx.update(p, tx.init(p), p)[0])
+
+
 def test_muon_without_hidden_matrices():
     base, target = shapes({"w": (8, 3)}), shapes({"w": (16, 3)})
     with refuses("no parameter is a hidden matrix", "optim.adamw"):
