@@ -244,7 +244,8 @@ def _twin(
     """The base's parameter at this path, or its counterpart in another block."""
 
     def fits(path: str | None) -> bool:
-        return path in arrays and arrays[path].shape == scale.base_shape
+        array = None if path is None else arrays.get(path)
+        return array is not None and array.shape == scale.base_shape
 
     twin = path if fits(path) else pairing.twin(path)
     if twin is None or not fits(twin):

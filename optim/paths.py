@@ -1,6 +1,5 @@
 """Parameter paths as strings, the same for trees of every library."""
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,7 +89,6 @@ def trainable(tree: Any) -> Any:
     return tree[_LINEN_PARAMS] if _prefix(tree) else tree
 
 
-@functools.cache
 def _is_box(kind: type) -> bool:
     """Whether objects of this type are boxes of Flax, around one array each."""
     # By name, so that `optim` does not import Flax.
