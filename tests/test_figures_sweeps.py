@@ -543,7 +543,10 @@ def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path)
             planned(part, figures.Request(scale, tmp_path, dataset="text:some.txt"))
             for scale in ("medium", "long", "paper")
         )
-        assert (long.widths, long.depths) == (medium.widths, medium.depths)
+        assert long.widths == medium.widths
+        # Where these take too long, some of the depths.
+        assert set(long.depths) <= {*medium.depths, 64}
+        assert len(long.depths) >= 2
         assert long.base.steps == paper.base.steps
 
 
@@ -582,7 +585,8 @@ def test_parts_of_one_name_are_one_sweep():
 def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path):
     request = figures.Request(scale, tmp_path)
     two, one = (planned(p, request) for p in TRAINED[name].parts)
-    assert len({2 * depth for depth in two.depths} & set(one.depths)) >= 3
+    shared = {2 * depth for depth in two.depths} & set(one.depths)
+    assert len(shared) >= (2 if (name, scale) == ("tp6-5", "long") else 3)
 
 
 @pytest.mark.parametrize("scale", registry.SCALES)
