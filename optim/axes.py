@@ -371,7 +371,7 @@ def check_axes(path: str, shape: tuple[int, ...], split: Axes) -> Axes:
     """Return the axes that the user gave, after checking them against a shape.
 
     Raises:
-      ValueError: not two tuples of axes; an axis out of range, or given twice.
+      ValueError: not two tuples of whole numbers; an axis out of range, or given twice.
     """
     if not (
         isinstance(split, tuple | list)
@@ -384,9 +384,10 @@ def check_axes(path: str, shape: tuple[int, ...], split: Axes) -> Axes:
         )
     both = (*split[0], *split[1])
     for axis in both:
-        if not 0 <= axis < len(shape):
+        whole = isinstance(axis, int) and not isinstance(axis, bool)
+        if not whole or not 0 <= axis < len(shape):
             raise ValueError(
-                f"axes of {path!r}: {axis} is not an axis of its shape {shape}"
+                f"axes of {path!r}: {axis!r} is not an axis of its shape {shape}"
             )
     if len(set(both)) < len(both):
         raise ValueError(f"axes of {path!r}: {split} names an axis twice")

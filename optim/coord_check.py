@@ -16,6 +16,7 @@ import optax
 from .activations import Activation, collect, is_nnx, tagged
 from .coord_verdict import CoordCheck, Facts
 from .paths import flatten
+from .patterns import Pattern
 
 Optimizer: TypeAlias = (
     optax.GradientTransformation | Callable[..., optax.GradientTransformation]
@@ -106,8 +107,7 @@ def coord_check(
       ('wrong', True)
     """
     sweeps = _sweeps(widths, depths)
-    if steps < 1:
-        raise ValueError(f"steps={steps} must be at least 1")
+    _check_options(steps, tolerance)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise ValueError(f"seeds={seeds} must be at least one")
@@ -118,6 +118,7 @@ def coord_check(
     if strength is not None and not 0 <= strength < math.inf:
         raise ValueError(f"strength={strength} must be a²·base_depth, a number >= 0")
     keys = jnp.stack([jax.random.key(i) for i in numbers])
+    Pattern("layers", layers)  # checks it
     wanted = None if layers is None else re.compile(layers)
 
     sizes: dict[str, tuple[int, ...]] = {}
@@ -142,6 +143,16 @@ def _quick() -> dict[str, int]:
     # Compiling takes longer than running a few steps.
     cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 1} if cpu else {}
+
+
+def _check_options(steps: int, tolerance: float) -> None:
+    if not isinstance(steps, numbers.Integral) or steps < 1:
+        raise ValueError(f"steps={steps!r} must be a whole number of at least 1")
+    if not isinstance(tolerance, numbers.Real) or not 0 <= tolerance < math.inf:
+        raise ValueError(
+            f"tolerance={tolerance!r} must be the largest slope that counts as zero, "
+            "e.g. 0.15"
+        )
 
 
 def _sweeps(
@@ -283,7 +294,9 @@ def _linear(outputs: Any) -> jax.Array:
     over the last axis.
     """
     leaves = [
-        x for x in jax.tree.leaves(outputs) if jnp.issubdtype(x.dtype, jnp.inexact)
+        x
+        for x in jax.tree.leaves(outputs)
+        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
     ]
     if not leaves:
         raise ValueError(

@@ -114,17 +114,18 @@ def infer_scales(
     """
     if layout not in ("auto", "in_out", "out_in"):
         raise ValueError(f"layout={layout!r} must be 'auto', 'in_out' or 'out_in'")
+    if not isinstance(fractional, bool):
+        raise ValueError(f"fractional={fractional!r} must be True or False")
     if depth is not None:
         check_depth(depth, fractional)
     _check_depth_and_branch(depth, branch)
+    stack = _stack(layers_axis)
     training = training_scale(batch, examples, critical_batch=critical_batch)
     # Batch size or training length may change while the model keeps its size.
     same_width = batch is not None or examples is not None
     overrides = Overrides(axes, copies, embeddings, tied, readout)
     models = _read_models(base, target, delta)
-    blocks = _blocks(models, overrides, depth, branch, stream, layers_axis)
-    stack = (layers_axis,) if isinstance(layers_axis, int) else tuple(layers_axis)
-
+    blocks = _blocks(models, overrides, depth, branch, stream, stack)
     kernels = _kernels(models, overrides, blocks, stack, layout)
     splits = {
         path: overrides.split(path, models.large[path].shape) or split_axes(kernel)
@@ -194,9 +195,8 @@ def _blocks(
     depth: tuple[int, int] | None,
     branch: str | None,
     stream: str | None,
-    layers_axis: int | tuple[int, ...],
+    stack: tuple[int, ...],
 ) -> Blocks:
-    stack = (layers_axis,) if isinstance(layers_axis, int) else tuple(layers_axis)
     copies = {}
     for path, leaf in models.large.items():
         split = overrides.split(path, leaf.shape)
@@ -239,6 +239,17 @@ def _check_depth_and_branch(depth: tuple[int, int] | None, branch: str | None) -
         )
 
 
+def _stack(layers_axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that count blocks, as a tuple."""
+    axes = layers_axis if isinstance(layers_axis, tuple | list) else (layers_axis,)
+    if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+        raise ValueError(
+            f"layers_axis={layers_axis!r} must be an axis, e.g. 0, or several, e.g. "
+            "(0, 1)"
+        )
+    return tuple(axes)
+
+
 def _twin(path: str, leaf: Leaf, pairing: Pairing, small: Leaves, which: str) -> str:
     twin = pairing.twin(path)
     if twin is None:
@@ -266,6 +277,11 @@ def _kernels(
         base = models.small[models.twin(path)]
         wide = models.wide[models.other(path)]
         grow = [a for a, n in enumerate(base.shape) if n != wide.shape[a]]
+        if empty := [a for a in grow if not base.shape[a]]:
+            raise ValueError(
+                f"axis {empty[0]} of {path!r} has size 0 in the base, so that its "
+                "growth is no ratio; build a base in which it is at least 1"
+            )
         declared, added = _copies(path, base, overrides, path in blocks.stacked, stack)
         kernels[path] = Kernel(
             path,

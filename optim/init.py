@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .activations import is_nnx
-from .leaves import Leaf
+from .leaves import Leaf, check_takes_nothing
 from .lists import Pairing
 from .parametrizations import parametrization as named
 from .paths import flatten, map_with_paths, trainable
@@ -90,11 +90,12 @@ def rescale_init(
       >>> round(float(embed.get_value()), 1), round(float(head.get_value()), 2)
       (1.0, 0.25)
     """
-    _check_arguments(params, init)
+    _check_arguments(params, base, init)
     _check_made_elsewhere(scales)
     point = resolve(scales, parametrization)
     given = _arrays(params)
     scales.check_params(given)
+    _check_values(given)
     # SP is the standard initialization; without powers of width it is a constant one.
     standard = named("sp")
     leaves = {
@@ -181,7 +182,7 @@ class _Size(NamedTuple):
     constant: Any  # whether all entries are equal
 
 
-def _check_arguments(params: Any, init: str | None) -> None:
+def _check_arguments(params: Any, base: Any, init: str | None) -> None:
     if init not in (None, STANDARD, CONSTANT):
         raise ValueError(f"init={init!r} must be {STANDARD!r} or {CONSTANT!r}")
     if is_nnx(params):
@@ -189,6 +190,18 @@ def _check_arguments(params: Any, init: str | None) -> None:
             "rescale_init takes parameters, not a module: use params = nnx.state("
             "model, nnx.Param), then nnx.update(model, rescale_init(params, ...))"
         )
+    if _is_function(base):
+        check_takes_nothing(base, "base")
+
+
+def _check_values(arrays: Mapping[str, Any]) -> None:
+    for path, array in arrays.items():
+        if isinstance(array, jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"parameter {path!r} is only a shape, without values to rescale; pass "
+                "arrays, or trace the call: jax.eval_shape(lambda p: "
+                "rescale_init(p, ...), params)"
+            )
 
 
 def _check_made_elsewhere(scales: Scales) -> None:
@@ -429,7 +442,6 @@ def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
         path: leaf
         for path, leaf in leaves.items()
         if leaf.scale.role in (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
-        and not isinstance(leaf.array, jax.ShapeDtypeStruct)
     }
     if _is_traced(leaf.array for leaf in kernels.values()):
         return

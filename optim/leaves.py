@@ -75,12 +75,7 @@ def _trace(model: Any, which: str, read: Leaves) -> None:
 
     Inside of the trace, shared variables are still the same object.
     """
-    if needed := _required(model):
-        raise ValueError(
-            f"the {which} is a function or class that needs arguments "
-            f"({', '.join(needed)}); pass one without: lambda: MyModel(64, "
-            "rngs=nnx.Rngs(0))"
-        )
+    check_takes_nothing(model, which)
     try:
         jax.eval_shape(lambda: _read(model(), read))
     except Exception as error:
@@ -91,6 +86,16 @@ def _trace(model: Any, which: str, read: Leaves) -> None:
             "(most often an nnx.Rngs); create Rngs inside the function: lambda: "
             "MyModel(64, rngs=nnx.Rngs(0))"
         ) from error
+
+
+def check_takes_nothing(function: Any, which: str) -> None:
+    """Raise a `ValueError` if a function that builds a model needs arguments."""
+    if needed := _required(function):
+        raise ValueError(
+            f"the {which} is a function or class that needs arguments "
+            f"({', '.join(needed)}); pass one without: lambda: MyModel(64, "
+            "rngs=nnx.Rngs(0))"
+        )
 
 
 def _required(function: Any) -> list[str]:

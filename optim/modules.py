@@ -7,6 +7,7 @@ depth, batch size and length multiply them as they are.
 import dataclasses
 import difflib
 import math
+import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -181,7 +182,7 @@ def scale_by_path(
       A stateless `optax.GradientTransformation`.
 
     Raises:
-      ValueError: see `match_paths`.
+      ValueError: a factor is not a number; see `match_paths` for the rest.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -196,8 +197,20 @@ def scale_by_path(
 
     Source: Mlodozeniec et al. 2025 (arXiv:2512.22382).
     """
+    _check_mapping("factors", factors, "0.5")
+    for pattern, factor in factors.items():
+        if not isinstance(factor, numbers.Real) and not hasattr(factor, "dtype"):
+            raise ValueError(f"the factor of {pattern!r} is {factor!r}; pass a number")
     pattern_of = match_paths(factors, scales)
     return multiply_by_path({p: factors[key] for p, key in pattern_of.items()}, scales)
+
+
+def _check_mapping(name: str, given: Any, example: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"{name}={given!r} must be a mapping from patterns, e.g. "
+            f"{{'role:output': {example}}}"
+        )
 
 
 def multiply_by_path(
@@ -256,9 +269,15 @@ def for_modules(
     Source: Mlodozeniec et al. 2025 (arXiv:2512.22382).
     """
     known = [field.name for field in dataclasses.fields(Module)]
+    _check_mapping("modules", modules, "{'learning_rate': 2.0}")
     parsed = {}
     for pattern, given in modules.items():
         if not isinstance(given, Module):
+            if not isinstance(given, Mapping):
+                raise ValueError(
+                    f"the factors of {pattern!r} are {given!r}; pass a mapping, e.g. "
+                    "{'learning_rate': 2.0}, or an optim.Module"
+                )
             for name in given:
                 if name not in known:
                     raise ValueError(

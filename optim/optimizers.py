@@ -725,13 +725,17 @@ def _check(**hyperparameters: Any) -> None:
                 f"{name} is a Scales, so the arguments are swapped; pass the learning "
                 "rate first, e.g. optim.adamw(1e-3, scales)"
             )
+        if value is None and name == "learning_rate":
+            raise ValueError(
+                "learning_rate=None; pass the base's learning rate, a number or a "
+                "schedule"
+            )
+        if value is None and name not in _OPTIONAL:
+            raise ValueError(
+                f"{name}=None; pass a number, or leave it out for the default"
+            )
         # The values of traced hyperparameters and schedules are not known here.
         if value is None or callable(value) or isinstance(value, jax.core.Tracer):
-            if name == "learning_rate" and value is None:
-                raise ValueError(
-                    "learning_rate=None; pass the base's learning rate, a number or a "
-                    "schedule"
-                )
             continue
         try:
             finite = math.isfinite(value)
@@ -751,6 +755,14 @@ def _check(**hyperparameters: Any) -> None:
             )
 
 
+# Those that may be None.
+_OPTIONAL = (
+    "adam_learning_rate",
+    "clipping_threshold",
+    "consistent_rms",
+    "momentum",
+    "weight_decay_rate",
+)
 # Ends of the names of hyperparameters with a range.
 _AVERAGES = ("b1", "b2", "beta", "momentum")
 _POSITIVE = ("learning_rate", "weight_decay", "weight_decay_rate", "eps", "eps_root")

@@ -21,6 +21,11 @@ class Overrides:
     readout: str | None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.axes, Mapping | None):
+            raise ValueError(
+                f"axes={self.axes!r} must be {{regular expression: (fan-in axes, "
+                "fan-out axes)}, e.g. axes={'head': ((0,), (1,))}"
+            )
         self._axes = [(Pattern("axes", k), v) for k, v in (self.axes or {}).items()]
         self._copies = Pattern("copies", self.copies)
         self._tables = Pattern("embeddings", self.embeddings)

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -114,6 +115,8 @@ class Parametrization:
             value = getattr(self, name)
             if isinstance(value, Traced):  # the value is not known yet
                 continue
+            if not isinstance(value, numbers.Real) and not hasattr(value, "dtype"):
+                raise ValueError(f"{name}={value!r} of {self.name!r} must be a number")
             if not math.isfinite(value):
                 raise ValueError(f"{name}={value} of {self.name!r} must be finite")
         if not isinstance(self.richness, Traced) and self.richness <= 0:
@@ -193,7 +196,7 @@ class Parametrization:
           a: the multiplier at the base depth, which you tune.
 
         Raises:
-          ValueError: the depth ratio is not positive.
+          ValueError: the depth ratio is not a positive number.
 
         Source: Tensor Programs VI, eq. 1 and Definition 6.2.
 
@@ -201,9 +204,11 @@ class Parametrization:
           >>> parametrization("depth_mup").branch_multiplier(64 / 4, a=2.0)
           0.5
         """
-        if not depth_ratio > 0:
+        known = isinstance(depth_ratio, numbers.Real) or hasattr(depth_ratio, "dtype")
+        if not known or not 0 < depth_ratio < math.inf:
             raise ValueError(
-                f"depth_ratio={depth_ratio} must be positive; pass depth / base depth"
+                f"depth_ratio={depth_ratio!r} must be a positive number; pass "
+                "depth / base depth"
             )
         return a * depth_ratio**-self.alpha
 
@@ -521,11 +526,20 @@ def _gauge(gauge: Gauge) -> dict[Role, Powers]:
         if gauge not in GAUGES:
             raise ValueError(unknown("gauge", gauge, GAUGES))
         return GAUGES[gauge]
+    if not isinstance(gauge, Mapping):
+        raise ValueError(
+            f"gauge={gauge!r} must be one of {', '.join(map(repr, GAUGES))}, or "
+            "{role: power}, e.g. {'output': -1.0}"
+        )
     powers = {}
     for role, power in gauge.items():
         if role not in list(Role):
             raise ValueError(unknown("role", str(role), [r.value for r in Role]))
         if not isinstance(power, Powers):
+            if not isinstance(power, numbers.Real):
+                raise ValueError(
+                    f"the gauge's power of {role!r} is {power!r}; pass a number"
+                )
             side = "fan_in" if role in (Role.HIDDEN, Role.OUTPUT) else "fan_out"
             power = Powers(**{side: float(power)})
         powers[Role(role)] = power

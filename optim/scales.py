@@ -254,7 +254,13 @@ class Scales(Mapping[str, ParamScale]):
         return Scales(scales, self.parametrization, self.modules)
 
     def __getitem__(self, path: str) -> ParamScale:
+        if path not in self._scales:
+            held = _some(list(self))
+            raise KeyError(f"no parameter {path!r}; the scales hold {held}")
         return self._scales[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._scales
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._scales)

@@ -186,6 +186,8 @@ where gradients are no longer mostly noise and no rule is known; use at most 102
 
     Source: McCandlish et al. 2018 (arXiv:1812.06162) (critical batch size).
     """
+    if critical_batch is not None and not _is_positive(critical_batch):
+        raise ValueError(f"critical_batch={critical_batch!r} must be a positive number")
     ratios = {}
     for name, pair in (("batch", batch), ("examples", examples)):
         if pair is None:
@@ -209,6 +211,13 @@ where gradients are no longer mostly noise and no rule is known; use at most 102
     if critical_batch is not None and batch is None:
         raise ValueError("critical_batch needs batch=(base, target)")
     return TrainingScale(**ratios)
+
+
+def _is_positive(value: Any) -> bool:
+    try:
+        return float(value) > 0 and not isinstance(value, str)
+    except (TypeError, ValueError):
+        return False
 
 
 def noise_scale(

@@ -526,6 +526,123 @@ def test_shards_inside_of_shard_map():
         inside(lambda p: tx.update(p, tx.init(p), p)[0])
 
 
+@pytest.mark.parametrize("alias", ALIASES)
+def test_hyperparameters_that_may_not_be_none(alias):
+    may = {
+        "momentum",
+        "clipping_threshold",
+        "weight_decay_rate",
+        "adam_learning_rate",
+        "consistent_rms",
+    }
+    for name in {*ALIASES[alias], "learning_rate"} - may:
+        if alias is optim.adafactor and name == "learning_rate":
+            continue
+        with refuses(f"{name}=None"):
+            alias(**{"learning_rate": 0.1, "scales": SCALES, name: None})
+    for name in may & set(ALIASES[alias]):
+        alias(**{"learning_rate": 0.1, "scales": SCALES, name: None})
+
+
+# --- arguments of another type ---
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"axes": "head"}, ("axes='head'", "{regular expression:")),
+        ({"axes": [("head", ((0,), (1,)))]}, ("axes=[", "must be {")),
+        ({"axes": {"head": ((0.0,), (1,))}}, ("'head'", "0.0 is not an axis")),
+        ({"axes": {"head": (("0",), (1,))}}, ("'head'", "'0' is not an axis")),
+        ({"layers_axis": None}, ("layers_axis=None", "(0, 1)")),
+        ({"layers_axis": "0"}, ("layers_axis='0'", "e.g. 0")),
+        ({"layers_axis": (0, "a")}, ("layers_axis=(0, 'a')",)),
+        ({"fractional": "no"}, ("fractional='no'", "True or False")),
+        (
+            {"batch": (1, 2), "critical_batch": "x"},
+            ("critical_batch='x'", "positive number"),
+        ),
+        ({"batch": (1, 2), "critical_batch": -1}, ("critical_batch=-1",)),
+    ],
+    ids=str,
+)
+def test_options_of_infer_scales_of_another_type(options, said):
+    with refuses(*said):
+        optim.infer_scales(mlp(8), mlp(32), **options)
+
+
+def test_an_axis_that_is_empty_in_the_base():
+    with refuses("axis 1 of 'embed' has size 0", "at least 1"):
+        optim.infer_scales(mlp(0), mlp(16))
+
+
+def test_options_of_a_parametrization_of_another_type():
+    with refuses("gauge=3", "'table8'", "{role: power}"):
+        optim.parametrization("mup", gauge=3)
+    with refuses("power of 'hidden' is None", "a number"):
+        optim.parametrization("mup", gauge={"hidden": None})
+    with refuses("richness='a' of 'mup' must be a number"):
+        optim.parametrization("mup", richness="a")
+    for ratio in ("a", None, (4, 8), float("inf"), 0):
+        with refuses(f"depth_ratio={ratio!r}", "pass depth / base depth"):
+            optim.parametrization("depth_mup").branch_multiplier(ratio)
+    with refuses("the parametrization is ['mup']", "pass a name"):
+        optim.explain(SCALES, ["mup"])
+
+
+def test_groups_of_another_type():
+    for groups in (3, [("head", {})]):
+        with refuses(f"modules={groups!r}", "mapping from patterns"):
+            optim.for_modules(SCALES, groups)
+    for factors in (3, None):
+        with refuses("the factors of 'head'", "optim.Module"):
+            optim.for_modules(SCALES, {"head": factors})
+    with refuses("factors=3", "mapping from patterns"):
+        optim.scale_by_path(3, SCALES)
+    with refuses("the factor of 'head' is 'a'", "pass a number"):
+        optim.scale_by_path({"head": "a"}, SCALES)
+
+
+def test_a_path_that_the_scales_lack():
+    with pytest.raises(KeyError, match="no parameter 'zzz'; the scales hold 'embed'"):
+        SCALES["zzz"]
+    assert "zzz" not in SCALES
+    assert SCALES.get("zzz") is None
+
+
+def test_initial_sizes_without_values():
+    with refuses("'embed' is only a shape", "jax.eval_shape"):
+        optim.rescale_init(mlp(32), SCALES)
+    with refuses("the base is a function", "needs arguments (n)", "lambda"):
+        optim.rescale_init(params(), SCALES, base=lambda n: params(n))
+
+
+def test_options_of_a_coordinate_check():
+    def logits(model, batch):
+        return batch @ model["w"] @ model["w"].T
+
+    def check(loss=logits, **options):
+        optim.coord_check(
+            lambda key, width: {"w": jax.random.normal(key, (3, width))},
+            optax.sgd(0.1),
+            loss,
+            jnp.ones((2, 3)),
+            widths=(4, 8),
+            seeds=2,
+            activations=lambda model, batch: {"y": batch @ model["w"]},
+            **options,
+        )
+
+    with refuses("layers='['", "not a regular expression"):
+        check(layers="[")
+    with refuses("steps=1.5", "whole number"):
+        check(steps=1.5)
+    for tolerance in (-1, float("nan"), "x"):
+        with refuses(f"tolerance={tolerance!r}", "e.g. 0.15"):
+            check(tolerance=tolerance)
+    check(loss=lambda model, batch: (logits(model, batch), 3))
+
+
 def test_muon_without_hidden_matrices():
     base, target = shapes({"w": (8, 3)}), shapes({"w": (16, 3)})
     with refuses("no parameter is a hidden matrix", "optim.adamw"):
