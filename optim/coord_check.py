@@ -147,7 +147,7 @@ def _quick() -> dict[str, int]:
 
 def _check_options(steps: int, tolerance: float) -> None:
     if not isinstance(steps, numbers.Integral) or steps < 1:
-        raise ValueError(f"steps={steps!r} must be a whole number of at least 1")
+        raise ValueError(f"steps={steps!r} must be at least 1, a whole number")
     if not isinstance(tolerance, numbers.Real) or not 0 <= tolerance < math.inf:
         raise ValueError(
             f"tolerance={tolerance!r} must be the largest slope that counts as zero, "
