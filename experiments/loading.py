@@ -41,7 +41,7 @@ def find_model(source: str) -> str:
         raise UserError(
             f"there is no model {source!r}: it is neither a directory or file, nor the "
             "id of a hub repository (owner/name), nor one of "
-            f"{', '.join(shipped)}{nearest(source, shipped)}"
+            f"{', '.join(shipped)}{nearest(source, shipped) or '; check the path'}"
         )
     return source
 

@@ -262,10 +262,9 @@ def _check_normalizing(links: tuple[Link, ...], named: list[str]) -> None:
                     f"{named[i]} is after {named[j]}, so it acts on updates instead of "
                     f"gradients; put it before {link.name}"
                 )
-            by_entry = link.name in ("clip", "clip_by_block_rms")
-            # These act on each parameter alone, whose gradients now have the sizes of
-            # the base's.
-            if j > i and link.kind is Kind.CLIP and not by_entry:
+            # Some clip each parameter alone, at the sizes of the base's gradients.
+            alone = link.name in ("clip", "clip_by_block_rms")
+            if j > i and link.kind is Kind.CLIP and not alone:
                 raise ValueError(
                     f"{named[j]} is after {named[i]}, so it clips gradients whose "
                     f"sizes have changed; put {link.name} before normalize_gradients"

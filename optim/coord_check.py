@@ -108,8 +108,8 @@ def coord_check(
     """
     sweeps = _sweeps(widths, depths)
     _check_options(steps, tolerance)
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not numbers:
+    given = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not given:
         raise ValueError(f"seeds={seeds} must be at least one")
     if batch is None:
         raise ValueError(
@@ -117,7 +117,7 @@ def coord_check(
         )
     if strength is not None and not 0 <= strength < math.inf:
         raise ValueError(f"strength={strength} must be a²·base_depth, a number >= 0")
-    keys = jnp.stack([jax.random.key(i) for i in numbers])
+    keys = jnp.stack([jax.random.key(i) for i in given])
     Pattern("layers", layers)  # checks it
     wanted = None if layers is None else re.compile(layers)
 
@@ -132,7 +132,7 @@ def coord_check(
             program = jax.jit(jax.vmap(run, (0, None)), compiler_options=_quick())
             seen.append(jax.device_get(program(keys, batch)))
             own_loss |= run.traced.own_loss
-        _check_built(axis, settings, runs, seen, len(set(numbers)))
+        _check_built(axis, settings, runs, seen, len(set(given)))
         sizes[axis] = tuple(s[axis] for s in settings)
         changes[axis] = _compare([f.changes for f in seen], axis, wanted)
         facts[axis] = _facts(runs, seen, changes[axis])

@@ -151,9 +151,7 @@ def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
     said = refused(capsys, "transfer", *TOY, "--config.sweep.dephts=3")
     assert "no key 'dephts'; did you mean 'depths'?" in said
     said = refused(capsys, "transfer", *TOY, "--config.nope=3")
-    assert said.endswith(
-        "no key nope; mupax.experiments.run.config documents all keys\n"
-    )
+    assert said.endswith("no key nope; docs/reference/config.md lists all keys\n")
     assert "'x'" in refused(capsys, "sweep", *TOY, "--workers=x")
 
 

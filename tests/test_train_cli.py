@@ -20,8 +20,10 @@ from patience import ended, wait_until
 from mupax import zoo
 from mupax.experiments import cli
 from mupax.experiments.errors import UserError
-from mupax.experiments.run.config import defaults, parse
+from mupax.experiments.run.config import defaults, parse, plain
+from mupax.experiments.run.hyperparameters import TRANSFERRED, apply_transfer
 from mupax.experiments.run.records import read
+from mupax.experiments.run.workdir import differences
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
 
@@ -485,6 +487,15 @@ def transferred(tmp_path, warmup=0.0, **tuned):
     config.dataset = "digits"
     config.transfer_from = str(path)
     return config
+
+
+def test_the_keys_that_a_transfer_replaces_are_named(tmp_path):
+    """A flag that sets one of them is an error, so none may be missing."""
+    record = {"base_batch_size": 3, "init_scale": 0.5, "branch_multiplier": 2.0}
+    before = plain(transferred(tmp_path, **record))
+    after = apply_transfer(before, tmp_path / "summary.json")
+    changed = {key for key, *_ in differences(before, after)}
+    assert {key.removesuffix(".name") for key in changed} == set(TRANSFERRED)
 
 
 def test_all_that_a_sweep_tuned_is_taken_over(tmp_path):

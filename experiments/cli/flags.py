@@ -118,18 +118,15 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
 
 # Commands whose default run directory is that of `mupax train`.
 _OF_A_RUN = ("train", "eval")
-# Keys that `transfer_from` always replaces.
-_TRANSFERRED = (
-    *("learning_rate", "base_width", "base_depth", "base_batch_size", "init_scale"),
-    *("parametrization", "optimizer", "model.branch_multiplier"),
-)
 
 
 def _check_transferred(words: Iterable[str]) -> None:
     """Check that no flag sets a key that `transfer_from` replaces."""
+    from ..run.hyperparameters import TRANSFERRED
+
     for word in words:
         key = word.partition("=")[0].removeprefix("--config.")
-        if any(f"{key}.".startswith(f"{known}.") for known in _TRANSFERRED):
+        if any(f"{key}.".startswith(f"{known}.") for known in TRANSFERRED):
             raise UserError(
                 f"--config.{key} is set, and transfer_from replaces it; leave one of "
                 "them out"
@@ -281,7 +278,7 @@ def _one_line(error: BaseException) -> str:
         if near:
             text = f"{text[: near.start()]}; did you mean {near[1]!r}?"
         else:
-            text += "; mupax.experiments.run.config documents all keys"
+            text += "; docs/reference/config.md lists all keys"
         text = f"the config has no key {text}"
         if "no attribute 'get_config'" in text:
             text = "the config does not load: it has no function get_config()"

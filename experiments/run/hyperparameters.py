@@ -141,6 +141,13 @@ def transfer_record(
     }
 
 
+# Keys of a config that `transfer_from` replaces, whatever was swept.
+TRANSFERRED = (
+    *("learning_rate", "base_width", "base_depth", "base_batch_size", "init_scale"),
+    *("parametrization", "optimizer", "model.branch_multiplier"),
+)
+
+
 def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     """Replace the values of a plain config by those of the summary.json at `path`.
 

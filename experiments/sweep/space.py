@@ -304,7 +304,8 @@ def _check_own(
         raise UserError(
             f"parametrization.name={shown(named)} is not among the swept ones: "
             f"sweep.parametrizations has {', '.join(swept)}; name one of them, or add "
-            f"it: sweep.parametrizations.{named}={{'name': {named!r}}}"
+            f"it in the config: c.sweep.parametrizations.{named} = "
+            f"{{'name': {named!r}}}"
         )
 
 
