@@ -3,10 +3,18 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mupax.zoo.convolve import _depthwise, _of_groups, _plain, convolve
+from mupax.zoo.convolve import (
+    _depthwise,
+    _narrow,
+    _of_groups,
+    _plain,
+    _split,
+    convolve,
+)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -20,6 +28,27 @@ def test_gradients_are_those_of_jax(size, stride, pixels):
         (ours, ours_back), (theirs, theirs_back) = (
             jax.vjp(lambda x, kernel, f=f: f(x, kernel, stride), x, kernel)
             for f in (convolve, _plain)
+        )
+        grad = jax.random.normal(keys[2], ours.shape)
+        pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
+        for a, b in pairs:
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("images", [1, 6, 7, 64])
+def test_one_of_few_channels_has_the_gradients_of_jax(images, size):
+    """In parts, of several images or of one; 64 images of 16x16 pixels need them."""
+    assert (len(_split(jnp.ones((images, 16, 16, 2)), jnp.ones((3, 3, 2, 4)))) > 1) == (
+        images == 64
+    )
+    with jax.enable_x64():
+        keys = jax.random.split(jax.random.key(0), 3)
+        x = jax.random.normal(keys[0], (images, 16, 16, 2))
+        kernel = jax.random.normal(keys[1], (size, size, 2, 4))
+        (ours, ours_back), (theirs, theirs_back) = (
+            jax.vjp(f, x, kernel)
+            for f in (_narrow, lambda x, kernel: _plain(x, kernel, 1))
         )
         grad = jax.random.normal(keys[2], ours.shape)
         pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
@@ -80,7 +109,7 @@ def test_in_a_loop_every_convolution_has_the_form_that_is_fast(of):
         ).sum()
 
     shapes = [
-        jax.ShapeDtypeStruct(s, "float32") for s in ((4, 3, 3, 8, 8), (2, 9, 9, 8))
+        jax.ShapeDtypeStruct(s, "float32") for s in ((4, 3, 3, 9, 9), (2, 9, 9, 9))
     ]
     text = jax.jit(jax.grad(loss)).lower(*shapes).compile().as_text()
     forms = set(re.findall(r" convolution\(.*dim_labels=([^,\s]+)", text))
@@ -89,7 +118,7 @@ def test_in_a_loop_every_convolution_has_the_form_that_is_fast(of):
 
 def test_an_image_smaller_than_the_kernel_is_not_taken_for_it():
     """XLA would swap them where the kernel has more pixels: ten times slower."""
-    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((3, 3, 8, 8), (2, 2, 2, 8))]
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((3, 3, 9, 9), (2, 2, 2, 9))]
     for of, swapped in ((convolve, False), (_plain, True)):
 
         def loss(kernel: jax.Array, x: jax.Array, of=of) -> jax.Array:

@@ -1,6 +1,7 @@
 """A convolution whose gradients are fast on CPUs too, also inside of loops."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -8,7 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .layers import single
-from .sharding import platform
+from .sharding import is_splitting, platform
+
+# On CPUs: inputs times outputs of a kernel below which a product of matrices is faster
+# than a convolution, and about the bytes of that matrix that stay in the cache.
+_NARROW = 64
+_CACHED = 150_000
 
 
 def convolve(
@@ -20,7 +26,8 @@ def convolve(
     """Convolve images, in groups of channels if the kernel has fewer than the image.
 
     On CPUs, depthwise convolutions and those with padding "half" and one group use
-    custom gradients. They have the same values, but no forward-mode derivative.
+    custom gradients. They have the same values, but no forward-mode derivative. With at
+    most 8 channels on both sides, a product of matrices takes their place.
 
     Args:
       x: images.
@@ -44,8 +51,14 @@ def convolve(
     # XLA on CPUs rewrites convolutions into a form with fast code, but not inside of
     # loops such as scanned blocks, where the gradients of a ResNet-18 took 17x as
     # long. On other platforms XLA recognizes the form that JAX gives to gradients.
-    of = _cpu if platform() == "cpu" else _plain
-    return of(x, kernel, stride)
+    if platform() != "cpu":
+        return _plain(x, kernel, stride)
+    size, _, inputs, outputs = kernel.shape
+    is_narrow = stride == 1 and size in (3, 5, 7) and inputs * outputs <= _NARROW
+    # Taking parts of a batch would move images between devices.
+    if is_narrow and not is_splitting():
+        return _narrow(x, kernel)
+    return _cpu(x, kernel, stride)
 
 
 def _grouped(
@@ -132,6 +145,73 @@ def _conv(
     return jax.lax.conv_general_dilated(
         x, kernel, strides, padding, dimension_numbers=numbers, **more
     )
+
+
+@jax.custom_vjp
+def _narrow(x: Array, kernel: Array) -> Array:
+    """A convolution at stride 1 of few channels, as a product of matrices.
+
+    A few images at a time, so that the matrix of their pixels stays in the cache. Over
+    8 layers of 2, 4 and 8 channels on 16x16 pixels, the gradient of a batch of 64 took
+    a fifth, a quarter and three fifths of the time of `_cpu`.
+    """
+
+    def some(x: Array) -> Array:
+        n, (b, h, w, _) = kernel.shape[-1], x.shape
+        weights = kernel.reshape(-1, n).T
+        y = weights @ _pixels(x, kernel.shape[0])
+        return y.reshape(n, h, w, b).transpose(3, 1, 2, 0)
+
+    y = jax.lax.map(some, _split(x, kernel))
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def _pixels(x: Array, size: int) -> Float[Array, "places points"]:
+    """What each place of a kernel sees: (size²·channels, height·width·images)."""
+    x, pad = x.transpose(3, 1, 2, 0), size // 2
+    around = jnp.pad(x, [(0, 0), (pad, pad), (pad, pad), (0, 0)])
+    rows, columns = x.shape[1:3]
+    seen = [
+        around[:, i : i + rows, j : j + columns]
+        for i in range(size)
+        for j in range(size)
+    ]
+    return jnp.stack(seen).reshape(size**2 * len(x), -1)
+
+
+def _split(x: Array, kernel: Array) -> Float[Array, "parts some h w m"]:
+    """Images in parts whose `_pixels` have about `_CACHED` bytes."""
+    one = kernel.shape[0] ** 2 * math.prod(x.shape[1:]) * x.dtype.itemsize
+    most = max(_CACHED // one, 1)
+    sizes = (n for n in range(1, len(x) + 1) if len(x) % n == 0 and n <= most)
+    some = max(sizes, default=1)  # of no image
+    return x.reshape(len(x) // some, some, *x.shape[1:])
+
+
+def _narrow_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _narrow(x, kernel), (x, kernel)
+
+
+def _narrow_backward(
+    saved: tuple[Array, Array], grad: Float[Array, "b h w n"]
+) -> tuple[Float[Array, "b h w m"], Float[Array, "k k m n"]]:
+    x, kernel = saved
+    to_x = _narrow(grad, kernel[::-1, ::-1].swapaxes(2, 3))
+    parts = _split(x, kernel)
+
+    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        images, slopes = part
+        rows = slopes.transpose(1, 2, 0, 3).reshape(-1, slopes.shape[-1])
+        product = _pixels(images, kernel.shape[0]) @ rows
+        return total + product.astype(total.dtype), None
+
+    zeros = jnp.zeros((kernel[..., 0].size, kernel.shape[-1]), single(x.dtype))
+    slopes = grad.reshape(*parts.shape[:-1], -1)
+    to_kernel, _ = jax.lax.scan(add, zeros, (parts, slopes))
+    return to_x, to_kernel.reshape(kernel.shape).astype(kernel.dtype)
+
+
+_narrow.defvjp(_narrow_forward, _narrow_backward)
 
 
 def _small(

@@ -276,6 +276,12 @@ def platform() -> str:
     return "gpu" if kind in ("cuda", "rocm") else kind
 
 
+def is_splitting() -> bool:
+    """Whether the mesh in use has several devices, among which XLA splits the work."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return _count(mesh, _auto(mesh)) > 1
+
+
 def is_gathering() -> bool:
     """Whether the mesh in use splits weights over "fsdp"."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -19,13 +19,14 @@ _RATES = {"sweep.axes.learning_rate": "2**[-6:-2:1]"}
 _NORMS = {"sweep.choices": "(('model.norm', ('batch', 'instance', 'none')),)"}
 _FLAT = sizes.joined(sizes.CNN, sizes.FLAT, {"laptop": {"sweep.depths": "(3,6,12)"}})
 
-_CNN = Part("cnn_sweep", "cnn", {"sweep.only": "('mup', 'depth_mup',)"}, sizes.CNN)
+_BOTH = sizes.joined(sizes.CNN, sizes.CNN_BOTH)
+_CNN = Part("cnn_sweep", "cnn", {"sweep.only": "('mup', 'depth_mup',)"}, _BOTH)
 # At the base's width SP is μP: only widths are trained.
 _SP = Part(
     "cnn_sweep",
     "cnn-sp",
     {"sweep.only": "('sp',)"},
-    sizes.joined(sizes.CNN, {s: {"sweep.depths": "(3,)"} for s in DRAWN}),
+    sizes.joined(_BOTH, {s: {"sweep.depths": "(3,)"} for s in DRAWN}),
 )
 _RESNET = Part(
     "resnet_sweep",
@@ -134,8 +135,16 @@ FIGURES = [
         "momentum and the richness μ0 transfer over depth",
         claims.other_axes,
         (
-            _flat("momentum", _RATES | {"sweep.axes.momentum": "1-2**[-4:0]"}),
-            _flat("richness", _RATES | {"sweep.axes.richness": "2**[-4:1]"}),
+            _flat(
+                "momentum",
+                _RATES | {"sweep.axes.momentum": "1-2**[-4:0]"},
+                sizes.MOMENTUM,
+            ),
+            _flat(
+                "richness",
+                _RATES | {"sweep.axes.richness": "2**[-4:1]"},
+                sizes.RICHNESS,
+            ),
         ),
     ),
     _figure(
@@ -237,7 +246,7 @@ FIGURES = [
                     "sweep.axes.learning_rate": "2**[-11:-6:1]",
                     "sweep.axes.weight_decay": "2**[-4:4:2]",
                 },
-                {"laptop": {"sweep.seeds": "16"}},
+                sizes.DECAY,
             ),
         ),
         "AdamW in place of SGD",

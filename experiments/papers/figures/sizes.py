@@ -141,10 +141,13 @@ TWO_ABS: Sizes = {
     "long": _SEEDS_2 | _grid("2**[-9:-6:1]", "2**[-6:-1]", "(2,4,32)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
 }
+# The paper names no length; its other figures of CIFAR-10 train 20 epochs.
+_LENGTH_CNN = {"steps": "15640", "sweep.average_last": "782"}
 LONG: Sizes = {
     "laptop": _grid("2**[-9:-1:1]", depths="(2,8,32)"),
     "medium": _grid("2**[-9:-1:1]", depths="(2,8,32)"),
-    "paper": _grid("2**[-9:-1:1]", depths="(2,8,32,128)"),
+    "long": _SEEDS_2 | _grid("2**[-7:-2:1]"),
+    "paper": _LENGTH_CNN | _grid("2**[-9:-1:1]", depths="(2,8,32,128)"),
 }
 
 # Distances between features: as many steps as in the paper at every scale.
@@ -198,7 +201,7 @@ GPT_MULTIPLIER: Sizes = {
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
 
 _AUGMENT = "('flip', 'rotate', 'affine', 'color_jitter')"
-_LONG_CNN = {"steps": "15640", "sweep.average_last": "782", "batch_size": "64"}
+_LONG_CNN = _LENGTH_CNN | {"batch_size": "64"}
 CNN: Sizes = {
     "laptop": {"sweep.depths": "(3,6,12,24)", "sweep.seeds": "4"},
     "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(3,6,12,30)"},
@@ -211,11 +214,27 @@ CNN: Sizes = {
         "sweep.depths": "(3,6,9,12,15,18,30)",
     },
 }
+# Over width and depth.
+CNN_BOTH: Sizes = {
+    "long": _SEEDS_2
+    | {"sweep.widths": "(8,16,32)"}
+    | _grid("2**[-9:-6:0.5]", depths="(3,12,30)")
+}
 # At one width.
 FLAT: Sizes = {
     "laptop": {"sweep.widths": "(16,)"},
     "medium": {"sweep.widths": "(16,)"},
+    "long": _SEEDS_2 | {"sweep.depths": "(3,12)"},
     "paper": {"model.width": "512", "sweep.widths": "(512,)"},
+}
+# The values of Figures 4 and B.8, fewer where a run takes long.
+MOMENTUM: Sizes = {
+    "long": _grid("2**[-8:-4:1]") | {"sweep.axes.momentum": "1-2**[-3:0]"}
+}
+RICHNESS: Sizes = {"long": _grid("2**[-8:-3:1]") | {"sweep.axes.richness": "2**[-3:0]"}}
+DECAY: Sizes = {
+    "laptop": {"sweep.seeds": "16"},
+    "long": _grid("2**[-11:-8:1]") | {"sweep.axes.weight_decay": "2**[-4:2:2]"},
 }
 # The paper shows two depths.
 TWO_DEPTHS: Sizes = {
