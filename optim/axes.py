@@ -11,6 +11,9 @@ Pair = tuple[int, int]  # size in the base, and in a wider model
 
 # Longest fixed leading axis that is taken for the window of a convolution.
 _WINDOW = 7
+# In the origin of a split: whether the first axis is a window or counts copies, which
+# changes no ratio, was guessed from its length.
+GUESSED = "first axis guessed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +132,8 @@ def split_axes(kernel: Kernel) -> Split:
         return Split(axes, (), note, proven=True)  # the user named it as a readout
     if kernel.layout == "out_in":
         return Split(*_outputs_first(kernel), note)
-    return Split(*_inputs_first(kernel), note)
+    split = _inputs_first(kernel)
+    return Split(*split, f"{note}, {GUESSED}" if _is_guess(kernel) else note)
 
 
 def _of_layer(kernel: Kernel, layer_axes: LayerAxes) -> Split:
@@ -266,6 +270,17 @@ def _matrix(kernel: Kernel) -> Axes:
     ):
         return axes[-2:-1], axes[-1:]
     return axes[:-1], axes[-1:]
+
+
+def _is_guess(kernel: Kernel) -> bool:
+    """Whether only the length of the first of three axes tells a window from copies."""
+    grow = [a for a in kernel.axes if kernel.grows(a)]
+    named = (names.convolution, names.sure_copies, names.fused)
+    return (
+        len(kernel.axes) == 3
+        and grow == list(kernel.axes[1:])
+        and not any(is_named(kernel.path) for is_named in named)
+    )
 
 
 def _between_heads(kernel: Kernel, grow: list[int]) -> int:

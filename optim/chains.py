@@ -52,8 +52,9 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
         is known for the optimizer. `init` raises as `check_chain` does.
 
     Warns:
-      ChainWarning: an eps that the gradients are not normalized for; added noise; an
-        optimizer that finds its own step size; at `init`, a chain without a scaling.
+      ChainWarning: an eps that the gradients are not normalized for; clipped gradients
+        of SGD; added noise; an optimizer that finds its own step size; at `init`, a
+        chain without a scaling.
 
     Source: the order of docs/chains.md.
 
@@ -294,7 +295,7 @@ def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
                 "with width and depth; put optim.normalize_gradients(scales) before "
                 f"{eps[0]}",
                 ChainWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
     elif before and family is not Family.SGD and links[at].name == SCALING:
         raise ValueError(
@@ -305,18 +306,29 @@ def _check_family(links: tuple[Link, ...], named: list[str], at: int) -> None:
 
 
 def _check_rules(links: tuple[Link, ...]) -> None:
+    by_gradient = any(
+        link.kind is Kind.SCALING and link.family is Family.SGD for link in links
+    )
     for link in links:
+        if link.kind is Kind.CLIP and by_gradient:
+            warnings.warn(_CLIPS_SGD.format(link.name), ChainWarning, stacklevel=4)
         if link.kind is Kind.CURVATURE:
             raise ValueError(_NO_RULE.format(link.name))
         if link.kind is Kind.OWN_STEP:
-            warnings.warn(_OWN_STEP.format(link.name), ChainWarning, stacklevel=5)
+            warnings.warn(_OWN_STEP.format(link.name), ChainWarning, stacklevel=4)
         if link.kind is Kind.NOISE:
-            warnings.warn(_NOISE.format(link.name), ChainWarning, stacklevel=5)
+            warnings.warn(_NOISE.format(link.name), ChainWarning, stacklevel=4)
 
 
 _NO_RULE = (
     "{} uses curvature, a line search or a second gradient, and no rule is known for "
     "its step over width and depth; use an optimizer of mupax.optim"
+)
+_CLIPS_SGD = (
+    "{} compares gradients with a fixed number, but their norm changes with width and "
+    "depth, and the updates of SGD are proportional to them, so that it changes the "
+    "step by another factor at each size; tune its threshold again at the target, "
+    "leave it out, or use Adam, whose updates do not depend on the gradients' size"
 )
 _NOISE = (
     "{} adds noise whose size does not follow the gradients, and no rule is known for "
@@ -357,18 +369,18 @@ def _check_running(tx: Any, params: Any) -> None:
         if STATES.get(name) is Kind.CURVATURE:
             raise ValueError(_NO_RULE.format(name))
         if STATES.get(name) is Kind.OWN_STEP:
-            warnings.warn(_OWN_STEP.format(name), ChainWarning, stacklevel=6)
+            warnings.warn(_OWN_STEP.format(name), ChainWarning, stacklevel=3)
     try:
         inspection = inspect_chain(tx, scaling.scales, scaling.point, params=params)
     except Unchecked as error:
         if not error.traced:
             text = f"optim.chain could not check this chain: {error}"
-            warnings.warn(text, ChainWarning, stacklevel=6)
+            warnings.warn(text, ChainWarning, stacklevel=3)
         return
     if not inspection.passed:
         raise ValueError("\n".join(inspection.problems))
     if inspection.hints:
-        warnings.warn("\n".join(inspection.hints), ChainWarning, stacklevel=6)
+        warnings.warn("\n".join(inspection.hints), ChainWarning, stacklevel=3)
 
 
 def _state_types(state: Any) -> set[str]:

@@ -155,9 +155,12 @@ def transposed(path: str) -> bool:
 
 def copies(path: str) -> bool:
     """Whether the first axis counts experts or layers rather than a window, by name."""
-    if convolution(path):
-        return False
-    return _COPIES.search(path) is not None or not is_kernel(path)
+    return sure_copies(path) or not (convolution(path) or is_kernel(path))
+
+
+def sure_copies(path: str) -> bool:
+    """Whether the name alone says that the first axis counts experts or layers."""
+    return not convolution(path) and _COPIES.search(path) is not None
 
 
 def experts(path: str) -> bool:

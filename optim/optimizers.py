@@ -10,7 +10,8 @@ rule).
 
 import functools
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -18,6 +19,9 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from . import names
+from .axes import GUESSED
+from .chains import ChainWarning
 from .links import Kind, Link, describe, mark
 from .modules import averaged, decayed, gradients_of, refuse_memories, updates_of
 from .parametrizations import Parametrization
@@ -489,6 +493,10 @@ def muon(
       ValueError: a hyperparameter that is not finite, or scales without a hidden
         matrix; see `scale_by_parametrization` for the rest.
 
+    Warns:
+      ChainWarning: whether a matrix is hidden, or which of its axes count copies, was
+        guessed. The message says which argument of `infer_scales` decides.
+
     Source: the desired update of Tensor Programs V, Table 3, as a spectral norm,
     Δ (m_in m_out)^½, divided by the shape factor that Optax applies.
 
@@ -517,6 +525,8 @@ def muon(
             "no parameter is a hidden matrix, which Muon needs; use "
             "optim.adamw, or make scales from a base that differs in width"
         )
+
+    _warn_of_guesses(scales, matrices)
 
     def dimension_numbers(params: optax.Params) -> Any:
         def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
@@ -580,6 +590,53 @@ def muon(
             labels,
         ),
     )
+
+
+def _warn_of_guesses(scales: Scales, matrices: Collection[str]) -> None:
+    """Warn where Muon may train the wrong matrices, or matrices of a wrong shape."""
+    for path in matrices:
+        scale = scales[path]
+        if GUESSED not in scale.origin:
+            continue
+        last = scale.out_axes[0]
+        is_window = len(scale.in_axes) > 1
+        as_guessed = "the window of a convolution" if is_window else "copies"
+        ways = {
+            "a window": ((last - 2, last - 1), (last,)),
+            "copies, e.g. layers": ((last - 1,), (last,)),
+        }
+        told = " or ".join(
+            f"axes={{r'{names.pattern(path)}': {axes}}} for {what}"
+            for what, axes in ways.items()
+        )
+        warnings.warn(
+            f"muon takes axis {last - 2} of {path!r}, of shape {scale.shape}, for "
+            f"{as_guessed}, which its length alone suggests, and orthogonalizes "
+            f"matrices of {scale.fan_in} x {scale.fan_out}; pass to infer_scales "
+            f"{told}",
+            ChainWarning,
+            stacklevel=3,
+        )
+    if any(scale.role is Role.HIDDEN for scale in scales.values()):
+        return
+    others = [
+        path
+        for path, s in scales.items()
+        if path not in matrices
+        and s.in_axes
+        and s.out_axes
+        and not s.origin.startswith("embedding")
+        and not names.sure_readout(path)
+    ]
+    if others:
+        warnings.warn(
+            "base and target have the same widths, which tell inputs and readouts "
+            f"from hidden matrices; muon leaves {', '.join(map(repr, others))} to Adam "
+            "(outside of the branches); if one is hidden, or to be sure, pass a model "
+            "of another width to infer_scales as delta=...",
+            ChainWarning,
+            stacklevel=3,
+        )
 
 
 def is_hidden_matrix(scale: ParamScale) -> bool:

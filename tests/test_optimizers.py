@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -312,6 +313,40 @@ def test_a_matrix_in_a_branch_is_hidden_where_only_depth_grows():
     assert rows["blocks/kernel"].family == "spectral"
     assert rows["blocks/kernel"].learning_rate == pytest.approx(4**-0.5)
     assert rows["head/kernel"].family == "adam"
+
+
+def test_muon_warns_of_matrices_that_may_be_hidden():
+    """With one width an input matrix looks like a hidden one; a delta tells them."""
+    small, large = tree(8), tree(8, 8)
+    small["mid"] = large["mid"] = jnp.ones((8, 8))
+    given = {"depth": (2, 8), "branch": "blocks"}
+    scales = optim.infer_scales(small, large, **given)
+    with pytest.warns(optim.ChainWarning, match=r"leaves .*'mid'.* to Adam .* delta="):
+        optim.muon(0.1, scales, "depth_mup")
+    other = tree(16, 8) | {"mid": jnp.ones((16, 16))}
+    sure = optim.infer_scales(small, large, **given, delta=other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optim.muon(0.1, sure, "depth_mup")
+    assert optim.explain(sure, "depth_mup", "muon").rows["mid"].family == "spectral"
+
+
+@pytest.mark.parametrize(("length", "axes"), [(6, (0, 1)), (9, (1,))])
+def test_muon_warns_where_a_length_tells_a_window_from_copies(length, axes):
+    def model(n):
+        shapes = {"in": (8, n), "mix/kernel": (length, n, n), "head": (n, 2)}
+        return {path: jnp.ones(shape) for path, shape in shapes.items()}
+
+    guessed = optim.infer_scales(model(4), model(16))
+    assert guessed["mix/kernel"].in_axes == axes
+    assert "guessed" in guessed["mix/kernel"].origin
+    with pytest.warns(optim.ChainWarning, match=r"axes=.*\(\(0, 1\), \(2,\)\)") as said:
+        optim.muon(0.1, guessed, "mup")
+    assert f"{16 * length if len(axes) > 1 else 16} x 16" in str(said[0].message)
+    given = optim.infer_scales(model(4), model(16), axes={"mix/kernel": ((0, 1), (2,))})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optim.muon(0.1, given, "mup")
 
 
 # --- what explain says is what happens ---

@@ -221,7 +221,7 @@ def make_optimizer(
     tx = maker(config.learning_rates, scales, config.rules, **chosen.options)
     if config.clip_norm is None:
         return tx
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
+    return optim.chain(optax.clip_by_global_norm(config.clip_norm), tx)
 
 
 def make_objective(config: RunConfig, dataset: Dataset) -> Objective:
