@@ -4,6 +4,7 @@ Whether an optimum stays or moves is the verdict of `sweep.verdict`; whether a l
 lower is decided by `curves.gaps`. Where either cannot tell, the figure cannot tell.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -160,7 +161,9 @@ def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
         "ReLU": curves.judge(relu, "depth_mup"),
         "|x| and LayerNorm": curves.judge(absolute, "depth_mup"),
     }
-    return curves.drawing(transfers, *map(curves.moves, transfers.values()))
+    drawn = curves.drawing(transfers, *map(curves.moves, transfers.values()))
+    panels = [*drawn.panels, curves.shift_panel(transfers)]
+    return dataclasses.replace(drawn, panels=panels)
 
 
 def valley_turns(data: SweepData) -> Drawing:
