@@ -455,13 +455,16 @@ def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
         )
     if isinstance(model, Mapping) and isinstance(model.get("params"), Mapping):
         return model["params"], lambda params: {**model, "params": params}
-    leaves, treedef = jax.tree.flatten(model)
+    # A None, e.g. the bias of a layer without one, is a leaf here and below.
+    leaves, treedef = jax.tree.flatten(model, is_leaf=lambda x: x is None)
     trained = [
-        isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+        isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.inexact)
         for x in leaves
     ]
     # None in place of other leaves, so that paths stay those of the model.
-    params = [x if t else None for x, t in zip(leaves, trained, strict=True)]
+    params = [
+        jnp.asarray(x) if t else None for x, t in zip(leaves, trained, strict=True)
+    ]
 
     def assemble(params: Any) -> Any:
         new = jax.tree.leaves(params, is_leaf=lambda x: x is None)

@@ -288,6 +288,11 @@ def for_modules(
         parsed[pattern] = given
     pattern_of = match_paths(parsed, scales)
     by_path = {path: parsed[pattern] for path, pattern in pattern_of.items()}
+    if twice := sorted(by_path.keys() & scales.modules.keys()):
+        raise ValueError(
+            f"{twice[0]!r} already has factors of an earlier for_modules; pass all "
+            "groups in one call, on the scales without groups"
+        )
     return Scales(scales, scales.parametrization, {**scales.modules, **by_path})
 
 

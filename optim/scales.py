@@ -240,7 +240,8 @@ class Scales(Mapping[str, ParamScale]):
           and `scales.training.weight_decay(0.1)` to Optax's transforms.
 
         Raises:
-          ValueError: see `training_scale`.
+          ValueError: the scales already have other ratios than one; see
+            `training_scale` for the rest.
 
         Examples:
           >>> one = {"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))}
@@ -249,6 +250,12 @@ class Scales(Mapping[str, ParamScale]):
 
         Source: see `TrainingScale`.
         """
+        if self.training != SAME:
+            raise ValueError(
+                "these scales already have a batch size or length of an earlier "
+                "for_training, infer_scales or zoo.scales; pass batch and examples in "
+                "one call"
+            )
         ratios = training_scale(batch, examples, critical_batch=critical_batch)
         scales = {p: dataclasses.replace(s, training=ratios) for p, s in self.items()}
         return Scales(scales, self.parametrization, self.modules)

@@ -320,3 +320,16 @@ def test_an_axis_of_an_unknown_group_is_an_error():
     c.sweep.axes["frist/learning_rate"] = (1.0, 2.0)
     with pytest.raises(UserError, match="last/learning_rate"):
         space.parse_sweep(c)
+
+
+def test_groups_or_lengths_given_twice_are_an_error():
+    """The later call dropped the earlier one."""
+    first = optim.for_modules(SCALES, {"^in": {"learning_rate": 4.0}})
+    with pytest.raises(ValueError, match="'in/w' already has factors"):
+        optim.for_modules(first, {"role:input": {"weight_decay": 0.0}})
+    both = optim.for_modules(first, {"^mid": {"learning_rate": 2.0}})
+    assert both.modules["in/w"].learning_rate == 4.0
+    assert both.modules["mid/w"].learning_rate == 2.0
+    longer = SCALES.for_training(batch=(64, 256))
+    with pytest.raises(ValueError, match="pass batch and examples in one call"):
+        longer.for_training(examples=(1e6, 16e6))

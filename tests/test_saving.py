@@ -262,3 +262,14 @@ def test_a_model_is_loaded_by_the_name_it_was_saved_under(saved, tmp_path):
         zoo.load_pretrained("resmlp_mnist")
     with pytest.raises(ValueError, match="no directory"):
         zoo.load_pretrained("resmlp", tmp_path / "nothing")
+
+
+def test_a_model_with_a_replaced_head_is_refused_before_anything_is_written(tmp_path):
+    """Loading could not rebuild it, when the process that had the weights is gone."""
+    for bias, said in ((True, "'readout/bias'"), (False, "'readout/kernel' has shape")):
+        model = zoo.load_pretrained("resmlp_digits")
+        model.readout = nnx.Linear(64, 3, use_bias=bias, rngs=nnx.Rngs(1))
+        with pytest.raises(ValueError, match=f"{said}.*with out_features=") as error:
+            zoo.save(model, tmp_path / "model")
+        assert "could not rebuild" in str(error.value)
+    assert not list(tmp_path.iterdir())

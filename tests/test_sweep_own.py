@@ -109,6 +109,44 @@ def test_data_with_nan_are_named_where_every_run_diverged(caplog):
         _ = found.best
 
 
+def test_a_negative_loss_is_an_error():
+    """No share of it can be given up, and all of them tied for the best."""
+    with pytest.raises(UserError, match=r"the loss falls to -.* must not be negative"):
+        sweep(None, loss=lambda model, batch: loss(model, batch) - 100)
+
+
+def test_a_depth_that_is_not_used_is_said(caplog):
+    def deep(key, width, depth):
+        return {"w": [make_model(key, width, depth)["w"]] * depth}
+
+    said = "depth 1 and of width 2, depth 3 are bit-identical"
+    sweep(None, sizes=[(2, 1), (2, 3)])
+    assert said in caplog.text
+    caplog.clear()
+    sweep(
+        None,
+        deep,
+        loss=lambda m, b: loss({"w": sum(m["w"])}, b),
+        sizes=[(2, 1), (2, 3)],
+    )
+    assert said not in caplog.text
+
+
+@pytest.mark.parametrize("zeros", [np.zeros, jnp.zeros])
+def test_arrays_of_numpy_are_trained_and_none_is_kept(zeros):
+    def biased(key, width, depth):
+        bias = zeros((1, 1), jnp.float32)
+        return {**make_model(key, width, depth), "bias": bias, "other": None}
+
+    def biased_loss(model, batch):
+        assert model["other"] is None
+        return jnp.mean((batch @ model["w"] + model["bias"] - 1) ** 2)
+
+    with_bias = sweep(None, biased, loss=biased_loss, steps=20)
+    without = sweep(None, steps=20)
+    assert (with_bias.populations[0].loss < without.populations[0].loss).all()
+
+
 def test_a_hyperparameter_that_is_not_used_is_said(caplog):
     sweep(None, make_optimizer=lambda m, width, depth, learning_rate: optax.sgd(0.1))
     assert "'learning_rate' changes no loss" in caplog.text

@@ -55,8 +55,9 @@ def save(
       The directory, as a path; or its address.
 
     Raises:
-      ValueError: a model that the zoo did not create, or an address that cannot be
-        written. Where the upload failed, the message names the local copy.
+      ValueError: a model that the zoo did not create, or with replaced or added parts;
+        or an address that cannot be written. Where the upload failed, the message names
+        the local copy.
       FileExistsError: the directory is there already.
 
     Examples:
@@ -79,6 +80,7 @@ def save(
     if options.get("parametrization") is None:
         default = default_parametrization(name, **options)
         options = {**options, "parametrization": default}
+    _check_parts(model, name, options)
     directory = pathlib.Path(directory).absolute()
     if directory.exists():
         raise FileExistsError(f"{directory} exists; choose another directory")
@@ -108,6 +110,19 @@ def save(
         shutil.rmtree(building, ignore_errors=True)
         raise
     return directory
+
+
+def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` if the saved options would not build these parameters."""
+    anew = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+    try:
+        _check_fit(dict(_variables(anew)[1]), dict(_variables(model)[1]), None)
+    except ValueError as error:
+        raise ValueError(
+            f"loading could not rebuild this model: {error}. A part of it was replaced "
+            "or added; for another head, load or create it with out_features=...; "
+            "store changed models with Orbax"
+        ) from None
 
 
 def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`mupax.sweep`: a sweep of a user's own model, from three functions and data."""
 
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -200,7 +201,8 @@ def sweep(
         initialization: an NNX module, Linen variables, an Equinox module, any pytree.
         It gets the hyperparameters that are among its named arguments. They are traced.
       make_optimizer: `make_optimizer(model, width=..., depth=..., **hyper)`, likewise.
-      loss: `loss(model, batch)` returns a scalar.
+      loss: `loss(model, batch)` returns a scalar that is not negative: verdicts compare
+        shares of it.
       data: a pytree of arrays with a leading axis of examples, of which batches are
         taken.
       grid: the values of each hyperparameter: numbers, or a range such as
@@ -305,12 +307,14 @@ def sweep(
         for shape in sorted(shapes)
     ]
     arguments.check_executor(executor, tasks[0])
-    small, large = tasks[0], tasks[-1]
-    if small.width < large.width and small.shapes() == large.shapes():
-        raise UserError(
-            f"make_model returned parameters of the same shapes for width={small.width}"
-            f" and width={large.width}; use its argument width to build the model"
-        )
+    large = tasks[-1]
+    for small, other in itertools.pairwise(tasks):  # sorted by width
+        if small.width < other.width and small.shapes() == other.shapes():
+            raise UserError(
+                "make_model returned parameters of the same shapes for "
+                f"width={small.width} and width={other.width}; use its argument width "
+                "to build the model"
+            )
     if len(tasks) > 1 and not large.is_scaled():
         logging.warning(
             "mupax scales nothing in the optimizer that make_optimizer returned for "
@@ -332,6 +336,7 @@ def sweep(
             ahead=False,  # the caller's code is traced in the caller's thread
             console=console if shown else None,
         )
+        _check_positive(populations)
         _warn(populations, data)
         result = Sweep(populations, _verdicts(populations, at, others), at)
         if place is not None:
@@ -345,8 +350,21 @@ def sweep(
 # ----- Mistakes in the user's functions and data.
 
 
+def _check_positive(populations: Sequence[Population]) -> None:
+    """Raise a `UserError` if a loss is negative, of which no share can be given up."""
+    for p in populations:
+        finite = p.loss[np.isfinite(p.loss)]
+        if finite.size and finite.min() < 0:
+            raise UserError(
+                f"the loss falls to {finite.min():.4g} at width {p.width} and depth "
+                f"{p.depth}. Verdicts compare shares of the loss, so it must not be "
+                "negative: return a loss whose least value is zero, e.g. less its "
+                "lower bound, or the exponential of a negative log-likelihood"
+            )
+
+
 def _warn(populations: Sequence[Population], data: Any) -> None:
-    """Warn of data that are not finite, and of hyperparameters without effect."""
+    """Warn of data that are not finite, and of arguments without effect."""
     if not any(np.isfinite(p.loss).any() for p in populations):
         for path, x in jax.tree_util.tree_leaves_with_path(data):
             if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
@@ -367,6 +385,17 @@ def _warn(populations: Sequence[Population], data: Any) -> None:
                 "grid",
                 name,
             )
+    for one, other in itertools.combinations(populations, 2):
+        same = np.array_equal(one.loss, other.loss, equal_nan=True)
+        if same and np.isfinite(one.loss).any():
+            logging.warning(
+                "all losses of width %d, depth %d and of width %d, depth %d are "
+                "bit-identical; use the arguments width and depth of make_model to "
+                "build the model",
+                *one.sizes,
+                *other.sizes,
+            )
+            return
 
 
 def _equal_along(loss: np.ndarray, axis: int) -> bool:
