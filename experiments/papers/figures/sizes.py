@@ -216,7 +216,7 @@ CNN: Sizes = {
 }
 # Over width and depth.
 CNN_BOTH: Sizes = {
-    "long": _SEEDS_2
+    "long": _SEEDS_4
     | {"sweep.widths": "(8,16,32)"}
     | _grid("2**[-9:-6:0.5]", depths="(3,12,30)")
 }
