@@ -131,6 +131,8 @@ def assert_same(given: ConfigDict) -> None:
     np.testing.assert_allclose(here, there, rtol=1e-5)
 
 
+# A threshold for SGD does not transfer over width, which this test does not need.
+@pytest.mark.filterwarnings("ignore:clip_by_global_norm compares")
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("model", "optimizer", "schedule", "extra"),
