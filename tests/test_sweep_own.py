@@ -109,6 +109,26 @@ def test_data_with_nan_are_named_where_every_run_diverged(caplog):
         _ = found.best
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"loss": "mse"}, "loss must be a function; got 'mse'"),
+        ({"make_model": {"w": 1}}, "make_model must be a function"),
+        ({"make_optimizer": optax.sgd(0.1)}, "make_optimizer must be a function"),
+        ({"guess": -1.0}, "guess must be a positive number or None; got -1.0"),
+        ({"guess": float("nan")}, "guess must be a positive number"),
+        ({"guess": "3"}, "guess must be a positive number"),
+        (
+            {"loss": lambda m, b: (loss(m, b), {"aux": 1})},
+            "returned a tuple at width=2, depth=1; return the loss alone",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_named(wrong, said):
+    with pytest.raises(UserError, match=said):
+        sweep(None, **wrong)
+
+
 def test_a_negative_loss_is_an_error():
     """No share of it can be given up, and all of them tied for the best."""
     with pytest.raises(UserError, match=r"the loss falls to -.* must not be negative"):

@@ -256,6 +256,12 @@ def sweep(
       >>> list(found.verdicts["learning_rate"]["own"])
       ['depth', 'width']
     """
+    functions = {"make_model": make_model, "make_optimizer": make_optimizer}
+    for name, function in {**functions, "loss": loss}.items():
+        if not callable(function):
+            raise UserError(f"{name} must be a function; got {function!r:.80}")
+    if guess is not None and not arguments.is_positive(guess):
+        raise UserError(f"guess must be a positive number or None; got {guess!r}")
     at = arguments.base_of(widths, depths, sizes, base)
     average_last = max(1, steps // 4) if average_last is None else average_last
     numbers = {"seeds": seeds, "steps": steps, "batch_size": batch_size}

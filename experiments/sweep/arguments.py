@@ -4,6 +4,8 @@ import concurrent.futures
 import contextlib
 import inspect
 import json
+import math
+import numbers
 import os
 import pathlib
 import pickle
@@ -26,6 +28,12 @@ def is_whole(x: Any) -> bool:
     """Whether a value is an integer of at least 1."""
     whole = isinstance(x, int | np.integer) and not isinstance(x, bool)
     return whole and int(x) >= 1
+
+
+def is_positive(x: Any) -> bool:
+    """Whether x is a finite number above zero."""
+    number = isinstance(x, numbers.Real | jax.Array) and not isinstance(x, bool)
+    return number and np.ndim(x) == 0 and math.isfinite(x) and float(x) > 0
 
 
 def base_of(

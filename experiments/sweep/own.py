@@ -159,6 +159,12 @@ class OwnTask(Task):
             model = self._assemble(params, rest, hyper)
             with self._calling("loss", {}):
                 value = self.loss(model, batch)
+            if not hasattr(value, "dtype") and not isinstance(value, int | float):
+                raise UserError(
+                    f"{self._named('loss')} returned a {type(value).__name__} at "
+                    f"width={self.width}, depth={self.depth}; return the loss alone, "
+                    "one floating-point number"
+                )
             shape, dtype = jnp.shape(value), jnp.result_type(value)
             if shape != () or not jnp.issubdtype(dtype, jnp.floating):
                 raise UserError(
