@@ -259,10 +259,10 @@ class Equi(eqx.Module):
     readout: eqx.nn.Linear
     phi: object = eqx.field(static=False)
 
-    def __init__(self, width, key):
+    def __init__(self, width, key, use_bias=True):
         keys = jax.random.split(key)
-        self.first = eqx.nn.Linear(16, width, key=keys[0])
-        self.readout = eqx.nn.Linear(width, 4, key=keys[1])
+        self.first = eqx.nn.Linear(16, width, use_bias=use_bias, key=keys[0])
+        self.readout = eqx.nn.Linear(width, 4, use_bias=use_bias, key=keys[1])
         self.phi = jnp.tanh
 
     def hidden(self, x):
@@ -272,15 +272,16 @@ class Equi(eqx.Module):
         return jax.vmap(self.readout)(self.hidden(x))
 
 
-def test_equinox_with_a_function_that_returns_activations():
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_equinox_with_a_function_that_returns_activations(use_bias):
     settings = {"widths": (8, 16), "steps": 2, "seeds": 2}
-    base = Equi(4, jax.random.key(0))
+    base = Equi(4, jax.random.key(0), use_bias)
 
     def optimizer(model, width):
         return optim.adam(0.01, optim.infer_scales(base, model), "mup")
 
     def build(key, width):
-        return Equi(width, key)
+        return Equi(width, key, use_bias)
 
     check = optim.coord_check(
         build,
@@ -293,6 +294,35 @@ def test_equinox_with_a_function_that_returns_activations():
     assert set(check.slopes["width"]) == {"hidden"}
     with pytest.raises(ValueError, match="pass activations=function"):
         optim.coord_check(build, optimizer, loss, (X, Y), **settings)
+
+
+@pytest.mark.parametrize("zeros", [np.zeros, jnp.zeros])
+def test_arrays_of_numpy_are_trained(zeros):
+    """The bias starts at zero, so it only moves if it is trained."""
+
+    def build(key, width):
+        weights = jax.random.normal(key, (16, width)) / 4
+        readout = jnp.zeros((width, 4))
+        return {"in": weights, "out": readout, "bias": zeros((1, 4), np.float32)}
+
+    def forward(model, batch):
+        return {"bias": model["bias"], "hidden": batch[0] @ model["in"]}
+
+    def error(model, batch):
+        logits = batch[0] @ model["in"] @ model["out"] + model["bias"]
+        return ((logits - batch[1]) ** 2).mean()
+
+    check = optim.coord_check(
+        build,
+        lambda model, width: optax.sgd(1.0),
+        error,
+        (X, Y),
+        activations=forward,
+        widths=(8, 16),
+        steps=2,
+        seeds=2,
+    )
+    assert (check.changes["width"]["bias"] > 0).all()
 
 
 class Sower(nnx.Module):

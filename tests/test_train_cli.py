@@ -20,10 +20,8 @@ from patience import ended, wait_until
 from mupax import zoo
 from mupax.experiments import cli
 from mupax.experiments.errors import UserError
-from mupax.experiments.run.config import defaults, parse, plain
-from mupax.experiments.run.hyperparameters import TRANSFERRED, apply_transfer
+from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.records import read
-from mupax.experiments.run.workdir import differences
 
 TOY = f"--config={pathlib.Path(__file__).with_name('toy_train.py')}"
 
@@ -405,16 +403,39 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path, data_dir, capsys)
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, finished, data_dir, capsys):
     copy = shutil.copytree(finished, tmp_path / "copy")
     args = (TOY, f"--workdir={copy}", "--config.model.width=64")
+    for command in ("eval", "train"):
+        assert "model.width (32, here 64)" in refused(capsys, command, *args)
+    for name in ("experiment.json", ".experiment.json.copy"):
+        (copy / name).unlink()
     err = refused(capsys, "eval", *args)
     assert "does not hold weights of this model" in err
     assert "layers.0.kernel.value has shape (4, 32, 32); expected (4, 64, 64)" in err
-    assert "model.width (32, here 64)" in refused(capsys, "train", *args)
     assert "no checkpoint '7'" in refused(
         capsys, "eval", TOY, f"--workdir={copy}", "--checkpoint=7"
     )
     assert "holds no checkpoints" in refused(
         capsys, "eval", TOY, f"--workdir={tmp_path}"
     )
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "model.branch_multiplier=4.0",
+        "model.nonlinearity=abs",
+        "base_depth=1",
+        "ema=0.99",
+        "parametrization.name=completep",
+    ],
+)
+def test_eval_refuses_a_model_that_computes_another_function(finished, capsys, flag):
+    """The weights have the same shapes, so that another accuracy was printed."""
+    args = ("eval", TOY, f"--workdir={finished}")
+    err = refused(capsys, *args, f"--config.{flag}")
+    assert flag.split("=")[0] in err
+    assert "with which its weights compute another function" in err
+    # What training alone uses may differ.
+    assert mupax(*args, "--config.learning_rate=0.5", "--config.batch_size=16") == 0
 
 
 def test_a_loss_that_explodes_names_step_remedy_and_last_good_checkpoint(
@@ -465,8 +486,24 @@ def test_what_a_sweep_found_is_taken_over(tmp_path, data_dir, capsys):
     assert mupax(*args) == 2
     said = "has the hyperparameters of 'cnn', and model.name is 'resmlp'"
     assert said in capsys.readouterr().err
-    for key in ("learning_rate", "model.branch_multiplier", "optimizer.b1"):
-        assert mupax(*args, f"--config.{key}=0.5") == 2
+    summary["transfer"] |= {
+        "model": "resmlp",
+        "branch_multiplier": 2.0,
+        "clip_norm": 1.0,
+        "base_examples": 100,
+        "modules": {"head": {"pattern": "role:output", "learning_rate": 2.0}},
+    }
+    summary["transfer"]["hyperparameters"] |= {"warmup": 0.1, "label_smoothing": 0.1}
+    path.write_text(json.dumps(summary))
+    for key in ("seed=1", "model.nonlinearity=abs", "schedule.name=cosine"):
+        assert mupax(*args, f"--config.{key}") == 0
+    for key, value in {
+        **dict.fromkeys(("learning_rate", "model.branch_multiplier"), 0.5),
+        **dict.fromkeys(("optimizer.b1", "clip_norm", "label_smoothing"), 0.5),
+        **dict.fromkeys(("base_examples", "schedule.warmup"), 7),
+        "modules": "{}",
+    }.items():
+        assert mupax(*args, f"--config.{key}={value}") == 2
         said = f"--config.{key} is set, and transfer_from replaces it"
         assert said in capsys.readouterr().err
 
@@ -487,15 +524,6 @@ def transferred(tmp_path, warmup=0.0, **tuned):
     config.dataset = "digits"
     config.transfer_from = str(path)
     return config
-
-
-def test_the_keys_that_a_transfer_replaces_are_named(tmp_path):
-    """A flag that sets one of them is an error, so none may be missing."""
-    record = {"base_batch_size": 3, "init_scale": 0.5, "branch_multiplier": 2.0}
-    before = plain(transferred(tmp_path, **record))
-    after = apply_transfer(before, tmp_path / "summary.json")
-    changed = {key for key, *_ in differences(before, after)}
-    assert {key.removesuffix(".name") for key in changed} == set(TRANSFERRED)
 
 
 def test_all_that_a_sweep_tuned_is_taken_over(tmp_path):

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float
 from .layers import single
 from .sharding import is_splitting, platform
 
-# On CPUs: inputs times outputs of a kernel below which a product of matrices is faster
-# than a convolution, and about the bytes of that matrix that stay in the cache.
-_NARROW = 64
+# On CPUs: up to so many channels on both sides a product of matrices is faster than a
+# convolution, if about so many bytes of it stay in the cache.
+_NARROW = 8
 _CACHED = 150_000
 
 
@@ -54,7 +54,7 @@ def convolve(
     if platform() != "cpu":
         return _plain(x, kernel, stride)
     size, _, inputs, outputs = kernel.shape
-    is_narrow = stride == 1 and size in (3, 5, 7) and inputs * outputs <= _NARROW
+    is_narrow = max(inputs, outputs) <= _NARROW and stride == 1 and size in (3, 5, 7)
     # Taking parts of a batch would move images between devices.
     if is_narrow and not is_splitting():
         return _narrow(x, kernel)
@@ -153,7 +153,7 @@ def _narrow(x: Array, kernel: Array) -> Array:
 
     A few images at a time, so that the matrix of their pixels stays in the cache. Over
     8 layers of 2, 4 and 8 channels on 16x16 pixels, the gradient of a batch of 64 took
-    a fifth, a quarter and three fifths of the time of `_cpu`.
+    a fifth, a third and two thirds of the time of `_cpu` (benchmarks/narrow_conv.py).
     """
 
     def some(x: Array) -> Array:

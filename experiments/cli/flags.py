@@ -111,8 +111,8 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
         raise UserError("--workdir is empty; give a directory, or leave it out")
     if not workdir:
         workdir = default_workdir(argv[0], pathlib.PurePath(paths[0]).stem)
-    if loaded.get("transfer_from"):
-        _check_transferred(argv + later)
+    if isinstance(source := loaded.get("transfer_from"), str):
+        _check_transferred(argv + later, source)
     return Parsed(loaded, workdir, given)
 
 
@@ -120,13 +120,14 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
 _OF_A_RUN = ("train", "eval")
 
 
-def _check_transferred(words: Iterable[str]) -> None:
-    """Check that no flag sets a key that `transfer_from` replaces."""
-    from ..run.hyperparameters import TRANSFERRED
+def _check_transferred(words: Iterable[str], source: str) -> None:
+    """Check that no flag sets a key that `transfer_from`, a summary.json, replaces."""
+    from ..run.hyperparameters import transferred_keys
 
+    replaced = transferred_keys(remote.local(source))
     for word in words:
         key = word.partition("=")[0].removeprefix("--config.")
-        if any(f"{key}.".startswith(f"{known}.") for known in TRANSFERRED):
+        if any(f"{key}.".startswith(f"{known}.") for known in replaced):
             raise UserError(
                 f"--config.{key} is set, and transfer_from replaces it; leave one of "
                 "them out"

@@ -117,11 +117,15 @@ def evaluate(
     `checkpoint` is "latest", "best" or a step.
 
     Raises:
-      UserError: there is no such checkpoint, or it belongs to another model.
+      UserError: there is no such checkpoint, or it belongs to another model or to one
+        that computes another function.
     """
     prepared = prepare(parse(config))
     directory = pathlib.Path(folder)
     first = jax.process_index() == 0
+    if first:
+        settings = prepared.config.settings()
+        workdir.check_model(directory, settings, prepared.dataset.name)
     step = collectives.told(_find_checkpoint(directory, checkpoint) if first else None)
     shared = not collectives.blind(directory, within=2.0)
     prepared.check()

@@ -141,11 +141,16 @@ def transfer_record(
     }
 
 
-# Keys of a config that `transfer_from` replaces, whatever was swept.
-TRANSFERRED = (
-    *("learning_rate", "base_width", "base_depth", "base_batch_size", "init_scale"),
-    *("parametrization", "optimizer", "model.branch_multiplier"),
-)
+def transferred_keys(path: pathlib.Path) -> tuple[str, ...]:
+    """The keys of a config that `apply_transfer` replaces.
+
+    Raises:
+      UserError: see `apply_transfer`.
+    """
+    sections: dict[str, Any] = {"model": {}, "schedule": {}, "steps": 1}
+    after = apply_transfer(sections, path)
+    inside = [f"{s}.{key}" for s in ("model", "schedule") for key in after[s]]
+    return (*(key for key in after if key not in sections), *inside)
 
 
 def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from ..errors import UserError, reason, short
 _NAME = "experiment.json"
 _COPY = ".experiment.json.copy"
 _LOCK = ".lock"
+# Settings that change what a model computes from its weights, or which of them are
+# read; and those that change the examples.
+_FUNCTION = ("model", "base_width", "base_depth", "parametrization", "ema")
+_READING = ("data", "preprocessing")
 
 
 @contextlib.contextmanager
@@ -127,6 +131,36 @@ def _compared(
             f"{', '.join(differ)}; choose another --workdir, or remove that one"
         )
     return whole and stored == settings
+
+
+def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -> None:
+    """Raise a UserError if the run in a directory computes another function.
+
+    Args:
+      workdir: of a training run; one without its settings passes.
+      settings: of the config, as `mupax train` stores them.
+      dataset: the one to evaluate on; another may be read in another way.
+    """
+    with _usable(workdir):
+        stored, _ = _stored(workdir)
+    if stored is None:
+        return
+    keys = _FUNCTION + (_READING if stored.get("dataset") == dataset else ())
+    trained = stored.get("settings", {})
+    own = json.loads(json.dumps(settings))
+    differ = [
+        f"{key} ({short(first)}, here {short(second)})"
+        for name in keys
+        for key, first, second in differences(
+            trained.get(name), own.get(name), f".{name}"
+        )
+    ]
+    if differ:
+        raise UserError(
+            f"the run in {workdir} has another {', '.join(differ)}, with which its "
+            "weights compute another function; give mupax eval the config and the "
+            "flags of its training"
+        )
 
 
 @contextlib.contextmanager
