@@ -224,11 +224,11 @@ class _Run:
 
     def __call__(self, key: jax.Array, batch: Any) -> _RunResult:
         model = _built(self.build, key, self.size)
-        params, assemble = _split(model)
+        params, rest, assemble = _split(model)
         tx = _transformation(self.optimizer, model, self.size)
 
         def measure(params: Any) -> dict[str, Activation]:
-            model = assemble(params)
+            model = assemble(params, rest)
             if self.activations is None:
                 return collect(lambda m: self.objective(m, batch), model)
             values = self.activations(model, batch)
@@ -236,7 +236,7 @@ class _Run:
 
         def objective(params: Any) -> jax.Array:
             # Tagged modules do not store the values that they sow.
-            return self.objective(tagged(assemble(params)), batch)
+            return self.objective(tagged(assemble(params, rest)), batch)
 
         def step(carry: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
             params, state = carry
@@ -442,36 +442,57 @@ def _facts(
     return Facts(initial, parameters)
 
 
-def _split(model: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Split a model into its trained parameters and a function that puts them back."""
+def _split(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
+    """(trained parameters, other arrays, a function that builds the model from both)"""
     if is_nnx(model):
         from flax import nnx
 
-        graph, *states = nnx.split(model, nnx.Param, ...)
-
+        graph, params, others = nnx.split(model, nnx.Param, ...)
         # A copy, because batch statistics and random streams change under a trace.
-        return states[0], lambda params: nnx.merge(
-            graph, params, *states[1:], copy=True
-        )
+        return params, others, lambda p, r: nnx.merge(graph, p, r, copy=True)
     if isinstance(model, Mapping) and isinstance(model.get("params"), Mapping):
-        return model["params"], lambda params: {**model, "params": params}
+        params = model["params"]
+        others = {name: part for name, part in model.items() if name != "params"}
+        rest, put = _taken(others, lambda x: isinstance(x, jax.Array))
+        return params, rest, lambda p, r: {**put(r), "params": p}
+
+    def trained(x: Any) -> bool:
+        return isinstance(x, jax.Array | np.ndarray) and _is_real(x)
+
+    def kept(x: Any) -> bool:
+        # NumPy's whole numbers stay as they are: a model may use them as sizes.
+        return isinstance(x, jax.Array) and not _is_real(x)
+
+    params, put_params = _taken(model, trained)
+    rest, put_rest = _taken(model, kept)
+    return params, rest, lambda p, r: put_rest(r, put_params(p))
+
+
+def _is_real(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _taken(tree: Any, wanted: Callable[[Any], bool]) -> tuple[Any, Callable[..., Any]]:
+    """Some leaves of a tree, with None for the others, and a function to put them back.
+
+    The function takes such leaves and the tree to put them into, by default this one.
+    """
     # A None, e.g. the bias of a layer without one, is a leaf here and below.
-    leaves, treedef = jax.tree.flatten(model, is_leaf=lambda x: x is None)
-    trained = [
-        isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.inexact)
-        for x in leaves
-    ]
-    # None in place of other leaves, so that paths stay those of the model.
-    params = [
-        jnp.asarray(x) if t else None for x, t in zip(leaves, trained, strict=True)
-    ]
+    leaves, treedef = _leaves(tree)
+    found = [wanted(x) for x in leaves]
 
-    def assemble(params: Any) -> Any:
-        new = jax.tree.leaves(params, is_leaf=lambda x: x is None)
-        both = zip(new, leaves, trained, strict=True)
-        return jax.tree.unflatten(treedef, [n if t else x for n, x, t in both])
+    def put(new: Any, into: Any = tree) -> Any:
+        both = zip(_leaves(new)[0], _leaves(into)[0], found, strict=True)
+        return jax.tree.unflatten(treedef, [n if f else x for n, x, f in both])
 
-    return jax.tree.unflatten(treedef, params), assemble
+    return jax.tree.unflatten(
+        treedef,
+        [jnp.asarray(x) if f else None for x, f in zip(leaves, found, strict=True)],
+    ), put
+
+
+def _leaves(tree: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
 
 
 def _named(tree: Any, depth: int | None) -> dict[str, Activation]:

@@ -167,6 +167,31 @@ def test_arrays_of_numpy_are_trained_and_none_is_kept(zeros):
     assert (with_bias.populations[0].loss < without.populations[0].loss).all()
 
 
+def test_arrays_that_are_not_trained_differ_over_seeds():
+    def masked(key, width, depth):
+        mask = jax.random.bernoulli(key, 0.5, (64,))
+        return {**make_model(key, width, depth), "mask": mask}
+
+    found = sweep(None, masked, loss=lambda m, b: jnp.mean(m["mask"] * 1.0), seeds=3)
+    losses = found.populations[0].loss[:, 0]
+    means = [
+        float(masked(key, 2, 1)["mask"].mean()) for key in own_model.keys_of(range(3))
+    ]
+    assert losses == pytest.approx(np.array(means))
+    assert len(set(means)) == 3
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_model_that_ignores_its_key_is_said(seeds, uses, caplog):
+    def model(key, width, depth):
+        return make_model(key if uses else jax.random.key(0), width, depth)
+
+    sweep(None, model, seeds=seeds)
+    said = "the same parameters for two keys" in caplog.text
+    assert said is (seeds == 2 and not uses)
+
+
 def test_a_hyperparameter_that_is_not_used_is_said(caplog):
     sweep(None, make_optimizer=lambda m, width, depth, learning_rate: optax.sgd(0.1))
     assert "'learning_rate' changes no loss" in caplog.text

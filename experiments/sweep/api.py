@@ -330,6 +330,12 @@ def sweep(
             large.width,
             large.depth,
         )
+    if seeds > 1 and not tasks[0].uses_key():
+        logging.warning(
+            "make_model returned the same parameters for two keys: seeds differ in the "
+            "order of examples only, and intervals leave out what initialization "
+            "changes. Use the key, as in nnx.Rngs(key)."
+        )
     with arguments.opened(folder) as place:
         console = rich.console.Console(stderr=True)
         shown = console.is_terminal if progress is None else progress
@@ -342,7 +348,7 @@ def sweep(
             ahead=False,  # the caller's code is traced in the caller's thread
             console=console if shown else None,
         )
-        _check_positive(populations)
+        _check_losses(populations)
         _warn(populations, data)
         result = Sweep(populations, _verdicts(populations, at, others), at)
         if place is not None:
@@ -356,7 +362,7 @@ def sweep(
 # ----- Mistakes in the user's functions and data.
 
 
-def _check_positive(populations: Sequence[Population]) -> None:
+def _check_losses(populations: Sequence[Population]) -> None:
     """Raise a `UserError` if a loss is negative, of which no share can be given up."""
     for p in populations:
         finite = p.loss[np.isfinite(p.loss)]

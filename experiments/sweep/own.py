@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import logging
-from flax import nnx
 from jaxtyping import Array, Float
 
 from mupax.optim.coord_check import _split
@@ -23,7 +22,7 @@ from ..run.step import Hyper, Recipe
 from . import fingerprint
 from .tasks import Task, Training, keys_of, orders
 
-_VERSION = "own-2"  # of the seeds' keys and of the order of examples
+_VERSION = "own-3"  # of the seeds' keys and of the order of examples
 
 _TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -147,6 +146,12 @@ class OwnTask(Task):
         params = jax.eval_shape(init, jax.random.key(0))
         return [x.shape for x in jax.tree.leaves(params)]
 
+    def uses_key(self) -> bool:
+        """Whether two keys give two models; found by making both."""
+        init = jax.jit(lambda key: self._init(key, self._point)[0])
+        one, other = (jax.tree.leaves(init(jax.random.key(seed))) for seed in (0, 1))
+        return any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
     @property
     def _point(self) -> Hyper:
         """The first point of the grid."""
@@ -172,7 +177,7 @@ class OwnTask(Task):
                     f"width={self.width}, depth={self.depth}; return one "
                     "floating-point number, such as the mean over the batch"
                 )
-            return value, (value, _parts(model)[1])
+            return value, (value, _split(model)[1])
 
         recipe = Recipe(loss, self._optimizer)
         return own_training(recipe, self._init, data, self, self.guess)
@@ -184,7 +189,7 @@ class OwnTask(Task):
 
     def _init(self, key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
         """The model's parameters and other variables."""
-        params, rest, _ = _parts(self._build(key, hyper))
+        params, rest, _ = _split(self._build(key, hyper))
         if not jax.tree.leaves(params):
             raise UserError(
                 f"{self._named('make_model')} returned a model without parameters; "
@@ -196,7 +201,7 @@ class OwnTask(Task):
         """The model with these variables."""
         # A model of one trace cannot be used in another. Of this model only the
         # structure is used: none of its computation is compiled.
-        return _parts(self._build(jax.random.key(0), hyper))[2](params, rest)
+        return _split(self._build(jax.random.key(0), hyper))[2](params, rest)
 
     def _optimizer(
         self, hyper: Hyper, params: Any, rest: Any
@@ -258,12 +263,3 @@ class OwnTask(Task):
                 return inner.update(updates, state, params, **more)
 
         return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _parts(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """(parameters, other variables, a function that builds the model from both)."""
-    if isinstance(model, nnx.Module):
-        graph, params, *others = nnx.split(model, nnx.Param, ...)
-        return params, others[0], lambda p, r: nnx.merge(graph, p, r, copy=True)
-    params, assemble = _split(model)
-    return params, (), lambda p, _: assemble(p)
