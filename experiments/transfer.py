@@ -56,7 +56,7 @@ def run(
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": untuned.settings()}
     workdir.check(directory, settings, free=sweeping.REMOVED)
-    sweeping.check_data(tasks[0], console)
+    settings["contents"] = sweeping.check_data(tasks[0], console)
     if note := length_note(parsed):
         console.print(note, highlight=False)
     target = prepare(untuned)

@@ -144,6 +144,7 @@ def check_links(links: tuple[Link, ...]) -> None:
                 f"{named[at]} is after {named[i]} and would scale the weight decay; "
                 "put the decay after it, and before the learning rate"
             )
+    _check_groups(links, named)
     _check_signs(links, named)
     _check_direction(links, named, at)
     _check_factors(links, named)
@@ -158,6 +159,31 @@ def check_links(links: tuple[Link, ...]) -> None:
     _check_same(links, named)
     _check_family(links, named, at)
     _check_rules(links)
+
+
+def _check_groups(links: tuple[Link, ...], named: list[str]) -> None:
+    """Raise a `ValueError` for a scale_by_path that has another effect elsewhere."""
+    for i, link in enumerate(links):
+        if link.kind is not Kind.GROUPS:
+            continue
+        for j, other in enumerate(links):
+            if other.kind is Kind.SCALING and other.name != SCALING:
+                raise ValueError(
+                    f"{named[i]} is beside {named[j]}, which divides by the size of "
+                    "gradients or has a weight decay of its own; give the optimizer "
+                    "scales of optim.for_modules in its place"
+                )
+            if other.kind is Kind.MAKER and j > i:
+                raise ValueError(
+                    f"{named[i]} is before {named[j]}, which divides by the size of "
+                    "the gradients, so its factors have no effect; put it after "
+                    "scale_by_parametrization, and before weight decay"
+                )
+            if other.kind is Kind.DECAY and j < i:
+                raise ValueError(
+                    f"{named[i]} is after {named[j]} and would scale the weight decay; "
+                    "put it before the decay"
+                )
 
 
 def _check_signs(links: tuple[Link, ...], named: list[str]) -> None:

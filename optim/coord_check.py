@@ -108,15 +108,14 @@ def coord_check(
     """
     sweeps = _sweeps(widths, depths)
     _check_options(steps, tolerance)
-    given = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not given:
-        raise ValueError(f"seeds={seeds} must be at least one")
+    given = _seeds(seeds)
     if batch is None:
         raise ValueError(
             "batch is missing; pass the batch that loss(model, batch) takes"
         )
-    if strength is not None and not 0 <= strength < math.inf:
-        raise ValueError(f"strength={strength} must be a²·base_depth, a number >= 0")
+    number = isinstance(strength, int | float)
+    if strength is not None and not (number and 0 <= strength < math.inf):
+        raise ValueError(f"strength={strength!r} must be a²·base_depth, a number >= 0")
     keys = jnp.stack([jax.random.key(i) for i in given])
     Pattern("layers", layers)  # checks it
     wanted = None if layers is None else re.compile(layers)
@@ -143,6 +142,19 @@ def _quick() -> dict[str, int]:
     # Compiling takes longer than running a few steps.
     cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 1} if cpu else {}
+
+
+def _seeds(seeds: Any) -> list[int]:
+    """The seeds, of which a number gives so many."""
+    given = range(seeds) if isinstance(seeds, numbers.Integral) else seeds
+    texts = isinstance(given, str) or not isinstance(given, Iterable)
+    values = [] if texts else list(given)
+    if not values or not all(isinstance(s, numbers.Integral) for s in values):
+        raise ValueError(
+            f"seeds={seeds!r} must be a number of seeds, at least one, or a sequence "
+            "of whole numbers"
+        )
+    return [int(s) for s in values]
 
 
 def _check_options(steps: int, tolerance: float) -> None:
@@ -447,14 +459,14 @@ def _split(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
     if is_nnx(model):
         from flax import nnx
 
-        graph, params, others = nnx.split(model, nnx.Param, ...)
+        graph, *states = nnx.split(model, nnx.Param, ...)
+        params, others = states
         # A copy, because batch statistics and random streams change under a trace.
         return params, others, lambda p, r: nnx.merge(graph, p, r, copy=True)
     if isinstance(model, Mapping) and isinstance(model.get("params"), Mapping):
-        params = model["params"]
-        others = {name: part for name, part in model.items() if name != "params"}
-        rest, put = _taken(others, lambda x: isinstance(x, jax.Array))
-        return params, rest, lambda p, r: {**put(r), "params": p}
+        rest = {name: part for name, part in model.items() if name != "params"}
+        arrays, put = _taken(rest, lambda x: isinstance(x, jax.Array))
+        return model["params"], arrays, lambda p, r: {**put(r), "params": p}
 
     def trained(x: Any) -> bool:
         return isinstance(x, jax.Array | np.ndarray) and _is_real(x)
@@ -463,9 +475,9 @@ def _split(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
         # NumPy's whole numbers stay as they are: a model may use them as sizes.
         return isinstance(x, jax.Array) and not _is_real(x)
 
-    params, put_params = _taken(model, trained)
-    rest, put_rest = _taken(model, kept)
-    return params, rest, lambda p, r: put_rest(r, put_params(p))
+    weights, put = _taken(model, trained)
+    arrays, put_arrays = _taken(model, kept)
+    return weights, arrays, lambda p, r: put_arrays(r, put(p))
 
 
 def _is_real(x: Any) -> bool:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .activations import is_nnx
+from .initialized import rescaled, scaled_by_path
 from .leaves import Leaf, check_takes_nothing
 from .lists import Pairing
 from .parametrizations import parametrization as named
@@ -285,7 +285,7 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
             out = leaf * factor
         else:
             out = (leaf * factor).astype(leaf.dtype)
-        _remember(out)
+        rescaled.add(out)
         return out
 
     return map_with_paths(multiply, tree)
@@ -293,22 +293,16 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
 
 # --- was it applied before? ---
 
-# Arrays that rescale_init returned and that still exist.
-_rescaled: "dict[int, weakref.ref[Any]]" = {}
-
-
-def _remember(array: Any) -> None:
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-        return
-    number = id(array)
-    _rescaled[number] = weakref.ref(array, lambda _: _rescaled.pop(number, None))
-
 
 def _check_rescaled_before(leaves: Mapping[str, _Leaf]) -> None:
     for path, leaf in leaves.items():
-        known = _rescaled.get(id(leaf.array))
-        if known is not None and known() is leaf.array and leaf.changes:
+        if leaf.array in rescaled and leaf.changes:
             raise ValueError(_already(path))
+        if leaf.array in scaled_by_path:
+            raise ValueError(
+                f"parameter {path!r} was scaled by scale_init_by_path, which "
+                "rescale_init would undo; call rescale_init first"
+            )
 
 
 def _already(path: str) -> str:

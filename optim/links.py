@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     NORMALIZING = "normalize_gradients"
     MAKER = "sets the size of updates: the family's"
     LINEAR = "keeps updates proportional"
+    GROUPS = "scale_by_path: multiplies the updates of groups"
     CLIP = "bounds updates"
     DECAY = "adds weight decay"
     OWN_STEP = "finds its own step size; no rule is known"

@@ -14,11 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from .paths import map_with_paths
+from .initialized import scaled_by_path
+from .links import Kind, Link, mark
+from .paths import flatten, map_with_paths
 from .patterns import Pattern
-from .scales import Role, Scales
+from .scales import Role, Scales, check_scales
 
 _ROLE = "role:"
 
@@ -66,7 +69,9 @@ class Module:
             value = getattr(self, field.name)
             if isinstance(value, jax.Array):  # may be traced, so the value is unknown
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(
+                value, int | float | np.number
+            ):
                 raise ValueError(f"{field.name}={value!r} must be a number")
             least = field.name == "weight_decay"
             if not (math.isfinite(value) and (value > 0 or (least and value == 0))):
@@ -201,8 +206,14 @@ def scale_by_path(
     for pattern, factor in factors.items():
         if not isinstance(factor, numbers.Real) and not hasattr(factor, "dtype"):
             raise ValueError(f"the factor of {pattern!r} is {factor!r}; pass a number")
+        if isinstance(factor, numbers.Real) and not 0 <= float(factor) < math.inf:
+            raise ValueError(
+                f"the factor of {pattern!r} is {factor}; it must be finite, and not "
+                "negative"
+            )
     pattern_of = match_paths(factors, scales)
-    return multiply_by_path({p: factors[key] for p, key in pattern_of.items()}, scales)
+    by_path = {path: factors[key] for path, key in pattern_of.items()}
+    return mark(multiply_by_path(by_path, scales), Link("scale_by_path", Kind.GROUPS))
 
 
 def _check_mapping(name: str, given: Any, example: str) -> None:
@@ -299,7 +310,7 @@ def for_modules(
 def scale_init_by_path(params: Any, scales: Scales) -> Any:
     """Multiply initial parameters by the factors of their groups.
 
-    Call it once, before training.
+    Call it once, before training and after `rescale_init`.
 
     Args:
       params: the initial parameters.
@@ -309,7 +320,7 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
       A tree like `params`.
 
     Raises:
-      ValueError: a parameter without a scale, or of another shape.
+      ValueError: a parameter without a scale, of another shape, or scaled already.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -321,8 +332,20 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
       >>> float(scale_init_by_path(mlp(16), small)["out"][0, 0])
       0.5
     """
+    check_scales(scales)
     factors = {path: module.init for path, module in scales.modules.items()}
-    return multiplied(params, factors, scales)
+    before, after = flatten(params), multiplied(params, factors, scales)
+    for (path, array), (_, new) in zip(before, flatten(after), strict=True):
+        factor = factors.get(path, 1)
+        if isinstance(factor, numbers.Real) and factor == 1:
+            continue
+        if array in scaled_by_path:
+            raise ValueError(
+                f"parameter {path!r} was scaled by scale_init_by_path already; call it "
+                "once, before training"
+            )
+        scaled_by_path.add(new)
+    return after
 
 
 def averaged(

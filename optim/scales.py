@@ -470,3 +470,13 @@ def _is_placeholder(params: Any) -> bool:
 def _some(names: list[str], most: int = 4) -> str:
     shown = ", ".join(repr(n) for n in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def check_scales(scales: Any) -> None:
+    """Raise a `ValueError` for something else than scales."""
+    if not isinstance(scales, Scales):
+        raise ValueError(
+            f"scales is a {type(scales).__name__}; make it with "
+            "infer_scales(base, target) or zoo.scales(model), and pass it after the "
+            "learning rate: optim.adamw(learning_rate, scales)"
+        )

@@ -11,7 +11,7 @@ from .parametrizations import Name, Parametrization, parametrization
 from .paths import map_with_paths
 from .probing import Acting, Mode, mode, record
 from .rules import OptimizerName, check_depth, family_of, multipliers
-from .scales import ParamScale, Scales
+from .scales import ParamScale, Scales, check_scales
 
 ParametrizationLike = Name | str | Parametrization
 
@@ -226,12 +226,7 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
         none is given although depth changes, where the model's branch multiplier
         decides which one is right.
     """
-    if not isinstance(scales, Scales):
-        raise ValueError(
-            f"scales is a {type(scales).__name__}; make it with "
-            "infer_scales(base, target) or zoo.scales(model), and pass it after the "
-            "learning rate: optim.adamw(learning_rate, scales)"
-        )
+    check_scales(scales)
     own = scales.parametrization
     if given is None and own is None and scales.depth != 1:
         raise ValueError(_which_rule(scales))

@@ -665,3 +665,15 @@ def test_swapped_arguments(maker):
         maker("fast", SCALES)
     with refuses("scales is a str", "after the learning rate"):
         maker(1e-3, "mup", SCALES)
+
+
+def test_factors_of_groups_that_no_update_can_have():
+    for factor in (float("nan"), float("inf"), -1.0):
+        with refuses(f"the factor of 'head' is {factor}", "finite, and not negative"):
+            optim.scale_by_path({"head": factor}, SCALES)
+    optim.for_modules(SCALES, {"head": {"learning_rate": np.float32(2)}})
+
+
+def test_scales_and_parameters_in_the_wrong_order():
+    with refuses("scales is a dict", "infer_scales"):
+        optim.scale_init_by_path(SCALES, params())

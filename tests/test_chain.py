@@ -40,6 +40,10 @@ def normalize():
     return optim.normalize_gradients(SCALES)
 
 
+def groups():
+    return optim.scale_by_path({"embed": 4.0}, SCALES)
+
+
 def adam(**options):
     return optim.adam(0.1, SCALES, **options)
 
@@ -253,7 +257,38 @@ SEEN = {
         lambda chain: chain(optax.scale_by_lbfgs(), scale("sgd")),
         ("scale_by_lbfgs", "no rule", "use an optimizer of mupax.optim"),
     ),
+    "groups before adam": (
+        lambda chain: chain(groups(), normalize(), optax.scale_by_adam(), scale()),
+        ("scale_by_path (link 0) is before scale_by_adam", "no effect", "put it after"),
+    ),
+    "groups after decay": (
+        lambda chain: chain(
+            optax.scale_by_sign(), scale(), optax.add_decayed_weights(0.1), groups()
+        ),
+        ("scale_by_path (link 3) is after add_decayed_weights", "before the decay"),
+    ),
+    "groups before an alias": (
+        lambda chain: chain(groups(), adam()),
+        ("scale_by_path (link 0) is beside optim.adam", "optim.for_modules"),
+    ),
+    "groups after an alias": (
+        lambda chain: chain(adam(), groups()),
+        ("scale_by_path (link 1) is beside optim.adam", "optim.for_modules"),
+    ),
 }
+
+
+def test_groups_are_scaled_between_the_scaling_and_the_decay():
+    tx = optim.chain(
+        *(normalize(), optax.scale_by_adam(), scale(), groups()),
+        *(optax.add_decayed_weights(0.1), RATE),
+    )
+    plain = optim.chain(normalize(), optax.scale_by_adam(), scale(), RATE)
+    one, other = (t.update(PARAMS, t.init(PARAMS), PARAMS)[0] for t in (tx, plain))
+    decay = -0.1 * 0.1
+    for name, factor in (("embed", 4.0), ("hidden", 1.0)):
+        wanted = factor * other[name] + decay * PARAMS[name]
+        assert jnp.allclose(one[name], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", SEEN)

@@ -296,6 +296,12 @@ def test_equinox_with_a_function_that_returns_activations(use_bias):
         optim.coord_check(build, optimizer, loss, (X, Y), **settings)
 
 
+@pytest.mark.parametrize("seeds", ["3", 3.0, 0, (), (1.5,)])
+def test_seeds_are_whole_numbers(seeds):
+    with pytest.raises(ValueError, match="must be a number of seeds, at least one, or"):
+        optim.coord_check(None, None, None, X, widths=(8, 16), seeds=seeds)
+
+
 @pytest.mark.parametrize("zeros", [np.zeros, jnp.zeros])
 def test_arrays_of_numpy_are_trained(zeros):
     """The bias starts at zero, so it only moves if it is trained."""
@@ -473,7 +479,7 @@ def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch, tmp_path)
         ({"depths": "8,16"}, "depths='8,16' must be whole numbers"),
         ({"depths": (0, 8)}, "at least two different positive sizes"),
         ({"widths": (8, 16), "steps": 0}, "steps=0 must be at least 1"),
-        ({"widths": (8, 16), "seeds": 0}, "must be at least one"),
+        ({"widths": (8, 16), "seeds": 0}, "must be a number of seeds"),
         ({"widths": (8, 16), "layers": "absent"}, "matches layers='absent'"),
     ],
 )

@@ -64,6 +64,15 @@ def test_a_converted_model_is_tuned_with_a_new_head(tmp_path, converted):
     assert len(read(tmp_path / "run")) == 4
 
 
+@pytest.mark.parametrize("factor", ["multiplier", "init_scale"])
+def test_factors_of_random_weights_are_refused(factor, tmp_path, converted, capsys):
+    groups = f"{{'head': {{'pattern': 'role:output', '{factor}': 2.0}}}}"
+    assert tune(tmp_path, converted, f"--config.modules={groups}") == 2
+    err = capsys.readouterr().err
+    assert f"modules.head.{factor}=2.0 scales a random initialization" in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_whose_multipliers_would_change_are_refused(
     tmp_path, converted, capsys
 ):

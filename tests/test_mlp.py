@@ -263,6 +263,13 @@ def test_inputs_of_another_shape_are_refused(name, shape):
         jax.eval_shape(model, jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
+@pytest.mark.parametrize("name", ["mlp", "resmlp"])
+def test_whole_numbers_are_refused(name):
+    model = nnx.eval_shape(lambda: zoo.create(name, width=8, depth=2, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match="x is uint8; models take floating-point"):
+        jax.eval_shape(model, jax.ShapeDtypeStruct((4, 8, 8, 1), jnp.uint8))
+
+
 def test_one_example_is_enough_and_images_are_flattened():
     model = build()
     np.testing.assert_allclose(model(X[:1]), model(X)[:1], rtol=1e-5, atol=1e-6)

@@ -80,6 +80,27 @@ def test_a_multiplier_trains_as_one_in_the_forward_pass(name):
     assert abs(plain[0] - wanted[0]) > 1e-3
 
 
+def test_initial_weights_are_scaled_once_and_after_rescale_init():
+    def random(n, seed=0):
+        normal = lambda x: jax.random.normal(jax.random.key(seed), x.shape) / n**0.5  # noqa: E731
+        return jax.tree.map(normal, mlp(n))
+
+    base, target = random(64), random(256)
+    plain = optim.infer_scales(base, target)
+    scales = optim.for_modules(plain, {"^mid": {"init_scale": 3.0}})
+    once = optim.scale_init_by_path(target, scales)
+    with pytest.raises(
+        ValueError, match=r"'mid/w' was scaled .* already; call it once"
+    ):
+        optim.scale_init_by_path(once, scales)
+    with pytest.raises(ValueError, match=r"'mid/w' .* call rescale_init first"):
+        optim.rescale_init(once, plain, "mup", base=base)
+    optim.scale_init_by_path(random(256, seed=1), scales)  # another initialization
+    rescaled = optim.rescale_init(target, plain, "mup", base=base)
+    after = optim.scale_init_by_path(rescaled, scales)
+    np.testing.assert_allclose(after["mid"]["w"], 3 * rescaled["mid"]["w"])
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])
 def test_a_learning_rate_multiplies_the_update_and_not_the_decay(name):
     params = mlp(8)

@@ -871,3 +871,18 @@ def test_batch_statistics_and_dropout_are_part_of_a_users_model(tmp_path):
     again = sweep(tmp_path, make_model=net, loss=fit)
     assert again.populations[0].seconds == first.populations[0].seconds
     assert np.isfinite(first.populations[0].loss).all()
+
+
+def test_sizes_that_are_not_larger_than_the_base_are_refused():
+    for pair in ((4, 1), (1, 2), (8, 1)):
+        with pytest.raises(UserError, match=r"is not above that of the base \(4, 2\)"):
+            sweep(None, base=(4, 2), sizes=[(8, 4), pair])
+
+
+def test_a_base_that_is_the_largest_is_said(caplog):
+    sweep(None, base=(4, 1), widths=(2, 4), depths=(1,), sizes=())
+    said = "width, 4, is the largest that is swept, so that the verdict over width is"
+    assert f"{said} about 2" in caplog.text
+    caplog.clear()
+    sweep(None, base=(2, 1), widths=(2, 4), depths=(1,), sizes=())
+    assert "is the largest" not in caplog.text

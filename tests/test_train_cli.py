@@ -20,6 +20,7 @@ from patience import ended, wait_until
 from mupax import zoo
 from mupax.experiments import cli
 from mupax.experiments.errors import UserError
+from mupax.experiments.run import build
 from mupax.experiments.run.config import defaults, parse
 from mupax.experiments.run.records import read
 
@@ -558,3 +559,35 @@ def test_a_file_that_is_no_summary_is_one_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match=r"is not the summary\.json"):
         parse({"transfer_from": str(path)})
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_run_does_not_resume_over_other_data(command, tmp_path, capsys):
+    song = tmp_path / "song.txt"
+    first = "one green bottle, hanging on the wall\n" * 40
+    song.write_text(first)
+    config = tmp_path / "config.py"
+    config.write_text(
+        f"""
+from mupax.experiments import defaults
+
+def get_config():
+    c = defaults({command!r})
+    c.dataset, c.data.context = "text:{song}", 16
+    c.model.name, c.model.width, c.model.depth, c.model.head_dim = "gpt", 8, 1, 8
+    c.steps, c.batch_size, c.learning_rate = 4, 4, 0.01
+    if {command == "sweep"}:
+        c.sweep.axes.learning_rate, c.sweep.seeds = "2**[-9:-7:1]", 1
+    return c
+"""
+    )
+    words = command, f"--config={config}", f"--workdir={tmp_path / 'run'}"
+    assert mupax(*words) == 0
+    song.write_text(first.replace("green", "brown"))
+    build._opened.cache_clear()  # as in another process
+    capsys.readouterr()
+    said = refused(capsys, *words)
+    assert f"the examples of text:{song} have changed since the run in" in said
+    song.write_text(first)
+    build._opened.cache_clear()
+    assert mupax(*words) == 0

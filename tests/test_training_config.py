@@ -92,8 +92,15 @@ def test_a_target_warms_up_for_the_same_share_of_its_steps():
     wanted = ("batch_size=16", "schedule.warmup=6", "target.batch_size=64")
     config = transfer.parse(toy("transfer", *wanted, "target.steps=10"))
     assert config.target.schedule.options["warmup"] == 2
-    same = transfer.parse(toy("transfer", "schedule.warmup=6", "target.steps=60"))
-    assert same.target.schedule.options["warmup"] == 6
+    longer = transfer.parse(toy("transfer", "schedule.warmup=6", "target.steps=60"))
+    assert longer.target.schedule.options["warmup"] == 12
+    own = toy("transfer", "schedule.warmup=6", "target.steps=60")
+    with own.unlocked():
+        own.target.schedule = {"name": "cosine", "warmup": 5}
+    given = transfer.parse(own)
+    assert given.target.schedule.options["warmup"] == 5
+    short = space.parse_sweep(toy("transfer", "schedule.warmup=6", "sweep.steps=10"))
+    assert short.base.schedule.options["warmup"] == 2
 
 
 @pytest.mark.parametrize("rule", [False, True])

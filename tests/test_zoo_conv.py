@@ -548,6 +548,8 @@ def test_images_that_do_not_fit_are_refused():
         logits(tiny, 2, 2, 8, 8)
     with pytest.raises(ValueError, match="global_pool=True"):
         logits(build("cnn", **MODELS["cnn"]), 2, 16, 16, 2)
+    with pytest.raises(ValueError, match=r"x is uint8; .* \(x / 255 - mean\) / std"):
+        tiny(jnp.zeros((2, 8, 8, 2), jnp.uint8))
     with pytest.raises(ValueError, match="more than one value per channel"):
         logits(tiny, 1, 2, 2, 2)
     tiny.eval()

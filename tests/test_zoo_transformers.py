@@ -499,7 +499,11 @@ def test_bad_inputs_say_what_to_write():
     ):
         with pytest.raises(ValueError, match=message):
             nnx.eval_shape(shape_of(kind), x)
-    assert jnp.isnan(run(tiny("gpt"), TOKENS.at[:, 0].set(11))).all()
+    for other in (11, -1):
+        assert jnp.isnan(run(tiny("gpt"), TOKENS.at[:, 0].set(other))).all()
+    for wrong in (TOKENS[0], TOKENS * 1.0):
+        with pytest.raises(ValueError, match="expected whole numbers of shape"):
+            tiny("gpt")(wrong)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def card(
 from mupax import zoo
 
 model = zoo.load_pretrained({name!r}, "path/to/this/directory")
+model.eval()  # to predict
 ```""",
     ]
     if reads_tokens:

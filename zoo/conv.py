@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .convolve import convolve
-from .layers import LayerNorm, times, writable_state
+from .layers import LayerNorm, check_floating, times, writable_state
 from .plan import Plan
 from .sharding import weight
 
@@ -286,6 +286,7 @@ def check_images(x: Float[Array, "..."], channels: int) -> None:
             "the channels last; for other images create the model with "
             f"input_shape=(height, width, {x.shape[-1]})"
         )
+    check_floating(x)
 
 
 def _vector(

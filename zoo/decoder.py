@@ -88,7 +88,7 @@ class Decoder(Transformer):
         Raises:
           ValueError: the sequence is longer than the context.
         """
-        self._check(tokens.shape[1])
+        self._check_tokens(tokens)
         x = self._embed(tokens, 0)
         return self._logits(self.run_blocks(x, rngs))
 
@@ -104,7 +104,7 @@ class Decoder(Transformer):
         Returns:
           Features of every token, of shape (batch, time, width).
         """
-        self._check(tokens.shape[1])
+        self._check_tokens(tokens)
         x = self.run_blocks(self._embed(tokens, 0), rngs)
         return x if self.norm is None else self.norm(x)
 
@@ -128,7 +128,7 @@ class Decoder(Transformer):
         Raises:
           ValueError: an index is out of range.
         """
-        self._check(tokens.shape[1])
+        self._check_tokens(tokens)
         return self._intermediates(self._embed(tokens, 0), blocks, norm)
 
     def cache(self, batch: int, length: int) -> Cache:
@@ -168,6 +168,14 @@ class Decoder(Transformer):
         x, cache = self.decode_blocks(x, cache, position)
         return self._logits(x), cache
 
+    def _check_tokens(self, tokens: Int[Array, "batch time"]) -> None:
+        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(
+                f"tokens are {tokens.dtype} of shape {tokens.shape}; expected whole "
+                "numbers of shape (batch, time)"
+            )
+        self._check(tokens.shape[1])
+
     def _check(self, time: int) -> None:
         if time > self.context:
             raise ValueError(
@@ -182,7 +190,9 @@ class Decoder(Transformer):
     def _embed(
         self, tokens: Int[Array, "batch time"], position: int | Int[Array, ""]
     ) -> Float[Array, "batch time embed"]:
-        x = jnp.take(self._table(), tokens, axis=0)
+        table = self._table()
+        # Negative numbers would count from the end; past it, NaN is returned.
+        x = jnp.take(table, jnp.where(tokens < 0, len(table), tokens), axis=0)
         if self.position is None:
             return x
         positions = jax.lax.dynamic_slice_in_dim(

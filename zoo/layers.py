@@ -279,6 +279,16 @@ def mean_subtraction(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     return x - x.mean(axis=-1, keepdims=True)
 
 
+def check_floating(x: Any) -> None:
+    """Raise a `ValueError` for images that were not converted and normalized."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"x is {x.dtype}; models take floating-point inputs of about unit size. "
+            "Normalize images: (x / 255 - mean) / std, where zoo.data_config(model) "
+            "has mean and std if they are known"
+        )
+
+
 def flattened(
     x: Float[Array, "batch *features"], shape: Sequence[int]
 ) -> Float[Array, "batch inputs"]:
@@ -289,8 +299,8 @@ def flattened(
       shape: of one input.
 
     Raises:
-      ValueError: inputs of another shape. As many entries in another order, e.g.
-        (channels, height, width), would give other outputs.
+      ValueError: inputs of another shape, or of whole numbers. As many entries in
+        another order, e.g. (channels, height, width), would give other outputs.
     """
     inputs = math.prod(shape)
     if x.shape[1:] not in (tuple(shape), (inputs,)):
@@ -298,6 +308,7 @@ def flattened(
             f"inputs have shape {x.shape}; pass (batch, {', '.join(map(str, shape))}), "
             "or create the model with another input_shape"
         )
+    check_floating(x)
     return x.reshape(x.shape[0], inputs)
 
 

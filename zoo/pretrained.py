@@ -71,10 +71,11 @@ def load_pretrained(
         `input_shape` a ViT's positions are interpolated.
 
     Returns:
-      The model. One from a directory of `zoo.save` keeps its saved base; any other is
-      its own base, unless `base_width` or `base_depth` are given. It computes the same
-      function for any base; learning rates are relative to the base. Options such as
-      `nonlinearity` change the function.
+      The model, in training mode: call `model.eval()` before you predict with batch
+      normalization or dropout. One from a directory of `zoo.save` keeps its saved base;
+      any other is its own base, unless `base_width` or `base_depth` are given. It
+      computes the same function for any base; learning rates are relative to the base.
+      Options such as `nonlinearity` change the function.
 
     Raises:
       ValueError: the name is unknown, or the source holds another model, cannot be

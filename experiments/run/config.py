@@ -396,6 +396,14 @@ def _check_together(config: RunConfig) -> None:
             f"init_scale={config.init_scale} scales a random initialization, and "
             f"init_from={config.init_from!r} replaces it; leave one of them out"
         )
+    for name, group in config.modules.items() if config.init_from else ():
+        for key in ("multiplier", "init_scale"):
+            if group.get(key, 1) != 1:
+                raise UserError(
+                    f"modules.{name}.{key}={group[key]} scales a random "
+                    f"initialization, and init_from={config.init_from!r} replaces it; "
+                    "leave it out, and set learning_rate of the group"
+                )
     if config.preprocessing == "weights" and not config.init_from:
         raise UserError(
             "preprocessing='weights' needs weights: set init_from, or leave it at "

@@ -158,6 +158,8 @@ def train(
     keys = ("batch_size", "steps", "seed", "eval_every")
     claimed = {key: getattr(options, key) for key in keys}
     claimed |= {"settings": settings or {}, "dataset": dataset.name}
+    if jax.process_index() == 0:
+        claimed["contents"] = dataset.fingerprint
     with _claimed(workdir, claimed, separate) as shared, stop_requests() as stop_now:
         # ----- State: initialized on the mesh, or copied to it.
         if create is None:

@@ -30,7 +30,8 @@ def claim(
 
     Args:
       workdir: the directory; it need not exist.
-      settings: JSON-ready settings that decide the results.
+      settings: JSON-ready settings that decide the results. "contents" is the
+        fingerprint of the data, compared where both sides have one.
       free: keys, e.g. "sweep.seeds", that may differ from the stored settings and
         replace them.
 
@@ -123,12 +124,18 @@ def _compared(
     differ = [
         f"{key} ({short(first)}, here {short(second)})"
         for key, first, second in differences(stored, settings)
-        if not any(f"{key}.".startswith(f"{x}.") for x in free)
+        if key != "contents" and not any(f"{key}.".startswith(f"{x}.") for x in free)
     ]
     if differ:
         raise UserError(
             f"{workdir} holds another experiment, which differs in "
             f"{', '.join(differ)}; choose another --workdir, or remove that one"
+        )
+    contents = stored.get("contents"), settings.get("contents")
+    if all(contents) and contents[0] != contents[1]:
+        raise UserError(
+            f"the examples of {settings['dataset']} have changed since the run in "
+            f"{workdir} began; choose another --workdir, or bring the old data back"
         )
     return whole and stored == settings
 

@@ -209,7 +209,8 @@ def sweep(
         "2**[-12:-3:1]". All combinations are run.
       widths: swept at the base's depth.
       depths: swept at the base's width.
-      sizes: more pairs (width, depth) to compare with the base, e.g. the target's.
+      sizes: more pairs (width, depth) to compare with the base, e.g. the target's;
+        their products are above that of the base.
       base: (width, depth); by default the first of `widths` and of `depths`, or the
         first of `sizes`.
       seeds: number of seeds of initialization and of the order of examples.
@@ -290,6 +291,20 @@ def sweep(
     if not isinstance(limits, engine.Limits):
         raise UserError(f"limits={limits!r} must be Limits(...), e.g. Limits(lanes=8)")
     others = {(int(width), int(depth)) for width, depth in sizes} - {at}
+    for pair in sorted(others):
+        if math.prod(pair) <= math.prod(at):
+            raise UserError(
+                f"sizes has {pair}, whose width times depth is not above that of the "
+                f"base {tuple(at)}; verdicts are about larger models: choose the "
+                "smallest size as base=..., or leave this one out"
+            )
+    for axis, swept, own in (("width", widths, at[0]), ("depth", depths, at[1])):
+        if len(set(swept)) > 1 and own == max(swept):
+            logging.warning(
+                "the base's %s, %d, is the largest that is swept, so that the verdict "
+                "over %s is about %d: what the value that is best there costs at %d",
+                *(axis, own, axis, min(swept), own),
+            )
     shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
     shapes |= {at, *others}
     data_print = "" if folder is None else fingerprint.of_arrays(data)

@@ -146,6 +146,8 @@ def opened(
     if folder is None:
         yield None
         return
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"folder={folder!r} must be a path, or None")
     with mirror.opened(os.fspath(folder)) as at:
         try:
             place = at.expanduser()

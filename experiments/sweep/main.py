@@ -76,8 +76,8 @@ def run(
     directory = pathlib.Path(folder)
     workdir.check(directory, parsed.settings(), free=_FREE)
     tasks = space.tasks(parsed)
-    check_data(tasks[0], console)
-    with workdir.claim(directory, parsed.settings(), free=_FREE):
+    settings = parsed.settings() | {"contents": check_data(tasks[0], console)}
+    with workdir.claim(directory, settings, free=_FREE):
         populations = train(
             tasks, directory, limits, console, executor, workers, address
         )
@@ -95,10 +95,14 @@ def run(
     return data
 
 
-def check_data(task: ZooTask, console: rich.console.Console) -> None:
-    """Open the dataset of a sweep, and check batch and model against it."""
+def check_data(task: ZooTask, console: rich.console.Console) -> str:
+    """Open the dataset of a sweep, and check batch and model against it.
+
+    Returns its fingerprint.
+    """
     with console.status(f"reading {task.config.dataset}"):
         dataset = task.dataset()
+        fingerprint = dataset.fingerprint
     dataset.check_batch(task.batch_size)
     if task.batch_size % task.config.accumulate:
         raise UserError(
@@ -106,6 +110,7 @@ def check_data(task: ZooTask, console: rich.console.Console) -> None:
             f"{task.config.accumulate} parts; change batch_size or accumulate"
         )
     build(task.config, dataset)
+    return fingerprint
 
 
 def train(

@@ -169,7 +169,7 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     run = parse(own)
     base = _at_base(run)
     if section["steps"] is not None:
-        base = with_keys(base, [("steps", section["steps"])])
+        base = base.lasting(section["steps"])
     average = section["average_last"] or max(1, base.steps // 4)
     if average > base.steps:
         raise UserError(
@@ -425,11 +425,9 @@ def _target(
         target = with_keys(own, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
-    if target.training.kappa != 1 and not any(
-        key.startswith("schedule") for key, _ in changes
-    ):
+    if not any(key.startswith("schedule") for key, _ in changes):
         # Warm-up and decay take the same share of the steps.
-        schedule = base.lasting(target.steps).schedule
+        schedule = run.lasting(target.steps).schedule
         target = dataclasses.replace(target, schedule=schedule)
     return dataclasses.replace(target, parametrization=base.parametrization)
 

@@ -146,7 +146,7 @@ _EPOCHS_20 = {"steps": "15640", "sweep.average_last": "782"}
 LONG: Sizes = {
     "laptop": _grid("2**[-9:-1:1]", depths="(2,8,32)"),
     "medium": _grid("2**[-9:-1:1]", depths="(2,8,32)"),
-    "long": _SEEDS_2 | _grid("2**[-7:-2:1]"),
+    "long": _SEEDS_2 | _grid("2**[-8:-4.5:0.5]"),
     "paper": _EPOCHS_20 | _grid("2**[-9:-1:1]", depths="(2,8,32,128)"),
 }
 
@@ -231,10 +231,14 @@ FLAT: Sizes = {
 MOMENTUM: Sizes = {
     "long": _grid("2**[-8:-4:1]") | {"sweep.axes.momentum": "1-2**[-3:0]"}
 }
-RICHNESS: Sizes = {"long": _grid("2**[-8:-3:1]") | {"sweep.axes.richness": "2**[-3:0]"}}
+RICHNESS: Sizes = {
+    "long": _grid("2**[-9:-4:0.5]") | {"sweep.axes.richness": "2**[-2:1]"}
+}
 DECAY: Sizes = {
     "laptop": {"sweep.seeds": "16"},
-    "long": _grid("2**[-11:-8:1]") | {"sweep.axes.weight_decay": "2**[-4:2:2]"},
+    "long": _SEEDS_4
+    | _grid("2**[-11:-8:1]")
+    | {"sweep.axes.weight_decay": "2**[-4:2:2]"},
 }
 # The paper shows two depths.
 TWO_DEPTHS: Sizes = {
@@ -253,6 +257,7 @@ RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
     "medium": _MEDIUM
     | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
+    "long": _SEEDS_2 | {"data.image_size": "8"} | _grid("2**[-9:-3:1]", depths="(1,4)"),
     "paper": _LONG_CNN
     | {
         "augment": _AUGMENT,
