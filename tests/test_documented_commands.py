@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import json
 import pathlib
 import re
 import shlex
@@ -17,8 +18,11 @@ from ml_collections import ConfigDict
 
 import mupax
 from mupax import optim, zoo
+from mupax.configs import digits_resmlp
 from mupax.experiments import cli
 from mupax.experiments.run.config import parse
+from mupax.experiments.run.hyperparameters import transfer_record
+from mupax.experiments.sweep import space
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -103,12 +107,22 @@ def test_a_documented_command_is_understood(doors, line):
     words = shlex.split(line.replace(" ...", rest), comments=True)
     # Without other processes there is nobody to join.
     words = [w for w in words if not w.startswith(PROCESSES)]
+    for source in re.findall(r"transfer_from=(\S+)", line):
+        _write_summary(pathlib.Path(source))
     assert cli.main(words) == 0
     for config in doors:
         if isinstance(config, ConfigDict):
-            with config.unlocked():
-                config.transfer_from = None  # the run that it names was not made here
             parse(config)
+
+
+def _write_summary(path: pathlib.Path) -> None:
+    """What a transfer of residual MLPs would have written."""
+    config = digits_resmlp.get_config()
+    config.learning_rate = 0.01
+    base = space.parse_sweep(config).base
+    path.parent.mkdir(parents=True)
+    record = transfer_record(base, {"learning_rate": 0.01})
+    path.write_text(json.dumps({"transfer": record}))
 
 
 def test_commands_are_found_where_they_stand():
