@@ -231,7 +231,9 @@ FLAT: Sizes = {
 MOMENTUM: Sizes = {
     "long": _grid("2**[-8:-4:1]") | {"sweep.axes.momentum": "1-2**[-3:0]"}
 }
-RICHNESS: Sizes = {"long": _grid("2**[-8:-3:1]") | {"sweep.axes.richness": "2**[-3:0]"}}
+RICHNESS: Sizes = {
+    "long": _grid("2**[-9:-4:0.5]") | {"sweep.axes.richness": "2**[-2:1]"}
+}
 DECAY: Sizes = {
     "laptop": {"sweep.seeds": "16"},
     "long": _SEEDS_4
