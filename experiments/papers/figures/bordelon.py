@@ -89,6 +89,8 @@ _LONG_BRANCHES = Part(
 
 # ----- Figures.
 
+_STAGES = f"two stages; {CIFAR}, at scale `long` 8 x 8"
+
 
 def _figure(
     number: str,
@@ -99,7 +101,7 @@ def _figure(
     name: str = "",
 ) -> Figure:
     name = name or f"Figure {number}"
-    if parts:
+    if parts and "CIFAR" not in how:
         how = f"{how}; {CIFAR}" if how else CIFAR
     return Figure(
         f"bordelon-{number.lower()}", "Bordelon", name, claim, draw, parts, how
@@ -120,7 +122,7 @@ FIGURES = [
         "with 1/√L scaling",
         claims.norm_is_not_enough,
         (_resnets("mup batch", "depth_mup batch", "depth_mup none"),),
-        "two stages",
+        _STAGES,
     ),
     _figure(
         "3",
@@ -206,7 +208,7 @@ FIGURES = [
             claims.norm_helps, norm="instance", label="LayerNorm of each channel"
         ),
         (_resnets("mup none", "mup instance", "depth_mup instance"),),
-        "two stages",
+        _STAGES,
     ),
     _figure(
         "B.5",
@@ -214,7 +216,7 @@ FIGURES = [
         "1/√L scaling less still",
         functools.partial(claims.norm_helps, norm="batch", label="batch norm"),
         (_resnets("mup none", "mup batch", "depth_mup batch"),),
-        "two stages",
+        _STAGES,
     ),
     Figure(
         id="bordelon-b.6",
