@@ -120,6 +120,7 @@ def check_links(links: tuple[Link, ...]) -> None:
         return [i for i, link in enumerate(links) if link.kind in kinds]
 
     scalings, makers = places(Kind.SCALING), places(Kind.MAKER)
+    _check_groups(links, named)
     if not scalings:
         _check_normalizing(links, named)
         return
@@ -144,7 +145,6 @@ def check_links(links: tuple[Link, ...]) -> None:
                 f"{named[at]} is after {named[i]} and would scale the weight decay; "
                 "put the decay after it, and before the learning rate"
             )
-    _check_groups(links, named)
     _check_signs(links, named)
     _check_direction(links, named, at)
     _check_factors(links, named)
@@ -167,13 +167,20 @@ def _check_groups(links: tuple[Link, ...], named: list[str]) -> None:
         if link.kind is not Kind.GROUPS:
             continue
         for j, other in enumerate(links):
-            if other.kind is Kind.SCALING and other.name != SCALING:
+            alias = other.kind is Kind.SCALING and other.name != SCALING
+            if alias and j > i and other.family is not Family.SGD:
                 raise ValueError(
-                    f"{named[i]} is beside {named[j]}, which divides by the size of "
-                    "gradients or has a weight decay of its own; give the optimizer "
+                    f"{named[i]} is before {named[j]}, which divides by the size of "
+                    "the gradients, so its factors have no effect; give the optimizer "
                     "scales of optim.for_modules in its place"
                 )
-            if other.kind is Kind.MAKER and j > i:
+            if alias and j < i and other.decays:
+                raise ValueError(
+                    f"{named[i]} is after {named[j]} and would scale its weight decay, "
+                    "too; give the optimizer scales of optim.for_modules in its place"
+                )
+            keeps = other.name.startswith("scale_by_param_block")
+            if other.kind is Kind.MAKER and not keeps and j > i:
                 raise ValueError(
                     f"{named[i]} is before {named[j]}, which divides by the size of "
                     "the gradients, so its factors have no effect; put it after "

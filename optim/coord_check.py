@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -113,7 +114,7 @@ def coord_check(
         raise ValueError(
             "batch is missing; pass the batch that loss(model, batch) takes"
         )
-    number = isinstance(strength, int | float)
+    number = isinstance(strength, numbers.Real)
     if strength is not None and not (number and 0 <= strength < math.inf):
         raise ValueError(f"strength={strength!r} must be a²·base_depth, a number >= 0")
     keys = jnp.stack([jax.random.key(i) for i in given])
@@ -148,13 +149,16 @@ def _seeds(seeds: Any) -> list[int]:
     """The seeds, of which a number gives so many."""
     given = range(seeds) if isinstance(seeds, numbers.Integral) else seeds
     texts = isinstance(given, str) or not isinstance(given, Iterable)
-    values = [] if texts else list(given)
-    if not values or not all(isinstance(s, numbers.Integral) for s in values):
+    try:
+        values = [] if texts else [operator.index(seed) for seed in given]
+    except TypeError:
+        values = []
+    if not values:
         raise ValueError(
             f"seeds={seeds!r} must be a number of seeds, at least one, or a sequence "
             "of whole numbers"
         )
-    return [int(s) for s in values]
+    return values
 
 
 def _check_options(steps: int, tolerance: float) -> None:

@@ -108,7 +108,7 @@ def rescale_init(
         for path, scale in scales.items()
         if path in given
     }
-    _check_rescaled_before(leaves)
+    _check_rescaled_before(leaves, base)
     if base is not None:
         factors = _measured_factors(leaves, _base_arrays(base, scales), init)
     else:
@@ -294,14 +294,14 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
 # --- was it applied before? ---
 
 
-def _check_rescaled_before(leaves: Mapping[str, _Leaf]) -> None:
+def _check_rescaled_before(leaves: Mapping[str, _Leaf], base: Any) -> None:
     for path, leaf in leaves.items():
         if leaf.array in rescaled and leaf.changes:
             raise ValueError(_already(path))
-        if leaf.array in scaled_by_path:
+        if base is not None and leaf.array in scaled_by_path:
             raise ValueError(
                 f"parameter {path!r} was scaled by scale_init_by_path, which "
-                "rescale_init would undo; call rescale_init first"
+                "rescale_init(base=...) would undo; call rescale_init first"
             )
 
 

@@ -44,6 +44,7 @@ class Link:
       family: of the updates that a MAKER returns, or that a SCALING expects.
       normalizes: whether a SCALING brings its own `normalize_gradients`.
       has_eps: whether a MAKER compares gradients with an eps.
+      decays: whether a SCALING has a weight decay of its own.
       inner: the links of a chain.
       plain: the transform without the check that `optim.chain` adds to `init`.
       source: the transform, for links of Optax whose sign matters.
@@ -56,6 +57,7 @@ class Link:
     family: Family | None = None
     normalizes: bool = False
     has_eps: bool = False
+    decays: bool = False
     inner: "tuple[Link, ...]" = ()
     plain: Any = None
     source: Any = None

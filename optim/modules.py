@@ -213,7 +213,10 @@ def scale_by_path(
             )
     pattern_of = match_paths(factors, scales)
     by_path = {path: factors[key] for path, key in pattern_of.items()}
-    return mark(multiply_by_path(by_path, scales), Link("scale_by_path", Kind.GROUPS))
+    # Zeros freeze a group, wherever they stand.
+    freezes = all(isinstance(x, numbers.Real) and x == 0 for x in by_path.values())
+    kind = Kind.LINEAR if freezes else Kind.GROUPS
+    return mark(multiply_by_path(by_path, scales), Link("scale_by_path", kind))
 
 
 def _check_mapping(name: str, given: Any, example: str) -> None:
@@ -337,7 +340,7 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
     before, after = flatten(params), multiplied(params, factors, scales)
     for (path, array), (_, new) in zip(before, flatten(after), strict=True):
         factor = factors.get(path, 1)
-        if isinstance(factor, numbers.Real) and factor == 1:
+        if not isinstance(factor, jax.core.Tracer) and factor == 1:
             continue
         if array in scaled_by_path:
             raise ValueError(

@@ -224,6 +224,7 @@ def adamw(
         *updates_of(scales, "adam"),
         decayed(optax.add_decayed_weights(decay, decay_mask(mask, scales)), scales),
         optax.scale_by_learning_rate(learning_rate),
+        decay=weight_decay,
     )
 
 
@@ -280,6 +281,7 @@ def lion(
         *updates_of(scales, "adam"),
         decayed(optax.add_decayed_weights(decay, decay_mask(mask, scales)), scales),
         optax.scale_by_learning_rate(learning_rate),
+        decay=weight_decay,
     )
 
 
@@ -441,7 +443,7 @@ def adafactor(
         decaying = decay_mask(weight_decay_mask, scales)
         decay = scales.training.weight_decay(weight_decay_rate)
         links.append(decayed(optax.add_decayed_weights(decay, decaying), scales))
-    return _ours("adafactor", *links, optax.scale(-1))
+    return _ours("adafactor", *links, optax.scale(-1), decay=weight_decay_rate)
 
 
 def muon(
@@ -589,6 +591,7 @@ def muon(
             },
             labels,
         ),
+        decay=weight_decay or adam_weight_decay,
     )
 
 
@@ -714,11 +717,13 @@ def _scale(
 
 
 def _ours(
-    name: str, *links: optax.GradientTransformation
+    name: str, *links: optax.GradientTransformation, decay: Any = 0.0
 ) -> optax.GradientTransformationExtraArgs:
     """Chain the links of one of our optimizers, and mark it for `optim.chain`."""
     normalizes = any(describe(tx).kind is Kind.NORMALIZING for tx in links)
-    link = Link(f"optim.{name}", Kind.SCALING, family_of(name), normalizes)
+    decays = decay is not None and not (isinstance(decay, int | float) and decay == 0)
+    family = family_of(name)
+    link = Link(f"optim.{name}", Kind.SCALING, family, normalizes, decays=decays)
     return mark(optax.chain(*links), link)
 
 

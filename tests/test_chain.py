@@ -269,13 +269,26 @@ SEEN = {
     ),
     "groups before an alias": (
         lambda chain: chain(groups(), adam()),
-        ("scale_by_path (link 0) is beside optim.adam", "optim.for_modules"),
+        ("scale_by_path (link 0) is before optim.adam", "optim.for_modules"),
     ),
-    "groups after an alias": (
-        lambda chain: chain(adam(), groups()),
-        ("scale_by_path (link 1) is beside optim.adam", "optim.for_modules"),
+    "groups after an alias with decay": (
+        lambda chain: chain(optim.adamw(0.1, SCALES), groups()),
+        ("scale_by_path (link 1) is after optim.adamw", "its weight decay"),
+    ),
+    "groups before adam, without a scaling": (
+        lambda chain: chain(groups(), optax.scale_by_adam(), RATE),
+        ("scale_by_path (link 0) is before scale_by_adam", "no effect"),
     ),
 }
+
+
+def test_groups_beside_an_optimizer_without_decay_are_accepted():
+    frozen = optim.scale_by_path({"embed": 0.0}, SCALES)
+    optim.chain(sgd(), groups())
+    optim.chain(groups(), sgd())
+    optim.chain(adam(), groups())
+    optim.chain(optim.adamw(0.1, SCALES, weight_decay=0.0), groups())
+    optim.chain(optim.adamw(0.1, SCALES), frozen)
 
 
 def test_groups_are_scaled_between_the_scaling_and_the_decay():

@@ -64,6 +64,15 @@ def test_a_converted_model_is_tuned_with_a_new_head(tmp_path, converted):
     assert len(read(tmp_path / "run")) == 4
 
 
+def test_a_sweep_from_trained_weights_is_refused(tmp_path, converted, capsys):
+    """Its runs started from random weights, without a word."""
+    config = tmp_path / "config.py"
+    config.write_text(CONFIG)
+    words = ["mupax", "sweep", f"--config={config}", f"--workdir={tmp_path}/run"]
+    assert cli.main([*words, f"--config.init_from={converted}"]) == 2
+    assert "the runs of a sweep start from random ones" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("factor", ["multiplier", "init_scale"])
 def test_factors_of_random_weights_are_refused(factor, tmp_path, converted, capsys):
     groups = f"{{'head': {{'pattern': 'role:output', '{factor}': 2.0}}}}"

@@ -80,6 +80,14 @@ def test_a_multiplier_trains_as_one_in_the_forward_pass(name):
     assert abs(plain[0] - wanted[0]) > 1e-3
 
 
+def test_only_models_with_branches_have_a_branch_multiplier_to_transfer():
+    for name, has in (("mlp", False), ("resmlp", True), ("gpt", True)):
+        model = {"name": name, "width": 8, "depth": 2}
+        given = {"dataset": "digits", "learning_rate": 0.1, "model": model}
+        record = transfer_record(parse(given), {"learning_rate": 0.1})
+        assert ("branch_multiplier" in record) is has
+
+
 def test_initial_weights_are_scaled_once_and_after_rescale_init():
     def random(n, seed=0):
         normal = lambda x: jax.random.normal(jax.random.key(seed), x.shape) / n**0.5  # noqa: E731

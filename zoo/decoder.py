@@ -163,6 +163,7 @@ class Decoder(Transformer):
         Returns:
           (logits, cache with the new tokens).
         """
+        self._check_tokens(tokens)
         position = jnp.asarray(position, jnp.int32)
         x = self._embed(tokens, position)
         x, cache = self.decode_blocks(x, cache, position)
@@ -192,6 +193,7 @@ class Decoder(Transformer):
     ) -> Float[Array, "batch time embed"]:
         table = self._table()
         # Negative numbers would count from the end; past it, NaN is returned.
+        tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
         x = jnp.take(table, jnp.where(tokens < 0, len(table), tokens), axis=0)
         if self.position is None:
             return x

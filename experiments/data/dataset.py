@@ -22,7 +22,7 @@ from .pipeline import Hosts, Load, Workers, iterate, run_through
 Batch = dict[str, np.ndarray]
 
 _MEASURED = 1024  # training images for measuring statistics
-_COMPARED = 256  # training examples of the fingerprint
+_COMPARED = 256  # examples of each split in the fingerprint
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,7 +52,7 @@ class Dataset:
       crop: share of the shorter side of an image that evaluation keeps.
       crop_mode: "center", or "squash" where the aspect ratio is not kept.
       resample: filter for resizing.
-      read: reads training examples as they are stored, for the fingerprint.
+      read: read training and test examples as they are stored, for the fingerprint.
     """
 
     name: str
@@ -74,24 +74,26 @@ class Dataset:
     crop: float = 1.0
     crop_mode: str = "center"
     resample: str = "bilinear"
-    read: Callable[[np.ndarray], Any] | None = None
+    read: tuple[Callable[[np.ndarray], Any], ...] = ()
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the sizes and of some training examples; empty if they are not known.
+        """Of the sizes and of some examples of both splits; empty if not known.
+
+        It does not see a change of the other examples.
 
         Raises:
-          UserError: one of them is damaged.
+          UserError: an example is damaged.
         """
-        if self.read is None:
+        if not self.read:
             return ""
-        count = min(self.train_size, _COMPARED)
-        indices = np.linspace(0, self.train_size - 1, count).astype(np.int64)
         sizes = self.train_size, self.test_size, self.out_features
         digest = hashlib.sha256(str(sizes).encode())
-        for leaf in jax.tree.leaves(self.read(indices)):
-            whole = isinstance(leaf, bytes)
-            digest.update(leaf if whole else np.ascontiguousarray(leaf).tobytes())
+        for read, size in zip(self.read, sizes, strict=False):
+            indices = np.linspace(0, size - 1, min(size, _COMPARED)).astype(np.int64)
+            for leaf in jax.tree.leaves(read(indices)):
+                whole = isinstance(leaf, bytes)
+                digest.update(leaf if whole else np.ascontiguousarray(leaf).tobytes())
         return digest.hexdigest()[:16]
 
     def spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:

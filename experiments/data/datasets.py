@@ -238,7 +238,7 @@ class _Splits:
             known_statistics=self.statistics,
             labels=self.labels,
             white=self.white,
-            read=self.train.read,
+            read=(self.train.read, self.test.read),
             **fitting,
         )
 

@@ -231,10 +231,12 @@ class RunConfig:
     def lasting(self, steps: int) -> "RunConfig":
         """A copy with other steps, and warm-up and decay of the same share of them."""
         shares = {
-            key: round(self.schedule.options[key] * steps / self.steps)
+            key: max(1, round(self.schedule.options[key] * steps / self.steps))
             for key in ("warmup", "decay")
             if self.schedule.options.get(key)
         }
+        if len(shares) == 2:  # both may be rounded up
+            shares["decay"] = min(shares["decay"], max(1, steps - shares["warmup"]))
         return dataclasses.replace(
             self, steps=steps, schedule=self.schedule.with_options(**shares)
         )

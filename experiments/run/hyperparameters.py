@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mupax import optim
-from mupax.zoo.registry import list_models, options_of
+from mupax.zoo.registry import default_options, list_models, options_of
 
 from .. import io
 from ..checks import number, options, shown, text, whole
@@ -15,7 +15,7 @@ from ..errors import UserError
 from .optimizer import RANGES, check_optimizer
 
 if TYPE_CHECKING:
-    from .config import RunConfig
+    from .config import Component, RunConfig
 
 _COMMON = (
     "learning_rate",
@@ -135,10 +135,18 @@ def transfer_record(
         "optimizer": best.optimizer.plain(),
         "clip_norm": best.clip_norm,
         "modules": {name: dict(group) for name, group in best.modules.items()},
-        "branch_multiplier": best.model.options.get("branch_multiplier", 1.0),
+        **_branch_multiplier(best.model),
         "init_scale": best.init_scale,
         "label_smoothing": best.label_smoothing,
     }
+
+
+def _branch_multiplier(model: "Component") -> dict[str, float]:
+    """The branch multiplier, if the model has branches."""
+    known = default_options(model.name) if model.name in list_models() else {}
+    if "branch_multiplier" not in {**known, **model.options}:
+        return {}
+    return {"branch_multiplier": model.options.get("branch_multiplier", 1.0)}
 
 
 def transferred_keys(path: pathlib.Path) -> tuple[str, ...]:

@@ -8,16 +8,18 @@ from typing import Any
 
 from absl import logging
 
+from mupax.zoo.registry import default_options, list_models
+
 from .. import io
 from ..errors import UserError, reason, short
 
 _NAME = "experiment.json"
 _COPY = ".experiment.json.copy"
 _LOCK = ".lock"
-# Settings that change what a model computes from its weights, or which of them are
-# read; and those that change the examples.
-_FUNCTION = ("model", "base_width", "base_depth", "parametrization", "ema")
-_READING = ("data", "preprocessing")
+# Options of a model that change no prediction but by rounding, and keys of `data` that
+# decide how an input is read.
+_FREE = ("remat", "dropout", "drop_path", "dtype", "attention")
+_READING = ("context", "tokenizer", "image_size", "mean", "std", "crop", "crop_mode")
 
 
 @contextlib.contextmanager
@@ -47,6 +49,8 @@ def claim(
             held.enter_context(io.locked(workdir / _LOCK, wait=False))
             # Again: another process may have claimed it since `check`.
             if not _compared(workdir, settings, free):
+                if known := (_stored(workdir)[0] or {}).get("contents"):
+                    settings.setdefault("contents", known)
                 for name in (_NAME, _COPY):
                     io.write_sealed(workdir / name, settings)
         yield
@@ -150,24 +154,48 @@ def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -
     """
     with _usable(workdir):
         stored, _ = _stored(workdir)
-    if stored is None:
+    if stored is None or not stored.get("settings"):
         return
-    keys = _FUNCTION + (_READING if stored.get("dataset") == dataset else ())
-    trained = stored.get("settings", {})
-    own = json.loads(json.dumps(settings))
+    reads = stored.get("dataset") == dataset
+    trained = _function(stored["settings"], reads)
+    own = _function(json.loads(json.dumps(settings)), reads)
     differ = [
         f"{key} ({short(first)}, here {short(second)})"
-        for name in keys
-        for key, first, second in differences(
-            trained.get(name), own.get(name), f".{name}"
-        )
+        for key, first, second in differences(trained, own)
     ]
     if differ:
         raise UserError(
-            f"the run in {workdir} has another {', '.join(differ)}, with which its "
-            "weights compute another function; give mupax eval the config and the "
-            "flags of its training"
+            f"the run in {workdir} was trained with another {', '.join(differ)}, so "
+            "that mupax eval would evaluate another function; give it the config and "
+            "the flags of the training"
         )
+
+
+def _function(settings: dict[str, Any], reads: bool) -> dict[str, Any]:
+    """Settings that decide what weights compute, with defaults filled in.
+
+    Args:
+      settings: of a run, JSON-ready.
+      reads: whether to include how an input is read.
+    """
+    model = dict(settings["model"])
+    if model["name"] in list_models():
+        defaults = json.loads(json.dumps(default_options(model["name"]), default=str))
+        model = defaults | model
+    sizes = {
+        f"base_{key}": model.get(key)
+        if settings.get(f"base_{key}") is None
+        else settings[f"base_{key}"]
+        for key in ("width", "depth")
+    }
+    kept = {key: value for key, value in model.items() if key not in _FREE}
+    out = {"model": {k: v for k, v in kept.items() if k not in sizes}, **sizes}
+    out |= {key: settings.get(key) for key in ("parametrization", "ema")}
+    if reads:
+        data = settings.get("data") or {}
+        out |= {"data": {key: data.get(key) for key in _READING}}
+        out |= {"preprocessing": settings.get("preprocessing")}
+    return out
 
 
 @contextlib.contextmanager

@@ -210,7 +210,7 @@ def sweep(
       widths: swept at the base's depth.
       depths: swept at the base's width.
       sizes: more pairs (width, depth) to compare with the base, e.g. the target's;
-        their products are above that of the base.
+        their width times depth is above that of the base.
       base: (width, depth); by default the first of `widths` and of `depths`, or the
         first of `sizes`.
       seeds: number of seeds of initialization and of the order of examples.
@@ -295,8 +295,8 @@ def sweep(
         if math.prod(pair) <= math.prod(at):
             raise UserError(
                 f"sizes has {pair}, whose width times depth is not above that of the "
-                f"base {tuple(at)}; verdicts are about larger models: choose the "
-                "smallest size as base=..., or leave this one out"
+                f"base {tuple(at)}, and the verdict over both is one over this "
+                "product: choose a smaller base=..., or leave this size out"
             )
     for axis, swept, own in (("width", widths, at[0]), ("depth", depths, at[1])):
         if len(set(swept)) > 1 and own == max(swept):
@@ -347,9 +347,9 @@ def sweep(
         )
     if seeds > 1 and not tasks[0].uses_key():
         logging.warning(
-            "make_model returned the same parameters for two keys: seeds differ in the "
-            "order of examples only, and intervals leave out what initialization "
-            "changes. Use the key, as in nnx.Rngs(key)."
+            "make_model returned the same parameters for two keys, so that intervals "
+            "leave out what initialization changes. That is right if you start from "
+            "fixed weights; otherwise use the key, as in nnx.Rngs(key)."
         )
     with arguments.opened(folder) as place:
         console = rich.console.Console(stderr=True)

@@ -167,6 +167,12 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     if (rate := own.get("learning_rate")) is None and not own.get("transfer_from"):
         own["learning_rate"] = 1.0  # each run's comes from the grid
     run = parse(own)
+    if run.init_from:
+        raise UserError(
+            f"init_from={run.init_from!r} starts a training from trained weights, and "
+            "the runs of a sweep start from random ones; leave it out, or call "
+            "`mupax train` for each value"
+        )
     base = _at_base(run)
     if section["steps"] is not None:
         base = base.lasting(section["steps"])
@@ -421,14 +427,14 @@ def _target(
         base_batch_size=base.base_batch_size or base.batch_size,
         base_examples=base.base_examples or (base.examples if length_rule else None),
     )
+    steps = dict(changes).get("steps")
+    scheduled = any(key.startswith("schedule") for key, _ in changes)
+    if isinstance(steps, int) and steps > 0 and not scheduled:
+        own = own.lasting(steps)
     try:
         target = with_keys(own, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
-    if not any(key.startswith("schedule") for key, _ in changes):
-        # Warm-up and decay take the same share of the steps.
-        schedule = run.lasting(target.steps).schedule
-        target = dataclasses.replace(target, schedule=schedule)
     return dataclasses.replace(target, parametrization=base.parametrization)
 
 
