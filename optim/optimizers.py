@@ -591,7 +591,7 @@ def muon(
             },
             labels,
         ),
-        decay=weight_decay or adam_weight_decay,
+        decay=adam_weight_decay if _is_none(weight_decay) else weight_decay,
     )
 
 
@@ -716,12 +716,17 @@ def _scale(
     )
 
 
+def _is_none(decay: Any) -> bool:
+    """Whether this is no weight decay; a schedule or a traced value is one."""
+    return decay is None or (isinstance(decay, int | float) and decay == 0)
+
+
 def _ours(
     name: str, *links: optax.GradientTransformation, decay: Any = 0.0
 ) -> optax.GradientTransformationExtraArgs:
     """Chain the links of one of our optimizers, and mark it for `optim.chain`."""
     normalizes = any(describe(tx).kind is Kind.NORMALIZING for tx in links)
-    decays = decay is not None and not (isinstance(decay, int | float) and decay == 0)
+    decays = not _is_none(decay)
     family = family_of(name)
     link = Link(f"optim.{name}", Kind.SCALING, family, normalizes, decays=decays)
     return mark(optax.chain(*links), link)
