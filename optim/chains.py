@@ -47,7 +47,8 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
       ValueError: updates are scaled twice, before the transform that gives them their
         size, or for another family; weight decay or clipping is on the wrong side of
         the scaling; weight decay makes weights grow; a learning rate has no effect, or
-        turns the updates of an optimizer of this package around;
+        turns the updates of an optimizer of this package around; factors of
+        `scale_by_path` have no effect, or scale the weight decay;
         gradients are normalized twice, too late, for SGD, or by other scales; no rule
         is known for the optimizer. `init` raises as `check_chain` does.
 

@@ -332,7 +332,7 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16))
       >>> small = optim.for_modules(scales, {"^out": {"init_scale": 0.5}})
-      >>> float(scale_init_by_path(mlp(16), small)["out"][0, 0])
+      >>> float(optim.scale_init_by_path(mlp(16), small)["out"][0, 0])
       0.5
     """
     check_scales(scales)

@@ -663,7 +663,7 @@ def test_swapped_arguments(maker):
         maker(SCALES, 1e-3)
     with refuses("learning_rate='fast'", "a number or a schedule"):
         maker("fast", SCALES)
-    with refuses("scales is a str", "after the learning rate"):
+    with refuses("scales is a str", "pass it as scales"):
         maker(1e-3, "mup", SCALES)
 
 

@@ -86,7 +86,8 @@ class Decoder(Transformer):
           rngs: random state of this call, instead of the model's own.
 
         Raises:
-          ValueError: the sequence is longer than the context.
+          ValueError: the sequence is longer than the context; or the tokens have
+            another shape, or are not whole numbers.
         """
         self._check_tokens(tokens)
         x = self._embed(tokens, 0)

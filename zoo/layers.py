@@ -280,7 +280,7 @@ def mean_subtraction(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
 
 
 def check_floating(x: Any) -> None:
-    """Raise a `ValueError` for images that were not converted and normalized."""
+    """Raise a `ValueError` for inputs of whole numbers, e.g. pixels up to 255."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype}; models take floating-point inputs of about unit size. "

@@ -87,9 +87,9 @@ class Dataset:
         """
         if not self.read:
             return ""
-        sizes = self.train_size, self.test_size, self.out_features
-        digest = hashlib.sha256(str(sizes).encode())
-        for read, size in zip(self.read, sizes, strict=False):
+        sizes = self.train_size, self.test_size
+        digest = hashlib.sha256(str((*sizes, self.out_features)).encode())
+        for read, size in zip(self.read, sizes, strict=True):
             indices = np.linspace(0, size - 1, min(size, _COMPARED)).astype(np.int64)
             for leaf in jax.tree.leaves(read(indices)):
                 whole = isinstance(leaf, bytes)

@@ -19,7 +19,10 @@ _LOCK = ".lock"
 # Options of a model that change no prediction but by rounding, and keys of `data` that
 # decide how an input is read.
 _FREE = ("remat", "dropout", "drop_path", "dtype", "attention")
-_READING = ("context", "tokenizer", "image_size", "mean", "std", "crop", "crop_mode")
+_READING = (
+    *("context", "tokenizer", "image_size", "mean", "std"),
+    *("crop", "crop_mode", "resample"),
+)
 
 
 @contextlib.contextmanager
