@@ -46,7 +46,7 @@ def step_of(name: str, remat: bool) -> Step:
     """A compiled training step of one model."""
     options, shape, classes = CASES[name]
     model = zoo.create(name, **options, remat=remat, rngs=nnx.Rngs(0))
-    tx = optim.adamw(1e-3, zoo.scales(model), "depth_mup", weight_decay=0.05)
+    tx = optim.adamw(1e-3, zoo.scales(model), weight_decay=0.05)
     return Step(model, tx, batch_of(shape, classes))
 
 

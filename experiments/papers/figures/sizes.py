@@ -232,7 +232,7 @@ MOMENTUM: Sizes = {
     "long": _grid("2**[-8:-4:1]") | {"sweep.axes.momentum": "1-2**[-3:0]"}
 }
 RICHNESS: Sizes = {
-    "long": _grid("2**[-9:-4:0.5]") | {"sweep.axes.richness": "2**[-2:1]"}
+    "long": _grid("2**[-11:-6:0.5]") | {"sweep.axes.richness": "2**[-1:2]"}
 }
 DECAY: Sizes = {
     "laptop": {"sweep.seeds": "16"},
@@ -272,6 +272,9 @@ RESNET: Sizes = {
 VIT: Sizes = {
     "laptop": {"sweep.depths": "(2,4,8)", "sweep.seeds": "8"},
     "medium": _MEDIUM | {"batch_size": "64", "sweep.depths": "(2,4,8)"},
+    # 20 epochs of CIFAR-10, as the paper's of Tiny ImageNet.
+    "long": {"steps": "15640", "sweep.seeds": "3"}
+    | _grid("2**[-12.5:-7.5:0.5]", depths="(2,8)"),
     "paper": {
         "dataset": "tiny_imagenet",
         "augment": "('random_resized_crop', 'flip')",
