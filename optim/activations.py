@@ -233,25 +233,28 @@ def _scan(
 ) -> list[Any]:
     """Evaluate a scan that also returns its tagged values, stacked."""
     body, held = _open(params["jaxpr"])
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    constants, start, xs = _arguments(params, values)
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], Any]:
         inner: dict[str, Activation] = {}
-        args = [*values[:first], *carry, *x]
-        outs = _evaluate(body, held, args, inner)
+        outs = _evaluate(body, held, [*constants, *carry, *x], inner)
         tagged = {name: a.value for name, a in inner.items()}
-        return outs[: params["num_carry"]], (outs[params["num_carry"] :], tagged)
+        return outs[: len(start)], (outs[len(start) :], tagged)
 
     carry, (ys, stacks) = jax.lax.scan(
-        step,
-        values[first:last],
-        values[last:],
-        params["length"],
-        reverse=params["reverse"],
+        step, start, xs, params["length"], reverse=params["reverse"]
     )
     for name, value in stacks.items():
         _add(activations, name, Activation(value, True))
     return [*carry, *ys]
+
+
+def _arguments(params: dict[str, Any], values: list[Any]) -> list[list[Any]]:
+    """Constants, carry and stacked inputs of a scan."""
+    if "ft_in" in params:  # from JAX 0.11 on
+        return [list(part) for part in params["ft_in"].update(values).unpack()]
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return [values[:first], values[first:last], values[last:]]
 
 
 def _add(activations: dict[str, Activation], name: str, value: Activation) -> None:
