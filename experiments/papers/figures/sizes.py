@@ -107,7 +107,7 @@ BOTH: Sizes = {
 }
 RELU_BOTH: Sizes = {
     "medium": {"sweep.seeds": "12"},
-    "long": _SEEDS_2 | _grid("2**[-10:-6:1]", "2**[-3:0]"),
+    "long": _SEEDS_2 | _grid("2**[-10:-6:0.5]", "2**[-3:0]"),
 }
 FIRST_BOTH: Sizes = {"long": _SEEDS_2 | _grid("2**[-10:-7:1]", "2**[-3:-1]")}
 ABSLN_BOTH: Sizes = {"long": _SEEDS_2 | _grid("2**[-9:-7:1]", "2**[-5:-3]", "(8,64)")}
