@@ -235,6 +235,26 @@ def test_generate_refuses_a_token_that_the_vocabulary_lacks(token):
         zoo.generate(tiny(), TOKENS.at[0, 0].set(token), 2)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (TOKENS[0], r"of shape \(\d+,\); expected whole numbers of shape"),
+        (TOKENS[:, :4].astype(float), "tokens are float32 of shape"),
+        (TOKENS[:0, :4], "there are 0 prompts of 4 tokens"),
+        (TOKENS[:, :0], "prompts of 0 tokens"),
+    ],
+)
+def test_generate_refuses_tokens_of_another_shape_or_dtype(tokens, said):
+    with pytest.raises(ValueError, match=said):
+        zoo.generate(tiny(), tokens, 2)
+
+
+def test_generate_takes_lists():
+    tokens = TOKENS[:, :4]
+    expected = zoo.generate(tiny(), tokens, 2)
+    np.testing.assert_array_equal(zoo.generate(tiny(), tokens.tolist(), 2), expected)
+
+
 def test_generate_needs_a_decoder():
     model = zoo.create("resmlp", width=8, depth=1, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="needs a decoder, not a ResMLP"):

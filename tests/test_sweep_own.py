@@ -579,8 +579,9 @@ def test_width_and_depth_are_swept_jointly():
     assert "over width and depth" in str(moved)
 
 
-def test_sizes_alone_are_enough():
-    found = sweep(None, sizes=[(2, 1), (4, 2)])
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_sizes_alone_are_enough(kind):
+    found = sweep(None, sizes=kind([(2, 1), (4, 2)]), base=kind([2, 1]))
     assert tuple(found.base) == (2, 1)
     told = found.verdicts["learning_rate"]["own"]["joint"]
     assert told["sizes"] == [[2, 1], [4, 2]]

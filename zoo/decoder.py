@@ -89,7 +89,7 @@ class Decoder(Transformer):
           ValueError: the sequence is longer than the context; or the tokens have
             another shape, or are not whole numbers.
         """
-        self._check_tokens(tokens)
+        self.check_tokens(tokens)
         x = self._embed(tokens, 0)
         return self._logits(self.run_blocks(x, rngs))
 
@@ -105,7 +105,7 @@ class Decoder(Transformer):
         Returns:
           Features of every token, of shape (batch, time, width).
         """
-        self._check_tokens(tokens)
+        self.check_tokens(tokens)
         x = self.run_blocks(self._embed(tokens, 0), rngs)
         return x if self.norm is None else self.norm(x)
 
@@ -129,7 +129,7 @@ class Decoder(Transformer):
         Raises:
           ValueError: an index is out of range.
         """
-        self._check_tokens(tokens)
+        self.check_tokens(tokens)
         return self._intermediates(self._embed(tokens, 0), blocks, norm)
 
     def cache(self, batch: int, length: int) -> Cache:
@@ -164,13 +164,14 @@ class Decoder(Transformer):
         Returns:
           (logits, cache with the new tokens).
         """
-        self._check_tokens(tokens)
+        self.check_tokens(tokens)
         position = jnp.asarray(position, jnp.int32)
         x = self._embed(tokens, position)
         x, cache = self.decode_blocks(x, cache, position)
         return self._logits(x), cache
 
-    def _check_tokens(self, tokens: Int[Array, "batch time"]) -> None:
+    def check_tokens(self, tokens: Int[Array, "batch time"]) -> None:
+        """Raise a `ValueError` for tokens of another shape or dtype, or too many."""
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(
                 f"tokens are {tokens.dtype} of shape {tokens.shape}; expected whole "

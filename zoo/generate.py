@@ -37,8 +37,9 @@ def generate(
       `tokens`, followed by `steps` more, of shape (batch, time + steps).
 
     Raises:
-      ValueError: the model is not a decoder; a token is outside of the vocabulary;
-        prompt and new tokens exceed the context; an option is out of range or missing.
+      ValueError: the model is not a decoder; the tokens have another shape, or are not
+        whole numbers, or lie outside of the vocabulary; prompt and new tokens exceed
+        the context; an option is out of range or missing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -53,10 +54,13 @@ def generate(
             f"generate needs a decoder, not a {type(model).__name__}; pass a gpt or "
             "llama"
         )
-    time = tokens.shape[1]
-    if time < 1 or steps < 1:
+    tokens = jnp.asarray(tokens)
+    model.check_tokens(tokens)
+    batch, time = tokens.shape
+    if min(batch, time, steps) < 1:
         raise ValueError(
-            f"the prompt has {time} tokens and steps={steps}; both must be at least 1"
+            f"there are {batch} prompts of {time} tokens, and steps={steps}; all three "
+            "must be at least 1"
         )
     if not temperature >= 0:
         raise ValueError(f"temperature={temperature} must be at least 0")

@@ -263,6 +263,7 @@ def sweep(
             raise UserError(f"{name} must be a function; got {function!r:.80}")
     if guess is not None and not arguments.is_positive(guess):
         raise UserError(f"guess must be a positive number or None; got {guess!r}")
+    widths, depths, sizes, base = map(arguments.listed, (widths, depths, sizes, base))
     at = arguments.base_of(widths, depths, sizes, base)
     average_last = max(1, steps // 4) if average_last is None else average_last
     numbers = {"seeds": seeds, "steps": steps, "batch_size": batch_size}

@@ -36,6 +36,11 @@ def is_positive(x: Any) -> bool:
     return number and np.ndim(x) == 0 and math.isfinite(x) and float(x) > 0
 
 
+def listed(x: Any) -> Any:
+    """An array as a list, and everything else as it is."""
+    return x.tolist() if isinstance(x, np.ndarray) else x
+
+
 def base_of(
     widths: Sequence[int],
     depths: Sequence[int],
@@ -44,7 +49,7 @@ def base_of(
 ) -> Sizes:
     """The base's size, after all sizes are checked."""
     for name, values in (("widths", widths), ("depths", depths)):
-        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
+        if not isinstance(values, Sequence) or isinstance(values, str):
             raise UserError(f"{name}={values!r} must be a sequence, e.g. (4, 8, 16)")
     try:
         pairs = [(width, depth) for width, depth in [*sizes, *([base] if base else [])]]
