@@ -72,7 +72,9 @@ _MLP_PAPER = {
     "sweep.average_last": "1000",
 }
 # Finer near the optimum of Depth-μP: after 50 epochs a quarter of an octave costs 3 %.
-_LONG_RATES = tuple(2.0**x for x in (-13, -12, -11, -10, -9, -8.5, -8, -7.5, -7))
+_LONG_RATES = tuple(
+    2.0**x for x in (-13, -12, -11, -10, -9, -8.5, -8.25, -8, -7.75, -7.5, -7.25, -7)
+)
 MLP: Sizes = {
     "laptop": _SEEDS_4 | _grid("2**[-11:-4:1]", depths="(8,32,128)"),
     "medium": _MEDIUM | _grid("2**[-11:-5:1]", depths="(8,32,128)"),
@@ -257,7 +259,7 @@ RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
     "medium": _MEDIUM
     | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
-    "long": _SEEDS_2 | {"data.image_size": "8"} | _grid("2**[-9:-3:1]", depths="(1,4)"),
+    "long": _SEEDS_2 | {"data.image_size": "8"} | _grid("2**[-9:-2:1]", depths="(1,4)"),
     "paper": _LONG_CNN
     | {
         "augment": _AUGMENT,
