@@ -5,11 +5,10 @@
 A step is forward, backward and AdamW, at batch 64, float32, with parameters and state
 donated. The models are ResNet-18 with the stem for small images, and ViT-Ti with
 patches of 4 (65 tokens), on 32x32 pixels. Ours are from `zoo.create`, updated by
-`optim.adamw`. The others use Flax NNX's own layers
-(benchmarks/plain.py), unrolled, and `optax.adamw`. Steps run in pairs of alternating
-order; the median of the paired ratios should be at most 1.02. With `--torch`, the
-Python of an environment with torch, torchvision and timm, their networks are measured
-on the same machine.
+`optim.adamw`. The others use Flax NNX's own layers (benchmarks/plain.py), unrolled, and
+`optax.adamw`. Steps run in pairs of alternating order; the median of the paired ratios
+should be at most 1.02. With `--torch`, the Python of an environment with torch,
+torchvision and timm, their networks are measured on the same machine.
 """
 
 import argparse
