@@ -54,7 +54,7 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
 
     Warns:
       ChainWarning: an eps that the gradients are not normalized for; clipped gradients
-        of SGD; added noise; an optimizer that finds its own step size; at `init`, a
+        of SGD; two weight decays; added noise; an optimizer that finds its own step size; at `init`, a
         chain without a scaling.
 
     Source: the order of docs/chains.md.
@@ -343,6 +343,10 @@ def _check_rules(links: tuple[Link, ...]) -> None:
     by_gradient = any(
         link.kind is Kind.SCALING and link.family is Family.SGD for link in links
     )
+    decays = [link.name for link in links if link.kind is Kind.DECAY or link.decays]
+    if len(decays) > 1:
+        said = _TWO_DECAYS.format(decays[0], decays[1])
+        warnings.warn(said, ChainWarning, stacklevel=4)
     for link in links:
         if link.kind is Kind.CLIP and by_gradient:
             warnings.warn(_CLIPS_SGD.format(link.name), ChainWarning, stacklevel=4)
@@ -364,6 +368,7 @@ _CLIPS_SGD = (
     "step by another factor at each size; tune its threshold again at the target, "
     "leave it out, or use Adam, whose updates do not depend on the gradients' size"
 )
+_TWO_DECAYS = "{} and {} both decay the weights, so that they decay twice; drop one"
 _NOISE = (
     "{} adds noise whose size does not follow the gradients, and no rule is known for "
     "it over width and depth; tune it again at the target, or leave it out"

@@ -344,6 +344,20 @@ def test_clipped_gradients_of_sgd_are_a_warning_at_the_users_line(clip):
         optim.chain(clip, adam())
 
 
+def test_two_weight_decays_are_a_warning_at_the_users_line():
+    decay = optax.add_decayed_weights(0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optim.chain(optax.scale_by_lion(), scale(), decay, RATE)
+    for links in (
+        (optax.scale_by_lion(), scale(), decay, decay, RATE),
+        (optim.adamw(1e-3, SCALES), optax.add_decayed_weights(-1e-4)),
+    ):
+        with pytest.warns(optim.ChainWarning, match="they decay twice") as said:
+            optim.chain(*links)
+        assert said[0].filename == __file__
+
+
 def test_the_norm_of_gradients_changes_with_width():
     """Which is why a threshold does not transfer."""
 
