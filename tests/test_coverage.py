@@ -57,13 +57,13 @@ def least(held, trials, level):
     return held >= level * trials - 3 * math.sqrt(trials * level * (1 - level))
 
 
-def resampled(key, count, trials, start=0):
+def resampled(key, count, trials, step, start=0):
     """How often the intervals of a few seeds hold the values of all 16."""
     rng = np.random.default_rng(start)
     held = {"shift": 0, "upper": 0, "lower": 0}
     verdicts = []
     for i in range(trials):
-        points = slice(i % 2, None, 2)  # either octave grid
+        points = slice(i % step, None, step)  # either octave grid, or half octaves
         few = transfer(cells(key, rng.choice(SEEDS, count, False), points), "depth", 8)
         whole = cells(key, np.arange(SEEDS), points)
         low, high = few.trend.interval
@@ -82,9 +82,9 @@ def resampled(key, count, trials, start=0):
     return held, verdicts
 
 
-def check_resampled(key, count, trials):
-    held, verdicts = resampled(key, count, trials)
-    print(key, count, {k: v / trials for k, v in held.items()})
+def check_resampled(key, count, trials, step):
+    held, verdicts = resampled(key, count, trials, step)
+    print(key, count, step, {k: v / trials for k, v in held.items()})
     assert least(held["shift"], trials, 0.90)
     assert least(held["upper"], trials, 0.95)
     assert least(held["lower"], trials, 0.95)
@@ -92,16 +92,18 @@ def check_resampled(key, count, trials):
     assert verdicts.count(wrong) <= 0.05 * trials
 
 
+@pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("key", ["depth_mup", "sp"])
-def test_few_real_seeds_hold_what_sixteen_say(key):
-    check_resampled(key, 3, 40)
+def test_few_real_seeds_hold_what_sixteen_say(key, step):
+    check_resampled(key, 3, 40, step)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 @pytest.mark.parametrize("key", ["depth_mup", "sp"])
-def test_few_real_seeds_hold_what_sixteen_say_long(key, count):
-    check_resampled(key, count, 400)
+def test_few_real_seeds_hold_what_sixteen_say_long(key, count, step):
+    check_resampled(key, count, 400, step)
 
 
 def test_sixteen_seeds_tell_depth_mup_from_sp():
@@ -130,13 +132,19 @@ def test_the_error_of_the_grid_is_as_large_as_assumed():
 # --- Simulation.
 
 
-def made(rng, seeds, *, shift, curvature, noise, level, alike, skew=0.0, at=-7.0):
+EVEN = np.arange(-11.0, -2.0)
+UNEVEN = np.concatenate([np.arange(-11.0, -8.0), np.arange(-8.0, -5.0, 0.25), EVEN[6:]])
+
+
+def made(
+    rng, seeds, *, shift, curvature, noise, level, alike, skew=0.0, at=-7.0, grid=EVEN
+):
     """Cells of five depths and their true curves: log2 loss against log2 rate.
 
     `alike` is the correlation of a seed's noise between depths; `level` is the noise
     that all learning rates share. The grid's position is drawn.
     """
-    grid = np.arange(-11.0, -2.0) + rng.uniform(-0.5, 0.5)
+    grid = grid + rng.uniform(-0.5, 0.5)
     shared = rng.normal(size=(seeds, 1)), rng.normal(size=(seeds, len(grid)))
     own = math.sqrt(1 - alike)
     simulated, truth = [], []
@@ -156,12 +164,20 @@ def made(rng, seeds, *, shift, curvature, noise, level, alike, skew=0.0, at=-7.0
     return simulated, truth
 
 
+FINE = "finer near the optimum"
 CASES = {
     "stays": {"shift": 0.0, "curvature": 0.05},
     "moves": {"shift": 0.3, "curvature": 0.05},
     "flat": {"shift": 0.0, "curvature": 0.0},
     "edge": {"shift": 0.0, "curvature": 0.05, "at": -3.0},
     "steeper above": {"shift": 0.0, "curvature": 0.05, "skew": 0.008},
+    FINE: {
+        "shift": 0.1,
+        "curvature": 0.05,
+        "skew": 0.008,
+        "noise": 0.003,
+        "grid": UNEVEN,
+    },
     # Curvature and noise of docs/data/digits_16_seeds.csv around the optimum.
     "digits": {"shift": 0.0, "curvature": 0.5, "noise": 0.5, "level": 0.3},
 }
@@ -185,7 +201,9 @@ def check_simulated(case, seeds, alike, trials):
     assert least(held["upper"], trials, 0.95)
     assert least(held["lower"], trials, 0.95)
     if case not in ("flat", "edge"):  # which have no optimum inside the grid
-        assert least(held["shift"], trials, 0.90)
+        # Where neighbouring rates differ by less than the noise, the interval of the
+        # shift is too narrow (docs/tune.md says so).
+        assert least(held["shift"], trials, 0.75 if case == FINE else 0.90)
 
 
 @pytest.mark.parametrize("case", CASES)

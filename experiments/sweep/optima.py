@@ -107,23 +107,23 @@ class Fit:
         """Standard deviation of the optimum's error that the grid causes.
 
         In units of the coordinate: of a parabola, `PHASE` times the square of the
-        spacing in octaves (times the spacing for a linear coordinate). Without two
-        neighbours the optimum is a grid point, with an error as large as that of a
-        uniform distribution over one spacing.
+        larger spacing beside the best grid point in octaves (times the spacing for a
+        linear coordinate). Without two neighbours the optimum is a grid point, with an
+        error as large as that of a uniform distribution over one spacing.
         """
         if len(self.grid) < 2:
             return 0.0
-        step = float(np.diff(self.grid).max())
+        step = float(np.diff(self.grid[max(self.best - 1, 0) : self.best + 2]).max())
         if not 0 < self.best < len(self.grid) - 1:
             return step / math.sqrt(12)
         return PHASE * step * (1.0 if self.linear else step)
 
     def holds(self, x: float) -> bool:
-        """Whether the loss at a coordinate is known: no further than half a spacing
-        from a grid point at which all seeds trained, and inside the grid."""
-        near = np.abs(self.grid - x).min()
-        steps = np.diff(self.grid)
-        return bool(near <= (steps.max() / 2 if len(steps) else 0.0) + 1e-9)
+        """Whether the loss at a coordinate is known: between the grid points at which
+        all seeds trained, or no further outside than half the spacing there."""
+        steps = np.diff(self.grid) if len(self.grid) > 1 else np.zeros(1)
+        low, high = self.grid[0] - steps[0] / 2, self.grid[-1] + steps[-1] / 2
+        return bool(low - 1e-9 <= x <= high + 1e-9)
 
     def weights(
         self, values: Sequence[float] | np.ndarray, *, other: bool = False
