@@ -1,7 +1,7 @@
 """Measure learning-rate transfer to a target with more width, depth, batch and data.
 
     python -m benchmarks.joint --dataset text:FILE   # train runs missing in the table
-    python -m benchmarks.joint                       # write a part of docs/evidence.md
+    mupax figure pages                               # its part of docs/evidence.md
 
 The target is 2x as wide and 4x as deep, with 4x the batch size and 8x the examples. Its
 optimum is searched directly, over base learning rates. Each run is a run of
@@ -12,19 +12,12 @@ docs/data/joint.csv.
 import argparse
 import csv
 import itertools
-import math
 import pathlib
-
-import numpy as np
 
 from mupax.experiments.cli import flags
 from mupax.experiments.run import commands
-from mupax.experiments.sweep.results import Cell
-from mupax.experiments.sweep.verdict import transfer
 
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
-TABLE, PAGE = DOCS / "data" / "joint.csv", DOCS / "evidence.md"
-BEGIN, END = "<!-- begin: python -m benchmarks.joint -->", "<!-- end: joint -->"
+TABLE = pathlib.Path(__file__).parents[1] / "docs" / "data" / "joint.csv"
 OCTAVES, SEEDS = range(-9, -3), range(4)
 BASE = {"model.width": 32, "model.depth": 2, "batch_size": 16, "steps": 400}
 TARGET = {
@@ -71,42 +64,13 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def cell(run: str) -> Cell:
-    """The runs of the base or of the target."""
-    loss = np.full((len(SEEDS), len(OCTAVES)), math.nan)
-    for row in rows():
-        if row["run"] == run:
-            at = int(row["seed"]), OCTAVES.index(int(row["log2_lr"]))
-            loss[at] = float(row["train_loss"])
-    sizes = int(RUNS[run]["model.width"]), int(RUNS[run]["model.depth"])
-    grid = np.array(OCTAVES, float)
-    return Cell("completep", *sizes, grid, loss, loss[..., None], 0.0)
-
-
-def page() -> str:
-    """The part of docs/evidence.md."""
-    cells = {run: cell(run) for run in RUNS}
-    lines = ["| learning rate | base, loss | target, loss |", "|---|---|---|"]
-    for i, octave in enumerate(OCTAVES):
-        both = (f"{c.loss[:, i].mean():.3f}" for c in cells.values())
-        lines.append(f"| 2^{octave} | {' | '.join(both)} |")
-    found = transfer(list(cells.values()), "joint")
-    best = " and ".join(f"2^{x:.2f}" for x in found.optima if x is not None)
-    lines += ["", f"Best: {best}. The base's best rate at the target: {found.words}."]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Train, or write the page."""
+    """Train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset")
+    parser.add_argument("--dataset", required=True)
     parser.add_argument("--workdir", default="runs/joint")
     given = parser.parse_args()
-    if given.dataset:
-        train(given.dataset, given.workdir)
-        return
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{rest.split(END)[1]}")
+    train(given.dataset, given.workdir)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ def get_config() -> ConfigDict:
     c.batch_size = 64
     c.steps = 300
     # As in the paper, the input and output layers are not trained.
-    # The branch multiplier is the base's best at 300 to 39,100 steps, with Adam
-    # (docs/evidence.md).
+    # At 300 to 39,100 steps of Adam, the base's loss is within 0.2 % of that at the
+    # best branch multiplier (docs/evidence.md).
     c.model = ConfigDict({"name": "resmlp", "branch_multiplier": 0.25})
     c.model.train_ends = False
     c.model.nonlinearity = "relu"

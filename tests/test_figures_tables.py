@@ -154,20 +154,33 @@ def test_a_drawing_comes_back(tmp_path):
 def test_a_page_without_markers_is_refused(tmp_path):
     (tmp_path / "page.md").write_text("nothing")
     with pytest.raises(UserError, match="lacks the lines"):
-        pages.replaced(tmp_path / "page.md", "new")
+        pages.replaced(tmp_path / "page.md", {"": "new"})
+
+
+def test_each_generated_part_has_its_own_markers(tmp_path):
+    page = tmp_path / "page.md"
+    parts = [f"{pages.begin(name)}\nold\n{pages.END}\n" for name in ("", "drift")]
+    page.write_text(f"before\n{parts[0]}between\n{parts[1]}after\n")
+    text = pages.replaced(page, {"": "main", "drift": "table"})
+    assert "old" not in text
+    assert text.index("main") < text.index("between") < text.index("table")
+    with pytest.raises(UserError, match=r"lacks the lines .*joint"):
+        pages.replaced(page, {"joint": "table"})
 
 
 @pytest.fixture(scope="module")
-def claims():
-    return pages.drawings(DOCS)
+def generated():
+    return pages.generated(DOCS, pages.drawings(DOCS))
 
 
 @pytest.mark.parametrize("name", ["figures", "evidence"])
-def test_the_pages_hold_what_the_tables_say(name, claims):
+def test_the_pages_hold_what_the_tables_say(name, generated):
     """If you meant this: mupax figure pages."""
-    body = pages.figures(claims) if name == "figures" else pages.evidence(DOCS)
     page = DOCS / f"{name}.md"
-    assert pages.replaced(page, body) == page.read_text(), "run: mupax figure pages"
+    text = page.read_text()
+    assert pages.replaced(page, generated[name]) == text, "run: mupax figure pages"
+    # No part has markers that the command does not know.
+    assert text.count("<!-- begin: ") == len(generated[name])
 
 
 @pytest.mark.parametrize("where", TRAINED)

@@ -7,24 +7,29 @@ import collections
 import io
 import pathlib
 import shlex
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 
 import rich.console
 
 from ... import report
 from ...errors import UserError
 from ...io import write_durably
-from . import draw, job, tables
+from ...report import names, words
+from ...sweep.verdict import Transfer, listed
+from . import draw, job, summaries, tables
+from . import drawings as stored
 from .parts import Part
-from .registry import BEYOND, SCALES, Drawing, Figure, Request
+from .registry import BEYOND, DRAWN, SCALES, Drawing, Figure, Request
 
 _COMMAND = "mupax figure pages"
-BEGIN, END = f"<!-- begin: {_COMMAND} -->", "<!-- end -->"
+END = "<!-- end -->"
+Claims = list[tuple[Figure, Drawing | None]]
 _WORDS = {True: "agrees", False: "**does not agree**", None: "cannot tell"}
 
 
 def write(docs: pathlib.Path) -> None:
-    """Draw the pictures and rewrite the generated part of both pages.
+    """Draw the pictures and rewrite the generated parts of both pages.
 
     Args:
       docs: the folder of "data", "figures", "figures.md" and "evidence.md".
@@ -37,12 +42,17 @@ def write(docs: pathlib.Path) -> None:
         if drawing is not None:
             picture = draw.picture(drawing, "png")
             write_durably(docs / "figures" / f"{figure.id}.png", picture)
-    for name, body in (("figures", figures(drawn)), ("evidence", evidence(docs))):
+    for name, bodies in generated(docs, drawn).items():
         page = docs / f"{name}.md"
-        write_durably(page, replaced(page, body))
+        write_durably(page, replaced(page, bodies))
 
 
-Claims = list[tuple[Figure, Drawing | None]]
+def generated(docs: pathlib.Path, drawn: Claims) -> dict[str, dict[str, str]]:
+    """The generated parts of each page, by the name in their markers."""
+    return {
+        "figures": {"": figures(drawn)},
+        "evidence": {"": evidence(docs, drawn), **summaries.sections(docs / "data")},
+    }
 
 
 def drawings(docs: pathlib.Path) -> Claims:
@@ -52,11 +62,20 @@ def drawings(docs: pathlib.Path) -> Claims:
     return [(f, job.from_data(f, request)) for f in known if f.draw]
 
 
-def replaced(page: pathlib.Path, body: str) -> str:
-    """A page with another generated part.
+def begin(name: str = "") -> str:
+    """The line before a generated part; the main part of a page has no name."""
+    return f"<!-- begin: {_COMMAND}{f', {name}' if name else ''} -->"
+
+
+def replaced(page: pathlib.Path, bodies: Mapping[str, str]) -> str:
+    """A page with other generated parts.
+
+    Args:
+      page: its file.
+      bodies: the parts, by the name in their markers.
 
     Raises:
-      UserError: it is not there, or has no markers.
+      UserError: it is not there, or lacks a marker.
     """
     try:
         text = page.read_text()
@@ -65,11 +84,13 @@ def replaced(page: pathlib.Path, body: str) -> str:
             f"{page} cannot be read ({error.strerror}); run `{_COMMAND}` in the "
             "repository's root"
         ) from None
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"{page} lacks the lines {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{body.strip()}\n\n{END}{after}"
+    for name, body in bodies.items():
+        before, start, rest = text.partition(begin(name))
+        _, end, after = rest.partition(END)
+        if not start or not end:
+            raise UserError(f"{page} lacks the lines {begin(name)!r} and {END!r}")
+        text = f"{before}{start}\n\n{body.strip()}\n\n{end}{after}"
+    return text
 
 
 def figures(claims: Claims) -> str:
@@ -130,8 +151,17 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def evidence(docs: pathlib.Path) -> str:
-    """The generated part of evidence.md: the verdicts on each table."""
+# What a table's facts do not say, by scale and sweep.
+_NOTES = {
+    ("long", "cnn"): (
+        "At depth 3, the base's, μP and Depth-μP are one network. We trained 56 runs "
+        "of depth 3 with both, whose losses are equal, and copied 28 others."
+    ),
+}
+
+
+def evidence(docs: pathlib.Path, claims: Claims) -> str:
+    """The main generated part of evidence.md: the verdicts on each table."""
     lines = []
     for scale in reversed(SCALES):
         at = Request(scale, tables=docs / "data", from_data=True)
@@ -140,6 +170,7 @@ def evidence(docs: pathlib.Path) -> str:
             if table is None:
                 continue
             name = part.path(at).relative_to(docs)
+            note = _NOTES.get((scale, part.name))
             lines += [
                 "",
                 f"### {part.name}, {scale}",
@@ -148,6 +179,9 @@ def evidence(docs: pathlib.Path) -> str:
                 f"{table.data.base.width} and depth {table.data.base.depth}; measured "
                 f"{table.facts['measured']}: [{name}]({name}).",
                 "",
+                _used(part.name, at, claims),
+                *(["", note] if note else []),
+                "",
                 *(f"    {line}" for line in command_lines(table.data.command)),
                 "",
                 "```text",
@@ -155,6 +189,49 @@ def evidence(docs: pathlib.Path) -> str:
                 "```",
             ]
     return "\n".join(lines)
+
+
+def _used(sweep: str, at: Request, claims: Claims) -> str:
+    """Which figures use a table, in a line.
+
+    A picture is drawn from the tables of one scale; other figures can be drawn from
+    the tables of this scale if these have all of their runs.
+    """
+    pictured, others, tuned = [], [], []
+    for figure, drawing in claims:
+        own = {part.name for part in figure.parts}
+        bases = {part.tuned.name for part in figure.parts if part.tuned is not None}
+        if figure.base is not None:
+            bases.add(figure.base.name)
+        if sweep not in own | bases:
+            continue
+        shown = drawing is not None and drawing.scale == at.scale
+        if sweep in bases:
+            if shown or _complete(figure, at):
+                tuned.append(figure)
+        elif shown:
+            pictured.append(figure)
+        elif _complete(figure, at):
+            others.append(figure)
+    links = listed([f"[`{f.id}`](figures/{f.id}.png)" for f in pictured])
+    ids = listed([f"`{f.id}`" for f in others])
+    texts = []
+    if pictured:
+        texts.append(f"Figures: {links}{f', and at this scale {ids}' if ids else ''}.")
+    elif others:
+        texts.append(f"Figures, at this scale: {ids}.")
+    if tuned:
+        ids = listed([f"`{f.id}`" for f in tuned])
+        use = "use" if tuned[1:] else "uses"
+        texts.append(f"{ids} {use} its best branch multiplier.")
+    return " ".join(texts) or "No figure has all of its runs at this scale."
+
+
+def _complete(figure: Figure, at: Request) -> bool:
+    """Whether the tables of a scale have every run of a figure."""
+    if not figure.parts:
+        return at.scale in DRAWN and stored.path(figure, at).exists()
+    return all(part.is_complete(at) for part in figure.parts)
 
 
 def parts() -> Iterator[Part]:
@@ -169,10 +246,40 @@ def parts() -> Iterator[Part]:
 
 
 def _printed(data: report.SweepData) -> list[str]:
-    """What `mupax sweep` prints of a sweep."""
+    """What `mupax sweep` prints of a sweep.
+
+    Its headline is about one parametrization. If the table has several, a sentence
+    about all of them replaces it.
+    """
     out = io.StringIO()
     report.print_verdicts(data, rich.console.Console(file=out, width=160))
-    return [line.rstrip() for line in out.getvalue().strip().splitlines()]
+    lines = [line.rstrip() for line in out.getvalue().strip().splitlines()]
+    judged = [t for t in data.shown if t.sizes[1:]]
+    if len({t.key for t in judged}) < 2:
+        return lines
+    start = next(i for i, line in enumerate(lines) if line.startswith("hyperparameter"))
+    return [*_headlines(data, judged), *lines[start:]]
+
+
+def _headlines(data: report.SweepData, judged: Iterable[Transfer]) -> list[str]:
+    """A sentence for each hyperparameter and axis, about every parametrization."""
+    clauses: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for one in judged:
+        own = clauses.setdefault((one.name, one.axis), {})
+        own.setdefault(words.phrase([one]), []).append(_label(data, one.key))
+    sentences = []
+    for (name, _), own in clauses.items():
+        texts = [f"with {listed(keys)} it {text}" for text, keys in own.items()]
+        sentences.append(f"The best {names.noun(name)}: {'; '.join(texts)}.")
+    return [line for one in sentences for line in textwrap.wrap(one, 160)]
+
+
+def _label(data: report.SweepData, key: str) -> str:
+    """A parametrization and its choices: "mup (norm batch)"."""
+    name = key.partition(", ")[0]
+    name = data.labels.get(name, name)
+    choices = data.all_labels[key].removeprefix(name).removeprefix(", ")
+    return f"{name} ({choices})" if choices else name
 
 
 def command_lines(command: str) -> list[str]:
