@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     c = defaults()
     c.dataset = "digits"
     c.model = ConfigDict({"name": "resmlp", "width": 128, "depth": 16})
-    # On data this small, losses for a = 1/4 to 2 differ by less than 0.001.
+    # The best learning rates of a = 1/4 to 2 reach losses below 0.001: any a will do.
     c.model.branch_multiplier = 1.0
     c.base_width = 64
     c.base_depth = 8

@@ -121,8 +121,9 @@ def _strength(run: RunConfig) -> float | None:
     known = default_options(run.model.name)
     if "branch_multiplier" not in known or run.base_depth is None:
         return None
-    a = run.model.options.get("branch_multiplier", known["branch_multiplier"])
-    return float(a) ** 2 * run.base_depth
+    options = {**known, **run.model.options}
+    stages = options.get("blocks", (1,))  # of ResNets, whose depth is a factor on them
+    return float(options["branch_multiplier"]) ** 2 * run.base_depth * sum(stages)
 
 
 def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:

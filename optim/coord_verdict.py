@@ -75,7 +75,10 @@ class CoordCheck:
     The exponents of depth assume weak branches. If a²·base_depth (`strength`) is known
     and above 1, slopes of depth below 0.45 are unclear rather than wrong, because
     correct models have them too; the summary says so. The limit is 0.65 for layers
-    inside blocks if the outputs of these blocks do not grow with depth.
+    inside blocks if the outputs of these blocks do not grow with depth. If it is known
+    and at most 1, a negative slope of depth above -0.65 of a layer inside such blocks
+    is unclear: in weak branches the layer's own update, which shrinks as depth^-½ with
+    Depth-μP, may exceed the change that comes from the layers before.
 
     A layer that is zero at initialization is not judged if its slope is negative: its
     first changes are sums of terms of random signs, under every parametrization.
@@ -202,36 +205,54 @@ class CoordCheck:
             for axis, layers in self.changes.items()
         }
 
-    def _finite_depth(self) -> str:
-        """Summary if finite depth explains all doubtful slopes, else ""."""
-        strength = self.strength or 0.0
-        if strength <= _STRONG or self.verdict is Verdict.WRONG:
+    def _excuse(self) -> str:
+        """Summary if a²·base_depth explains doubtful slopes of depth, else ""."""
+        if self.strength is None or self.verdict is Verdict.WRONG:
             return ""
-        unclear = [
-            (axis, self.slopes[axis][layer], layer) for axis, layer in self.unclear
-        ]
         fits = self._fits().get("depth", {})
+        slopes = self.slopes.get("depth", {})
         explained = [
-            slope
-            for axis, slope, layer in unclear
-            if axis == "depth" and abs(slope) < _exponent(layer, fits)
+            slopes[layer]
+            for axis, layer in self.unclear
+            if axis == "depth"
+            and abs(slopes[layer]) > self.tolerance  # the others are noisy
+            and self._is_explained(layer, fits)
         ]
         if not explained:
             return ""
-        others = len(unclear) - len(explained)
-        more = f"; {others} more slopes are unclear for other reasons"
+        others = len(self.unclear) - len(explained)
+        more = f"; {others} more slopes are unclear for other reasons" if others else ""
         farthest = max(explained, key=abs)
+        known = f"a²·base_depth = {self.strength:.3g}: {len(explained)} slopes of depth"
+        if self.strength <= _STRONG:
+            return (
+                f"weak branches, {known} inside of blocks are unclear (down to "
+                f"{farthest:+.2f}), while the outputs of these blocks change as they "
+                f"should{more}. A layer's own update shrinks as depth^-½ with "
+                "Depth-μP, and here it exceeds the change that comes from the layers "
+                "before: check again with a trained input layer (train_ends=True in "
+                "resmlp), or with a larger a"
+            )
         limit = f"{_EXPONENT:g}"
         if abs(farthest) >= _EXPONENT:
             limit += f", or {_INNER_EXPONENT:g} in blocks whose outputs do not grow"
         return (
-            f"finite depth, a²·base_depth = {strength:.3g}: {len(explained)} slopes "
-            f"of depth are unclear (up to {farthest:+.2f}), but below what a mistake "
-            f"gives ({limit}){more if others else ''}. Exponents of depth hold for "
+            f"finite depth, {known} are unclear (up to {farthest:+.2f}), but below what "
+            f"a mistake gives ({limit}){more}. Exponents of depth hold for "
             "a²·base_depth <= 1: check again with a branch multiplier a that is "
-            f"{strength**0.5:.2g} times smaller, branch_multiplier(depth / base depth, "
-            "a=...)"
+            f"{self.strength**0.5:.2g} times smaller, branch_multiplier(depth / base "
+            "depth, a=...)"
         )
+
+    def _is_explained(self, layer: str, fits: Mapping[str, "Fit"]) -> bool:
+        """Whether correct models of this a²·base_depth have such a slope of depth."""
+        slope = fits[layer].worst.slope
+        if self.strength is None:
+            return False
+        if self.strength > _STRONG:
+            return abs(slope) < _exponent(layer, fits)
+        flat = is_in_flat_block(layer, fits, lowest=-_HALFWAY)
+        return flat and -_INNER_EXPONENT < slope < 0
 
     def _starts_at_zero(self, axis: str, layer: str, fit: "Fit") -> bool:
         facts = self.facts.get(axis, Facts())
@@ -245,9 +266,8 @@ class CoordCheck:
             return Verdict.WRONG
         edge = max(self.tolerance, _HALFWAY)
         if any(_is_beyond(step, edge, _FALSE_ALARMS / len(fits)) for step in fit.steps):
-            finite = axis == "depth" and (self.strength or 0.0) > _STRONG
-            small = abs(fit.worst.slope) < _exponent(layer, fits)
-            return Verdict.UNCLEAR if finite and small else Verdict.WRONG
+            explained = axis == "depth" and self._is_explained(layer, fits)
+            return Verdict.UNCLEAR if explained else Verdict.WRONG
         if all(self._is_near_zero(step, edge) for step in fit.steps):
             return Verdict.OK
         return Verdict.UNCLEAR
@@ -302,7 +322,7 @@ class CoordCheck:
         return "not judged (starts at zero)" if verdict is None else verdict.upper()
 
     def _summary(self) -> str:
-        if summary := self._finite_depth():
+        if summary := self._excuse():
             return summary
         count = sum(map(len, self.verdicts.values()))
         match self.verdict:
@@ -450,18 +470,23 @@ def block_of(layer: str, layers: Iterable[str]) -> str | None:
     return min(around, key=len) if _POSITION.search(layer) and around else None
 
 
-def is_in_flat_block(layer: str, fits: Mapping[str, "Fit"]) -> bool:
-    """Whether a layer is in a block whose outputs do not grow, at any position."""
+def is_in_flat_block(
+    layer: str, fits: Mapping[str, "Fit"], lowest: float = -_EXPONENT
+) -> bool:
+    """Whether a layer is in a block whose outputs do not grow, at any position.
+
+    Nor may their slopes be as low as `lowest`.
+    """
     block = block_of(layer, fits)
     if block is None:
         return False
     outputs = [fit for name, fit in fits.items() if name.rpartition("@")[0] == block]
-    return all(_does_not_grow(fit) for fit in outputs)
+    return all(_does_not_grow(fit, lowest) for fit in outputs)
 
 
-def _does_not_grow(fit: Fit) -> bool:
+def _does_not_grow(fit: Fit, lowest: float) -> bool:
     return not fit.diverged and all(
-        -_EXPONENT < step.slope <= step.slope + step.half_width(_INTERVAL) <= _HALFWAY
+        lowest < step.slope <= step.slope + step.half_width(_INTERVAL) <= _HALFWAY
         for step in fit.steps
     )
 

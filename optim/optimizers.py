@@ -186,8 +186,8 @@ def adamw(
       ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
-    Source: Tensor Programs VI, Definition 6.1 and Table 1; Dey et al. 2025, Table 1
-    (weight decay).
+    Source: Tensor Programs VI, Definition 6.1 and Table 1. Weight decay: Wang &
+    Aitchison 2024 (arXiv:2405.13698); for α = 1 also Dey et al. 2025, Table 1.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -827,6 +827,33 @@ def test_only_known_strong_branches_excuse_layers_inside_flat_blocks():
         assert in_blocks(0.0, 0.5, strength).verdict == "wrong"
 
 
+def test_slopes_of_own_updates_in_weak_branches_are_unclear():
+    found = in_blocks(-0.1, -0.44, strength=0.5)
+    assert (found.verdict, found.passed) == ("unclear", False)
+    assert "weak branches, a²·base_depth = 0.5: 1 slopes" in str(found)
+    assert "(down to -0.44)" in str(found)
+    assert "train_ends=True" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("stream", "inner"), [(-0.3, -0.44), (0.0, -0.7), (0.3, -0.44)]
+)
+def test_weak_branches_excuse_no_other_slopes(stream, inner):
+    found = in_blocks(stream, inner, strength=0.5)
+    assert ("depth", "blocks/*/norm1@0.5") in found.failed
+    assert "weak branches" not in str(found)
+
+
+def test_noise_is_not_blamed_on_finite_depth():
+    depths = (8, 16, 32)
+    exponents = 0.5 * np.array([1, -1, 1, -1])  # by seed
+    change = (np.array(depths)[:, None, None] / 8.0) ** exponents
+    layers = {"depth": {"output": change}}
+    found = optim.CoordCheck({"depth": depths}, layers, strength=4.0)
+    assert found.verdict == "unclear"
+    assert "finite depth, a²" not in str(found)
+
+
 def test_a_slope_that_finite_depth_does_not_explain_is_counted_apart():
     depths, layers = (8, 16, 32), {}
     for name, slope, noise in (("blocks@1", 0.35, 0.001), ("output", 0.63, 0.5)):
