@@ -215,9 +215,14 @@ add scale_by_parametrization after the transform that makes the update
     inspection = inspect_chain(tx, scales, parametrization, params=params)
     if not inspection.passed:
         raise ValueError("\n".join(inspection.problems))
-    climbing = {p: _CLIMBS.format(p) for p, r in inspection.rows.items() if r.climbs}
-    hints = (*inspection.hints, *_summary(climbing))
+    hints = (*inspection.hints, *climbing(inspection))
     return dataclasses.replace(inspection, hints=hints)
+
+
+def climbing(inspection: ChainCheck) -> tuple[str, ...]:
+    """Hints at updates that raise the loss."""
+    rows = inspection.rows.items()
+    return _summary({path: _CLIMBS.format(path) for path, row in rows if row.climbs})
 
 
 def inspect_chain(

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import optax
 
-from .chain_check import Unchecked, inspect_chain
+from .chain_check import Unchecked, climbing, inspect_chain
 from .links import SCALING, STATES, Kind, Link, describe, mark
 from .probing import acting
 from .rules import Family
@@ -54,8 +54,8 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
 
     Warns:
       ChainWarning: an eps that the gradients are not normalized for; clipped gradients
-        of SGD; two weight decays; added noise; an optimizer that finds its own step size; at `init`, a
-        chain without a scaling.
+        of SGD; two weight decays; added noise; an optimizer that finds its own step
+        size; at `init`, a chain without a scaling.
 
     Source: the order of docs/chains.md.
 
@@ -149,6 +149,9 @@ def check_links(links: tuple[Link, ...]) -> None:
     _check_signs(links, named)
     _check_direction(links, named, at)
     _check_factors(links, named)
+    for link in links:
+        if link.kind is Kind.CURVATURE:
+            raise ValueError(_NO_RULE.format(link.name))
     for i in places(Kind.CLIP):
         if i > at:
             raise ValueError(
@@ -239,7 +242,7 @@ def _check_direction(links: tuple[Link, ...], named: list[str], at: int) -> None
 def _check_factors(links: tuple[Link, ...], named: list[str]) -> None:
     """Raise a `ValueError` for a learning rate whose effect a later link removes."""
     for i, link in enumerate(links):
-        rate = link.name == "scale_by_schedule"
+        rate = link.name in ("scale_by_schedule", "reduce_on_plateau")
         # optax.scale may also undo a loss scaling, or turn the gradients around.
         if not rate and not (link.name == "scale" and -1 < link.factor < 0):
             continue
@@ -350,8 +353,6 @@ def _check_rules(links: tuple[Link, ...]) -> None:
     for link in links:
         if link.kind is Kind.CLIP and by_gradient:
             warnings.warn(_CLIPS_SGD.format(link.name), ChainWarning, stacklevel=4)
-        if link.kind is Kind.CURVATURE:
-            raise ValueError(_NO_RULE.format(link.name))
         if link.kind is Kind.OWN_STEP:
             warnings.warn(_OWN_STEP.format(link.name), ChainWarning, stacklevel=4)
         if link.kind is Kind.NOISE:
@@ -418,8 +419,9 @@ def _check_running(tx: Any, params: Any) -> None:
         return
     if not inspection.passed:
         raise ValueError("\n".join(inspection.problems))
-    if inspection.hints:
-        warnings.warn("\n".join(inspection.hints), ChainWarning, stacklevel=3)
+    hints = (*inspection.hints, *climbing(inspection))
+    if hints:
+        warnings.warn("\n".join(hints), ChainWarning, stacklevel=3)
 
 
 def _state_types(state: Any) -> set[str]:

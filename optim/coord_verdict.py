@@ -237,8 +237,8 @@ class CoordCheck:
         if abs(farthest) >= _EXPONENT:
             limit += f", or {_INNER_EXPONENT:g} in blocks whose outputs do not grow"
         return (
-            f"finite depth, {known} are unclear (up to {farthest:+.2f}), but below what "
-            f"a mistake gives ({limit}){more}. Exponents of depth hold for "
+            f"finite depth, {known} are unclear (up to {farthest:+.2f}), but below "
+            f"what a mistake gives ({limit}){more}. Exponents of depth hold for "
             "a²·base_depth <= 1: check again with a branch multiplier a that is "
             f"{self.strength**0.5:.2g} times smaller, branch_multiplier(depth / base "
             "depth, a=...)"

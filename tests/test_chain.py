@@ -358,6 +358,32 @@ def test_two_weight_decays_are_a_warning_at_the_users_line():
         assert said[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    "links",
+    [
+        (optax.inject_hyperparams(optim.adam)(1e-2, scales=SCALES), RATE),
+        (adam(), optax.inject_hyperparams(optax.scale_by_learning_rate)(1e-2)),
+        (normalize(), optax.adam(1e-2), scale(), RATE),
+    ],
+)
+def test_hidden_links_that_cancel_the_minus_are_a_warning(links):
+    tx = optim.chain(*links)
+    with pytest.warns(optim.ChainWarning, match="points along its gradient"):
+        tx.init(PARAMS)
+
+
+def test_a_plateau_before_adam_has_no_effect():
+    plateau = contrib.reduce_on_plateau(factor=0.1, patience=1)
+    for links in ((optax.scale_by_lion(), scale()), (optim.lion(1e-2, SCALES),)):
+        with refuses("reduce_on_plateau", "last in the chain"):
+            optim.chain(plateau, *links)
+
+
+def test_curvature_is_named_before_the_family():
+    with refuses("scale_by_lbfgs", "no rule is known"):
+        optim.chain(optax.scale_by_lbfgs(), scale())
+
+
 def test_the_norm_of_gradients_changes_with_width():
     """Which is why a threshold does not transfer."""
 

@@ -1,4 +1,4 @@
-"""`mupax coord-check` on packaged configs, with their optimizers and initializations."""
+"""`mupax coord-check` on packaged configs: their optimizers and initializations."""
 
 import pytest
 

@@ -100,6 +100,21 @@ def test_flags_of_absl_that_hide_others_are_refused(capsys, flag):
     assert "Unknown command line flag" in refused(capsys, "train", TOY, flag, "--zzz=1")
 
 
+@pytest.mark.parametrize(
+    ("flag", "remedy"),
+    [
+        ("--config.optimizer=sgd", "--config.optimizer.name=sgd sets its name"),
+        ("--config.parametrization=mup", "--config.parametrization.name=mup"),
+        ("--steps=3", "by --config.steps=..."),
+        ("--config.model.dtype=bf16", "model.dtype='bf16' must be a floating-point"),
+        ("--config.model.remat=yes", "model.remat='yes' must be True or False"),
+        ("--config.model.branch_multiplier=0", "must be a positive number"),
+    ],
+)
+def test_likely_flags_that_are_wrong_name_the_right_one(capsys, flag, remedy):
+    assert remedy in refused(capsys, "explain", TOY, flag)
+
+
 def test_an_empty_workdir_is_refused(capsys):
     assert "--workdir is empty" in refused(capsys, "train", TOY, "--workdir=")
 

@@ -6,6 +6,7 @@ whose `build` creates the layers. Sizes, parametrization and dtypes are defined 
 
 import dataclasses
 import inspect
+import math
 import numbers
 import types
 import typing
@@ -76,8 +77,11 @@ class Options:
                 floats = False
             if not floats:
                 raise ValueError(
-                    f"{name}={value!r} must be a floating-point type, e.g. jnp.bfloat16"
+                    f"{name}={value!r} must be a floating-point type, e.g. bfloat16"
                 )
+        a = getattr(self, "branch_multiplier", 1.0)
+        if isinstance(a, int | float) and not 0 < a < math.inf:
+            raise ValueError(f"branch_multiplier={a!r} must be a positive number")
 
     def check_unused(self, *names: str, without: str) -> None:
         """Check that options that need another one have their default values.

@@ -271,6 +271,12 @@ def _one_line(error: BaseException) -> str:
         text = text.strip().splitlines()[-1]  # after a traceback
     if found := re.match(r"flag --([^=]+)=(.*): invalid literal for int", text):
         return f"--{found[1]} is {found[2]!r}; it must be a whole number"
+    if found := re.match(r"flag --([^=]+)=(.*): Failed to parse .* a ConfigDict", text):
+        flag, value = found.groups()
+        name = f"; --{flag}.name={value} sets its name" if value.isidentifier() else ""
+        return f"--{flag}={value} must be a section, e.g. \"{{'name': ...}}\"{name}"
+    if found := re.match(r"Unknown command line flag '([\w.]+)'(?!.*Did you)", text):
+        return f"{text.strip()}; keys of the config are set by --config.{found[1]}=..."
     text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":

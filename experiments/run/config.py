@@ -352,7 +352,10 @@ def _with_default_name(given: Mapping[str, Any]) -> dict[str, Any]:
     name = model.pop("name", None)
     if name not in zoo.list_models():  # `_check_together` raises an error for it
         return {**section, "name": "depth_mup"}
-    return {**section, "name": default_parametrization(name, **model)}
+    try:
+        return {**section, "name": default_parametrization(name, **model)}
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model.{error}") from None
 
 
 def _check_together(config: RunConfig) -> None:
