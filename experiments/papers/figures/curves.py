@@ -274,8 +274,8 @@ def interval(
     return Interval(value, float(stats.t.ppf(level, freedom)) * error)
 
 
-def over_seeds(values: np.ndarray) -> Interval:
-    """The mean of one number per seed, with its 95 % interval.
+def over_seeds(values: np.ndarray, chosen_of: int = 1) -> Interval:
+    """The mean of one number per seed, with its 95 % `interval`.
 
     Examples:
       >>> over_seeds(np.array([-0.1, -0.2, -0.3])).negative is None
@@ -283,7 +283,7 @@ def over_seeds(values: np.ndarray) -> Interval:
     """
     count = len(values)
     error = float(values.std(ddof=1)) / count**0.5 if count > 1 else np.inf
-    return interval(float(values.mean()), error, count - 1)
+    return interval(float(values.mean()), error, count - 1, chosen_of)
 
 
 def surely_near(
@@ -434,14 +434,19 @@ def moves(transfer: Transfer) -> bool | None:
 def moves_more(first: Transfer, second: Transfer) -> bool | None:
     """Whether one optimum shifts more than another, in either direction, at 95 %.
 
+    Both shifts come from the same seeds, which move both optima the same way. If the
+    shifts have opposite signs, this changes their sizes by opposite amounts, so their
+    errors add up. Otherwise it cancels, and the errors of independent seeds suffice.
+
     An optimum that is missing at some size shifts more than any other.
     """
     if first.failed or second.failed:
         return None if first.failed and second.failed else bool(first.failed)
     one, other = first.trend, second.trend
-    error = float(np.hypot(one.error, other.error))
+    opposite = one.slope * other.slope < 0
+    error = one.error + other.error if opposite else np.hypot(one.error, other.error)
     more = abs(other.slope) - abs(one.slope)
-    return interval(more, error, one.freedom + other.freedom).negative
+    return interval(more, float(error), min(one.freedom, other.freedom)).negative
 
 
 def shift(transfer: Transfer) -> str:
