@@ -54,18 +54,22 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
     The estimate is read off the parabola that gives the model's optimum. The bounds
     compare the value with other values x: all grid points, and values in between
     around the best of them. With d(x) the mean difference of the log losses at the
-    value and at x, e(x) its standard error and t Student's 95 % quantile:
+    value and at x, e(x) its standard error and t Student's 97.5 % quantile:
 
     - the upper bound is the largest d(x) + t e(x). One of the x is the best, and its
-      own bound holds with 95 %; so no correction for the number of x is needed
-      (multiple comparisons with the best; Hsu, The Annals of Statistics 12, 1136,
-      1984), even if the seeds do not show which x is the best.
+      own bound holds; so no correction for the number of x is needed (multiple
+      comparisons with the best; Hsu, The Annals of Statistics 12, 1136, 1984), even if
+      the seeds do not show which x is the best. Of a value chosen independently, the
+      bound would hold with 97.5 %. The same seeds that favour it at one size favour it
+      at the others: whether it lies below or above the best x, its regret then is
+      underestimated, and both tails of the error count. So the bound holds with 95 %.
     - the lower bound is the largest d(x) - c e(x) over grid points x, with c for as
       many comparisons (Bonferroni).
 
-    To t e(x) is added, in quadrature, the normal quantile times the grid's error: what
-    the loss at the value changes by when the value moves by `Fit.place_error`, and half
-    the difference of the two parabolas between whose grid points the value lies.
+    To t e(x) is added, in quadrature, the normal quantile times the grid's error, at
+    95 % for the upper bound: what the loss at the value changes by when the value moves
+    by `Fit.place_error`, and half the difference of the two parabolas between whose
+    grid points the value lies.
 
     Args:
       fits: the fits of all sizes of an axis, whose variances are pooled.
@@ -135,12 +139,13 @@ def _bounds(
     variance, freedom = _pooled(fits, index, contrasts)
     gap = contrasts @ fit.log_loss.mean(axis=0)
 
-    def wide(level: float) -> np.ndarray:
-        drawn = stats.t.ppf(level, freedom) * np.sqrt(variance / seeds)
-        return np.hypot(drawn, stats.norm.ppf(level) * slip)
+    def wide(seeds_level: float, grid_level: float) -> np.ndarray:
+        drawn = stats.t.ppf(seeds_level, freedom) * np.sqrt(variance / seeds)
+        return np.hypot(drawn, stats.norm.ppf(grid_level) * slip)
 
-    low = (gap - wide(1 - 0.05 / max(last, 1)))[: last + 1]
-    return float(low.max()), float((gap + wide(0.95)).max())
+    each = 1 - 0.05 / max(last, 1)
+    low = (gap - wide(each, each))[: last + 1]
+    return float(low.max()), float((gap + wide(0.975, 0.95)).max())
 
 
 def _pooled(
