@@ -10,6 +10,7 @@ from .display import html_table
 from .modules import Module
 from .optimizers import is_hidden_matrix, muon_learning_rate
 from .parametrizations import Parametrization
+from .readouts import growing_head_dims
 from .rules import OptimizerName, family_of, multipliers
 from .scales import ParamScale, Scales
 from .training import SAME, TrainingScale
@@ -62,6 +63,7 @@ class Explanation:
       check: result of `check_chain` if `explain` was given `tx`, else None.
       training: ratios of batch size and training length.
       modules: hyperparameters of groups of parameters, from `for_modules`.
+      attention: what the model's attention needs to change, a sentence each.
 
     Source: docs/rules.md derives every number.
 
@@ -82,6 +84,7 @@ class Explanation:
     check: ChainCheck | None = None
     training: TrainingScale = SAME
     modules: Mapping[str, Module] = dataclasses.field(default_factory=dict)
+    attention: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         roles = collections.Counter(row.role for row in self.rows.values())
@@ -152,6 +155,7 @@ class Explanation:
                 f"{point.branch_multiplier(self.depth):.4g}·a (a·M^-{point.alpha:g}, "
                 f"M = {self.depth:g})"
             )
+        notes += self.attention
         if point.richness != 1:
             notes.append(f"the model divides its output by μ0 = {point.richness:g}")
         notes.append(f"init, fwd, lr, eps: {point.citation}")
@@ -286,7 +290,14 @@ Table 3
     }
     check = None if tx is None else inspect_chain(tx, scales, point, params=params)
     return Explanation(
-        point, optimizer, scales.depth, rows, check, scales.training, scales.modules
+        point,
+        optimizer,
+        scales.depth,
+        rows,
+        check,
+        scales.training,
+        scales.modules,
+        tuple(growing_head_dims(scales, point)),
     )
 
 

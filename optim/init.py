@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .activations import is_nnx
+from .chains import ChainWarning
 from .initialized import rescaled, scaled_by_path
 from .leaves import Leaf, check_takes_nothing
 from .lists import Pairing
 from .parametrizations import parametrization as named
 from .paths import flatten, map_with_paths, trainable
+from .readouts import growing_head_dims
 from .rules import multipliers
 from .scales import ParamScale, Role, Scales
 from .transforms import ParametrizationLike, multiply_leaves, resolve
@@ -69,6 +72,10 @@ def rescale_init(
         rescaled before; or the size of a parameter contradicts the assumption. The
         message names the path and what to do.
 
+    Warns:
+      ChainWarning: an `nnx.MultiHeadAttention` whose head dimension grows divides its
+        logits by the root of it.
+
     Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
 
     Examples:
@@ -95,6 +102,8 @@ def rescale_init(
     point = resolve(scales, parametrization)
     given = _arrays(params)
     scales.check_params(given)
+    for text in growing_head_dims(scales, point):
+        warnings.warn(text, ChainWarning, stacklevel=2)
     _check_values(given)
     # SP is the standard initialization; without powers of width it is a constant one.
     standard = named("sp")

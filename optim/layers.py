@@ -1,10 +1,15 @@
 """Fan-in and fan-out axes of parameters of known Flax NNX and Equinox layers."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 _LIBRARIES = ("flax.nnx", "equinox.nn", "equinox._")
 _NORMS = ("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm")
+# In the origin of a parameter's role: the kernel computes the queries of an attention
+# that divides its logits by the root of the head dimension, which grows.
+ROOT_OF_HEAD_DIM = "logits / √d"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +21,48 @@ class LayerAxes:
       in_axes: the axes that are summed over.
       out_axes: the axes that index outputs.
       embedding: whether it is a table of (entries, features).
+      queries: whether it computes the queries of an attention that divides its logits
+        by the root of its last axis, the head dimension.
+      normalized: whether the layer's wrapper (WeightNorm, SpectralNorm) divides it by
+        its norm.
     """
 
     rank: int
     in_axes: tuple[int, ...]
     out_axes: tuple[int, ...]
     embedding: bool = False
+    queries: bool = dataclasses.field(default=False, repr=False)
+    normalized: bool = dataclasses.field(default=False, repr=False)
+
+
+def axes_in_model(owners: Sequence[Any], name: str) -> LayerAxes | None:
+    """The axes of `owners[-1].name`, with what the objects around the layer do to it.
+
+    Args:
+      owners: the objects that hold the parameter, from the model to the layer.
+      name: the attribute of the layer.
+    """
+    axes = axes_of_layer(owners[-1], name)
+    if axes is None or len(owners) < 2 or name != "kernel":
+        return axes
+    layer, holder = owners[-1], owners[-2]
+    queries = _divides_by_root(holder) and layer is getattr(holder, "query", None)
+    normalized = any(is_layer(x, "WeightNorm", "SpectralNorm") for x in owners[:-1])
+    return dataclasses.replace(axes, queries=queries, normalized=normalized)
+
+
+def _divides_by_root(owner: Any) -> bool:
+    """Whether an object is an attention of NNX with its default `attention_fn`."""
+    if not is_layer(owner, "MultiHeadAttention"):
+        return False
+    function = getattr(owner, "attention_fn", None)
+    while isinstance(function, functools.partial):
+        function = function.func
+    # A subclass with a `__call__` of its own may scale the queries there.
+    return all(
+        str(getattr(f, "__module__", "")).startswith("flax.nnx")
+        for f in (function, type(owner).__call__)
+    )
 
 
 def axes_of_layer(owner: Any, name: str) -> LayerAxes | None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .layers import LayerAxes, axes_of_layer, in_equinox
+from .layers import LayerAxes, axes_in_model, in_equinox
 from .parametrizations import Parametrization
 from .paths import path_string, trainable, unboxed
 
@@ -43,6 +43,9 @@ class Leaves(dict[str, Leaf]):
 def leaves(model: Any, which: str) -> Leaves:
     """Read the floating-point parameters of a model, by path.
 
+    A plain array in an NNX module (a mask, a table of sinusoids) is not a parameter:
+    `nnx.state(model, nnx.Param)` leaves it out, so no optimizer trains it.
+
     Args:
       model: a module, parameters, or a function of no arguments that builds either.
         A function is only traced.
@@ -65,7 +68,8 @@ def leaves(model: Any, which: str) -> Leaves:
     if not read:
         raise ValueError(
             f"the {which} has no floating-point parameters; pass a model, its "
-            "parameters, or a function that builds one"
+            "parameters, or a function that builds one. In an NNX module, wrap the "
+            "arrays that are trained: nnx.Param(array)"
         )
     return read
 
@@ -136,8 +140,13 @@ def _read(model: Any, read: Leaves) -> None:
     model = trainable(model)
     # Who passes a state has chosen its variables.
     chosen = _has_base(model, "State")
+    found = unboxed(model, _is_variable)
+    # A state of a whole module holds its plain arrays too; one of `nnx.as_pure`,
+    # no variables at all.
+    in_state = chosen and any(_is_variable(leaf) for _, leaf in found)
     seen = set()
-    for path, leaf in unboxed(model, _is_variable):
+    for path, leaf in found:
+        owners = _owners(model, path)
         if _is_variable(leaf):
             # Batch statistics and random state are no parameters; and a variable
             # that stands in two places is one parameter, under the first path.
@@ -146,10 +155,11 @@ def _read(model: Any, read: Leaves) -> None:
                 continue
             seen.add(id(leaf))
             leaf = _content(path_string(path), leaf)
+        elif in_state or any(map(_is_nnx, owners)):
+            continue
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             continue
-        owner = _owner(model, path)
         name = getattr(path[-1], "name", "") if path else ""
         if path_string(path) in read:
             raise ValueError(
@@ -158,8 +168,8 @@ def _read(model: Any, read: Leaves) -> None:
             )
         read[path_string(path)] = Leaf(
             tuple(leaf.shape),
-            "out_in" if in_equinox(owner) else "in_out",
-            axes_of_layer(owner, name),
+            "out_in" if in_equinox(owners[-1]) else "in_out",
+            axes_in_model(owners, name),
         )
 
 
@@ -203,16 +213,32 @@ def _has_base(thing: Any, name: str) -> bool:
     return any(c.__name__ == name for c in type(thing).__mro__)
 
 
-def _owner(model: Any, path: tuple[Any, ...]) -> Any:
-    """The object that holds the leaf, or None if the path cannot be followed."""
-    node = model
+def _is_nnx(node: Any) -> bool:
+    """Whether an object is an NNX module, or another object whose state NNX tracks."""
+    return any(
+        c.__name__ in ("Module", "Object", "Pytree")
+        and c.__module__.startswith("flax.nnx")
+        for c in type(node).__mro__
+    )
+
+
+def _owners(model: Any, path: tuple[Any, ...]) -> list[Any]:
+    """The objects that hold a leaf, from the model to the innermost.
+
+    An object is None if the path to it cannot be followed.
+    """
+    owners = [model]
     for key in path[:-1]:
-        if isinstance(key, jax.tree_util.GetAttrKey):
+        node = owners[-1]
+        if node is None:
+            pass
+        elif isinstance(key, jax.tree_util.GetAttrKey):
             node = getattr(node, key.name, None)
         elif isinstance(key, jax.tree_util.SequenceKey):
             node = node[key.idx]
         elif isinstance(key, jax.tree_util.DictKey):
             node = node.get(key.key) if hasattr(node, "get") else None
         else:
-            return None
-    return node
+            node = None
+        owners.append(node)
+    return owners

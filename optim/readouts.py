@@ -1,12 +1,15 @@
 """Choose the readouts of a model: those the user named, or the only candidate."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from . import names
 from .axes import Kernel, Split
 from .blocks import Blocks
+from .layers import ROOT_OF_HEAD_DIM
+from .parametrizations import Parametrization
 from .patterns import UNSET, Pattern
 from .scales import ParamScale, Role
 from .widths import Widths
@@ -77,13 +80,22 @@ def choose_readouts(model: InferredModel, tied: Any, readout: Any) -> dict[str, 
       readout: regular expression of the readouts, None for none, or `UNSET`.
 
     Returns:
-      {path of a readout: how it was found}.
+      {path of a readout: how it was found}. Queries whose attention divides its logits
+      by the root of a growing head dimension are listed too, with this added to how
+      their role was found.
 
     Raises:
       ValueError: there are several candidates, one that is not surely the readout, or
-        none; an embedding may be tied. The message lists the candidates and what to
-        write for each.
+        none; an embedding may be tied; the weights of a readout are normalized. The
+        message lists the candidates and what to write for each.
     """
+    chosen = _chosen(model, tied, readout)
+    for path in chosen:
+        _check_not_normalized(model, path)
+    return {**_queries(model), **chosen}
+
+
+def _chosen(model: InferredModel, tied: Any, readout: Any) -> dict[str, str]:
     tables = _tied(model, tied)
     _check_layout(model)
     outputs = model.outputs()
@@ -123,13 +135,88 @@ def choose_readouts(model: InferredModel, tied: Any, readout: Any) -> dict[str, 
 
 def last_width(model: InferredModel, tied: Any, chosen: Mapping[str, str]) -> float:
     """Ratio of the last hidden width, which the readout of the model sums over."""
-    heads = [model.scales[p] for p in chosen]
+    heads = [s for s in map(model.scales.__getitem__, chosen) if s.role is Role.OUTPUT]
     outer = [s for s in heads if not model.in_blocks(s.path)] or heads
     tables = _tied(model, tied)
     sources = [s.width_in for s in outer] + [s.width_out for s in tables]
     if not sources:
         sources = [s.width_out for s in model.scales.values()]
     return max(sources)
+
+
+def growing_head_dims(
+    scales: Mapping[str, ParamScale], point: Parametrization
+) -> list[str]:
+    """Describe each attention that divides its logits by the root of a growing size.
+
+    μP needs logits divided by the head dimension d (Tensor Programs V, Definition 4.1),
+    because queries and keys become correlated in training. Under the standard
+    parametrization and for s < 1 there is no such rule.
+    """
+    if not point.scaled or point.rows[Role.HIDDEN].update.last:
+        return []
+    groups: dict[str, list[ParamScale]] = {}
+    for scale in scales.values():
+        if ROOT_OF_HEAD_DIM in scale.origin:
+            groups.setdefault(names.open_numbers(scale.path), []).append(scale)
+    return [_growing_head_dim(group[0], len(group)) for group in groups.values()]
+
+
+def _growing_head_dim(queries: ParamScale, count: int) -> str:
+    axis = queries.out_axes[-1]
+    before, after = queries.base_shape[axis], queries.shape[axis]
+    path = queries.path.removesuffix("/query/kernel")
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return (
+        f"the head dimension d of {path!r}{more} grows from {before} to {after}, and "
+        "its attention divides logits by the root of d; μP needs 1/d, or the logits of "
+        "a wider model change more in a step. Keep d the same and let num_heads grow; "
+        "or pass attention_fn=lambda q, k, v, **options: nnx.dot_product_attention("
+        f"q * ({before} / q.shape[-1]) ** 0.5, k, v, **options) at every width, which "
+        "leaves the base unchanged"
+    )
+
+
+def _queries(model: InferredModel) -> dict[str, str]:
+    """How the roles of queries were found whose logits are divided by √d, by path."""
+    found = {}
+    for path, scale in model.scales.items():
+        kernel, split = _known(model, scale)
+        if (
+            kernel.layer_axes is not None
+            and kernel.layer_axes.queries
+            and len(split.out_axes) == 2
+            and scale.base_shape[split.out_axes[1]] != scale.shape[split.out_axes[1]]
+        ):
+            found[path] = f"{scale.origin}, {ROOT_OF_HEAD_DIM}"
+    return found
+
+
+def _check_not_normalized(model: InferredModel, path: str) -> None:
+    """Raise a `ValueError` if a wrapper divides a readout by its norm."""
+    layer = model.kernels[path].layer_axes
+    # The path of a state shows the wrapper (Flax NNX), or that of its scale (Linen).
+    if layer.normalized if layer is not None else _looks_normalized(model, path):
+        raise ValueError(
+            f"the weights of the readout {path!r} are normalized (WeightNorm or "
+            "SpectralNorm), which undoes its initial size of 1/m, so that a step "
+            "changes the output of a wider model more; use the layer without the "
+            "wrapper as readout"
+        )
+
+
+def _looks_normalized(model: InferredModel, path: str) -> bool:
+    parts = path.split("/")
+    if "layer_instance" in parts:
+        return True
+    scales = [
+        p.split("/")[:-1] for p in model.scales if p.endswith(f"{parts[-1]}/scale")
+    ]
+    return any(
+        scale[:at] + scale[at + 1 :] == parts
+        for scale in scales
+        for at in range(len(scale))
+    )
 
 
 def _tied(model: InferredModel, tied: Any) -> list[ParamScale]:
@@ -201,7 +288,8 @@ def _check_not_tied(
         if table.in_axes
     }
     for head in heads:
-        outer = not model.in_blocks(head.path) and not names.inner(head.path)
+        inner = names.inner(head.path) or _low_rank(head.path)
+        outer = not model.in_blocks(head.path) and not inner
         if not tables or head.fan_out in entries or (outer and not lone):
             return
     shown = ", ".join(repr(s.path) for s in heads)
@@ -213,6 +301,11 @@ def _check_not_tied(
         f"logits, pass tied=r'{table}', readout=r'{readout}' and multiply the logits "
         f"by 1/m; if not, pass tied=None, readout=r'{readout}'"
     )
+
+
+def _low_rank(path: str) -> bool:
+    """Whether the parameter is the first one of a low-rank pair (LoRA), by name."""
+    return re.search(r"(?i)(^|[/._])lora([/._]|$)", path) is not None
 
 
 def _none_of(model: InferredModel, readout: str, outputs: list[ParamScale]) -> str:
