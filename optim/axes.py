@@ -30,11 +30,15 @@ class Kernel:
         "out_in" (torch, Equinox: outputs, inputs, then spatial axes).
       layer_axes: its axes as its layer defines them; None for an unknown layer.
       embedding: whether it is a table of (entries, features).
-      readout: whether the user named it as a readout.
+      readout: whether the user's `readout` matches it.
+      named: whether `readout` names the parameter itself. False if it is matched
+        because `readout` matches a module that holds it.
       copies: axes that count copies, e.g. layers or experts.
-      declared: the axes of `copies` that the user or `depth` declared; these may grow.
+      declared: the axes that the user or `depth` declared as copies; these may grow.
+      experts: the axes that the user declared by the option `copies`.
       fits: for a bias of several axes, whether the outputs of its kernel have its
         shape, e.g. (heads, head_dim).
+      owner: for a vector, path of the kernel whose bias it is by name; "" if none.
       streams: (base, wide) sizes of the model's growing vectors. These are widths of
         the residual stream, not numbers of heads.
     """
@@ -47,9 +51,12 @@ class Kernel:
     layer_axes: LayerAxes | None = None
     embedding: bool = False
     readout: bool = False
+    named: bool = False
     copies: tuple[int, ...] = ()
     declared: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
     fits: bool = False
+    owner: str = ""
     streams: frozenset[Pair] = frozenset()
 
     @property
@@ -163,7 +170,7 @@ def _is_vector(kernel: Kernel) -> bool:
     axes = kernel.axes
     grow = [a for a in axes if kernel.grows(a)]
     if len(axes) < 2:
-        return not (kernel.readout and grow)
+        return not (grow and _is_summed(kernel))
     bare = [a for a in axes if kernel.base[a] != 1 or kernel.wide[a] != 1]
     if len(axes) > 2 and len(bare) <= 1:
         # Shapes padded with ones: biases of Equinox convolutions, class tokens.
@@ -174,6 +181,27 @@ def _is_vector(kernel: Kernel) -> bool:
         one_input = kernel.layout == "in_out" and bare == [axes[-1]]
         return one_input and not names.is_kernel(kernel.path)
     return kernel.fits or not grow or grow == [axes[-1]] or len(bare) <= 1
+
+
+def _is_summed(kernel: Kernel) -> bool:
+    """Whether an array of one axis holds the weights of one output."""
+    if not kernel.readout or per_channel(kernel):
+        return False
+    return kernel.named or (names.reads_vector(kernel.path) and not kernel.owner)
+
+
+def per_channel(kernel: Kernel) -> bool:
+    """Whether an array of one axis is surely a bias or gain.
+
+    It has the name of one, or a bias of its own shape, as the gain of a norm has.
+    Biases like `bias_hh`, and arrays of norms, are too, unless `readout` names the
+    array itself.
+    """
+    path = kernel.path
+    if names.is_vector(path) or kernel.bias == kernel.sizes(kernel.axes):
+        return True
+    owned = bool(kernel.owner) and not names.array(path).isdigit()
+    return (owned or names.norm(path)) and not kernel.named
 
 
 def _axes_from_bias(kernel: Kernel) -> Axes | None:
@@ -239,7 +267,9 @@ def _inputs_first(kernel: Kernel) -> Axes:
     grow = [a for a in axes if kernel.grows(a)]
     if len(axes) == 2:
         return axes[:1], axes[1:]
-    if kernel.readout and grow and grow[-1] != axes[-1]:
+    # A readout of heads, or queries (n, heads, head_dim) in a module of the readout.
+    summed = len(grow) == 1 or (kernel.named and not names.reads(kernel.path))
+    if kernel.readout and summed and grow and grow[-1] != axes[-1]:
         cut = axes.index(grow[-1]) + 1
         return axes[:cut], axes[cut:]
     if not grow or grow == [axes[-1]]:

@@ -8,6 +8,32 @@ from .block_lists import forgotten, not_a_member
 from .depth_change import Depth, DepthChange
 
 
+def from_front(axes: Collection[int], rank: int) -> tuple[int, ...]:
+    """The axes of an array of this rank, where -1 is the last.
+
+    Axes that the array lacks are left out.
+
+    Examples:
+      >>> from_front((-1,), 3), from_front((0, 2), 2)
+      ((2,), (0,))
+    """
+    counted = dict.fromkeys(a + rank if a < 0 else a for a in axes)
+    return tuple(a for a in counted if 0 <= a < rank)
+
+
+class StackedChange(DepthChange):
+    """A base and a target of different depth, whose `layers_axis` may be negative."""
+
+    def layers(self, path: str) -> Depth | None:
+        """Number of blocks that a parameter stacks in base and target, or None."""
+        if path in self.copies or all(axis >= 0 for axis in self.layers_axis):
+            return super().layers(path)
+        axes = from_front(self.layers_axis, len(self.large[path].shape))
+        if len(axes) < len(self.layers_axis):
+            return None
+        return dataclasses.replace(self, layers_axis=axes).layers(path)
+
+
 def counts_layers(change: DepthChange, path: str) -> bool:
     """Whether the layers' axis of a parameter grows as `depth` says."""
     return change.depth[0] != change.depth[1] and change.layers(path) == tuple(
@@ -32,12 +58,52 @@ def check_members(
     stacks = any(len(change.large[p].shape) > 2 for p in within)
     for path in within:
         check_distinct(change, path, stacks=stacks)
+    if within:
+        _check_axis(change, inside, within)
+
+
+def _check_axis(
+    change: DepthChange, inside: Collection[str], within: Collection[str]
+) -> None:
+    """Raise a `ValueError` if the axis that grows as `depth` does may be a width.
+
+    A width occurs outside of the blocks too, and the number of blocks does not.
+    """
+    depth = (change.depth[0], change.depth[1])
+    outside = _outside(change, inside)
+    if depth not in outside:
+        return
+    for axis in (0, 1, 2, -1, -2):
+        sizes = {_size(change, path, axis) for path in within}
+        pair = sizes.pop()
+        if sizes or pair is None or pair == depth or pair in outside:
+            continue
+        if pair[0] != pair[1]:
+            raise ValueError(
+                f"depth={change.depth!r} are sizes of a width too, and axis {axis} of "
+                f"every parameter that branch matches, e.g. {min(within)!r}, grows "
+                f"from {pair[0]} to {pair[1]}: if that axis counts the blocks, pass "
+                f"depth={pair}, layers_axis={axis}; if not, choose a base of another "
+                "width or depth"
+            )
+
+
+def _size(change: DepthChange, path: str, axis: int) -> Depth | None:
+    pairs = change.sizes(path)
+    axes = from_front((axis,), len(pairs))
+    return pairs[axes[0]] if axes else None
+
+
+def _outside(change: DepthChange, inside: Collection[str]) -> set[Depth]:
+    """Sizes in base and target of all axes of parameters outside of branches."""
+    return {pair for p in change.large if p not in inside for pair in change.sizes(p)}
 
 
 def check_distinct(change: DepthChange, path: str, *, stacks: bool) -> None:
     """Raise a `ValueError` if a stacked parameter's width grows just as depth does."""
     pairs = change.sizes(path)
-    others = [p for a, p in enumerate(pairs) if a not in change.layers_axis]
+    layers = from_front(change.layers_axis, len(pairs))
+    others = [p for a, p in enumerate(pairs) if a not in layers]
     # A stacked kernel has three axes; (n, n) may be a single kernel, (n,) a bias.
     one = len(pairs) == 1 and names.is_vector(path)
     if one or (tuple(change.depth) in others and not stacks):
@@ -82,9 +148,10 @@ def not_a_stack(change: DepthChange, path: str, inside: Collection[str]) -> str:
     counts = {change.layers(p) for p in inside}
     if len(counts) == 1 and None not in counts:
         (few, many) = next(c for c in counts if c)
-        if few * change.depth[1] == many * change.depth[0] and few != many:
+        same = few * change.depth[1] == many * change.depth[0] and few != many
+        if same and (few, many) not in _outside(change, inside):
             remedy = f"pass depth=({few}, {many}) if its first axis counts the blocks"
-    for axes in ((0,), (1,), (0, 1), (2,)):
+    for axes in ((-2,), (-1,), (0,), (1,), (0, 1), (2,)):
         other = dataclasses.replace(change, layers_axis=axes)
         counted = {other.layers(p) for p in inside if p not in change.copies}
         if axes != change.layers_axis and counted == {tuple(change.depth)}:

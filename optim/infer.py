@@ -6,8 +6,8 @@ from typing import Any
 
 from . import names
 from .axes import Axes, Kernel, Split, split_axes
+from .block_stacks import StackedChange, from_front
 from .blocks import Blocks, check_depth, find_blocks
-from .depth_change import DepthChange
 from .leaves import Leaf, Leaves, leaves
 from .lists import Pairing
 from .overrides import Overrides
@@ -16,7 +16,7 @@ from .patterns import UNSET, Pattern
 from .readouts import InferredModel, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
 from .training import training_scale
-from .widths import Widths
+from .widths import Widths, vector_as_readout
 
 
 def infer_scales(
@@ -57,15 +57,16 @@ def infer_scales(
         residual branches. None if the model has no residual branches.
       stream: regular expression of parameters of the blocks that are on the residual
         stream rather than inside a branch, e.g. norms after the sum.
-      layers_axis: the axis that counts blocks where they are stacked; two axes where
-        they are stacked as (stages, layers of a stage).
+      layers_axis: the axis that counts blocks where they are stacked, e.g. -1 for the
+        last; two axes where they are stacked as (stages, layers of a stage).
       layout: "in_out" for kernels (..., in, out), "out_in" for (out, in, ...).
         "auto" means "out_in" for Equinox layers and "in_out" for everything else.
       axes: {regular expression: (fan-in axes, fan-out axes)} for parameters whose
         shapes are ambiguous. An axis in neither counts copies. Use ((), (0, 1)) for a
         matrix that is not summed over.
       copies: regular expression of parameters whose first axis (after that of the
-        layers) counts copies, e.g. experts. It may grow.
+        layers) counts copies, e.g. experts. It may grow. Do not match routers, norms
+        or shared experts beside them.
       embeddings: regular expression of tables of shape (entries, features). Needed
         where neither layer nor name shows it. The number of entries is not a width.
       tied: regular expression of the embeddings that also serve as readout. They
@@ -73,6 +74,7 @@ def infer_scales(
         m the width ratio. None if no embedding is tied.
       readout: regular expression of all parameters that sum over a growing axis and
         have outputs that do not grow: heads, routers, keys of multi-query attention.
+        It may match a module: hidden kernels, biases and norms in it keep their roles.
         Needed if there are several, if it is a convolution, or if shapes are
         ambiguous. None if the model has no readout.
       fractional: accept ratios that are not whole numbers (or their inverse in
@@ -127,11 +129,12 @@ def infer_scales(
     models = _read_models(base, target, delta)
     blocks = _blocks(models, overrides, depth, branch, stream, stack)
     kernels = _kernels(models, overrides, blocks, stack, layout)
+    overrides.check_copies(kernels)
     splits = {
         path: overrides.split(path, models.large[path].shape) or split_axes(kernel)
         for path, kernel in kernels.items()
     }
-    widths = Widths(kernels, splits)
+    widths = Widths(kernels, splits, depth)
     scales = {}
     for path, kernel in kernels.items():
         leaf, split = models.large[path], splits[path]
@@ -156,6 +159,7 @@ def infer_scales(
     overrides.check(models.large)
     _check_all_used(models.small, models.large, blocks)
     inferred = InferredModel(scales, splits, kernels, blocks, layout, widths)
+    _check_readout_vectors(inferred, overrides)
     scales = _with_readouts(inferred, overrides, delta is not None, same_width)
     return Scales(scales, models.large.parametrization)
 
@@ -207,7 +211,7 @@ def _blocks(
         for path in models.large:
             if path not in models.small:
                 models_lack(path, "base")
-    change = DepthChange(
+    change = StackedChange(
         models.small, models.large, models.to_small, depth or (1, 1), stack, copies
     )
     lines = None if branch is UNSET else branch
@@ -242,7 +246,8 @@ def _check_depth_and_branch(depth: tuple[int, int] | None, branch: str | None) -
 def _stack(layers_axis: int | tuple[int, ...]) -> tuple[int, ...]:
     """The axes that count blocks, as a tuple."""
     axes = layers_axis if isinstance(layers_axis, tuple | list) else (layers_axis,)
-    if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+    whole = all(isinstance(a, int) and not isinstance(a, bool) for a in axes)
+    if not whole or not axes or len(set(axes)) < len(axes):
         raise ValueError(
             f"layers_axis={layers_axis!r} must be an axis, e.g. 0, or several, e.g. "
             "(0, 1)"
@@ -282,7 +287,8 @@ def _kernels(
                 f"axis {empty[0]} of {path!r} has size 0 in the base, so that its "
                 "growth is no ratio; build a base in which it is at least 1"
             )
-        declared, added = _copies(path, base, overrides, path in blocks.stacked, stack)
+        layers = from_front(stack, len(base.shape)) if path in blocks.stacked else ()
+        copies, declared, experts = _copies(base, layers, overrides.counts_copies(path))
         kernels[path] = Kernel(
             path,
             base.shape,
@@ -291,8 +297,10 @@ def _kernels(
             layer_axes=base.layer_axes,
             embedding=overrides.is_table(path, alike=grow == [len(base.shape) - 1]),
             readout=overrides.is_readout(path),
-            copies=tuple(sorted(declared + added)),
+            named=overrides.names_readout(path),
+            copies=copies,
             declared=declared,
+            experts=experts,
         )
     streams = frozenset(
         kernel.pair(axis)
@@ -306,7 +314,11 @@ def _kernels(
         if bias is not None and bias is not kernel:
             shapes = bias.sizes(tuple(a for a in bias.axes if a not in kernel.copies))
             kernels[path] = dataclasses.replace(kernel, bias=shapes)
-            if len(bias.axes) > 1:
+            if len(bias.axes) == 1 < len(kernel.axes):
+                pairs = {kernel.pair(a) for a in range(len(kernel.base))}
+                owner = path if bias.pair(bias.axes[0]) in pairs else ""
+                kernels[bias.path] = dataclasses.replace(bias, owner=owner)
+            elif len(bias.axes) > 1:
                 kernels[bias.path] = dataclasses.replace(
                     bias, fits=shapes in _outputs(kernel)
                 )
@@ -314,16 +326,27 @@ def _kernels(
 
 
 def _copies(
-    path: str, base: Leaf, overrides: Overrides, stacked: bool, stack: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Axes that count copies: (declared ones, those beyond the layer's own axes)."""
-    rank = len(base.shape)
-    declared = [a for a in stack if a < rank] if stacked else []
-    if overrides.counts_copies(path):
-        declared += [a for a in range(rank) if a not in declared][:1]
-    rest = [a for a in range(rank) if a not in declared]
-    more = len(rest) - (len(rest) if base.layer_axes is None else base.layer_axes.rank)
-    return tuple(declared), tuple(rest[: max(0, more)])
+    base: Leaf, layers: tuple[int, ...], matched: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The axes `copies`, `declared` and `experts` of a `Kernel`.
+
+    Args:
+      base: the parameter in the base.
+      layers: its axes that count blocks.
+      matched: whether the option `copies` matches it.
+    """
+    rest = [a for a in range(len(base.shape)) if a not in layers]
+    own = base.layer_axes
+    more = 0 if own is None else max(0, len(rest) - own.rank)
+    experts = tuple(rest[:1]) if matched else ()
+    inner: tuple[int, ...] = ()
+    if experts and own is not None and not more:
+        # A known layer without an axis for copies, unless it has one of its own.
+        inner = experts if 0 not in (*own.in_axes, *own.out_axes) else ()
+        experts = ()
+    added = tuple(rest[: max(more, len(experts))])
+    copies = tuple(sorted((*layers, *added)))
+    return copies, (*layers, *experts, *inner), experts or inner
 
 
 def _outputs(kernel: Kernel) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -373,6 +396,17 @@ def _check_growth(kernel: Kernel, split: Split, leaf: Leaf, fractional: bool) ->
                 "divide, or pass fractional=True; if the axis counts tokens, classes "
                 "or positions, build the base with as many as the target"
             )
+
+
+def _check_readout_vectors(model: InferredModel, overrides: Overrides) -> None:
+    """Raise a `ValueError` if `readout` matches vectors with names of biases only."""
+    matched = [s for p, s in model.scales.items() if overrides.is_readout(p)]
+    vectors = [
+        s.path for s in matched if s.role is Role.VECTOR and s.origin != "axes given"
+    ]
+    if vectors and not any(s.role in (Role.OUTPUT, Role.HIDDEN) for s in matched):
+        kernel = model.kernels[vectors[0]]
+        raise ValueError(vector_as_readout(kernel, overrides.readout))
 
 
 def _check_all_used(small: Leaves, large: Leaves, blocks: Blocks) -> None:

@@ -85,6 +85,14 @@ _DECAY = re.compile(
     re.IGNORECASE,
 )
 _LOGITS = re.compile(r"(lm_|mlm_|cls_)?head|readout|unembed\w*|logits?|classifier")
+_NORM = re.compile(
+    r"\w*(layer|batch|group|instance|rms)_?norm(alization)?\d*(_\w+)?|"
+    r"(\w*_)?(norm(alization)?s?|ln|bn|gn|rms)\d*(_\w+)?",
+    re.IGNORECASE,
+)
+_ROUTES = re.compile(
+    r"(^|[/._])\w*(router|routing|switch|experts?|moe)\w*([/._]|$)", re.IGNORECASE
+)
 _SKIPS = re.compile(r"skip|shortcut|downsample|identity|residual_proj", re.IGNORECASE)
 _STATE_SPACE = re.compile(
     r"(?i)lambda\w*|a_log|log_a\w*|log_step|log_dt|dt_bias|log_lambda\w*|a_re|a_im|"
@@ -116,6 +124,16 @@ def is_vector(path: str) -> bool:
     name = array(path)
     # `B` is a matrix of state-space models; `lora_b` one of low rank.
     return _VECTOR.fullmatch(name) is not None and not re.fullmatch(r"B\d*", name)
+
+
+def norm(path: str) -> bool:
+    """Whether a module of the path, or the array, is a normalization by name."""
+    return any(_NORM.fullmatch(part) for part in parts(path))
+
+
+def routes(path: str) -> bool:
+    """Whether the parameter belongs to a router or a mixture of experts, by name."""
+    return _ROUTES.search(path) is not None
 
 
 def is_kernel(path: str) -> bool:
@@ -258,6 +276,23 @@ def open_numbers(path: str) -> str:
 def open_lists(path: str) -> str:
     """The path with "#" for numbers of blocks; `w1` and `fc2` keep theirs."""
     return re.sub(r"(?<![A-Za-z])\d+(?![A-Za-z])", "#", path)
+
+
+def renamed(path: str) -> str:
+    """The path with another name in place of the parameter's own.
+
+    A pattern that matches both paths names a module, and not this parameter alone.
+
+    Examples:
+      >>> renamed("head/gate"), renamed("head/Dense_0/kernel"), renamed("head/1")
+      ('head/zzz', 'head/zzz/kernel', 'head/987')
+    """
+    pieces = re.split(r"([/.])", path)
+    own = len(pieces) - 1
+    while own > 1 and pieces[own] in _ARRAYS | {"array"}:
+        own -= 2
+    pieces[own] = "987" if pieces[own].isdigit() else "zzz"
+    return "".join(pieces)
 
 
 def pattern(*paths: str) -> str:

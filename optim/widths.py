@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from . import names
-from .axes import Kernel, Pair, Split, ambiguous_matrix
+from .axes import Kernel, Pair, Split, ambiguous_matrix, per_channel
 from .paths import biases_of
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # in the base and a wider model
@@ -36,9 +36,20 @@ class _Owner:
 class Widths:
     """The parameters of a model, by the sizes of their axes in base and wide model."""
 
-    def __init__(self, kernels: Mapping[str, Kernel], splits: Mapping[str, Split]):
+    def __init__(
+        self,
+        kernels: Mapping[str, Kernel],
+        splits: Mapping[str, Split],
+        depth: Pair | None = None,
+    ):
+        self._kernels, self._splits = kernels, splits
         self._owners: dict[Pair, set[_Owner]] = {}
         self._copies: set[Pair] = set()
+        # Sizes of inputs of kernels, and of outputs of all but readouts.
+        self._read: set[Pair] = set()
+        self._made: set[Pair] = set()
+        # Numbers of experts, as declared by the option `copies`.
+        self._experts: set[Pair] = set()
         self._decays: dict[str, list[tuple[int, ...]]] = {}
         for path, kernel in kernels.items():
             split = splits[path]
@@ -46,8 +57,14 @@ class Widths:
                 self._decays.setdefault(_holder(path), []).append(kernel.base)
             used = (*split.in_axes, *split.out_axes)
             for axis in filter(kernel.grows, range(len(kernel.base))):
+                if axis in split.in_axes and not split.table:
+                    self._read.add(kernel.pair(axis))
+                elif axis in split.out_axes and split.in_axes and not kernel.readout:
+                    self._made.add(kernel.pair(axis))
                 if axis not in used:
                     self._copies.add(kernel.pair(axis))
+                    if axis in kernel.experts:
+                        self._experts.add(kernel.pair(axis))
                 elif not (split.table and axis in split.in_axes):
                     owner = _Owner(
                         names.open_lists(path),
@@ -60,6 +77,24 @@ class Widths:
             for (small, large), owners in self._owners.items()
             if len({owner.name for owner in owners}) > 1
         }
+        layers = set() if depth is None else {(depth[0], depth[1])}
+        self._counts = (self._copies - layers) | self._experts
+        self._holders = self._holders_of_experts()
+
+    def _holders_of_experts(self) -> set[tuple[str, Pair]]:
+        """Modules with arrays of experts or a router, and their number of experts."""
+        return {
+            (_holder(path), kernel.pair(axis))
+            for path, kernel in self._kernels.items()
+            for axis in range(len(kernel.base))
+            if kernel.pair(axis) in self._experts
+            and (axis in kernel.experts or kernel.readout)
+            and len(kernel.base) > 1
+        }
+
+    def _is_width(self, pair: Pair) -> bool:
+        """Whether a kernel has outputs of this size, and a kernel sums over them."""
+        return pair in self._made and pair in self._read
 
     def shared(self, pair: Pair, kernel: Kernel) -> bool:
         """Whether a parameter other than this one and its bias has such an axis."""
@@ -96,11 +131,47 @@ class Widths:
         used = split.in_axes + split.out_axes
         if split.table:
             used = split.out_axes
-        elif kernel.readout:
+        elif kernel.readout or not split.in_axes:
             # A router has one output per expert; these are not a width.
-            outs = (a for a in split.out_axes if kernel.pair(a) not in self._copies)
+            outs = (a for a in split.out_axes if not self._counted(kernel, split, a))
             used = (*split.in_axes, *outs)
         return frozenset(a for a in used if kernel.grows(a))
+
+    def _counted(self, kernel: Kernel, split: Split, axis: int) -> bool:
+        """Whether a fan-out axis of a readout or vector counts experts."""
+        pair = kernel.pair(axis)
+        if split.in_axes:
+            known = kernel.readout and pair in self._copies
+            return known and (kernel.named or not self._is_width(pair))
+        if split.origin == "axes given" or len(kernel.axes) != 1:
+            return False
+        if kernel.owner:
+            return self._is_routed(kernel.owner, pair)
+        return (
+            pair in self._experts
+            and not self._is_width(pair)
+            and self._beside_experts(kernel, pair)
+        )
+
+    def _is_routed(self, path: str, pair: Pair) -> bool:
+        """Whether the outputs of a kernel count experts, so that its bias does too."""
+        kernel, split = self._kernels[path], self._splits[path]
+        growing = self.growing(kernel, split)
+        if growing.isdisjoint(split.in_axes) or not growing.isdisjoint(split.out_axes):
+            return False
+        if split.origin != "axes given":
+            return pair in map(kernel.pair, split.out_axes)
+        # Its outputs are left out of the axes that the user gave.
+        outs = 0 if kernel.layout == "out_in" else len(kernel.base) - 1
+        return kernel.pair(outs) == pair
+
+    def _beside_experts(self, kernel: Kernel, pair: Pair) -> bool:
+        """Whether a vector belongs to a mixture of experts with so many experts."""
+        return (
+            kernel.readout
+            or names.routes(kernel.path)
+            or (_holder(kernel.path), pair) in self._holders
+        )
 
     def check(self, kernel: Kernel, split: Split, *, fractional: bool = False) -> None:
         """Check that the growing axes of a parameter are widths.
@@ -119,9 +190,38 @@ class Widths:
         if split.table:
             self._check_table(kernel, ins, outs)
         elif not split.in_axes:
-            _check_vector(kernel, outs)
+            self._check_vector(kernel, split, outs)
         else:
+            if kernel.readout:
+                self._check_readout(kernel, split, outs)
+                outs = [a for a in outs if not self._counted(kernel, split, a)]
             self._check_kernel(kernel, split, ins, outs, fractional)
+
+    def _check_vector(self, kernel: Kernel, split: Split, grow: list[int]) -> None:
+        """Raise a `ValueError` if a vector may be summed over, or count experts."""
+        if len(kernel.axes) != 1 or not grow or self._counted(kernel, split, grow[0]):
+            return
+        path, pair = kernel.path, kernel.pair(grow[0])
+        if kernel.readout and not per_channel(kernel):
+            raise ValueError(vector_as_readout(kernel))
+        if not kernel.readout and names.reads_vector(path):
+            raise ValueError(_maybe_read_out(kernel))
+        known = kernel.layer_axes is not None or names.norm(path)
+        gain = known or (names.is_vector(path) and not names.is_bias(path))
+        sure = bool(kernel.owner) or (gain and self._is_width(pair))
+        if pair in self._experts and not sure:
+            raise ValueError(_maybe_counts(kernel))
+
+    def _check_readout(self, kernel: Kernel, split: Split, outs: list[int]) -> None:
+        """Raise a `ValueError` if the outputs of a kernel may be a width or experts.
+
+        `readout` matches a module that holds it, which may have hidden kernels.
+        """
+        for axis in outs:
+            pair = kernel.pair(axis)
+            unsure = pair in self._counts and not kernel.named and self._is_width(pair)
+            if unsure and any(map(kernel.grows, split.in_axes)):
+                raise ValueError(_as_copies(kernel, axis, by_axes=True))
 
     def _multiple(self, pair: Pair) -> bool:
         """Whether sizes are multiples (3n of a fused qkv) or divisors of a width."""
@@ -218,10 +318,15 @@ class Widths:
     def _check_copies(self, kernel: Kernel, ins: list[int], outs: list[int]) -> None:
         """Raise a `ValueError` if an axis may count experts and is not a router's."""
         for axis in ins + outs:
-            counted = kernel.pair(axis) in self._copies and not kernel.readout
-            if counted and not self.shared(kernel.pair(axis), kernel):
-                message = _as_copies if axis in outs else ambiguous_matrix
-                raise ValueError(message(kernel, axis))
+            pair = kernel.pair(axis)
+            if pair not in self._copies or self._is_width(pair):
+                continue
+            if pair not in self._experts and self.shared(pair, kernel):
+                continue
+            if axis in ins:
+                raise ValueError(ambiguous_matrix(kernel, axis))
+            if not kernel.readout:
+                raise ValueError(_as_copies(kernel, axis))
 
     def _check_state_space(self, kernel: Kernel, split: Split, grow: list[int]) -> None:
         """Raise a `ValueError` if fan-in and fan-out of a state-space matrix may swap.
@@ -239,12 +344,6 @@ class Widths:
             raise ValueError(ambiguous_matrix(kernel, grow[0]))
 
 
-def _check_vector(kernel: Kernel, grow: list[int]) -> None:
-    """Raise a `ValueError` if a vector has the name of a readout of one output."""
-    if len(kernel.axes) == 1 and grow and names.reads_vector(kernel.path):
-        raise ValueError(_maybe_read_out(kernel))
-
-
 def _maybe_read_out(kernel: Kernel) -> str:
     path = names.pattern(kernel.path)
     return (
@@ -252,6 +351,29 @@ def _maybe_read_out(kernel: Kernel) -> str:
         f"model sums over it (the weights of one output), pass readout=r'{path}'"
         f"; if it is a gain or bias per channel, axes={{r'{path}': ((), "
         f"{kernel.axes})}}"
+    )
+
+
+def vector_as_readout(kernel: Kernel, readout: str | None = None) -> str:
+    """Error message for a vector that `readout` matches, perhaps by its module."""
+    path = names.pattern(kernel.path)
+    option = "readout" if readout is None else f"readout={readout!r}"
+    return (
+        f"{option} matches the vector {kernel.path!r}, which grows from {kernel.base} "
+        f"to {kernel.wide}: if the model sums over it (the weights of one output), "
+        f"pass axes={{r'{path}': ({kernel.axes}, ())}} too; if it is a gain or bias "
+        f"per channel, axes={{r'{path}': ((), {kernel.axes})}} or a readout= that does "
+        "not match it"
+    )
+
+
+def _maybe_counts(kernel: Kernel) -> str:
+    path = names.pattern(kernel.path)
+    return (
+        f"the vector {kernel.path!r} grows from {kernel.base} to {kernel.wide}, like "
+        "the number of copies (experts): if it has one entry per copy, as the bias of "
+        f"a router, pass axes={{r'{path}': ((), ())}}; if it has one per channel or "
+        f"head, axes={{r'{path}': ((), {kernel.axes})}}"
     )
 
 
@@ -266,12 +388,16 @@ def _holder(path: str) -> str:
     return path[: max(path.rfind("/"), path.rfind("."), 0)]
 
 
-def _as_copies(kernel: Kernel, axis: int) -> str:
+def _as_copies(kernel: Kernel, axis: int, *, by_axes: bool = False) -> str:
     before, after = kernel.pair(axis)
     path = names.pattern(kernel.path)
+    router = f"readout=r'{path}'"
+    if by_axes:
+        summed = tuple(a for a in kernel.axes if a != axis)
+        router = f"axes={{r'{path}': ({summed}, ())}}"
     return (
         f"axis {axis} of {kernel.path!r} grows from {before} to {after}, like the "
         "number of copies (experts): if it has one output per copy, as a router, pass "
-        f"readout=r'{path}'; if that axis is a width, "
+        f"{router}; if that axis is a width, "
         f"axes={{r'{path}': ({kernel.axes[:-1]}, {kernel.axes[-1:]})}}"
     )
