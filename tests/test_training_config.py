@@ -1,6 +1,7 @@
 """Batch size and training length in configs: train, sweep, transfer, transfer_from."""
 
 import dataclasses
+import importlib
 import json
 import pathlib
 
@@ -174,3 +175,10 @@ def test_a_sweep_over_lengths_keeps_the_share_of_warm_up():
     config.sweep.equal_examples = True
     with pytest.raises(UserError, match="leave one of them out"):
         space.parse_sweep(config)
+
+
+@pytest.mark.parametrize("name", flags.list_configs())
+def test_packaged_adamw_decays_matrices_only(name):
+    config = importlib.import_module(f"mupax.configs.{name}").get_config()
+    if config.optimizer.name == "adamw":
+        assert config.optimizer.mask == "matrices"

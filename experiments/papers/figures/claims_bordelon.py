@@ -119,8 +119,11 @@ def transformers(data: SweepData) -> Drawing:
 
 def _fall(transfer: Transfer) -> curves.Least:
     """Log of the deepest size's least loss over the smallest's, seed by seed."""
-    first, last = (curves.least(transfer.cells[i]).log_loss for i in (0, -1))
-    return curves.Least(last - first if len(first) and len(last) else np.empty(0))
+    first, last = (curves.least(transfer.cells[i]) for i in (0, -1))
+    if not len(first.log_loss) or not len(last.log_loss):
+        return curves.Least(np.empty(0))
+    slip = float(np.hypot(first.slip, last.slip))
+    return curves.Least(last.log_loss - first.log_loss, slip)
 
 
 def other_axes(momentum: SweepData, richness: SweepData) -> Drawing:
