@@ -113,6 +113,7 @@ _RULES: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
 }
 # Where the rest does not decide.
 _MORE = {
+    "text-length": {"sweep.seeds": "6"},
     "cnn-length": {
         "sweep.axes.learning_rate": "2**[-9:-4:0.5]",
         "sweep.seeds": "12",
