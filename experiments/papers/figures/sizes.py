@@ -177,7 +177,7 @@ _GPT_WIDE = {"model.width": "128", "sweep.widths": "(128,)", "sweep.seeds": "2"}
 GPT: Sizes = {
     "laptop": _SEEDS_4,
     "medium": _MEDIUM | {"sweep.seeds": "8"},
-    "long": {"sweep.seeds": "3"} | _grid("2**[-9:-4:1]"),
+    "long": _SEEDS_4 | _grid("2**[-9:-4:1]"),
     "wide": _GPT_WIDE | _grid("2**[-9:-6:1]", depths="(2,4)"),
     "paper": {
         "data.context": "4096",
