@@ -259,7 +259,7 @@ RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
     "medium": _MEDIUM
     | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
-    "long": _SEEDS_2 | {"data.image_size": "8"} | _grid("2**[-9:-2:1]", depths="(1,4)"),
+    "long": _SEEDS_4 | {"data.image_size": "8"} | _grid("2**[-9:-2:1]", depths="(1,4)"),
     "paper": _LONG_CNN
     | {
         "augment": _AUGMENT,
