@@ -87,7 +87,7 @@ ABS_BASE: Sizes = {"long": _grid("2**[-11:-6:1]", "2**[-5:-1]")}
 # Costs near 1 % need a fine grid.
 ABSLN: Sizes = {
     "medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]"),
-    "long": _SEEDS_4 | _grid("2**[-9.5:-6.5:0.5]"),
+    "long": {"sweep.seeds": "6"} | _grid("2**[-9.5:-6.5:0.5]"),
 }
 ABSLN_BASE: Sizes = {
     "medium": _grid("2**[-10:-4:1]", "2**[-7:-2]"),
