@@ -5,33 +5,7 @@ from collections.abc import Collection
 
 from . import names
 from .block_lists import forgotten, not_a_member
-from .depth_change import Depth, DepthChange
-
-
-def from_front(axes: Collection[int], rank: int) -> tuple[int, ...]:
-    """The axes of an array of this rank, where -1 is the last.
-
-    Axes that the array lacks are left out.
-
-    Examples:
-      >>> from_front((-1,), 3), from_front((0, 2), 2)
-      ((2,), (0,))
-    """
-    counted = dict.fromkeys(a + rank if a < 0 else a for a in axes)
-    return tuple(a for a in counted if 0 <= a < rank)
-
-
-class StackedChange(DepthChange):
-    """A base and a target of different depth, whose `layers_axis` may be negative."""
-
-    def layers(self, path: str) -> Depth | None:
-        """Number of blocks that a parameter stacks in base and target, or None."""
-        if path in self.copies or all(axis >= 0 for axis in self.layers_axis):
-            return super().layers(path)
-        axes = from_front(self.layers_axis, len(self.large[path].shape))
-        if len(axes) < len(self.layers_axis):
-            return None
-        return dataclasses.replace(self, layers_axis=axes).layers(path)
+from .depth_change import Depth, DepthChange, from_front
 
 
 def counts_layers(change: DepthChange, path: str) -> bool:

@@ -2,12 +2,25 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .leaves import Leaf
 from .lists import Pairing
 
 Depth = tuple[int, int]
+
+
+def from_front(axes: Collection[int], rank: int) -> tuple[int, ...]:
+    """The axes of an array of this rank, where -1 is the last.
+
+    Axes that the array lacks are left out.
+
+    Examples:
+      >>> from_front((-1,), 3), from_front((0, 2), 2)
+      ((2,), (0,))
+    """
+    counted = dict.fromkeys(a + rank if a < 0 else a for a in axes)
+    return tuple(a for a in counted if 0 <= a < rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +32,7 @@ class DepthChange:
       large: parameters of the target, by path.
       pairing: maps each parameter of the target to its counterpart in the base.
       depth: (number of blocks of the base, of the target).
-      layers_axis: the axes that count blocks where blocks are stacked.
+      layers_axis: the axes that count blocks where blocks are stacked; -1 is the last.
       copies: for parameters whose axes the user gave, the axes that count copies.
     """
 
@@ -46,8 +59,10 @@ class DepthChange:
         if twin is None or not axes:
             return None
         small, large = self.small[twin].shape, self.large[path].shape
-        if len(small) != len(large) or max(axes) >= len(large):
+        counted = from_front(axes, len(large))
+        if len(small) != len(large) or len(counted) < len(axes):
             return None
+        axes = counted
         if path in self.copies:
             # Layers and experts are both copies; only one of these axes counts layers.
             for axis in axes:

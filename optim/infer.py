@@ -6,8 +6,8 @@ from typing import Any
 
 from . import names
 from .axes import Axes, Kernel, Split, split_axes
-from .block_stacks import StackedChange, from_front
 from .blocks import Blocks, check_depth, find_blocks
+from .depth_change import DepthChange, from_front
 from .leaves import Leaf, Leaves, leaves
 from .lists import Pairing
 from .overrides import Overrides
@@ -211,7 +211,7 @@ def _blocks(
         for path in models.large:
             if path not in models.small:
                 models_lack(path, "base")
-    change = StackedChange(
+    change = DepthChange(
         models.small, models.large, models.to_small, depth or (1, 1), stack, copies
     )
     lines = None if branch is UNSET else branch

@@ -105,7 +105,7 @@ def test_flags_of_absl_that_hide_others_are_refused(capsys, flag):
     [
         ("--config.optimizer=sgd", "--config.optimizer.name=sgd sets its name"),
         ("--config.parametrization=mup", "--config.parametrization.name=mup"),
-        ("--steps=3", "by --config.steps=..."),
+        ("--steps=3", "a key of the config is --config.steps=..."),
         ("--config.model.dtype=bf16", "model.dtype='bf16' must be a floating-point"),
         ("--config.model.remat=yes", "model.remat='yes' must be True or False"),
         ("--config.model.branch_multiplier=0", "must be a positive number"),
@@ -113,6 +113,10 @@ def test_flags_of_absl_that_hide_others_are_refused(capsys, flag):
 )
 def test_likely_flags_that_are_wrong_name_the_right_one(capsys, flag, remedy):
     assert remedy in refused(capsys, "explain", TOY, flag)
+
+
+def test_an_unknown_flag_that_is_no_key_is_not_called_one(capsys):
+    assert "--config" not in refused(capsys, "figure", "--zzz=1")
 
 
 def test_an_empty_workdir_is_refused(capsys):

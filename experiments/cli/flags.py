@@ -275,8 +275,11 @@ def _one_line(error: BaseException) -> str:
         flag, value = found.groups()
         name = f"; --{flag}.name={value} sets its name" if value.isidentifier() else ""
         return f"--{flag}={value} must be a section, e.g. \"{{'name': ...}}\"{name}"
-    if found := re.match(r"Unknown command line flag '([\w.]+)'(?!.*Did you)", text):
-        return f"{text.strip()}; keys of the config are set by --config.{found[1]}=..."
+    if found := re.match(r"Unknown command line flag '([\w.]+)'", text):
+        from ..run.config import defaults
+
+        if found[1].partition(".")[0] in defaults("sweep", "target"):
+            return f"{text.strip()}; a key of the config is --config.{found[1]}=..."
     text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
