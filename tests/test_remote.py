@@ -286,6 +286,15 @@ def test_without_its_package_the_extra_is_named(monkeypatch, kind, extra):
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_emulators_keep_every_byte(kind):
+    with object_stores.opened(kind) as address:
+        system = fsspec.filesystem(kind)
+        for data in (b"one\r", b"one\n", b"one\r\n", b"one\r\r", b"\n\rone", b"\r"):
+            system.pipe_file(f"{address}/song", data)
+            assert system.cat_file(f"{address}/song") == data
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_emulators_are_read(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("MUPAX_CACHE", str(tmp_path / "cache"))
     with object_stores.opened(kind) as address:
