@@ -35,7 +35,10 @@ for option, value in (
     jax.config.update(f"jax_{option}", value)
 
 # The first example of a property compiles, which takes longer than the rest together.
-hypothesis.settings.register_profile("mupax", deadline=None)
+# A run tries the same examples every time; --hypothesis-profile=explore tries new ones.
+_profile = hypothesis.settings.register_profile
+_profile("mupax", deadline=None, derandomize=True)
+_profile("explore", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("mupax")
 
 # Grain reads absl flags; pytest is no absl app, and parses none.

@@ -74,6 +74,44 @@ def test_gradients_of_a_depthwise_one_are_those_of_jax(size, pixels, stride, sid
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
 
 
+@pytest.mark.parametrize(
+    ("channels", "stride"), [((2, 3, 4), 1), ((2, 9, 4), 1), ((2, 3, 4), 2)]
+)
+def test_second_derivatives_are_those_of_jax(channels, stride):
+    """Of a loss of two convolutions and a depthwise one, in each order of modes."""
+    with jax.enable_x64():
+        keys = jax.random.split(jax.random.key(0), 4)
+        x = jax.random.normal(keys[0], (2, 6, 5, channels[0]))
+        kernels = [
+            jax.random.normal(key, (3, 3, *sizes)) / 3
+            for key, sizes in zip(
+                keys[1:], [channels[:2], channels[1:], (1, channels[2])], strict=True
+            )
+        ]
+
+        def loss(kernels, plain):
+            first, second, last = kernels
+            one = _plain if plain else convolve
+            y = jnp.tanh(one(jnp.tanh(one(x, first, stride)), second, 1))
+            if plain:
+                y = _of_groups(y, last, 1, ((1, 1), (1, 1)))
+            else:
+                y = convolve(y, last, 1)
+            return (y**2).sum()
+
+        def along(outer, plain):
+            ones = jax.tree.map(jnp.ones_like, kernels)
+            slopes = jax.grad(loss)
+            if outer == "jvp":
+                return jax.jvp(lambda k: slopes(k, plain), (kernels,), (ones,))[1]
+            return jax.grad(lambda k: sum(g.sum() for g in slopes(k, plain)))(kernels)
+
+        theirs = along("jvp", plain=True)
+        for outer in ("jvp", "grad"):
+            for a, b in zip(along(outer, plain=False), theirs, strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-11 * np.abs(b).max())
+
+
 def test_padding_by_name_is_that_of_jax():
     x, kernel = np.ones((1, 7, 8, 2), "float32"), np.ones((3, 3, 1, 2), "float32")
     for stride in (1, 2, 3):

@@ -26,7 +26,8 @@ def convolve(
     """Convolve images, in groups of channels if the kernel has fewer than the image.
 
     On CPUs, depthwise convolutions and those with padding "half" and one group use
-    custom gradients. They have the same values, but no forward-mode derivative. With at
+    custom gradients. They have the same values, and can be differentiated again, by
+    `jax.hessian` too; `jax.jvp` of the convolution itself is an error of JAX. With at
     most 8 channels on both sides, a product of matrices takes their place.
 
     Args:
@@ -101,7 +102,7 @@ def _of_groups(
 def _depthwise_forward(
     x: Array, kernel: Array, stride: int, sides: tuple[tuple[int, int], ...]
 ) -> tuple[Array, tuple[Array, Array]]:
-    return _depthwise(x, kernel, stride, sides), (x, kernel)
+    return _of_groups(x, kernel, stride, sides), (x, kernel)
 
 
 def _depthwise_backward(
@@ -147,8 +148,7 @@ def _conv(
     )
 
 
-@jax.custom_vjp
-def _narrow(x: Array, kernel: Array) -> Array:
+def _product(x: Array, kernel: Array) -> Array:
     """A convolution at stride 1 of few channels, as a product of matrices.
 
     A few images at a time, so that the matrix of their pixels stays in the cache. Over
@@ -188,15 +188,18 @@ def _split(x: Array, kernel: Array) -> Float[Array, "parts some h w m"]:
     return x.reshape(len(x) // some, some, *x.shape[1:])
 
 
+_narrow = jax.custom_vjp(_product)
+
+
 def _narrow_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _narrow(x, kernel), (x, kernel)
+    return _product(x, kernel), (x, kernel)
 
 
 def _narrow_backward(
     saved: tuple[Array, Array], grad: Float[Array, "b h w n"]
 ) -> tuple[Float[Array, "b h w m"], Float[Array, "k k m n"]]:
     x, kernel = saved
-    to_x = _narrow(grad, kernel[::-1, ::-1].swapaxes(2, 3))
+    to_x = _product(grad, kernel[::-1, ::-1].swapaxes(2, 3))
     parts = _split(x, kernel)
 
     def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
@@ -226,14 +229,16 @@ def _small(
     return _conv(x, kernel, padding, *strides)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _cpu(x: Array, kernel: Array, stride: int) -> Array:
+def _direct(x: Array, kernel: Array, stride: int) -> Array:
     pad = (kernel.shape[0] - 1) // 2
     return _small(x, kernel, [(pad, pad)] * 2, (stride, stride))
 
 
+_cpu = jax.custom_vjp(_direct, nondiff_argnums=(2,))
+
+
 def _forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
-    return _cpu(x, kernel, stride), (x, kernel)
+    return _direct(x, kernel, stride), (x, kernel)
 
 
 def _backward(
