@@ -3,10 +3,13 @@
 import re
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from mupax import zoo
 from mupax.zoo.convolve import (
     _depthwise,
     _narrow,
@@ -110,6 +113,29 @@ def test_second_derivatives_are_those_of_jax(channels, stride):
         for outer in ("jvp", "grad"):
             for a, b in zip(along(outer, plain=False), theirs, strict=True):
                 np.testing.assert_allclose(a, b, rtol=0, atol=1e-11 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("width", [8, 64])
+def test_a_batch_may_be_empty_or_left_open(width):
+    """Narrow convolutions take parts of a batch."""
+    model = zoo.create(
+        "cnn",
+        width=width,
+        depth=2,
+        input_shape=(8, 8, 3),
+        out_features=10,
+        rngs=nnx.Rngs(0),
+    )
+    none = jnp.ones((0, 8, 8, 3))
+    slopes = nnx.grad(lambda model: model(none).sum())(model)
+    assert model(none).shape == (0, 10)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(slopes))
+    graph, state = nnx.split(model)
+    (batch,) = jax.export.symbolic_shape("batch")
+    asked = jax.ShapeDtypeStruct((batch, 8, 8, 3), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: nnx.merge(graph, state)(x)))(asked)
+    x = jax.random.normal(jax.random.key(0), (5, 8, 8, 3))
+    np.testing.assert_allclose(exported.call(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 def test_padding_by_name_is_that_of_jax():

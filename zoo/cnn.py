@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -205,7 +206,7 @@ class CNN(Staged, options=CNNOptions):
         x = self._maps(x)[-1]
         if self.activation_first:
             x = activation(self.nonlinearity)(x)
-        x = x.reshape(x.shape[0], -1, x.shape[-1])
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:3]), x.shape[-1])
         return x.mean(axis=1) if self.global_pool else x
 
     def _maps(

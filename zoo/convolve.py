@@ -56,8 +56,9 @@ def convolve(
         return _plain(x, kernel, stride)
     size, _, inputs, outputs = kernel.shape
     is_narrow = max(inputs, outputs) <= _NARROW and stride == 1 and size in (3, 5, 7)
+    is_known = isinstance(x.shape[0], int)  # not so if `jax.export` leaves it open
     # Taking parts of a batch would move images between devices.
-    if is_narrow and not is_splitting():
+    if is_narrow and is_known and not is_splitting():
         return _narrow(x, kernel)
     return _cpu(x, kernel, stride)
 
@@ -163,7 +164,7 @@ def _product(x: Array, kernel: Array) -> Array:
         return y.reshape(n, h, w, b).transpose(3, 1, 2, 0)
 
     y = jax.lax.map(some, _split(x, kernel))
-    return y.reshape(*x.shape[:-1], -1)
+    return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 def _pixels(x: Array, size: int) -> Float[Array, "places points"]:
@@ -209,7 +210,7 @@ def _narrow_backward(
         return total + product.astype(total.dtype), None
 
     zeros = jnp.zeros((kernel[..., 0].size, kernel.shape[-1]), single(x.dtype))
-    slopes = grad.reshape(*parts.shape[:-1], -1)
+    slopes = grad.reshape(*parts.shape[:-1], grad.shape[-1])
     to_kernel, _ = jax.lax.scan(add, zeros, (parts, slopes))
     return to_x, to_kernel.reshape(kernel.shape).astype(kernel.dtype)
 
