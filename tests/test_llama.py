@@ -255,6 +255,14 @@ def test_generate_takes_lists():
     np.testing.assert_array_equal(zoo.generate(tiny(), tokens.tolist(), 2), expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_generate_works_with_64_bits(name):
+    expected = zoo.generate(zoo.create(name, rngs=nnx.Rngs(3), **TINY), TOKENS, 2)
+    with jax.enable_x64(True):
+        model = zoo.create(name, rngs=nnx.Rngs(3), **TINY)
+        np.testing.assert_array_equal(zoo.generate(model, TOKENS, 2), expected)
+
+
 def test_generate_needs_a_decoder():
     model = zoo.create("resmlp", width=8, depth=1, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="needs a decoder, not a ResMLP"):

@@ -338,10 +338,9 @@ class Attention(nnx.Module):
         time, length = x.shape[1], cache.key.shape[1]
         where = position + jnp.arange(time)
         query, key, value = self._heads(x, where)
-        start = (0, position, 0, 0)
         cache = Cache(
-            jax.lax.dynamic_update_slice(cache.key, key, start),
-            jax.lax.dynamic_update_slice(cache.value, value, start),
+            jax.lax.dynamic_update_slice_in_dim(cache.key, key, position, axis=1),
+            jax.lax.dynamic_update_slice_in_dim(cache.value, value, position, axis=1),
         )
         heads = jax.nn.dot_product_attention(
             query,
