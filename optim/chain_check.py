@@ -271,7 +271,7 @@ def inspect_chain(
         raise Unchecked(
             "tx cannot be run on gradients with the paths of the scales "
             f"({type(error).__name__}: {error}); pass params=... if it holds trees of "
-            "masks or labels"
+            "masks or labels, or check the optimizer inside of it (lookahead, SAM)"
         ) from error
     return ChainCheck(rows, _summary({p: r.hint for p, r in rows.items()}))
 
