@@ -61,6 +61,11 @@ def _grid(rates: str, multipliers: str = "", depths: str = "") -> dict[str, str]
     return {key: values for key, values in grid.items() if values}
 
 
+def _powers(*exponents: float) -> str:
+    """A grid of powers of two that are not evenly spaced."""
+    return str(tuple(2.0**x for x in exponents))
+
+
 # ----- Residual MLPs of Tensor Programs VI.
 
 _MLP_PAPER = {
@@ -72,13 +77,11 @@ _MLP_PAPER = {
     "sweep.average_last": "1000",
 }
 # Finer near the optimum of Depth-μP: after 50 epochs a quarter of an octave costs 3 %.
-_LONG_RATES = tuple(
-    2.0**x for x in (-13, -12, -11, -10, -9, -8.5, -8.25, -8, -7.75, -7.5, -7.25, -7)
-)
+_FINE = (-9, -8.5, -8.25, -8, -7.75, -7.5, -7.25, -7)
 MLP: Sizes = {
     "laptop": _SEEDS_4 | _grid("2**[-11:-4:1]", depths="(8,32,128)"),
     "medium": _MEDIUM | _grid("2**[-11:-5:1]", depths="(8,32,128)"),
-    "long": _SEEDS_4 | _grid(str(_LONG_RATES)),
+    "long": _SEEDS_4 | _grid(_powers(-13, -12, -11, -10, *_FINE)),
     "paper": _MLP_PAPER | {"sweep.depths": "(8,16,32,64,128,256,512,1024)"},
 }
 # With |x|, and with LayerNorm too.
@@ -87,7 +90,7 @@ ABS_BASE: Sizes = {"long": _grid("2**[-11:-6:1]", "2**[-5:-1]")}
 # Costs near 1 % need a fine grid.
 ABSLN: Sizes = {
     "medium": {"sweep.seeds": "12"} | _grid("2**[-9:-5:0.5]"),
-    "long": {"sweep.seeds": "6"} | _grid("2**[-9.5:-6.5:0.5]"),
+    "long": {"sweep.seeds": "6"} | _grid(_powers(-9.5, *_FINE, -6.5)),
 }
 ABSLN_BASE: Sizes = {
     "medium": _grid("2**[-10:-4:1]", "2**[-7:-2]"),
@@ -259,7 +262,10 @@ RESNET: Sizes = {
     "laptop": {"sweep.seeds": "24"} | _grid("2**[-8:0:1]", depths="(1,2,4,8)"),
     "medium": _MEDIUM
     | {"batch_size": "64", "sweep.axes.learning_rate": "2**[-9:-2:1]"},
-    "long": _SEEDS_4 | {"data.image_size": "8"} | _grid("2**[-9:-2:1]", depths="(1,4)"),
+    # Finer where the loss with a norm is flat.
+    "long": _SEEDS_4
+    | {"data.image_size": "8"}
+    | _grid(_powers(-9, -8, -7, -6, -5, -4.5, -4, -3.5, -3, -2.5, -2), depths="(1,4)"),
     "paper": _LONG_CNN
     | {
         "augment": _AUGMENT,
