@@ -395,6 +395,35 @@ def test_gaps_of_losses_hold_the_truth(seeds, alike):
     check_gaps(seeds, alike, 300)
 
 
+def check_unequal(seeds, times, level, trials):
+    """Of three sizes the last is noisier: its variance is averaged with the others'."""
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(trials):
+        noise = [rng.normal(0, sd, seeds) for sd in (1.0, 1.0, times)]
+        pairs = [(curves.Least(one), curves.Least(np.zeros(seeds))) for one in noise]
+        last = curves.gaps(pairs)[-1]
+        held += abs(last.value) <= last.wide
+    print("gaps of unequal noise", seeds, times, held / trials)
+    assert least(held, trials, level)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "times", "level"),
+    [(3, 1, 0.94), (3, 4, 0.82), (3, 10, 0.89), (6, 4, 0.9), (6, 10, 0.95)],
+)
+def test_gaps_of_noisier_sizes_hold_what_the_docs_say(seeds, times, level):
+    check_unequal(seeds, times, level, 1000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("seeds", "times", "level"),
+    [(2, 4, 0.8), (2, 10, 0.77), (3, 2, 0.86), (4, 2, 0.87)],
+)
+def test_gaps_of_noisier_sizes_hold_what_the_docs_say_long(seeds, times, level):
+    check_unequal(seeds, times, level, 5000)
+
+
 def check_noise(seeds, trials):
     """Normal seeds whose deviation at the optimum is known."""
     case = CASES["digits"]

@@ -13,6 +13,7 @@ from . import grids, optima
 from .results import Cell, Population, Sizes, log2
 
 _RESAMPLES = 400
+_UNLIKE = 0.05  # p-value below which two variances are not averaged
 
 BASE = "base"  # a baseline of the target: the model of the base's size
 
@@ -138,6 +139,38 @@ def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
         chance = 1 / (seeds - 1)
         agree = max((float(np.mean(alike)) - chance) / (1 - chance), 0.0)
     return variance, spare / (1 + (len(rows) - 1) * agree)
+
+
+def moderated(
+    own: float | np.ndarray, freedom: int, other: float | np.ndarray, known: Any
+) -> tuple[Any, Any]:
+    """A size's variance over seeds, averaged with that of the other sizes.
+
+    Weights are degrees of freedom. Where an F-test shows at 5 % that the two are not
+    equal, the size's own variance is taken.
+
+    Args:
+      own: the size's own variance.
+      freedom: its degrees of freedom.
+      other: the pooled variance of the other sizes.
+      known: its degrees of freedom; 0 for none.
+
+    Returns:
+      (variance, degrees of freedom)
+
+    Examples:
+      >>> for other in (5.0, 1000.0):
+      ...     variance, freedom = moderated(4.0, 3, other, 3.0)
+      ...     print(float(variance), float(freedom))
+      4.5 6.0
+      4.0 3.0
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        below = stats.f.cdf(np.divide(own, other), freedom, known)
+    alike = np.minimum(below, 1 - below) > _UNLIKE / 2  # False for NaN
+    known = np.where(alike, known, 0.0)
+    squares = freedom * own + np.where(alike, known * other, 0.0)
+    return squares / np.maximum(freedom + known, 1), freedom + known
 
 
 def _resampled(cell: Cell, rng: np.random.Generator) -> np.ndarray:

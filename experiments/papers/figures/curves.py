@@ -305,8 +305,9 @@ def gaps(pairs: Sequence[tuple[Least, Least]], chosen_of: int = 1) -> list[Inter
     """The first log loss of each pair minus the second, compared seed by seed.
 
     A pair's error is that of its seeds' differences, and of the grid. The pairs are the
-    sizes of one axis: a pair's variance is averaged with that of the others
-    (`statistics.pooled`), which counts as at most 4 degrees of freedom, as for regrets.
+    sizes of one axis: a pair's variance is averaged with that of the others, which
+    counts as at most 4 degrees of freedom, unless the two surely differ
+    (`statistics.moderated`).
 
     Args:
       pairs: losses of two cells each. Only the seeds that both have are compared. If
@@ -328,13 +329,13 @@ def gaps(pairs: Sequence[tuple[Least, Least]], chosen_of: int = 1) -> list[Inter
     for i, ((a, b), row) in enumerate(zip(known, rows, strict=True)):
         if len(row):
             others = [v for j, v in enumerate(varied) if j != i and v is not None]
-            other, freedom = statistics.pooled(others)
-            freedom = min(freedom, PRIOR)
-            squares = len(row) * row.var() + (freedom * other if freedom else 0.0)
-            freedom += len(row) - 1
-            seeds = squares / max(freedom, 1) / len(row)
+            other, degrees = statistics.pooled(others)
+            own = float(row.var(ddof=1)) if len(row) > 1 else 0.0
+            variance, freedom = statistics.moderated(
+                own, len(row) - 1, other, min(degrees, PRIOR)
+            )
             slips = (one.slip**2 for one in pairs[i])
-            error = float(np.sqrt(seeds + sum(slips)))
+            error = float(np.sqrt(variance / len(row) + sum(slips)))
             out.append(interval(float(row.mean()), error, freedom, chosen_of))
         elif len(a) or len(b):
             out.append(Interval(-np.inf if len(a) else np.inf, 0.0))
