@@ -424,6 +424,33 @@ def test_gaps_of_noisier_sizes_hold_what_the_docs_say_long(seeds, times, level):
     check_unequal(seeds, times, level, 5000)
 
 
+def check_unequal_regret(seeds, times, trials):
+    """The same for the bounds of a regret."""
+    rng, grid, held = np.random.default_rng(0), np.arange(-10.0, -3.0), [0, 0]
+    for _ in range(trials):
+        fits = []
+        for sd in (1.0, 1.0, times):
+            level = rng.normal(0, 0.02 * sd, (seeds, 1))
+            noise = level + rng.normal(0, 0.004 * sd, (seeds, len(grid)))
+            fits.append(optima.Fit(grid, 0.03 * (grid + 7) ** 2 + noise, 0, len(grid)))
+        cost, true = regret(fits, 2, -6.2), 2 ** (0.03 * 0.8**2) - 1
+        held = [held[0] + (cost.high >= true), held[1] + (cost.low <= true)]
+    print("regrets of unequal noise", seeds, times, *(n / trials for n in held))
+    assert least(held[0], trials, 0.93)
+    assert least(held[1], trials, 0.94)
+
+
+@pytest.mark.parametrize(("seeds", "times"), [(3, 4), (4, 2)])
+def test_regrets_of_noisier_sizes_hold_what_the_docs_say(seeds, times):
+    check_unequal_regret(seeds, times, 300)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("seeds", "times"), [(2, 4), (2, 10), (3, 10), (6, 4)])
+def test_regrets_of_noisier_sizes_hold_what_the_docs_say_long(seeds, times):
+    check_unequal_regret(seeds, times, 1500)
+
+
 def check_noise(seeds, trials):
     """Normal seeds whose deviation at the optimum is known."""
     case = CASES["digits"]

@@ -14,7 +14,6 @@ import numpy as np
 from scipy import stats
 
 from .optima import Fit
-from .statistics import moderated
 
 _BETWEEN = 9  # values around the best grid point that may be the best one
 PRIOR = 4.0  # degrees of freedom that the other sizes' variance counts for
@@ -157,7 +156,7 @@ def _pooled(
     The model's own variance is averaged with that of the other sizes, which counts as
     at most `PRIOR` degrees of freedom: a few seeds borrow from the other sizes, many
     seeds hardly do (a moderated variance; Smyth, Stat. Appl. Genet. Mol. Biol. 3, 3,
-    2004). Where the two surely differ, it is not (`moderated`).
+    2004).
 
     The same contrast is taken at every size, and the variances are averaged: moved
     by the distance between the best grid points, or at the same grid points where
@@ -198,7 +197,9 @@ def _pooled(
     pairs = alike[np.triu_indices(len(fits), 1)]
     agree = float(pairs.mean()) if len(pairs) else 0.0
     known = np.minimum(sizes * spare / (1 + sizes * agree), PRIOR)
-    return moderated(squares[index] / max(spare, 1), spare, others, known)
+    freedom = known + spare
+    variance = (known * others + squares[index]) / np.maximum(freedom, 1)
+    return variance, np.maximum(freedom, 1)
 
 
 def percent(share: float) -> str:
