@@ -81,7 +81,7 @@ def test_gradients_of_a_depthwise_one_are_those_of_jax(size, pixels, stride, sid
     ("channels", "stride"), [((2, 3, 4), 1), ((2, 9, 4), 1), ((2, 3, 4), 2)]
 )
 def test_second_derivatives_are_those_of_jax(channels, stride):
-    """Of a loss of two convolutions and a depthwise one, in each order of modes."""
+    """Of a loss of three convolutions, by `jvp` or `grad` of its gradient."""
     with jax.enable_x64():
         keys = jax.random.split(jax.random.key(0), 4)
         x = jax.random.normal(keys[0], (2, 6, 5, channels[0]))
@@ -113,6 +113,22 @@ def test_second_derivatives_are_those_of_jax(channels, stride):
         for outer in ("jvp", "grad"):
             for a, b in zip(along(outer, plain=False), theirs, strict=True):
                 np.testing.assert_allclose(a, b, rtol=0, atol=1e-11 * np.abs(b).max())
+
+
+def test_scanned_blocks_have_second_derivatives():
+    model = zoo.create(
+        "resnet18", width=8, input_shape=(8, 8, 3), out_features=10, rngs=nnx.Rngs(0)
+    )
+    model.eval()
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    x = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+    ones = jax.tree.map(jnp.ones_like, params)
+    slopes = jax.grad(lambda p: (nnx.merge(graph, p, rest)(x) ** 2).mean())
+    forward = jax.jvp(slopes, (params,), (ones,))[1]
+    reverse = jax.grad(lambda p: sum(g.sum() for g in jax.tree.leaves(slopes(p))))
+    pairs = zip(jax.tree.leaves(forward), jax.tree.leaves(reverse(params)), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max() + 1e-6)
 
 
 @pytest.mark.parametrize("width", [8, 64])

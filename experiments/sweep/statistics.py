@@ -142,8 +142,8 @@ def pooled(rows: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def moderated(
-    own: float | np.ndarray, freedom: int, other: float | np.ndarray, known: Any
-) -> tuple[Any, Any]:
+    own: float, freedom: float, other: float, known: float
+) -> tuple[float, float]:
     """A size's variance over seeds, averaged with that of the other sizes.
 
     Weights are degrees of freedom. Where an F-test shows at 5 % that the two are not
@@ -151,7 +151,7 @@ def moderated(
 
     Args:
       own: the size's own variance.
-      freedom: its degrees of freedom.
+      freedom: its degrees of freedom; 0 for one seed.
       other: the pooled variance of the other sizes.
       known: its degrees of freedom; 0 for none.
 
@@ -159,18 +159,17 @@ def moderated(
       (variance, degrees of freedom)
 
     Examples:
-      >>> for other in (5.0, 1000.0):
-      ...     variance, freedom = moderated(4.0, 3, other, 3.0)
-      ...     print(float(variance), float(freedom))
-      4.5 6.0
-      4.0 3.0
+      >>> moderated(4.0, 3, 5.0, 3), moderated(4.0, 3, 1000.0, 3)
+      ((4.5, 6), (4.0, 3))
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        below = stats.f.cdf(np.divide(own, other), freedom, known)
-    alike = np.minimum(below, 1 - below) > _UNLIKE / 2  # False for NaN
-    known = np.where(alike, known, 0.0)
-    squares = freedom * own + np.where(alike, known * other, 0.0)
-    return squares / np.maximum(freedom + known, 1), freedom + known
+    if not known:
+        return own, freedom
+    if freedom:
+        below = stats.f.cdf(own / other if other else np.inf, freedom, known)
+        if min(below, 1 - below) < _UNLIKE / 2:
+            return own, freedom
+    total = freedom + known
+    return (freedom * own + known * other) / total, total
 
 
 def _resampled(cell: Cell, rng: np.random.Generator) -> np.ndarray:
