@@ -173,10 +173,10 @@ def check_chain(
     `MultiSteps` are all looked through.
 
     Does not find a wrong order that leaves the size of updates unchanged, e.g.
-    elementwise clipping between `normalize_gradients` and Adam; `optim.chain` refuses
-    that. It runs the first step only, so later changes go unnoticed. Multipliers that
-    are written by hand count as one learning rate per layer, the same at base and
-    target; a chain with nothing else fails the check.
+    elementwise clipping before `normalize_gradients`; `optim.chain` refuses that. It
+    runs the first step only, so later changes go unnoticed. Multipliers that are
+    written by hand count as one learning rate per layer, the same at base and target; a
+    chain with nothing else fails the check.
 
     Args:
       tx: an `optax.GradientTransformation`, or any object with its `init` and `update`.
@@ -611,6 +611,15 @@ class _Inspector:
         )
 
     def _hint(self, path: str) -> str:
+        if all(
+            np.array_equal(self._update(path, which, _LARGE), self._decay(path, which))
+            for which in (Mode.BASE, Mode.TARGET)
+        ):
+            return (
+                f"the update of {path!r} is its weight decay alone: if it is frozen, "
+                "freeze it after the decay, or by optax.partition with "
+                "optax.set_to_zero()"
+            )
         if self._degree(path, Mode.BASE, _LARGE) < -0.5:
             return (
                 f"the update of {path!r} shrinks as the gradient grows: the optimizer "

@@ -20,6 +20,9 @@ from .links import SCALING, STATES, Kind, Link, describe, mark
 from .probing import acting
 from .rules import Family
 
+# These clip each parameter alone.
+_CLIPS_ALONE = ("clip", "clip_by_block_rms")
+
 
 class ChainWarning(UserWarning):
     """Warning: this chain trains, but its optimal learning rate may move with size.
@@ -48,7 +51,8 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
         size, or for another family; weight decay or clipping is on the wrong side of
         the scaling; weight decay makes weights grow; a learning rate has no effect, or
         turns the updates of an optimizer of this package around; factors of
-        `scale_by_path` have no effect, or scale the weight decay;
+        `scale_by_path` have no effect, or scale the weight decay, or weight decay
+        changes the parameters that they freeze;
         gradients are normalized twice, too late, for SGD, or by other scales; no rule
         is known for the optimizer. `init` raises as `check_chain` does.
 
@@ -154,10 +158,12 @@ def check_links(links: tuple[Link, ...]) -> None:
             raise ValueError(_NO_RULE.format(link.name))
     for i in places(Kind.CLIP):
         if i > at:
+            alone = links[i].name in _CLIPS_ALONE and places(Kind.NORMALIZING)
+            where = "right after normalize_gradients" if alone else "first in the chain"
             raise ValueError(
                 f"{named[i]} is after {named[at]} and changes the ratios between "
-                "parameters and between sizes; put it first in the chain, where it "
-                "clips gradients"
+                f"parameters and between sizes; put it {where}, where it clips "
+                "gradients"
             )
     _check_normalizing(links, named)
     _check_same(links, named)
@@ -168,6 +174,13 @@ def check_links(links: tuple[Link, ...]) -> None:
 def _check_groups(links: tuple[Link, ...], named: list[str]) -> None:
     """Raise a `ValueError` for a scale_by_path that has another effect elsewhere."""
     for i, link in enumerate(links):
+        if link.kind is Kind.FREEZING:
+            later = [j for j in range(i + 1, len(links)) if _adds_decay(links[j])]
+            if later:
+                raise ValueError(
+                    f"{named[i]} freezes parameters, and {named[later[0]]} after it "
+                    "still decays them; put it last in the chain"
+                )
         if link.kind is not Kind.GROUPS:
             continue
         for j, other in enumerate(links):
@@ -195,6 +208,10 @@ def _check_groups(links: tuple[Link, ...], named: list[str]) -> None:
                     f"{named[i]} is after {named[j]} and would scale the weight decay; "
                     "put it before the decay"
                 )
+
+
+def _adds_decay(link: Link) -> bool:
+    return link.kind is Kind.DECAY or link.decays
 
 
 def _check_signs(links: tuple[Link, ...], named: list[str]) -> None:
@@ -300,12 +317,18 @@ def _check_normalizing(links: tuple[Link, ...], named: list[str]) -> None:
                     f"{named[i]} is after {named[j]}, so it acts on updates instead of "
                     f"gradients; put it before {link.name}"
                 )
-            # Some clip each parameter alone, at the sizes of the base's gradients.
-            alone = link.name in ("clip", "clip_by_block_rms")
+            alone = link.name in _CLIPS_ALONE
             if j > i and link.kind is Kind.CLIP and not alone:
                 raise ValueError(
                     f"{named[j]} is after {named[i]}, so it clips gradients whose "
                     f"sizes have changed; put {link.name} before normalize_gradients"
+                )
+            if j < i and alone:
+                raise ValueError(
+                    f"{named[j]} is before {named[i]}, so it compares each parameter's "
+                    "gradient, whose size changes with width and depth, with a fixed "
+                    f"number; put {link.name} after normalize_gradients, where "
+                    "gradients have the base's size"
                 )
 
 
@@ -346,13 +369,17 @@ def _check_rules(links: tuple[Link, ...]) -> None:
     by_gradient = any(
         link.kind is Kind.SCALING and link.family is Family.SGD for link in links
     )
-    decays = [link.name for link in links if link.kind is Kind.DECAY or link.decays]
+    own = next((link.name for link in links if link.normalizes), "")
+    decays = [link.name for link in links if _adds_decay(link)]
     if len(decays) > 1:
         said = _TWO_DECAYS.format(decays[0], decays[1])
         warnings.warn(said, ChainWarning, stacklevel=4)
     for link in links:
         if link.kind is Kind.CLIP and by_gradient:
             warnings.warn(_CLIPS_SGD.format(link.name), ChainWarning, stacklevel=4)
+        elif link.name in _CLIPS_ALONE and own:
+            said = _CLIPS_EACH.format(link.name, own)
+            warnings.warn(said, ChainWarning, stacklevel=4)
         if link.kind is Kind.OWN_STEP:
             warnings.warn(_OWN_STEP.format(link.name), ChainWarning, stacklevel=4)
         if link.kind is Kind.NOISE:
@@ -369,6 +396,11 @@ _CLIPS_SGD = (
     "step by another factor at each size; tune its threshold again at the target, "
     "leave it out, or use Adam, whose updates do not depend on the gradients' size"
 )
+_CLIPS_EACH = (
+    "{0} compares each parameter's gradient, whose size changes with width and depth, "
+    "with a fixed number; put it between optim.normalize_gradients and Optax's own "
+    "scale_by_... transform in place of {1}, or use optax.clip_by_global_norm"
+)
 _TWO_DECAYS = "{} and {} both decay the weights, so that they decay twice; drop one"
 _NOISE = (
     "{} adds noise whose size does not follow the gradients, and no rule is known for "
@@ -379,6 +411,10 @@ _UNSCALED = (
     "effect on them: put optim.scale_by_parametrization after the transform that makes "
     "the update. A chain that is not meant to be scaled, or is a part of a larger one, "
     "is an optax.chain"
+)
+_LOOKAHEAD = (
+    "optim.chain cannot check what is inside of optax.lookahead; put optim.chain "
+    "inside of it: optax.lookahead(optim.chain(...), ...)"
 )
 _OWN_STEP = (
     "{} finds its own step size from all parameters together, and no rule is known for "
@@ -392,6 +428,9 @@ def _check_running(tx: Any, params: Any) -> None:
     leaves = jax.tree.leaves(params)
     if not leaves or not all(hasattr(x, "shape") for x in leaves):
         return  # a placeholder of optax.tree.map_params
+    if isinstance(params, optax.LookaheadParams):
+        warnings.warn(_LOOKAHEAD, ChainWarning, stacklevel=3)
+        return
     try:
         scaling, twice = acting(tx, params)
     except TypeError:

@@ -18,11 +18,11 @@ from .initialized import rescaled, scaled_by_path
 from .leaves import Leaf, check_takes_nothing
 from .lists import Pairing
 from .parametrizations import parametrization as named
-from .paths import flatten, map_with_paths, trainable
+from .paths import float_leaves, map_float_leaves
 from .readouts import growing_head_dims
 from .rules import multipliers
 from .scales import ParamScale, Role, Scales
-from .transforms import ParametrizationLike, multiply_leaves, resolve
+from .transforms import ParametrizationLike, resolve
 
 # Values of `init=`: the assumed dependence of initial sizes on width.
 STANDARD, CONSTANT = "standard", "constant"
@@ -100,7 +100,7 @@ def rescale_init(
     _check_arguments(params, base, init)
     _check_made_elsewhere(scales)
     point = resolve(scales, parametrization)
-    given = _arrays(params)
+    given = float_leaves(params)
     scales.check_params(given)
     for text in growing_head_dims(scales, point):
         warnings.warn(text, ChainWarning, stacklevel=2)
@@ -158,7 +158,13 @@ def apply_multipliers(
     """
     point = resolve(scales, parametrization)
     factors = {path: multipliers(s, point).forward for path, s in scales.items()}
-    return multiply_leaves(params, factors, scales)
+
+    def multiply(path: str, leaf: Any) -> Any:
+        scales.check_leaf(path, leaf)
+        # A Python float is weakly typed, so bf16 stays bf16.
+        return leaf if factors[path] == 1.0 else leaf * factors[path]
+
+    return map_float_leaves(multiply, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,15 +231,6 @@ def _check_made_elsewhere(scales: Scales) -> None:
 # --- the arrays of a tree ---
 
 
-def _arrays(tree: Any) -> dict[str, Any]:
-    """Floating-point leaves, by path; for Linen variables, those of "params"."""
-    return {
-        path: leaf
-        for path, leaf in flatten(trainable(tree))
-        if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jnp.inexact)
-    }
-
-
 def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
     """For each path of the target, its counterpart in the base."""
     model = base() if _is_function(base) else base
@@ -243,7 +240,7 @@ def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
         from flax import nnx
 
         model = nnx.state(model, nnx.Param)
-    arrays = _arrays(model)
+    arrays = float_leaves(model)
     pairing = Pairing(
         {path: Leaf(scale.shape) for path, scale in scales.items()},
         {path: Leaf(array.shape) for path, array in arrays.items()},
@@ -285,7 +282,7 @@ def _twin(
 
 def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
     def multiply(path: str, leaf: Any) -> Any:
-        if path not in factors or not hasattr(leaf, "dtype"):
+        if path not in factors:
             return leaf
         factor = factors[path]
         if isinstance(factor, float):
@@ -297,7 +294,7 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
         rescaled.add(out)
         return out
 
-    return map_with_paths(multiply, tree)
+    return map_float_leaves(multiply, tree)
 
 
 # --- was it applied before? ---
@@ -415,6 +412,12 @@ def _check_measured(
             )
         if b.rms == 0:
             continue
+        if b.constant and not t.constant and leaf.array.size > 1:
+            raise ValueError(
+                f"parameter {path!r} starts with equal entries in the base and not in "
+                "the target, as if it were trained; call rescale_init once, before "
+                "training or restoring"
+            )
         off = math.log(t.rms / b.rms)
         if init is not None and abs(off - math.log(leaf.assumed)) > _noise(b, t):
             raise ValueError(

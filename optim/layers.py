@@ -43,7 +43,7 @@ def axes_in_model(owners: Sequence[Any], name: str) -> LayerAxes | None:
       name: the attribute of the layer.
     """
     axes = axes_of_layer(owners[-1], name)
-    if axes is None or len(owners) < 2 or name != "kernel":
+    if axes is None or len(owners) < 2 or name not in ("kernel", "weight"):
         return axes
     layer, holder = owners[-1], owners[-2]
     queries = _divides_by_root(holder) and layer is getattr(holder, "query", None)

@@ -26,6 +26,7 @@ class Kind(enum.Enum):
     MAKER = "sets the size of updates: the family's"
     LINEAR = "keeps updates proportional"
     GROUPS = "scale_by_path: multiplies the updates of groups"
+    FREEZING = "scale_by_path with zeros only"
     CLIP = "bounds updates"
     DECAY = "adds weight decay"
     OWN_STEP = "finds its own step size; no rule is known"

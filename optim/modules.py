@@ -19,11 +19,15 @@ import optax
 
 from .initialized import scaled_by_path
 from .links import Kind, Link, mark
-from .paths import flatten, map_with_paths
+from .paths import map_float_leaves, map_with_paths
 from .patterns import Pattern
 from .scales import Role, Scales, check_scales
 
 _ROLE = "role:"
+_FREEZE = (
+    '; to freeze parameters, use optax.partition({"train": tx, "freeze": '
+    "optax.set_to_zero()}, labels)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +79,10 @@ class Module:
                 raise ValueError(f"{field.name}={value!r} must be a number")
             least = field.name == "weight_decay"
             if not (math.isfinite(value) and (value > 0 or (least and value == 0))):
-                raise ValueError(f"{field.name}={value} must be positive")
+                frozen = field.name == "learning_rate" and value == 0
+                raise ValueError(
+                    f"{field.name}={value} must be positive" + _FREEZE * frozen
+                )
 
     @property
     def remembers(self) -> bool:
@@ -213,9 +220,9 @@ def scale_by_path(
             )
     pattern_of = match_paths(factors, scales)
     by_path = {path: factors[key] for path, key in pattern_of.items()}
-    # Zeros freeze a group, wherever they stand.
+    # Zeros freeze a group, unless weight decay is added behind them.
     freezes = all(isinstance(x, numbers.Real) and x == 0 for x in by_path.values())
-    kind = Kind.LINEAR if freezes else Kind.GROUPS
+    kind = Kind.FREEZING if freezes else Kind.GROUPS
     return mark(multiply_by_path(by_path, scales), Link("scale_by_path", kind))
 
 
@@ -298,7 +305,10 @@ def for_modules(
                         f"unknown hyperparameter {name!r} of {pattern!r}; a group of "
                         f"parameters has {', '.join(known)}"
                     )
-            given = Module(**given)
+            try:
+                given = Module(**given)
+            except ValueError as error:
+                raise ValueError(f"the factors of {pattern!r}: {error}") from None
         parsed[pattern] = given
     pattern_of = match_paths(parsed, scales)
     by_path = {path: parsed[pattern] for path, pattern in pattern_of.items()}
@@ -337,18 +347,22 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
     """
     check_scales(scales)
     factors = {path: module.init for path, module in scales.modules.items()}
-    before, after = flatten(params), multiplied(params, factors, scales)
-    for (path, array), (_, new) in zip(before, flatten(after), strict=True):
+
+    def multiply(path: str, array: Any) -> Any:
+        scales.check_leaf(path, array)
         factor = factors.get(path, 1)
         if not isinstance(factor, jax.core.Tracer) and factor == 1:
-            continue
+            return array
         if array in scaled_by_path:
             raise ValueError(
                 f"parameter {path!r} was scaled by scale_init_by_path already; call it "
                 "once, before training"
             )
+        new = array * jnp.asarray(factor, array.dtype)
         scaled_by_path.add(new)
-    return after
+        return new
+
+    return map_float_leaves(multiply, params)
 
 
 def averaged(
@@ -388,6 +402,17 @@ def refuse_memories(scales: Scales, optimizer: str) -> None:
             raise ValueError(
                 f"{path!r} has b1_memory or b2_memory, but {optimizer} has no β1 and "
                 "β2 per group; leave them out, or use adam, adamw, lamb or lion"
+            )
+
+
+def refuse_decays(scales: Scales, optimizer: str) -> None:
+    """Raise a `ValueError` if a group has a factor of a decay that there is not."""
+    for path, module in scales.modules.items():
+        if isinstance(module.weight_decay, jax.Array) or module.weight_decay != 1:
+            raise ValueError(
+                f"{path!r} has a factor of weight_decay, but {optimizer} has no weight "
+                "decay of its own; leave the factor out, or use optim.adamw or another "
+                "optimizer that decays"
             )
 
 

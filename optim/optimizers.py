@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
@@ -23,9 +24,16 @@ from . import names
 from .axes import GUESSED
 from .chains import ChainWarning
 from .links import Kind, Link, describe, mark
-from .modules import averaged, decayed, gradients_of, refuse_memories, updates_of
+from .modules import (
+    averaged,
+    decayed,
+    gradients_of,
+    refuse_decays,
+    refuse_memories,
+    updates_of,
+)
 from .parametrizations import Parametrization
-from .paths import map_with_paths
+from .paths import flatten, map_with_paths
 from .rules import family_of, multipliers
 from .scales import ParamScale, Role, Scales
 from .transforms import (
@@ -78,6 +86,7 @@ def sgd(
     _check(learning_rate=learning_rate, momentum=momentum)
     point = resolve(scales, parametrization)
     refuse_memories(scales, "sgd")
+    refuse_decays(scales, "sgd")
     trace = (
         optax.identity()
         if momentum is None
@@ -132,6 +141,7 @@ def adam(
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
     point = resolve(scales, parametrization)
+    refuse_decays(scales, "adam")
     beta = scales.training.beta
     return _ours(
         "adam",
@@ -301,7 +311,7 @@ def lamb(
     The trust ratio normalizes update and decay together. Each parameter's decay is
     multiplied so that the weight decays by the same factor per step at every size.
     LAMB gives a weight that starts at zero a trust ratio of one; the scaling rule does
-    not cover that case.
+    not cover that case, and `init` warns of it.
 
     Args:
       learning_rate: that of the base model.
@@ -353,7 +363,7 @@ def lamb(
             lambda s: multipliers(s, point, "adam").weight_decay,
         ),
         optax.scale_by_trust_ratio(),
-        _scale(scales, point, "lamb"),
+        _scale_relative(scales, point, "lamb"),
         *updates_of(scales, "relative"),
         optax.scale_by_learning_rate(learning_rate),
     )
@@ -379,8 +389,8 @@ def adafactor(
 
     They follow the rule for updates relative to the weight, or Adam's with
     `multiply_by_parameter_scale=False`. Optax takes the size of a weight to be at least
-    1e-3; the scaling rule does not cover weights that start at zero. As in Optax, the
-    weight decay is a rate per step, not multiplied by the learning rate.
+    1e-3; the scaling rule does not cover smaller weights, and `init` warns of them. As
+    in Optax, the weight decay is a rate per step, not multiplied by the learning rate.
 
     Arguments that are not listed are as in `optax.adafactor`.
 
@@ -430,7 +440,10 @@ def adafactor(
         links.append(optax.scale_by_learning_rate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:
         links.append(optax.scale_by_param_block_rms())
-    links += [_scale(scales, point, family), *updates_of(scales, family_of(family))]
+        links.append(_scale_relative(scales, point, family, least=1e-3))
+    else:
+        links.append(_scale(scales, point, family))
+    links += updates_of(scales, family_of(family))
     if momentum is not None:
         links.append(
             optax.ema(
@@ -439,7 +452,9 @@ def adafactor(
                 accumulator_dtype=dtype_momentum,
             )
         )
-    if weight_decay_rate is not None:
+    if weight_decay_rate is None:
+        refuse_decays(scales, "adafactor without weight_decay_rate")
+    else:
         decaying = decay_mask(weight_decay_mask, scales)
         decay = scales.training.weight_decay(weight_decay_rate)
         links.append(decayed(optax.add_decayed_weights(decay, decaying), scales))
@@ -716,6 +731,51 @@ def _scale(
     )
 
 
+def _scale_relative(
+    scales: Scales, point: Parametrization, optimizer: str, least: float = 0.0
+) -> optax.GradientTransformation:
+    """`_scale` for updates relative to the weight, with a warning of small weights.
+
+    Updates of weights below `least`, or of zeros, have a fixed size.
+    """
+    tx = _scale(scales, point, optimizer)
+    differs = {
+        path
+        for path, s in scales.items()
+        if multipliers(s, point, optimizer).learning_rate
+        != multipliers(s, point, "adam").learning_rate
+    }
+
+    def init(params: optax.Params) -> optax.OptState:
+        small = [p for p, x in flatten(params) if p in differs and _below(x, least)]
+        if small:
+            size = f"smaller than {least:g}" if least else "at zero"
+            more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
+            warnings.warn(
+                f"{small[0]!r}{more} starts {size}, where the updates of {optimizer} "
+                "do not follow the size of the weight, so its learning rate does not "
+                "transfer over width; start it larger, or train it by optim.adamw",
+                ChainWarning,
+                stacklevel=4,
+            )
+        return tx.init(params)
+
+    return optax.GradientTransformation(init, tx.update)
+
+
+def _below(array: Any, least: float) -> bool:
+    """Whether the size of an array is known, and zero or below `least`."""
+    is_known = isinstance(array, np.ndarray) or (
+        isinstance(array, jax.Array)
+        and not isinstance(array, jax.core.Tracer)
+        and array.is_fully_addressable
+    )
+    if not is_known or not array.size:
+        return False
+    rms = float(jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(array, jnp.float32)))))
+    return rms < least or rms == 0
+
+
 def _is_none(decay: Any) -> bool:
     """Whether this is no weight decay; a schedule or a traced value is one."""
     return decay is None or (isinstance(decay, int | float) and decay == 0)
@@ -757,8 +817,9 @@ def decay_mask(mask: Mask, scales: Scales) -> Mask:
 
     Args:
       mask: as in Optax; or "matrices" for the parameters that have a fan-in: kernels,
-        convolutions and embeddings. Then biases, norm scales, positions and class
-        tokens do not decay, as in the reference code of CompleteP and in nanoGPT.
+        convolutions and embeddings. Then biases and norm scales do not decay, as in the
+        reference code of CompleteP and in nanoGPT, and neither do the positions and
+        class tokens of the zoo. A table of positions with the role "input" does.
       scales: of the model.
 
     Raises:
@@ -801,6 +862,12 @@ def _check(**hyperparameters: Any) -> None:
             raise ValueError(
                 f"{name}=None; pass a number, or leave it out for the default"
             )
+        if callable(value) and not name.endswith(_SCHEDULED):
+            raise ValueError(
+                f"{name}={value!r} must be a number; schedule it by "
+                f"optax.inject_hyperparams(optim.adam)(..., {name}=schedule), with "
+                "your optimizer in place of optim.adam"
+            )
         # The values of traced hyperparameters and schedules are not known here.
         if value is None or callable(value) or isinstance(value, jax.core.Tracer):
             continue
@@ -830,7 +897,8 @@ _OPTIONAL = (
     "momentum",
     "weight_decay_rate",
 )
-# Ends of the names of hyperparameters with a range.
+# Ends of the names of hyperparameters that may be schedules, or that have a range.
+_SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
 _AVERAGES = ("b1", "b2", "beta", "momentum")
 _POSITIVE = ("learning_rate", "weight_decay", "weight_decay_rate", "eps", "eps_root")
 _MINUS = (

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 # Linen keeps parameters under this key, next to collections that are not trained.
 _LINEN_PARAMS = "params"
@@ -87,6 +89,21 @@ def map_with_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 def trainable(tree: Any) -> Any:
     """The `"params"` collection of Linen variables; any other tree unchanged."""
     return tree[_LINEN_PARAMS] if _prefix(tree) else tree
+
+
+def float_leaves(tree: Any) -> dict[str, Any]:
+    """Floating-point leaves, by path; for Linen variables, those of "params"."""
+    return {
+        path: leaf
+        for path, leaf in flatten(trainable(tree))
+        if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jnp.inexact)
+    }
+
+
+def map_float_leaves(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    """As `map_with_paths` for `float_leaves`; other leaves stay as they are."""
+    inside = float_leaves(tree)
+    return map_with_paths(lambda p, x: function(p, x) if p in inside else x, tree)
 
 
 def _is_box(kind: type) -> bool:

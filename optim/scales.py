@@ -379,8 +379,8 @@ class Scales(Mapping[str, ParamScale]):
             raise ValueError(
                 f"parameter {path!r} has no scale; the scales hold "
                 f"{_some(list(self))}: make them from the same parameters that the "
-                "optimizer gets (for Linen variables, the 'params' collection; for NNX "
-                "variables other than nnx.Param, their states: "
+                "optimizer gets (for Linen variables, the 'params' collection; for "
+                "NNX, nnx.state(model, nnx.Param), or for other variables their state: "
                 "infer_scales(nnx.state(base, wrt), nnx.state(target, wrt)))"
             )
 

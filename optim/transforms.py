@@ -232,8 +232,9 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
         raise ValueError(_which_rule(scales))
     if isinstance(given, str) and given in get_args(OptimizerName):
         raise ValueError(
-            f"{given!r} is an optimizer, not a parametrization; pass it as "
-            f"optimizer={given!r}, and a parametrization such as 'depth_mup'"
+            f"{given!r} is an optimizer, not a parametrization; pass a "
+            "parametrization such as 'depth_mup' in its place (explain takes "
+            f"optimizer={given!r}, scale_by_parametrization family={given!r})"
         )
     point = _named(own or "mup" if given is None else given)
     if own is not None and not own.same_rules(point):

@@ -239,16 +239,28 @@ class Widths:
         return [a for a in outs if not self.shared(kernel.pair(a), kernel)]
 
     def check_given(self, kernel: Kernel, split: Split) -> None:
-        """Raise a `ValueError` if axes from the user leave out a width at the end.
+        """Raise a `ValueError` if axes from the user leave out a width.
 
         A pattern meant for dense kernels may also match a convolution, (height, width,
-        in, out), whose inputs and outputs would then count as copies.
+        in, out), whose inputs and outputs would then count as copies; and a kernel
+        (heads, features, out) sums over its heads, too.
         """
         used = (*split.in_axes, *split.out_axes)
+        if not split.in_axes or not split.out_axes:
+            return
         for axis in filter(kernel.grows, range(len(kernel.base))):
-            if not split.in_axes or not split.out_axes or axis <= max(used):
+            if axis in (*used, *kernel.declared):
                 continue
-            if self.shared(kernel.pair(axis), kernel):
+            pair = kernel.pair(axis)
+            if axis < max(used) and pair in self._made:
+                path = names.pattern(kernel.path)
+                raise ValueError(
+                    f"axes={{...: {(split.in_axes, split.out_axes)}}} leaves out axis "
+                    f"{axis} of {kernel.path!r}, which grows like outputs of another "
+                    f"kernel, {pair}; if this one sums over it, add it to the inputs; "
+                    f"if it counts copies of the kernel, pass copies=r'{path}'"
+                )
+            if axis > max(used) and self.shared(pair, kernel):
                 raise ValueError(
                     f"axes={{...: {(split.in_axes, split.out_axes)}}} matches "
                     f"{kernel.path!r} of shape {kernel.base}, and leaves out its axis "
@@ -392,6 +404,9 @@ def _as_copies(kernel: Kernel, axis: int, *, by_axes: bool = False) -> str:
     before, after = kernel.pair(axis)
     path = names.pattern(kernel.path)
     router = f"readout=r'{path}'"
+    # (in, heads, features): heads are outputs.
+    at = kernel.axes.index(axis)
+    cut = at if 0 < at < len(kernel.axes) - 1 else len(kernel.axes) - 1
     if by_axes:
         summed = tuple(a for a in kernel.axes if a != axis)
         router = f"axes={{r'{path}': ({summed}, ())}}"
@@ -399,5 +414,5 @@ def _as_copies(kernel: Kernel, axis: int, *, by_axes: bool = False) -> str:
         f"axis {axis} of {kernel.path!r} grows from {before} to {after}, like the "
         "number of copies (experts): if it has one output per copy, as a router, pass "
         f"{router}; if that axis is a width, "
-        f"axes={{r'{path}': ({kernel.axes[:-1]}, {kernel.axes[-1:]})}}"
+        f"axes={{r'{path}': ({kernel.axes[:cut]}, {kernel.axes[cut:]})}}"
     )

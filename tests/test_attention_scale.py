@@ -2,7 +2,9 @@
 
 import functools
 import warnings
+from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -245,6 +247,25 @@ def linen_scales(normed):
             return LinenNormed(n, normed).init(jax.random.key(0), np.ones((2, 8)))
 
     return optim.infer_scales(lambda: build(16), lambda: build(64))
+
+
+@pytest.mark.parametrize("wrap", ["WeightNorm", "SpectralNorm"])
+def test_a_normalized_readout_of_equinox_is_refused(wrap):
+    class Model(eqx.Module):
+        embed: eqx.nn.Linear
+        head: Any
+
+        def __init__(self, n):
+            key = jax.random.key(0)
+            self.embed = eqx.nn.Linear(8, n, key=key)
+            head = eqx.nn.Linear(n, 3, key=key)
+            if wrap == "WeightNorm":
+                self.head = eqx.nn.WeightNorm(head)
+            else:
+                self.head = eqx.nn.SpectralNorm(head, "weight", key=key)
+
+    with pytest.raises(ValueError, match="'head/layer/weight' are normalized"):
+        optim.infer_scales(lambda: Model(16), lambda: Model(64))
 
 
 def test_a_normalized_readout_of_linen_is_refused():

@@ -44,6 +44,10 @@ def groups():
     return optim.scale_by_path({"embed": 4.0}, SCALES)
 
 
+def frozen():
+    return optim.scale_by_path({"embed": 0.0}, SCALES)
+
+
 def adam(**options):
     return optim.adam(0.1, SCALES, **options)
 
@@ -181,6 +185,29 @@ SEEN = {
         ),
         ("clip_by_global_norm (link 1)", "put clip_by_global_norm before"),
     ),
+    "clipping each parameter before normalizing": (
+        lambda chain: chain(
+            optax.clip(1.0), normalize(), optax.scale_by_adam(), scale(), RATE
+        ),
+        ("clip (link 0) is before", "put clip after normalize_gradients"),
+    ),
+    "clipping each parameter after the scaling": (
+        lambda chain: chain(
+            normalize(), optax.scale_by_adam(), scale(), optax.clip(1.0), RATE
+        ),
+        ("clip (link 3) is after", "put it right after normalize_gradients"),
+    ),
+    "freezing before a decay": (
+        lambda chain: chain(
+            *(normalize(), optax.scale_by_adam(), scale(), frozen()),
+            *(optax.add_decayed_weights(0.1), RATE),
+        ),
+        ("scale_by_path (link 3) freezes", "still decays", "put it last"),
+    ),
+    "freezing before an alias with decay": (
+        lambda chain: chain(frozen(), optim.lion(0.1, SCALES)),
+        ("scale_by_path (link 0) freezes", "optim.lion (link 1)", "put it last"),
+    ),
     "clipping after the scaling": (
         lambda chain: chain(
             normalize(), optax.scale_by_adam(), scale(), optax.adaptive_grad_clip(0.01)
@@ -283,12 +310,12 @@ SEEN = {
 
 
 def test_groups_beside_an_optimizer_without_decay_are_accepted():
-    frozen = optim.scale_by_path({"embed": 0.0}, SCALES)
     optim.chain(sgd(), groups())
     optim.chain(groups(), sgd())
     optim.chain(adam(), groups())
     optim.chain(optim.adamw(0.1, SCALES, weight_decay=0.0), groups())
-    optim.chain(optim.adamw(0.1, SCALES), frozen)
+    optim.chain(optim.adamw(0.1, SCALES), frozen())
+    optim.chain(frozen(), adam())
 
 
 def test_groups_are_scaled_between_the_scaling_and_the_decay():
@@ -341,7 +368,43 @@ def test_clipped_gradients_of_sgd_are_a_warning_at_the_users_line(clip):
     assert said[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        optim.chain(clip, adam())
+        optim.chain(optax.clip_by_global_norm(1.0), adam())
+
+
+def test_clipping_each_parameter_before_an_alias_is_a_warning():
+    with pytest.warns(optim.ChainWarning, match="in place of optim.adamw") as said:
+        optim.chain(optax.clip(1.0), optim.adamw(0.1, SCALES))
+    assert said[0].filename == __file__
+
+
+def test_clipping_after_normalizing_acts_alike_at_every_width():
+    """A gradient with one spike, of the sizes that the rules give."""
+
+    def update(width):
+        params, mup = mlp(width), optim.parametrization("mup")
+        scales = optim.infer_scales(mlp(8), params)
+        tx = optim.chain(
+            optim.normalize_gradients(scales, "mup"),
+            optax.clip(1.0),
+            optax.scale_by_adam(),
+            optim.scale_by_parametrization(scales, "mup"),
+        )
+        state = tx.init(params)
+        for size in (0.5, 0.5, 8.0, 0.5):
+            grads = {
+                path: jnp.full_like(
+                    params[path], size * optim.multipliers(scale, mup).gradient
+                )
+                for path, scale in scales.items()
+            }
+            updates, state = tx.update(grads, state, params)
+        return {
+            path: float(updates[path][0, 0])
+            / optim.multipliers(scale, mup).learning_rate
+            for path, scale in scales.items()
+        }
+
+    assert update(16) == pytest.approx(update(128), rel=1e-5)
 
 
 def test_two_weight_decays_are_a_warning_at_the_users_line():
@@ -588,7 +651,9 @@ RIGHT = {
     "in pieces": lambda chain: chain(
         chain(normalize(), optax.scale_by_adam()), chain(scale(), RATE)
     ),
-    "clipped": lambda chain: chain(optax.clip(1.0), optim.adamw(0.1, SCALES)),
+    "clipped": lambda chain: chain(
+        optax.clip_by_global_norm(1.0), optim.adamw(0.1, SCALES)
+    ),
     "entries clipped after normalizing": lambda chain: chain(
         normalize(), optax.clip(1.0), optax.scale_by_adam(), scale(), RATE
     ),
@@ -759,6 +824,24 @@ def test_updates_that_raise_the_loss_are_a_hint(links):
     hints = optim.check_chain(optax.chain(*links), SCALES).hints
     assert len(hints) == 3
     assert all("raises the loss" in h and "minus" in h for h in hints)
+
+
+def test_a_frozen_parameter_that_decays_is_a_hint():
+    mask = {"embed": True, "hidden": False, "head": False}
+    freeze = optax.masked(optax.set_to_zero(), mask)
+    links = freeze, optim.adamw(0.1, SCALES, weight_decay=0.1)
+    (hint,) = optim.check_chain(optax.chain(*links), SCALES).hints
+    assert "'embed' is its weight decay alone" in hint
+    with pytest.warns(optim.ChainWarning, match="weight decay alone"):
+        optim.chain(*links).init(PARAMS)
+    assert optim.check_chain(optax.chain(*links[::-1]), SCALES).hints == ()
+
+
+def test_lookahead_inside_of_a_chain_is_not_checked():
+    params = optax.LookaheadParams.init_synced(PARAMS)
+    tx = optim.chain(optax.lookahead(optim.adamw(0.1, SCALES), 5, 0.5))
+    with pytest.warns(optim.ChainWarning, match="put optim.chain inside"):
+        tx.init(params)
 
 
 def test_multipliers_written_by_hand_are_taken_for_rates_by_layer():

@@ -507,3 +507,31 @@ def test_a_branch_matches_every_layer_of_its_blocks():
         optim.infer_scales(model(8, 2), model(32, 4), depth=(2, 4), branch="fc1")
     scales = optim.infer_scales(model(8, 2), model(32, 4), depth=(2, 4), branch="fc")
     assert sum(scale.in_branch for scale in scales.values()) == 8
+
+
+def heads(n):
+    shapes = {
+        "embed/embedding": (50, n),
+        "q/kernel": (n, n // 4, 4),
+        "out/kernel": (n // 4, 4, n),
+        "head/kernel": (n, 9),
+    }
+    return {path: jnp.ones(shape) for path, shape in shapes.items()}
+
+
+def test_heads_that_a_kernel_sums_over_are_not_left_out():
+    axes = {"^q/": ((0,), (1, 2)), "^out/": ((1,), (2,))}
+    with pytest.raises(ValueError, match=r"leaves out axis 0 of 'out/kernel'.* inputs"):
+        optim.infer_scales(heads(8), heads(32), axes=axes)
+    axes["^out/"] = ((0, 1), (2,))
+    scales = optim.infer_scales(heads(8), heads(32), axes=axes)
+    assert scales["out/kernel"].width_in == 4
+
+
+def test_axes_that_count_copies_may_be_left_out():
+    axes = {"^q/": ((0,), (1, 2)), "^out/": ((1,), (2,))}
+    scales = optim.infer_scales(heads(8), heads(32), axes=axes, copies="^out/")
+    assert scales["out/kernel"].in_axes == (1,)
+    del axes["^q/"]
+    with pytest.raises(ValueError, match=r"is a width, .*\(\(0,\), \(1, 2\)\)"):
+        optim.infer_scales(heads(8), heads(32), axes=axes, copies="^out/")

@@ -342,3 +342,23 @@ def test_blocks_that_the_base_lacks_are_compared_with_the_same_layer():
         for layer in ("fc1", "fc2"):
             was, now = (x.blocks[i][layer].kernel[...] for x in (before, after))
             np.testing.assert_allclose(now, was, rtol=1e-6)
+
+
+class Biasless(nnx.Module):
+    def __init__(self, width):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Linear(4, width, use_bias=False, rngs=rngs)
+        self.norm = nnx.RMSNorm(width, rngs=rngs)
+        self.head = nnx.Linear(width, 3, use_bias=False, rngs=rngs)
+
+
+def test_trained_parameters_are_refused():
+    base, target = (lambda: Biasless(NARROW)), Biasless(WIDE)
+    scales = optim.infer_scales(base, target)
+    params = nnx.state(target, nnx.Param)
+    trained = jax.tree.map(
+        lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), params
+    )
+    optim.rescale_init(params, scales, "mup", base=base)
+    with pytest.raises(ValueError, match=r"'norm/scale' .* as if it were trained"):
+        optim.rescale_init(trained, scales, "mup", base=base)

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,6 +169,56 @@ def test_memories_of_a_group_are_refused_where_there_are_no_betas(name):
     scales = optim.for_modules(SCALES, {"^mid": {"b2_memory": 2.0}})
     with pytest.raises(ValueError, match="'mid/w' has b1_memory or b2_memory, but"):
         getattr(optim, name)(0.01, scales, "mup")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adafactor"])
+def test_a_decay_of_a_group_is_refused_where_there_is_none(name):
+    scales = optim.for_modules(SCALES, {"^mid": {"weight_decay": 0.0}})
+    with pytest.raises(ValueError, match="'mid/w' has a factor of weight_decay, but"):
+        getattr(optim, name)(0.01, scales, "mup")
+    optim.adamw(0.01, scales, "mup", weight_decay=0.0)
+
+
+def test_a_learning_rate_of_zero_names_the_group_and_how_to_freeze():
+    with pytest.raises(
+        ValueError, match=r"'\^mid': .* positive; to freeze .*partition"
+    ):
+        optim.for_modules(SCALES, {"^mid": {"learning_rate": 0.0}})
+
+
+class Linen(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.width, name="in")(x)
+        x = nn.BatchNorm(use_running_average=True)(x)
+        return nn.Dense(2, name="out")(x)
+
+
+def test_initial_factors_of_linen_variables_and_of_modules_with_functions():
+    base, variables = (
+        Linen(width).init(jax.random.key(0), np.ones((1, 3))) for width in (8, 32)
+    )
+    scales = optim.infer_scales(base, variables)
+    scales = optim.for_modules(scales, {"^in/kernel": {"init_scale": 2.0}})
+    after = optim.scale_init_by_path(variables, scales)
+    kernels = [v["params"]["in"]["kernel"] for v in (variables, after)]
+    np.testing.assert_allclose(kernels[1], 2 * kernels[0])
+    assert after["batch_stats"] is not None
+    np.testing.assert_array_equal(
+        optim.apply_multipliers(variables, scales, "mup")["params"]["in"]["kernel"],
+        kernels[0],
+    )
+
+    def build(width):
+        return eqx.nn.MLP(4, 2, width, 2, key=jax.random.key(0))
+
+    scales = optim.infer_scales(build(8), build(32))
+    scales = optim.for_modules(scales, {"role:input": {"init_scale": 2.0}})
+    before, model = build(32), optim.scale_init_by_path(build(32), scales)
+    first = [m.layers[0].weight for m in (before, model)]
+    np.testing.assert_allclose(first[1], 2 * first[0])
 
 
 def test_weight_decay_of_a_group():

@@ -590,3 +590,46 @@ def test_of_matrices_alone_biases_do_not_decay(name):
 def test_an_unknown_mask_is_refused():
     with pytest.raises(ValueError, match="mask='kernels' must be 'matrices', a tree"):
         optim.adamw(0.1, SCALES, "mup", mask="kernels")
+
+
+@pytest.mark.parametrize("name", ["b1", "eps"])
+def test_a_schedule_that_is_not_of_a_rate_is_refused(name):
+    match = f"{name}=.* must be a number; schedule it by optax.inject_hyperparams"
+    with pytest.raises(ValueError, match=match):
+        optim.adam(0.1, SCALES, "mup", **{name: optax.constant_schedule(0.9)})
+
+
+def small_head(n, size):
+    shapes = {"embed": (8, n), "hidden": (n, n), "head": (n, 4)}
+    sizes = {"embed": 1.0, "hidden": n**-0.5, "head": size}
+    return {name: jnp.full(shape, sizes[name]) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "said"),
+    [("lamb", 0.0, "at zero"), ("adafactor", 1e-4, "smaller than 0.001")],
+)
+def test_weights_too_small_for_relative_updates_are_a_warning(name, size, said):
+    params = small_head(64, size)
+    scales = optim.infer_scales(small_head(16, size), params)
+    tx = getattr(optim, name)(0.1, scales, "mup")
+    with pytest.warns(optim.ChainWarning, match=f"'head' starts {said}") as warned:
+        tx.init(params)
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tx.init(small_head(64, 0.1))
+        jax.eval_shape(tx.init, params)
+
+
+def test_updates_of_a_zero_weight_do_not_scale_under_lamb():
+    """What the warning says: the step of the readout is as large at any width."""
+    steps = []
+    for width in (16, 128):
+        params = small_head(width, 0.0)
+        tx = optim.lamb(0.1, optim.infer_scales(small_head(8, 0.0), params), "mup")
+        with pytest.warns(optim.ChainWarning):
+            state = tx.init(params)
+        updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+        steps.append(float(updates["head"][0, 0]))
+    assert steps[0] == pytest.approx(steps[1], rel=1e-4)
