@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mupax import optim, zoo
+from mupax import optim
 from mupax.zoo.registry import default_options
 
 from . import io, memory
@@ -21,6 +21,7 @@ from .run.build import (
     make_optimizer,
     model_shapes,
     open_dataset,
+    scales_of,
 )
 from .run.config import Component, RunConfig, parse, plain
 from .run.loss import Classification
@@ -61,6 +62,10 @@ def run(
     if learning_rate is not None:
         given["learning_rate"] = learning_rate
     run = parse(given)
+    if learning_rate is not None:  # transfer_from has another one
+        run = dataclasses.replace(run, learning_rate=learning_rate)
+    if run.init_from:
+        print("init_from is not used: the check starts from random weights")
     dataset = open_dataset(run, stand_in=True)
     shapes = model_shapes(dataset, run.model.name)
     objective = make_objective(run, dataset)
@@ -81,7 +86,7 @@ def run(
 
     def optimizer(model: nnx.Module, **_: int) -> Any:
         constant = dataclasses.replace(run, schedule=Component("constant"))
-        return make_optimizer(constant, zoo.scales(model))
+        return make_optimizer(constant, scales_of(constant, model))
 
     def logits(model: nnx.Module, batch: Any) -> jax.Array:
         if isinstance(objective, Classification):

@@ -56,7 +56,7 @@ def run(
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": untuned.settings()}
     workdir.check(directory, settings, free=sweeping.REMOVED)
-    settings["contents"] = sweeping.check_data(tasks[0], console)
+    settings["contents"] = sweeping.check_data(tasks, console)
     if note := length_note(parsed):
         console.print(note, highlight=False)
     target = prepare(untuned)
@@ -69,10 +69,23 @@ def run(
         sweeping.write_tables(directory, swept)
         best = best_of_base(parsed, populations)
         tuned_target = tuned(untuned, best)
+        # Known long before the target has trained.
+        report.print_verdicts(swept, console)
+        report.write_report(swept, directory)
         target = prepare(tuned_target)
-        trained = commands.train_in(
-            target, directory / "target", directory / "model", command, console
-        )
+        trained_in = directory / "target"
+        try:
+            trained = commands.train_in(
+                target, trained_in, directory / "model", command, console
+            )
+        except Diverged as error:
+            data = dataclasses.replace(swept, trained=_diverged(target, trained_in))
+            page = report.write_report(data, directory)[0]
+            raise Diverged(
+                f"{error} This was the target, at the base's best learning rate "
+                f"{tuned_target.learning_rate:.3g}; {page} has the sweep, which need "
+                "not run again: train the target with `mupax train`"
+            ) from None
         shown = _shown(target, trained, directory)
         compared = [
             _baseline(key, parsed, tuned_target, directory, command, console)
@@ -100,7 +113,7 @@ def run(
         data = dataclasses.replace(swept, trained=shown, compared=compared)
         page = report.write_report(data, directory)[0]
         sweeping.track(parsed, data, directory)
-        report.print_verdicts(data, console)
+        report.print_target(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
         return summary
 
@@ -136,20 +149,24 @@ def _baseline(
         )
     except Diverged as error:  # the report shows diverged baselines too
         console.print(str(error), highlight=False, markup=False)
-        lines = records.read(folder)
-        return report.Trained(
-            sizes=space.sizes_of(baseline),
-            learning_rate=baseline.learning_rate,
-            train_loss=None,
-            test_accuracy=None,
-            curve=records.curve_of(lines),
-            evals=records.evals_of(lines),
-            checkpoint="",
-            seconds=0.0,
-            parameters=prepared.program.parameters,
-            baseline=key,
-        )
+        return dataclasses.replace(_diverged(prepared, folder), baseline=key)
     return dataclasses.replace(_shown(prepared, trained, directory), baseline=key)
+
+
+def _diverged(prepared: PreparedRun, folder: pathlib.Path) -> report.Trained:
+    """A diverged run as the report shows it."""
+    lines = records.read(folder)
+    return report.Trained(
+        sizes=space.sizes_of(prepared.config),
+        learning_rate=prepared.config.learning_rate,
+        parameters=prepared.program.parameters,
+        train_loss=None,
+        test_accuracy=None,
+        curve=records.curve_of(lines),
+        evals=records.evals_of(lines),
+        checkpoint="",
+        seconds=0.0,
+    )
 
 
 def _shown(

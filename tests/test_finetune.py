@@ -10,6 +10,8 @@ from test_convert import convert, flags, golden, write
 
 from mupax import zoo
 from mupax.experiments import cli
+from mupax.experiments.run.build import build, open_dataset
+from mupax.experiments.run.config import parse
 from mupax.experiments.run.records import read
 
 CONFIG = """
@@ -120,3 +122,34 @@ def test_another_image_size_interpolates_positions_as_the_model_does(
 def test_images_that_patches_do_not_divide_are_refused(tmp_path, converted, capsys):
     assert tune(tmp_path, converted, "--config.dataset=fake:36x36x3:7") == 2
     assert "patches of 8 x 8 do not divide" in capsys.readouterr().err
+
+
+def test_the_seed_draws_the_new_head(converted):
+    heads = [built(converted, seed=seed).readout.kernel[...] for seed in (0, 1)]
+    assert heads[0].shape == heads[1].shape
+    assert not np.allclose(heads[0], heads[1])
+
+
+def built(source: pathlib.Path, seed: int) -> nnx.Module:
+    config = parse(
+        {
+            **{"dataset": "fake:32x32x3:7", "model": {"name": "vit"}},
+            **{"batch_size": 16, "steps": 3, "learning_rate": 0.1},
+            **{"init_from": str(source), "seed": seed},
+        }
+    )
+    return build(config, open_dataset(config)).model
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [("nonlinearity=relu", "nonlinearity='gelu'"), ("norm_eps=0.1", "norm_eps=1e-06")],
+)
+def test_an_option_that_changes_the_weights_function_is_refused(
+    flag, said, tmp_path, converted, capsys
+):
+    assert tune(tmp_path, converted, f"--config.model.{flag}") == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "would change the function" in error
+    assert tune(tmp_path, converted, "--config.model.dropout=0.1") == 0

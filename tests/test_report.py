@@ -18,6 +18,7 @@ from mupax.experiments.report import (
     Trained,
     findings,
     opening,
+    print_target,
     print_verdicts,
     report_page,
     style,
@@ -201,6 +202,7 @@ def test_what_people_name_is_escaped():
 def printed(data, width=120):
     console = Console(file=io.StringIO(), width=width)
     print_verdicts(data, console)
+    print_target(data, console)
     return console.file.getvalue()
 
 

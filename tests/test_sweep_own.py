@@ -887,3 +887,29 @@ def test_a_base_that_is_the_largest_is_said(caplog):
     caplog.clear()
     sweep(None, base=(2, 1), widths=(2, 4), depths=(1,), sizes=())
     assert "is the largest" not in caplog.text
+
+
+def test_what_a_loss_sows_is_to_be_removed(tmp_path):
+    class Model(nnx.Module):
+        def __init__(self, key, width):
+            self.layer = nnx.Linear(2, width, rngs=nnx.Rngs(params=key))
+
+        def __call__(self, x):
+            self.aux = nnx.Intermediate(x.mean())  # as `sow` does
+            return self.layer(x)
+
+    def make_model(key, width, depth):
+        return Model(key, width)
+
+    def loss(model, batch):
+        return jnp.mean((model(batch) - 1) ** 2)
+
+    with pytest.raises(UserError, match=r"'aux.*nnx.pop\(model, nnx.Intermediate\)"):
+        sweep(tmp_path / "a", make_model, loss=loss)
+
+    def cleaned(model, batch):
+        value = loss(model, batch)
+        nnx.pop(model, nnx.Intermediate)
+        return value
+
+    assert sweep(tmp_path / "b", make_model, loss=cleaned).best

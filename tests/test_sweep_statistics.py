@@ -198,6 +198,14 @@ def test_a_product_is_seen_along_one_axis_at_the_best_of_the_other():
     assert [row["loss"] for row in found.rows()] == [4.0, 3.0, 1.0, None]
 
 
+def test_the_best_point_where_every_point_lost_a_seed():
+    nan = np.nan
+    loss = np.array([[nan, 2.0, nan], [3.0, nan, nan], [3.0, 2.0, 1.0]])
+    axes = {"learning_rate": [0.25, 0.5, 1.0]}
+    found = Population("n", "p", 8, 2, {}, axes, loss, loss[..., None], 0.0)
+    assert found.best() == {"learning_rate": 0.5}
+
+
 @pytest.mark.parametrize(
     "text", ["2**[-3:-12:1]", "2**[1:2:0]", "2^[-3:2]", "[1:x]", "", "-2**[1:3]"]
 )

@@ -15,6 +15,7 @@ from mupax.experiments import cli, transfer
 from mupax.experiments import data as datasets
 from mupax.experiments import run as training
 from mupax.experiments.cli import flags
+from mupax.experiments.errors import Diverged
 from mupax.experiments.run.build import build, create_model, open_dataset
 from mupax.experiments.run.checkpoints import open_checkpoints
 from mupax.experiments.run.config import RunConfig, parse
@@ -263,3 +264,56 @@ def test_the_command_sweeps_them_and_trains_the_target(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary["verdicts"]) == set(axes)
     assert np.isfinite(summary["target"]["train_loss"])
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ("('model.width', (8, 16))", "sizes go into sweep.widths"),
+        ("('optimizer.b1', (0.8, 0.9))", "sweep.axes has 'b1'; leave one"),
+    ],
+)
+def test_choices_that_an_axis_or_a_size_would_replace_are_refused(
+    choices, said, capsys, tmp_path
+):
+    path = tmp_path / "chosen.py"
+    path.write_text(
+        TOY.read_text().replace(
+            "    return c",
+            "    c.sweep.axes.b1 = (0.8, 0.9)\n"
+            f"    c.sweep.choices = ({choices},)\n    return c",
+        )
+    )
+    words = ["mupax", "sweep", f"--config={path}", f"--workdir={tmp_path}/run"]
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_flags_of_other_commands_are_refused(command, capsys, tmp_path):
+    words = [f"--config={TOY}", f"--workdir={tmp_path}/run"]
+    assert cli.main(["mupax", command, *words, "--config.target.width=32"]) == 2
+    assert "--config.target.width has no effect" in capsys.readouterr().err
+
+
+def test_a_target_that_diverges_leaves_a_report(capsys, tmp_path, monkeypatch):
+    """The sweep's result is known before the target trains, and it is kept."""
+    run = tmp_path / "run"
+    words = ["mupax", "transfer", f"--config={TOY}", f"--workdir={run}"]
+
+    def diverges(*_):
+        assert (run / "report.html").exists()
+        raise Diverged("The training loss is nan at step 1.")
+
+    monkeypatch.setattr(transfer.commands, "train_in", diverges)
+    small = [
+        "--config.sweep.axes.b1=(0.9,)",
+        "--config.sweep.axes.learning_rate=2**[-8:-6:1]",
+    ]
+    assert cli.main([*words, *small]) == 2
+    said = capsys.readouterr()
+    assert "hyperparameter" in said.out
+    assert "This was the target" in said.err
+    assert (
+        "diverged at the transferred learning rate" in (run / "report.html").read_text()
+    )

@@ -75,11 +75,10 @@ def load_pretrained(
       normalization or dropout. One from a directory of `zoo.save` keeps its saved base;
       any other is its own base, unless `base_width` or `base_depth` are given. It
       computes the same function for any base; learning rates are relative to the base.
-      Options such as `nonlinearity` change the function.
 
     Raises:
-      ValueError: the name is unknown, or the source holds another model, cannot be
-        read, or does not fit.
+      ValueError: the name is unknown; the source holds another model, cannot be read,
+        or does not fit; or an option would change the function of the weights.
 
     A repository's `config.json` states the architecture; an unsupported one raises an
     error. A file of weights does not state it: the assumed architecture is logged as a
@@ -173,6 +172,8 @@ def read_source(
     name, options = _resolve(name, described, source)
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
     resized = "input_shape" in overrides
+    if described:
+        saving.check_same_function(name, options, overrides, f"the weights of {source}")
     options = {**options, **overrides}
     arrays = _read_all(files.weights)
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}

@@ -24,7 +24,7 @@ from .cards import Training, card
 from .decoder import reads_tokens
 from .plan import Plan, scales
 from .preprocessing import DataConfig, known_data_config, remember
-from .registry import create, default_parametrization, recipe
+from .registry import create, default_options, default_parametrization, recipe
 from .vit import ViT, resize_positions
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
@@ -171,6 +171,7 @@ def load(
         raise ValueError(
             f"{directory} holds a model that this version cannot create: {error}"
         ) from None
+    check_same_function(name, options, overrides, f"the weights in {directory}")
     wrong = {k: v for k, v in overrides.items() if options.get(k) != v}
     wrong.pop("out_features", None)
     options = {**options, **overrides}
@@ -198,6 +199,38 @@ def load(
     fill(model, _resized(saved, model, arrays), fresh=fresh)
     remember(model, config["data"], resized=resized)
     return model
+
+
+# Options that change no function of trained weights, or that are checked otherwise: by
+# shapes, or by the multipliers of the forward pass.
+_FREE = {
+    *("attention", "balance", "dispatch", "remat", "dtype", "param_dtype"),
+    *("dropout", "drop_path", "drop_rest", "train_ends"),
+    *("gain", "layer_scale", "zero_init", "zero_queries", "zero_readout"),
+    *("context", "vocab_size", "input_shape", "out_features", "width", "depth"),
+    *("heads", "head_dim", "mlp_ratio", "patch_size"),
+    *("base_width", "base_depth", "parametrization", "branch_multiplier"),
+}
+
+
+def check_same_function(
+    name: str, options: Mapping[str, Any], overrides: Mapping[str, Any], weights: str
+) -> None:
+    """Raise a `ValueError` if an option would change the function of weights.
+
+    Args:
+      name: of the model.
+      options: those of the weights; others have their defaults.
+      overrides: the new options.
+      weights: the weights in a sentence.
+    """
+    known = {**default_options(name), **options}
+    for key, value in overrides.items():
+        if key not in _FREE and key in known and _plain(known[key]) != _plain(value):
+            raise ValueError(
+                f"{weights} have {key}={known[key]!r}, and {key}={value!r} would "
+                f"change the function that they compute; leave {key} out"
+            )
 
 
 def _resized(

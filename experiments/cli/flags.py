@@ -69,6 +69,8 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
 
     _check_words(argv)
     argv, later = _without_sections(_with_config_path(argv))
+    if argv[0] in _OF_A_RUN:
+        _check_sections(argv[0], later)
     values = flags.FlagValues()
     config = config_flags.DEFINE_config_file("config", None, "", flag_values=values)
     own = (WORKDIR, *own)
@@ -118,6 +120,18 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
 
 # Commands whose default run directory is that of `mupax train`.
 _OF_A_RUN = ("train", "eval")
+
+
+def _check_sections(command: str, words: Iterable[str]) -> None:
+    """Check that no flag sets a key of a section that trains other runs."""
+    for word in words:
+        section, _, key = word.removeprefix("--config.").partition(".")
+        if section in ("sweep", "target"):
+            raise UserError(
+                f"--config.{section}.{key.partition('=')[0]} has no effect on `mupax "
+                f"{command}`; set model.width and model.depth, or use `mupax sweep` or "
+                "`mupax transfer`"
+            )
 
 
 def _check_transferred(words: Iterable[str], source: str) -> None:

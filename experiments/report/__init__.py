@@ -6,12 +6,13 @@ and target.png beside it; `print_verdicts` prints the same in a terminal.
 
 from .data import SweepData, Trained, machine
 from .page import report_page, sweep_figures, write_report
-from .terminal import print_verdicts
+from .terminal import print_target, print_verdicts
 
 __all__ = [
     "SweepData",
     "Trained",
     "machine",
+    "print_target",
     "print_verdicts",
     "report_page",
     "sweep_figures",

@@ -9,7 +9,7 @@ from .data import SweepData
 
 
 def print_verdicts(data: SweepData, console: Console) -> None:
-    """Print the headline, a row for each verdict, and the target's result."""
+    """Print the headline and a row for each verdict."""
     console.print()
     console.print(escape(words.headline(data)), style="bold", highlight=False)
     for sentence in words.numbers(data):
@@ -29,5 +29,9 @@ def print_verdicts(data: SweepData, console: Console) -> None:
             *cells, transfer.words, escape(words.shift(transfer)), style=style
         )
     console.print(table, highlight=False)
+
+
+def print_target(data: SweepData, console: Console) -> None:
+    """Print the target's result, if one was trained."""
     if target := findings.target(data):
         console.print(f"\n{escape(target)}", highlight=False)

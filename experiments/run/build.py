@@ -117,7 +117,9 @@ def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
     for key in ("vocab_size", "context"):
         if key not in config.model.options:
             options.pop(key, None)
-    return zoo.load_pretrained(config.model.name, _weights(config), **options)
+    return zoo.load_pretrained(
+        config.model.name, _weights(config), rngs=nnx.Rngs(config.seed), **options
+    )
 
 
 def _weights(config: RunConfig) -> str:

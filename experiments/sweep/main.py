@@ -76,7 +76,7 @@ def run(
     directory = pathlib.Path(folder)
     workdir.check(directory, parsed.settings(), free=_FREE)
     tasks = space.tasks(parsed)
-    settings = parsed.settings() | {"contents": check_data(tasks[0], console)}
+    settings = parsed.settings() | {"contents": check_data(tasks, console)}
     with workdir.claim(directory, settings, free=_FREE):
         populations = train(
             tasks, directory, limits, console, executor, workers, address
@@ -95,21 +95,22 @@ def run(
     return data
 
 
-def check_data(task: ZooTask, console: rich.console.Console) -> str:
-    """Open the dataset of a sweep, and check batch and model against it.
+def check_data(tasks: Sequence[ZooTask], console: rich.console.Console) -> str:
+    """Open the dataset of a sweep, and check batch and model of each choice against it.
 
     Returns its fingerprint.
     """
-    with console.status(f"reading {task.config.dataset}"):
-        dataset = task.dataset()
+    with console.status(f"reading {tasks[0].config.dataset}"):
+        dataset = tasks[0].dataset()
         fingerprint = dataset.fingerprint
-    dataset.check_batch(task.batch_size)
-    if task.batch_size % task.config.accumulate:
-        raise UserError(
-            f"batch_size {task.batch_size} does not divide into "
-            f"{task.config.accumulate} parts; change batch_size or accumulate"
-        )
-    build(task.config, dataset)
+    for task in {str(task.choices): task for task in reversed(tasks)}.values():
+        dataset.check_batch(task.batch_size)
+        if task.batch_size % task.config.accumulate:
+            raise UserError(
+                f"batch_size {task.batch_size} does not divide into "
+                f"{task.config.accumulate} parts; change batch_size or accumulate"
+            )
+        build(task.config, dataset)
     return fingerprint
 
 

@@ -15,6 +15,7 @@ from absl import logging
 from jaxtyping import Array, Float
 
 from mupax.optim.coord_check import _split
+from mupax.optim.paths import flatten
 from mupax.optim.probing import acting
 
 from ..errors import UserError
@@ -177,10 +178,22 @@ class OwnTask(Task):
                     f"width={self.width}, depth={self.depth}; return one "
                     "floating-point number, such as the mean over the batch"
                 )
-            return value, (value, _split(model)[1])
+            after = _split(model)[1]
+            self._check_rest(rest, after)
+            return value, (value, after)
 
         recipe = Recipe(loss, self._optimizer)
         return own_training(recipe, self._init, data, self, self.guess)
+
+    def _check_rest(self, before: Any, after: Any) -> None:
+        """Raise UserError if a loss adds variables to the model, or removes some."""
+        one, other = (dict(flatten(tree)) for tree in (before, after))
+        if changed := sorted(one.keys() ^ other.keys()):
+            raise UserError(
+                f"{self._named('loss')} changes which variables the model has, at "
+                f"{changed[0]!r}; remove in the loss what was sown: "
+                "nnx.pop(model, nnx.Intermediate)"
+            )
 
     def _build(self, key: jax.Array, hyper: Hyper) -> Any:
         taken = self._taken("make_model", hyper)

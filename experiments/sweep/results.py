@@ -142,9 +142,14 @@ class Population:
         )
 
     def best(self) -> dict[str, float]:
-        """The grid point of least loss, by the geometric mean over seeds."""
-        mean = log2(self.loss).mean(axis=0)
-        mean = np.where(np.isnan(mean), np.inf, mean)
+        """The grid point of least loss, by the geometric mean over seeds.
+
+        If some seed diverged at every point, those count at which the fewest diverged.
+        """
+        log_loss = log2(self.loss)
+        lost = np.isnan(log_loss).sum(axis=0)
+        total = np.nansum(log_loss, axis=0)
+        mean = np.where(lost == lost.min(), total / len(log_loss), np.inf)
         at = np.unravel_index(int(mean.argmin()), mean.shape)
         return {
             name: values[int(i)]

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -186,13 +186,14 @@ def parse_sweep(config: ConfigDict | Mapping[str, Any]) -> SweepConfig:
     _check_own(own, section["parametrizations"], run)
     featured = _featured(target, parametrizations, run)
     base = dataclasses.replace(base, parametrization=parametrizations[featured])
+    axes = _axes(section, base, None if rate is None else run.learning_rate)
     parsed = SweepConfig(
         base=base,
         parametrizations=parametrizations,
         widths=_sizes("widths", section, sizes_of(base).width),
         depths=_sizes("depths", section, sizes_of(base).depth),
-        axes=_axes(section, base, None if rate is None else run.learning_rate),
-        choices=_choices(section, base),
+        axes=axes,
+        choices=_choices(section, base, axes),
         seeds=section["seeds"],
         average_last=average,
         limits=Limits(section["memory_share"], section["lanes"]),
@@ -361,7 +362,7 @@ def _axes(
 
 
 def _choices(
-    section: Mapping[str, Any], base: RunConfig
+    section: Mapping[str, Any], base: RunConfig, axes: Collection[str]
 ) -> tuple[Mapping[str, Any], ...]:
     """The combinations of other keys' values; a single empty one if there are none."""
     given = section["choices"]
@@ -377,6 +378,17 @@ def _choices(
             raise UserError(
                 f"sweep.choices has {shown(key)}; it can choose model.*, optimizer.*, "
                 "schedule.*, batch_size and steps"
+            )
+        if key in ("model.width", "model.depth"):
+            size = key.removeprefix("model.")
+            raise UserError(
+                f"sweep.choices has {key!r}; sizes go into sweep.{size}s, e.g. "
+                f"sweep.{size}s={shown(values)}"
+            )
+        if (axis := key.rpartition(".")[2]) in axes:
+            raise UserError(
+                f"sweep.choices has {key!r}, and sweep.axes has {axis!r}; leave one of "
+                "them out"
             )
         if key == "steps" and section["equal_examples"]:
             raise UserError(
