@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import grids, statistics, transfers
+from mupax.experiments.sweep import grids, statistics, transfers, verdict
 from mupax.experiments.sweep.results import Cell, Population
 from mupax.experiments.sweep.verdict import Verdict
 
@@ -196,6 +196,26 @@ def test_a_product_is_seen_along_one_axis_at_the_best_of_the_other():
     assert found.cell("branch_multiplier").loss.tolist() == [[1.0, 3.0]]
     assert found.best() == {"learning_rate": 0.5, "branch_multiplier": 1.0}
     assert [row["loss"] for row in found.rows()] == [4.0, 3.0, 1.0, None]
+
+
+def test_a_valley_that_moves_is_seen_although_the_other_could_follow():
+    """The best product of both is four times smaller at the larger size."""
+
+    def population(width, best):
+        rates, factors = np.arange(-6.0, 1.0), np.arange(-3.0, 4.0)
+        product = rates[:, None] + factors
+        own = np.exp2(0.05 * (product - best) ** 2 + 0.01 * factors**2)
+        loss = own * np.array([1.0, 1.002, 0.998])[:, None, None]
+        axes = {"learning_rate": list(2**rates), "gain": list(2**factors)}
+        return Population("n", "p", width, 1, {}, axes, loss, loss[..., None], 0.0)
+
+    line = [population(8, -3), population(32, -5)]
+    judged = transfers.transfers(line, statistics.Sizes(8, 1))
+    for name in ("learning_rate", "gain"):
+        (one,) = [t for t in judged if (t.name, t.axis) == (name, "width")]
+        assert one.verdict is Verdict.COSTS
+    profiles = verdict.transfer([p.cell("learning_rate") for p in line], "width")
+    assert profiles.regret.share < one.regret.share / 2
 
 
 def test_the_best_point_where_every_point_lost_a_seed():

@@ -15,7 +15,7 @@ from mupax.experiments import cli, transfer
 from mupax.experiments import data as datasets
 from mupax.experiments import run as training
 from mupax.experiments.cli import flags
-from mupax.experiments.errors import Diverged
+from mupax.experiments.errors import Diverged, UserError
 from mupax.experiments.run.build import build, create_model, open_dataset
 from mupax.experiments.run.checkpoints import open_checkpoints
 from mupax.experiments.run.config import RunConfig, parse
@@ -287,6 +287,17 @@ def test_choices_that_an_axis_or_a_size_would_replace_are_refused(
     words = ["mupax", "sweep", f"--config={path}", f"--workdir={tmp_path}/run"]
     assert cli.main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_another_model_than_the_tuned_one_is_refused(config, best, tmp_path):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"transfer": transfer_record(config.base, best)}))
+    given = config.target.plain() | {"learning_rate": 1.0, "transfer_from": str(path)}
+    given["model"] = given["model"] | {"nonlinearity": "gelu"}
+    with pytest.raises(UserError, match=r"tuned with model.nonlinearity=.* only small"):
+        parse(given)
+    given["model"] = given["model"] | {"nonlinearity": None, "remat": True}
+    assert parse(given).base_depth == config.base.base_depth
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])

@@ -169,7 +169,7 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
     others = [names.noun(n) for n in data.names if n != name]
     held = f"over {axis}, at {data.held(axis)}"
     if others:
-        held += f", {listed(others)} at the best for each {noun}"
+        held += f", {listed(others)} at the base's best"
     seeds = max(len(p.loss) for p in data.populations)
     over_seeds = (
         f", geometric mean over {seeds} seeds (small points: single seeds; band: their "

@@ -1,6 +1,7 @@
 """The hyperparameters that a sweep can tune, and their place in a run's config."""
 
 import dataclasses
+import json
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
@@ -127,6 +128,7 @@ def transfer_record(
     return {
         "hyperparameters": dict(values),
         "model": base.model.name,
+        "options": {k: v for k, v in best.model.options.items() if k not in _OWN},
         "base_width": best.model.options["width"],
         "base_depth": best.model.options["depth"],
         "base_batch_size": best.base_batch_size or best.batch_size,
@@ -194,6 +196,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             f"({shown(str(error))})"
         ) from None
     _check_model(record.get("model"), config["model"].get("name"), path)
+    _check_options(record.get("options"), config["model"], path)
     # Smoothing and warm-up that were not swept keep the config's values.
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
@@ -201,6 +204,36 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
         steps = round(warmup * whole()("steps", config["steps"]))
         config["schedule"] = options("schedule", config["schedule"]) | {"warmup": steps}
     return config
+
+
+# Options of a model that may differ between the base and the run: sizes, what the data
+# give, and what changes no function or only regularization.
+_OWN = (
+    *("width", "depth", "heads", "branch_multiplier", "base_width", "base_depth"),
+    *("input_shape", "out_features", "context", "vocab_size", "parametrization"),
+    *("dropout", "drop_path", "drop_rest"),
+    *("attention", "dispatch", "remat", "dtype", "param_dtype"),
+)
+
+
+def _check_options(
+    tuned: Mapping[str, Any] | None, model: Mapping[str, Any], path: pathlib.Path
+) -> None:
+    """Check that the run's model differs from the tuned one in size only."""
+    if tuned is None:  # an earlier version did not record them
+        return
+    known = default_options(model["name"]) if model["name"] in list_models() else {}
+    given = {k: v for k, v in model.items() if k != "name" and k not in _OWN}
+    for key in sorted(tuned.keys() | given.keys()):
+        one, other = (
+            known.get(key) if source.get(key) is None else source[key]
+            for source in (tuned, given)
+        )
+        if json.dumps(one, default=str) != json.dumps(other, default=str):
+            raise UserError(
+                f"{shown(str(path))} was tuned with model.{key}={shown(one)}, and here "
+                f"it is {shown(other)}; the base must be the same model, only smaller"
+            )
 
 
 def _check_model(tuned: Any, name: Any, path: pathlib.Path) -> None:

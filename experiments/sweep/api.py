@@ -448,7 +448,7 @@ def _verdicts(
         chain = [base, *sorted(others, key=lambda pair: (math.prod(pair), pair))]
         line = [_population(populations, *pair) for pair in chain]
         every += [
-            verdict.transfer([p.cell(name) for p in line], "joint")
+            verdict.transfer(transfers.cells_beside(line, name, line[0]), "joint")
             for name in dict.fromkeys(one.name for one in every)
         ]
     return transfers.verdicts(every, base)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from .results import Cell, Population, Sizes
 from .statistics import AXES, along, predicted
@@ -13,7 +15,8 @@ from .verdict import Transfer, transfer
 def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
     """Every verdict over depth and width; the axes cross at `base`.
 
-    Choices count as parametrizations of their own.
+    The other hyperparameters have the base's best values at every size, as they are
+    transferred too. Choices count as parametrizations of their own.
     """
     out = []
     keys = dict.fromkeys(p.key() for p in populations)
@@ -21,9 +24,25 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
     for name, key in itertools.product(names, keys):
         swept = [p for p in populations if name in p.axes]
         for axis in AXES:
-            if cells := [p.cell(name) for p in along(swept, key, axis, base)]:
+            if line := along(swept, key, axis, base):
+                at = next((p for p in line if p.sizes == base), line[0])
+                cells = cells_beside(line, name, at)
                 out.append(transfer(cells, axis, getattr(base, axis)))
     return out
+
+
+def cells_beside(
+    populations: Iterable[Population], name: str, base: Population
+) -> list[Cell]:
+    """The runs over one hyperparameter, with the base's best values of the others."""
+    best = base.best() if np.isfinite(base.loss).any() else {}
+    cells = []
+    for p in populations:
+        for other, value in best.items():
+            if other != name and value in p.axes.get(other, ()):
+                p = p.at(other, value)
+        cells.append(p.cell(name))
+    return cells
 
 
 # Choices that scale the training, and the names of their axes.
@@ -39,20 +58,22 @@ def over_training(
     others; those at the smallest if `tuned` was not swept. Other choices count as
     parametrizations.
     """
-    lines: dict[tuple[str, str, str], list[tuple[int, Cell]]] = {}
+    lines: dict[tuple[str, str, str], list[Population]] = {}
     for p in (p for p in populations if p.sizes == base):
         for choice in (choice for choice in TRAININGS if choice in p.choices):
-            key = p.key(without=choice)
             for name in (n for n, values in p.axes.items() if values[1:]):
-                cell = dataclasses.replace(p.cell(name), parametrization=key)
-                lines.setdefault((name, key, choice), []).append(
-                    (p.choices[choice], cell)
-                )
+                lines.setdefault((name, p.key(without=choice), choice), []).append(p)
     out = []
-    for (_, _, choice), line in lines.items():
+    for (name, key, choice), line in lines.items():
         if line[1:]:
-            sizes, cells = zip(*sorted(line, key=lambda one: one[0]), strict=True)
+            line = sorted(line, key=lambda p: p.choices[choice])
+            sizes = [p.choices[choice] for p in line]
             axis, at = TRAININGS[choice], tuned.get(choice)
+            first = line[sizes.index(at) if at in sizes else 0]
+            cells = [
+                dataclasses.replace(cell, parametrization=key)
+                for cell in cells_beside(line, name, first)
+            ]
             out.append(transfer(cells, axis, at, sizes))
     return out
 
