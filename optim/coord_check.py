@@ -458,8 +458,14 @@ def _facts(
     return Facts(initial, parameters)
 
 
-def _split(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """(trained parameters, other arrays, a function that builds the model from both)"""
+def _split(
+    model: Any, fixed: Sequence[Any] = ()
+) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
+    """(trained parameters, other arrays, a function that builds the model from both)
+
+    `fixed` are arrays that a model of no known library may hold and that are not
+    trained.
+    """
     if is_nnx(model):
         from flax import nnx
 
@@ -473,11 +479,12 @@ def _split(model: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
         return model["params"], arrays, lambda p, r: {**put(r), "params": p}
 
     def trained(x: Any) -> bool:
-        return isinstance(x, jax.Array | np.ndarray) and _is_real(x)
+        is_array = isinstance(x, jax.Array | np.ndarray)
+        return is_array and _is_real(x) and not any(x is y for y in fixed)
 
     def kept(x: Any) -> bool:
         # NumPy's whole numbers stay as they are: a model may use them as sizes.
-        return isinstance(x, jax.Array) and not _is_real(x)
+        return isinstance(x, jax.Array) and not trained(x)
 
     weights, put = _taken(model, trained)
     arrays, put_arrays = _taken(model, kept)

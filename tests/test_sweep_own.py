@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -913,3 +914,36 @@ def test_what_a_loss_sows_is_to_be_removed(tmp_path):
         return value
 
     assert sweep(tmp_path / "b", make_model, loss=cleaned).best
+
+
+def test_a_swept_value_that_an_equinox_model_keeps_is_not_trained(tmp_path):
+    class Model(eqx.Module):
+        layer: eqx.nn.Linear
+        a: float
+
+        def __init__(self, key, width, a):
+            self.layer = eqx.nn.Linear(2, width, key=key)
+            self.a = a
+
+    def make_model(key, width, depth, a=1.0):
+        return Model(key, width, a)
+
+    def loss(model, batch):
+        return jnp.mean((model.a * jax.vmap(model.layer)(batch) - 1) ** 2)
+
+    def make_optimizer(model, width, depth, learning_rate=0.1):
+        assert len(jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))) == 3
+        return optax.adam(learning_rate)
+
+    def kept(model, batch):
+        return loss(eqx.tree_at(lambda m: m.a, model, jnp.float32(2.0)), batch)
+
+    grid = {"learning_rate": (0.01, 0.02, 0.04), "a": (2.0, 4.0)}
+    found = sweep(tmp_path, make_model, make_optimizer, loss, grid=grid)
+    (population,) = found.populations
+    # With a fixed at 2 the losses are those of the value 2.
+    fixed = sweep(tmp_path / "b", make_model, make_optimizer, kept, grid=grid)
+    np.testing.assert_allclose(
+        population.loss[..., 0], fixed.populations[0].loss[..., 0], rtol=1e-5
+    )
+    assert not np.allclose(population.loss[..., 0], population.loss[..., 1])

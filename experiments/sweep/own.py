@@ -178,7 +178,7 @@ class OwnTask(Task):
                     f"width={self.width}, depth={self.depth}; return one "
                     "floating-point number, such as the mean over the batch"
                 )
-            after = _split(model)[1]
+            after = _split(model, jax.tree.leaves(rest))[1]
             self._check_rest(rest, after)
             return value, (value, after)
 
@@ -202,7 +202,8 @@ class OwnTask(Task):
 
     def _init(self, key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
         """The model's parameters and other variables."""
-        params, rest, _ = _split(self._build(key, hyper))
+        # A swept value that the model keeps is not trained.
+        params, rest, _ = _split(self._build(key, hyper), tuple(hyper.values()))
         if not jax.tree.leaves(params):
             raise UserError(
                 f"{self._named('make_model')} returned a model without parameters; "
@@ -214,7 +215,8 @@ class OwnTask(Task):
         """The model with these variables."""
         # A model of one trace cannot be used in another. Of this model only the
         # structure is used: none of its computation is compiled.
-        return _split(self._build(jax.random.key(0), hyper))[2](params, rest)
+        model = self._build(jax.random.key(0), hyper)
+        return _split(model, tuple(hyper.values()))[2](params, rest)
 
     def _optimizer(
         self, hyper: Hyper, params: Any, rest: Any
