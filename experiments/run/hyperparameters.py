@@ -196,7 +196,8 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
             f"({shown(str(error))})"
         ) from None
     _check_model(record.get("model"), config["model"].get("name"), path)
-    _check_options(record.get("options"), config["model"], path)
+    if isinstance(known := record.get("options"), dict):  # not in old files
+        _check_options({"name": record.get("model")} | known, config["model"], path)
     # Smoothing and warm-up that were not swept keep the config's values.
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
@@ -206,29 +207,29 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
     return config
 
 
-# Options of a model that may differ between the base and the run: sizes, what the data
-# give, and what changes no function or only regularization.
+# Options of a model that may differ between the base and the run: sizes, the ends of
+# the model, which depend on the data, and what changes only regularization or nothing.
 _OWN = (
-    *("width", "depth", "heads", "branch_multiplier", "base_width", "base_depth"),
-    *("input_shape", "out_features", "context", "vocab_size", "parametrization"),
-    *("dropout", "drop_path", "drop_rest"),
+    *("name", "width", "depth", "heads", "base_width", "base_depth"),
+    *("branch_multiplier", "parametrization", "dropout", "drop_path", "drop_rest"),
+    *("input_shape", "out_features", "context", "vocab_size"),
+    *("patch_size", "pool", "class_token", "stem", "stem_pooling"),
     *("attention", "dispatch", "remat", "dtype", "param_dtype"),
 )
 
 
 def _check_options(
-    tuned: Mapping[str, Any] | None, model: Mapping[str, Any], path: pathlib.Path
+    tuned: Mapping[str, Any], model: Mapping[str, Any], path: pathlib.Path
 ) -> None:
     """Check that the run's model differs from the tuned one in size only."""
-    if tuned is None:  # an earlier version did not record them
+    if not {tuned["name"], model["name"]} <= set(list_models()):
         return
-    known = default_options(model["name"]) if model["name"] in list_models() else {}
-    given = {k: v for k, v in model.items() if k != "name" and k not in _OWN}
-    for key in sorted(tuned.keys() | given.keys()):
-        one, other = (
-            known.get(key) if source.get(key) is None else source[key]
-            for source in (tuned, given)
-        )
+    whole, given = (
+        default_options(one["name"]) | {k: v for k, v in one.items() if v is not None}
+        for one in (tuned, model)
+    )
+    for key in sorted((whole.keys() | given.keys()) - set(_OWN)):
+        one, other = whole.get(key), given.get(key)
         if json.dumps(one, default=str) != json.dumps(other, default=str):
             raise UserError(
                 f"{shown(str(path))} was tuned with model.{key}={shown(one)}, and here "
