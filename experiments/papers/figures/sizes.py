@@ -15,7 +15,7 @@ from ...errors import UserError
 Sizes = Mapping[str, Mapping[str, str]]
 
 _MEDIUM = {"steps": "1560", "sweep.average_last": "200", "sweep.seeds": "3"}
-_SEEDS_2, _SEEDS_3, _SEEDS_4 = ({"sweep.seeds": n} for n in "234")
+_SEEDS_2, _SEEDS_3, _SEEDS_4, _SEEDS_5 = ({"sweep.seeds": n} for n in "2345")
 # What "long" takes from "paper".
 _LENGTH = ("steps", "schedule.name", "schedule.warmup")
 
@@ -115,7 +115,7 @@ RELU_BOTH: Sizes = {
     "long": _SEEDS_2 | _grid("2**[-10:-6:0.5]", "2**[-3:0]"),
 }
 FIRST_BOTH: Sizes = {"long": _SEEDS_2 | _grid("2**[-10:-7:1]", "2**[-3:-1]")}
-ABSLN_BOTH: Sizes = {"long": _SEEDS_3 | _grid("2**[-9:-7:1]", "2**[-5:-3]", "(8,64)")}
+ABSLN_BOTH: Sizes = {"long": _SEEDS_5 | _grid("2**[-9:-7:1]", "2**[-5:-3]", "(8,64)")}
 # Branches of two layers, with as many layers as above.
 TWO: Sizes = {
     "laptop": {"sweep.depths": "(4,16,64)"},
@@ -143,7 +143,7 @@ TWO_EARLY: Sizes = {
 TWO_ABS: Sizes = {
     "laptop": _grid("2**[-9:-3:1]", "2**[-6:-1]", "(2,4,16,64,1024)"),
     "medium": _grid("2**[-9:-4:1]", "2**[-6:-1]", "(2,4,16,32)"),
-    "long": _SEEDS_3 | _grid("2**[-9:-6:1]", "2**[-6:-1]", "(2,4,32)"),
+    "long": _SEEDS_5 | _grid("2**[-9:-6:1]", "2**[-6:-1]", "(2,4,32)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
 }
 # 20 epochs of CIFAR-10, as in Bordelon et al., who name no length for Figure M.1.
