@@ -252,7 +252,8 @@ class Widths:
             if axis in (*used, *kernel.declared):
                 continue
             pair = kernel.pair(axis)
-            if axis < max(used) and pair in self._made:
+            counts = names.experts(kernel.path) or names.sure_copies(kernel.path)
+            if axis < max(used) and pair in self._made and not counts:
                 path = names.pattern(kernel.path)
                 raise ValueError(
                     f"axes={{...: {(split.in_axes, split.out_axes)}}} leaves out axis "

@@ -235,6 +235,7 @@ def test_under_sp_a_gauge_is_another_optimizer():
 @pytest.mark.parametrize(
     ("optimizer", "factor"), [("lamb", 0.0), ("adafactor", 1e-3), ("adafactor", 0.0)]
 )
+@pytest.mark.filterwarnings("ignore:.*'out/w' starts")
 def test_relative_optimizers_feel_the_gauge_of_weights_that_are_almost_zero(
     optimizer, factor
 ):

@@ -208,7 +208,9 @@ _FREE = {
     *("dropout", "drop_path", "drop_rest", "train_ends"),
     *("gain", "layer_scale", "zero_init", "zero_queries", "zero_readout"),
     *("context", "vocab_size", "input_shape", "out_features", "width", "depth"),
-    *("heads", "head_dim", "mlp_ratio", "patch_size"),
+    *("heads", "head_dim", "queries_per_key", "mlp_ratio", "patch_size", "registers"),
+    *("blocks", "block_depth", "rows", "rows_width", "head", "experts"),
+    *("group_width", "width_per_group"),
     *("base_width", "base_depth", "parametrization", "branch_multiplier"),
 }
 

@@ -69,8 +69,6 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
 
     _check_words(argv)
     argv, later = _without_sections(_with_config_path(argv))
-    if argv[0] in _OF_A_RUN:
-        _check_sections(argv[0], later)
     values = flags.FlagValues()
     config = config_flags.DEFINE_config_file("config", None, "", flag_values=values)
     own = (WORKDIR, *own)
@@ -113,6 +111,8 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
         raise UserError("--workdir is empty; give a directory, or leave it out")
     if not workdir:
         workdir = default_workdir(argv[0], pathlib.PurePath(paths[0]).stem)
+    if argv[0] in _OF_A_RUN:
+        _check_sections(argv[0], later)
     if isinstance(source := loaded.get("transfer_from"), str):
         _check_transferred(argv + later, source)
     return Parsed(loaded, workdir, given)

@@ -222,7 +222,7 @@ def _check_options(
     tuned: Mapping[str, Any], model: Mapping[str, Any], path: pathlib.Path
 ) -> None:
     """Check that the run's model differs from the tuned one in size only."""
-    if not {tuned["name"], model["name"]} <= set(list_models()):
+    if not {tuned["name"], model.get("name")} <= set(list_models()):
         return
     whole, given = (
         default_options(one["name"]) | {k: v for k, v in one.items() if v is not None}
