@@ -81,10 +81,14 @@ def run(
         except Diverged as error:
             data = dataclasses.replace(swept, trained=_diverged(target, trained_in))
             page = report.write_report(data, directory)[0]
+            size, base = space.sizes_of(tuned_target), parsed.sizes
             raise Diverged(
                 f"{error} This was the target, at the base's best learning rate "
-                f"{tuned_target.learning_rate:.3g}; {page} has the sweep, which need "
-                "not run again: train the target with `mupax train`"
+                f"{tuned_target.learning_rate:.3g}. The sweep need not run again "
+                f"({page}): use `mupax train` with this config, --config.model.width="
+                f"{size.width} --config.model.depth={size.depth} --config.base_width="
+                f"{base.width} --config.base_depth={base.depth} and a lower "
+                "--config.learning_rate"
             ) from None
         shown = _shown(target, trained, directory)
         compared = [

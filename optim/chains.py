@@ -53,12 +53,14 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
         turns the updates of an optimizer of this package around; factors of
         `scale_by_path` have no effect, or scale the weight decay, or weight decay
         changes the parameters that they freeze;
-        gradients are normalized twice, too late, for SGD, or by other scales; no rule
+        gradients are normalized twice, too late, for SGD, or by other scales, or each
+        parameter's are clipped before that; no rule
         is known for the optimizer. `init` raises as `check_chain` does.
 
     Warns:
       ChainWarning: an eps that the gradients are not normalized for; clipped gradients
-        of SGD; two weight decays; added noise; an optimizer that finds its own step
+        of SGD, or of each parameter before an optimizer of this package; two weight
+        decays; added noise; an optimizer that finds its own step
         size; at `init`, a chain without a scaling.
 
     Source: the order of docs/chains.md.

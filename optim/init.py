@@ -69,8 +69,8 @@ def rescale_init(
 
     Raises:
       ValueError: `params` do not belong to `scales`, are those of a zoo model, or were
-        rescaled before; or the size of a parameter contradicts the assumption. The
-        message names the path and what to do.
+        rescaled before, or look trained beside `base`; or the size of a parameter
+        contradicts the assumption. The message names the path and what to do.
 
     Warns:
       ChainWarning: an `nnx.MultiHeadAttention` whose head dimension grows divides its

@@ -68,8 +68,8 @@ def sgd(
       momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
 
     Raises:
-      ValueError: the learning rate or momentum is not finite or out of range; see
-        `scale_by_parametrization` for the rest.
+      ValueError: the learning rate or momentum is not finite or out of range; a group
+        has a factor of weight decay; see `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Table 1.
 
@@ -124,8 +124,8 @@ def adam(
         are those of the base model.
 
     Raises:
-      ValueError: a hyperparameter that is not finite or out of range; see
-        `scale_by_parametrization` for the rest.
+      ValueError: a hyperparameter that is not finite or out of range; a group has a
+        factor of weight decay; see `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs VI, Definition 6.1 and Table 1.
 
@@ -326,6 +326,9 @@ def lamb(
       ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
 
+    Warns:
+      ChainWarning: from `init`, a hidden weight or readout that starts at zero.
+
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
 
     Examples:
@@ -405,6 +408,9 @@ def adafactor(
     Raises:
       ValueError: a hyperparameter that is not finite or out of range; see
         `scale_by_parametrization` for the rest.
+
+    Warns:
+      ChainWarning: from `init`, a hidden weight or readout that starts below 1e-3.
 
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
 

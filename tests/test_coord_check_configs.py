@@ -1,9 +1,19 @@
 """`mupax coord-check` on packaged configs: their optimizers and initializations."""
 
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from mupax.configs import digits_resmlp, resmlp_sweep
 from mupax.experiments import coord_check
+from mupax.experiments.errors import UserError
+from mupax.experiments.run.hyperparameters import transfer_record
+from mupax.experiments.sweep import space
+from mupax.optim.paths import flatten
 
 
 def checked(module, folder, **model):
@@ -37,3 +47,53 @@ def test_strong_branches_are_named(tmp_path):
     found = checked(digits_resmlp, tmp_path, branch_multiplier=1.0)
     assert (found.strength, found.passed) == (8.0, False)
     assert "finite depth, a²·base_depth = 8" in str(found)
+
+
+def optimizers(config, folder, monkeypatch, **options):
+    """The updates that the check makes of unit gradients, by path."""
+    found = []
+
+    def check(build, make, *_, **__):
+        model = build(jax.random.key(0), width=16, depth=2)
+        params = nnx.state(model, nnx.Param)
+        tx = make(model)
+        ones = jax.tree.map(jnp.ones_like, params)
+        found.append(dict(flatten(tx.update(ones, tx.init(params), params)[0])))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(coord_check.optim, "coord_check", check)
+    with pytest.raises(UserError, match="seen"):
+        coord_check.run(config, folder, **options)
+    return found[0]
+
+
+def small():
+    config = digits_resmlp.get_config()
+    config.model.width, config.model.depth = 8, 2
+    return config
+
+
+def test_groups_of_the_config_are_checked(tmp_path, monkeypatch):
+    plain = optimizers(small(), tmp_path, monkeypatch)
+    config = small()
+    config.modules = {"head": {"pattern": "role:output", "multiplier": 2.0}}
+    grouped = optimizers(config, tmp_path, monkeypatch)
+    for path, update in plain.items():
+        factor = 2.0 if path == "readout/kernel" else 1.0
+        np.testing.assert_allclose(grouped[path], factor * update, rtol=1e-5)
+
+
+def test_the_rate_replaces_that_of_transfer_from(tmp_path, monkeypatch):
+    config = small()
+    whole = digits_resmlp.get_config()
+    base = space.parse_sweep(whole).base
+    record = transfer_record(base, {"learning_rate": 2.0**-5})
+    (tmp_path / "summary.json").write_text(json.dumps({"transfer": record}))
+    config.transfer_from = str(tmp_path / "summary.json")
+    one, two = (
+        optimizers(config, tmp_path, monkeypatch, learning_rate=rate)
+        for rate in (0.01, 0.02)
+    )
+    np.testing.assert_allclose(
+        two["readout/kernel"], 2 * one["readout/kernel"], rtol=1e-5
+    )

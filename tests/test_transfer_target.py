@@ -300,6 +300,27 @@ def test_another_model_than_the_tuned_one_is_refused(config, best, tmp_path):
     assert parse(given).base_depth == config.base.base_depth
 
 
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ("('batch_size', (64, 30))", "30 does not divide into 4 parts"),
+        ("('batch_size', (64, 100_000))", "is more than the 20000 training examples"),
+    ],
+)
+def test_every_choice_is_checked_before_any_run(choices, said, capsys, tmp_path):
+    path = tmp_path / "chosen.py"
+    path.write_text(
+        TOY.read_text().replace(
+            "    return c",
+            f"    c.accumulate = 4\n    c.sweep.choices = ({choices},)\n    return c",
+        )
+    )
+    run = tmp_path / "run"
+    assert cli.main(["mupax", "sweep", f"--config={path}", f"--workdir={run}"]) == 2
+    assert said in capsys.readouterr().err
+    assert not run.exists()
+
+
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_flags_of_other_commands_are_refused(command, capsys, tmp_path):
     words = [f"--config={TOY}", f"--workdir={tmp_path}/run"]
@@ -325,6 +346,7 @@ def test_a_target_that_diverges_leaves_a_report(capsys, tmp_path, monkeypatch):
     said = capsys.readouterr()
     assert "hyperparameter" in said.out
     assert "This was the target" in said.err
+    assert "--config.model.width=16 --config.model.depth=4" in said.err
     assert (
         "diverged at the transferred learning rate" in (run / "report.html").read_text()
     )

@@ -284,6 +284,12 @@ def recipe(model: nnx.Module) -> tuple[str, dict[str, Any]]:
     return _RECIPES[model]
 
 
+# Options that change the function of a model by rounding at most, and those that only
+# regularize training.
+ROUNDING = ("attention", "dispatch", "remat", "dtype", "param_dtype")
+REGULARIZATION = ("dropout", "drop_path", "drop_rest")
+
+
 def default_options(name: str) -> dict[str, Any]:
     """The default options of a model, by name of the option.
 

@@ -24,7 +24,14 @@ from .cards import Training, card
 from .decoder import reads_tokens
 from .plan import Plan, scales
 from .preprocessing import DataConfig, known_data_config, remember
-from .registry import create, default_options, default_parametrization, recipe
+from .registry import (
+    REGULARIZATION,
+    ROUNDING,
+    create,
+    default_options,
+    default_parametrization,
+    recipe,
+)
 from .vit import ViT, resize_positions
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
@@ -204,9 +211,17 @@ def load(
 # Options that change no function of trained weights, or that are checked otherwise: by
 # shapes, or by the multipliers of the forward pass.
 _FREE = {
-    *("attention", "balance", "dispatch", "remat", "dtype", "param_dtype"),
-    *("dropout", "drop_path", "drop_rest", "train_ends"),
-    *("gain", "layer_scale", "zero_init", "zero_queries", "zero_readout"),
+    *ROUNDING,
+    *REGULARIZATION,
+    *(
+        "balance",
+        "train_ends",
+        "gain",
+        "layer_scale",
+        "zero_init",
+        "zero_queries",
+        "zero_readout",
+    ),
     *("context", "vocab_size", "input_shape", "out_features", "width", "depth"),
     *("heads", "head_dim", "queries_per_key", "mlp_ratio", "patch_size", "registers"),
     *("blocks", "block_depth", "rows", "rows_width", "head", "experts"),

@@ -8,7 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mupax import optim
-from mupax.zoo.registry import default_options, list_models, options_of
+from mupax.zoo.registry import (
+    REGULARIZATION,
+    ROUNDING,
+    default_options,
+    list_models,
+    options_of,
+)
 
 from .. import io
 from ..checks import number, options, shown, text, whole
@@ -211,10 +217,11 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
 # the model, which depend on the data, and what changes only regularization or nothing.
 _OWN = (
     *("name", "width", "depth", "heads", "base_width", "base_depth"),
-    *("branch_multiplier", "parametrization", "dropout", "drop_path", "drop_rest"),
+    *("branch_multiplier", "parametrization"),
     *("input_shape", "out_features", "context", "vocab_size"),
     *("patch_size", "pool", "class_token", "stem", "stem_pooling"),
-    *("attention", "dispatch", "remat", "dtype", "param_dtype"),
+    *REGULARIZATION,
+    *ROUNDING,
 )
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 from absl import logging
 
-from mupax.zoo.registry import default_options, list_models
+from mupax.zoo.registry import (
+    REGULARIZATION,
+    ROUNDING,
+    default_options,
+    list_models,
+)
 
 from .. import io
 from ..errors import UserError, reason, short
@@ -18,7 +23,7 @@ _COPY = ".experiment.json.copy"
 _LOCK = ".lock"
 # Options of a model that change no prediction but by rounding, and keys of `data` that
 # decide how an input is read.
-_FREE = ("remat", "dropout", "drop_path", "dtype", "attention")
+_FREE = (*ROUNDING, *REGULARIZATION)
 _READING = (
     *("context", "tokenizer", "image_size", "mean", "std"),
     *("crop", "crop_mode", "resample"),
