@@ -118,9 +118,47 @@ def test_a_large_model_that_diverges_at_the_bases_optimum_does_not_transfer():
     assert one.words == "does not transfer: diverges at depth 64"
 
 
+def dead(found, seeds, at, guess=2.3):
+    """The same runs, of which some seeds at depth 64 learn nothing at some values."""
+    found = [dataclasses.replace(p, guess=guess) for p in found]
+    found[3].loss[:seeds, at] = 2.3
+    return told(found)
+
+
+def test_a_seed_that_learns_nothing_at_the_bases_optimum_does_not_transfer():
+    found = populations(0.0, 8, 0.03)
+    assert told(found).verdict is Verdict.TRANSFERS
+    best = round(told(found).optima[0] - found[0].coordinates("learning_rate")[0])
+    one = dead(populations(0.0, 8, 0.03), 1, slice(best, None))
+    assert one.verdict is Verdict.DIES
+    assert one.words == "does not transfer: 1 of 8 seeds learns nothing at depth 64"
+    assert one.to_json()["verdict"] == "learns nothing"
+    two = dead(populations(0.0, 8, 0.03), 2, slice(best, None))
+    assert two.words == "does not transfer: 2 of 8 seeds learn nothing at depth 64"
+
+
+@pytest.mark.parametrize("case", ["elsewhere", "everywhere", "base", "unknown"])
+def test_not_every_dead_seed_speaks_against_transfer(case):
+    found = populations(0.0, 8, 0.03)
+    best = round(told(found).optima[0] - found[0].coordinates("learning_rate")[0])
+    from_best = slice(best, None)
+    if case == "elsewhere":  # at larger learning rates
+        one = dead(found, 1, slice(best + 2, None))
+    elif case == "everywhere":  # a seed that learns at no learning rate
+        one = dead(found, 1, slice(None))
+    elif case == "base":  # as many seeds of the base
+        found[0].loss[0] = [1.0, *[2.3] * (len(RATES) - 1)]
+        one = dead(found, 1, from_best)
+        assert one.optima[one.base] == pytest.approx(-7, abs=0.1)
+    else:
+        one = dead(found, 1, from_best, guess=None)
+    assert one.dead == 0
+    assert one.verdict is not Verdict.DIES
+
+
 def test_a_verdict_that_is_not_known_is_never_said_to_be():
     known = {v for v in Verdict if v.known is not None}
-    names = ("TRANSFERS", "COSTS", "DIVERGES", "FAILS")
+    names = ("TRANSFERS", "COSTS", "DIVERGES", "DIES", "FAILS")
     assert known == {Verdict[name] for name in names}
 
 

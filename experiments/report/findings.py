@@ -16,7 +16,7 @@ def cost(transfer: Transfer) -> str:
     """The cost of the base's best value at the largest size, "0.4% (0% to 0.9%)"."""
     if len(transfer.sizes) < 2:
         return "–"
-    if transfer.verdict in (Verdict.DIVERGES, Verdict.FAILS):
+    if transfer.verdict in (Verdict.DIVERGES, Verdict.DIES, Verdict.FAILS):
         return transfer.reason
     return "not measured" if transfer.regret is None else transfer.regret.words
 

@@ -219,7 +219,9 @@ def sweep(
       average_last: a run's loss is the mean over so many last steps; by default a
         quarter of them.
       guess: chance-level loss, e.g. the log of the number of classes. A run that ends
-        above twice this loss counts as diverged; None: only if its loss is not finite.
+        above twice this loss counts as diverged; a value does not transfer if some seed
+        of the largest size ends at this loss there, and learns at another value. None:
+        a run counts as diverged only if its loss is not finite.
       folder: stores finished runs, results.csv and report.html, on a disk or in object
         storage (s3://, gs://); None for nowhere.
       settings: JSON-ready data that describes your code. Stored runs are then used

@@ -107,7 +107,7 @@ def prepare(
             if ahead and chunks.cramped:
                 chunks = Chunks(task, training, limits, len(missing), rows)
             stored.update(train_points(chunks, missing, store, since, on_runs))
-        return _population(task, points, stored)
+        return _population(task, points, stored, task.chance(data))
 
     return train
 
@@ -276,7 +276,10 @@ def _records(
 
 
 def _population(
-    task: Task, points: Sequence[Point], stored: Mapping[Run, Record]
+    task: Task,
+    points: Sequence[Point],
+    stored: Mapping[Run, Record],
+    guess: float | None,
 ) -> Population:
     runs = [[stored[seed, at] for at in points] for seed in range(task.seeds)]
     # None turns into NaN.
@@ -292,4 +295,5 @@ def _population(
         table[..., 0],
         table[..., 1:],
         math.fsum(run.seconds for row in runs for run in row),
+        guess,
     )

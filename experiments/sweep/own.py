@@ -158,6 +158,9 @@ class OwnTask(Task):
         """The first point of the grid."""
         return {name: jnp.float32(values[0]) for name, values in self.grid.items()}
 
+    def chance(self, data: Any) -> float | None:
+        return self.guess
+
     def training(self, data: Any) -> Training:
         def loss(
             params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any

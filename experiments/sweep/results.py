@@ -34,6 +34,7 @@ class Cell:
         of steps; NaN from the step of divergence on.
       seconds: wall time of the runs, compilation included.
       axis: name of the hyperparameter.
+      guess: chance-level loss; None if it is not known.
     """
 
     parametrization: str
@@ -44,6 +45,7 @@ class Cell:
     curves: np.ndarray
     seconds: float
     axis: str = "learning_rate"
+    guess: float | None = None
 
     def __repr__(self) -> str:
         shape = f"{self.width} x {self.depth}"
@@ -73,6 +75,7 @@ class Population:
       loss: as in `Cell`, shape (seeds, *grid).
       curves: as in `Cell`, shape (seeds, *grid, points).
       seconds: wall time of the runs, compilation included.
+      guess: as in `Cell`.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Population:
     loss: np.ndarray
     curves: np.ndarray
     seconds: float
+    guess: float | None = None
 
     def __repr__(self) -> str:
         grid = " x ".join(f"{len(v)} {name}" for name, v in self.axes.items())
@@ -128,6 +132,7 @@ class Population:
             curves[:, rows, best],
             self.seconds,
             axis,
+            self.guess,
         )
 
     def at(self, name: str, value: float) -> "Population":

@@ -6,6 +6,11 @@ up. The hyperparameter *transfers* if the upper 95 % bound of the regret lies be
 is allowed. It *does not transfer* if the lower 95 % bound lies above it, or if the
 largest size diverges at the base's value. In between the sweep cannot tell.
 
+Nor does it transfer if, at the base's value, seeds of the largest size end no better
+than guessing, which they do at another value: such a network is dead. Its loss is that
+of chance whatever the others reach, so a mean over seeds and its interval, which take
+the losses to be normal, say little.
+
 Allowed is 1 % of the loss (`SHARE`). With the compute exponent 0.05 of language models
 (Kaplan et al., arXiv 2001.08361, eq. 1.3) about 20 % more compute buys 1 % of the loss
 (1.01^20 = 1.22). Retuning costs at least one more training of the large model, which is
@@ -25,6 +30,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from . import grids
 from .optima import fit, optimum
 from .regret import Regret, percent, regret
@@ -40,6 +47,7 @@ class Verdict(enum.StrEnum):
     TRANSFERS = "transfers"
     COSTS = "does not transfer"
     DIVERGES = "diverges"  # the largest size, at the base's best value
+    DIES = "learns nothing"  # the same, with some seeds
     FAILS = "nothing trained"  # at some size, with every seed
     EDGE = "wider grid needed"  # the optimum may lie outside the grid
     GRID = "finer grid needed"
@@ -51,7 +59,7 @@ class Verdict(enum.StrEnum):
         """True where it transfers, False where it does not, None where unknown."""
         if self is Verdict.TRANSFERS:
             return True
-        no = (Verdict.COSTS, Verdict.DIVERGES, Verdict.FAILS)
+        no = (Verdict.COSTS, Verdict.DIVERGES, Verdict.DIES, Verdict.FAILS)
         return False if self in no else None
 
 
@@ -67,6 +75,9 @@ class Transfer:
     at_base: Regret | None  # of the same value at the base: how well it is known
     at_edge: tuple[int, ...]  # sizes whose best grid point is an end of the grid
     failed: tuple[int, ...]  # sizes at which no value trained with every seed
+    # Seeds of the largest size that learn nothing at the base's best value, but at
+    # another; those of the base are subtracted.
+    dead: int
 
     @property
     def name(self) -> str:
@@ -124,6 +135,8 @@ class Transfer:
         low, high = self.trend.interval
         if cost.low > self.allowed and (low > 0 or high < 0 or cost.low > own.high):
             return Verdict.COSTS
+        if self.dead:
+            return Verdict.DIES
         if math.isinf(cost.high):
             return Verdict.SEEDS
         if edge:
@@ -159,6 +172,11 @@ class Transfer:
         match self.verdict:
             case Verdict.DIVERGES:
                 return f"diverges at {self.size_text()}"
+            case Verdict.DIES:
+                seeds = len(self.cells[-1].loss)
+                many = f"{self.dead} of {seeds} seeds" if seeds > 1 else "the only seed"
+                verb = "learn" if self.dead > 1 else "learns"
+                return f"{many} {verb} nothing at {self.size_text()}"
             case Verdict.FAILS:
                 where = "size" if self.axis == "joint" else self.axis
                 return f"nothing trained at {where} {listed(self.failed)}"
@@ -186,7 +204,7 @@ class Transfer:
                 return f"{self.verdict}: {cost}, {seeds}"
             case Verdict.TRANSFERS | Verdict.COSTS:
                 return f"{self.verdict}: {cost}"
-            case Verdict.DIVERGES | Verdict.FAILS:
+            case Verdict.DIVERGES | Verdict.DIES | Verdict.FAILS:
                 return f"does not transfer: {self.reason}"
         return f"cannot tell ({self.reason})" + (f": {cost}" if cost else "")
 
@@ -277,9 +295,11 @@ def transfer(
     fitted_sizes = list(zip(line.sizes, fits, strict=True))
     trained = [fitted for fitted in fits if fitted is not None]
     cost = own = None
+    dead = 0
     if len(trained) == len(fits):
         best = trained[at].optimum
         cost, own = (regret(trained, i, best) for i in (len(trained) - 1, at))
+        dead = max(0, _dead(cells[-1], best) - _dead(cells[at], best))
     return Transfer(
         axis,
         tuple(cells),
@@ -289,7 +309,22 @@ def transfer(
         own,
         tuple(size for size, fitted in fitted_sizes if fitted and fitted.at_edge),
         tuple(size for size, fitted in fitted_sizes if fitted is None),
+        dead,
     )
+
+
+def _dead(cell: Cell, value: float) -> int:
+    """How many seeds learn nothing at the grid point nearest to a value.
+
+    They end at most 0.1 % better than guessing there, and at least 10 % better at some
+    other grid point. 0 where the loss of guessing is not known.
+    """
+    if cell.guess is None:
+        return 0
+    at = int(np.abs(np.asarray(cell.log2_lr) - value).argmin())
+    least = np.fmin.reduce(cell.loss, axis=1)  # NaN where every run diverged
+    dead = (cell.loss[:, at] > 0.999 * cell.guess) & (least < 0.9 * cell.guess)
+    return int(dead.sum())
 
 
 def listed(items: Sequence[object]) -> str:

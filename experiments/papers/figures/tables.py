@@ -32,8 +32,9 @@ class Table:
 
     Attributes:
       data: the populations; sizes, labels and steps.
-      facts: JSON-ready: "epochs", "batch_size", "dataset", "settings" (which determine
-        the losses), "measured" (a date) and the fields of `data` that are not runs.
+      facts: JSON-ready: "epochs", "batch_size", "dataset", "guess" (chance-level loss),
+        "settings" (which determine the losses), "measured" (a date) and the fields of
+        `data` that are not runs.
     """
 
     data: SweepData
@@ -64,6 +65,7 @@ def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, 
         "epochs": epochs,
         "batch_size": settings["batch_size"],
         "dataset": settings["dataset"],
+        "guess": next((p.guess for p in data.populations), None),
         "base": list(data.base),
         "labels": dict(data.labels),
         "featured": data.featured,
@@ -133,7 +135,8 @@ def parse(csv_text: str, where: str) -> Table:
             key = (row["parametrization"], int(row["width"]), int(row["depth"]))
             chosen = tuple(row[k] for k in choices)
             groups.setdefault((*key, chosen), []).append(row)
-        parsed = [_population(*group, choices, axes) for group in groups.items()]
+        guess = shared["guess"]
+        parsed = [_population(*x, choices, axes, guess) for x in groups.items()]
         seeds: dict[str, int] = {}
         for p, whole in parsed:
             if whole:
@@ -171,6 +174,7 @@ def _population(
     rows: list[dict[str, str]],
     choices: list[str],
     grid: dict[str, list[float]],
+    guess: float | None,
 ) -> tuple[Population, int]:
     """A population, and how many of its first seeds have the whole grid."""
     name, width, depth, chosen = key
@@ -185,7 +189,10 @@ def _population(
     chosen = {k: json.loads(v) for k, v in zip(choices, chosen, strict=True)}
     label = f"{name}-w{width}-d{depth}"
     axes = {k: list(values) for k, values in grid.items()}
-    return Population(label, name, width, depth, chosen, axes, loss, curves, 0.0), seeds
+    found = Population(
+        label, name, width, depth, chosen, axes, loss, curves, 0.0, guess
+    )
+    return found, seeds
 
 
 def read(path: pathlib.Path) -> Table | None:
