@@ -65,9 +65,11 @@ class MLP(Family, options=MLPOptions):
     There are L hidden layers and L + 1 weight matrices, as in Jelassi et al.; W^2 to
     W^L are square, stacked and scanned. No weight is in a residual branch, so only
     `relu_mlp` scales with depth: `mup` does not, and optimizers raise for rules of
-    residual branches such as `depth_mup` if depth differs from the base. `relu_mlp` is
-    measured to be right for ReLU and for deep linear networks. Under tanh the squared
-    change of z^L grows as L^0.6 instead of L^3, so `relu_mlp` overcorrects.
+    residual branches such as `depth_mup` if depth differs from the base. With ReLU and
+    in deep linear networks, the change of z^L in the first step has the power of depth
+    that `relu_mlp` corrects. Under tanh its square grows as L^0.6 instead of L^3, so
+    `relu_mlp` overcorrects. The best learning rate after hundreds of steps falls less
+    than `relu_mlp` lowers it (docs/figures.md, `mlp-adam` and `mlp-sgd`).
 
     Hidden weights have standard deviation gain/√fan_in. The readout's is 1/√fan_in at
     the base, times 1/m: the mean-field initialization of eq. 1.2.

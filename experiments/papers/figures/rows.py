@@ -7,7 +7,7 @@ from ...report import SweepData
 from . import curves, sizes
 from .parts import Part
 from .registry import CIFAR, DRAWN, TEXT, Drawing, beyond
-from .tp6 import GPT
+from .tp6 import GPT, GPT_ALPHA_1
 
 
 def keeps_and_moves(
@@ -30,6 +30,14 @@ _DEPTH_LAW = functools.partial(
 _LONG_BRANCHES = functools.partial(
     keeps_and_moves, keeps=("α = 1", "completep"), moves=("α = ½", "depth_mup")
 )
+
+
+def _in_two_sweeps(half: SweepData, one: SweepData) -> Drawing:
+    """`_LONG_BRANCHES` of α = ½ and α = 1, at the depths that both sweeps have."""
+    runs = [*half.populations, *one.populations]
+    depths = {p.depth for p in half.populations} & {p.depth for p in one.populations}
+    runs = [p for p in runs if p.depth in depths]
+    return _LONG_BRANCHES(dataclasses.replace(half, populations=runs))
 
 
 def both_axes(data: SweepData) -> Drawing:
@@ -114,8 +122,8 @@ FIGURES = [
         "gpt-branches",
         "Two-layer branches, GPT",
         _TWO,
-        _LONG_BRANCHES,
-        [GPT],
+        _in_two_sweeps,
+        [GPT, GPT_ALPHA_1],
         TEXT,
     ),
 ]

@@ -86,8 +86,10 @@ def _early(part: Part, name: str, more: sizes.Sizes) -> Part:
 
 # ----- Sweeps of transformers.
 
-# α = ½ and α = 1.
-GPT = Part("gpt_sweep", "gpt", {"sweep.only": "('depth_mup', 'completep')"}, sizes.GPT)
+GPT = Part("gpt_sweep", "gpt", _DEPTH_MUP, sizes.GPT)
+GPT_ALPHA_1 = Part(
+    "gpt_sweep", "gpt-completep", {"sweep.only": "('completep',)"}, sizes.GPT
+)
 _GPT_MULTIPLIER = Part(
     "gpt_sweep",
     "gpt-multiplier",
@@ -220,14 +222,14 @@ FIGURES = [
         15,
         "deeper transformers have a higher loss at first and a lower loss at the end",
         claims.deeper_starts_worse,
-        (GPT.about("depth_mup"),),
+        (GPT,),
         TEXT,
     ),
     _figure(
         16,
         "a transformer's best learning rate scales as 1/√L only at the end of training",
         claims.root_law_at_the_end,
-        (GPT.about("depth_mup"),),
+        (GPT,),
         TEXT,
     ),
     _figure(
