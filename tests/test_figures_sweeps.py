@@ -342,6 +342,11 @@ CASES = {
         True,
     ),
     "1/√L at once": (tp6.root_law_at_the_end, (found(*early_late(RISING)),), False),
+    "1/√L neither": (  # both shifts are at the ends of their tolerances
+        tp6.root_law_at_the_end,
+        (found(*early_late(RISING, shift=0.25)),),
+        False,
+    ),
     "both sizes": (bordelon.both_sizes, cnns(), True),
     "μP stays": (bordelon.both_sizes, cnns(mup=0.0), False),
     "widths move": (bordelon.both_sizes, cnns(width=1.0), False),

@@ -5,6 +5,7 @@ lower is decided by `curves.gaps`. Where either cannot tell, the figure cannot t
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ...report import SweepData
 from ...sweep import valley
 from ...sweep.results import Cell, Population
+from ...sweep.statistics import Trend
 from ...sweep.verdict import SHARE, transfer
 from . import curves
 from .registry import Drawing, Line, Panel
@@ -324,21 +326,37 @@ def root_law_at_the_end(data: SweepData) -> Drawing:
 
     Depth-μP divides by √L itself: the shift of its own optimum is the difference from
     1/√L. The learning rate of the layers shifts by half an octave less. The claim is
-    about how the optimum scales, so shifts decide it, not costs.
+    about how the optimum scales, so shifts decide it, not costs: the two, and how much
+    smaller the second is.
     """
     end = curves.judge(data, "depth_mup")
     cells = curves.after(end.cells, 0.5)
     middle = transfer(cells, "depth", data.base.depth)
+    change = _change(middle.trend, end.trend)
+    low, high = change.interval
     ours = (
         "best η of blocks that train at η/√L: in the middle of training – "
         f"{curves.shift(middle)} (agrees if the shift is within ¼ of +½); at the end – "
-        f"{curves.shift(end)} (within ¼ of 0)"
+        f"{curves.shift(end)} (within ¼ of 0); between the two the shift changes by "
+        f"{change.slope:+.2f} [{low:.2f}, {high:.2f}] (within ¼ of -½)"
     )
     panels = curves.panels({"In the middle": middle, "At the end": end})
     agrees = curves.conjunction(
-        middle.trend.within(0.25, 0.75), end.trend.within(-0.25, 0.25)
+        middle.trend.within(0.25, 0.75),
+        end.trend.within(-0.25, 0.25),
+        change.within(-0.75, -0.25),
     )
     return Drawing(panels, ours, agrees)
+
+
+def _change(first: Trend, second: Trend) -> Trend:
+    """How much larger the second shift is, with the error of independent seeds."""
+    return dataclasses.replace(
+        second,
+        slope=second.slope - first.slope,
+        error=math.hypot(first.error, second.error),
+        freedom=min(first.freedom, second.freedom),
+    )
 
 
 def _least(cells: Sequence[Cell]) -> list[curves.Least]:

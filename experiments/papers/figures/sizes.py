@@ -197,6 +197,8 @@ GPT: Sizes = {
     },
 }
 
+# With α = ½.
+GPT_DEEP: Sizes = {"long": {"sweep.depths": "(2,4,8,16,32)"}}
 # Over the block multiplier too.
 GPT_MULTIPLIER: Sizes = {
     "long": {"sweep.seeds": "6"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]"),

@@ -86,7 +86,7 @@ def _early(part: Part, name: str, more: sizes.Sizes) -> Part:
 
 # ----- Sweeps of transformers.
 
-GPT = Part("gpt_sweep", "gpt", _DEPTH_MUP, sizes.GPT)
+GPT = Part("gpt_sweep", "gpt", _DEPTH_MUP, sizes.joined(sizes.GPT, sizes.GPT_DEEP))
 GPT_ALPHA_1 = Part(
     "gpt_sweep", "gpt-completep", {"sweep.only": "('completep',)"}, sizes.GPT
 )
