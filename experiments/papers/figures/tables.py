@@ -135,7 +135,7 @@ def parse(csv_text: str, where: str) -> Table:
             key = (row["parametrization"], int(row["width"]), int(row["depth"]))
             chosen = tuple(row[k] for k in choices)
             groups.setdefault((*key, chosen), []).append(row)
-        guess = shared["guess"]
+        guess = shared.get("guess")  # tables of earlier versions have none
         parsed = [_population(*x, choices, axes, guess) for x in groups.items()]
         seeds: dict[str, int] = {}
         for p, whole in parsed:
