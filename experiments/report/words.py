@@ -20,8 +20,8 @@ GUIDE = (
     "best value, with a 90 % interval: seeds are compared one by one. A hyperparameter "
     f"transfers if the upper end of the interval lies below {percent(SHARE)}, or below "
     "the standard deviation of the loss between seeds where that is larger. It does "
-    "not transfer if the lower end lies above it, or if the largest model diverges, or "
-    "learns nothing with some seed."
+    "not transfer if the lower end lies above it, or if the largest model diverges "
+    "there, or learns nothing with some seed."
 )
 MANY = 3  # the headline counts the hyperparameters if there are more
 
