@@ -59,9 +59,9 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
 
     Warns:
       ChainWarning: an eps that the gradients are not normalized for; clipped gradients
-        of SGD, or of each parameter before an optimizer of this package; two weight
-        decays; added noise; an optimizer that finds its own step
-        size; at `init`, a chain without a scaling.
+        of SGD, or of each parameter before an optimizer of this package; clipping by
+        the ratio of gradient and weight; two weight decays; added noise; an optimizer
+        that finds its own step size; at `init`, a chain without a scaling.
 
     Source: the order of docs/chains.md.
 
@@ -382,6 +382,9 @@ def _check_rules(links: tuple[Link, ...]) -> None:
         elif link.name in _CLIPS_ALONE and own:
             said = _CLIPS_EACH.format(link.name, own)
             warnings.warn(said, ChainWarning, stacklevel=4)
+        elif link.name == "adaptive_grad_clip":
+            said = _CLIPS_RATIO.format(link.name)
+            warnings.warn(said, ChainWarning, stacklevel=4)
         if link.kind is Kind.OWN_STEP:
             warnings.warn(_OWN_STEP.format(link.name), ChainWarning, stacklevel=4)
         if link.kind is Kind.NOISE:
@@ -402,6 +405,10 @@ _CLIPS_EACH = (
     "{0} compares each parameter's gradient, whose size changes with width and depth, "
     "with a fixed number; put it between optim.normalize_gradients and Optax's own "
     "scale_by_... transform in place of {1}, or use optax.clip_by_global_norm"
+)
+_CLIPS_RATIO = (
+    "{} compares the norm of each unit's gradient with that of its weights, and their "
+    "ratio changes with width and depth; use optax.clip_by_global_norm"
 )
 _TWO_DECAYS = "{} and {} both decay the weights, so that they decay twice; drop one"
 _NOISE = (

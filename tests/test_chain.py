@@ -377,6 +377,15 @@ def test_clipping_each_parameter_before_an_alias_is_a_warning():
     assert said[0].filename == __file__
 
 
+def test_clipping_by_the_ratio_of_gradient_and_weight_is_a_warning():
+    clip = optax.adaptive_grad_clip(0.01)
+    with pytest.warns(optim.ChainWarning, match="clip_by_global_norm") as said:
+        optim.chain(clip, optim.adamw(0.1, SCALES))
+    assert said[0].filename == __file__
+    with pytest.warns(optim.ChainWarning, match="their ratio changes"):
+        optim.chain(clip, normalize(), optax.scale_by_adam(), scale(), RATE)
+
+
 def test_clipping_after_normalizing_acts_alike_at_every_width():
     """A gradient with one spike, of the sizes that the rules give."""
 
