@@ -588,7 +588,7 @@ def test_parts_of_one_name_are_one_sweep():
     for figure in TRAINED.values():
         for part in figure.parts:
             for one in filter(None, (part.tuned, part)):
-                plain = dataclasses.replace(one, keys=(), at_best=False)
+                plain = dataclasses.replace(one, keys=())
                 assert known.setdefault(one.name, plain) == plain
 
 
@@ -713,6 +713,27 @@ def test_a_figure_trains_what_it_is_about_and_the_next_adds_the_rest(tmp_path):
     assert both.featured == "depth_mup"
     for old, new in zip(first.populations, both.populations[-2:], strict=True):
         np.testing.assert_array_equal(new.loss, old.loss)
+
+
+def test_the_base_of_a_sweep_over_depth_tunes_another(tmp_path):
+    alone = TINY | {"sweep.only": "('depth_mup',)"}
+    grid = {"sweep.axes.branch_multiplier": "(0.5, 1.0)", "sweep.depths": "(1,3)"}
+    both = parts.Part("resmlp_sweep", "tiny-both", alone | {"model.depth": "3"} | grid)
+    deeper = alone | {"model.depth": "3", "sweep.depths": "(3,4)"}
+    part = parts.Part("resmlp_sweep", "tiny", deeper, tuned=both)
+    request = figures.Request("laptop", tmp_path, dataset="digits")
+    request = dataclasses.replace(request, tables=tmp_path / "tables")
+    both.train(request)
+    # Of the shallower network, which is not the base, another multiplier is the best.
+    path = both.path(request)
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    worse = [[*r[:6], "9", *r[7:]] if r[2] == "1" and r[4] == "1" else r for r in rows]
+    path.write_text("\n".join(map(",".join, worse)) + "\n")
+    model = part.train(request).facts["settings"]["model"]
+    shallow, base = both.read(request).data.populations
+    assert shallow.best()["branch_multiplier"] == 0.5
+    assert base.best()["branch_multiplier"] == 1.0 == model["branch_multiplier"]
+    assert {p.depth for p in part.read(request).data.populations} == {3, 4}
 
 
 def test_a_figure_about_one_choice_trains_no_other(tmp_path):

@@ -128,14 +128,6 @@ def test_a_table_covers_what_it_holds():
     assert not tables.covers(table, [task(**wider)], 2)
 
 
-def test_what_is_tuned_at_the_base_is_fixed_at_every_size():
-    deep, base = made(depth=32), made()
-    base.loss[:, 1, 0] = 0.1  # the best: multiplier 0.5
-    tuned = tables.tuned(data(base, deep), "branch_multiplier")
-    assert all(list(p.axes) == ["learning_rate"] for p in tuned.populations)
-    np.testing.assert_array_equal(tuned.populations[1].loss, deep.loss[:, :, 0])
-
-
 def test_a_file_that_is_no_table_is_refused():
     with pytest.raises(UserError, match="it is not a table of runs"):
         tables.parse("a,b\n1,2\n", "it")

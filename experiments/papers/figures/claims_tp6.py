@@ -164,8 +164,10 @@ def two_layers_move(relu: SweepData, absolute: SweepData) -> Drawing:
         "|x| and LayerNorm": curves.judge(absolute, "depth_mup"),
     }
     drawn = curves.drawing(transfers, *map(curves.moves, transfers.values()))
-    panels = [*drawn.panels, curves.shift_panel(transfers)]
-    return dataclasses.replace(drawn, panels=panels)
+    shifts = curves.shift_panel(transfers)
+    if not any(len(line.x) > 1 for line in shifts.lines):
+        return drawn  # on a narrow grid only the end has an optimum inside
+    return dataclasses.replace(drawn, panels=[*drawn.panels, shifts])
 
 
 def valley_turns(data: SweepData) -> Drawing:

@@ -33,12 +33,10 @@ class Part:
       name: name of its folder and of its table.
       overrides: config keys and values, as typed after `--config.`.
       sizes: further overrides, by scale.
-      tuned: a sweep of the base over the learning rate and the block multiplier. This
-        sweep uses its best block multiplier, as in Tensor Programs VI.
+      tuned: a sweep over the learning rate and the block multiplier. This sweep uses
+        the block multiplier that is best at its base, as in Tensor Programs VI.
       keys: the parametrizations that the figure is about, of one choice
         ("mup, model.norm=batch") or of all ("mup"); everything by default.
-      at_best: of a sweep over several block multipliers, show only the runs at the one
-        that is best at the base.
     """
 
     config: str
@@ -47,7 +45,6 @@ class Part:
     sizes: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     tuned: "Part | None" = None
     keys: tuple[str, ...] = ()
-    at_best: bool = False
 
     def about(self, *keys: str) -> "Part":
         """The same sweep, for a figure about some of its runs; see `keys`."""
@@ -120,7 +117,8 @@ class Part:
         multiplier, folder = None, request.folder / request.scale / self.name
         if self.tuned is not None:
             base = self.tuned.train(request).data
-            multiplier = base.populations[0].best()[_TUNED]
+            (alone,) = (p for p in base.populations if p.sizes == base.base)
+            multiplier = alone.best()[_TUNED]
             folder = folder.with_name(f"{self.name}-a{multiplier:g}")
         config = self.parsed(request, multiplier)
         parsed = space.parse_sweep(config)
@@ -174,7 +172,6 @@ class Part:
     def shown(self, table: Table) -> Table:
         """The runs of a table that the figure draws."""
         data = tables.only(table.data, self.keys) if self.keys else table.data
-        data = tables.tuned(data, _TUNED) if self.at_best else data
         return dataclasses.replace(table, data=data)
 
     def _needed(self, table: Table, request: Request) -> list[ZooTask]:

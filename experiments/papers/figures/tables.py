@@ -271,17 +271,6 @@ def of_tasks(data: SweepData, tasks: Iterable[Task]) -> SweepData:
     return dataclasses.replace(data, populations=kept)
 
 
-def tuned(data: SweepData, name: str) -> SweepData:
-    """The runs of all sizes at the base's best value of one hyperparameter.
-
-    It is no longer an axis of the result.
-    """
-    bases = [p for p in data.populations if p.sizes == data.base]
-    best = {p.parametrization: p.best()[name] for p in bases}
-    fixed = [p.at(name, best[p.parametrization]) for p in data.populations]
-    return dataclasses.replace(data, populations=fixed)
-
-
 def covers(table: Table, tasks: Iterable[Task], seeds: int) -> bool:
     """Whether a table, of the same settings, holds all runs of so many seeds."""
     return all(seeds_of(table, task) >= seeds for task in tasks)

@@ -78,6 +78,25 @@ _TWO_ABSLN_BOTH = _both(
 )
 
 
+def _at_best(both: Part, more: sizes.Sizes) -> Part:
+    """Over depth, at the block multiplier that is best at the base of another sweep."""
+    rates = {
+        scale: {k: v for k, v in own.items() if k != "sweep.axes.branch_multiplier"}
+        for scale, own in both.sizes.items()
+    }
+    return Part(
+        both.config,
+        both.name.removesuffix("-both"),
+        {k: v for k, v in both.overrides.items() if k not in _SWEPT},
+        sizes.joined(rates, more),
+        tuned=both,
+    )
+
+
+_TWO_RELU = _at_best(_TWO_RELU_BOTH, {})
+_TWO_ABSLN = _at_best(_TWO_ABSLN_BOTH, sizes.TWO_ABS_DEEP)
+
+
 def _early(part: Part, name: str, more: sizes.Sizes) -> Part:
     """The same sweep for Figure 4, of fewer steps at the scale "long"."""
     given = sizes.joined(part.sizes, more)
@@ -161,10 +180,7 @@ FIGURES = [
         6,
         "the best learning rate of branches of two layers moves with depth",
         claims.two_layers_move,
-        [
-            dataclasses.replace(part, at_best=True)
-            for part in (_TWO_RELU_BOTH, _TWO_ABSLN_BOTH)
-        ],
+        (_TWO_RELU, _TWO_ABSLN),
     ),
     _figure(
         7,
