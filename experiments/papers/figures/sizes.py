@@ -2,11 +2,11 @@
 
 "laptop" takes minutes on two cores and less than an epoch. "medium" takes hours of one
 core and two epochs. "long" has the sizes of "medium" (fewer depths where these take too
-long, one more for a GPT), trains for as many steps as the papers, and averages losses
-over the last tenth of them. "wide" has wider models or larger images than "long", at
-few depths, and at most its steps; only some sweeps have it. "paper" has the papers'
-sizes, as far as their texts give them: the widths of Megatron and of the ViTs are
-missing.
+long, a larger one for GPTs and in Figure 6), trains for as many steps as the papers,
+and averages losses over the last tenth of them. "wide" has wider models or larger
+images than "long", at few depths, and at most its steps; only some sweeps have it.
+"paper" has the papers' sizes, as far as their texts give them: the widths of Megatron
+and of the ViTs are missing.
 """
 
 from collections.abc import Mapping
