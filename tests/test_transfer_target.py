@@ -300,6 +300,22 @@ def test_another_model_than_the_tuned_one_is_refused(config, best, tmp_path):
     assert parse(given).base_depth == config.base.base_depth
 
 
+def test_another_schedule_than_the_tuned_one_is_refused(config, best, tmp_path):
+    path = tmp_path / "summary.json"
+    record = transfer_record(config.base, best)
+    path.write_text(json.dumps({"transfer": record}))
+    given = config.target.plain() | {"learning_rate": 1.0, "transfer_from": str(path)}
+    name = given["schedule"]["name"]
+    other = "cosine" if name == "constant" else "constant"
+    given["schedule"] = {"name": other}
+    said = f"tuned with schedule.name='{name}', and here it is '{other}'"
+    with pytest.raises(UserError, match=said):
+        parse(given)
+    del record["schedule"]  # as files of older versions
+    path.write_text(json.dumps({"transfer": record}))
+    assert parse(given).schedule.name == other
+
+
 @pytest.mark.parametrize(
     ("choices", "said"),
     [

@@ -141,6 +141,7 @@ def transfer_record(
         "base_examples": base_examples,
         "parametrization": best.parametrization.plain(),
         "optimizer": best.optimizer.plain(),
+        "schedule": best.schedule.name,
         "clip_norm": best.clip_norm,
         "modules": {name: dict(group) for name, group in best.modules.items()},
         **_branch_multiplier(best.model),
@@ -174,7 +175,7 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
 
     Raises:
       UserError: the file is missing, damaged or of another kind; or another kind of
-        model was tuned.
+        model, or another schedule, was tuned.
     """
     try:
         record = io.read_sealed(path)["transfer"]
@@ -204,6 +205,13 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
     _check_model(record.get("model"), config["model"].get("name"), path)
     if isinstance(known := record.get("options"), dict):  # not in old files
         _check_options({"name": record.get("model")} | known, config["model"], path)
+    name = options("schedule", config["schedule"]).get("name")
+    if name is not None and (tuned_with := record.get("schedule", name)) != name:
+        raise UserError(  # old files do not say
+            f"{shown(str(path))} was tuned with schedule.name={shown(tuned_with)}, and "
+            f"here it is {shown(name)}, which has another best learning rate; tune and "
+            "train with the same schedule"
+        )
     # Smoothing and warm-up that were not swept keep the config's values.
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
