@@ -32,10 +32,25 @@ _NAMES = {
 __all__ = list(_NAMES)
 
 
+def load(module: str, name: str) -> Any:
+    """Import a name from a module of this package.
+
+    Raises:
+      ModuleNotFoundError: a package of `mupax[train]` is missing.
+    """
+    try:
+        return getattr(importlib.import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("mupax"):
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs {error.name}: pip install 'mupax[train]'", name=error.name
+        ) from None
+
+
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
-        module = importlib.import_module(f".{_NAMES[name]}", __name__)
-        return getattr(module, name)
+        return load(_NAMES[name], name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -25,7 +25,7 @@ __all__ = ["__version__", "coord_check", "optim", "sweep", "zoo"]
 def __getattr__(name: str) -> Any:
     # Imported lazily: it needs packages and time that users of the transforms lack.
     if name == "sweep":
-        from mupax.experiments.sweep.api import sweep
+        from mupax import experiments
 
-        return sweep
+        return experiments.load("sweep.api", "sweep")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

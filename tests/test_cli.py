@@ -301,6 +301,16 @@ def test_a_missing_extra_is_named():
     assert "pip install 'mupax[train]'" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["mupax sweep", "mupax.experiments defaults"])
+def test_a_missing_extra_is_named_at_import(name):
+    module, name = name.split()
+    code = (
+        f"import sys; sys.modules['ml_collections'] = None; from {module} import {name}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"{name} needs ml_collections: pip install 'mupax[train]'" in done.stderr
+
+
 def test_models_lists_the_zoo(capsys):
     assert mupax("models", "res*") == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
