@@ -7,12 +7,13 @@ prints the whole setup before training.
 """
 
 from .chain_check import ChainCheck, Checked, check_chain
-from .chains import ChainWarning, chain
+from .chains import chain
 from .coord_check import coord_check
 from .coord_verdict import CoordCheck, Verdict
 from .explain import Explanation, explain
 from .infer import infer_scales
 from .init import apply_multipliers, rescale_init
+from .links import ChainWarning
 from .modules import (
     Module,
     for_modules,

@@ -83,9 +83,21 @@ def find_blocks(
             stacked |= inside - listed
         stacked -= as_wide_as_deep(change, inside, stacked - inside - outside)
     check_members(change, inside, listed, stacked, heads)
+    if inside == change.large.keys():
+        raise ValueError(
+            f"branch={branch!r} matches every parameter, but the first layer and the "
+            "readout are in no residual branch; match the blocks only, and give them "
+            "a name of their own, e.g. nn.Dense(n, name=f'block_{i}')"
+        )
     check_forgotten_in_lists(change, inside, outside, listed, heads)
     check_forgotten_in_stacks(change, inside, outside, stacked)
-    base = [p for p in change.small if branches.matches(p) and not streams.matches(p)]
+    # A number that is a block of the target may be the readout of the base.
+    others = {change.pairing.twin(p) for p in change.large if p not in inside}
+    base = [
+        path
+        for path in change.small
+        if branches.matches(path) and not streams.matches(path) and path not in others
+    ]
     check_count(change, base, inside, heads)
     return Blocks(ratio, inside, stacked, listed)
 

@@ -16,22 +16,12 @@ import jax
 import optax
 
 from .chain_check import Unchecked, climbing, inspect_chain
-from .links import SCALING, STATES, Kind, Link, describe, mark
+from .links import SCALING, STATES, ChainWarning, Kind, Link, describe, mark
 from .probing import acting
 from .rules import Family
 
 # These clip each parameter alone.
 _CLIPS_ALONE = ("clip", "clip_by_block_rms")
-
-
-class ChainWarning(UserWarning):
-    """Warning: this chain trains, but its optimal learning rate may move with size.
-
-    Examples:
-      >>> import warnings
-      >>> warnings.simplefilter("error", ChainWarning)  # to make it an error
-      >>> warnings.simplefilter("default", ChainWarning)
-    """
 
 
 def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
@@ -150,7 +140,7 @@ def check_links(links: tuple[Link, ...]) -> None:
         if i < at:
             raise ValueError(
                 f"{named[at]} is after {named[i]} and would scale the weight decay; "
-                "put the decay after it, and before the learning rate"
+                + _decay_after(links[at])
             )
     _check_signs(links, named)
     _check_direction(links, named, at)
@@ -216,6 +206,19 @@ def _adds_decay(link: Link) -> bool:
     return link.kind is Kind.DECAY or link.decays
 
 
+def _decay_after(scaling: Link) -> str:
+    """How to put weight decay behind the scaling."""
+    if scaling.name == SCALING:
+        return "put the decay after it, and before the learning rate"
+    if scaling.family is Family.SGD:
+        return (
+            "in place of both, chain optax.trace(momentum), "
+            "optim.scale_by_parametrization(scales, family='sgd'), the decay, and "
+            "optax.scale_by_learning_rate(...)"
+        )
+    return "use optim.adamw(..., weight_decay=...) or the like in place of both"
+
+
 def _check_signs(links: tuple[Link, ...], named: list[str]) -> None:
     """Raise a `ValueError` if weight decay makes weights grow."""
     for i, link in enumerate(links):
@@ -228,11 +231,9 @@ def _check_signs(links: tuple[Link, ...], named: list[str]) -> None:
                 "positive: the learning rate after it has the minus"
             )
         minus = next(j for j in range(i - 1, -1, -1) if links[j].sign < 0)
-        remedy = (
-            "use optim.adamw(..., weight_decay=...) or the like in place of both"
-            if links[minus].kind is Kind.SCALING
-            else "put it before the learning rate"
-        )
+        remedy = "put it before the learning rate"
+        if links[minus].kind is Kind.SCALING:
+            remedy = _decay_after(links[minus])
         raise ValueError(
             f"{named[i]} is after {named[minus]}, which has the minus of the learning "
             f"rate, so the decay makes weights grow; {remedy}. A decay that does not "

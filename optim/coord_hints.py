@@ -35,7 +35,7 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
     facts = check.facts.get(axis, Facts())
     if axis == "width":
         # Whatever the slopes: Adam's updates do not depend on a weight's initial size.
-        yield from _initial_sizes(check, facts, kernels=bool(wrong))
+        yield from _initial_sizes(check, facts, bool(wrong), bool(doubtful))
     if not doubtful:
         return
     if any(math.isnan(slopes[layer]) for layer in wrong):
@@ -127,11 +127,14 @@ def _growth(shapes: tuple[tuple[int, ...], ...]) -> list[int]:
     return [i for i in range(len(first)) if len({s[i] for s in shapes}) > 1]
 
 
-def _initial_sizes(check: CoordCheck, facts: Facts, kernels: bool) -> Iterator[str]:
+def _initial_sizes(
+    check: CoordCheck, facts: Facts, kernels: bool, readouts: bool
+) -> Iterator[str]:
     """Hints on embeddings that start smaller in wider models, and on constant kernels.
 
-    With `kernels`, also hint at kernels whose initial size does not fall with width.
-    That is correct if the model multiplies its weights, as in mean field.
+    With `readouts`, also hint at readouts of the standard parametrization. With
+    `kernels`, also hint at kernels whose initial size does not fall with width. That is
+    correct if the model multiplies its weights, as in mean field.
     """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
     x -= x.mean()
@@ -147,6 +150,17 @@ def _initial_sizes(check: CoordCheck, facts: Facts, kernels: bool) -> Iterator[s
                 f"width^{slope:.2f}); nnx.Embed and nn.Embed do by default. Give it "
                 "embedding_init=initializers.normal(1.0), or call rescale_init(..., "
                 "base=...)"
+            )
+        elif (
+            readouts
+            and growing == [rank - 2]
+            and _READOUT.match(path.rpartition("/")[0])
+            and _is_half(slope, -1)
+        ):
+            yield (
+                f"the readout {path!r} starts as width^{slope:.2f}, as in the standard "
+                "parametrization, where width^-1.00 is right: apply rescale_init to "
+                "the parameters"
             )
         elif kernels and len(growing) == 2 and slope > -0.5 + _NEAR:
             yield (

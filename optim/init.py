@@ -5,17 +5,17 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .activations import is_nnx
-from .chains import ChainWarning
+from .initial_sizes import Size, is_traced, sizes_of
 from .initialized import rescaled, scaled_by_path
 from .leaves import Leaf, check_takes_nothing
+from .links import ChainWarning
 from .lists import Pairing
 from .parametrizations import parametrization as named
 from .paths import float_leaves, map_float_leaves
@@ -74,7 +74,8 @@ def rescale_init(
 
     Warns:
       ChainWarning: an `nnx.MultiHeadAttention` whose head dimension grows divides its
-        logits by the root of it.
+        logits by the root of it; or under `jax.jit` or `jax.vmap`, an embedding of
+        Flax without `base` and `init`.
 
     Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
 
@@ -187,14 +188,6 @@ class _Leaf:
     def changes(self) -> bool:
         """Whether the parametrization's ratio differs from the assumed one."""
         return not _alike(self.rule, self.assumed)
-
-
-class _Size(NamedTuple):
-    """Root mean square of an array's entries, and its relative standard error."""
-
-    rms: Any
-    error: Any
-    constant: Any  # whether all entries are equal
 
 
 def _check_arguments(params: Any, base: Any, init: str | None) -> None:
@@ -322,49 +315,13 @@ def _already(path: str) -> str:
 # --- sizes, measured ---
 
 
-def _size(array: Any, np: Any = jnp) -> _Size:
-    flat = np.asarray(array).ravel()
-    x = abs(flat).astype(np.float32)
-    # Divide by the largest entry, so that no square overflows or underflows.
-    top = np.max(x, initial=0.0)
-    y = x / np.where(top > 0, top, 1)
-    count = max(x.size, 1)
-    square, fourth = (y**2).sum() / count, (y**4).sum() / count
-    # The relative error of a root is half that of the mean of squares.
-    spread = fourth / np.where(square > 0, square**2, 1) - 1
-    error = 0.5 * (np.maximum(spread, 0) / count) ** 0.5
-    return _Size(top * square**0.5, error, np.all(flat == flat[:1]))
-
-
-_size_compiled = jax.jit(_size)
-# Larger arrays are measured on their device, which takes a compilation.
-_LARGE = 10**7
-
-
-def _is_traced(arrays: Iterable[Any]) -> bool:
-    return any(isinstance(a, jax.core.Tracer) for a in arrays)
-
-
-def _sizes(arrays: Mapping[str, Any]) -> dict[str, _Size]:
-    if _is_traced(arrays.values()):
-        return {path: _size(a) for path, a in arrays.items()}
-    return {path: _Size(*map(float, _measure(a))) for path, a in arrays.items()}
-
-
-def _measure(array: Any) -> _Size:
-    here = getattr(array, "is_fully_addressable", True)
-    if here and array.size <= _LARGE:
-        return _size(array, np)
-    return _size_compiled(array)
-
-
 def _measured_factors(
     leaves: Mapping[str, _Leaf], base: Mapping[str, Any], init: str | None
 ) -> dict[str, Any]:
     """Factors that give every parameter the base's size times the rule's ratio."""
-    small = _sizes(base)
-    large = _sizes({path: leaf.array for path, leaf in leaves.items()})
-    traced = _is_traced([*base.values(), *(leaf.array for leaf in leaves.values())])
+    small = sizes_of(base)
+    large = sizes_of({path: leaf.array for path, leaf in leaves.items()})
+    traced = is_traced([*base.values(), *(leaf.array for leaf in leaves.values())])
     if traced:
         return {p: _traced_factor(f, small[p], large[p]) for p, f in leaves.items()}
     _check_measured(leaves, small, large, init)
@@ -381,7 +338,7 @@ def _measured_factors(
     return factors
 
 
-def _traced_factor(leaf: _Leaf, small: _Size, large: _Size) -> Any:
+def _traced_factor(leaf: _Leaf, small: Size, large: Size) -> Any:
     empty = (small.rms == 0) | (large.rms == 0)
     ratio = jnp.where(empty, 1, large.rms) / jnp.where(empty, 1, small.rms)
     noise = _noise(small, large)
@@ -390,15 +347,15 @@ def _traced_factor(leaf: _Leaf, small: _Size, large: _Size) -> Any:
     return jnp.where(empty, 1.0, factor)
 
 
-def _noise(small: _Size, large: _Size) -> Any:
+def _noise(small: Size, large: Size) -> Any:
     """Largest error of the log of a measured ratio that chance explains."""
     return 4 * (small.error**2 + large.error**2) ** 0.5 + 0.02
 
 
 def _check_measured(
     leaves: Mapping[str, _Leaf],
-    small: Mapping[str, _Size],
-    large: Mapping[str, _Size],
+    small: Mapping[str, Size],
+    large: Mapping[str, Size],
     init: str | None,
 ) -> None:
     done: dict[str, bool] = {}  # by path, whether the size already follows the rule
@@ -449,9 +406,19 @@ def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
         for path, leaf in leaves.items()
         if leaf.scale.role in (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
     }
-    if _is_traced(leaf.array for leaf in kernels.values()):
+    if is_traced(leaf.array for leaf in kernels.values()):
+        tables = [p for p in kernels if p.rpartition("/")[2] == "embedding"]
+        if tables and init is None:
+            warnings.warn(
+                f"under jit or vmap the initial size of {tables[0]!r} is not known; "
+                "embeddings of Flax start smaller in wider models by default, which "
+                "needs base=... (a function that builds the base model). If it starts "
+                "at the same size at every width, pass init='standard'",
+                ChainWarning,
+                stacklevel=3,
+            )
         return
-    sizes = _sizes({path: leaf.array for path, leaf in kernels.items()})
+    sizes = sizes_of({path: leaf.array for path, leaf in kernels.items()})
     # Zeros stay zeros; equal entries are not a random initialization.
     sizes = {p: s for p, s in sizes.items() if s.rms > 0 and not s.constant}
     unexplained = {}
@@ -477,7 +444,7 @@ def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
         _check_constant({p: kernels[p] for p in summing}, unexplained)
 
 
-def _check_constant(leaves: Mapping[str, _Leaf], sizes: Mapping[str, _Size]) -> None:
+def _check_constant(leaves: Mapping[str, _Leaf], sizes: Mapping[str, Size]) -> None:
     """Raise a `ValueError` if kernels of different fan-ins have the same round size."""
     stds = {path: _round(sizes[path]) for path in leaves}
     for path, std in stds.items():
@@ -489,18 +456,18 @@ def _check_constant(leaves: Mapping[str, _Leaf], sizes: Mapping[str, _Size]) -> 
             raise ValueError(_contradiction(path, sizes[path], law, leaves[path], None))
 
 
-def _round(size: _Size) -> float | None:
+def _round(size: Size) -> float | None:
     """The round standard deviation that matches this size, or None."""
     laws = [_Law("", std * cut, std) for std in _ROUND for cut in (1.0, _TRUNCATED)]
     return next((law.ratio for law in _matching(laws, size)), None)
 
 
-def _near(size: _Size) -> float:
+def _near(size: Size) -> float:
     # Three standard errors, plus a margin for rounded constants.
     return 3 * size.error + 0.002
 
 
-def _matching(laws: list[_Law], size: _Size) -> list[_Law]:
+def _matching(laws: list[_Law], size: Size) -> list[_Law]:
     near = _near(size)
     if near > 0.1:  # too few entries to distinguish laws
         return []
@@ -508,7 +475,7 @@ def _matching(laws: list[_Law], size: _Size) -> list[_Law]:
 
 
 def _contradiction(
-    path: str, size: _Size, law: _Law, leaf: _Leaf, init: str | None
+    path: str, size: Size, law: _Law, leaf: _Leaf, init: str | None
 ) -> str:
     remedy = "give it an initializer that does not depend on the width"
     if init == CONSTANT:
@@ -538,6 +505,15 @@ def _fans(scale: ParamScale, shape: tuple[int, ...]) -> tuple[int, int]:
     return max(inputs, 1), max(outputs, 1)
 
 
+def _window(scale: ParamScale) -> int:
+    """Number of places that a convolution of two or more dimensions sums over."""
+    if len(scale.in_axes) < 3:
+        return 1
+    out_last = max(scale.out_axes, default=-1) > max(scale.in_axes)
+    channels = max(scale.in_axes) if out_last else min(scale.in_axes)
+    return _fans(scale, scale.shape)[0] // scale.shape[channels]
+
+
 def _power(text: str, gain: float, target: float, base: float) -> _Law:
     return _Law(text, gain * target**-0.5, (target / base) ** -0.5)
 
@@ -552,10 +528,10 @@ def _laws(scale: ParamScale, path: str) -> list[_Law]:
     (fan_in, fan_out), (base_in, base_out) = (
         _fans(scale, shape) for shape in (scale.shape, scale.base_shape)
     )
-    features = [
-        _power("features^-½, as in nnx.Embed", gain, fan_out, base_out)
-        for gain in _GAINS[:2]
-    ]
+    window = _window(scale)  # Flax counts it in both fans
+    outs = fan_out * window, base_out * window
+    text = "∝ fan_out^-½" if window > 1 else "features^-½, as in nnx.Embed"
+    features = [_power(text, gain, *outs) for gain in _GAINS[:2]]
     if path.rpartition("/")[2] == "embedding":  # Flax counts features as fan-in
         return features
     glorot = "∝ (fan_in + fan_out)^-½ (Glorot)"
@@ -563,7 +539,7 @@ def _laws(scale: ParamScale, path: str) -> list[_Law]:
     return [
         *_fan_in(scale),
         *features,
-        _power(glorot, 2**0.5, fan_in + fan_out, base_in + base_out),
+        _power(glorot, 2**0.5, fan_in + outs[0], base_in + outs[1]),
         _power("∝ max(fan_in, fan_out)^-½ (orthogonal)", 1.0, *longest),
     ]
 

@@ -124,6 +124,11 @@ def _check_kind(model: Any, which: str) -> None:
             f"the {which} is a {type(model).__name__}, which also has the state of an "
             "optimizer; pass its parameters, state.params"
         )
+    if _has_base(model, "Module") and hasattr(model, "init") and hasattr(model, "bind"):
+        raise ValueError(
+            f"the {which} is a Linen module, which has no parameters of its own; pass "
+            "a function that makes them: lambda: model.init(key, x)"
+        )
     if isinstance(model, bool | int | float | str):
         raise ValueError(
             f"the {which} is {model!r}, a {type(model).__name__} and not a model; pass "

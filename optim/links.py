@@ -18,6 +18,16 @@ _MARK = "mupax_link"
 SCALING = "scale_by_parametrization"
 
 
+class ChainWarning(UserWarning):
+    """Warning: this chain trains, but its optimal learning rate may move with size.
+
+    Examples:
+      >>> import warnings
+      >>> warnings.simplefilter("error", ChainWarning)  # to make it an error
+      >>> warnings.simplefilter("default", ChainWarning)
+    """
+
+
 class Kind(enum.Enum):
     """The effect of a link on the size of updates."""
 

@@ -249,7 +249,9 @@ def reads_vector(path: str) -> bool:
     if is_vector(path):
         return False
     head = re.fullmatch(r"(?i)(\w*_)?(head|score|scorer|critic)", layer(path))
-    return array(path) == "kernel" or sure_readout(path) or head is not None
+    in_layer = len(parts(path)) > 1 and array(path) in ("w", "weights")
+    kernel = in_layer or array(path) == "kernel"
+    return kernel or sure_readout(path) or head is not None
 
 
 def on_skip(path: str) -> bool:

@@ -22,8 +22,7 @@ from optax import contrib
 
 from . import names
 from .axes import GUESSED
-from .chains import ChainWarning
-from .links import Kind, Link, describe, mark
+from .links import ChainWarning, Kind, Link, describe, mark
 from .modules import (
     averaged,
     decayed,

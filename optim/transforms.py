@@ -6,6 +6,7 @@ from typing import Any, get_args
 import jax
 import optax
 
+from .initial_sizes import warn_of_readouts
 from .links import SCALING, Kind, Link, mark
 from .parametrizations import Name, Parametrization, parametrization
 from .paths import map_with_paths
@@ -142,6 +143,8 @@ def scale_leaves(
 
     def init(params: optax.Params) -> optax.EmptyState:
         scales.check_params(params)
+        if kind == "scaling":
+            warn_of_readouts(params, scales, point)
         return optax.EmptyState()
 
     def update(
@@ -194,7 +197,7 @@ def scale_schedule(
       A schedule: learning_rate times schedule(step).
 
     Raises:
-      ValueError: `schedule` is not callable.
+      ValueError: `schedule` is not callable, or its values are far below 1.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -209,6 +212,14 @@ def scale_schedule(
             f"schedule={schedule!r} must be a function of the step; the learning rate "
             "comes first: optim.scale_schedule(1e-3, schedule)"
         )
+    values = [schedule(step) for step in (0, *(2**i for i in range(24)))]
+    if not any(isinstance(x, jax.core.Tracer) for x in values):
+        peak = max(map(float, values))
+        if peak < 0.1:
+            raise ValueError(
+                f"the schedule's largest value is {peak:.3g}, and it must have a peak "
+                "of 1: scale_schedule multiplies it by the learning rate"
+            )
     return lambda step: learning_rate * schedule(step)
 
 

@@ -127,7 +127,7 @@ SEEN = {
     ),
     "an alias after decay": (
         lambda chain: chain(optax.add_decayed_weights(0.1), sgd()),
-        ("optim.sgd (link 1) is after add_decayed_weights", "put the decay after"),
+        ("optim.sgd (link 1) is after add_decayed_weights", "chain optax.trace"),
     ),
     "adam as sgd": (
         lambda chain: chain(optax.scale_by_adam(), scale("sgd"), RATE),
@@ -221,6 +221,10 @@ SEEN = {
     "decay after an alias": (
         lambda chain: chain(adam(), optax.add_decayed_weights(1e-4)),
         ("(link 1) is after optim.adam (link 0)", "grow", "optim.adamw"),
+    ),
+    "decay after sgd": (
+        lambda chain: chain(sgd(), optax.add_decayed_weights(1e-4)),
+        ("(link 1) is after optim.sgd (link 0)", "grow", "chain optax.trace"),
     ),
     "decay after the rate": (
         lambda chain: chain(

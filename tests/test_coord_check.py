@@ -602,6 +602,48 @@ def test_a_layer_that_starts_at_zero_is_not_judged_where_it_falls():
 # --- hints ---
 
 
+def test_a_readout_of_the_standard_parametrization_is_named():
+    def mlp(width, key=0):
+        rngs = nnx.Rngs(key)
+        layers = {"up": nnx.Linear(8, width, rngs=rngs)}
+        layers["hidden"] = nnx.Linear(width, width, rngs=rngs)
+        layers["head"] = nnx.Linear(width, 8, rngs=rngs)
+        return Chained(layers)
+
+    def scales(width):
+        return optim.infer_scales(lambda: mlp(16), lambda: mlp(width))
+
+    def check(build):
+        tx = lambda model, width: optim.adam(0.01, scales(width), "mup")  # noqa: E731
+        x = jax.random.normal(jax.random.key(1), (8, 8))
+        return optim.coord_check(build, tx, None, x, widths=(32, 128), steps=2)
+
+    def right(key, width):
+        model = mlp(width, key)
+        params = nnx.state(model, nnx.Param)
+        nnx.update(model, optim.rescale_init(params, scales(width), "mup"))
+        return model
+
+    said = "the readout 'head/kernel' starts as width^-0.5"
+    assert any(said in h for h in check(lambda key, width: mlp(width, key)).hints)
+    assert not any(said in h for h in check(right).hints)
+
+
+class Chained(nnx.Module):
+    """Layers in a row, with ReLUs between them."""
+
+    def __init__(self, layers):
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.names = tuple(layers)
+
+    def __call__(self, x):
+        *inner, last = (getattr(self, name) for name in self.names)
+        for layer in inner:
+            x = nnx.relu(layer(x))
+        return last(x)
+
+
 def named(changes, **options):
     """A check of layers with these slopes."""
     sizes, axis = (32, 64, 128), options.pop("axis", "width")
@@ -670,7 +712,8 @@ def check_embedded(base, **options):
 @pytest.mark.ci
 @pytest.mark.long
 def test_an_embedding_that_shrinks_is_named_and_the_remedy_works():
-    wrong = check_embedded(base=None)
+    with pytest.warns(optim.ChainWarning, match="size of 'embed/embedding' is not"):
+        wrong = check_embedded(base=None)
     assert any(
         "the embedding 'embed/embedding' starts smaller" in h for h in wrong.hints
     )

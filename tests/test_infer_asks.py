@@ -132,6 +132,22 @@ def test_a_vector_that_reads_out_can_be_named():
     assert triple(infer(make, readout=answers(message, "readout")[0])["head"]) == OUTPUT
 
 
+@pytest.mark.parametrize(
+    ("name", "bias"),
+    [("w", None), ("weights", None), ("weight", ()), ("weight", (1,))],
+)
+def test_a_vector_of_weights_is_asked_about(name, bias):
+    def make(n):
+        value = {name: (n,)} | ({} if bias is None else {"bias": bias})
+        return network(n, value=value)
+
+    message = question(make)
+    assert f"the vector 'value/{name}' grows" in message
+    assert answers(message, "readout") == [f"^value/{name}$"]
+    found = infer(make, readout=rf"^(head/kernel|value/{name})$")
+    assert triple(found[f"value/{name}"]) == OUTPUT
+
+
 # --- tied embeddings ---
 
 

@@ -533,6 +533,46 @@ def test_listed_blocks_of_another_depth(name):
         assert scales[name.format(i)].in_branch
 
 
+def in_one_list(n, depth):
+    """First layer, blocks and readout with one name, as in a compact Linen model."""
+    kernels = [(5, n), *[(n, n)] * depth, (n, 3)]
+    return shapes({f"Dense_{i}/kernel": kernel for i, kernel in enumerate(kernels)})
+
+
+@pytest.mark.parametrize("depth", [(2, 4), (3, 4)])
+def test_a_number_may_be_a_block_of_the_target_and_the_readout_of_the_base(depth):
+    def infer():
+        return optim.infer_scales(
+            in_one_list(8, 2),
+            in_one_list(32, 4),
+            depth=depth,
+            branch=r"Dense_[1-4]/",
+            stream=r"Dense_(0|5)/",
+            readout=r"^Dense_5/kernel$",
+        )
+
+    if depth != (2, 4):
+        with pytest.raises(ValueError, match=r"2 blocks in .* pass depth=\(2, 4\)"):
+            infer()
+        return
+    scales = infer()
+    for i, role in enumerate(["input", *["hidden"] * 4, "output"]):
+        assert scales[f"Dense_{i}/kernel"].role == role
+        assert scales[f"Dense_{i}/kernel"].in_branch == (role == "hidden")
+    assert scales.depth == 2
+
+
+def test_a_branch_is_not_the_whole_model():
+    with pytest.raises(ValueError, match=r"'Dense' matches every parameter"):
+        optim.infer_scales(
+            in_one_list(8, 2),
+            in_one_list(32, 4),
+            depth=(4, 6),
+            branch="Dense",
+            readout=r"^Dense_5/kernel$",
+        )
+
+
 def test_haikus_first_block_has_no_number():
     def make(n, depth):
         names = ["block", *(f"block_{i}" for i in range(1, depth))]

@@ -362,3 +362,59 @@ def test_trained_parameters_are_refused():
     optim.rescale_init(params, scales, "mup", base=base)
     with pytest.raises(ValueError, match=r"'norm/scale' .* as if it were trained"):
         optim.rescale_init(trained, scales, "mup", base=base)
+
+
+def test_an_optimizer_warns_of_a_readout_that_was_not_rescaled():
+    base, scales, params = pair(embed=INIT.normal(1.0))
+    said = "readout 'head/kernel' starts as large as in the standard .* 2.83 times"
+    with pytest.warns(optim.ChainWarning, match=said):
+        optim.adam(0.1, scales, "mup").init(params)
+    rescaled = optim.rescale_init(params, scales, "mup", base=base)
+    optim.adam(0.1, scales, "mup").init(rescaled)
+    optim.adam(0.1, scales, "mup").init(jax.tree.map(lambda x: x + 0, rescaled))
+    optim.adam(0.1, scales, "sp").init(params)  # keeps the size
+    jax.eval_shape(optim.adam(0.1, scales, "mup").init, params)  # values unknown
+    *_, other = pair(embed=INIT.normal(1.0), head=INIT.normal(0.003))
+    optim.adam(0.1, scales, "mup").init(other)  # a size of its own
+
+
+def test_unknown_values_of_an_embedding_are_a_warning():
+    base, scales, params = pair()
+
+    def rescaled(**options):
+        return jax.jit(lambda p: optim.rescale_init(p, scales, "mup", **options))(
+            params
+        )
+
+    said = "under jit or vmap the initial size of 'embed/embedding' is not known"
+    with pytest.warns(optim.ChainWarning, match=said):
+        rescaled()
+    rescaled(base=base)
+    rescaled(init="standard")
+
+
+@pytest.mark.parametrize(
+    ("initial", "law"),
+    [
+        (INIT.variance_scaling(2.0, "fan_out", "normal"), "fan_out"),
+        (INIT.glorot_uniform(), "Glorot"),
+    ],
+)
+def test_a_convolution_that_shrinks_with_width_is_an_error(initial, law):
+    def model(width):
+        rngs = nnx.Rngs(0)
+        options = {"use_bias": False, "kernel_init": initial, "rngs": rngs}
+        return {
+            "stem": nnx.Conv(8, width, (5, 5), **options),
+            "conv": nnx.Conv(width, width, (3, 3), **options),
+            "head": nnx.Linear(width, 10, rngs=rngs),
+        }
+
+    base, target = (nnx.state(model(n), nnx.Param) for n in (8, 64))
+    scales = optim.infer_scales(base, target)
+    with pytest.raises(ValueError, match=rf"'stem/kernel' starts .*{law}.* base="):
+        optim.rescale_init(target, scales, "mup")
+    out = optim.rescale_init(target, scales, "mup", base=base)
+    assert sizes(out)["stem/kernel"] == pytest.approx(
+        sizes(base)["stem/kernel"], rel=0.02
+    )

@@ -556,6 +556,9 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
     np.testing.assert_allclose(updates[1], -2.0 * params["head"]["bias"], rtol=1e-6)
     with pytest.raises(ValueError, match="comes first"):
         optim.scale_schedule(unit, 0.5)
+    with pytest.raises(ValueError, match=r"largest value is 0\.01, .* peak of 1"):
+        optim.scale_schedule(0.5, optax.constant_schedule(0.01))
+    optim.scale_schedule(0.5, optax.warmup_cosine_decay_schedule(0.0, 1.0, 999, 2000))
 
 
 # --- what decays ---

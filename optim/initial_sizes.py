@@ -1,0 +1,114 @@
+"""Sizes of initial parameters, and readouts that start too large."""
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .initialized import rescaled
+from .links import ChainWarning
+from .parametrizations import Parametrization
+from .paths import float_leaves
+from .rules import multipliers
+from .scales import ParamScale, Role, Scales
+
+
+class Size(NamedTuple):
+    """Root mean square of an array's entries, and its relative standard error."""
+
+    rms: Any
+    error: Any
+    constant: Any  # whether all entries are equal
+
+
+def _size(array: Any, np: Any = jnp) -> Size:
+    flat = np.asarray(array).ravel()
+    x = abs(flat).astype(np.float32)
+    # Divide by the largest entry, so that no square overflows or underflows.
+    top = np.max(x, initial=0.0)
+    y = x / np.where(top > 0, top, 1)
+    count = max(x.size, 1)
+    square, fourth = (y**2).sum() / count, (y**4).sum() / count
+    # The relative error of a root is half that of the mean of squares.
+    spread = fourth / np.where(square > 0, square**2, 1) - 1
+    error = 0.5 * (np.maximum(spread, 0) / count) ** 0.5
+    return Size(top * square**0.5, error, np.all(flat == flat[:1]))
+
+
+_size_compiled = jax.jit(_size)
+# Larger arrays are measured on their device, which takes a compilation.
+_LARGE = 10**7
+
+
+def is_traced(arrays: Iterable[Any]) -> bool:
+    """Whether the values of an array are not known, as under `jax.jit`."""
+    return any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
+def sizes_of(arrays: Mapping[str, Any]) -> dict[str, Size]:
+    """The size of each array, in floats where the values are known."""
+    if is_traced(arrays.values()):
+        return {path: _size(a) for path, a in arrays.items()}
+    return {path: Size(*map(float, _measure(a))) for path, a in arrays.items()}
+
+
+def _measure(array: Any) -> Size:
+    here = getattr(array, "is_fully_addressable", True)
+    if here and array.size <= _LARGE:
+        return _size(array, np)
+    return _size_compiled(array)
+
+
+def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> None:
+    """Warn if a readout starts as large as in the standard parametrization.
+
+    Its gain, the standard deviation times fan_in^½, is compared with that of hidden
+    kernels. Frameworks give both the same one, from 0.5 to 2; under the parametrization
+    the readout's is smaller. Values that are on other machines, or not known as under
+    `jax.jit`, are not judged.
+    """
+    kernels = {
+        path: array
+        for path, array in float_leaves(params).items()
+        if path in scales and _is_judged(scales[path], array)
+    }
+    outputs = [p for p in kernels if scales[p].role is Role.OUTPUT]
+    factors = {p: multipliers(scales[p], point).init_std for p in outputs}
+    lowered = {p: f * scales[p].width_in ** 0.5 for p, f in factors.items()}
+    outputs = [p for p in outputs if kernels[p] not in rescaled and lowered[p] < 0.8]
+    hidden = [p for p in kernels if scales[p].role is Role.HIDDEN]
+    if not outputs or not hidden:
+        return
+    sizes = sizes_of({p: kernels[p] for p in (*outputs, *hidden)})
+    gains = {p: sizes[p].rms * scales[p].fan_in ** 0.5 for p in sizes}
+    usual = float(np.median([gains[p] for p in hidden]))
+    for path in outputs:
+        near = 3 * sizes[path].error + 0.02
+        if sizes[path].constant or not gains[path] or not 0.3 < usual < 2:
+            continue
+        if abs(math.log(gains[path] / usual)) < near < -math.log(lowered[path]) / 2:
+            warnings.warn(
+                f"the readout {path!r} starts as large as in the standard "
+                f"parametrization, {1 / lowered[path]:.3g} times as large as under "
+                f"{point.label}: apply rescale_init to the parameters, and train its "
+                "result (for an NNX module, nnx.update(model, params))",
+                ChainWarning,
+                stacklevel=4,
+            )
+            return
+
+
+def _is_judged(scale: ParamScale, array: Any) -> bool:
+    """Whether a parameter is a kernel with known values, and not one of the zoo."""
+    known = isinstance(array, jax.Array | np.ndarray) and not is_traced([array])
+    return (
+        scale.origin != "axis names"
+        and bool(scale.in_axes)
+        and known
+        and getattr(array, "is_fully_addressable", True)
+        and array.size > 0
+    )
