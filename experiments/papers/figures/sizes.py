@@ -147,8 +147,11 @@ TWO_ABS: Sizes = {
     "long": _SEEDS_5 | _grid("2**[-9:-6:1]", "2**[-6:-1]", "(2,4,32)"),
     "paper": {"sweep.depths": "(2,4,8,16,32,64,128,256,512,1024)"},
 }
-# At the base's best block multiplier, to a larger depth.
-TWO_ABS_DEEP: Sizes = {"long": _SEEDS_2 | _grid("2**[-9:-7:1]", depths="(2,4,32,128)")}
+# At the base's best block multiplier: finer, and with |x| to a larger depth.
+TWO_FINE: Sizes = {"long": _SEEDS_3 | _grid(_powers(-11, -10, -9.5, -9, -8.5, -8))}
+TWO_ABS_DEEP: Sizes = {
+    "long": _SEEDS_2 | _grid("2**[-9:-7:0.5]", depths="(2,4,32,128)")
+}
 # 20 epochs of CIFAR-10, as in Bordelon et al., who name no length for Figure M.1.
 _EPOCHS_20 = {"steps": "15640", "sweep.average_last": "782"}
 LONG: Sizes = {

@@ -93,7 +93,7 @@ def _at_best(both: Part, more: sizes.Sizes) -> Part:
     )
 
 
-_TWO_RELU = _at_best(_TWO_RELU_BOTH, {})
+_TWO_RELU = _at_best(_TWO_RELU_BOTH, sizes.TWO_FINE)
 _TWO_ABSLN = _at_best(_TWO_ABSLN_BOTH, sizes.TWO_ABS_DEEP)
 
 
