@@ -83,7 +83,7 @@ def find_blocks(
             stacked |= inside - listed
         stacked -= as_wide_as_deep(change, inside, stacked - inside - outside)
     check_members(change, inside, listed, stacked, heads)
-    if inside == change.large.keys():
+    if inside == change.large.keys() and _mixed(change, inside & listed, heads):
         raise ValueError(
             f"branch={branch!r} matches every parameter, but the first layer and the "
             "readout are in no residual branch; match the blocks only, and give them "
@@ -100,6 +100,13 @@ def find_blocks(
     ]
     check_count(change, base, inside, heads)
     return Blocks(ratio, inside, stacked, listed)
+
+
+def _mixed(change: DepthChange, paths: frozenset[str], heads: frozenset[str]) -> bool:
+    """Whether a list has members of different shapes, as blocks and a readout have."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    places = [(change.pairing.place(p, heads), change.large[p].shape) for p in paths]
+    return any(shapes.setdefault(place, shape) != shape for place, shape in places)
 
 
 def check_depth(depth: object, fractional: bool) -> None:

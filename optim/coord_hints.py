@@ -159,8 +159,8 @@ def _initial_sizes(
         ):
             yield (
                 f"the readout {path!r} starts as width^{slope:.2f}, as in the standard "
-                "parametrization, where width^-1.00 is right: apply rescale_init to "
-                "the parameters"
+                "parametrization; under μP it starts as width^-1.00: apply "
+                "rescale_init to the parameters"
             )
         elif kernels and len(growing) == 2 and slope > -0.5 + _NEAR:
             yield (

@@ -26,8 +26,8 @@ class Size(NamedTuple):
 
 
 def _size(array: Any, np: Any = jnp) -> Size:
-    flat = np.asarray(array).ravel()
-    x = abs(flat).astype(np.float32)
+    entries = np.asarray(array)
+    x = abs(entries).astype(np.float32)
     # Divide by the largest entry, so that no square overflows or underflows.
     top = np.max(x, initial=0.0)
     y = x / np.where(top > 0, top, 1)
@@ -36,7 +36,9 @@ def _size(array: Any, np: Any = jnp) -> Size:
     # The relative error of a root is half that of the mean of squares.
     spread = fourth / np.where(square > 0, square**2, 1) - 1
     error = 0.5 * (np.maximum(spread, 0) / count) ** 0.5
-    return Size(top * square**0.5, error, np.all(flat == flat[:1]))
+    parts = (entries.real, entries.imag) if np.iscomplexobj(entries) else (entries,)
+    equal = [np.max(part) == np.min(part) for part in parts if part.size]
+    return Size(top * square**0.5, error, np.all(np.asarray(equal)))
 
 
 _size_compiled = jax.jit(_size)
@@ -60,7 +62,8 @@ def _measure(array: Any) -> Size:
     here = getattr(array, "is_fully_addressable", True)
     if here and array.size <= _LARGE:
         return _size(array, np)
-    return _size_compiled(array)
+    with jax.ensure_compile_time_eval():  # as in `jax.eval_shape(lambda: tx.init(p))`
+        return _size_compiled(array)
 
 
 def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> None:
@@ -80,12 +83,15 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
     factors = {p: multipliers(scales[p], point).init_std for p in outputs}
     lowered = {p: f * scales[p].width_in ** 0.5 for p, f in factors.items()}
     outputs = [p for p in outputs if kernels[p] not in rescaled and lowered[p] < 0.8]
+    # A few tell the usual gain; to measure all of a large model takes seconds.
     hidden = [p for p in kernels if scales[p].role is Role.HIDDEN]
+    hidden = hidden[:: max(len(hidden) // 8, 1)]
     if not outputs or not hidden:
         return
     sizes = sizes_of({p: kernels[p] for p in (*outputs, *hidden)})
     gains = {p: sizes[p].rms * scales[p].fan_in ** 0.5 for p in sizes}
-    usual = float(np.median([gains[p] for p in hidden]))
+    # Zeros are the last kernels of branches.
+    usual = float(np.median([g for p in hidden if (g := gains[p])] or [0.0]))
     for path in outputs:
         near = 3 * sizes[path].error + 0.02
         if sizes[path].constant or not gains[path] or not 0.3 < usual < 2:
@@ -95,7 +101,8 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
                 f"the readout {path!r} starts as large as in the standard "
                 f"parametrization, {1 / lowered[path]:.3g} times as large as under "
                 f"{point.label}: apply rescale_init to the parameters, and train its "
-                "result (for an NNX module, nnx.update(model, params))",
+                "result (for an NNX module, nnx.update(model, params)). If that was "
+                "done, and the arrays were copied or trained since, all is well",
                 ChainWarning,
                 stacklevel=4,
             )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from .initial_sizes import warn_of_readouts
@@ -43,6 +44,10 @@ def scale_by_parametrization(
       ValueError: the parametrization or family is unknown, the parametrization's
         depth rule does not apply to the model, or the scales are from `for_modules`;
         from `init`, a parameter has no scale or another shape.
+
+    Warns:
+      ChainWarning: from `init`, a readout that starts as large as in the standard
+        parametrization: `rescale_init` was forgotten.
 
     Source: the learning-rate rows of Tensor Programs V, Table 3, and Tensor Programs
     VI, Table 1 and Definition 6.1.
@@ -197,7 +202,7 @@ def scale_schedule(
       A schedule: learning_rate times schedule(step).
 
     Raises:
-      ValueError: `schedule` is not callable, or its values are far below 1.
+      ValueError: `schedule` is not callable, or its largest value is below 0.1.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -212,7 +217,8 @@ def scale_schedule(
             f"schedule={schedule!r} must be a function of the step; the learning rate "
             "comes first: optim.scale_schedule(1e-3, schedule)"
         )
-    values = [schedule(step) for step in (0, *(2**i for i in range(24)))]
+    steps = (0, *(2**i for i in range(24)))
+    values = [schedule(jnp.asarray(step, jnp.int32)) for step in steps]
     if not any(isinstance(x, jax.core.Tracer) for x in values):
         peak = max(map(float, values))
         if peak < 0.1:

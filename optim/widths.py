@@ -205,7 +205,8 @@ class Widths:
         if kernel.readout and not per_channel(kernel):
             raise ValueError(vector_as_readout(kernel))
         summed = kernel.bias in (((), ()), ((1,), (1,)))  # a bias of one output
-        if not kernel.readout and (names.reads_vector(path) or summed):
+        asked = not kernel.readout and not per_channel(kernel)
+        if asked and (names.reads_vector(path) or summed):
             raise ValueError(_maybe_read_out(kernel))
         known = kernel.layer_axes is not None or names.norm(path)
         gain = known or (names.is_vector(path) and not names.is_bias(path))

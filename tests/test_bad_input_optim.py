@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 from mupax import optim
@@ -98,6 +98,11 @@ def test_a_parameter_of_another_rank():
     other = {**mlp(32), "hidden": jax.ShapeDtypeStruct((2, 32, 32), jnp.float32)}
     with refuses("'hidden'", "3 axes in the target", "2 in the base"):
         optim.infer_scales(mlp(8), other)
+
+
+def test_a_linen_module_is_not_its_variables():
+    with refuses("the base is a Linen module", "lambda: model.init(key, x)"):
+        optim.infer_scales(linen.Dense(4), linen.Dense(8))
 
 
 def test_a_model_without_parameters():

@@ -148,6 +148,14 @@ def test_a_vector_of_weights_is_asked_about(name, bias):
     assert triple(found[f"value/{name}"]) == OUTPUT
 
 
+@pytest.mark.parametrize("path", ["bn1/w", "final_ln/w"])
+def test_a_gain_with_a_bias_of_its_own_shape_is_not_asked_about(path):
+    def make(n):
+        return network(n, **{path: (n,), f"{path.rpartition('/')[0]}/bias": (n,)})
+
+    assert triple(infer(make)[path]) == INPUT
+
+
 # --- tied embeddings ---
 
 

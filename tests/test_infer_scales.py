@@ -573,6 +573,18 @@ def test_a_branch_is_not_the_whole_model():
         )
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_model_may_consist_of_blocks_only(listed):
+    def make(n, depth):
+        if not listed:
+            return shapes({"blocks/kernel": (depth, n, n)})
+        return shapes({f"blocks/{i}/kernel": (n, n) for i in range(depth)})
+
+    options = {"depth": (2, 4), "branch": "blocks", "readout": None}
+    scales = optim.infer_scales(make(8, 2), make(32, 4), **options)
+    assert {s.role for s in scales.values()} == {"hidden"}
+
+
 def test_haikus_first_block_has_no_number():
     def make(n, depth):
         names = ["block", *(f"block_{i}" for i in range(1, depth))]

@@ -9,6 +9,7 @@ from flax import linen as nn
 from flax import nnx
 
 from mupax import optim, zoo
+from mupax.optim import initial_sizes
 
 NARROW, WIDE = 32, 256  # m = 8
 VOCABULARY = 100
@@ -376,6 +377,20 @@ def test_an_optimizer_warns_of_a_readout_that_was_not_rescaled():
     jax.eval_shape(optim.adam(0.1, scales, "mup").init, params)  # values unknown
     *_, other = pair(embed=INIT.normal(1.0), head=INIT.normal(0.003))
     optim.adam(0.1, scales, "mup").init(other)  # a size of its own
+
+
+def test_large_readouts_are_measured_on_their_device(monkeypatch):
+    monkeypatch.setattr(initial_sizes, "_LARGE", 1)
+    _, scales, params = pair(embed=INIT.normal(1.0))
+    said = "readout 'head/kernel' starts as large"
+    init = optim.adam(0.1, scales, "mup").init
+    with pytest.warns(optim.ChainWarning, match=said):
+        jax.eval_shape(lambda: init(params))
+    mesh = jax.make_mesh((1,), ("m",), axis_types=(jax.sharding.AxisType.Explicit,))
+    spread = jax.sharding.NamedSharding(mesh, jax.P(None, "m"))
+    params["head"]["kernel"] = jax.device_put(params["head"]["kernel"][...], spread)
+    with jax.set_mesh(mesh), pytest.warns(optim.ChainWarning, match=said):
+        init(params)
 
 
 def test_unknown_values_of_an_embedding_are_a_warning():

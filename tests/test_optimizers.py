@@ -559,6 +559,8 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
     with pytest.raises(ValueError, match=r"largest value is 0\.01, .* peak of 1"):
         optim.scale_schedule(0.5, optax.constant_schedule(0.01))
     optim.scale_schedule(0.5, optax.warmup_cosine_decay_schedule(0.0, 1.0, 999, 2000))
+    optim.scale_schedule(0.5, lambda step: jnp.minimum(step.astype(float) / 100, 1.0))
+    optim.scale_schedule(0.5, lambda step: jnp.minimum(step**-0.5 * 10, step / 100))
 
 
 # --- what decays ---

@@ -447,6 +447,12 @@ def _target(
         target = with_keys(own, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
+    if target.schedule.name != base.schedule.name:
+        raise UserError(
+            f"target.schedule.name is {target.schedule.name!r}, and that of the sweep "
+            f"is {base.schedule.name!r}, which has another best learning rate; tune "
+            "and train with the same schedule"
+        )
     return dataclasses.replace(target, parametrization=base.parametrization)
 
 
