@@ -350,11 +350,15 @@ def test_scales_of_a_deeper_model_are_a_warning():
     made = (lambda: Blocks(4, 2)), (lambda: Blocks(16, 4))
     scales = optim.infer_scales(*made, depth=(2, 4), branch="blocks")
     tx = optim.sgd(0.1, scales, "depth_mup")
-    shallower = nnx.state(Blocks(16, 3), nnx.Param)
+
+    def state(model, *filters):
+        return jax.tree.map(jnp.ones_like, nnx.state(model, *filters))
+
+    shallower = state(Blocks(16, 3), nnx.Param)
     with pytest.warns(UserWarning, match=r"'blocks/3/bias'.*'blocks/2': make the sca"):
         tx.init(shallower)
     for part in ("net", "blocks", "bias"):  # frozen by a filter: no warning
-        tx.init(nnx.state(made[1](), nnx.All(nnx.Param, nnx.PathContains(part))))
+        tx.init(state(made[1](), nnx.All(nnx.Param, nnx.PathContains(part))))
 
 
 def test_parameters_left_out_by_none_are_left_out():

@@ -322,6 +322,8 @@ def test_nnx_optimizers_train(alias):
 
     model = Model(16, nnx.Rngs(0))
     scales = optim.infer_scales(lambda: Model(4, nnx.Rngs(0)), model)
+    params = nnx.state(model, nnx.Param)
+    nnx.update(model, optim.rescale_init(params, scales, "mup"))
     optimizer = nnx.Optimizer(model, ALIASES[alias](0.02, scales, "mup"), wrt=nnx.Param)
     x = jax.random.normal(jax.random.key(1), (8, 5))
 
