@@ -35,6 +35,10 @@ __all__ = list(_NAMES)
 def load(module: str, name: str) -> Any:
     """Import a name from a module of this package.
 
+    Args:
+      module: path of the module, from this package.
+      name: the name in it.
+
     Raises:
       ModuleNotFoundError: a package of `mupax[train]` is missing.
     """

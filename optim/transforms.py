@@ -218,7 +218,8 @@ def scale_schedule(
             "comes first: optim.scale_schedule(1e-3, schedule)"
         )
     steps = (0, *(2**i for i in range(24)))
-    values = [schedule(jnp.asarray(step, jnp.int32)) for step in steps]
+    with jax.ensure_compile_time_eval():  # not in a program that is being traced
+        values = [schedule(jnp.asarray(step, jnp.int32)) for step in steps]
     if not any(isinstance(x, jax.core.Tracer) for x in values):
         peak = max(map(float, values))
         if peak < 0.1:

@@ -561,6 +561,9 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
     optim.scale_schedule(0.5, optax.warmup_cosine_decay_schedule(0.0, 1.0, 999, 2000))
     optim.scale_schedule(0.5, lambda step: jnp.minimum(step.astype(float) / 100, 1.0))
     optim.scale_schedule(0.5, lambda step: jnp.minimum(step**-0.5 * 10, step / 100))
+    made = jax.make_jaxpr(lambda rate: optim.scale_schedule(rate, unit)(1))(0.5)
+    plain = jax.make_jaxpr(lambda rate: rate * unit(1))(0.5)
+    assert len(made.eqns) == len(plain.eqns)  # the check adds nothing to a program
 
 
 # --- what decays ---

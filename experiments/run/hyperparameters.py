@@ -206,12 +206,8 @@ def apply_transfer(config: dict[str, Any], path: pathlib.Path) -> dict[str, Any]
     if isinstance(known := record.get("options"), dict):  # not in old files
         _check_options({"name": record.get("model")} | known, config["model"], path)
     name = options("schedule", config["schedule"]).get("name")
-    if name is not None and (tuned_with := record.get("schedule", name)) != name:
-        raise UserError(  # old files do not say
-            f"{shown(str(path))} was tuned with schedule.name={shown(tuned_with)}, and "
-            f"here it is {shown(name)}, which has another best learning rate; tune and "
-            "train with the same schedule"
-        )
+    if name is not None and "schedule" in record:  # not in old files
+        check_schedule(record["schedule"], name, shown(str(path)))
     # Smoothing and warm-up that were not swept keep the config's values.
     if smoothing or "label_smoothing" in values:
         config["label_smoothing"] = smoothing
@@ -250,6 +246,16 @@ def _check_options(
                 f"{shown(str(path))} was tuned with model.{key}={shown(one)}, and here "
                 f"it is {shown(other)}; the base must be the same model, only smaller"
             )
+
+
+def check_schedule(tuned: str, name: str, source: str) -> None:
+    """Check that a learning rate is used with the schedule that it was tuned with."""
+    if name != tuned:
+        raise UserError(
+            f"{source} was tuned with schedule.name={shown(tuned)}, and here it is "
+            f"{shown(name)}, which has another best learning rate; tune and train with "
+            "the same schedule"
+        )
 
 
 def _check_model(tuned: Any, name: Any, path: pathlib.Path) -> None:

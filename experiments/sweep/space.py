@@ -36,7 +36,7 @@ from ..run.config import (
     with_keys,
     without_sections,
 )
-from ..run.hyperparameters import tunable
+from ..run.hyperparameters import check_schedule, tunable
 from . import grids
 from .engine import Limits
 from .results import Sizes
@@ -447,12 +447,7 @@ def _target(
         target = with_keys(own, changes)
     except UserError as error:
         raise UserError(f"target: {error}") from None
-    if target.schedule.name != base.schedule.name:
-        raise UserError(
-            f"target.schedule.name is {target.schedule.name!r}, and that of the sweep "
-            f"is {base.schedule.name!r}, which has another best learning rate; tune "
-            "and train with the same schedule"
-        )
+    check_schedule(base.schedule.name, target.schedule.name, "the target")
     return dataclasses.replace(target, parametrization=base.parametrization)
 
 
