@@ -12,6 +12,7 @@ SIZES = {"width": 16, "depth": 6, "base_width": 8, "base_depth": 2}
 OPTIONS = [
     {},
     {"block_depth": 2},
+    {"block_depth": 3, "subtract_inner_mean": False},
     {"activation_first": True, "subtract_mean": False},
     {"layer_norm": True, "nonlinearity": "gelu"},
     {"nonlinearity": "abs"},
@@ -39,6 +40,21 @@ def test_the_forward_pass_is_the_formula_of_section_6_3():
         z = np.maximum(h @ kernel, 0)
         h = h + 1.5 * (6 / 2) ** -0.5 * (z - z.mean(-1, keepdims=True))
     np.testing.assert_allclose(model(x), h @ w["readout/kernel"], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_the_mean_between_the_layers_of_a_branch_is_an_option(inner):
+    model = build(block_depth=2, subtract_inner_mean=inner, parametrization="depth_mup")
+    w = kernels(model)
+    x = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    h = x @ w["readin/kernel"]
+    for first, second in zip(
+        w["blocks/layers/0/kernel"], w["blocks/layers/1/kernel"], strict=True
+    ):
+        z = np.maximum(h @ first, 0)
+        z = np.maximum((z - inner * z.mean(-1, keepdims=True)) @ second, 0)
+        h = h + (6 / 2) ** -0.5 * (z - z.mean(-1, keepdims=True))
+    np.testing.assert_allclose(model(x), h @ w["readout/kernel"], rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

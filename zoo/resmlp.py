@@ -25,7 +25,7 @@ from .registry import register
 class Block(nnx.Module):
     """x + a M^-α · branch(x), where the branch has `block_depth` layers.
 
-    A layer is MS(φ(W x)), or W φ(x) with `activation_first`.
+    A layer is MS(φ(W x)), or MS(W φ(x)) with `activation_first`.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Block(nnx.Module):
         nonlinearity: str,
         activation_first: bool,
         subtract_mean: bool,
+        subtract_inner_mean: bool,
         layer_norm: bool,
         zero_init: bool,
         rngs: nnx.Rngs,
@@ -43,7 +44,8 @@ class Block(nnx.Module):
         self.branch = plan.branch
         self.nonlinearity = nonlinearity
         self.activation_first = activation_first
-        self.subtract_mean = subtract_mean
+        inner = subtract_mean and subtract_inner_mean
+        self.subtract_mean = (inner,) * (block_depth - 1) + (subtract_mean,)
         self.norm = LayerNorm(plan, "embed", in_branch=True) if layer_norm else None
         names = ["embed"] + ["mlp"] * block_depth
         last = block_depth - 1
@@ -61,9 +63,9 @@ class Block(nnx.Module):
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         phi = activation(self.nonlinearity)
         h = x if self.norm is None else self.norm(x)
-        for layer in self.layers:
+        for layer, subtract_mean in zip(self.layers, self.subtract_mean, strict=True):
             h = layer(phi(h)) if self.activation_first else phi(layer(h))
-            if self.subtract_mean:
+            if subtract_mean:
                 h = mean_subtraction(h)
         return x + self.branch * h
 
@@ -78,6 +80,7 @@ class ResMLPOptions(ResidualOptions):
     nonlinearity: str = "relu"
     activation_first: bool = False
     subtract_mean: bool = True
+    subtract_inner_mean: bool = True
     layer_norm: bool = False
     zero_init: bool = False
     train_ends: bool = True
@@ -108,6 +111,8 @@ class ResMLP(Family, options=ResMLPOptions):
       activation_first: apply the nonlinearity before the weights (section 8).
       subtract_mean: subtract the mean after each layer (MS, section 6.3). Without it,
         the mean of a ReLU adds up over blocks, and a `ModelWarning` says so if α < 1.
+      subtract_inner_mean: with block_depth > 1, subtract the mean between the layers of
+        a branch, too. False: only at its end (our reading of section 9).
       layer_norm: apply LayerNorm before the weights (section 10.2).
       zero_init: initialize the last layer of each branch with zeros.
       train_ends: train the first layer U and the readout V; False: freeze them (Figure
@@ -165,6 +170,7 @@ class ResMLP(Family, options=ResMLPOptions):
                 nonlinearity=options.nonlinearity,
                 activation_first=options.activation_first,
                 subtract_mean=options.subtract_mean,
+                subtract_inner_mean=options.subtract_inner_mean,
                 layer_norm=options.layer_norm,
                 zero_init=options.zero_init,
                 rngs=rngs,
