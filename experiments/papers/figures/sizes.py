@@ -182,12 +182,12 @@ FEATURES_DEPTHS = {
 
 # ----- Transformers of Tensor Programs VI.
 
-_GPT_WIDE = {"model.width": "128", "sweep.widths": "(128,)", "sweep.seeds": "2"}
+_GPT_WIDE = {"model.width": "128", "sweep.widths": "(128,)", "sweep.seeds": "4"}
 GPT: Sizes = {
     "laptop": _SEEDS_4,
     "medium": _MEDIUM | {"sweep.seeds": "8"},
     "long": _SEEDS_4 | _grid(_powers(-9, -8, -7, -6.5, -6, -5.5, -5, -4)),
-    "wide": _GPT_WIDE | _grid("2**[-9:-6:1]", depths="(2,4)"),
+    "wide": _GPT_WIDE | _grid("2**[-9:-7:1]", depths="(2,4)"),
     "paper": {
         "data.context": "4096",
         "batch_size": "256",
@@ -208,7 +208,7 @@ GPT_DEEP: Sizes = {"long": {"sweep.depths": "(2,4,8,16,32)"}}
 # Over the block multiplier too.
 GPT_MULTIPLIER: Sizes = {
     "long": {"sweep.seeds": "6"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]"),
-    "wide": _GPT_WIDE | _SEEDS_3 | _grid("2**[-9:-7:1]", "2**[-2:2:2]", "(2,)"),
+    "wide": _GPT_WIDE | _grid("2**[-9:-7:1]", "2**[-2:2:2]", "(2,)"),
 }
 
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
