@@ -33,18 +33,15 @@ def test_a_quarter_is_close_to_the_best_branch_multiplier(sections):
     own = rows(sections["branch multiplier"])
     over = {name.split("]")[0][1:]: number(x[-1]) for name, x in own.items()}
     assert over.pop("features-base, medium") == pytest.approx(1.56)  # at width 256
-    assert max(over.values()) < 0.2
+    assert max(over.values()) < 0.15  # rounds to 0.1 %
     best = {name for name, share in over.items() if share == 0}
-    assert over.keys() - best == {"one-relu-early, long", "one-relu-both, long"}
+    assert over.keys() - best == {"one-relu-both, long"}
 
 
-@pytest.mark.parametrize(
-    ("name", "other"), [("one-relu-early", 0.5), ("one-relu-both", 0.125)]
-)
-def test_seeds_disagree_whether_another_multiplier_is_better(name, other):
-    table = tables.read(DATA / "long" / f"{name}.csv")
+def test_seeds_disagree_whether_an_eighth_is_better_after_50_epochs():
+    table = tables.read(DATA / "long" / "one-relu-both.csv")
     base = table.data.at_base("depth_mup")
-    at = [base.at("branch_multiplier", a).loss for a in (0.25, other)]
+    at = [base.at("branch_multiplier", a).loss for a in (0.25, 0.125)]
     best = [loss[:, np.exp(np.log(loss).mean(0)).argmin()] for loss in at]
     signs = np.sign(best[0] - best[1])
     assert sorted(signs) == [-1, 1]

@@ -298,6 +298,11 @@ CASES = {
         (one(level=1.2, sizes=TWO), one()),
         True,
     ),
+    "they win with the mean of each layer": (
+        tp6.two_layers_lose,
+        (one(level=1.2, sizes=TWO), one(), one(level=0.8, sizes=TWO)),
+        True,
+    ),
     "two layers win": (
         tp6.two_layers_lose,
         (one(level=0.8, sizes=TWO), one()),
@@ -598,9 +603,10 @@ def test_parts_of_one_name_are_one_sweep():
 @pytest.mark.parametrize("name", ["tp6-4", "tp6-5"])
 def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path):
     request = figures.Request(scale, tmp_path)
-    two, one = (planned(p, request) for p in TRAINED[name].parts)
-    shared = {2 * depth for depth in two.depths} & set(one.depths)
-    assert len(shared) >= (2 if (name, scale) == ("tp6-5", "long") else 3)
+    two, one, *each = (planned(p, request) for p in TRAINED[name].parts)
+    for deep in (two, *each):
+        shared = {2 * depth for depth in deep.depths} & set(one.depths)
+        assert len(shared) >= (2 if (name, scale) == ("tp6-5", "long") else 3)
 
 
 @pytest.mark.parametrize("scale", registry.SCALES)

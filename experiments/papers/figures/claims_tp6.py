@@ -119,14 +119,29 @@ def absolute_gains(absolute: SweepData, relu: SweepData) -> Drawing:
     return Drawing(panels, ours, curves.lower(losses, others)[-1])
 
 
-def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
-    """Branches of two layers are worse at the same number of layers (4 and 5)."""
+def two_layers_lose(
+    two: SweepData, one: SweepData, each: SweepData | None = None
+) -> Drawing:
+    """Branches of two layers are worse at the same number of layers (4 and 5).
+
+    Args:
+      two: branches of two layers.
+      one: branches of one.
+      each: branches of two where the mean is subtracted after each layer, not only at
+        the end. Shown, but not judged.
+    """
     deep, flat = (curves.cells(data, "depth_mup") for data in (two, one))
     losses = {c.depth * 2: curves.least(c) for c in deep}
     others = {c.depth: curves.least(c) for c in flat}
     layers = sorted(losses.keys() & others.keys())
     compared = ", ".join(f"{losses[n]} against {others[n]} at {n}" for n in layers)
+    measured = f"loss with branches of two layers and of one: {compared} layers"
     lines = [_losses("block depth 2", deep, 2), _losses("block depth 1", flat)]
+    if each is not None:
+        cells = curves.cells(each, "depth_mup")
+        lines.append(_losses("block depth 2, mean of each layer", cells, 2))
+        measured += "; of two, with the mean subtracted after each layer: "
+        measured += ", ".join(str(curves.least(cell)) for cell in cells)
     panels = [
         curves.panel("Block depth 2", deep, scale=2),
         _best_rates("layers", lines),
@@ -134,7 +149,7 @@ def two_layers_lose(two: SweepData, one: SweepData) -> Drawing:
     ]
     return Drawing(
         panels,
-        f"loss with branches of two layers and of one: {compared} layers",
+        measured,
         curves.conjunction(
             *curves.lower([others[n] for n in layers], [losses[n] for n in layers])
         ),

@@ -125,12 +125,13 @@ TWO: Sizes = {
     "paper": {"sweep.depths": "(4,8,16,32,64,128,256,512)"},
 }
 # Figure 4, left: fewer steps, after which block depths 1 and 2 differ.
-_EARLY = {"steps": "11000", "sweep.seeds": "2"}
+_EARLY = {"steps": "11000", "sweep.seeds": "3"}
 # At twice the width, best learning rates are half as large.
 _EARLY_WIDE = {
     "data.image_size": "32",
     "model.width": "128",
     "sweep.widths": "(128,)",
+    "sweep.seeds": "2",
 }
 ONE_EARLY: Sizes = {
     "long": _EARLY | _grid("2**[-9:-6:1]", "2**[-3:0]", "(8,32,128)"),
