@@ -73,7 +73,7 @@ _RELU_BOTH = _both("one-relu", {}, sizes.RELU_BOTH)
 _FIRST_BOTH = _both("first-relu", {"model.activation_first": "True"}, sizes.FIRST_BOTH)
 _ABSLN_BOTH = _both("one-absln", _WITH_NORM, sizes.ABSLN_BOTH)
 _TWO_RELU_BOTH = _both("two-relu", _TWO | {"model.depth": "4"}, sizes.TWO)
-# The mean is subtracted at the end of each branch only, as section 9 writes it.
+# The mean is subtracted at the end of each branch only, as we read section 9.
 _TWO_OUTER_BOTH = _both(
     "two-relu-outer",
     _TWO | {"model.depth": "4", "model.subtract_inner_mean": "False"},
