@@ -23,9 +23,11 @@ def main() -> int:
         if devices not in os.environ.get("XLA_FLAGS", ""):
             _default("num_cpu_devices", _cores())
     from mupax.experiments import cli
+    from mupax.experiments.cli import noise
 
+    noise.hide_late_writes()
     try:
-        return cli.main(sys.argv)
+        status = cli.main(sys.argv)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("mupax"):
             raise
@@ -35,6 +37,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    if status == 2:
+        noise.hide_threads()
+    return status
 
 
 def _default(name: str, value: str | int) -> None:

@@ -1,6 +1,8 @@
 """Trackers get runs and sweeps, and a resumed run continues its own."""
 
+import errno
 import json
+import math
 import sys
 import types
 
@@ -143,6 +145,32 @@ def test_tensorboard_gets_hyperparameters_and_curve_of_each_run(tmp_path):
     assert "final_loss" not in lost
     assert "_hparams_/session_start_info" in good
     assert not list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_tensorboard_is_left_out_when_its_disk_is_full(tmp_path, monkeypatch, caplog):
+    """Training goes on, however many numbers follow."""
+    from tensorboardX.record_writer import RecordWriter
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tracker,) = open_trackers(tmp_path, {}, tensorboard=True)
+    monkeypatch.setattr(RecordWriter, "flush", flush)
+    for step in range(100):
+        tracker.write(step, {"loss": 1.0})
+    tracker.close()
+    assert caplog.text.count("TensorBoard failed ([Errno 28] No space left") == 1
+
+
+def test_tensorboard_gets_the_metrics_of_a_run(tmp_path):
+    (tracker,) = open_trackers(tmp_path, {}, tensorboard=True)
+    for step, loss in enumerate([2.0, math.inf, 1.0]):
+        tracker.write(step, {"loss": loss, "parameter_norm/hidden": 4.0})
+    tracker.close()
+    assert events(tmp_path / "tensorboard") == {
+        "loss": [(0, 2.0), (2, 1.0)],
+        "parameter_norm/hidden": [(0, 4.0), (1, 4.0), (2, 4.0)],
+    }
 
 
 def test_a_large_sweep_says_that_tensorboard_does_not_show_it(tmp_path, caplog):

@@ -55,10 +55,10 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         return _refuse(str(error))
     except Stopped as error:
-        print(f"mupax: {error}; run the same command to resume", file=sys.stderr)
+        _say(f"{error}; run the same command to resume")
         return 0
     except KeyboardInterrupt:
-        print("mupax: interrupted; run the same command to resume", file=sys.stderr)
+        _say("interrupted; run the same command to resume")
         return 130
     except BrokenPipeError:
         # A reader such as `head` closed the pipe. Python would print an error at exit.
@@ -99,8 +99,14 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _refuse(sentence: str) -> int:
-    print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr)
+    _say(" ".join(sentence.split()))
     return 2
+
+
+def _say(sentence: str) -> None:
+    # One write: `print` writes the end of the line separately, and another thread may
+    # come between.
+    sys.stderr.write(f"mupax: {sentence}\n")
 
 
 def _version() -> str:

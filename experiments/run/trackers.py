@@ -6,11 +6,13 @@ MLflow are kept in the run directory, so that a resumed run continues them.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import math
 import pathlib
 import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +27,7 @@ from .records import Sink
 NAME = "trackers.json"
 # TensorBoard's page of hyperparameters reads one directory per run.
 _MOST_EVENTS = 2_000
+_FLUSH_SECONDS = 30.0  # between two writes of TensorBoard's events to the disk
 
 
 class Finished(NamedTuple):
@@ -79,7 +82,7 @@ def open_trackers(
     """
     trackers: list[Tracker] = []
     if tensorboard:
-        trackers.append(TensorBoard(folder / "tensorboard"))
+        trackers.append(InBackground(TensorBoard(folder / "tensorboard")))
     if wandb:
         trackers.append(InBackground(WandB(wandb, folder, settings)))
     if mlflow:
@@ -121,7 +124,7 @@ class InBackground:
     """Sends the metrics of a run to a tracker from a thread.
 
     Training does not wait for it. A tracker that fails, e.g. because its server is
-    gone, is left out from then on, with a warning.
+    gone or its disk is full, is left out from then on, with a warning.
     """
 
     def __init__(self, tracker: Tracker):
@@ -144,7 +147,7 @@ class InBackground:
             return
         try:
             write(*values)
-        except Exception as error:  # of a server, the network or the client
+        except Exception as error:  # of a server, the network, a disk or the client
             self._failed = True
             logging.warning(
                 "%s failed (%s) and gets no more metrics of this run; metrics.jsonl "
@@ -161,19 +164,38 @@ class TensorBoard:
     """
 
     def __init__(self, folder: pathlib.Path):
-        # Imported here: the base install lacks it.
-        from tensorboardX import SummaryWriter
+        # Imported here and below: the base install lacks it.
+        import tensorboardX  # noqa: F401
 
         self._folder = folder
-        self._open = SummaryWriter
-        self._writer: Any = None
+        self._events: Any = None
+        self._flushed = 0.0
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        if self._writer is None:
-            self._writer = self._open(str(self._folder), flush_secs=30)
-        for name, value in values.items():
-            if math.isfinite(value):  # TensorBoard cannot show others
-                self._writer.add_scalar(name, value, step)
+        # Not a `SummaryWriter`: if its disk is full, it blocks after ten more numbers.
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        if self._events is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{now:.0f}.{socket.gethostname()}"
+            self._events = RecordWriter(str(self._folder / name))
+            version = Event(wall_time=now, file_version="brain.Event:2")
+            self._events.write(version.SerializeToString())
+        try:
+            for name, value in values.items():
+                if math.isfinite(value):  # TensorBoard cannot show others
+                    event = Event(wall_time=now, step=step, summary=scalar(name, value))
+                    self._events.write(event.SerializeToString())
+            if now - self._flushed > _FLUSH_SECONDS:
+                self._events.flush()
+                self._flushed = now
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._events.close()
+            raise
 
     def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
         del verdicts, report
@@ -186,6 +208,7 @@ class TensorBoard:
                 _MOST_EVENTS,
             )
             return
+        from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
 
         for run in runs:
@@ -197,7 +220,7 @@ class TensorBoard:
                 key: value if isinstance(value, scalars) else str(value)
                 for key, value in run.settings.items()
             }
-            with self._open(str(folder)) as writer:
+            with SummaryWriter(str(folder)) as writer:
                 for summary in hparams(plain, {"final_loss": 0.0}):
                     writer.file_writer.add_summary(summary)
                 for step, loss in run.curve:
@@ -206,8 +229,8 @@ class TensorBoard:
                     writer.add_scalar("final_loss", run.loss, 0)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._events is not None:
+            self._events.close()
 
 
 class WandB:
