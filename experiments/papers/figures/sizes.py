@@ -209,7 +209,9 @@ GPT_DEEP: Sizes = {"long": {"sweep.depths": "(2,4,8,16,32)"}}
 # Over the block multiplier too.
 GPT_MULTIPLIER: Sizes = {
     "long": {"sweep.seeds": "6"} | _grid("2**[-7:-5:1]", "2**[-2:2:2]"),
-    "wide": _GPT_WIDE | _grid("2**[-9:-7:1]", "2**[-2:2:2]", "(2,)"),
+    "wide": _GPT_WIDE
+    | {"sweep.seeds": "6"}
+    | _grid("2**[-9:-7:1]", "2**[-2:2:2]", "(2,)"),
 }
 
 # ----- Bordelon et al.: batches of 64; augmentation of CIFAR-10 as in App. A.4.
