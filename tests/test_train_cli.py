@@ -248,46 +248,58 @@ def test_stopped_at_24_random_moments_it_ends_with_the_same_weights_and_log(
     assert all(jax.tree.leaves(same))
 
 
+def pair(run: pathlib.Path, data_dir: str) -> list[subprocess.Popen]:
+    """Two processes that train one model together."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        spawn(
+            "train",
+            TOY,
+            f"--workdir={run}",
+            f"--config.data_dir={data_dir}",
+            "--config.steps=60",
+            "--config.mesh.fsdp=2",
+            "--distributed",
+            f"--coordinator=127.0.0.1:{port}",
+            "--processes=2",
+            f"--process={rank}",
+            devices=2,
+        )
+        for rank in range(2)
+    ]
+
+
+def finish(processes: list[subprocess.Popen]) -> None:
+    for child in processes:
+        _, err = ended(child)
+        assert child.returncode == 0, err
+
+
+@pytest.fixture(scope="module")
+def finished_pair(tmp_path_factory, data_dir) -> pathlib.Path:
+    """The run of two processes that nobody stopped."""
+    run = tmp_path_factory.mktemp("runs") / "pair"
+    finish(pair(run, data_dir))
+    return run
+
+
 @pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_of_two_processes_is_killed_the_pair_goes_on_bit_for_bit(
-    tmp_path, data_dir, victim
+    tmp_path, data_dir, finished_pair, victim
 ):
-    def pair(run: pathlib.Path) -> list[subprocess.Popen]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        return [
-            spawn(
-                "train",
-                TOY,
-                f"--workdir={run}",
-                f"--config.data_dir={data_dir}",
-                "--config.steps=150",
-                "--config.mesh.fsdp=2",
-                "--distributed",
-                f"--coordinator=127.0.0.1:{port}",
-                "--processes=2",
-                f"--process={rank}",
-                devices=2,
-            )
-            for rank in range(2)
-        ]
-
-    for child in pair(tmp_path / "whole"):
-        _, err = ended(child)
-        assert child.returncode == 0, err
-    killed = pair(tmp_path / "killed")
-    wait_for_step(tmp_path / "killed", 30, killed[0])
+    run = tmp_path / "killed"
+    killed = pair(run, data_dir)
+    wait_for_step(run, 30, killed[0])
     killed[victim].kill()
     for child in killed:
         ended(child)
         assert child.returncode != 0
-    for child in pair(tmp_path / "killed"):
-        _, err = ended(child)
-        assert child.returncode == 0, err
-    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+    finish(pair(run, data_dir))
+    assert curve(run) == curve(finished_pair)
 
 
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, data_dir, capsys):
