@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from benchmarks import joint
 from mupax.experiments.papers.figures import pages, summaries, tables
@@ -115,3 +116,16 @@ def test_the_joint_table_is_of_the_models_that_were_trained():
         for octave in joint.OCTAVES
         for seed in joint.SEEDS
     }
+
+
+def test_wider_transformers_depend_less_on_the_branch_multiplier():
+    """By 1.2 to 3.2 points of the loss, at depth 2 (docs/figures.md, `tp6-14`)."""
+    differences = []
+    for scale in ("long", "wide"):
+        table = tables.read(DATA / scale / "gpt-multiplier.csv")
+        base = table.data.at_base("depth_mup")
+        logs = [np.log(base.at("branch_multiplier", a).loss) for a in (0.25, 4.0)]
+        low, high = (loss[:, loss.mean(0).argmin()] for loss in logs)
+        differences.append(100 * (high - low))
+    test = scipy.stats.ttest_ind(*differences, equal_var=False)
+    assert test.confidence_interval() == pytest.approx((1.2, 3.2), abs=0.05)

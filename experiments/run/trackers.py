@@ -168,27 +168,16 @@ class TensorBoard:
         import tensorboardX  # noqa: F401
 
         self._folder = folder
-        self._events: Any = None
+        self._events: _Events | None = None
         self._flushed = 0.0
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        # Not a `SummaryWriter`: if its disk is full, it blocks after ten more numbers.
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.record_writer import RecordWriter
-        from tensorboardX.summary import scalar
-
-        now = time.time()
         if self._events is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{now:.0f}.{socket.gethostname()}"
-            self._events = RecordWriter(str(self._folder / name))
-            version = Event(wall_time=now, file_version="brain.Event:2")
-            self._events.write(version.SerializeToString())
+            self._events = _Events(self._folder)
         try:
             for name, value in values.items():
-                if math.isfinite(value):  # TensorBoard cannot show others
-                    event = Event(wall_time=now, step=step, summary=scalar(name, value))
-                    self._events.write(event.SerializeToString())
+                self._events.number(name, value, step)
+            now = time.time()
             if now - self._flushed > _FLUSH_SECONDS:
                 self._events.flush()
                 self._flushed = now
@@ -208,7 +197,6 @@ class TensorBoard:
                 _MOST_EVENTS,
             )
             return
-        from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
 
         for run in runs:
@@ -220,17 +208,50 @@ class TensorBoard:
                 key: value if isinstance(value, scalars) else str(value)
                 for key, value in run.settings.items()
             }
-            with SummaryWriter(str(folder)) as writer:
+            with contextlib.closing(_Events(folder)) as events:
                 for summary in hparams(plain, {"final_loss": 0.0}):
-                    writer.file_writer.add_summary(summary)
+                    events.add(summary)
                 for step, loss in run.curve:
-                    writer.add_scalar("loss", loss, step)
+                    events.number("loss", loss, step)
                 if run.loss is not None:
-                    writer.add_scalar("final_loss", run.loss, 0)
+                    events.number("final_loss", run.loss, 0)
 
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
+
+
+class _Events:
+    """An event file of TensorBoard.
+
+    Not a `SummaryWriter`: it writes from a thread, and if that thread fails, e.g. of a
+    full disk, it blocks after ten more numbers.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+        self._file = RecordWriter(str(folder / name))
+        self._event = Event
+        self._write(file_version="brain.Event:2")
+        self.flush, self.close = self._file.flush, self._file.close
+
+    def add(self, summary: Any, step: int = 0) -> None:
+        self._write(summary=summary, step=step)
+
+    def number(self, name: str, value: float, step: int) -> None:
+        """Write a number; TensorBoard cannot show those that are not finite."""
+        from tensorboardX.summary import scalar
+
+        if math.isfinite(value):
+            self.add(scalar(name, value), step)
+
+    def _write(self, **content: Any) -> None:
+        event = self._event(wall_time=time.time(), **content)
+        self._file.write(event.SerializeToString())
 
 
 class WandB:
