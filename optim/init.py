@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .activations import is_nnx
-from .initial_sizes import Size, is_traced, sizes_of
+from .initial_sizes import Size, deviation, freedoms, is_traced, sizes_of
 from .initialized import rescaled, scaled_by_path
 from .leaves import Leaf, check_takes_nothing
 from .links import ChainWarning
@@ -331,8 +331,7 @@ def _measured_factors(
             factors[path] = 1.0
             continue
         ratio = large[path].rms / small[path].rms
-        noise = _noise(small[path], large[path])
-        fits = abs(math.log(ratio / leaf.assumed)) <= noise
+        fits = _agrees(small[path], large[path], leaf.assumed)
         # Exact if the initializer agrees with the assumption.
         factors[path] = leaf.rule / (leaf.assumed if fits else ratio)
     return factors
@@ -341,15 +340,23 @@ def _measured_factors(
 def _traced_factor(leaf: _Leaf, small: Size, large: Size) -> Any:
     empty = (small.rms == 0) | (large.rms == 0)
     ratio = jnp.where(empty, 1, large.rms) / jnp.where(empty, 1, small.rms)
-    noise = _noise(small, large)
+    noise = _SURE * (small.error**2 + large.error**2) ** 0.5 + _MARGIN
     fits = jnp.abs(jnp.log(ratio / leaf.assumed)) <= noise
     factor = leaf.rule / jnp.where(fits, leaf.assumed, ratio)
     return jnp.where(empty, 1.0, factor)
 
 
-def _noise(small: Size, large: Size) -> Any:
-    """Largest error of the log of a measured ratio that chance explains."""
-    return 4 * (small.error**2 + large.error**2) ** 0.5 + 0.02
+# Standard errors: chance exceeds the first in 7 of a million parameters, the second in
+# 3 of a hundred thousand models.
+_SURE, _ONE_SIDED = 4.5, 4.0
+# Relative error of rounded constants in initializers.
+_MARGIN = 0.02
+
+
+def _agrees(small: Size, large: Size, ratio: float) -> bool:
+    """Whether chance and rounding explain the difference of a ratio from this one."""
+    off = math.log(large.rms / small.rms / ratio)
+    return abs(off) <= _MARGIN or abs(deviation(small, large, ratio)) <= _SURE
 
 
 def _check_measured(
@@ -358,7 +365,7 @@ def _check_measured(
     large: Mapping[str, Size],
     init: str | None,
 ) -> None:
-    done: dict[str, bool] = {}  # by path, whether the size already follows the rule
+    changing: dict[str, _Leaf] = {}
     for path, leaf in leaves.items():
         b, t = small[path], large[path]
         if (b.rms == 0) != (t.rms == 0):
@@ -369,23 +376,42 @@ def _check_measured(
             )
         if b.rms == 0:
             continue
-        if b.constant and not t.constant and leaf.array.size > 1:
+        if b.constant and b.count > 1 and not t.constant and t.count > 1:
             raise ValueError(
                 f"parameter {path!r} starts with equal entries in the base and not in "
                 "the target, as if it were trained; call rescale_init once, before "
                 "training or restoring"
             )
-        off = math.log(t.rms / b.rms)
-        if init is not None and abs(off - math.log(leaf.assumed)) > _noise(b, t):
+        if init is not None and not _agrees(b, t, leaf.assumed):
             raise ValueError(
                 f"parameter {path!r} starts {t.rms / b.rms:.3g} times as large in the "
                 f"target as in the base, but init={init!r} means "
                 f"{leaf.assumed:.3g} times; leave init out to use the measured sizes"
             )
         if leaf.changes:
-            done[path] = abs(off - math.log(leaf.rule)) <= _noise(b, t)
-    if done and all(done.values()):
-        raise ValueError(_already(next(iter(done))))
+            changing[path] = leaf
+    if _follow_the_rule(changing, small, large):
+        raise ValueError(_already(next(iter(changing))))
+
+
+def _follow_the_rule(
+    leaves: Mapping[str, _Leaf], small: Mapping[str, Size], large: Mapping[str, Size]
+) -> bool:
+    """Whether sizes follow the rule, and all together exclude what is assumed.
+
+    A readout with few outputs has so few entries that its size agrees with both.
+    """
+    total = weight = 0.0
+    for path, leaf in leaves.items():
+        b, t = small[path], large[path]
+        if not _agrees(b, t, leaf.rule):
+            return False
+        # The best weight of a standard score is the expected one (Stouffer 1949).
+        change = math.log(leaf.rule / leaf.assumed)
+        score = change / sum(0.5 / freedom for freedom in freedoms(b, t)) ** 0.5
+        total += score * deviation(b, t, leaf.assumed)
+        weight += score**2
+    return weight > 0 and total / weight**0.5 > _ONE_SIDED
 
 
 # --- sizes, assumed ---
@@ -424,12 +450,14 @@ def _check_assumption(leaves: Mapping[str, _Leaf], init: str | None) -> None:
     unexplained = {}
     for path, size in sizes.items():
         leaf = kernels[path]
-        laws = _matching(_laws(leaf.scale, path), size)
+        laws = _laws(leaf.scale, path)
+        likely = _matching(laws, size, _SURE)
+        if any(_alike(law.ratio, leaf.assumed) for law in likely):
+            continue
+        laws = _matching(laws, size)
         if not laws:
             unexplained[path] = size
-            continue
-        fits = any(_alike(law.ratio, leaf.assumed) for law in laws)
-        if not fits and (init != CONSTANT or _round(size) is None):
+        elif init != CONSTANT or _round(size) is None:
             raise ValueError(_contradiction(path, size, laws[0], leaf, init))
     if init == CONSTANT:
         return
@@ -462,15 +490,15 @@ def _round(size: Size) -> float | None:
     return next((law.ratio for law in _matching(laws, size)), None)
 
 
-def _near(size: Size) -> float:
-    # Three standard errors, plus a margin for rounded constants.
-    return 3 * size.error + 0.002
+def _near(size: Size, errors: float = 3.0) -> float:
+    # Standard errors, plus a margin for rounded constants.
+    return errors * size.error + 0.002
 
 
-def _matching(laws: list[_Law], size: Size) -> list[_Law]:
-    near = _near(size)
-    if near > 0.1:  # too few entries to distinguish laws
+def _matching(laws: list[_Law], size: Size, errors: float = 3.0) -> list[_Law]:
+    if _near(size) > 0.1:  # too few entries to distinguish laws
         return []
+    near = _near(size, errors)
     return [law for law in laws if abs(math.log(size.rms / law.std)) <= near]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from .initialized import rescaled
 from .links import ChainWarning
@@ -23,6 +24,55 @@ class Size(NamedTuple):
     rms: Any
     error: Any
     constant: Any  # whether all entries are equal
+    count: Any  # of entries
+
+
+def freedoms(small: Size, large: Size) -> tuple[float, float]:
+    """Numbers of Gaussian entries whose sizes are known as well as these two.
+
+    At most as many as there are entries: a few of them show no heavy tail. Both have
+    the same initializer, so the tails of one are those of the other.
+    """
+    sizes = small, large
+    spread = max(1.0, *(2 * size.count * size.error**2 for size in sizes))
+    exact = [size.constant and size.count > 1 for size in sizes]
+    first, second = (
+        _EXACT if known else size.count / spread
+        for known, size in zip(exact, sizes, strict=True)
+    )
+    return first, second
+
+
+# Stands for infinitely many entries.
+_EXACT = 1e12
+
+
+def deviation(small: Size, large: Size, ratio: float) -> float:
+    """How far the ratio of two sizes is from an expected one, in standard errors.
+
+    The two-sample F test of Gaussian entries, with its degrees of freedom divided by
+    the kurtosis (Box 1953). It is conservative for uniform and truncated entries.
+
+    Args:
+      small: of the base.
+      large: of the target.
+      ratio: the expected ratio, target over base.
+
+    Returns:
+      The normal quantile of the measured ratio; positive if it is above `ratio`.
+
+    Examples:
+      >>> known = Size(rms=1.0, error=0.0, constant=True, count=100)
+      >>> round(deviation(known, Size(1.2, 0.1, False, 50), 1.0), 2)
+      2.01
+    """
+    denominator, numerator = freedoms(small, large)
+    square = (large.rms / small.rms / ratio) ** 2
+    below = special.fdtr(numerator, denominator, square)
+    above = special.fdtrc(numerator, denominator, square)
+    # The smaller tail is the exact one. The least float has the quantile 37.
+    tail = float(special.ndtri(max(min(below, above), 1e-300)))
+    return tail if below < above else -tail
 
 
 def _size(array: Any, np: Any = jnp) -> Size:
@@ -38,7 +88,7 @@ def _size(array: Any, np: Any = jnp) -> Size:
     error = 0.5 * (np.maximum(spread, 0) / count) ** 0.5
     parts = (entries.real, entries.imag) if np.iscomplexobj(entries) else (entries,)
     equal = [np.max(part) == np.min(part) for part in parts if part.size]
-    return Size(top * square**0.5, error, np.all(np.asarray(equal)))
+    return Size(top * square**0.5, error, np.all(np.asarray(equal)), count)
 
 
 _size_compiled = jax.jit(_size)
@@ -93,10 +143,12 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
     # Zeros are the last kernels of branches.
     usual = float(np.median([g for p in hidden if (g := gains[p])] or [0.0]))
     for path in outputs:
-        near = 3 * sizes[path].error + 0.02
         if sizes[path].constant or not gains[path] or not 0.3 < usual < 2:
             continue
-        if abs(math.log(gains[path] / usual)) < near < -math.log(lowered[path]) / 2:
+        error = max(sizes[path].error, (0.5 / sizes[path].count) ** 0.5)
+        above = math.log(gains[path] / usual)
+        as_usual = abs(above) < 3 * error + 0.02
+        if as_usual and above - math.log(lowered[path]) > 4.5 * error + 0.02:
             warnings.warn(
                 f"the readout {path!r} starts as large as in the standard "
                 f"parametrization, {1 / lowered[path]:.3g} times as large as under "

@@ -194,6 +194,28 @@ def test_twice_is_an_error(with_base, copied):
         optim.rescale_init(once, scales, "mup", **options)
 
 
+@pytest.mark.parametrize(
+    ("widths", "outputs", "tells"),
+    [((32, 64), 1, False), ((64, 96), 10, True), ((512, 1024), 1, True)],
+)
+def test_few_outputs_are_no_reason_to_refuse_a_right_model(widths, outputs, tells):
+    rng = np.random.default_rng(0)
+
+    def model(width):
+        head = rng.normal(size=(width, outputs)) / width**0.5
+        return {"in": np.ones((8, width), np.float32), "out": head.astype(np.float32)}
+
+    scales = optim.infer_scales(*map(model, widths), fractional=True)
+    for _ in range(200):
+        base, target = map(model, widths)
+        out = optim.rescale_init(target, scales, "mup", base=base)["out"]
+    np.testing.assert_allclose(out, target["out"] * (widths[0] / widths[1]) ** 0.5)
+    if tells:
+        again = {**target, "out": np.array(out)}
+        with pytest.raises(ValueError, match="'out' already has its initial size"):
+            optim.rescale_init(again, scales, "mup", base=base)
+
+
 def test_models_of_the_zoo_are_initialized_already():
     def build(width, seed=0):
         options = {"depth": 2, "base_width": 16, "base_depth": 2}
