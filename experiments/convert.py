@@ -12,6 +12,7 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.zoo import foreign, hub, saving
+from mupax.zoo.addresses import public
 from mupax.zoo.decoder import Decoder
 from mupax.zoo.pretrained import read_source
 from mupax.zoo.registry import recipe
@@ -90,7 +91,9 @@ def run(
     except (ValueError, TypeError, OSError) as error:
         raise UserError(str(error).replace(source, given)) from None
     count = sum(np.size(array) for array in arrays.values())
-    print(f"{given} -> {out}: {recipe(loaded.model)[0]}, {count:,} values")
+    print(
+        public(f"{given} -> {out}") + f": {recipe(loaded.model)[0]}, {count:,} values"
+    )
     if loaded.assumed:
         print(loaded.assumed)
     if unused := loaded.unused:

@@ -5,12 +5,18 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
+from mupax.zoo.addresses import public
+
 
 class UserError(Exception):
     """Bad input. The message is one sentence that names the remedy.
 
     The command line prints it and exits with status 2. Existing files are unchanged.
+    Addresses in the message lose user, password and query.
     """
+
+    def __init__(self, message: object = ""):
+        super().__init__(public(str(message)))
 
 
 class Diverged(UserError):
@@ -43,13 +49,14 @@ def reason(error: BaseException, most: int = 200) -> str:
 
 
 def short(value: Any, most: int = 120) -> str:
-    """A value as text of at most `most` characters.
+    """A value as text of at most `most` characters, without secrets of addresses.
 
     Examples:
       >>> short("x" * 300, 8)
       'xxxxx...'
     """
-    text = str(value)
+    # Before it is cut: the rest of an address would not be recognised.
+    text = public(str(value))
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from mupax.zoo.addresses import public
+
 SEAL = "crc"  # the key of a record's checksum
 APPEARS_WITHIN = 10.0  # seconds
 
@@ -30,9 +32,12 @@ class Damaged(ValueError):
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as the text of a CSV file; None becomes an empty field."""
+    """Rows as the text of a CSV file; None becomes an empty field.
+
+    Addresses lose user, password and query.
+    """
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    csv.writer(out, lineterminator="\n").writerows(map(public, rows))
     return out.getvalue()
 
 
@@ -162,11 +167,13 @@ def locked(path: pathlib.Path, *, wait: bool = True) -> Iterator[None]:
 def seal(record: dict[str, Any]) -> dict[str, Any]:
     """A record as JSON reads it back, with a checksum of its other keys.
 
+    Addresses lose user, password and query.
+
     Examples:
       >>> seal({"step": 3})
       {'crc': 590335763, 'step': 3}
     """
-    plain = json.loads(json.dumps(record))
+    plain = public(json.loads(json.dumps(record)))
     plain.pop(SEAL, None)
     return {SEAL: _checksum(plain), **plain}
 

@@ -10,6 +10,7 @@ from flax import nnx
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mupax import zoo
+from mupax.zoo.addresses import public
 from mupax.zoo.decoder import Decoder
 from mupax.zoo.layers import single
 
@@ -63,7 +64,7 @@ def run(
         _open(path).close()
     loaded = load_model(model, name=name, revision=revision)
     for path, rows in zip(images, predict(loaded, images, top=top), strict=True):
-        print(path)
+        print(public(path))
         for row in rows:
             print(f"  {row.probability:7.2%}  {row.label}")
 

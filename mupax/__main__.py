@@ -25,6 +25,7 @@ def main() -> int:
     from mupax.experiments import cli
     from mupax.experiments.cli import noise
 
+    noise.hide_secrets()
     noise.hide_late_writes()
     try:
         status = cli.main(sys.argv)

@@ -307,3 +307,37 @@ def test_emulators_are_read(tmp_path, monkeypatch, kind):
         assert found.read_bytes() == b"one"
         with pytest.raises(UserError, match=f"there is nothing at {address}/none"):
             remote.local(f"{address}/none")
+
+
+def test_secrets_of_addresses_are_neither_written_nor_printed(
+    bucket, tmp_path, capsys, monkeypatch
+):
+    # The path in this file system contains the user.
+    bucket.pipe(
+        "/me:PASSWORD@b/song.txt?sig=SIGNED", b"green bottles on the wall; " * 9
+    )
+    dataset = "--config.dataset=text:memory://me:PASSWORD@b/song.txt?sig=SIGNED"
+    words = ["mupax", "train", "--config=gpt_sweep", dataset]
+    sizes = ("model.width=16", "model.depth=1", "data.context=8")
+    sizes += ("steps=1", "batch_size=2", "learning_rate=0.1", "tensorboard=True")
+    words += [f"--config.{x}" for x in (*sizes, "schedule.warmup=0")]
+    run = tmp_path / "run"
+    assert cli.main([*words, f"--workdir={run}"]) == 0
+    # A newer signature resumes the run.
+    newer = [word.replace("SIGNED", "NEWER") for word in words]
+    bucket.pipe("/me:PASSWORD@b/song.txt?sig=NEWER", b"green bottles on the wall; " * 9)
+    assert cli.main([*newer, f"--workdir={run}"]) == 0
+    assert cli.main([*words, "--config.steps=2", f"--workdir={run}"]) == 2
+    assert cli.main([*words, "--workdir=s3:/KEY:PASS/WORD@b?x=SIGNED"]) == 2
+    monkeypatch.setattr("mupax.experiments.sweep.export.read_results", lambda _: [])
+    monkeypatch.setattr("mupax.experiments.sweep.export.study", lambda *_, **__: None)
+    storage = "--optuna=postgresql://u:PASSWORD@host/db"
+    assert cli.main(["mupax", "export", "--workdir=x", storage]) == 0
+    shown = capsys.readouterr()
+    files = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert b"text:memory://b/song.txt" in files[run / "model" / "README.md"]
+    assert b"text:memory://b/song.txt" in files[run / "experiment.json"]
+    names = " ".join(map(str, files))
+    for text in (*files.values(), names.encode(), *(x.encode() for x in shown)):
+        for secret in (b"PASS", b"WORD", b"SIGNED", b"NEWER", b"KEY"):
+            assert secret not in text

@@ -9,6 +9,7 @@ from typing import Any
 from mupax import optim
 
 from . import hub
+from .addresses import public
 from .preprocessing import DataConfig
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -50,6 +51,8 @@ def card(
     training: Training | None,
 ) -> str:
     """Write the text of a model card: YAML for hubs, then Markdown.
+
+    Addresses in it lose user, password and query, because cards are published.
 
     Args:
       name: of the model in the zoo.
@@ -93,7 +96,7 @@ model.eval()  # to predict
         parts += _preprocessing(data)
     rows = "\n".join(f"| {key} | {value} |" for key, value in sorted(options.items()))
     parts += ["## Options", f"| option | |\n|---|---|\n{rows}"]
-    return "\n\n".join(parts) + "\n"
+    return str(public("\n\n".join(parts) + "\n"))
 
 
 def _metadata(name: str, task: str, training: Training) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from . import foreign, hub, remote, saving
+from .addresses import public
 from .architectures import Architecture, identify
 from .convnet_layouts import ConvNet
 from .decoder import reads_tokens
@@ -226,7 +227,7 @@ def _copied(address: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     try:
         yield place
     except ValueError as error:
-        text = str(error).replace(str(place), remote.normalized(address))
+        text = str(error).replace(str(place), public(remote.normalized(address)))
         raise ValueError(text) from None
 
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from .addresses import public
+
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}.", re.IGNORECASE)
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 _LOGIN = {
@@ -29,7 +31,13 @@ _THREADS = 8
 
 
 class RemoteError(ValueError):
-    """Something in object storage cannot be read or written."""
+    """Something in object storage cannot be read or written.
+
+    The message names addresses without secrets.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(public(message))
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -224,7 +232,7 @@ def _copied(
 
 
 def _name(address: str) -> str:
-    return urllib.parse.unquote(address.rpartition("/")[2]) or "data"
+    return urllib.parse.unquote(public(address).rpartition("/")[2]) or "data"
 
 
 # ----- Writing.
@@ -278,7 +286,9 @@ def check_free(path: str | os.PathLike[str]) -> None:
     system, root = connect(address)
     with _explained(address, "written"):
         if system.find(root):
-            raise FileExistsError(f"{address} is there already; choose another name")
+            raise FileExistsError(
+                f"{public(address)} is there already; choose another name"
+            )
 
 
 def _upload(
@@ -299,7 +309,8 @@ def _upload(
         # Ours, if the answer to an earlier attempt of the client was lost.
         if system.cat_file(f"{root}/{first}") != data:
             raise FileExistsError(
-                f"{address} is being written by another process; choose another name"
+                f"{public(address)} is being written by another process; choose "
+                "another name"
             ) from None
     end = files.pop(last)
 

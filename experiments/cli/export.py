@@ -1,5 +1,7 @@
 """`mupax export`: the runs of a sweep as an Optuna study."""
 
+from mupax.zoo.addresses import public
+
 from .command import Command
 from .flags import Flag, parse_own
 
@@ -21,14 +23,18 @@ FLAGS = (
 
 
 def run(argv: list[str]) -> None:
-    """Copy the runs, and print the command that shows them."""
+    """Copy the runs, and say how to see them. Prints no secrets of the storage."""
     from ..sweep import export
 
     _, flags = parse_own(argv, FLAGS)
     runs = export.read_results(flags["workdir"])
     export.study(runs, name=flags["study"], storage=flags["optuna"])
-    print(f"{len(runs)} runs: study {flags['study']!r} in {flags['optuna']}")
-    print(f"optuna-dashboard {flags['optuna']} shows them")
+    storage = public(flags["optuna"])
+    print(f"{len(runs)} runs: study {flags['study']!r} in {storage}")
+    if storage == flags["optuna"]:
+        print(f"optuna-dashboard {storage} shows them")
+    else:
+        print("optuna-dashboard with the same storage shows them")
 
 
 COMMAND = Command(

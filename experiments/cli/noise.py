@@ -1,4 +1,4 @@
-"""Hides what other threads print about an error that the command explains itself.
+"""Hides secrets, and what other threads print about an error that is explained.
 
 If a disk is full, Orbax and TensorStore print a traceback in each of their threads,
 before and after the command's one sentence. `__main__` calls these functions, as they
@@ -10,6 +10,37 @@ import sys
 import threading
 import warnings
 from typing import Any
+
+from mupax.zoo.addresses import public
+
+
+class _Public:
+    """A text stream, to which addresses are written without secrets."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(public(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def hide_secrets() -> None:
+    """Drop user, password and query from addresses on the screen.
+
+    A second guard, e.g. for tracebacks: messages name addresses without them.
+    """
+    # absl keeps the stream that it found when it was imported.
+    logging.getLogger("absl").addFilter(_public_record)
+    sys.stdout, sys.stderr = _Public(sys.stdout), _Public(sys.stderr)
+
+
+def _public_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = public(record.getMessage()), ()
+    return True
 
 
 def hide_late_writes() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from mupax import zoo
+from mupax.zoo.addresses import public
 
 from .. import memory
 from ..errors import UserError
@@ -33,7 +34,7 @@ class Dataset:
     of text have "tokens", int32 (b, context + 1).
 
     Attributes:
-      name: that it was opened with.
+      name: that it was opened with; addresses lose user, password and query.
       kind: "images" or "text".
       out_features: number of classes, or size of the vocabulary.
       input_shape: (height, width, channels), or (context,).
@@ -75,6 +76,9 @@ class Dataset:
     crop_mode: str = "center"
     resample: str = "bilinear"
     read: tuple[Callable[[np.ndarray], Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", public(self.name))
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 import mupax
 from mupax import optim, zoo
+from mupax.zoo.addresses import public
 
 from .. import progress
 from ..errors import UserError
@@ -93,7 +94,7 @@ def train_in(
             separate=separate,
         )
     console.print(
-        f"{config.dataset}: {_scores(result.test_loss, result.test_accuracy)}; "
+        f"{dataset.name}: {_scores(result.test_loss, result.test_accuracy)}; "
         f"{directory}/metrics.jsonl",
         highlight=False,
         soft_wrap=True,
@@ -141,7 +142,7 @@ def evaluate(
     batch_size = prepared.config.batch_size // prepared.config.accumulate
     loss, accuracy = means(tester(program, prepared.dataset, batch_size)(state))
     if first:
-        print(f"{prepared.config.dataset}, step {step}: {_scores(loss, accuracy)}")
+        print(f"{prepared.dataset.name}, step {step}: {_scores(loss, accuracy)}")
     return loss, accuracy
 
 
@@ -167,14 +168,14 @@ def describe(prepared: PreparedRun) -> str:
     training = "".join(f", {name} x {x:g}" for name, x in ratios.items() if x != 1)
     steps, batch, size = config.steps, config.batch_size, dataset.train_size
     amount = f"{size:,} examples, {steps * batch / size:.1f} epochs"
-    if dataset.name != config.dataset:
+    if dataset.name != public(config.dataset):
         amount = f"not prepared (described with {dataset.name})"
-    origin = f" (from {config.transfer_from})" if config.transfer_from else ""
+    origin = f" (from {public(config.transfer_from)})" if config.transfer_from else ""
     rows = {
         "model": f"{config.model.name}, {program.parameters:,} parameters",
         "scaling": f"{scaling.parametrization.name}, width x {scaling.width:g}, "
         f"depth x {scaling.depth:g} of the base{training}",
-        "data": f"{config.dataset}, {amount}, {steps:,} steps of {batch}",
+        "data": f"{public(config.dataset)}, {amount}, {steps:,} steps of {batch}",
         "optimizer": f"{config.optimizer.name}, {config.schedule.name} learning rate "
         f"{config.learning_rate:.3g} at the base{origin}",
         "devices": f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}: {sizes}",
@@ -248,7 +249,7 @@ def _public(word: str) -> str:
       >>> _public("--config.dataset=text:/home/me/a.txt"), _public("s3://bucket/a.txt")
       ('--config.dataset=text:a.txt', 's3://bucket/a.txt')
     """
-    return re.sub(r"(^|[=:])/(?!/)[^=:]*/", r"\1", word)
+    return re.sub(r"(^|[=:])/(?!/)[^=:]*/", r"\1", public(word))
 
 
 def _find_checkpoint(directory: pathlib.Path, which: str) -> int:

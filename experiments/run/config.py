@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from mupax import optim, zoo
+from mupax.zoo.addresses import public
 from mupax.zoo.registry import default_parametrization
 
 from .. import checks, remote
@@ -205,7 +206,10 @@ class RunConfig:
         }
 
     def settings(self) -> dict[str, Any]:
-        """The keys that can change the result of `mupax train`."""
+        """The keys that can change the result of `mupax train`.
+
+        Addresses lose user, password and query.
+        """
         return self._selected("result")
 
     def loss_settings(self) -> dict[str, Any]:
@@ -223,7 +227,7 @@ class RunConfig:
             "base_examples": (None, self.examples),
         }
         return {
-            f.name: values[f.name]
+            f.name: public(values[f.name])
             for f in _FIELDS
             if f.metadata[mark] and values[f.name] not in neutral.get(f.name, ())
         }

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from mupax.zoo.addresses import public
+
 from ..errors import Stopped, UserError, reason, short
 from .collectives import store
 from .workdir import differences
@@ -306,7 +308,7 @@ def _of_collective(error: BaseException) -> bool:
 
 def end(sentence: str, status: int = 2) -> None:
     """End the process immediately, whatever its threads wait for."""
-    print(f"mupax: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    print(f"mupax: {' '.join(public(sentence).split())}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(status)
 

@@ -13,12 +13,15 @@ import pathlib
 import re
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from absl import logging
 from flax.traverse_util import flatten_dict
+
+from mupax.zoo.addresses import public
 
 from .. import io
 from ..errors import UserError
@@ -72,7 +75,7 @@ def open_trackers(
 
     Args:
       folder: the run directory.
-      settings: shown as the run's config.
+      settings: shown as the run's config, with public addresses.
       tensorboard: write event files to `folder/tensorboard`.
       wandb: a project of Weights & Biases; None: off.
       mlflow: an experiment of MLflow, at MLFLOW_TRACKING_URI; None: off.
@@ -269,6 +272,8 @@ class WandB:
         self._wandb: Any = wandb
         known_id = read_id(folder, "wandb")
         run_id = known_id or secrets.token_hex(4)
+        # It would upload the command line, with the secrets of addresses.
+        hidden = {"x_disable_meta": True} if public(sys.argv) != sys.argv else {}
         try:
             self._run = wandb.init(
                 project=project,
@@ -277,6 +282,7 @@ class WandB:
                 config=settings,
                 id=run_id,
                 resume="allow",
+                settings=hidden,
             )
         except Exception as error:  # wandb's exceptions have no common base class
             raise UserError(

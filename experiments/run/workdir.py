@@ -8,6 +8,7 @@ from typing import Any
 
 from absl import logging
 
+from mupax.zoo.addresses import public
 from mupax.zoo.registry import (
     REGULARIZATION,
     ROUNDING,
@@ -40,7 +41,8 @@ def claim(
 
     Args:
       workdir: the directory; it need not exist.
-      settings: JSON-ready settings that decide the results. "contents" is the
+      settings: JSON-ready settings that decide the results. Addresses are compared
+        and stored without user, password and query. "contents" is the
         fingerprint of the data, compared where both sides have one.
       free: keys, e.g. "sweep.seeds", that may differ from the stored settings and
         replace them.
@@ -49,7 +51,7 @@ def claim(
       UserError: the directory holds another experiment or other files, cannot be
         written, or is in use by another process. Its files are unchanged.
     """
-    settings = json.loads(json.dumps(settings))
+    settings = public(json.loads(json.dumps(settings)))
     check(workdir, settings, free)
     with contextlib.ExitStack() as held:
         with _usable(workdir):
@@ -72,7 +74,7 @@ def check(
     `settings` is None if the settings are not known yet.
     """
     with _usable(workdir):
-        _compared(workdir, json.loads(json.dumps(settings)), free)
+        _compared(workdir, public(json.loads(json.dumps(settings))), free)
         io.check_writable(workdir)
         if (workdir / _LOCK).exists():
             with io.locked(workdir / _LOCK, wait=False):

@@ -10,6 +10,7 @@ import rich.console
 from ml_collections import ConfigDict
 
 from mupax import optim
+from mupax.zoo.addresses import public
 
 from .. import report
 from ..errors import UserError
@@ -100,7 +101,7 @@ def check_data(tasks: Sequence[ZooTask], console: rich.console.Console) -> str:
 
     Returns its fingerprint.
     """
-    with console.status(f"reading {tasks[0].config.dataset}"):
+    with console.status(f"reading {public(tasks[0].config.dataset)}"):
         dataset = tasks[0].dataset()
         fingerprint = dataset.fingerprint
     for task in {str(task.choices): task for task in reversed(tasks)}.values():
@@ -146,8 +147,8 @@ def report_data(
         featured=config.featured,
         steps=base.steps,
         settings={"config": config.settings(), "machine": report.machine()},
-        subject=f"{base.model.name} on {base.dataset}, {base.optimizer.name}",
-        command=shlex.join(command),
+        subject=f"{base.model.name} on {public(base.dataset)}, {base.optimizer.name}",
+        command=shlex.join(map(public, command)),
         target=config.target_sizes,
     )
 

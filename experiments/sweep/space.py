@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mupax import optim
+from mupax.zoo.addresses import public
 from mupax.zoo.registry import default_options
 
 from ..checks import (
@@ -87,7 +88,7 @@ class SweepConfig:
                 key: value.plain() for key, value in self.parametrizations.items()
             },
             "axes": {name: list(values) for name, values in self.axes.items()},
-            "choices": [dict(choice) for choice in self.choices],
+            "choices": public([dict(choice) for choice in self.choices]),
             "widths": list(self.widths),
             "depths": list(self.depths),
             "seeds": self.seeds,

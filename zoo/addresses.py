@@ -1,0 +1,48 @@
+"""Addresses without the secrets that they may contain."""
+
+import re
+from typing import Any
+
+# An address ends at a space or quote. Punctuation before that belongs to the sentence.
+# Object storage may be written with one slash.
+_ADDRESS = re.compile(
+    r"(?P<scheme>\b[a-z][a-z0-9+.-]*:///?|\b(?:s3a?|gc?s|https?):/)"
+    r"(?P<rest>[^\s'\"<>`]+?)(?P<end>[),.;:\]}]*(?=[\s'\"<>`]|$))",
+    re.IGNORECASE,
+)
+_HOST = re.compile(r"([^/?#@:]*|\[[^]]*\])(:\d+)?(?=[/?#]|$)")
+
+
+def public(value: Any) -> Any:
+    """Drop user, password and query from each address in a text.
+
+    These may be secrets, e.g. the signature of a signed address. Dictionaries, lists
+    and tuples are copied with their texts replaced; other values are returned as is.
+
+    Examples:
+      >>> public("text:https://me:secret@host/a.txt?X-Amz-Signature=1f")
+      'text:https://host/a.txt'
+      >>> public(["postgresql://u:p@db:5432/runs", "s3://KEY:SEC/RET@bucket", 3])
+      ['postgresql://db:5432/runs', 's3://bucket', 3]
+      >>> public("s3://bucket/resnet@v2, or user@host")
+      's3://bucket/resnet@v2, or user@host'
+    """
+    if isinstance(value, str):
+        # Quick, as most texts have none.
+        return _ADDRESS.sub(_without_secrets, value) if ":/" in value else value
+    if isinstance(value, dict):
+        return {key: public(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [public(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _without_secrets(match: re.Match[str]) -> str:
+    rest = match["rest"]
+    if not _HOST.match(rest) and "@" in rest:
+        # Unescaped passwords may contain slashes, and paths may contain "@".
+        authority = re.split("[/?#]", rest)[0]
+        user = (authority if "@" in authority else rest).rpartition("@")[0]
+        rest = rest[len(user) + 1 :]
+    return match["scheme"] + rest.partition("?")[0] + match["end"]
