@@ -12,7 +12,7 @@ import safetensors.numpy
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo import foreign, pretrained, saving
+from mupax.zoo import foreign, saving
 
 VIT = {
     "width": 24,
@@ -161,18 +161,6 @@ SMALL = {k: v for k, v in VIT.items() if k != "out_features"}
 VECTOR = np.ones(24, np.float32)
 
 
-@pytest.fixture
-def no_large_model(monkeypatch):
-    """Refusals come before a model is made: only abstract ones may be."""
-    real = pretrained.create
-
-    def create(name: str, **options: object) -> nnx.Module:
-        assert isinstance(jnp.zeros(()), jax.core.Tracer), "a whole model was made"
-        return real(name, **options)
-
-    monkeypatch.setattr(pretrained, "create", create)
-
-
 @pytest.mark.parametrize("name", ["vit_token", "vit_torchvision", "vit_augreg"])
 def test_a_file_without_a_head_gets_a_new_one_of_the_parametrization(name, tmp_path):
     weights = {k: v for k, v in golden(name)[0].items() if not k.startswith("head")}
@@ -233,9 +221,7 @@ def test_a_resnet_without_a_head_gets_a_new_one(tmp_path):
         ("blocks.2.norm1.weight", VECTOR, "more blocks than this ViT"),
     ],
 )
-def test_the_missing_feature_of_a_vit_is_named(
-    key, array, feature, tmp_path, no_large_model
-):
+def test_the_missing_feature_of_a_vit_is_named(key, array, feature, tmp_path):
     path = file_of("vit_token", tmp_path, **{key: array})
     with pytest.raises(ValueError, match=feature) as refused:
         zoo.load_pretrained("vit", path, **VIT)

@@ -15,7 +15,7 @@ from flax import nnx
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments import run as training
-from mupax.zoo import saving
+from mupax.zoo import registry, saving
 
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
 
@@ -35,14 +35,41 @@ def files(directory: pathlib.Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *(("mlp", {"width": 8, "depth": 1}), ("resnet18", {})),
+        *(("vit", {"heads": 1}), ("gpt", {"head_dim": 8}), ("llama", {"head_dim": 8})),
+    ],
+)
+def test_a_saved_model_with_default_options_loads(name, sizes, tmp_path):
+    """Of resnet18 no option is saved but `parametrization`."""
+    if name in ("vit", "gpt", "llama"):
+        sizes = {**sizes, "width": 8, "depth": 1}
+    model = registry.abstract(name, **sizes)
+    zeros = {k: np.zeros(a.shape) for k, a in saving.arrays_of(model).items()}
+    saving.fill(model, zeros)
+    again = zoo.load_pretrained(saving.save(model, tmp_path / "it"))
+    assert again.plan == model.plan
+    assert saving.arrays_of(again).keys() == saving.arrays_of(model).keys()
+
+
+def test_loading_compiles_no_initial_values(saved, monkeypatch):
+    monkeypatch.setattr(registry, "_program", None)
+    assert saving.load(saved)(jnp.array(X)).shape == (2, 10)
+    with pytest.raises(AttributeError, match="NoneType"):
+        saving.load(saved, out_features=3)  # a new head is drawn
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {},
+        {"branch_multiplier": np.float32(0.5), "train_ends": np.False_},
         {"dtype": jnp.bfloat16, "train_ends": False, "layer_norm": True},
         {"parametrization": optim.parametrization("completep", alpha=0.75, richness=2)},
         {"parametrization": optim.parametrization("mup", gauge="mean_field")},
     ],
-    ids=["plain", "bf16-frozen", "completep", "gauge"],
+    ids=["plain", "numpy", "bf16-frozen", "completep", "gauge"],
 )
 def test_a_saved_model_comes_back_from_its_directory_alone(tmp_path, options):
     model = build(**options)

@@ -19,7 +19,7 @@ from .convnet_layouts import ConvNet
 from .decoder import reads_tokens
 from .llama import Llama
 from .preprocessing import DataConfig, read_timm, read_transformers, remember
-from .registry import create, options_of
+from .registry import abstract, complete, options_of
 from .resnet import ResNet
 
 _SHIPPED = "checkpoints"
@@ -178,11 +178,9 @@ def read_source(
     options = {**options, **overrides}
     arrays = _read_all(files.weights)
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
-    # Raise before building a large model if the weights do not fit.
-    abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
-    foreign.match(abstract, arrays, **may)
-    model = create(name, **options, rngs=rngs)
+    model = abstract(name, **options)
     unused = foreign.fill(model, arrays, **may)
+    complete(model, rngs)
     remember(model, _read_data(files, str(source)), resized=resized)
     assumed = "" if described else _assumption(name, source, arrays)
     return Loaded(model, unused, assumed)

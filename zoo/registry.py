@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import jax
@@ -209,6 +209,61 @@ def create(name: str, **overrides: Any) -> nnx.Module:
       ...
       ValueError: unknown model 'resmpl'; the nearest is 'resmlp'
     """
+    model, options = _full(name, overrides)
+    made = _make(model, options)
+    _RECIPES[made] = (name, {k: v for k, v in overrides.items() if k != "rngs"})
+    return made
+
+
+def abstract(name: str, **overrides: Any) -> nnx.Module:
+    """The model of `create` with shapes in place of arrays: nothing is drawn.
+
+    `complete` draws the values that it lacks after weights were loaded.
+
+    Args:
+      name: one of `list_models()`.
+      **overrides: as in `create`, without `rngs`.
+
+    Raises:
+      ValueError: as `create`.
+
+    Examples:
+      >>> model = abstract("resmlp", width=8, depth=2)
+      >>> model.readout.kernel.shape, recipe(model)
+      ((8, 10), ('resmlp', {'width': 8, 'depth': 2}))
+    """
+    made = nnx.eval_shape(lambda: create(name, **overrides, rngs=nnx.Rngs(0)))
+    _RECIPES[made] = (name, overrides)
+    return made
+
+
+def complete(model: nnx.Module, rngs: nnx.Rngs) -> None:
+    """Draw the values that a model of `abstract` still lacks, as `create` would.
+
+    Args:
+      model: from `abstract`, possibly with some of its values filled.
+      rngs: random state. It is not used if the model lacks nothing.
+    """
+    state = nnx.state(model)
+    variables = dict(nnx.to_flat_state(state))
+    lacking = frozenset(
+        path
+        for path, variable in variables.items()
+        if isinstance(variable.get_value(), jax.ShapeDtypeStruct)
+    )
+    if not lacking:
+        return
+    name, overrides = recipe(model)
+    kind, options = _full(name, {**overrides, "rngs": rngs})
+    for path, value in _make(kind, options, lacking).items():
+        variables[path].set_value(value)
+    nnx.update(model, state)
+
+
+def _full(
+    name: str, overrides: Mapping[str, Any]
+) -> tuple[type[nnx.Module], dict[str, Any]]:
+    """The class of a model and all options that its constructor gets; see `create`."""
     model, defaults = options_of(name)
     options = list(inspect.signature(model.__init__).parameters)[1:]
     for key in overrides:
@@ -221,15 +276,22 @@ def create(name: str, **overrides: Any) -> nnx.Module:
     for key in ("width", "depth", "rngs"):
         if key not in overrides and key not in defaults:
             raise ValueError(f"{name} needs {key}=...")
-    made = _make(model, {**defaults, **overrides})
-    _RECIPES[made] = (name, {k: v for k, v in overrides.items() if k != "rngs"})
-    return made
+    return model, {**defaults, **overrides}
 
 
-def _make(model: Callable[..., nnx.Module], options: dict[str, Any]) -> nnx.Module:
+def _make(
+    model: type[nnx.Module],
+    options: dict[str, Any],
+    only: frozenset[tuple[Any, ...]] | None = None,
+) -> Any:
     """Build a model, drawing all variables in one jitted program outside of traces.
 
     Separate draws would compile once per shape, which takes most of the time.
+
+    Args:
+      model: its class.
+      options: of its constructor.
+      only: paths of values; they are returned by path, and no others are drawn.
     """
     rngs = options.pop("rngs")
     traced = isinstance(jnp.zeros(()), jax.core.Tracer) or any(
@@ -237,24 +299,33 @@ def _make(model: Callable[..., nnx.Module], options: dict[str, Any]) -> nnx.Modu
     )
     meshed = not jax.sharding.get_abstract_mesh().empty
     if traced or meshed or not isinstance(rngs, nnx.Rngs):
-        return model(**options, rngs=rngs)
+        return _picked(model(**options, rngs=rngs), only)
     graph, state = nnx.split(rngs)
     # The repr distinguishes equal values of different types: 2.0 is not a valid width.
     known = tuple((key, repr(value), value) for key, value in options.items())
     try:
-        program = _program(model, known, graph)
+        program = _program(model, known, graph, only)
     except TypeError:  # an option cannot be hashed, e.g. a list
-        program = _program.__wrapped__(model, known, graph)
+        program = _program.__wrapped__(model, known, graph, only)
     made, after = nnx.merge(*program(state))
     nnx.update(rngs, nnx.state(after))
     return made
 
 
+def _picked(made: nnx.Module, only: frozenset[tuple[Any, ...]] | None) -> Any:
+    """The model; with `only`, its values at these paths."""
+    if only is None:
+        return made
+    variables = dict(nnx.to_flat_state(nnx.state(made)))
+    return {path: variables[path].get_value() for path in only}
+
+
 @functools.lru_cache(maxsize=64)
 def _program(
-    model: Callable[..., nnx.Module],
+    model: type[nnx.Module],
     options: tuple[tuple[str, str, Any], ...],
     graph: nnx.GraphDef,
+    only: frozenset[tuple[Any, ...]] | None,
 ) -> Callable[[nnx.State], tuple[nnx.GraphDef, nnx.State]]:
     """A function from the state of `rngs` to the split (model, `rngs` after it)."""
     # On CPUs, optimizing a program that runs once takes longer than it saves.
@@ -265,7 +336,7 @@ def _program(
     def run(state: nnx.State) -> tuple[nnx.GraphDef, nnx.State]:
         rngs = nnx.merge(graph, state, copy=True)
         given = {key: value for key, _, value in options}
-        return nnx.split((model(**given, rngs=rngs), rngs))
+        return nnx.split((_picked(model(**given, rngs=rngs), only), rngs))
 
     return run
 

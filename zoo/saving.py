@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import numbers
 import os
 import pathlib
 import shutil
@@ -27,7 +28,8 @@ from .preprocessing import DataConfig, known_data_config, remember
 from .registry import (
     REGULARIZATION,
     ROUNDING,
-    create,
+    abstract,
+    complete,
     default_options,
     default_parametrization,
     recipe,
@@ -121,9 +123,9 @@ def save(
 
 def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> None:
     """Raise a `ValueError` if the saved options would not build these parameters."""
-    anew = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
     try:
-        _check_fit(dict(_variables(anew)[1]), dict(_variables(model)[1]), None)
+        anew = dict(_variables(abstract(name, **options))[1])
+        _check_fit(anew, dict(_variables(model)[1]), None)
     except ValueError as error:
         raise ValueError(
             f"loading could not rebuild this model: {error}. A part of it was replaced "
@@ -133,20 +135,25 @@ def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> No
 
 
 def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
-    """Write arrays by Orbax, from this process only."""
-    if jax.process_count() == 1:
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(folder, arrays)
-        return
-    process = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=process,
-        active_processes={process},
-        barrier_sync_key_prefix=f"zoo.save.{process}",
-    )
-    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
+    """Write arrays by Orbax, from this process only.
+
+    Without compression: trained weights hardly get smaller, and are read more slowly.
+    """
+    options = ocp.options.MultiprocessingOptions()
+    if jax.process_count() > 1:
+        process = jax.process_index()
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=process,
+            active_processes={process},
+            barrier_sync_key_prefix=f"zoo.save.{process}",
+        )
         # With several processes, Orbax does not accept arrays local to one of them.
-        checkpointer.save(folder, jax.tree.map(np.asarray, arrays))
+        arrays = jax.tree.map(np.asarray, arrays)
+    handler = ocp.PyTreeCheckpointHandler(
+        use_compression=False, multiprocessing_options=options
+    )
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+        checkpointer.save(folder, arrays)
 
 
 def load(
@@ -173,7 +180,7 @@ def load(
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
     resized = "input_shape" in overrides
     try:
-        saved = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+        saved = abstract(name, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{directory} holds a model that this version cannot create: {error}"
@@ -183,17 +190,17 @@ def load(
     wrong.pop("out_features", None)
     options = {**options, **overrides}
     # Raise before reading arrays and building a large model if they do not fit.
-    abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
-    new_head = model_classes(abstract) != model_classes(saved)
+    model = abstract(name, **options)
+    new_head = model_classes(model) != model_classes(saved)
     fresh = "readout" if new_head else None
-    arrays = _resized(saved, abstract, arrays_of(saved))
+    arrays = _resized(saved, model, arrays_of(saved))
     try:
-        _check_fit(dict(_variables(abstract)[1]), arrays, fresh)
+        _check_fit(dict(_variables(model)[1]), arrays, fresh)
     except ValueError as error:
         given = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
         remedy = f"; leave out {given}" if given else ""
         raise ValueError(f"{error}{remedy}") from None
-    _check_multipliers(saved, abstract, directory)
+    _check_multipliers(saved, model, directory)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             arrays = checkpointer.restore(directory / _WEIGHTS, arrays_of(saved))
@@ -202,8 +209,8 @@ def load(
         raise ValueError(
             f"the weights in {directory} cannot be read: {reason}"
         ) from None
-    model = create(name, **options, rngs=rngs)
     fill(model, _resized(saved, model, arrays), fresh=fresh)
+    complete(model, rngs)
     remember(model, config["data"], resized=resized)
     return model
 
@@ -280,7 +287,8 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
         config = json.loads((directory / _CONFIG).read_text())
         if config["format"] not in (_FORMAT, _UNSEALED):
             raise ValueError(f"its format is {config['format']!r}, not {_FORMAT}")
-        name, options = config["model"], _rich(config["options"])
+        name = config["model"]
+        options = {key: _rich(value) for key, value in config["options"].items()}
         if not isinstance(name, str) or not isinstance(options, dict):
             raise ValueError("it holds no name and options")
         # Old versions did not write it, and had these defaults.
@@ -427,13 +435,17 @@ def _plan(model: nnx.Module) -> Plan:
 def _plain(value: Any) -> Any:
     """Convert options to JSON; parametrizations and dtypes become tagged objects."""
     if isinstance(value, optim.Parametrization):
-        return {"parametrization": value.to_json()}
-    if isinstance(value, dict):
+        return {"parametrization": _plain(value.to_json())}
+    if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        return value.item()
+    if isinstance(value, numbers.Real):
+        return float(value)
     return {"dtype": np.dtype(value).name}
 
 
