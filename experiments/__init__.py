@@ -26,6 +26,7 @@ _NAMES = {
     "load_weights": "run.checkpoints",
     "make_mesh": "run.mesh",
     "open_dataset": "data",
+    "register_dataset": "data",
     "Verdict": "sweep.verdict",
     "UserError": "errors",
 }

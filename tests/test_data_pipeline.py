@@ -415,7 +415,7 @@ def test_a_broken_image_is_named_and_not_passed_over(tmp_path):
     made(MadeBroken, tmp_path)
     dataset = data.open_dataset("made_broken", tmp_path, image_size=8)
     iterator = data.Prefetched(dataset.train(20, 0), jax.device_put)
-    with pytest.raises(UserError, match=r"Image \d+ of made_broken, train, cannot be"):
+    with pytest.raises(UserError, match=r"Image \d+ of the split 'train' in"):
         list(itertools.islice(iterator, 3))
     iterator.close()
 
@@ -501,6 +501,28 @@ def test_a_dataset_without_labelled_images_is_said_to_be(tmp_path):
     made(NoLabels, tmp_path)
     with pytest.raises(UserError, match="no Image feature 'image'; its features are n"):
         data.open_dataset("no_labels", tmp_path)
+
+
+class MadeUnlabelled(MadePhotos):
+    """A test split whose labels are secret."""
+
+    def _split_generators(self, dl_manager):
+        both = super()._split_generators(dl_manager)
+        return {"train": both["train"], "test": self._secret(), "val": both["test"]}
+
+    def _secret(self):
+        for k in range(3):
+            yield k, {"picture": jpeg(photo(k)), "kind": -1}
+
+
+def test_a_split_without_labels_is_named_with_the_labelled_ones(tmp_path):
+    made(MadeUnlabelled, tmp_path)
+    with pytest.raises(UserError, match=r"'test' has .* labels.*\(train, val\)"):
+        data.open_dataset("made_unlabelled", tmp_path, image_size=8)
+    opened = data.open_dataset(
+        "made_unlabelled", tmp_path, image_size=8, test_split="val"
+    )
+    assert opened.test_size == 20
 
 
 # --- Tiny ImageNet.

@@ -2,23 +2,32 @@
 
 from . import augment, mixing
 from .dataset import Dataset
-from .datasets import from_memory, open_dataset
+from .datasets import (
+    REGISTERED,
+    examples_of,
+    from_memory,
+    open_dataset,
+    register_dataset,
+)
 from .images import DATASETS, ImageData, load, normalize, prepare_digits
 from .pipeline import BatchIterator, batch_indices
 from .prefetch import Prefetched
 
 __all__ = [
     "DATASETS",
+    "REGISTERED",
     "BatchIterator",
     "Dataset",
     "ImageData",
     "Prefetched",
     "augment",
     "batch_indices",
+    "examples_of",
     "from_memory",
     "load",
     "mixing",
     "normalize",
     "open_dataset",
     "prepare_digits",
+    "register_dataset",
 ]

@@ -508,6 +508,30 @@ def _resample(image: Image.Image, source: Affine, fill: int) -> Image.Image:
 
 # ----- From an image of any size to an example of a batch.
 
+#: Modes of grey images in Pillow.
+GREY = ("1", "L", "I;16", "I;16L", "I;16B", "I;16N")
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """An image as grey ("L") or "RGB"; what is transparent becomes white.
+
+    Raises:
+      ValueError: its pixels have 32 bits.
+    """
+    if image.mode.startswith("I;16"):  # Pillow would clip it to 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(
+            f"its pixels have 32 bits (mode {image.mode!r} of Pillow), whose value "
+            "of white is unknown; save it with 8 or 16 bits"
+        )
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getextrema()[3] != (255, 255):
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image)
+    return image.convert("L" if image.mode in GREY else "RGB")
+
 
 class Transform:
     """Decodes, augments and resizes one image.
@@ -550,13 +574,7 @@ class Transform:
         """The image for a batch; `u` are `draws` numbers in [0, 1)."""
         if self.operations and isinstance(self.operations[0], RandomResizedCrop):
             self.operations[0].draft(image, u[: self.operations[0].draws])
-        if image.mode.startswith("I;16"):  # Pillow would clip it to 255
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        elif image.mode in ("I", "F"):
-            raise ValueError(
-                f"its pixels have 32 bits (mode {image.mode!r} of Pillow), whose value "
-                "of white is unknown; save it with 8 or 16 bits"
-            )
+        image = eight_bits(image)
         if image.mode != self._mode:
             image = image.convert(self._mode)
         if not self._resizes:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from ..errors import UserError, nearest
 from . import augment as augmentations
-from . import images, intact, prepared, sources
+from . import images, intact, own, prepared, sources
 from .dataset import Dataset
 from .pipeline import Workers
 from .text import fake_text, is_fake_text, open_text
@@ -50,7 +51,8 @@ def open_dataset(
     Args:
       name: digits, digit_sums (pairs of digits and their sum), mnist, fashion_mnist
         or cifar10 (kept in memory); imagenet2012, tiny_imagenet or another labelled
-        image dataset that TFDS prepared as ArrayRecord files; noise, e.g.
+        image dataset that TFDS prepared as ArrayRecord files; your own images,
+        "images:DIRECTORY", "npz:FILE" or a name of `register_dataset`; noise, e.g.
         "fake:224x224x3:1000" or "fake:CONTEXT:VOCABULARY"; or text, "text:FILE" or
         "text:DIRECTORY".
       data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
@@ -59,8 +61,9 @@ def open_dataset(
         their own size, if all have the same.
       augment: augmentations of training images, in order: names of
         `augment.OPERATIONS`, or {"name": ..., option: value}.
-      train_split: a TFDS split or slice.
-      test_split: a TFDS split or slice; by default "test", else "validation".
+      train_split: a split or, of TFDS, a slice.
+      test_split: likewise; by default "test", else "validation". Your own images
+        without one are split: a tenth of each class, drawn with seed 0, is for testing.
       crop: share of the shorter side that evaluation keeps; by default 0.875 for images
         of different sizes, else 1.
       crop_mode: "center" keeps the aspect ratio of test images; "squash" resizes both
@@ -128,7 +131,10 @@ def open_dataset(
     elif name in images.DATASETS:
         _refuse(name, slices)
         splits = _in_memory(images.load(name, data_dir))
+    elif name in REGISTERED or name.startswith((own.FOLDER, own.NPZ)):
+        splits = _own(name, train_split, test_split)
     else:
+        _check_prefix(name)
         splits = _prepared(name, data_dir, train_split, test_split)
     dataset = splits.build(size, operations, crop, crop_mode, resample, pool)
     return _normalized_by(dataset, mean, std)
@@ -208,7 +214,7 @@ class _Splits:
         shape = (*size, 1 if channels == 1 else 3)
         if crop is None:
             crop = 1.0 if own_size else _PHOTOGRAPH_CROP
-        encoded = isinstance(self.train, sources.Records)
+        encoded = not isinstance(self.train, sources.Arrays | sources.Noise)
         resized = encoded or size != own_size or crop != 1
         fitting: dict[str, Any]
         fitting = {"crop": crop, "crop_mode": crop_mode, "resample": resample}
@@ -260,6 +266,85 @@ def _in_memory(data: images.ImageData) -> _Splits:
     )
 
 
+#: Splits by name; see `register_dataset`.
+REGISTERED: dict[str, own.Splits] = {}
+
+
+def register_dataset(
+    name: str, data: Any, *, image: str | None = None, label: str | None = None
+) -> None:
+    """Name images in Python, so that a config can use them as its dataset.
+
+    They can be used by every command's function in this process, e.g. `mupax.train`.
+
+    Args:
+      name: to use as `config.dataset`. It replaces earlier data of this name.
+      data: a dictionary of splits, e.g. "train" and "test", or one of them: a pair
+        (images, labels) of arrays, a dictionary of arrays as in an .npz file
+        (x_train, ...), a dataset of Hugging Face, or any iterable of (image, label) or
+        {"image": ..., "label": ...}, which is read into memory. Images are 0..255 or
+        floats 0..1, of shape (height, width) or (height, width, channels), or Pillow's.
+        Labels are 0, 1, ... or texts.
+      image: the column of the images in a dataset of Hugging Face, if it has several.
+      label: likewise, of the labels.
+
+    Raises:
+      UserError: a name of another dataset, or data of another form.
+
+    Examples:
+      >>> import numpy as np
+      >>> x, y = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
+      >>> register_dataset("mine", {"train": (x, y), "test": (x[:10], y[:10])})
+      >>> open_dataset("mine").input_shape
+      (8, 8, 1)
+    """
+    if not name.isidentifier() or name in images.DATASETS:
+        raise UserError(f"{name!r} cannot name your data; choose a new word")
+    REGISTERED[name] = own.Splits(own.from_python(name, data, image, label))
+
+
+def examples_of(data: Any) -> Any:
+    """Training examples for `mupax.sweep`; a pytree of arrays is returned as it is.
+
+    An open `Dataset`, and a dataset of Hugging Face or an iterable as in
+    `register_dataset`, become the arrays "image" and "label".
+    """
+    if isinstance(data, Dataset):
+        return data.training_arrays()
+    if own.is_table(data) or isinstance(data, Iterator):
+        part = own.from_python("data", data, None, None)["train"]
+        both = {"train": part, "test": part}
+        train, test, classes, names = own.chosen("data", both, "train", "test")
+        dataset = _Splits("data", classes, train, test, None, names).build()
+        return dataset.training_arrays()
+    return data
+
+
+def _own(name: str, train_split: str, test_split: str | None) -> _Splits:
+    where = name.partition(":")[2] or name
+    if name in REGISTERED:
+        parts = REGISTERED[name].parts
+    else:
+        folder = name.startswith(own.FOLDER)
+        parts = own.open_folder(where) if folder else own.open_npz(where)
+    train, test, classes, names = own.chosen(where, parts, train_split, test_split)
+    return _Splits(name, classes, train, test, None, names)
+
+
+def _check_prefix(name: str) -> None:
+    """Raise UserError for the path of a file or folder without its prefix."""
+    path = pathlib.Path(name).expanduser()
+    if path.suffix in (".npz", ".txt") or (path.is_dir() and len(path.parts) > 1):
+        raise UserError(f"{name!r} is no dataset; write {_prefixed(name)}")
+
+
+def _prefixed(name: str) -> str:
+    path = pathlib.Path(name).expanduser()
+    text = path.suffix == ".txt" or any(path.glob("*.txt"))
+    prefix = own.NPZ if path.suffix == ".npz" else "text:" if text else own.FOLDER
+    return f"{prefix}{name}"
+
+
 # Few examples, for short epochs and evaluations.
 _NOISE_TRAIN, _NOISE_TEST = 10_000, 100
 
@@ -305,12 +390,31 @@ def _prepared(
             ) from error
         with intact.reading(builder.data_dir):
             raise
+    for split, source in ((train_split, train), (test_split, test)):
+        _check_labelled(builder, keys, split, source)
     with intact.reading(builder.data_dir):
         label = builder.info.features[keys[1]]
         intact.compare_classes(builder.data_dir, train, keys[1], label.num_classes)
     statistics = _STATISTICS.get(name.split("/")[0].split(":")[0])
     names = images.class_names(label)
     return _Splits(name, label.num_classes, train, test, statistics, names)
+
+
+def _check_labelled(
+    builder: tfds.core.DatasetBuilder,
+    keys: tuple[str, str],
+    split: str,
+    source: sources.Records,
+) -> None:
+    """Raise UserError for a split without labels, and list those that have some."""
+    if source.is_labelled():
+        return
+    labelled = [
+        name
+        for name in builder.info.splits
+        if sources.Records(builder, name, keys).is_labelled()
+    ]
+    raise UserError(f"{builder.data_dir}: {intact.no_labels(split, labelled)}")
 
 
 def _unknown(name: str) -> str | None:
@@ -322,9 +426,12 @@ def _unknown(name: str) -> str | None:
     ]
     if name.split("/")[0].split(":")[0] in known:
         return None
+    if pathlib.Path(name).is_dir():
+        return f"there is no dataset {name!r}; did you mean {_prefixed(name)}?"
     return (
         f"there is no dataset {name!r}{nearest(name, known) or '.'} Give the name of a "
-        "prepared TFDS dataset, text:FILE, or noise, e.g. fake:224x224x3:1000"
+        "prepared TFDS dataset, images:DIRECTORY, npz:FILE, text:FILE, or noise, e.g. "
+        "fake:224x224x3:1000"
     )
 
 

@@ -7,7 +7,7 @@ features.json, have none and are compared with the records.
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,16 @@ def check_labels(
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         wrong = labels[(labels < 0) | (labels >= classes)][0]
         raise _conflict(folder, f"{classes} classes", f"a record has label {wrong}")
+
+
+def no_labels(split: str, labelled: Iterable[str] = ()) -> str:
+    """A clause about a split without labels, and which split to set."""
+    others = ", ".join(labelled)
+    remedy = f"one that has labels ({others})" if others else "one that has labels"
+    return (
+        f"the split {split!r} has examples without labels (-1); set data.train_split "
+        f"and data.test_split to {remedy}"
+    )
 
 
 def check_all_seen(

@@ -7,15 +7,15 @@ import math
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int32, UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from .. import memory
-from ..errors import UserError
+from ..errors import UserError, reason
 from . import intact
 from .augment import Transform
 
@@ -34,8 +34,19 @@ class Source(Protocol):
     def read(self, indices: np.ndarray) -> tuple[Any, Int32[np.ndarray, " batch"]]:
         """The images and labels of several indices.
 
-        Images are an array, uint8 (batch, height, width, channels), or encoded files.
+        Images are an array, uint8 (batch, height, width, channels), or a list of such
+        images and encoded files.
         """
+
+
+class Encoded(Source, Protocol):
+    """A source of encoded files."""
+
+    def check(self, picture: Image.Image) -> None:
+        """Check a picture before it is decoded, and turn it upright where needed."""
+
+    def undecodable(self, k: int, error: Exception) -> str:
+        """The message for image `k`, which cannot be decoded."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,6 +89,7 @@ class Records:
         self, builder: tfds.core.DatasetBuilder, split: str, keys: tuple[str, str]
     ):
         self._image, self._label = keys
+        self._split = split
         self.folder = os.fspath(builder.data_dir)
         features = builder.info.features
         self.shape: Shape = features[self._image].shape
@@ -101,8 +113,27 @@ class Records:
         except Exception as error:  # of ArrayRecord or TFDS
             raise UserError(intact.broken(self._damaged(indices), error)) from error
         labels = np.array([e[self._label] for e in examples], np.int32)
+        if (labels == -1).any():
+            raise UserError(f"{self.folder}: {intact.no_labels(self._split)}")
         intact.check_labels(self.folder, labels, self._classes)
         return [e[self._image] for e in examples], labels
+
+    def is_labelled(self) -> bool:
+        """Whether the first example has a label; TFDS writes -1 for none."""
+        try:
+            return bool(self._records[0][self._label] != -1)
+        except Exception:  # of damaged files; `read` names the file
+            return True
+
+    def check(self, picture: Image.Image) -> None:
+        size = picture.height, picture.width, len(picture.getbands())
+        intact.check_picture(self.folder, size, self.shape)
+
+    def undecodable(self, k: int, error: Exception) -> str:
+        return (
+            f"Image {k} of the split {self._split!r} in {self.folder} cannot be "
+            f"decoded ({why(error)}); prepare the dataset again."
+        )
 
     def _damaged(self, indices: np.ndarray) -> pathlib.Path:
         """The file with the first record that cannot be read."""
@@ -113,6 +144,13 @@ class Records:
             except Exception:
                 return self._files[number]
         return self._files[file_numbers.min()]
+
+
+def why(error: Exception) -> str:
+    """Why Pillow cannot decode an image."""
+    if isinstance(error, UnidentifiedImageError):  # it would name a buffer in memory
+        return "it is in no known format"
+    return reason(error)
 
 
 class Noise:
@@ -174,20 +212,16 @@ class ImageLoad:
         if not isinstance(image, bytes):
             yield Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
             return
-        assert isinstance(self.source, Records)
+        source = cast(Encoded, self.source)
         try:
             with Image.open(io.BytesIO(image)) as picture:
-                size = picture.height, picture.width, len(picture.getbands())
-                intact.check_picture(self.source.folder, size, self.source.shape)
+                source.check(picture)
                 yield picture
         except UserError:
             raise
         # Pillow raises OSError, SyntaxError, ValueError and more for damaged files.
         except Exception as error:
-            raise UserError(
-                f"Image {k} of {self.name} cannot be decoded ({error}); prepare the "
-                "dataset again."
-            ) from error
+            raise UserError(source.undecodable(int(k), error)) from error
 
 
 def parse_fake(name: str) -> tuple[tuple[int, int, int], int]:

@@ -268,7 +268,8 @@ def open_dataset(config: RunConfig, *, stand_in: bool = False) -> Dataset:
     if config.augment:
         options["augment"] = given["augment"]
     text = json.dumps(options, sort_keys=True, default=str)
-    return _opened(config.dataset, config.data_dir, text)
+    registered = datasets.REGISTERED.get(config.dataset)
+    return _opened(config.dataset, config.data_dir, text, registered)
 
 
 def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
@@ -312,8 +313,12 @@ def _check_preprocessing(
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(name: str, data_dir: str | None, options: str) -> Dataset:
-    """An open dataset, shared by the runs of a process."""
+def _opened(name: str, data_dir: str | None, options: str, registered: Any) -> Dataset:
+    """An open dataset, shared by the runs of a process.
+
+    `registered` tells apart data that were registered under one name.
+    """
+    del registered
     try:
         return datasets.open_dataset(name, data_dir, **json.loads(options))
     except (TypeError, AttributeError) as error:

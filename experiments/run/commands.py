@@ -5,7 +5,7 @@ import math
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,12 +18,13 @@ import mupax
 from mupax import optim, zoo
 from mupax.zoo.addresses import public
 
+from .. import data as datasets
 from .. import progress
 from ..errors import UserError
 from . import collectives, workdir
 from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
-from .config import parse
+from .config import parse, plain
 from .evaluate import means, tester
 from .gathered import read_scattered
 from .loop import OnStep, TrainResult, train
@@ -32,7 +33,7 @@ from .trackers import open_trackers
 
 
 def run(
-    config: ConfigDict,
+    config: ConfigDict | Mapping[str, Any],
     folder: str | pathlib.Path,
     *,
     command: list[str],
@@ -56,6 +57,42 @@ def run(
         return None
     model = directory / "model"
     return train_in(prepared, directory, model, command, console, separate=separate)
+
+
+def train_here(
+    config: Mapping[str, Any] | ConfigDict,
+    workdir: str | pathlib.Path,
+    *,
+    data: Any = None,
+) -> TrainResult:
+    """Train a model of the zoo in a directory, or resume its run; as `mupax train`.
+
+    Args:
+      config: keys of a training config; missing keys have their defaults.
+      workdir: the run directory. The model is saved in its directory `model`.
+      data: in place of the config's dataset; see
+        `mupax.experiments.register_dataset`. Its name is then "data".
+
+    Raises:
+      UserError: bad input; names the key.
+
+    Examples:
+      >>> import numpy as np, tempfile
+      >>> x, y = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
+      >>> result = train_here(
+      ...     {"model": {"name": "mlp", "width": 8, "depth": 2}, "learning_rate": 0.1,
+      ...      "steps": 2, "batch_size": 8},
+      ...     tempfile.mkdtemp(), data={"train": (x, y), "test": (x[:8], y[:8])})
+      >>> 0 <= result.test_accuracy <= 1
+      True
+    """
+    given = plain(config)
+    if data is not None:
+        datasets.register_dataset("data", data)
+        given["dataset"] = "data"
+    result = run(given, workdir, command=[])
+    assert result is not None
+    return result
 
 
 def train_in(

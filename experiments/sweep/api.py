@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from mupax.optim.display import Figures, html_table
 
+from .. import data as datasets
 from ..errors import UserError
 from ..io import write_durably
 from ..memory import check as check_memory
@@ -204,7 +205,9 @@ def sweep(
       loss: `loss(model, batch)` returns a scalar that is not negative: verdicts compare
         shares of it.
       data: a pytree of arrays with a leading axis of examples, of which batches are
-        taken.
+        taken. An open `Dataset` of images, a dataset of Hugging Face or an iterator
+        over (image, label) becomes {"image": uint8 (n, height, width, channels),
+        "label": int32 (n,)}.
       grid: the values of each hyperparameter: numbers, or a range such as
         "2**[-12:-3:1]". All combinations are run.
       widths: swept at the base's depth.
@@ -276,6 +279,7 @@ def sweep(
         raise UserError(f"average_last={average_last} is more than the {steps} steps")
     if executor is not None and folder is None:
         raise UserError("an executor's workers share a folder; pass folder=...")
+    data = datasets.examples_of(data)
     examples = arguments.count_examples(data)
     if batch_size > examples:
         raise UserError(
