@@ -21,7 +21,8 @@ def snippets(path: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda p: str(p.relative_to(DOCS)))
-def test_the_snippets_of_a_page_run_in_one_session(path, capsys):
+def test_the_snippets_of_a_page_run_in_one_session(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     codes = snippets(path)
     assert codes, "a page shows code that works"
     session: dict = {}
