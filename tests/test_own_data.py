@@ -112,7 +112,7 @@ def test_an_image_is_read_as_it_looks(tmp_path):
         ({}, r"has no subfolders; put the images of each class"),
         ({"a": 3}, r"one class only"),
         ({"a": 3, "b": 0}, r"b holds no image"),
-        ({"a": 3, "a ": 3}, r"two subfolders of one class, 'a' and 'a '"),
+        ({"a": 3, "a ": 3}, r"two names of one class, 'a' and 'a '"),
         ({"train/a": 2, "train/b": 2, "test/c": 1}, r"no training image has class 'c'"),
         ({"a": 1, "b": 1}, r"too few images for a test split"),
     ],

@@ -527,7 +527,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
         )
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        if image.getextrema()[3] != (255, 255):
+        if image.getchannel("A").getextrema() != (255, 255):
             white = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(white, image)
     return image.convert("L" if image.mode in GREY else "RGB")

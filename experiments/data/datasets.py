@@ -334,7 +334,7 @@ def _own(name: str, train_split: str, test_split: str | None) -> _Splits:
 def _check_prefix(name: str) -> None:
     """Raise UserError for the path of a file or folder without its prefix."""
     path = pathlib.Path(name).expanduser()
-    if path.suffix in (".npz", ".txt") or (path.is_dir() and len(path.parts) > 1):
+    if path.suffix in (".npz", ".txt") or (os.path.isdir(path) and len(path.parts) > 1):
         raise UserError(f"{name!r} is no dataset; write {_prefixed(name)}")
 
 
@@ -426,7 +426,7 @@ def _unknown(name: str) -> str | None:
     ]
     if name.split("/")[0].split(":")[0] in known:
         return None
-    if pathlib.Path(name).is_dir():
+    if os.path.isdir(name):  # False, too, for names that no path can have
         return f"there is no dataset {name!r}; did you mean {_prefixed(name)}?"
     return (
         f"there is no dataset {name!r}{nearest(name, known) or '.'} Give the name of a "

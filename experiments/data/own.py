@@ -12,7 +12,7 @@ import unicodedata
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from absl import logging
@@ -99,8 +99,10 @@ class Encoded:
         if isinstance(image, np.ndarray):
             return *image.shape[:2], image.shape[2] == 1
         try:
-            file = image if isinstance(image, str) else io.BytesIO(self._content(k))
-            with Image.open(file) as picture:
+            file = isinstance(image, str)
+            # Only the beginning of a file is read.
+            source: Any = image if file else io.BytesIO(cast(bytes, self._content(k)))
+            with Image.open(source) as picture:
                 width, height = picture.size
                 # Pillow would decode a PNG file for its EXIF data.
                 known = picture.format != "PNG" or "exif" in picture.info
@@ -232,11 +234,19 @@ def _classes(
                 f"{span}; correct the label"
             )
     if names is None and len(seen) < classes:
-        gap = np.setdiff1d(np.arange(classes), seen)[0]
+        gap = np.flatnonzero(seen != np.arange(len(seen)))[0]
         raise UserError(
             f"{where}: labels go up to {classes - 1}, and no training image has label "
             f"{gap}; number the classes 0, 1, ... without gaps"
         )
+    alike: dict[str, str] = {}
+    for name in names or ():
+        other = alike.setdefault(unicodedata.normalize("NFKC", name).strip(), name)
+        if other != name:
+            raise UserError(
+                f"{where} has two names of one class, {other!r} and {name!r}; merge or "
+                "rename them"
+            )
     if classes < 2:
         raise UserError(f"{where} has one class only; give at least two")
     first, second = (x.astype(np.int32) for x in labels)
@@ -266,7 +276,7 @@ def open_folder(path: str) -> dict[str, Part]:
     order of their names. Hidden files are left out.
     """
     root = remote.local(path)
-    if not root.is_dir():
+    if not os.path.isdir(root):  # False, too, for names that no path can have
         raise UserError(
             f"there is no folder {root}; give {FOLDER}DIR, with a subfolder per class"
         )
@@ -300,16 +310,10 @@ def _folder(folder: pathlib.Path, classes: Mapping[str, pathlib.Path]) -> Part:
             f"{folder} has no subfolders; put the images of each class into a "
             "subfolder with its name"
         )
-    alike: dict[str, str] = {}
-    for name in classes:
-        other = alike.setdefault(unicodedata.normalize("NFKC", name).strip(), name)
-        if other != name:
-            raise UserError(
-                f"{folder} has two subfolders of one class, {other!r} and {name!r}; "
-                "merge or rename them"
-            )
     Image.init()
-    paths, labels, others = [], [], []
+    paths: list[str] = []
+    labels: list[str] = []
+    others: list[str] = []
     for name, place in classes.items():
         before = len(paths)
         for at, folders, files in os.walk(place, followlinks=True):
@@ -340,12 +344,16 @@ def open_npz(path: str) -> dict[str, Part]:
     """
     file = remote.local(path)
     try:
-        if file.exists() and not zipfile.is_zipfile(file):
+        if os.path.exists(file) and not zipfile.is_zipfile(file):
             raise ValueError("it is no .npz file")
         with np.load(file, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
     except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        what = "is missing" if not file.exists() else f"is not usable ({reason(error)})"
+        what = (
+            "is missing"
+            if not os.path.exists(file)
+            else f"is not usable ({reason(error)})"
+        )
         raise UserError(
             f"{file} {what}; write numeric arrays with np.savez({file.name!r}, "
             "x_train=..., y_train=..., x_test=..., y_test=...)"
