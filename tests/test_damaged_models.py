@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from flax import nnx
 from test_pretrained import VIT, file_of, golden
 
 from mupax import zoo
-from mupax.zoo import foreign, hub, saving
+from mupax.zoo import checksums, foreign, hub, saving
 
 QUICK, THOROUGH = 60, 350
 COUNTS = [QUICK, pytest.param(THOROUGH, marks=pytest.mark.long)]
@@ -111,13 +112,96 @@ def test_a_card_may_be_edited_and_a_directory_moved(saved, tmp_path):
     assert same(arrays(saving.load(folder)), arrays(saving.load(saved)))
 
 
-def test_a_directory_of_an_older_version_is_read_without_checksums(saved, tmp_path):
-    folder = tmp_path / "older"
-    shutil.copytree(saved, folder)
+def refused(folder: pathlib.Path, **changes: object) -> str:
+    """The sentence that refuses a directory whose config has other values."""
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "format": 1}))
-    (folder / "checksums.json").unlink()
-    assert same(arrays(saving.load(folder)), arrays(saving.load(saved)))
+    options = {**config["options"], **changes.pop("options", {})}
+    text = json.dumps({**config, "options": options, **changes})
+    (folder / "config.json").write_text(text)
+    weights = [p for p in (folder / "weights").rglob("*") if p.is_file()]
+    checksums.write(folder, [folder / "config.json", *weights])
+    with pytest.raises(ValueError, match=r"^[^\n]{30,700}$") as error:
+        zoo.load_pretrained(folder)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": 1}, "its format is 1"),
+        ({"format": True}, "it.format=True must be a whole number"),
+        ({"model": 3}, "it.model=3 must be a string"),
+        ({"options": {"width": 2**62}}, "width holds a number beyond"),
+        ({"options": {"base_width": 10**400}}, "base_width holds a number beyond"),
+        ({"options": {"depth": 10**9}}, "GB of memory"),
+        ({"options": {"depth": 3}}, r"cannot be read: .* has shape \(2, 8, 8\)"),
+        ({"options": {"block_depth": 10**9}}, "block_depth=1000000000 must"),
+        ({"options": {"parametrization": {"parametrization": []}}}, "an object"),
+        ({"options": {"dtype": {"dtype": 7}}}, "dtype=7 must be a string"),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_a_value_that_no_config_may_have_is_one_sentence(
+    changes, said, saved, tmp_path
+):
+    folder = tmp_path / "hostile"
+    shutil.copytree(saved, folder)
+    assert re.search(said, refused(folder, **changes))
+
+
+@pytest.mark.parametrize("kind", ["up", "device", "pipe", "size", "unlisted"])
+def test_a_list_of_checksums_names_only_regular_files_of_its_directory(
+    kind, saved, tmp_path
+):
+    """Reading an endless device or a pipe would never end."""
+    folder = tmp_path / "hostile"
+    shutil.copytree(saved, folder)
+    listed = json.loads((folder / "checksums.json").read_text())
+    entry = listed["config.json"]
+    if kind == "up":
+        listed["../" * 20 + "dev/zero"] = entry
+        said = "outside of its directory"
+    elif kind == "device":
+        (folder / "more").symlink_to("/dev/zero")
+        listed["more"] = entry
+        said = "'more' cannot be read .it is not a regular file"
+    elif kind == "pipe":
+        os.mkfifo(folder / "more")
+        listed["more"] = entry
+        said = "'more' cannot be read .it is not a regular file"
+    elif kind == "size":
+        (folder / "more").touch()
+        os.truncate(folder / "more", 2**42)  # sparse; would take minutes to read
+        listed["more"] = entry
+        said = "'more' has changed"
+    else:
+        os.mkfifo(folder / "weights" / "more")
+        said = "'weights/more' is not listed"
+    (folder / "checksums.json").write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match=said):
+        saving.load(folder)
+
+
+def test_a_config_of_nested_brackets_or_a_pipe_is_one_sentence(saved, tmp_path):
+    folder = tmp_path / "hostile"
+    shutil.copytree(saved, folder)
+    for name in ("checksums.json", "config.json"):
+        (folder / name).write_text("[" * 100_000)
+        with pytest.raises(ValueError, match=f"{name} cannot be read .*too deeply"):
+            saving.load(folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(ValueError, match=f"{name} cannot be read .*regular file"):
+            saving.load(folder)
+
+
+def test_a_foreign_config_of_a_billion_layers_is_one_sentence(tmp_path):
+    file = file_of("gpt2", tmp_path).rename(tmp_path / "model.safetensors")
+    sizes = {"n_embd": 8, "n_head": 1, "vocab_size": 10, "n_positions": 8}
+    config = {"model_type": "gpt2", "n_layer": 10**9, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"1,000,000,000 layers does not fit"):
+        zoo.load_pretrained(file.parent)
 
 
 def abstract_vit(**more: object) -> nnx.Module:

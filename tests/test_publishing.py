@@ -87,9 +87,13 @@ def test_what_the_hub_refuses_is_one_sentence(hub, model):
 
 def test_a_name_outside_of_the_repository_is_refused(hub, model, tmp_path):
     zoo.push_to_hub(model, "me/mine", token="writes")
-    hub.put("me/mine", **{"checksums.json": b'{"../../escape": "0"}'})
-    with pytest.raises(ValueError, match=r"lists '\.\./\.\./escape'"):
-        zoo.load_pretrained("me/mine", cache_dir=tmp_path)
+    for content, said in (
+        (b'{"../../escape": "0"}', r"lists '\.\./\.\./escape'"),
+        (b"[" * 100_000, "nested too deeply"),
+    ):
+        hub.put("me/mine", **{"checksums.json": content})
+        with pytest.raises(ValueError, match=said):
+            zoo.load_pretrained("me/mine", cache_dir=tmp_path / said[:6])
 
 
 def test_offline_mode_is_said():

@@ -32,6 +32,8 @@ _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     types.NoneType: ((types.NoneType,), "None"),
 }
 
+_LARGEST = 2**31 - 1  # XLA indexes axes by int32
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -69,6 +71,12 @@ class Options:
             if not fits or (isinstance(value, bool) and bool not in kinds):
                 needed = " or ".join(_TYPES[kind][1] for kind in kinds)
                 raise ValueError(f"{name}={value!r} must be {needed}")
+            items = value if isinstance(value, tuple | list) else (value,)
+            if any(isinstance(item, int) and abs(item) > _LARGEST for item in items):
+                raise ValueError(
+                    f"{name} holds a number beyond {_LARGEST:,}, the largest size of "
+                    "an axis"
+                )
         for name in ("dtype", "param_dtype"):
             value = getattr(self, name)
             try:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -160,20 +159,13 @@ def download_ours(
     listed = download(source, checksums.NAME, options)
     assert listed is not None
     try:
-        sums = json.loads(listed.read_text())
-        inside = [str(name) for name in sums]
-    except (ValueError, TypeError) as error:
+        inside = checksums.read(listed)
+    except ValueError as error:
         raise ValueError(
-            f"the {checksums.NAME} of {source!r} cannot be read ({error}); ask its "
-            "owner to upload the model again"
+            f"{source!r} on the hub is damaged: {error}; ask its owner to upload the "
+            "model again"
         ) from None
     for name in [*names, *inside]:
-        path = pathlib.PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(
-                f"{source!r} lists {name!r}, which is outside of the repository; ask "
-                "its owner to upload the model again"
-            )
         download(source, name, options)
     return listed.parent
 

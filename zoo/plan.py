@@ -272,7 +272,7 @@ def times_width(width: int, multiple: float, name: str) -> int:
       1856
     """
     size = width * multiple
-    if size < 1 or abs(size - round(size)) > 1e-9 * size:
+    if not 1 <= size < math.inf or abs(size - round(size)) > 1e-9 * size:
         raise ValueError(
             f"{name} is {multiple:g} times the width, which gives {size:g}; choose "
             "widths for which it is a whole number, at least 1"

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.resources
-import json
 import logging
 import os
 import pathlib
@@ -17,6 +16,7 @@ from .addresses import public
 from .architectures import Architecture, identify
 from .convnet_layouts import ConvNet
 from .decoder import reads_tokens
+from .files import read_json
 from .llama import Llama
 from .preprocessing import DataConfig, read_timm, read_transformers, remember
 from .registry import abstract, complete, options_of
@@ -179,6 +179,7 @@ def read_source(
     arrays = _read_all(files.weights)
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
     model = abstract(name, **options)
+    saving.check_sizes(model, str(source), len(arrays))
     unused = foreign.fill(model, arrays, **may)
     complete(model, rngs)
     remember(model, _read_data(files, str(source)), resized=resized)
@@ -370,15 +371,12 @@ def _read_all(paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
 
 def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text())
-        if not isinstance(config, dict):
-            raise ValueError("it is not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(path)
+    except ValueError as error:
         raise ValueError(
             f"{str(path)!r} cannot be read ({error}); it may be damaged, so download "
             "it again"
         ) from None
-    return config
 
 
 def _resolve(

@@ -85,6 +85,14 @@ class ResMLPOptions(ResidualOptions):
     zero_init: bool = False
     train_ends: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The layers of a block are traced one by one.
+        if not 1 <= self.block_depth <= 1000:
+            raise ValueError(
+                f"block_depth={self.block_depth} must be a whole number, 1 to 1000"
+            )
+
     @property
     def branch_layers(self) -> int:
         """`block_depth`."""

@@ -49,12 +49,12 @@ class Rotary:
         """Radians per token of each pair, in float64.
 
         Raises:
-          ValueError: an odd head_dim.
+          ValueError: an odd head_dim, or one of more than a million.
         """
-        if head_dim % 2:
+        if head_dim % 2 or head_dim > 2**20:
             raise ValueError(
-                f"head_dim={head_dim} must be even: rotary positions turn pairs of "
-                "entries"
+                f"head_dim={head_dim} must be even and at most 1,048,576: rotary "
+                "positions turn pairs of entries"
             )
         kept = self.theta ** -(np.arange(0, head_dim, 2) / head_dim)
         if self.scaling is None:

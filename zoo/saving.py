@@ -23,6 +23,7 @@ from . import checksums, remote
 from .attention import logit_scale
 from .cards import Training, card
 from .decoder import reads_tokens
+from .files import check, read_json
 from .plan import Plan, scales
 from .preprocessing import DataConfig, known_data_config, remember
 from .registry import (
@@ -37,8 +38,15 @@ from .registry import (
 from .vit import ViT, resize_positions
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
-# Format 1 had no checksums.
-_FORMAT, _UNSEALED = 2, 1
+_FORMAT = 3
+# Of `Parametrization.to_json`: `Powers` of three width ratios.
+_POWERS = [float, float, float]
+_PARAMETRIZATION = {
+    **{"name": str, "citation": str, "scaled": bool, "branches_only": bool},
+    **{"alpha": float, "gamma": float, "richness": float},
+    "rows": {str: [_POWERS] * 3},
+    "gauge": {str: _POWERS},
+}
 
 
 def save(
@@ -181,10 +189,11 @@ def load(
     resized = "input_shape" in overrides
     try:
         saved = abstract(name, **options)
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"{directory} holds a model that this version cannot create: {error}"
         ) from None
+    check_sizes(saved, str(directory))
     check_same_function(name, options, overrides, f"the weights in {directory}")
     wrong = {k: v for k, v in overrides.items() if options.get(k) != v}
     wrong.pop("out_features", None)
@@ -201,18 +210,31 @@ def load(
         remedy = f"; leave out {given}" if given else ""
         raise ValueError(f"{error}{remedy}") from None
     _check_multipliers(saved, model, directory)
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            arrays = checkpointer.restore(directory / _WEIGHTS, arrays_of(saved))
-    except Exception as error:  # Orbax raises whatever its storage does
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"the weights in {directory} cannot be read: {reason}"
-        ) from None
+    arrays = _read(directory / _WEIGHTS, saved)
     fill(model, _resized(saved, model, arrays), fresh=fresh)
     complete(model, rngs)
     remember(model, config["data"], resized=resized)
     return model
+
+
+def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
+    """Read the arrays of a model from `abstract` by Orbax.
+
+    Raises:
+      ValueError: they cannot be read, or do not fit the model.
+    """
+    variables = dict(_variables(model)[1])
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            # Before anything is allocated.
+            stored = checkpointer.metadata(folder).item_metadata.tree
+            _check_fit(variables, stored, None)
+            return checkpointer.restore(folder, arrays_of(model))
+    except Exception as error:  # Orbax raises whatever its storage does
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the weights in {folder.parent} cannot be read: {reason}"
+        ) from None
 
 
 # Options that change no function of trained weights, or that are checked otherwise: by
@@ -284,32 +306,59 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
       ValueError: the config is missing, or a file of the directory is damaged.
     """
     try:
-        config = json.loads((directory / _CONFIG).read_text())
-        if config["format"] not in (_FORMAT, _UNSEALED):
-            raise ValueError(f"its format is {config['format']!r}, not {_FORMAT}")
-        name = config["model"]
+        config = read_json(directory / _CONFIG)
+        data = config.pop("data", None)
+        check(config, {"format": int, "model": str, "options": {str: None}}, "it")
+        if config["format"] != _FORMAT:
+            raise ValueError(f"its format is {config['format']}, not {_FORMAT}")
         options = {key: _rich(value) for key, value in config["options"].items()}
-        if not isinstance(name, str) or not isinstance(options, dict):
-            raise ValueError("it holds no name and options")
-        # Old versions did not write it, and had these defaults.
-        old_default = "relu_mlp" if name == "mlp" else "depth_mup"
-        options.setdefault("parametrization", old_default)
-        data = DataConfig.from_json(config["data"]) if "data" in config else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        data = None if data is None else DataConfig.from_json(data)
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(
             f"{directory} holds no model of zoo.save: {_CONFIG} cannot be read "
             f"({error}); pass a directory that zoo.save wrote"
         ) from None
-    # Format 2 always has checksums; format 1 never has.
-    if config["format"] == _FORMAT or (directory / checksums.NAME).exists():
-        try:
-            checksums.verify(directory)
-        except ValueError as error:
+    try:
+        checksums.verify(directory, [directory / _CONFIG, directory / _WEIGHTS])
+    except ValueError as error:
+        raise ValueError(
+            f"the model in {directory} is damaged: {error}; copy it again, or save it "
+            "again"
+        ) from None
+    return {"model": config["model"], "options": options, "data": data}
+
+
+def check_sizes(model: nnx.Module, source: str, arrays: int | None = None) -> None:
+    """Check that a file can hold a model's layers, and this machine all its arrays.
+
+    Args:
+      model: from `abstract`.
+      source: of the weights, for messages.
+      arrays: number of arrays in the file, if each layer has its own.
+
+    Raises:
+      ValueError: they cannot. Nothing was allocated.
+    """
+    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    for _, variable in state if arrays is not None else ():
+        stacked = len(variable.shape) > len(variable.get_metadata()["axes"])
+        # Of few layers, the first missing array is a better message.
+        if stacked and variable.shape[0] > max(arrays, 1000):
             raise ValueError(
-                f"the model in {directory} is damaged: {error}; copy it again, or "
-                "save it again"
-            ) from None
-    return {"model": name, "options": options, "data": data}
+                f"a model with {variable.shape[0]:,} layers does not fit {source}, "
+                f"which holds {arrays:,} arrays; its config may be damaged"
+            )
+    needed = sum(
+        math.prod(array.shape) * array.dtype.itemsize
+        for array in arrays_of(model).values()
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"the config of {source} describes a model of {needed / 1e9:,.4g} GB, but "
+            f"this machine has {memory / 1e9:,.4g} GB of memory; the config may be "
+            "damaged"
+        )
 
 
 def arrays_of(model: nnx.Module) -> dict[str, Any]:
@@ -452,9 +501,11 @@ def _plain(value: Any) -> Any:
 def _rich(value: Any) -> Any:
     """The inverse of `_plain`; lists become tuples, as options are."""
     if isinstance(value, dict):
-        if set(value) == {"parametrization"}:
+        if value.keys() == {"parametrization"}:
+            check(value["parametrization"], _PARAMETRIZATION, "parametrization")
             return optim.Parametrization.from_json(value["parametrization"])
-        if set(value) == {"dtype"}:
+        if value.keys() == {"dtype"}:
+            check(value["dtype"], str, "dtype")
             return jnp.dtype(value["dtype"])
         return {key: _rich(v) for key, v in value.items()}
     return tuple(map(_rich, value)) if isinstance(value, list) else value

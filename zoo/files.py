@@ -1,0 +1,116 @@
+"""Read files that may be damaged or hostile: regular files of a bounded size only."""
+
+import json
+import math
+import os
+import pathlib
+import stat
+from typing import Any, BinaryIO
+
+# Configs have kilobytes; a thousand labels, tens of kilobytes.
+_LARGEST_JSON = 64 * 2**20
+
+
+def open_regular(path: pathlib.Path) -> BinaryIO:
+    """Open a file for reading, or a symbolic link to one.
+
+    Raises:
+      OSError: it cannot be opened.
+      ValueError: it is a directory, a device, a pipe or a socket. Reading from these
+        may never end.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError("it is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Read a file with a JSON object.
+
+    Raises:
+      ValueError: it cannot be read, or holds something else. The message does not name
+        the file.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _LARGEST_JSON:
+                raise ValueError(f"it has {size:,} bytes, too many for a config")
+            data = json.loads(file.read())
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ValueError("it is not a JSON object")
+    return data
+
+
+def check(value: Any, schema: Any, name: str) -> None:
+    """Check data of a JSON file.
+
+    Args:
+      value: the data.
+      schema: `str`, `bool` or `int`; `float` for any finite number; {key: schema} for
+        an object with these keys; {str: schema} for one with any keys; a list of
+        schemas for a list of that length; None for anything.
+      name: of the value in messages.
+
+    Raises:
+      ValueError: the data has another form.
+
+    Examples:
+      >>> check({"rows": [1, 0.5]}, {"rows": [float, float]}, "x")
+      >>> check({"rows": [1, True]}, {"rows": [float, float]}, "x")
+      Traceback (most recent call last):
+      ...
+      ValueError: x.rows[1]=True must be a finite number
+    """
+    if schema is None:
+        return
+    if isinstance(schema, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name}={_short(value)} must be an object")
+        fixed = str not in schema
+        for key in schema.keys() - value.keys() if fixed else ():
+            raise ValueError(f"{name} lacks {key!r}")
+        for key in value:
+            if fixed and key not in schema:
+                raise ValueError(f"{name} has an unknown key {key!r}")
+            check(value[key], schema[key if fixed else str], f"{name}.{key}")
+    elif isinstance(schema, list):
+        if not isinstance(value, list) or len(value) != len(schema):
+            raise ValueError(
+                f"{name}={_short(value)} must be a list of {len(schema)} values"
+            )
+        for i, (item, inner) in enumerate(zip(value, schema, strict=True)):
+            check(item, inner, f"{name}[{i}]")
+    elif schema is float:
+        if not is_finite(value):
+            raise ValueError(f"{name}={_short(value)} must be a finite number")
+    elif type(value) is not schema:
+        kinds = {str: "a string", bool: "true or false", int: "a whole number"}
+        raise ValueError(f"{name}={_short(value)} must be {kinds[schema]}")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, not a bool, that a float can hold.
+
+    Examples:
+      >>> is_finite(1), is_finite(10**400), is_finite(True)
+      (True, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:60]}..."
