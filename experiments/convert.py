@@ -89,7 +89,10 @@ def run(
             zoo.save(loaded.model, out, notes=notes, files=files, training=training)
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
-        raise UserError(str(error).replace(source, given)) from None
+        said = str(error)
+        if isinstance(error, foreign.Misfit):
+            said = error.as_flags("--option ")
+        raise UserError(said.replace(source, given)) from None
     count = sum(np.size(array) for array in arrays.values())
     print(
         public(f"{given} -> {out}") + f": {recipe(loaded.model)[0]}, {count:,} values"

@@ -5,7 +5,7 @@ import pathlib
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo import hub
+from mupax.zoo import foreign, hub
 
 from . import remote
 from .errors import UserError, nearest
@@ -70,6 +70,11 @@ def load_model(
             )
         given = (place,) if name is None else (name, place)
         model = zoo.load_pretrained(*given, revision=revision)
+    except foreign.Misfit as error:
+        raise UserError(
+            error.as_flags("--option ") + "; this is an option of `mupax convert`, "
+            "which writes a directory that this command reads"
+        ) from None
     except (ValueError, TypeError, OSError) as error:
         raise UserError(str(error)) from None
     model.eval()

@@ -126,6 +126,59 @@ def test_weights_in_bfloat16_are_read(tmp_path):
     assert apart(model(jnp.asarray(data["tokens"])), data["logits"]) < 0.1
 
 
+def changed(folder, kind, change, **config):
+    """A repository with other weights."""
+    repository(folder, kind, **config)
+    weights = {k: np.ascontiguousarray(v) for k, v in change(golden(kind)[0]).items()}
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["llama", "smollm"])
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "model."]
+)
+def test_names_of_wrappers_are_removed(prefix, kind, tmp_path):
+    changed(tmp_path, kind, lambda w: {prefix + k: v for k, v in w.items()})
+    model = zoo.load_pretrained(tmp_path)
+    for key, array in foreign.export(model).items():
+        np.testing.assert_array_equal(array, golden(kind)[0][key])
+
+
+def test_a_file_of_a_base_model_is_loaded_for_its_features(tmp_path):
+    def base(weights):
+        names = {k.removeprefix("model."): v for k, v in weights.items()}
+        return {k: v for k, v in names.items() if k != "lm_head.weight"}
+
+    whole = zoo.load_pretrained(repository(tmp_path, "llama"))
+    changed(tmp_path, "llama", base, architectures=["LlamaModel"])
+    model = zoo.load_pretrained(tmp_path)
+    tokens = TOKENS[:1, :6]
+    np.testing.assert_array_equal(model.features(tokens), whole.features(tokens))
+    assert len(model.intermediates(tokens)) == 2
+    assert foreign.export(model).keys() == base(golden("llama")[0]).keys()
+    with pytest.raises(ValueError, match=r"has no head.*model\.features"):
+        model(tokens)
+    # The config says that there is a head, and the file has none.
+    changed(tmp_path, "llama", base)
+    with pytest.raises(ValueError, match=r"pass head=False .*, or tied=True"):
+        zoo.load_pretrained(tmp_path)
+    assert zoo.load_pretrained(tmp_path, head=False).readout is None
+    zoo.load_pretrained(tmp_path, tied=True)(tokens)
+
+
+def test_weights_overrule_a_config_that_ties_their_readout(tmp_path):
+    other = {"lm_head.weight": golden("llama")[0]["lm_head.weight"]}
+    changed(tmp_path, "smollm", lambda weights: {**weights, **other})
+    with pytest.raises(ValueError, match="pass tied=False"):
+        zoo.load_pretrained(tmp_path)
+    readout = zoo.load_pretrained(tmp_path, tied=False).readout
+    np.testing.assert_array_equal(readout.kernel[...], other["lm_head.weight"].T)
+    repository(tmp_path, "smollm")
+    with pytest.raises(ValueError, match="would change the function"):
+        zoo.load_pretrained(tmp_path, tied=False)
+
+
 def in_parts(folder, kind):
     """A repository whose weights lie in two files and an index."""
     weights, data = golden(kind)
@@ -444,7 +497,7 @@ def test_a_config_that_is_not_read_is_refused_by_name(changes, said):
         ("qwen2", {"head_dim": 6}, "pass qkv_bias=True"),
         ("smollm", {"head_dim": 6, "qkv_bias": True}, "pass qkv_bias=False"),
         ("llama", {"head_dim": 6}, "pass tied=False"),
-        ("smollm", {"head_dim": 6, "depth": 1}, "it has more blocks than this Llama"),
+        ("smollm", {"head_dim": 6, "depth": 1}, "it has 2 blocks: pass depth=2"),
     ],
 )
 def test_a_file_that_does_not_fit_names_the_option(kind, options, said, tmp_path):
@@ -461,4 +514,4 @@ def test_a_file_alone_is_read_with_a_warning_of_what_it_does_not_show(tmp_path, 
     safetensors.numpy.save_file(golden("smollm")[0], path)
     sizes = {"width": 24, "depth": 2, "queries_per_key": 2, "mlp_ratio": 1.5}
     zoo.load_pretrained("llama", path, **sizes, vocab_size=11, head_dim=6)
-    assert "rope_theta, rope_scaling and norm_eps, which no weights show" in caplog.text
+    assert "norm_eps and experts_per_token, which no weights show" in caplog.text

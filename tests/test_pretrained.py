@@ -2,6 +2,7 @@
 
 import pathlib
 import pickle
+import re
 
 import goldens
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.zoo import foreign, saving
+from mupax.zoo.vit import EVA02
 
 VIT = {
     "width": 24,
@@ -218,7 +220,7 @@ def test_a_resnet_without_a_head_gets_a_new_one(tmp_path):
         ("patch_embed.backbone.stem.conv.weight", VECTOR, "a convolutional stem"),
         ("pre_logits.fc.weight", VECTOR, "a hidden layer in the head"),
         ("fc_norm.weight", VECTOR, "pool='mean'"),
-        ("blocks.2.norm1.weight", VECTOR, "more blocks than this ViT"),
+        ("blocks.2.norm1.weight", VECTOR, "it has 3 blocks: pass depth=3"),
     ],
 )
 def test_the_missing_feature_of_a_vit_is_named(key, array, feature, tmp_path):
@@ -249,36 +251,109 @@ def test_the_missing_feature_of_a_resnet_is_named(change, feature):
         foreign.match(model, weights)
 
 
-@pytest.mark.parametrize(
-    ("options", "drop", "hint", "remedy"),
-    [
-        ({}, "qkv.bias", "qkv_bias=False", {"qkv_bias": False}),
-        (
+def abstract(name: str, options: dict[str, object]) -> nnx.Module:
+    return nnx.eval_shape(lambda: zoo.create(name, **options, rngs=nnx.Rngs(0)))
+
+
+def pasted(message: str) -> list[dict[str, object]]:
+    """The options that a message says to pass, evaluated; one dict per alternative."""
+    said = message.rpartition("pass ")[2]
+    found = re.findall(r"(?:\w+=(?:\([^)]*\)|'[^']*'|[^\s,;]+)(?:, (?=\w+=))?)+", said)
+    return [eval(f"dict({text})") for text in found]
+
+
+LLAMA = {"width": 24, "depth": 2, "heads": 2, "vocab_size": 11, "context": 8}
+# (model, options of the file's network, options of the model, layout of the file).
+MISFITS = [
+    *(
+        ("vit", theirs, ours, None)
+        for option in (
+            {"pool": "mean"},
             {"pool": "mean", "class_token": True},
-            None,
-            "pool='norm_mean'",
-            {"pool": "norm_mean"},
-        ),
-        (
-            {"pool": "mean", "class_token": False},
-            None,
-            "class_token=True",
-            {"pool": "token", "class_token": True},
-        ),
-    ],
-)
-def test_the_option_that_an_error_names_is_the_remedy(options, drop, hint, remedy):
-    weights = golden("vit_token")[0]
-    if drop:
-        weights = {k: v for k, v in weights.items() if not k.endswith(drop)}
+            {"layer_scale": 0.1},
+            {"registers": 3, "class_position": False},
+            {"pre_norm": True, "layer_scale": 1.0},
+            {"pool": "attention"},
+            {"patch_bias": False},
+            {"qkv_bias": False},
+            {"readout_bias": False},
+            {"depth": 3},
+            {"class_position": False},
+        )
+        for theirs, ours in ((option, {}), ({}, option))
+    ),
+    ("vit", {"pool": "norm_mean"}, {}, None),
+    ("vit", {"pool": "norm_mean"}, {"pool": "norm_mean", "class_token": True}, None),
+    ("vit", {}, {"pool": "norm_mean"}, "torchvision"),
+    ("vit", {"pool": "norm_mean"}, {}, "big_vision"),
+    ("vit", {"readout_bias": False, "class_position": False}, {}, "big_vision"),
+    ("vit", {"gated": True, "layer_scale": 1.0}, {}, "transformers_dinov2"),
+    ("vit", {"layer_scale": 1.0}, {"gated": True}, "transformers_dinov2"),
+    ("vit", {"registers": 2, "layer_scale": 1.0}, {}, "transformers_dinov2"),
+    ("vit", {"pre_norm": True, "patch_bias": False}, {}, "transformers_clip"),
+    ("vit", {"out_features": 0}, {}, None),
+    ("vit", {"input_shape": (64, 64, 3)}, {}, None),
+    *(
+        ("vit", {**EVA02, "inner_norm": a}, {**EVA02, "inner_norm": b}, None)
+        for a, b in (("", "mlp"), ("mlp", ""), ("both", ""), ("", "both"))
+    ),
+    *(
+        ("llama", theirs, ours, None)
+        for option in (
+            {"qk_norm": True},
+            {"qkv_bias": True, "depth": 3},
+            {"tied": False},
+            {"tied": False, "head": False},
+            {"experts": 4, "qk_norm": True},
+            {"experts": 3},
+        )
+        for theirs, ours in ((option, {}), ({}, option))
+    ),
+    ("llama", {"head": False}, {"tied": False}, None),
+    ("gpt", {"tied": False}, {}, None),
+    ("gpt", {}, {"tied": False}, None),
+    ("resnet18", {"stem": "deep"}, {}, None),
+    ("resnet18", {"width": 32, "squeeze": 1 / 16}, {"width": 32}, None),
+    ("resnet18", {"shortcut": "average"}, {}, None),
+    ("resnet18", {"stem_pooling": "conv"}, {}, None),
+]
 
-    def abstract(**more: object) -> nnx.Module:
-        given = {**VIT, **options, **more}
-        return nnx.eval_shape(lambda: zoo.create("vit", **given, rngs=nnx.Rngs(0)))
 
-    with pytest.raises(ValueError, match=hint):
-        foreign.match(abstract(), weights)
-    foreign.match(abstract(**remedy), weights)
+def test_every_option_that_an_error_names_is_a_remedy():
+    """Pasted into the call, one after another, they load the file."""
+    small = {"vit": VIT, "gpt": LLAMA, "llama": LLAMA, "resnet18": RESNET}
+    named = set()
+    for name, theirs, ours, layout in MISFITS:
+        model = abstract(name, {**small[name], **theirs})
+        sources = foreign.exported_names(model, layout).values()
+        weights = {s.key: np.full(s.shape, i, "f") for i, s in enumerate(sources)}
+
+        def misfit(options, name=name, weights=weights):
+            more = {
+                "new_head": "out_features" in options,
+                "resize": "input_shape" in options,
+            }
+            try:
+                foreign.match(abstract(name, options), weights, **more)
+            except ValueError as error:
+                return str(error)
+
+        left_out = ("out_features", "input_shape", "vocab_size", "context")
+        ours = {k: v for k, v in small[name].items() if k not in left_out} | ours
+        todo, steps = [ours], 0
+        while todo:
+            options = todo.pop()
+            said = misfit(options)
+            steps += 1
+            if said is not None:
+                remedies = pasted(said)
+                assert remedies, said
+                assert steps < 8, (said, options)
+                named |= {key for remedy in remedies for key in remedy}
+                todo += [{**options, **remedy} for remedy in remedies]
+        assert steps > 1, (name, theirs, ours)
+    sizes = {"out_features", "input_shape", "vocab_size", "context", "class_position"}
+    assert named >= foreign.OPTIONS | sizes | {"depth"}
 
 
 def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):

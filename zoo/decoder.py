@@ -25,6 +25,7 @@ class DecoderOptions(TransformerOptions):
     vocab_size: int = 256
     context: int = 256
     tied: bool = True
+    head: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,9 +65,10 @@ class Decoder(Transformer):
         self.position = table
         self.build_blocks(block, options.depth, rngs)
         self.tied_multiplier = tied_multiplier(self.plan)
+        self.head = options.head
         self.readout = (
             None
-            if options.tied
+            if options.tied or not options.head
             else Dense(
                 self.plan,
                 ("embed", "vocab"),
@@ -86,8 +88,8 @@ class Decoder(Transformer):
           rngs: random state of this call, instead of the model's own.
 
         Raises:
-          ValueError: the sequence is longer than the context; or the tokens have
-            another shape, or are not whole numbers.
+          ValueError: the sequence is longer than the context; the tokens have another
+            shape, or are not whole numbers; or the model has no head.
         """
         self.check_tokens(tokens)
         x = self._embed(tokens, 0)
@@ -207,6 +209,11 @@ class Decoder(Transformer):
     def _logits(
         self, x: Float[Array, "batch time embed"]
     ) -> Float[Array, "batch time vocab"]:
+        if not self.head:
+            raise ValueError(
+                f"this {type(self).__name__} has no head, so it computes no logits; "
+                "call model.features(tokens) instead"
+            )
         if self.norm is not None:
             x = self.norm(x)
         if self.readout is None:

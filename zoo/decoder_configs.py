@@ -86,6 +86,14 @@ def _fixed(
             )
 
 
+def _readout(config: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
+    """The options of the readout; `tied` is the default of transformers."""
+    tied = bool(config.get("tie_word_embeddings", tied))
+    name = str((config.get("architectures") or [""])[0])
+    is_base = name.endswith("Model") and not name.endswith("LMHeadModel")
+    return {"tied": tied, **({"head": False} if is_base and not tied else {})}
+
+
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -110,7 +118,6 @@ _GPT2_FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
 }
 _GPT2_SIZES = {
     (768, 12): "gpt2",
@@ -139,9 +146,11 @@ def _gpt2(config: Mapping[str, Any], where: str) -> Architecture:
         "nonlinearity": "gelu_tanh",
         "norm_eps": 1e-5,
         "mlp_ratio": 4.0,
+        "tied": True,
     }
     options = {
         **sizes,
+        **_readout(config, tied=True),
         "nonlinearity": _activation(config.get(key, "gelu_new"), key, "GPT-2", where),
         "norm_eps": float(config.get("layer_norm_epsilon", 1e-5)),
         "mlp_ratio": 4.0 if inner is None else inner / sizes["width"],
@@ -205,7 +214,7 @@ def _llama(config: Mapping[str, Any], where: str) -> Architecture:
         "mlp_ratio": size["intermediate_size"] / width,
         "vocab_size": size["vocab_size"],
         "context": size["max_position_embeddings"],
-        "tied": bool(config.get("tie_word_embeddings", False)),
+        **_readout(config, tied=False),
         "qkv_bias": kind == "qwen2",
         "qk_norm": kind in ("qwen3", "qwen3_moe"),
         "norm_eps": _number(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", where),

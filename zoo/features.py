@@ -1,8 +1,14 @@
 """Explain why a file of weights does not fit a model, by the features of its keys."""
 
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from .attention import Transformer
+from .family import Family
 
 # (pattern of keys that a model lacks, feature of networks with such keys)
 _FEATURES = (
@@ -33,55 +39,170 @@ _FEATURES = (
     (r"^(vit\.|deit\.)?(embeddings|encoder)\.(layer|patch|cls)", "transformers' names"),
     (r"^(module|model|backbone|state_dict|teacher|student)\.", "a wrapper's names"),
 )
-# (pattern of keys that depend on the model's options, what to pass instead)
+
+
+class Misfit(ValueError):
+    """Weights do not fit a model; other options of the model may help.
+
+    Args:
+      *parts: of the message. A dict is {option: value as Python code}.
+
+    Examples:
+      >>> error = Misfit("it has register tokens: pass ", {"registers": "4"})
+      >>> print(error)
+      it has register tokens: pass registers=4
+      >>> error.as_flags("--option ")
+      'it has register tokens: pass --option registers=4'
+    """
+
+    def __init__(self, *parts: str | Mapping[str, str]):
+        super().__init__(*parts)
+        self.parts = parts
+
+    def __str__(self) -> str:
+        return self._with("{}={}", ", ")
+
+    def as_flags(self, start: str) -> str:
+        """The message with each option as a flag of a shell that starts like this."""
+        return self._with(start + "{}={}", " ", _in_shell)
+
+    def _with(self, form: str, between: str, quoted: Callable[[str], str] = str) -> str:
+        words = [
+            part
+            if isinstance(part, str)
+            else between.join(form.format(k, quoted(v)) for k, v in part.items())
+            for part in self.parts
+        ]
+        return "".join(words)
+
+
+def _in_shell(value: str) -> str:
+    """A value as a word of a shell: strings bare, others in quotes if need be."""
+    if value[:1] == "'":
+        return value.strip("'") or '""'
+    return f'"{value}"' if re.search(r"[^\w.+-]", value) else value
+
+
+class _Remedy(NamedTuple):
+    """An option that keys of a file ask for.
+
+    Attributes:
+      pattern: of the keys.
+      option: its name.
+      value: the value as Python code; or a function of (arrays by key, model).
+      feature: what the option stands for, in words; "" if its name says it.
+    """
+
+    pattern: str
+    option: str
+    value: str | Callable[[Mapping[str, Any], nnx.Module], str]
+    feature: str = ""
+
+
+def _registers(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    table = next(k for k in arrays if re.search(r"reg_token|register_tokens", k))
+    return str(arrays[table].shape[-2])
+
+
+def _experts(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    numbers = [re.search(r"experts\.(\d+)\.", key) for key in arrays]
+    return str(max((int(n[1]) + 1 for n in numbers if n), default=0))
+
+
+def _squeeze(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    # The first blocks may have more, because the number of channels is rounded.
+    shapes = [arrays[key].shape for key in arrays if key.endswith(".se.fc1.weight")]
+    return f"{min(shape[0] / shape[1] for shape in shapes):g}"
+
+
+def _pool(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    """The pooling for which a ViT has the keys of a file."""
+    if any(re.search(r"^attn_pool\.|(^|\.)head\.probe$", key) for key in arrays):
+        return "'attention'"
+    if any(key.startswith("fc_norm.") for key in arrays):
+        return "'mean'"
+    if any(re.search(_CLASS_TOKEN, key) for key in arrays):
+        return "'token'"
+    return "'norm_mean'"
+
+
+def _inner_norm(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    if any(re.search(r"\.attn\.norm\.", key) for key in arrays):
+        return "'both'"
+    return "'mlp'" if any(re.search(r"\.mlp\.norm\.", k) for k in arrays) else "''"
+
+
+_CLASS_TOKEN = r"(^|[./])(cls_token|class_token|class_embedding|cls)$"
+_LAYER_SCALE = r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$"
+_REGISTERS = r"reg_token|register_tokens"
+_PRE_NORM = r"^norm_pre\.|(^|\.)pre_layrnorm\."
+_ATTENTION_POOL = r"^attn_pool\.|(^|\.)head\.probe$"
+_GATED = r"\.mlp\.weights_(in|out)\."
+_PATCH_BIAS = r"patch_embed(\.proj|ding|dings(\.projection)?)\.bias$"
+_READOUT_BIAS = (
+    r"^(head|heads\.head|classifier|visual_projection)\.bias$|(^|/)head/bias$"
+)
+_QKV_BIAS = r"qkv\.bias$|in_proj_bias$|self_attn\.[qkv]_proj\.bias$"
+_QK_NORM = r"self_attn\.[qk]_norm\."
+# Options for keys of the file that the model does not have.
 _UNEXPECTED = (
-    (r"^fc_norm\.", "pass pool='mean'"),
-    (
-        r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$",
-        "it has LayerScale: pass layer_scale=1e-5",
+    _Remedy(r"^fc_norm\.", "pool", "'mean'"),
+    _Remedy(_LAYER_SCALE, "layer_scale", "1e-5", "LayerScale"),
+    _Remedy(_REGISTERS, "registers", _registers, "register tokens"),
+    _Remedy(_PRE_NORM, "pre_norm", "True", "a norm before the blocks"),
+    _Remedy(_ATTENTION_POOL, "pool", "'attention'", "attention pooling"),
+    _Remedy(_GATED, "gated", "True", "a gated MLP (SwiGLU)"),
+    _Remedy(_PATCH_BIAS, "patch_bias", "True"),
+    _Remedy(_READOUT_BIAS, "readout_bias", "True"),
+    _Remedy(_CLASS_TOKEN, "class_token", "True"),
+    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm),
+    _Remedy(
+        r"^lm_head\.weight$", "tied", "False", "a readout that is not the embedding"
     ),
-    (r"reg_token|register_tokens", "it has register tokens: pass registers=..."),
-    (
-        r"^norm_pre\.|\.pre_layrnorm\.",
-        "it has a norm before the blocks: pass pre_norm=True",
+    _Remedy(
+        r"^(score|classifier|qa_outputs)\.", "head", "False", "the head of another task"
     ),
-    (
-        r"^attn_pool\.|\.head\.probe$",
-        "it has attention pooling: pass pool='attention'",
+    _Remedy(_QK_NORM, "qk_norm", "True"),
+    _Remedy(_QKV_BIAS, "qkv_bias", "True"),
+    _Remedy(r"experts\.\d+\.", "experts", _experts, "a mixture of experts"),
+    _Remedy(
+        r"^layer\d+\.\d+\.se\.fc\d\.",
+        "squeeze",
+        _squeeze,
+        "squeeze-and-excitation",
     ),
-    (r"\.mlp\.weights_(in|out)\.", "it has a gated MLP (SwiGLU): pass gated=True"),
-    (r"patch_embed(\.proj|ding)\.bias$", "pass patch_bias=True"),
-    (r"^cls_token$|^class_token$|^cls$", "pass class_token=True"),
-    (r"^lm_head\.weight$", "pass tied=False"),
-    (r"self_attn\.[qk]_norm\.", "pass qk_norm=True"),
-    (r"self_attn\.[qkv]_proj\.bias$", "pass qkv_bias=True"),
-    (r"experts\.\d+\.|\.gate\.weight$", "pass experts=... and experts_per_token=..."),
-    (r"^layer\d+\.\d+\.se\.fc\d\.", "pass squeeze=1/16 for squeeze-and-excitation"),
-    (r"^conv1\.\d+\.", "pass stem='deep' for a deep stem"),
-    (
+    _Remedy(r"^conv1\.\d+\.", "stem", "'deep'", "a deep stem"),
+    _Remedy(
         r"^layer.*\.downsample\.2\.",
-        "pass shortcut='average' for average pooling in shortcuts (ResNet-D)",
+        "shortcut",
+        "'average'",
+        "average pooling in shortcuts (ResNet-D)",
     ),
-    (r"^maxpool\.", "pass stem_pooling='conv' for a convolution in its place"),
+    _Remedy(
+        r"^maxpool\.",
+        "stem_pooling",
+        "'conv'",
+        "a convolution in place of the max-pooling",
+    ),
 )
+# Options for keys of the model that the file lacks.
 _MISSING = (
-    (r"\.attn\.norm\.", "pass inner_norm='mlp', or '' for none"),
-    (r"\.mlp\.norm\.", "pass inner_norm=''"),
-    (r"^fc_norm\.", "pass pool='token' or pool='norm_mean'"),
-    (r"qkv\.bias$|in_proj_bias$", "pass qkv_bias=False"),
-    (r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$", "pass layer_scale=None"),
-    (r"reg_token|register_tokens", "pass registers=0"),
-    (r"^norm_pre\.|\.pre_layrnorm\.", "pass pre_norm=False"),
-    (r"^attn_pool\.|\.head\.probe$", "pass another pool"),
-    (r"\.mlp\.weights_(in|out)\.", "pass gated=False"),
-    (r"patch_embed(\.proj|ding)\.bias$", "pass patch_bias=False"),
-    (r"^visual_projection\.bias$", "pass readout_bias=False"),
-    (r"^cls_token$|^class_token$|cls$", "pass pool='mean' or pool='norm_mean'"),
-    (r"^lm_head\.weight$", "pass tied=True"),
-    (r"self_attn\.[qk]_norm\.", "pass qk_norm=False"),
-    (r"self_attn\.[qkv]_proj\.bias$", "pass qkv_bias=False"),
-    (r"experts\.\d+\.", "pass experts=0, or the number that the file has"),
+    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm),
+    _Remedy(r"^fc_norm\.", "pool", _pool),
+    _Remedy(_QKV_BIAS, "qkv_bias", "False"),
+    _Remedy(_LAYER_SCALE, "layer_scale", "None"),
+    _Remedy(_REGISTERS, "registers", "0"),
+    _Remedy(_PRE_NORM, "pre_norm", "False"),
+    _Remedy(_ATTENTION_POOL, "pool", _pool),
+    _Remedy(_GATED, "gated", "False"),
+    _Remedy(_PATCH_BIAS, "patch_bias", "False"),
+    _Remedy(_READOUT_BIAS, "readout_bias", "False"),
+    _Remedy(_QK_NORM, "qk_norm", "False"),
+    _Remedy(r"experts\.\d+\.|\.gate\.weight$", "experts", _experts),
 )
+# Options that the keys of a file decide: with another value the file does not fit.
+OPTIONS = {remedy.option for remedy in (*_UNEXPECTED, *_MISSING)} | {"class_token"}
+_PATTERNS = {feature: pattern for pattern, feature in _FEATURES}
 
 
 def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, str]:
@@ -115,70 +236,114 @@ def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, 
 
 
 def explain_mismatch(
-    name: str,
+    model: nnx.Module,
     arrays: Mapping[str, Any],
     unexpected: Iterable[str],
     missing: Iterable[str],
     needed: Iterable[str],
-) -> str | None:
+) -> Misfit | None:
     """Explain in one sentence why keys do not fit a model; None if they fit.
 
     Args:
-      name: of the model's class.
+      model: the model, possibly abstract.
       arrays: of the file, by key.
       unexpected: keys of the file that the model does not use.
       missing: keys that the model needs and the file lacks.
       needed: all keys that the model needs.
     """
+    name = type(model).__name__
     unexpected, missing = sorted(unexpected), sorted(missing)
+    assert isinstance(model, Family)
+    options = {field.name for field in dataclasses.fields(model.options_type)}
+    if not isinstance(getattr(model, "head", None), bool):
+        options -= {"head"}  # of an EfficientNet, a number of channels
+    extra = [remedy for remedy in _UNEXPECTED if remedy.option in options]
+    lacking = [remedy for remedy in _MISSING if remedy.option in options]
     blocks = {_pattern(key): _block(key) for key in sorted(needed, key=_block)}
     more = [key for key in unexpected if _pattern(key) in blocks]
-    hint = _hint(unexpected, _UNEXPECTED)
     # Further blocks, and keys that depend on an option, do not show a feature.
     strange = [
         key
         for key in unexpected
         if _block(key) <= blocks.get(_pattern(key), _block(key))
-        and not _hint([key], _UNEXPECTED)
+        and not any(re.search(remedy.pattern, key) for remedy in extra)
     ]
-    known = features({}, strange)
-    if known:
-        shown = " and ".join(f"{key!r} ({feature})" for feature, key in known.items())
-        return f"the file's network has features that a {name} lacks: {shown}"
-    hint = hint or _hint(missing, _MISSING)
-    if hint:
-        pass
+    values, shown = _options(
+        model, arrays, [(unexpected, extra), (missing, lacking)], blocks
+    )
+    known = {
+        feature: key
+        for feature, key in features({}, strange).items()
+        if not any(re.search(_PATTERNS[feature], other) for other in needed)
+    }
+    # These options change many names, which then look like features.
+    if known and not values.keys() & {"experts", "inner_norm"}:
+        shown = [f"{key!r} ({feature})" for feature, key in known.items()]
+        return Misfit(
+            f"the file's network has features that a {name} lacks: "
+            + " and ".join(shown)
+        )
+    hint: list[str | Mapping[str, str]] = ["check its size and options"]
+    if values:
+        has = f"it has {' and '.join(shown)}: " if shown else ""
+        hint = [f"{has}pass ", values]
     elif more:
         unexpected = more
-        hint = f"it has more blocks than this {name}; check depth, blocks and width"
-    else:
-        hint = "check its size and options"
-    if missing and unexpected:
-        return (
-            f"the file lacks {missing[0]!r}, which a {name} of this size has, and "
-            f"holds {unexpected[0]!r}, which it does not have; {hint}"
-        )
+        hint = [f"it has more blocks than this {name}; check depth, blocks and width"]
+    lacks = holds = ""
     if missing:
-        return f"the file lacks {missing[0]!r}, which a {name} of this size has; {hint}"
+        lacks = f"lacks {missing[0]!r}, which a {name} of this size has"
     if unexpected:
-        return (
-            f"the file holds {unexpected[0]!r}, which this {name} does not have; {hint}"
-        )
-    return None
+        holds = f"holds {unexpected[0]!r}, which this {name} does not have"
+    if not missing and not unexpected:
+        return None
+    return Misfit(f"the file {' and '.join(filter(None, (lacks, holds)))}; ", *hint)
 
 
-def _hint(keys: Iterable[str], table: tuple[tuple[str, str], ...]) -> str:
-    for pattern, hint in table:
-        if any(re.search(pattern, key) for key in keys):
-            return hint
-    return ""
+def _options(
+    model: nnx.Module,
+    arrays: Mapping[str, Any],
+    differences: Sequence[tuple[list[str], list[_Remedy]]],
+    blocks: Mapping[str, int],
+) -> tuple[dict[str, str], list[str]]:
+    """The options to pass, as {option: value in Python}, and what they stand for.
+
+    Args:
+      model: the model.
+      arrays: of the file.
+      differences: (keys, remedies) of unexpected keys, and of missing keys.
+      blocks: {pattern of a key: number of its last block in the model}.
+    """
+    values: dict[str, str] = {}
+    shown: list[str] = []
+    for keys, table in differences:
+        for pattern, option, value, feature in table:
+            if option in values or not any(re.search(pattern, key) for key in keys):
+                continue
+            values[option] = value if isinstance(value, str) else value(arrays, model)
+            shown += [feature] * bool(feature)
+    missing, _ = differences[1]
+    if any(re.search(_CLASS_TOKEN, key) for key in missing) and "pool" not in values:
+        if getattr(model, "pool", None) in ("token", "token_and_mean"):
+            values["pool"] = _pool(arrays, model)
+        else:
+            values["class_token"] = "False"
+    depth = 1 + max((_block(k) for k in arrays if _pattern(k) in blocks), default=-1)
+    if isinstance(model, Transformer) and depth not in (0, model.depth):
+        values["depth"] = str(depth)
+        shown.append(f"{depth} blocks")
+    return values, shown
+
+
+# Numbers that follow no letter: those of blocks, not that of "dinov2".
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d+")
 
 
 def _pattern(key: str) -> str:
-    return re.sub(r"\d+", "{}", key)
+    return _NUMBER.sub("{}", key)
 
 
 def _block(key: str) -> int:
     """The first number of a key; -1 for none."""
-    number = re.search(r"\d+", key)
+    number = _NUMBER.search(key)
     return int(number[0]) if number else -1

@@ -70,12 +70,13 @@ def factors(model: nnx.Module) -> dict[str, float]:
 def _around(model: ConvNet | ViT | Decoder, path: str) -> float:
     """The product of the multipliers outside of a parameter's own layer."""
     parts = path.split("/")
-    if isinstance(model, Decoder) and model.readout is None:
+    if isinstance(model, Decoder) and model.readout is None and model.head:
         after = model.tied_multiplier * model.plan.output
         if model.norm is None and after != 1:
             raise ValueError(
                 f"the logits of this tied readout are multiplied by {after:g}, which "
-                "without layer_norm cannot be folded into weights; use tied=False"
+                "without layer_norm no network of transformers has; such a model can "
+                "only be saved by zoo.save"
             )
         if parts[0] == "norm":
             return after

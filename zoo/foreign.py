@@ -19,6 +19,8 @@ from .convnet_layouts import (
     convnet_names,
 )
 from .decoder import Decoder
+from .features import OPTIONS as OPTIONS
+from .features import Misfit as Misfit
 from .features import explain_mismatch, features
 from .folding import factors
 from .gpt import GPT, gpt_names
@@ -27,6 +29,12 @@ from .sources import Leaf, Source
 from .vit import ViT, resize_positions
 from .vit_layouts import LAYOUTS, vit_layout, vit_names, vit_unused
 
+# What torch.compile, FSDP and activation checkpointing insert into names.
+_INSERTED = re.compile(
+    r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+# Heads of decoders that a model without a head does not use.
+_HEADS = r"^(lm_head|score|classifier|qa_outputs)\."
 # Buffers in files that models of the zoo do not need.
 _BUFFERS = re.compile(
     r"num_batches_tracked$|\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$"
@@ -96,10 +104,14 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
         names, prefix = convnet_layout(model, keys)
         return convnet_names(model, names, prefix)
     if isinstance(model, GPT):
-        bare = any(key.startswith("h.0.") for key in keys)
+        bare = any(key.startswith("h.0.") for key in keys) or (
+            not keys and not model.head
+        )
         return gpt_names(model, prefix="" if bare else "transformer.")
     if isinstance(model, Llama):
-        bare = any(key.startswith("layers.0.") for key in keys)
+        bare = any(key.startswith("layers.0.") for key in keys) or (
+            not keys and not model.head
+        )
         mixtral = any("block_sparse_moe" in key for key in keys) if keys else None
         return llama_names(model, prefix="" if bare else "model.", mixtral=mixtral)
     if isinstance(model, ViT):
@@ -112,6 +124,46 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
         f"efficientnet, vit, gpt and llama, not for {type(model).__name__}; give a "
         "directory that zoo.save wrote"
     )
+
+
+def unwrapped(
+    model: nnx.Module, arrays: Mapping[str, Any]
+) -> tuple[dict[str, str], str]:
+    """Find the names of the keys of a file without those of wrappers, e.g. of DDP.
+
+    Args:
+      model: the model, possibly abstract.
+      arrays: arrays, or other objects with a shape, by key.
+
+    Returns:
+      ({name: key}, the prefix of every key that is not part of the names). A prefix is
+      removed if more names are then those of the model.
+    """
+    names = {_INSERTED.sub("", key): key for key in arrays}
+    if len(names) < len(arrays):  # two keys would have one name
+        names = {key: key for key in arrays}
+    best, removed, start = names, "", ""
+    count = _known_names(model, names, arrays)
+    while True:
+        first = next(iter(names), "").partition(".")[0] + "."
+        if not names or not all(name.startswith(first) for name in names):
+            return best, removed
+        start += first
+        names = {name.removeprefix(first): key for name, key in names.items()}
+        fitting = _known_names(model, names, arrays)
+        if fitting > count:
+            best, removed, count = names, start, fitting
+
+
+def _known_names(
+    model: nnx.Module, names: Mapping[str, str], arrays: Mapping[str, Any]
+) -> int:
+    """The number of names that the model has."""
+    try:
+        table = layout(model, {name: arrays[key] for name, key in names.items()})
+    except ValueError:
+        return 0
+    return len({source.key for source in table.values()} & names.keys())
 
 
 class Match(NamedTuple):
@@ -150,7 +202,34 @@ def match(
       ValueError: a key is missing or unknown, or its array has another shape or is not
         of floating point. The message names the feature or the option.
     """
-    kind = type(model).__name__
+    names, removed = unwrapped(model, arrays)
+    try:
+        found = _match(
+            model,
+            {name: arrays[key] for name, key in names.items()},
+            new_head=new_head,
+            resize=resize,
+        )
+    except ValueError as error:
+        if not removed:
+            raise
+        parts = error.parts if isinstance(error, Misfit) else (str(error),)
+        raise Misfit(*parts, f" (in keys after the prefix {removed!r})") from None
+    table = {
+        leaf: source._replace(key=names[source.key])
+        for leaf, source in found.table.items()
+    }
+    unused = [names[name] for name in found.unused]
+    return found._replace(table=table, unused=unused)
+
+
+def _match(
+    model: nnx.Module,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    new_head: bool,
+    resize: bool,
+) -> Match:
     table = layout(model, arrays)
     heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
     headless = bool(heads) and not any(s.key in arrays for s in heads)
@@ -167,6 +246,8 @@ def match(
     unused = re.compile(r"(?!)")
     if isinstance(model, ViT):
         unused = vit_unused(model, vit_layout(arrays)[0])
+    if isinstance(model, Decoder) and not model.head:
+        unused = re.compile(_HEADS)
     unexpected = [
         key
         for key in left
@@ -177,15 +258,14 @@ def match(
             or _is_embedding_again(model, key, arrays, table)
         )
     ]
-    wrong = explain_mismatch(kind, arrays, unexpected, needed - arrays.keys(), needed)
+    wrong = explain_mismatch(model, arrays, unexpected, needed - arrays.keys(), needed)
     if wrong:
-        raise ValueError(wrong)
+        raise wrong
     if headless and not fresh:
         names = " and ".join(sorted(head))
-        raise ValueError(
-            f"the file holds a network without a head (it lacks {names}); pass "
-            "out_features=... for a new head"
-            + (", or out_features=0 for features" if isinstance(model, ViT) else "")
+        raise Misfit(
+            f"the file holds a network without a head (it lacks {names}); pass ",
+            *_head_options(model),
         )
     resized = False
     for (path, _), source in body.items():
@@ -204,20 +284,22 @@ def match(
                 continue
             size = "x".join(str(n * model.patch_size) for n in grid or ())
             if grid is not None:
-                raise ValueError(
+                height, width, channels = _input_shape(model)
+                raise Misfit(
                     f"{source.key!r} has positions for images of {size} pixels, but "
-                    f"the model takes {_pixels(model)}; pass input_shape=(height, "
-                    "width, channels) to interpolate them"
+                    f"the model takes {height}x{width}; pass ",
+                    {"input_shape": f"({height}, {width}, {channels})"},
+                    " to interpolate them",
                 )
             _check_positions(model, source, given.shape)
-        grouped = features(arrays, ())
-        raise ValueError(
+        raise Misfit(
             f"{source.key!r} has shape {tuple(given.shape)}, but the model needs "
-            f"{source.shape}"
-            + "".join(
-                f"; the file has {feature}: pass the name or the options of its network"
-                for feature in grouped
-            )
+            f"{source.shape}",
+            *_size_options(model, path, source, given.shape),
+            *(
+                f"; the file has {feature}: give the name or the options of its network"
+                for feature in features(arrays, ())
+            ),
         )
     return Match(body, left, "readout" if fresh else None, resized)
 
@@ -307,15 +389,55 @@ def _check_positions(model: ViT, source: Source, shape: tuple[int, ...]) -> None
         return
     side = math.isqrt(shape[-2] - int(not model.class_position))
     if side * side == shape[-2] - int(not model.class_position):
-        raise ValueError(
+        raise Misfit(
             f"{source.key!r} has {shape[-2]} positions, so the class token has "
-            f"{'no' if model.class_position else 'a'} position; pass "
-            f"class_position={not model.class_position}"
+            f"{'no' if model.class_position else 'a'} position; pass ",
+            {"class_position": str(not model.class_position)},
         )
 
 
-def _pixels(model: ViT) -> str:
-    return "x".join(str(n * model.patch_size) for n in model.grid)
+def _input_shape(model: ViT) -> tuple[int, int, int]:
+    height, width = (n * model.patch_size for n in model.grid)
+    return height, width, model.channels
+
+
+def _head_options(model: nnx.Module) -> tuple[str | dict[str, str], ...]:
+    """The options for a file without a head, as parts of a `Misfit`."""
+    if isinstance(model, Decoder):
+        tied = ({"tied": "True"}, " if the embedding is the readout")
+        return {"head": "False"}, " for features, or ", *tied
+    new = ({"out_features": str(saving.model_classes(model))}, " for a new head")
+    if isinstance(model, ViT):
+        return *new, ", or ", {"out_features": "0"}, " for features"
+    return new
+
+
+def _size_options(
+    model: nnx.Module, path: str, source: Source, shape: tuple[int, ...]
+) -> tuple[str | dict[str, str], ...]:
+    """The option for an array of another size, as parts of a `Misfit`; () if unclear.
+
+    Args:
+      model: the model.
+      path: of the leaf.
+      source: of the leaf.
+      shape: of the array in the file.
+    """
+    if isinstance(model, Decoder):
+        options = {"embedding": "vocab_size", "position": "context"}
+        axis = 0
+    else:
+        options = {f"readout/{leaf}": "out_features" for leaf in ("kernel", "bias")}
+        axis = source.order[-1]
+    other = [i for i in range(len(source.shape)) if i != axis]
+    fits = len(shape) == len(source.shape) and all(
+        shape[i] == source.shape[i] for i in other
+    )
+    return (
+        ("; pass ", {options[path]: str(shape[axis])})
+        if path in options and fits
+        else ()
+    )
 
 
 def _is_embedding_again(
@@ -373,19 +495,7 @@ def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray
     Raises:
       ValueError: no other library has this kind of model, or the layout does not fit.
     """
-    known = layouts(model)
-    layout = known[0] if layout is None else layout
-    if layout not in known:
-        raise ValueError(
-            f"layout={layout!r} must be one of {', '.join(known)} for a "
-            f"{type(model).__name__}"
-        )
-    if isinstance(model, ViT):
-        table = vit_names(model, layout)
-    elif isinstance(model, ConvNet):
-        table = convnet_names(model, layout)
-    else:
-        table = _table(model)
+    table = exported_names(model, layout)
     ours = saving.arrays_of(model)
     folded = factors(model)
     out: dict[str, np.ndarray] = {}
@@ -403,5 +513,45 @@ def export(model: nnx.Module, layout: str | None = None) -> dict[str, np.ndarray
     return out
 
 
-def _table(model: nnx.Module) -> dict[Leaf, Source]:
+def exported_names(model: nnx.Module, layout: str | None = None) -> dict[Leaf, Source]:
+    """Map a model's variables to the arrays that `export` returns.
+
+    Args:
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+      layout: as in `export`.
+
+    Raises:
+      ValueError: as `export`.
+    """
+    known = layouts(model)
+    layout = known[0] if layout is None else layout
+    if layout not in known:
+        raise ValueError(
+            f"layout={layout!r} must be one of {', '.join(known)} for a "
+            f"{type(model).__name__}"
+        )
+    try:
+        return _names(model, layout)
+    except ValueError as error:
+        others = [name for name in known if _has_names(model, name)]
+        remedy = f"use {' or '.join(map(repr, others))}" if others else "use zoo.save"
+        raise ValueError(
+            f"the layout {layout!r} cannot hold this {type(model).__name__}: {error}; "
+            f"{remedy}"
+        ) from None
+
+
+def _names(model: nnx.Module, name: str) -> dict[Leaf, Source]:
+    if isinstance(model, ViT):
+        return vit_names(model, name)
+    if isinstance(model, ConvNet):
+        return convnet_names(model, name)
     return layout(model, {})
+
+
+def _has_names(model: nnx.Module, name: str) -> bool:
+    try:
+        _names(model, name)
+    except ValueError:
+        return False
+    return True

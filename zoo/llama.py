@@ -100,6 +100,8 @@ class Llama(Decoder, options=LlamaOptions):
       context: maximum length of a sequence.
       tied: use the token embedding as the readout. The logits are multiplied by 1/m
         (under SP, by 1).
+      head: whether the model computes logits; False: only features, as transformers'
+        base models, e.g. `LlamaModel`.
       heads: number of query heads, constant over widths: the size of a head grows. Pass
         this or `head_dim`.
       head_dim: size of a head, constant over widths: the number of heads grows. 64 if

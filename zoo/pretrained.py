@@ -173,17 +173,17 @@ def read_source(
     name, options = _resolve(name, described, source)
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
     resized = "input_shape" in overrides
-    if described:
-        saving.check_same_function(name, options, overrides, f"the weights of {source}")
-    options = {**options, **overrides}
     arrays = _read_all(files.weights)
+    if described:
+        _check_same_function(name, options, overrides, source, arrays)
+    options = {**options, **overrides}
     may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
     model = abstract(name, **options)
     saving.check_sizes(model, str(source), len(arrays))
     unused = foreign.fill(model, arrays, **may)
     complete(model, rngs)
     remember(model, _read_data(files, str(source)), resized=resized)
-    assumed = "" if described else _assumption(name, source, arrays)
+    assumed = "" if described else _assumption(model, name, source, arrays)
     return Loaded(model, unused, assumed)
 
 
@@ -400,9 +400,41 @@ def _resolve(
     raise ValueError(f"{str(source)!r} holds a {described.model!r}, not a {name!r}")
 
 
+def _check_same_function(
+    name: str,
+    options: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    source: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Raise a `ValueError` if options would change the function of weights.
+
+    Where the weights do not fit their config, the options that their keys decide may
+    differ from the config.
+    """
+    weights = f"the weights of {source}"
+    rest = {k: v for k, v in overrides.items() if k not in foreign.OPTIONS}
+    saving.check_same_function(name, options, rest, weights)
+    try:
+        saving.check_same_function(name, options, overrides, weights)
+    except ValueError:
+        abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
+        try:
+            foreign.match(abstract, arrays)
+        except ValueError:
+            return
+        raise
+
+
 def _assumption(
-    name: str, source: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
+    model: nnx.Module,
+    name: str,
+    source: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
 ) -> str:
+    arrays = {
+        key: arrays[old] for key, old in foreign.unwrapped(model, arrays)[0].items()
+    }
     kind = options_of(name)[0]
     is_resnet = issubclass(kind, ResNet)
     if issubclass(kind, ConvNet):
@@ -421,8 +453,9 @@ def _assumption(
     )
     if issubclass(options_of(name)[0], Llama):
         also = (
-            ", with its head_dim, rope_theta, rope_scaling and norm_eps, which no "
-            "weights show; put the config.json beside the file to have them read"
+            ", with its head_dim, rope_theta, rope_scaling, norm_eps and "
+            "experts_per_token, which no weights show; put the config.json beside the "
+            "file to have them read"
         )
     return (
         f"{str(source)!r} does not state its architecture; assumed {library} "

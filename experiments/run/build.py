@@ -14,6 +14,7 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.optim.paths import map_with_paths
+from mupax.zoo import foreign
 from mupax.zoo.decoder import Decoder
 from mupax.zoo.preprocessing import known_data_config
 from mupax.zoo.pretrained import read_data_config
@@ -117,9 +118,12 @@ def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
     for key in ("vocab_size", "context"):
         if key not in config.model.options:
             options.pop(key, None)
-    return zoo.load_pretrained(
-        config.model.name, _weights(config), rngs=nnx.Rngs(config.seed), **options
-    )
+    try:
+        return zoo.load_pretrained(
+            config.model.name, _weights(config), rngs=nnx.Rngs(config.seed), **options
+        )
+    except foreign.Misfit as error:
+        raise ValueError(error.as_flags("--config.model.")) from None
 
 
 def _weights(config: RunConfig) -> str:
