@@ -68,6 +68,8 @@ def run(
             **options,
         )
         if to_file:
+            # By default, another file of the same library.
+            layout = layout or loaded.layout or foreign.layouts(loaded.model)[0]
             arrays = foreign.export(loaded.model, layout)
             with remote.uploading(out) as target:
                 _write_file(target, arrays)
@@ -103,7 +105,7 @@ def run(
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
         print(f"left unused on purpose, {len(unused)} keys: {shown}")
     if to_file:
-        print(f"names of {layout or foreign.layouts(loaded.model)[0]}")
+        print(f"names of {layout}")
         if folded := foreign.factors(loaded.model):
             print(f"multipliers are part of the weights of {', '.join(folded)}")
 

@@ -176,6 +176,24 @@ def test_one_library_s_file_becomes_another_s(tmp_path):
     assert set(foreign.read(out)) == set(golden("vit_torchvision")[0])
 
 
+def test_a_file_stays_in_the_layout_of_its_source(tmp_path, capsys):
+    names = golden("vit_torchvision")[0]
+    source = write(tmp_path / "source.safetensors", names)
+    out = tmp_path / "out.safetensors"
+    assert convert(f"--source={source}", f"--out={out}", *flags("vit_torchvision")) == 0
+    assert "names of torchvision" in capsys.readouterr().out
+    assert foreign.read(out).keys() == names.keys()
+
+
+def test_a_remedy_is_printed_as_a_flag_that_can_be_pasted(tmp_path, capsys):
+    source = write(tmp_path / "weights.safetensors", golden("vit_token")[0])
+    args = [f"--source={source}", f"--out={tmp_path}/out", *flags("vit_token")]
+    said = refused(capsys, tmp_path, *args, "--option=pool=mean")
+    _, _, remedy = said.rpartition("pass ")
+    assert remedy == "--option class_token=True --option pool=token\n"
+    assert convert(*args, *remedy.split()) == 0
+
+
 def test_what_is_left_unused_is_said(tmp_path, capsys):
     buffer = {"bn1.num_batches_tracked": np.array(3)}
     weights = {**golden("resnet_basic")[0], **buffer}

@@ -1,5 +1,6 @@
 """Weights of other libraries: filled whole or not at all, and written back."""
 
+import json
 import pathlib
 import pickle
 import re
@@ -354,6 +355,67 @@ def test_every_option_that_an_error_names_is_a_remedy():
         assert steps > 1, (name, theirs, ours)
     sizes = {"out_features", "input_shape", "vocab_size", "context", "class_position"}
     assert named >= foreign.OPTIONS | sizes | {"depth"}
+
+
+ENCODER = {**VIT, "depth": 1, "out_features": 2}
+BASE, BOTH = {"out_features": 0}, {"pool": "token_and_mean"}
+DINOV2 = {**ENCODER, "layer_scale": 1.0}
+DINOV3 = {
+    **{**DINOV2, **BASE, "registers": 2, "position": False, "rotary": True},
+    "key_bias": False,
+}
+CLIP = {**ENCODER, "pre_norm": True, "patch_bias": False, "readout_bias": False}
+DECODER = {**LLAMA, "depth": 1}
+PYRAMID = {"width": 8, "blocks": (1, 1, 1, 1)}
+# Cases of golden/layout_names.json: (model, options).
+WRITTEN = {
+    "vit": ("vit", ENCODER),
+    "vit base": ("vit", {**ENCODER, **BASE}),
+    "dinov2": ("vit", {**DINOV2, **BOTH}),
+    "dinov2 base": ("vit", {**DINOV2, **BASE}),
+    "dinov2 gated": ("vit", {**DINOV2, **BOTH, "gated": True}),
+    "dinov2 registers": ("vit", {**DINOV2, **BOTH, "registers": 2}),
+    "dinov2 registers base": ("vit", {**DINOV2, **BASE, "registers": 2}),
+    "dinov3": ("vit", DINOV3),
+    "dinov3 gated": ("vit", {**DINOV3, "gated": True}),
+    "clip": ("vit", CLIP),
+    "clip base": ("vit", {**CLIP, **BASE}),
+    "siglip": ("vit", {**ENCODER, **BASE, "pool": "attention"}),
+    "resnet": ("resnet18", PYRAMID),
+    "convnext": ("convnext_tiny", PYRAMID),
+    "convnextv2": ("convnextv2_tiny", PYRAMID),
+    "gpt": ("gpt", DECODER),
+    "gpt untied": ("gpt", {**DECODER, "tied": False}),
+    "gpt base": ("gpt", {**DECODER, "head": False}),
+    "llama": ("llama", DECODER),
+    "llama untied": ("llama", {**DECODER, "tied": False}),
+    "llama base": ("llama", {**DECODER, "head": False}),
+    "qwen2": ("llama", {**DECODER, "qkv_bias": True}),
+    "qwen3": ("llama", {**DECODER, "qk_norm": True}),
+    "mixtral": ("llama", {**DECODER, "tied": False, "experts": 2}),
+    "qwen3_moe": ("llama", {**DECODER, "tied": False, "experts": 2, "qk_norm": True}),
+}
+
+
+def test_exported_names_are_those_that_transformers_writes():
+    golden = json.loads((goldens.GOLDEN / "layout_names.json").read_text())
+    del golden["timm convnext"]
+    assert golden.keys() == WRITTEN.keys()
+    for case, (name, options) in WRITTEN.items():
+        model = abstract(name, options)
+        layout = f"transformers_{case.split()[0]}" if name == "vit" else "transformers"
+        names = {s.key for s in foreign.exported_names(model, layout).values()}
+        if case in ("clip base", "siglip"):
+            # Read with this prefix too, which older versions of transformers need.
+            names = {name.removeprefix("vision_model.") for name in names}
+        assert names == set(golden[case]), case
+
+
+def test_a_convnext_is_written_with_the_kernels_that_timm_has_for_its_size():
+    ranks = json.loads((goldens.GOLDEN / "layout_names.json").read_text())
+    for name, rank in ranks["timm convnext"].items():
+        names = foreign.exported_names(abstract(name, {"blocks": (1,)}))
+        assert len(names["stages/0/blocks/up/kernel", 0].shape) == rank, name
 
 
 def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):

@@ -16,13 +16,13 @@ ConvNet = ResNet | RegNet | ConvNeXt | EfficientNet
 
 
 def convnet_layouts(model: nnx.Module) -> tuple[str, ...]:
-    """The libraries in whose layout a network can be written; () for other models."""
+    """The layouts in which a network can be written, timm's first; () for others."""
     if isinstance(model, ResNet):
         return resnet.LAYOUTS
     if isinstance(model, RegNet):
         return regnet.LAYOUTS
     if isinstance(model, ConvNeXt):
-        return convnext.LAYOUTS
+        return convnext.layouts(model)
     return efficientnet.LAYOUTS if isinstance(model, EfficientNet) else ()
 
 

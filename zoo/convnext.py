@@ -322,7 +322,16 @@ for _name in NAMES:
 
 # --- Names of variables elsewhere ---
 
-LAYOUTS = ("timm", "timm_conv", "transformers")
+
+def layouts(model: ConvNeXt) -> tuple[str, ...]:
+    """The layouts in which a ConvNeXt can be written, that of its size in timm first.
+
+    In timm, the MLPs of atto, femto, pico and nano (40 to 80 channels) are convolutions
+    of one pixel; those of tiny (96 channels) and larger are linear layers.
+    """
+    timm = ("timm", "timm_conv")
+    small = model.plan["embed"].size < 96
+    return *(reversed(timm) if small else timm), "transformers"
 
 
 def convnext_names(

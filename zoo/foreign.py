@@ -166,6 +166,22 @@ def _known_names(
     return len({source.key for source in table.values()} & names.keys())
 
 
+def layout_of(model: nnx.Module, arrays: Mapping[str, Any]) -> str:
+    """The layout of a file, one of `layouts(model)`.
+
+    Args:
+      model: the model that the file fills, possibly abstract.
+      arrays: arrays, or other objects with a shape, by key.
+    """
+    names, _ = unwrapped(model, arrays)
+    arrays = {name: arrays[key] for name, key in names.items()}
+    if isinstance(model, ViT):
+        return vit_layout(arrays)[0]
+    if isinstance(model, ConvNet):
+        return convnet_layout(model, arrays)[0]
+    return layouts(model)[0]
+
+
 class Match(NamedTuple):
     """How the arrays of a file fill a model.
 

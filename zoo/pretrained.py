@@ -123,11 +123,13 @@ class Loaded(NamedTuple):
       unused: keys of another library's file that were deliberately not used.
       assumed: the architecture that was assumed, for a file that does not state it;
         else "".
+      layout: of another library's file, one of `foreign.layouts`; else None.
     """
 
     model: nnx.Module
     unused: list[str]
     assumed: str
+    layout: str | None = None
 
 
 class _Files(NamedTuple):
@@ -184,7 +186,7 @@ def read_source(
     complete(model, rngs)
     remember(model, _read_data(files, str(source)), resized=resized)
     assumed = "" if described else _assumption(model, name, source, arrays)
-    return Loaded(model, unused, assumed)
+    return Loaded(model, unused, assumed, foreign.layout_of(model, arrays))
 
 
 def read_data_config(

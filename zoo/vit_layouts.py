@@ -338,6 +338,8 @@ def vit_names(
     )
     if prefix is None:
         prefix = "" if bare else _PREFIXES.get(layout, "")
+        if prefix == "dinov2." and model.registers is not None:
+            prefix = "dinov2_with_registers."
     special = _special(model, chosen, layout)
     table = sources(model, chosen._replace(modules=modules), special, prefix)
     if layout not in _PREFIXES:

@@ -30,7 +30,7 @@ FLAGS = (
         "layout",
         None,
         "library whose parameter names an output file uses, e.g. timm or transformers; "
-        "default: the first library that has the model",
+        "default: that of the source, or the first library that has the model",
     ),
     Flag(
         "option",
