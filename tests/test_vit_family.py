@@ -244,12 +244,12 @@ def test_a_head_is_left_or_started_anew_where_that_is_asked_for():
         (
             "vit_eva02_base",
             {"inner_norm": ""},
-            "a norm inside attention or MLP; see inner_norm",
+            "pass inner_norm='mlp'",
         ),
         (
             "vit_eva02_clip",
             {"inner_norm": "mlp"},
-            "MLP; see inner_norm",
+            "pass inner_norm='both'",
         ),
         ("vit_eva02_clip", {"inner_norm": "all"}, "inner_norm='all' must be"),
         ("vit_eva02_base", {"rotary": "rows"}, "rotary='rows' must be True"),

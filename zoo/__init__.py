@@ -14,8 +14,9 @@ from .generate import generate
 from .gpt import GPT, gpt_names
 from .layers import ModelWarning
 from .llama import Llama, llama_names
+from .lora import add_lora, merge_lora, scales
 from .mlp import MLP
-from .plan import Frozen, Plan, axis_names, scales
+from .plan import Frozen, Plan, axis_names
 from .preprocessing import DataConfig, data_config, set_data_config
 from .pretrained import list_pretrained, load_pretrained
 from .publishing import push_to_hub
@@ -45,6 +46,7 @@ __all__ = [
     "ResNet",
     "Training",
     "ViT",
+    "add_lora",
     "axis_names",
     "batch_sharding",
     "create",
@@ -55,6 +57,7 @@ __all__ = [
     "list_pretrained",
     "llama_names",
     "load_pretrained",
+    "merge_lora",
     "partition_specs",
     "push_to_hub",
     "reads_tokens",

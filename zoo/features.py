@@ -29,7 +29,7 @@ _FEATURES = (
     (r"\.attn\.(q|v)_bias$|logit_bias", "separate biases of queries and values"),
     (r"patch_embed\.backbone|patch_embed\.stem|^root/", "a convolutional stem"),
     (r"expert|\.moe\.", "a mixture of experts"),
-    (r"\.attn\.norm\.|\.mlp\.norm\.", "a norm inside attention or MLP; see inner_norm"),
+    (r"\.attn\.norm\.|\.mlp\.norm\.", "a norm inside attention or MLP"),
     (r"\.attn\.(q|k|v)_proj\.|\.attn\.[qkv]\.", "separate queries, keys and values"),
     (r"^pre_logits|^head\.fc\d|^head\.\d", "a hidden layer in the head"),
     (r"lora_", "LoRA adapters"),

@@ -551,6 +551,8 @@ def exported_names(model: nnx.Module, layout: str | None = None) -> dict[Leaf, S
     except ValueError as error:
         others = [name for name in known if _has_names(model, name)]
         remedy = f"use {' or '.join(map(repr, others))}" if others else "use zoo.save"
+        if nnx.state(model, nnx.LoRAParam):
+            remedy = "call zoo.merge_lora(model) first"
         raise ValueError(
             f"the layout {layout!r} cannot hold this {type(model).__name__}: {error}; "
             f"{remedy}"

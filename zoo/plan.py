@@ -6,7 +6,8 @@ how much) and hence its initialization and multipliers, and its sharding.
 
 import dataclasses
 import math
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -101,7 +102,7 @@ class Plan:
 
     def scale(
         self,
-        names: tuple[str, ...],
+        names: Sequence[str | Axis],
         inputs: int,
         in_branch: bool,
         path: str = "",
@@ -111,7 +112,8 @@ class Plan:
         """Build the scale of a parameter with these axes.
 
         Args:
-          names: its axes, without the axis of layers.
+          names: its axes, without the axis of layers; an `Axis` for one that is not of
+            the plan.
           inputs: number of fan-in axes, which follow the `stacked` ones.
           in_branch: whether it is in a residual branch.
           path: its path.
@@ -119,7 +121,7 @@ class Plan:
           stacked: number of leading axes that count copies of one weight, e.g.
             experts: neither fan-in nor fan-out.
         """
-        axes = [self[name] for name in names]
+        axes = [self[name] if isinstance(name, str) else name for name in names]
         lead = 0 if layers is None else 1
         if layers is not None:
             axes.insert(0, Axis(*layers))
@@ -286,37 +288,19 @@ def scales(
     batch: tuple[float, float] | None = None,
     examples: tuple[float, float] | None = None,
     critical_batch: float | None = None,
+    added: Mapping[str, Mapping[str, Any]] = types.MappingProxyType({}),
 ) -> optim.Scales:
-    """Return the role and growth ratios of every parameter of a zoo model.
-
-    Pass the result to an optimizer of `mupax.optim`.
+    """Return the scales of a model's parameters; see `zoo.scales`.
 
     Args:
-      model: a model of the zoo, possibly abstract (from `nnx.eval_shape`).
-      batch: (base, target) batch size in examples; None if they are equal.
-      examples: (base, target) number of examples of the whole training; None if they
-        are equal. See `optim.TrainingScale` for the rules.
-      critical_batch: the critical batch size of the task, if known.
-
-    Returns:
-      `optim.Scales`, for the paths of `nnx.state(model, nnx.Param)`.
+      model: a model of the zoo.
+      batch: as in `zoo.scales`.
+      examples: as in `zoo.scales`.
+      critical_batch: as in `zoo.scales`.
+      added: metadata of parameters that `Plan.param` did not create, by path.
 
     Raises:
-      ValueError: the model has no plan, a parameter has no axis names, or the target's
-        batch is beyond the critical size.
-
-    Source: Tensor Programs V, Table 8 (roles).
-
-    Examples:
-      >>> from flax import nnx
-      >>> from mupax import zoo
-      >>> model = zoo.create("resmlp", width=32, depth=4, base_width=16, base_depth=2,
-      ...                    parametrization="depth_mup", rngs=nnx.Rngs(0))
-      >>> for path, scale in zoo.scales(model).items():
-      ...     print(path, scale.role.value, scale.shape, scale.depth)
-      blocks/layers/0/kernel hidden (4, 32, 32) 2.0
-      readin/kernel input (64, 32) 2.0
-      readout/kernel output (32, 10) 2.0
+      ValueError: as `zoo.scales`.
     """
     plan = getattr(model, "plan", None)
     if not isinstance(plan, Plan):
@@ -327,23 +311,26 @@ def scales(
     by_path = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         name = "/".join(map(str, path))
-        names = variable.get_metadata().get("axes")
+        metadata = added.get(name, variable.get_metadata())
+        names = metadata.get("axes")
         if names is None:
             raise ValueError(
-                f"parameter {name!r} has no axis names; create it by plan.param(...)"
+                f"parameter {name!r} is not one of the zoo's {type(model).__name__}, "
+                "so its scale is unknown; add adapters by zoo.add_lora, and for other "
+                "new layers get the scales by optim.infer_scales(base, target)"
             )
         layers = None
         if len(variable.shape) == len(names) + 1:
             count = variable.shape[0]
-            base = variable.get_metadata().get("base_layers")
+            base = metadata.get("base_layers")
             layers = (base or round(count / plan.depth) or 1, count)
         by_path[name] = plan.scale(
             names,
-            variable.get_metadata()["inputs"],
-            variable.get_metadata()["in_branch"],
+            metadata["inputs"],
+            metadata["in_branch"],
             name,
             layers,
-            variable.get_metadata().get("stacked", 0),
+            metadata.get("stacked", 0),
         )
     known = optim.Scales(by_path, plan.parametrization)
     return known.for_training(
@@ -359,6 +346,9 @@ def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:
     Args:
       model: a model of the zoo, possibly abstract (from `nnx.eval_shape`).
 
+    Raises:
+      ValueError: a parameter is not of the zoo, e.g. of an `nnx.LoRA`.
+
     Examples:
       >>> from flax import nnx
       >>> from mupax import zoo
@@ -368,7 +358,11 @@ def axis_names(model: nnx.Module) -> dict[str, tuple[str, ...]]:
     """
     by_path = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        names = variable.get_metadata()["axes"]
+        name, names = "/".join(map(str, path)), variable.get_metadata().get("axes")
+        if names is None:
+            raise ValueError(
+                f"parameter {name!r} has no axis names; add adapters by zoo.add_lora"
+            )
         lead = (LAYERS,) * (len(variable.shape) - len(names))
-        by_path["/".join(map(str, path))] = (*lead, *names)
+        by_path[name] = (*lead, *names)
     return by_path

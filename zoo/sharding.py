@@ -58,6 +58,7 @@ RULES: Rules = {
     "depthwise": None,
     "squeeze": None,
     "narrow": None,
+    "rank": None,
     LAYERS: None,
 }
 
@@ -106,7 +107,7 @@ def partition_specs(
             if isinstance(variable, nnx.Param) and sizes.keys() - {"data"}:
                 raise ValueError(
                     f"parameter {name!r} has no axis names, so only the mesh axis "
-                    '"data" is possible; create it by plan.param(...)'
+                    '"data" is possible; add adapters by zoo.add_lora(...)'
                 )
             continue
         axes = (LAYERS,) * (len(variable.shape) - len(axes)) + tuple(axes)

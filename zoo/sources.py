@@ -156,6 +156,8 @@ def _key(path: str, layout: Layout) -> tuple[str, tuple[int, int] | None]:
         return layout.modules[path], None
     module, _, leaf = path.rpartition("/")
     head, _, last = module.rpartition("/")
+    if leaf not in layout.leaves:
+        raise ValueError(f"that layout has no name for {path!r}")
     if module in layout.modules:
         return layout.modules[module] + layout.leaves[leaf], None
     for fused, names in FUSED.items():
