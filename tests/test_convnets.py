@@ -450,7 +450,14 @@ def test_features_are_what_the_readout_sees(case):
     model.eval()
     x = images(case)
     assert apart(model.readout(model.features(x)), np.asarray(model(x))) == 0
-    assert len(model.intermediates(x)) == len(model.stages)
+    maps = model.intermediates(x)
+    rows = getattr(model, "rows", ())
+    stages = {row.stage for row in rows} or model.stages
+    assert len(maps) == len(stages)
+    if rows:  # several rows may be one stage
+        assert len(maps) < len(rows)
+        last = {row.stage: row.channels for row in rows}.values()
+        assert [h.shape[-1] for h in maps] == list(last)
     with pytest.raises(ValueError, match="out of range"):
         model.intermediates(x, (9,))
 

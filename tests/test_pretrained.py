@@ -418,6 +418,44 @@ def test_a_convnext_is_written_with_the_kernels_that_timm_has_for_its_size():
         assert len(names["stages/0/blocks/up/kernel", 0].shape) == rank, name
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "said"),
+    [
+        ("vit", "Transformer/encoderblock/LayerNorm_0/scale", "scan_to_pyloop"),
+        ("vit", "MAPHead_0/probe", "attention pooling \\(MAPHead\\)"),
+        ("convnext_atto", "features.0.0.weight", "torchvision's names"),
+        ("efficientnet_b0", "features.0.0.weight", "torchvision's names"),
+        ("regnety_002", "trunk_output.block1.block1-0.weight", "torchvision's names"),
+        ("llama", "model.layers.0.mlp.up_proj.weight_scale_inv", "are quantized"),
+        ("llama", "base_model.model.layers.0.q_proj.lora_A.weight", "merge_and_unload"),
+    ],
+)
+def test_a_file_of_another_format_is_named_with_what_to_do(name, key, said):
+    sizes = {"width": 64, "depth": 1} if name in ("vit", "llama") else {}
+    with pytest.raises(ValueError, match=said) as refused:
+        foreign.match(abstract(name, sizes), {key: VECTOR, "other": VECTOR})
+    assert repr(key) in str(refused.value)
+
+
+def test_a_directory_of_pickled_weights_says_how_to_convert_them(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"only 'pytorch_model\.bin': pickles can run"):
+        zoo.load_pretrained(tmp_path)
+    (tmp_path / "open_clip_model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"pass '.*open_clip_model\.safetensors'"):
+        zoo.load_pretrained(tmp_path)
+
+
+def test_weights_of_eight_bits_are_named(tmp_path):
+    header = {"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}
+    text = json.dumps(header).encode()
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(ValueError, match=r"holds F8_E4M3 under 'w': .* quantized"):
+        foreign.read(path)
+
+
 def test_positions_are_interpolated_only_if_a_size_is_asked_for(tmp_path):
     path = file_of("vit_token", tmp_path)
     usual = {k: v for k, v in VIT.items() if k != "input_shape"}

@@ -205,8 +205,8 @@ class EfficientNet(Staged, options=EfficientNetOptions):
       input_shape: (height, width, channels) of an image. Images of any size are
         accepted.
       out_features: number of classes.
-      rows: the stages of the network; each row has the fields of
-        `zoo.efficientnet.Row`, in this order.
+      rows: the blocks of the network; each row has the fields of
+        `zoo.efficientnet.Row`, in this order. Rows of the same `stage` are one stage.
       rows_width: the width for which `rows` and `head` give numbers of channels. At
         other widths they are scaled in proportion.
       head: channels of the last convolution.
@@ -347,6 +347,9 @@ class EfficientNet(Staged, options=EfficientNetOptions):
             else None
         )
         return Stage(first, rest, remat=options.remat)
+
+    def _ends(self) -> list[int]:
+        return sorted({row.stage: i for i, row in enumerate(self.rows)}.values())
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
         """Features before the readout: the output of the last convolution, pooled.

@@ -202,6 +202,36 @@ _MISSING = (
 )
 # Options that the keys of a file decide: with another value the file does not fit.
 OPTIONS = {remedy.option for remedy in (*_UNEXPECTED, *_MISSING)} | {"class_token"}
+# (pattern of keys, what a file with such keys is and what to do)
+_FORMATS = (
+    (
+        r"(^|/)Transformer/encoderblock/",
+        "the blocks of big_vision's file are stacked (scan=True); unstack them by "
+        "scan_to_pyloop of big_vision.models.vit, then save the file again",
+    ),
+    (
+        r"(^|/)MAPHead_\d+/",
+        "the file is a ViT of big_vision with attention pooling (MAPHead), whose names "
+        "are not read; pass the same weights from timm, e.g. "
+        "timm/vit_base_patch16_siglip_224.webli",
+    ),
+    (
+        r"^features\.\d+\.|^trunk_output\.|^stem\.0\.weight$",
+        "the file has torchvision's names, which are read only for resnet and vit; "
+        "pass weights of timm, e.g. timm/convnext_tiny.in12k_ft_in1k, "
+        "timm/efficientnet_b0.ra_in1k or timm/regnety_016.tv2_in1k",
+    ),
+    (
+        r"\.(qweight|qzeros|weight_scale(_inv)?|SCB|absmax)$|quant_state",
+        "the weights of the file are quantized, which is not supported; use the "
+        "original weights in bfloat16 or float32",
+    ),
+    (
+        r"(^|\.)lora_[AB]\.",
+        "the file holds LoRA adapters of peft; merge them into their network by "
+        "merge_and_unload() of peft, then save the network",
+    ),
+)
 _PATTERNS = {feature: pattern for pattern, feature in _FEATURES}
 
 
@@ -233,6 +263,14 @@ def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, 
             if before is not None and len(shape) == 4 and shape[1] < before.shape[0]:
                 keys.setdefault("grouped convolutions (ResNeXt)", key)
     return keys
+
+
+def check_format(keys: Iterable[str]) -> None:
+    """Raise a `Misfit` for keys of a format that no model of the zoo reads."""
+    keys = sorted(keys)
+    for pattern, said in _FORMATS:
+        if key := next((key for key in keys if re.search(pattern, key)), None):
+            raise Misfit(f"the file holds {key!r}: {said}")
 
 
 def explain_mismatch(

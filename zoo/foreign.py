@@ -1,5 +1,6 @@
 """Read and write weights of other libraries, without unpickling."""
 
+import json
 import math
 import os
 import pathlib
@@ -21,7 +22,7 @@ from .convnet_layouts import (
 from .decoder import Decoder
 from .features import OPTIONS as OPTIONS
 from .features import Misfit as Misfit
-from .features import explain_mismatch, features
+from .features import check_format, explain_mismatch, features
 from .folding import factors
 from .gpt import GPT, gpt_names
 from .llama import Llama, llama_names
@@ -38,6 +39,15 @@ _HEADS = r"^(lm_head|score|classifier|qa_outputs)\."
 # Buffers in files that models of the zoo do not need.
 _BUFFERS = re.compile(
     r"num_batches_tracked$|\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$"
+)
+
+
+# How to convert a pickled state dict, for messages.
+PICKLED = (
+    "pickles can run code and are not supported; convert it in torch: "
+    'python -c "import torch, safetensors.torch as s; s.save_file({{k: '
+    "v.contiguous().clone() for k, v in torch.load({path!r}, "
+    "weights_only=True).items()}}, 'model.safetensors')\""
 )
 
 
@@ -58,9 +68,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         return _guarded(_read_npz, path)
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"{str(path)!r} is neither .safetensors nor .npz; pickled state dicts can "
-            "run code and are not supported: convert it in torch by "
-            "safetensors.torch.save_file(state_dict, 'weights.safetensors')"
+            f"{str(path)!r} is neither .safetensors nor .npz; "
+            + PICKLED.format(path=str(path))
         )
     try:
         import safetensors.numpy
@@ -83,6 +92,13 @@ def _guarded(
     try:
         arrays = reader(path)
     except Exception as error:  # a damaged file can raise anything
+        if (narrow := _narrow(path)) is not None:
+            key, dtype = narrow
+            raise ValueError(
+                f"{str(path)!r} holds {dtype} under {key!r}: the weights are "
+                "quantized, which is not supported; use the original weights in "
+                "bfloat16 or float32"
+            ) from None
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"{str(path)!r} cannot be read ({reason}); it may be damaged, so download "
@@ -124,6 +140,18 @@ def layout(model: nnx.Module, keys: Mapping[str, Any]) -> dict[Leaf, Source]:
         f"efficientnet, vit, gpt and llama, not for {type(model).__name__}; give a "
         "directory that zoo.save wrote"
     )
+
+
+def _narrow(path: pathlib.Path) -> tuple[str, str] | None:
+    """The first key of a .safetensors file with a dtype of 8 bits or less, if any."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        dtypes = {key: str(entry.get("dtype", "")) for key, entry in header.items()}
+    except (OSError, ValueError, AttributeError, MemoryError, OverflowError):
+        return None
+    return next(((k, t) for k, t in dtypes.items() if re.match(r"F[468]_", t)), None)
 
 
 def unwrapped(
@@ -246,6 +274,7 @@ def _match(
     new_head: bool,
     resize: bool,
 ) -> Match:
+    check_format(arrays)
     table = layout(model, arrays)
     heads = [s for (path, _), s in table.items() if path.startswith("readout/")]
     headless = bool(heads) and not any(s.key in arrays for s in heads)
@@ -554,8 +583,8 @@ def exported_names(model: nnx.Module, layout: str | None = None) -> dict[Leaf, S
         if nnx.state(model, nnx.LoRAParam):
             remedy = "call zoo.merge_lora(model) first"
         raise ValueError(
-            f"the layout {layout!r} cannot hold this {type(model).__name__}: {error}; "
-            f"{remedy}"
+            f"the layout {layout!r} cannot hold this {type(model).__name__}: "
+            f"{str(error).partition('; ')[0]}; {remedy}"
         ) from None
 
 

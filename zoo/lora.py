@@ -27,7 +27,7 @@ from mupax import optim
 from . import plan as plans
 from .layers import Dense, times
 from .plan import Axis, Plan
-from .registry import create, recipe
+from .registry import abstract, recipe
 from .sharding import weight
 
 _RANK = "rank"
@@ -292,8 +292,8 @@ def _added(model: nnx.Module) -> dict[str, Mapping[str, Any]]:
     except ValueError:  # e.g. a copy
         pass
     else:
-        made = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
-        known |= {path: metadata for path, (_, metadata) in _metadata(made).items()}
+        made = _metadata(abstract(name, **options))
+        known |= {path: metadata for path, (_, metadata) in made.items()}
     return {
         path: found
         for path in strangers

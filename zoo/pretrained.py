@@ -166,6 +166,7 @@ def read_source(
     if not hub.is_id(source):
         _check_revision(hub_options.revision, source)
     path = _uploaded(source, hub_options) or pathlib.Path(source)
+    _check_weights(path)
     if path.is_dir() and _is_ours(path):
         return Loaded(saving.load(path, expected=name, **overrides), [], "")
     files = _find(source, hub_options)
@@ -287,6 +288,33 @@ def _read_data(files: _Files, source: str) -> DataConfig | None:
 def _is_ours(directory: pathlib.Path) -> bool:
     """Whether a directory may be from `zoo.save`, rather than a repository's files."""
     return not any((directory / name).is_file() for name in (hub.WEIGHTS, hub.INDEX))
+
+
+# Weights in a directory of another library, by a pattern of their names.
+_OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+
+
+def _check_weights(path: pathlib.Path) -> None:
+    """Raise a `ValueError` for a directory of weights of another name or format."""
+    config = path / hub.CONFIG
+    if not (path.is_dir() and _is_ours(path)):
+        return
+    if config.is_file() and saving.is_config(_read_json(config)):
+        return
+    found = [file for pattern in _OTHERS for file in sorted(path.glob(pattern))]
+    if not found:
+        return
+    first = found[0]
+    remedy = (
+        foreign.PICKLED.format(path=str(first))
+        if first.suffix in (".bin", ".pt", ".pth", ".ckpt")
+        else f"pass {str(first)!r} and the name of its model"
+        if first.suffix == ".safetensors"
+        else "convert it to model.safetensors with the library that wrote it"
+    )
+    raise ValueError(
+        f"{str(path)!r} holds no {hub.WEIGHTS}, only {first.name!r}: {remedy}"
+    )
 
 
 def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
@@ -420,9 +448,8 @@ def _check_same_function(
     try:
         saving.check_same_function(name, options, overrides, weights)
     except ValueError:
-        abstract = nnx.eval_shape(lambda: create(name, **options, rngs=nnx.Rngs(0)))
         try:
-            foreign.match(abstract, arrays)
+            foreign.match(abstract(name, **options), arrays)
         except ValueError:
             return
         raise

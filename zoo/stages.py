@@ -60,7 +60,7 @@ class Staged(Family):
         Args:
           x: images, as in a call.
           blocks: indices of stages, from 0, or negative from the end; None for all. The
-            stages of an `EfficientNet` are its rows.
+            rows of an `EfficientNet` with the same `stage` are one stage.
 
         Returns:
           For each stage an array of shape (batch, height, width, channels).
@@ -68,9 +68,14 @@ class Staged(Family):
         Raises:
           ValueError: an index is out of range.
         """
-        numbers = numbers_of_blocks(blocks, len(self.stages))
+        ends = self._ends()
+        numbers = numbers_of_blocks(blocks, len(ends))
         maps = self._maps(x)
-        return tuple(maps[number] for number in numbers)
+        return tuple(maps[ends[number]] for number in numbers)
+
+    def _ends(self) -> list[int]:
+        """For each stage the index of its map, the last one of several."""
+        return list(range(len(self.stages)))
 
     def _maps(
         self, x: Float[Array, "batch h w c"]

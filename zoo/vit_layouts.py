@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from .features import Misfit
 from .sources import FLAX_LEAVES, TORCH_LEAVES, Layout, Leaf, Source, sources
 from .vit import ViT
 
@@ -394,9 +395,9 @@ def _check_positions(model: ViT, layout: str) -> None:
             "'timm' or 'transformers_dinov3'"
         )
     if layout == "transformers_dinov3" and model.rope_theta is None:
-        raise ValueError(
-            f"the layout {layout!r} is for networks with rotary positions; create the "
-            "model with rotary=True and position=False"
+        raise Misfit(
+            f"the layout {layout!r} is for networks with rotary positions; pass ",
+            {"rotary": "True", "position": "False"},
         )
     if model.token is None or model.position is None:
         return
@@ -404,10 +405,10 @@ def _check_positions(model: ViT, layout: str) -> None:
     if layout == "timm" and model.registers is not None:
         needed = False
     if needed not in (None, has):
-        raise ValueError(
+        raise Misfit(
             f"in the layout {layout!r} the class token has "
-            f"{'a' if needed else 'no'} position; create the model with "
-            f"class_position={needed}"
+            f"{'a' if needed else 'no'} position; pass ",
+            {"class_position": str(needed)},
         )
 
 
