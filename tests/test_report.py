@@ -16,13 +16,12 @@ from sweep_populations import BASE, LABELS, population, populations, swept
 from mupax.experiments.papers.figures import curves
 from mupax.experiments.report import (
     Trained,
-    findings,
-    opening,
+    outcome_figures,
     print_target,
     print_verdicts,
     report_page,
+    sentences,
     style,
-    words,
     write_report,
 )
 from mupax.experiments.sweep.results import Sizes
@@ -144,8 +143,8 @@ def test_headline_table_and_figures_give_one_verdict():
             Verdict.TRANSFERS: "transfers across",
             Verdict.COSTS: "does not transfer across depth",
         }[wanted]
-        assert said in words.headline(data)
-        assert said in words.title(data, "learning_rate", "depth")
+        assert said in sentences.headline(data)
+        assert said in sentences.title(data, "learning_rate", "depth")
         (conclusion,) = [
             t for t in data.transfers if (t.key, t.axis) == ("depth_mup", "depth")
         ]
@@ -162,10 +161,10 @@ def test_cost_is_told_as_a_share_of_the_loss_or_as_divergence():
     sp, deep = (t for t in data.transfers if t.axis == "depth")
     share = deep.regret.share
     assert deep.regret.given == pytest.approx(deep.own * (1 + share))
-    assert findings.cost(deep).startswith(percent(share))
-    assert "%" in findings.cost(sp)
+    assert sentences.cost(deep).startswith(percent(share))
+    assert "%" in sentences.cost(sp)
     (fallen, _) = made(populations({"depth_mup": -1.5})).transfers
-    assert findings.cost(fallen) == "diverges at depth 64"
+    assert sentences.cost(fallen) == "diverges at depth 64"
 
 
 def test_a_transfer_in_which_nothing_trained_has_no_target():
@@ -178,15 +177,15 @@ def test_a_transfer_in_which_nothing_trained_has_no_target():
 @pytest.mark.parametrize("accuracy", [None, math.nan, 0.5])
 def test_a_target_that_diverged_is_said_so(accuracy):
     data = made(trained=trained(train_loss=None, test_accuracy=accuracy))
-    assert "diverged at the transferred learning rate 0.011" in findings.target(data)
+    assert "diverged at the transferred learning rate 0.011" in sentences.target(data)
 
 
 def test_an_optimum_at_the_edge_of_the_grid_is_noted():
     data = made(populations({"depth_mup": 2.2}))
     deep, wide = (t for t in data.transfers)
-    (note,) = findings.notes(data, [deep])
+    (note,) = sentences.notes(data, [deep])
     assert "the optimum lies at the edge" in note
-    assert findings.notes(data, [wide]) == []
+    assert sentences.notes(data, [wide]) == []
 
 
 def test_what_people_name_is_escaped():
@@ -206,13 +205,18 @@ def printed(data, width=120):
     return console.file.getvalue()
 
 
-def test_the_terminal_shows_headline_verdicts_cost_and_target():
-    lines = printed(made(), width=250).splitlines()
+@pytest.mark.parametrize("width", [80, 250])
+def test_the_terminal_shows_headline_verdicts_next_step_and_target(width):
+    lines = printed(made(), width=width).splitlines()
     assert lines[1].startswith("With Depth-μP, the learning rate ")
-    (row, _) = [r for r in lines if "Standard (SP)" in r]
-    assert "does not transfer: costs " in row
-    assert "−0." in row or "−1." in row
-    assert lines[-1].startswith("The target (width 256, depth 64), trained once")
+    assert max(map(len, lines)) <= width
+    rows = [line for line in lines if "Standard (SP): does not transfer: " in line]
+    assert len(rows) == 1
+    text = " ".join(" ".join(lines).split())
+    for said in ("✗ Standard (SP): does not transfer: costs ", "best at 4: 0.0", "−0."):
+        assert said in text
+    assert "To judge the learning rate" in text
+    assert "The target (width 256, depth 64), trained once" in text
 
 
 def baselines(**changes):
@@ -247,7 +251,7 @@ def test_a_sweep_over_training_has_a_verdict_over_it(choice, axis):
     ]
     config = {"batch_size": 16, "base_examples": 256}
     data = swept(made, settings={"config": config})
-    assert words.headline(data) == (
+    assert sentences.headline(data) == (
         f"With Depth-μP, the learning rate transfers across {axis}."
     )
     (same, moving) = data.over_training
@@ -278,9 +282,9 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
     html = report_page(data, dpi=40)
     body = html[html.index("<main>") :]
     said = (
-        "The learning rate of a small network works unchanged on one 100 times larger: "
-        "97.2% test accuracy, against 94.4% for the small one and 10.0% for the "
-        "large one without mupax's scaling."
+        "Whether the learning rate transfers across depth and width is not certain: "
+        "with that of a small network, one 100 times larger is better: 97.2% test "
+        "accuracy instead of 94.4%; without mupax's scaling, 10.0%."
     )
     assert body.index("<img") < body.index("<h1>")
     assert Reader(body[: body.index("<h1>")]).text.strip() == ""
@@ -294,25 +298,73 @@ def test_a_transfer_with_baselines_opens_with_a_picture_and_a_sentence():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"base": {"test_accuracy": 0.98}}, "gives no gain on one 100 times larger"),
-        ({"sp": {"train_loss": None}}, "divergence for the large one without"),
-        ({"target": {"train_loss": None}}, "made one 100 times larger diverge"),
+        (
+            {"base": {"test_accuracy": 0.98}},
+            "is worse: 97.2% test accuracy instead of 98",
+        ),
+        ({"base": {"test_accuracy": 0.97199}}, "larger is about as good: 97.2%"),
+        (
+            {"base": {"train_loss": None}},
+            "is better: 97.2% test accuracy instead of div",
+        ),
+        ({"sp": {"train_loss": None}}, "; without mupax's scaling, divergence."),
+        ({"target": {"train_loss": None}}, "one 100 times larger diverges."),
     ],
 )
 def test_the_opening_says_what_the_numbers_say(changes, said):
-    assert said in opening.sentence(opened(**changes))
+    assert said in sentences.result(opened(**changes))
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"),
+    [
+        (0.0, "The learning rate transfers: with that of a small network, one 100 "),
+        (-0.75, "The learning rate does not transfer across depth: with that of a "),
+    ],
+)
+def test_the_opening_begins_with_the_verdict(shift, said):
+    found = populations({"depth_mup": shift}, seeds=8, noise=0.01)
+    data = dataclasses.replace(opened(), populations=found)
+    assert sentences.result(data).startswith(said)
+
+
+def test_a_language_model_is_judged_by_loss_and_perplexity():
+    config = {"config": {"dataset": "text:input.txt"}}
+    small = {"base": {"evals": [(600, 1.6, 0.5)]}, "sp": {"evals": [(600, 2.0, 0.4)]}}
+    large = {"evals": [(300, 1.7, 0.4), (600, 1.5, 0.5)]}
+    data = dataclasses.replace(opened(target=large, **small), settings=config)
+    assert "is better: a test loss of 1.5 (perplexity 4.48) instead of 1.6; wi" in (
+        sentences.result(data)
+    )
+    assert "has a 6.2% lower test loss (1.5 instead of 1.6)" in sentences.bought(data)
+    text = text_of(data)
+    assert "accuracy" not in text
+    assert "test errors" not in text
+
+
+def test_without_a_small_network_the_report_says_how_to_train_one():
+    assert "--config.target.compare=\"('base',)\"" in sentences.bought(made())
+
+
+def test_one_evaluation_draws_no_picture_of_the_result():
+    once = {"evals": [(600, 0.1, 0.97)]}
+    data = opened(target=once, base=once, sp=once)
+    assert not outcome_figures.has_result(data)
+    assert len(outcome_figures.target_figure(data, style.WIDE).axes) == 1
+    body = report_page(data, dpi=20, phone=False).partition("<main>")[2]
+    assert body.index("<h1>") < body.index("<img")
 
 
 def test_the_opening_needs_no_training_curve():
     short = {key: {"curve": []} for key in ("target", "base", "sp")}
-    (axes,) = opening.figure(opened(**short), style.WIDE).axes
+    (axes,) = outcome_figures.result_figure(opened(**short), style.WIDE).axes
     assert axes.get_xlim() == (0, 600)
 
 
 def test_size_that_does_not_pay_is_said_so():
-    told = opening.bought(opened(base={"test_accuracy": 0.986}))
+    told = sentences.bought(opened(base={"test_accuracy": 0.986}))
     assert told.startswith("The large network makes 100% more test errors")
 
 
 def test_without_baselines_the_verdict_opens_the_page():
-    assert not opening.shown(made())
+    assert not outcome_figures.has_result(made())

@@ -13,20 +13,23 @@ import subprocess
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from rich.console import Console
 from sweep_populations import BASE, population, populations, swept
 from test_report import Reader
 
 from mupax.experiments import cli
 from mupax.experiments.report import (
-    advice,
     curves_figure,
     heatmap_figure,
+    print_verdicts,
     report_page,
-    words,
+    sentences,
     write_report,
 )
 from mupax.experiments.sweep import main as sweep
 from mupax.experiments.sweep import valley
+from mupax.experiments.sweep.results import Cell
+from mupax.experiments.sweep.verdict import Verdict, transfer
 
 FEW = [(64, 8), (64, 16), (64, 32), (32, 8)]
 
@@ -55,35 +58,36 @@ def sure(shifts=None, **options):
 
 def test_the_verdict_comes_first_and_follows_the_numbers():
     data = swept(sure())
-    assert words.headline(data) == (
+    assert sentences.headline(data) == (
         "With Depth-μP, the learning rate transfers across depth and width."
     )
     assert re.fullmatch(
         r"With Standard \(SP\), the learning rate transfers across width and does not "
         r"transfer across depth \(costs \d+% of the loss at depth 64\)\.",
-        advice.contrast(data),
+        sentences.contrast(data),
     )
-    depth, _ = words.numbers(data)
+    depth, _ = sentences.numbers(data)
     assert re.fullmatch(
-        r"While depth grows 16x, the best learning rate changes by 1(\.\d)?x; keeping "
-        r"the base's best value costs at most \d(\.\d+)?% of the loss\.",
+        r"From depth 4 to depth 64, the best learning rate grows 1\.\d+x, and the "
+        r"least loss falls from 0\.02\d+ to 0\.008\d+\.",
         depth,
     )
-    moved = words.headline(swept(sure({"sp": 0.0, "depth_mup": 0.7})))
+    moved = sentences.headline(swept(sure({"sp": 0.0, "depth_mup": 0.7})))
     assert "transfers across width and does not transfer across depth (costs" in moved
     html = whole_page()
     assert html.index("<h1>") < html.index('<table class="cards">') < html.index("<img")
 
 
 def test_a_row_of_the_table_holds_verdict_change_shift_and_optima():
-    (group,) = words.groups(swept())
+    (group,) = sentences.groups(swept())
     row = group["rows"][0]
     assert (row["label"], row["axis"], row["sign"]) == ("Standard (SP)", "depth", "✗")
     assert row["words"].startswith("does not transfer: costs ")
     assert row["words"].endswith(" of the loss at depth 64")
-    assert re.fullmatch(r"falls 1\d\.\dx over depth 4 to 64", row["change"])
     assert re.fullmatch(
-        r"−\d\.\d\d \[−\d\.\d\d, −\d\.\d\d\] octaves per doubling", row["shift"]
+        r"falls 1\d\.\dx over depth 4 to 64 "
+        r"\(−\d\.\d\d \[−\d\.\d\d, −\d\.\d\d\] octaves per doubling\)",
+        row["change"],
     )
     # 2^-6.5 at depth 8, an octave less for each doubling; a grid of octaves and three
     # seeds that vary by 0.1 octaves place it within 20 %.
@@ -92,19 +96,28 @@ def test_a_row_of_the_table_holds_verdict_change_shift_and_optima():
 
 
 def test_the_prediction_is_at_the_target_and_only_where_there_is_one():
-    sentence = " ".join(advice.advice(swept()))
-    assert "At width 256, depth 64, expect the best learning rate at 0.01" in sentence
-    assert "expect" not in " ".join(advice.advice(swept(target=None)))
+    sentence = " ".join(sentences.next_steps(swept()))
+    assert re.search(
+        r"At width 256, depth 64, the line through the optima predicts a best learning "
+        r"rate of 0\.01\d \(95 %: \S+ to \S+\); the base's best, 0\.01, lies in this",
+        sentence,
+    )
+    assert "predicts" not in " ".join(sentences.next_steps(swept(target=None)))
+    assert "predicts" not in " ".join(sentences.next_steps(swept(sure())))
 
 
 def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
     data = swept(populations(seeds=1))
-    assert words.headline(data) == (
+    assert sentences.headline(data) == (
         "With Depth-μP, the learning rate cannot be judged across depth and width "
-        "(more seeds needed)."
+        "(at least 3 seeds needed)."
     )
-    assert "sweep again with more seeds" in advice.advice(data)[-1]
-    assert not any(group["predicted"] for group in words.groups(data))
+    assert sentences.next_steps(data) == [
+        "To judge the learning rate across depth and width, use at least 3 seeds "
+        "instead of 1: run the command again with --config.sweep.seeds=3; it keeps its "
+        "runs."
+    ]
+    assert not any(group["predicted"] for group in sentences.groups(data))
     assert (
         "geometric mean over"
         not in text(report_page(data, dpi=40, phone=False)).split("learning curves")[0]
@@ -113,7 +126,7 @@ def test_one_seed_cannot_be_judged_and_the_remedy_is_said():
 
 def test_one_size_is_no_answer():
     data = swept(populations(shapes=[(64, 8)]))
-    assert words.headline(data) == (
+    assert sentences.headline(data) == (
         "No answer: with Depth-μP, only one size was swept."
     )
     for wrong in ("nan", "None", "transfers across", "costs at most"):
@@ -123,7 +136,7 @@ def test_one_size_is_no_answer():
 def test_an_axis_of_one_size_is_left_out():
     data = swept(sure(shapes=[(64, d) for d in (4, 8, 16)]))
     assert data.axes == ["depth"]
-    assert words.headline(data).endswith("transfers across depth.")
+    assert sentences.headline(data).endswith("transfers across depth.")
 
 
 def test_a_sweep_in_which_nothing_trained_is_said_so():
@@ -137,27 +150,99 @@ def test_a_sweep_in_which_nothing_trained_is_said_so():
 def test_where_only_the_featured_one_is_dead_the_other_is_told():
     found = populations(shapes=FEW)
     data = swept([dead(p) if p.parametrization == "depth_mup" else p for p in found])
-    assert words.headline(data) == "No answer: with Depth-μP, nothing trained."
-    assert "does not transfer across depth" in advice.contrast(data)
+    assert sentences.headline(data) == "No answer: with Depth-μP, nothing trained."
+    assert "does not transfer across depth" in sentences.contrast(data)
 
 
 def test_a_size_at_which_nothing_trained_does_not_transfer():
     found = [dead(p) if p.depth == 64 else p for p in populations()]
-    headline = words.headline(swept(found))
+    headline = sentences.headline(swept(found))
     assert "does not transfer across depth (nothing trained at depth 64)" in headline
 
 
 def test_an_optimum_at_the_edge_asks_for_a_wider_grid():
-    data = swept(populations({"sp": 0.0, "depth_mup": 2.2}, shapes=FEW))
-    # At depth 32 the optimum would be 4.4 octaves up, at the last value.
-    told = advice.advice(data)
-    assert told[-1] == "Widen the grid of learning rate."
-    assert not any("expect" in sentence for sentence in told)
+    data = swept(populations(shapes=FEW, best=-1.0))
+    told = sentences.next_steps(data)
+    assert told[0] == (
+        "To judge the learning rate across depth and width, extend the grid of the "
+        "learning rate above 0.25."
+    )
+    assert not any("predicts" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 8])
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.05, 0.3])
+@pytest.mark.parametrize("shift", [-1.5, -0.1, 0.05, 2.2])
+def test_headline_table_and_next_steps_say_the_same(shift, noise, seeds):
+    shifts = {"depth_mup": shift}
+    data = swept(populations(shifts, shapes=FEW, seeds=seeds, noise=noise))
+    headline, steps = sentences.headline(data), " ".join(sentences.next_steps(data))
+    console = Console(file=io.StringIO(), width=80)
+    print_verdicts(data, console)
+    printed = " ".join(console.file.getvalue().split())
+    for t in sentences.featured(data):
+        verb = {True: "transfers", False: "does not transfer"}.get(t.verdict.known)
+        assert t.words.startswith(f"{verb}: " if verb else f"cannot tell ({t.reason})")
+        assert t.words in printed
+        one = sentences.phrase([t])
+        assert one.startswith(f"{verb or 'cannot be judged'} across {t.axis}")
+        assert t.reason in headline
+        assert t.reason in one
+        assert (t.remedy == "") == (t.verdict is Verdict.TRANSFERS)
+        judge = re.search(rf"To judge the learning rate across [^,]*{t.axis}", steps)
+        unsure = t.verdict.known is None and t.verdict is not Verdict.CLOSE
+        assert bool(judge) == unsure
+        if t.verdict is Verdict.SEEDS and t.seeds_needed is None:
+            assert "use more than 100 seeds instead of" in steps
+        elif t.verdict is Verdict.SEEDS and t.remedy not in steps:
+            assert t.seeds_needed > seeds
+            assert "use more than 100 seeds" in steps or t.seeds_needed <= int(
+                re.search(r"--config\.sweep\.seeds=(\d+)", steps)[1]
+            )
+        else:
+            assert t.remedy.lower() in steps.lower()
+    said = " ".join([printed, headline, steps])
+    for wrong in (
+        r"(?<![\d.])1x",
+        r"\bnan",
+        r"\binf\b",
+        r"\b1 seeds",
+        "None",
+        r"\(\)",
+        r"e\+",
+    ):
+        assert not re.search(wrong, said), wrong
+    every = all(t.verdict.known for t in sentences.featured(data))
+    assert ("Use the base's best learning rate" in steps) == every
+
+
+def test_the_advised_number_of_seeds_decides():
+    decided = []
+    for start in range(12):
+        few = told_again(start, 3)
+        if few.verdict is Verdict.SEEDS and few.seeds_needed:
+            decided.append(
+                told_again(start, few.seeds_needed).verdict.known is not None
+            )
+    assert len(decided) > 5
+    assert np.mean(decided) > 0.6
+
+
+def told_again(start, seeds):
+    """The verdict over depth of valleys whose places differ between seeds."""
+    rng = np.random.default_rng(start)
+    grid = np.arange(-13.0, -1.0)
+    cells = []
+    for depth in (8, 16, 32):
+        place = grid + 7 + rng.normal(0, 0.4, (seeds, 1))
+        loss = np.exp2(0.1 * place**2)
+        cells.append(Cell("p", 64, depth, grid, loss, loss[..., None], 0.0))
+    return transfer(cells, "depth")
 
 
 def test_several_hyperparameters_of_which_the_same_is_said_are_told_together():
     found = populations({"depth_mup": 0.0}, pair=True, noise=0.001, seeds=8)
-    assert words.headline(swept(found)) == (
+    assert sentences.headline(swept(found)) == (
         "With Depth-μP, the learning rate and the branch multiplier transfer across "
         "depth and width."
     )
@@ -175,7 +260,7 @@ def test_of_several_choices_the_one_whose_base_does_best_is_featured():
         "Depth-μP, schedule constant",
         "Depth-μP, schedule cosine",
     ]
-    assert words.headline(data).startswith("With Depth-μP, schedule cosine, ")
+    assert sentences.headline(data).startswith("With Depth-μP, schedule cosine, ")
 
 
 def test_the_page_is_self_contained_and_holds_the_table():
@@ -219,7 +304,7 @@ def test_learning_curves_are_those_of_the_bases_best_point():
 
 def test_it_is_said_from_which_step_on_an_optimum_stays():
     # The made curves have their final optimum from their first span on, a 40th of 200.
-    assert words.fixed(swept(), "learning_rate", "depth") == [
+    assert sentences.fixed(swept(), "learning_rate", "depth") == [
         "The best learning rate stays where it ends from step 5 of 200 on with "
         "Standard (SP) and Depth-μP."
     ]
@@ -228,10 +313,10 @@ def test_it_is_said_from_which_step_on_an_optimum_stays():
         dataclasses.replace(p, curves=np.roll(p.curves, 3, axis=1))
         for p in populations({"depth_mup": 0.0}, shapes=FEW)
     ]
-    (told,) = words.fixed(swept(late), "learning_rate", "depth")
+    (told,) = sentences.fixed(swept(late), "learning_rate", "depth")
     assert "not before the end at depth 8, 16 and 32 with Depth-μP" in told
     gone = [dead(p) for p in populations()]
-    assert words.fixed(swept(gone), "learning_rate", "depth") == []
+    assert sentences.fixed(swept(gone), "learning_rate", "depth") == []
 
 
 def test_the_heatmaps_finding_names_the_best_pair():

@@ -360,7 +360,7 @@ def test_a_target_that_diverges_leaves_a_report(capsys, tmp_path, monkeypatch):
     ]
     assert cli.main([*words, *small]) == 2
     said = capsys.readouterr()
-    assert "hyperparameter" in said.out
+    assert "Learning rate over depth:" in said.out
     assert "This was the target" in said.err
     assert "--config.model.width=16 --config.model.depth=4" in said.err
     assert (

@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from ..sweep import grids
 from ..sweep.results import log2
-from . import names
+from ..sweep.verdict import listed
 from .data import Axis, SweepData, least
-from .findings import listed, loss
+from .sentences import loss
 from .style import (
     INK,
     MUTED,
@@ -92,7 +93,7 @@ def held(data: SweepData) -> str:
     for key, label in data.keys.items():
         base = data.at_base(key)
         if math.isfinite(least(base)):
-            at = listed([f"{names.noun(n)} {x:.2g}" for n, x in base.best().items()])
+            at = listed([f"{grids.noun(n)} {x:.2g}" for n, x in base.best().items()])
             labels.setdefault(at, []).append(label)
     if len(labels) == 1:
         return next(iter(labels))

@@ -12,6 +12,7 @@ import numpy as np
 
 import mupax
 
+from ..data.text import is_fake_text
 from ..sweep import statistics
 from ..sweep.results import Population, Sizes, log2, table
 from ..sweep.statistics import AXES, OTHER, Axis
@@ -37,9 +38,14 @@ class Trained:
     baseline: str | None = None
 
     @property
-    def accuracies(self) -> np.ndarray:
-        """(step, test accuracy) of the evaluations that have one, shape (count, 2)."""
-        points = np.array([(e[0], e[2]) for e in self.evals], float).reshape(-1, 2)
+    def test_loss(self) -> float | None:
+        """At the end; None if it was not evaluated."""
+        return self.evals[-1][1] if self.evals else None
+
+    def scores(self, *, by_loss: bool) -> np.ndarray:
+        """(step, test accuracy or test loss) where finite, shape (count, 2)."""
+        points = np.array([(e[0], e[1 if by_loss else 2]) for e in self.evals], float)
+        points = points.reshape(-1, 2)
         return points[np.isfinite(points[:, 1])]
 
 
@@ -91,6 +97,19 @@ class SweepData:
         """All verdicts as JSON-ready data; see `sweep.transfers.verdicts`."""
         judged = [*self.transfers, *self.over_training]
         return verdicts(judged, self.base, self.target)
+
+    @property
+    def text(self) -> bool:
+        """Whether the models predict text, whose measure is the loss."""
+        name = str(self.settings.get("config", {}).get("dataset", ""))
+        return name.startswith("text:") or is_fake_text(name)
+
+    @property
+    def by_loss(self) -> bool:
+        """Whether the target is judged by its test loss, not by its accuracy."""
+        return self.text or (
+            self.trained is not None and self.trained.test_accuracy is None
+        )
 
     @property
     def runs(self) -> int:

@@ -15,7 +15,7 @@ from matplotlib.patheffects import withStroke
 
 from ..sweep import grids, valley
 from ..sweep.results import Population
-from . import names
+from . import sentences
 from .data import Axis, SweepData, least
 from .style import INK, LANE, MUTED, Page, log_ticks, loss_range, mark_empty, plain
 
@@ -34,7 +34,7 @@ def pairs(data: SweepData) -> list[Pair]:
 
 def title(data: SweepData, pair: Pair, axis: Axis) -> str:
     """How the best pair changes along an axis, for the featured parametrization."""
-    nouns = " and ".join(names.noun(name) for name in pair)
+    nouns = " and ".join(grids.noun(name) for name in pair)
     along = data.along(data.main, axis)
     known = {
         getattr(p, axis): tuple(p.best()[name] for name in pair)
@@ -75,9 +75,9 @@ def table(data: SweepData, pair: Pair, axis: Axis) -> dict[str, Any]:
         texts = ["–" if x is None else f"{x:+.1f}".replace("-", "−") for x in slopes]
         body.append([label, *texts])
     up, across = (
-        names.noun(name)
+        grids.noun(name)
         if grids.unit(name) == "linear"
-        else f"octaves of {names.noun(name)}"
+        else f"octaves of {grids.noun(name)}"
         for name in reversed(pair)
     )
     return {
@@ -123,8 +123,8 @@ def heatmap_figure(data: SweepData, pair: Pair, axis: Axis, page: Page) -> Figur
             _label(ax, population, pair, width, height)
         for ax in axes[len(row) :]:
             ax.set_axis_off()
-    figure.supxlabel(names.noun(pair[0]), color=MUTED)
-    figure.supylabel(names.noun(pair[1]), color=MUTED)
+    figure.supxlabel(grids.noun(pair[0]), color=MUTED)
+    figure.supylabel(grids.noun(pair[1]), color=MUTED)
     star = Line2D([], [], label="best of its panel", **_STAR)
     good = Line2D([], [], color="white", lw=2, label="at most 10 % worse")
     good.set_path_effects(_HALO)
@@ -179,5 +179,5 @@ def _label(
         (ax.set_yticks, pair[1], up, height / 0.24),
     ):
         at = at[:: math.ceil(len(at) / max(2, int(room)))]
-        set_ticks(at, [names.tick(name, value) for value in at])
+        set_ticks(at, [sentences.tick(name, value) for value in at])
     ax.tick_params(labelsize=9, labelbottom=True)

@@ -1,4 +1,4 @@
-"""The cost of a transferred learning rate, and the target's training."""
+"""The cost of a transferred learning rate, the target's training and its result."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ..sweep.statistics import BASE
 from ..sweep.verdict import Transfer, Verdict, percent
-from . import findings
+from . import sentences
 from .data import AXES, SweepData, Trained
 from .style import (
     INK,
@@ -30,6 +31,63 @@ _GIVEN: dict[str, Any] = {"marker": "o", "ms": 8, "mec": INK, "mew": 1.6, "ls": 
 _LIGHT, _DARK = ramp(2)
 
 
+def has_result(data: SweepData) -> bool:
+    """Whether the target has baselines and more than one evaluation to draw."""
+    return bool(data.compared) and any(
+        len(run.scores(by_loss=data.by_loss)) > 1 for run in _runs(data)
+    )
+
+
+def result_figure(data: SweepData, page: Page) -> Figure:
+    """Test accuracy, of text test loss, over steps: the target and each baseline."""
+    main = 3.3 if page.columns > 1 else 2.7
+    body = canvas(page, main + 1.4, sentences.result(data))
+    ax = body.subplots()
+    ends, handles = [], []
+    for run in _runs(data):
+        label, look = _look(run)
+        handles.append(Line2D([], [], lw=2.6, label=label, **look))
+        points = run.scores(by_loss=data.by_loss)
+        if not points.size:
+            continue
+        ax.plot(*points.T, lw=2.6, marker="o", ms=4.5, clip_on=False, **look)
+        step, value = points[-1]
+        text = "diverged"
+        if run.train_loss is not None:
+            text = sentences.scored(data, value, named=False)
+        ends.append((value, step, text, look["color"]))
+    body.legend(handles=handles, loc="outside upper left")
+    ax.set(xlim=(0, max(end[1] for end in ends)))
+    if not data.by_loss:
+        ax.set(ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1])
+        ax.yaxis.set_major_formatter(PercentFormatter(1))
+    ax.xaxis.set_major_locator(MaxNLocator(3 + page.columns, integer=True))
+    what = "test loss" if data.by_loss else "test accuracy"
+    ax.set(xlabel="training step", ylabel=what)
+    # The numbers at the ends of lines are at least a line of text apart.
+    low, high = ax.get_ylim()
+    apart = 1.45 * POINTS / 72 / main * (high - low)
+    height = -math.inf
+    for value, step, text, color in sorted(ends, key=lambda end: end[0]):
+        height = max(value, height + apart)
+        end_label(ax, (step, height), text, color=color)
+    return body.figure
+
+
+def _runs(data: SweepData) -> list[Trained]:
+    return [*([data.trained] if data.trained else []), *data.compared]
+
+
+def _look(run: Trained) -> tuple[str, dict[str, Any]]:
+    """The label and the style of a run's line."""
+    if run.baseline is None:
+        return "large network, learning rate of the small one", {"color": _DARK}
+    if run.baseline == BASE:
+        return "small network, where it was tuned", {"color": _LIGHT}
+    dashed = {"color": "#7c8494", "linestyle": (0, (4, 1.5))}
+    return "large network, without mupax's scaling", dashed
+
+
 def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) -> Figure:
     """Draw the largest models' least loss, and their loss at the base's best rate."""
     labels = list(dict.fromkeys(data.keys[t.key] for t in transfers))
@@ -37,7 +95,7 @@ def regret_figure(data: SweepData, transfers: Sequence[Transfer], page: Page) ->
     columns = max(1, min(page.columns, len(axes)))
     rows = max(1, math.ceil(len(axes) / columns))
     height = (0.5 * len(labels) + 1.1) * rows + 0.4
-    body = canvas(page, height, findings.regret_title(data, transfers))
+    body = canvas(page, height, sentences.regret_title(data, transfers))
     panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     limits = _limits(transfers)
     for ax, axis in zip(panels, axes, strict=False):
@@ -87,7 +145,7 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer) -> None:
     across = ax.get_yaxis_transform()
     words = {"color": MUTED, "style": "italic"}
     if own is None or own <= 0:
-        ax.text(0.02, row, findings.cost(transfer), transform=across, **label, **words)
+        ax.text(0.02, row, sentences.cost(transfer), transform=across, **label, **words)
         return
     right = ax.get_xlim()[1]
     if transfer.verdict is Verdict.DIVERGES:
@@ -96,7 +154,7 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer) -> None:
         ax.text(0.97, row - 0.24, "diverges", transform=across, ha="right", **label)
     elif cost is None:
         beside = {"xytext": (11, 0), "textcoords": "offset points"}
-        ax.annotate(findings.cost(transfer), (own, row), **beside, **label, **words)
+        ax.annotate(sentences.cost(transfer), (own, row), **beside, **label, **words)
     else:
         ends = [min(own * (1 + x), right) for x in (cost.low, cost.high)]
         ax.plot([own, cost.given], [row, row], color=_DARK, lw=2.2, zorder=2)
@@ -115,17 +173,25 @@ def _draw_regret(ax: Any, row: int, transfer: Transfer) -> None:
 
 
 def target_figure(data: SweepData, page: Page) -> Figure:
-    """The target's losses, and beside them its test accuracy."""
-    columns = min(2, page.columns)
-    rows = 2 // columns
-    body = canvas(page, 3.7 * rows, findings.target(data).rstrip("."))
-    panels = body.subplots(rows, columns).ravel()
-    for ax, name in zip(panels, ("Loss", "Test accuracy"), strict=True):
+    """The target's losses, and beside them its test accuracy.
+
+    The accuracy is left out where it has fewer than two points, and for text.
+    """
+    run = data.trained
+    assert run is not None
+    points = run.scores(by_loss=False)
+    two = len(points) > 1 and not data.text
+    columns = min(1 + two, page.columns)
+    rows = (1 + two) // columns
+    body = canvas(page, 3.7 * rows, sentences.target(data).rstrip("."))
+    panels = body.subplots(rows, columns, squeeze=False).ravel()
+    for ax, name in zip(panels, ("Loss", "Test accuracy"), strict=False):
         ax.set_title(name, weight="bold")
         ax.set_xlabel("step")
-    if data.trained is not None:
-        _draw_losses(panels[0], data.trained)
-        _draw_accuracy(panels[1], data.trained)
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _draw_losses(panels[0], run)
+    if two:
+        _draw_accuracy(panels[1], points)
     return body.figure
 
 
@@ -145,12 +211,7 @@ def _draw_losses(ax: Any, data: Trained) -> None:
     ax.legend(loc="upper right", ncols=2)
 
 
-def _draw_accuracy(ax: Any, data: Trained) -> None:
-    points = data.accuracies
-    if not points.size:
-        ax.set(xticks=[], yticks=[])
-        mark_empty(ax)
-        return
+def _draw_accuracy(ax: Any, points: np.ndarray) -> None:
     ax.plot(*points.T, color=_DARK, lw=1.6, marker="o", clip_on=False)
     low = points[:, 1].min()
     # Start near the data: near 100 % a few percentage points matter.

@@ -14,10 +14,11 @@ from mupax.optim.display import Figures
 
 from ..errors import UserError
 from ..io import write_durably
+from ..sweep import grids
 from ..sweep.verdict import Transfer, listed
-from . import advice, curves_figure, findings, heatmap_figure, names, opening, words
+from . import curves_figure, heatmap_figure, sentences
 from .data import AXES, Axis, SweepData
-from .outcome_figures import regret_figure, target_figure
+from .outcome_figures import has_result, regret_figure, result_figure, target_figure
 from .style import DPI, FILE, NARROW, WIDE, Page, render, styled
 from .sweep_figure import sweep_figure
 from .templates import download, duration, environment, flat, inline
@@ -45,8 +46,8 @@ def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
         }
         draws["regret"] = functools.partial(regret_figure, data, _rates(data))
         draws["target"] = functools.partial(target_figure, data)
-        if opening.shown(data):
-            draws["demo"] = functools.partial(opening.figure, data)
+        if has_result(data):
+            draws["demo"] = functools.partial(result_figure, data)
         files |= {f"{name}.png": render(draw, FILE) for name, draw in draws.items()}
     paths = [Path(workdir) / name for name in files]
     for path, content in zip(paths, files.values(), strict=True):
@@ -84,9 +85,8 @@ def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
         *_transfer(data),
     ]
     draws = {section.id: section.draw for section in sections}
-    opens = opening.shown(data)
-    if opens:
-        draws["opening"] = functools.partial(opening.figure, data)
+    if has_result(data):
+        draws["result"] = functools.partial(result_figure, data)
 
     def pictures(page: Page) -> dict[str, str]:
         drawn = {name: render(draw, page, dpi=dpi) for name, draw in draws.items()}
@@ -95,16 +95,8 @@ def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
     template = environment(data.keys.values()).get_template("page.html")
     return template.render(
         data=data,
-        opening=opening.sentence(data) if opens else "",
-        bought=opening.bought(data),
-        headline=words.headline(data),
-        advice=advice.advice(data),
-        numbers=words.numbers(data),
-        contrast=advice.contrast(data),
-        target=findings.target(data),
+        sentences=sentences,
         tiles=_tiles(data),
-        groups=words.groups(data),
-        guide=words.GUIDE,
         sections=sections,
         pictures=pictures(WIDE),
         narrow=pictures(NARROW) if phone else {},
@@ -135,11 +127,14 @@ def _tiles(data: SweepData) -> list[tuple[str, str]]:
     tiles = []
     for t in _rates(data):
         if t.key == data.main and math.isfinite(t.trend.change):
+            moves = grids.moves(_RATE, t.trend.change).removeprefix("is ")
             over = f"over {t.axis} {t.sizes[0]} to {t.sizes[-1]}"
-            factor = names.factor(_RATE, t.trend.change)
-            tiles.append((factor, f"change of the best learning rate {over}"))
-    if data.trained.test_accuracy is not None:
-        tiles.append((f"{data.trained.test_accuracy:.1%}", "test accuracy of target"))
+            tiles.append((moves, f"the best learning rate, {over}"))
+    score = sentences.score(data, data.trained)
+    if score is not None:
+        what = "test loss" if data.by_loss else "test accuracy"
+        value = sentences.scored(data, score, named=False)
+        tiles.append((value, f"{what} of the target"))
     seconds = sum(p.seconds for p in data.populations) + data.trained.seconds
     tiles.append((duration(seconds), f"for {data.runs} runs and the target"))
     return tiles
@@ -163,10 +158,10 @@ class Section:
 
 def _loss(data: SweepData, name: str, axis: Axis) -> Section:
     """Loss against one hyperparameter along one axis, and a table of its optima."""
-    noun = names.noun(name)
-    title = words.title(data, name, axis)
+    noun = grids.noun(name)
+    title = sentences.title(data, name, axis)
     transfers = data.along_axis(name, axis)
-    others = [names.noun(n) for n in data.names if n != name]
+    others = [grids.noun(n) for n in data.names if n != name]
     held = f"over {axis}, at {data.held(axis)}"
     if others:
         held += f", {listed(others)} at the base's best"
@@ -192,7 +187,7 @@ def _loss(data: SweepData, name: str, axis: Axis) -> Section:
         "cross only some seeds diverged. A run counts as diverged if its loss is not "
         "finite, or ends above twice the chance-level loss. Lines stop where the first "
         f"seed diverged.{rates if name == _RATE else ''}",
-        notes=[*findings.notes(data, transfers), *words.fixed(data, name, axis)],
+        notes=[*sentences.notes(data, transfers), *sentences.fixed(data, name, axis)],
         table=_optima(data, name, axis),
     )
 
@@ -207,16 +202,16 @@ def _optima(data: SweepData, name: str, axis: Axis) -> dict[str, Any]:
         body.append(
             [
                 data.keys[t.key],
-                *(names.power(name, best[s]) if s in best else "–" for s in sizes),
-                names.factor(name, change) if math.isfinite(change) else "–",
-                words.shift(t),
+                *(sentences.power(name, best[s]) if s in best else "–" for s in sizes),
+                grids.factor(name, change) if math.isfinite(change) else "–",
+                sentences.shift(t),
             ]
         )
     return {
-        "caption": f"Best {names.noun(name)} at each size. The last two columns follow "
+        "caption": f"Best {grids.noun(name)} at each size. The last two columns follow "
         "the line through these optima: its change from the smallest to the largest "
-        f"size, and its slope in {words.unit(name)} per doubling of the size, with a "
-        "90 % interval.",
+        f"size, and its slope in {sentences.unit(name)} per doubling of the size, with "
+        "a 90 % interval.",
         "heads": [axis, *sizes, "moves by", "per doubling"],
         "body": body,
     }
@@ -230,7 +225,7 @@ def _heatmaps(data: SweepData) -> list[Section]:
             title = heatmap_figure.title(data, pair, axis)
             section = Section(
                 id=f"{pair[0]}-{pair[1]}-{axis}",
-                over=" × ".join(map(names.noun, pair)),
+                over=" × ".join(map(grids.noun, pair)),
                 held=f"over {axis}, at {data.held(axis)}",
                 title=title,
                 draw=functools.partial(heatmap_figure.heatmap_figure, data, pair, axis),
@@ -267,7 +262,7 @@ def _transfer(data: SweepData) -> list[Section]:
     if trained is None:
         return []
     transfers = _rates(data)
-    title = findings.regret_title(data, transfers)
+    title = sentences.regret_title(data, transfers)
     table = {
         "caption": "Training loss of the largest model, at its own best learning "
         "rate and at the base's",
@@ -276,10 +271,10 @@ def _transfer(data: SweepData) -> list[Section]:
             (
                 data.keys[t.key],
                 t.axis,
-                "–" if t.own is None else findings.loss(t.own),
-                "–" if t.regret is None else findings.loss(t.regret.given),
-                findings.cost(t),
-                f"{words.sign(t)} {t.verdict}",
+                "–" if t.own is None else sentences.loss(t.own),
+                "–" if t.regret is None else sentences.loss(t.regret.given),
+                sentences.cost(t),
+                f"{sentences.sign(t)} {t.verdict}",
             )
             for t in transfers
         ],
@@ -297,14 +292,14 @@ def _transfer(data: SweepData) -> list[Section]:
         "model.",
         table=table if transfers else None,
     )
-    title = findings.target(data)
+    title = sentences.target(data)
     target = Section(
         id="target",
         over="the target",
         held=data.labels.get(data.featured, data.featured),
         title=title,
         draw=functools.partial(target_figure, data),
-        alt=f"{title} Training and test loss over steps, and test accuracy.",
+        alt=f"{title} Training and test loss over steps.",
         text="The target was not tuned. Its learning rate before scaling, "
         f"{trained.learning_rate:.3g}, is that of the base (width {data.base.width}, "
         f"depth {data.base.depth}).",

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from ..sweep import grids, optima
 from ..sweep.results import Cell, log2
 from ..sweep.verdict import Transfer
-from . import names, words
+from . import sentences
 from .data import Axis, SweepData
 from .style import (
     INK,
@@ -47,14 +47,14 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
     looks = dict(zip(sizes, strokes(len(sizes)), strict=True))
     columns = min(page.columns, len(transfers))
     rows = math.ceil(len(transfers) / columns)
-    body = canvas(page, 4.3 * rows + 0.5, words.title(data, name, axis))
+    body = canvas(page, 4.3 * rows + 0.5, sentences.title(data, name, axis))
     panels = body.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     x_limits, y_limits = _limits(cells)
     ticks = _ticks(name, cells)
     lanes = []
     for panel, transfer in zip(panels, transfers, strict=False):
         panel.set(xlim=x_limits, ylim=y_limits, yscale="log")
-        panel.set_xticks(ticks, [names.tick(name, x) for x in ticks])
+        panel.set_xticks(ticks, [sentences.tick(name, x) for x in ticks])
         panel.tick_params(labelsize=10)
         log_ticks(panel.yaxis, *y_limits)
         if y_limits == _NO_LIMITS:
@@ -66,7 +66,7 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
         _draw_lane(
             lane, transfer.cells, axis, looks, labelled=panel in panels[::columns]
         )
-        caption = f"{words.sign(transfer)} {transfer.words}"
+        caption = f"{sentences.sign(transfer)} {transfer.words}"
         color = INK if transfer.key == data.main else MUTED
         lanes.append((lane, data.keys[transfer.key], caption, color))
     headings(lanes, page, columns)
@@ -75,7 +75,7 @@ def sweep_figure(data: SweepData, name: str, axis: Axis, page: Page) -> Figure:
     body.supxlabel(_x_label(name, ticks), color=MUTED)
     if y_limits != _NO_LIMITS:
         body.supylabel("training loss", color=MUTED)
-    noun = names.noun(name)
+    noun = grids.noun(name)
     best = f"best {noun}" if len(noun) < 14 else "best value"
     star = Line2D([], [], ls="", mfc="white", label=best, **_STAR)
     star.set_markersize(11)
@@ -100,7 +100,7 @@ def _ticks(name: str, cells: Sequence[Cell]) -> list[float]:
 
 
 def _x_label(name: str, ticks: list[float]) -> str:
-    noun = names.noun(name)
+    noun = grids.noun(name)
     steps = {b - a for a, b in itertools.pairwise(ticks)}
     if grids.unit(name) != "log2" or len(steps) != 1 or not min(steps).is_integer():
         return noun
@@ -195,7 +195,7 @@ def _draw_change(ax: Any, transfer: Transfer) -> None:
     ax.text(
         {"left": ends[0], "right": ends[1], "center": middle}[side],
         y + 0.035,
-        names.factor(transfer.name, ends[1] - ends[0]),
+        grids.factor(transfer.name, ends[1] - ends[0]),
         ha=side,
         va="bottom",
         weight="bold",

@@ -143,3 +143,83 @@ def value(name: str, coordinate: float) -> float:
         case "log2(1-x)":
             return 1 - 2.0**-coordinate
     return coordinate
+
+
+_NOUNS = {
+    "b1": "β1",
+    "b2": "β2",
+    "beta": "β",
+    "eps": "ε",
+    "richness": "richness μ0",
+    "adam_b1": "Adam's β1",
+    "adam_b2": "Adam's β2",
+    "adam_weight_decay": "Adam's weight decay",
+}
+
+
+def noun(name: str) -> str:
+    """The name of a hyperparameter in a sentence.
+
+    Examples:
+      >>> noun("learning_rate"), noun("b2")
+      ('learning rate', 'β2')
+    """
+    return _NOUNS.get(name, name.replace("_", " "))
+
+
+def text(name: str, coordinate: float) -> str:
+    """The value at a coordinate, rounded.
+
+    Examples:
+      >>> text("learning_rate", -6.5), text("b1", 3.3), text("warmup", 0.1)
+      ('0.011', '0.898', '0.1')
+    """
+    number = value(name, coordinate)
+    if unit(name) == "log2(1-x)":
+        # Enough digits to differ from 1.
+        digits = max(2, round(0.3 * coordinate) + 2)
+        return f"{number:.{digits}f}".rstrip("0").rstrip(".")
+    return f"{number:.0f}" if 100 <= number < 1e5 else f"{number:.2g}"
+
+
+def factor(name: str, change: float) -> str:
+    """The distance of two values: a ratio, or a difference where the grid is linear.
+
+    Returns:
+      "unchanged" where the rounded ratio is one, or the rounded difference zero.
+
+    Examples:
+      >>> factor("learning_rate", -3.21), factor("warmup", 0.05), factor("b1", 0.001)
+      ('9.25x', '0.05', 'unchanged')
+    """
+    if unit(name) == "linear":
+        return f"{abs(change):.2g}" if abs(change) >= 5e-4 else "unchanged"
+    ratio = f"{2 ** abs(change):.3g}"
+    return "unchanged" if ratio == "1" else f"{ratio}x"
+
+
+def moves(name: str, change: float) -> str:
+    """A change of the best value as a verb: "grows 1.3x", "is unchanged".
+
+    Examples:
+      >>> moves("learning_rate", -3.21), moves("warmup", 0.05), moves("b1", 0.001)
+      ('falls 9.25x', 'changes by +0.05', 'is unchanged')
+    """
+    moved = factor(name, change)
+    if moved == "unchanged":
+        return "is unchanged"
+    if unit(name) == "linear":
+        return f"changes by {change:+.2g}"
+    verb = "grows" if change > 0 else "falls"
+    return f"{verb} {moved}"
+
+
+def signed(name: str, change: float) -> str:
+    """A shift with its sign: in octaves, or in units where the grid is linear.
+
+    Examples:
+      >>> signed("learning_rate", -0.983), signed("warmup", 0.0512)
+      ('−0.98', '+0.051')
+    """
+    text = f"{change:+.2g}" if unit(name) == "linear" else f"{change:+.2f}"
+    return ("0.00" if float(text) == 0 else text).replace("-", "−")

@@ -29,6 +29,8 @@ _LABELS = {
     "no_depth_scaling": "No depth scaling",
     "ode": "ODE",
     "depth_mup": "Depth-μP",
+    "mup": "μP",
+    "completep": "CompleteP",
 }
 
 # Keys of earlier versions, without effect.

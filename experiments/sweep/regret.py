@@ -20,6 +20,45 @@ PRIOR = 4.0  # degrees of freedom that the other sizes' variance counts for
 
 
 @dataclasses.dataclass(frozen=True)
+class Sample:
+    """What the bounds of a regret follow from, in log2 of the loss.
+
+    Attributes:
+      gap: mean differences of the losses at the value and at others, shape (others,).
+      variance: of each difference over seeds.
+      known: degrees of freedom of the variance beyond the model's own, per difference.
+      points: how many of the others, the first ones, are grid points.
+      slip: standard deviation of the grid's error of the loss at the value.
+      level: variance over seeds of the least loss.
+    """
+
+    gap: np.ndarray
+    variance: np.ndarray
+    known: np.ndarray
+    points: int
+    slip: float
+    level: float
+
+    def bounds(self, seeds: int, *, finer: bool = False) -> tuple[float, float]:
+        """The lower and the upper 95 % bound from so many seeds; see `regret`.
+
+        `finer`: of a grid of half the spacing, which divides its error by 4 and has
+        points between these.
+        """
+        points = len(self.gap) if finer else self.points
+        slip = self.slip / (4 if finer else 1)
+        freedom = np.maximum(self.known + seeds - 1, 1)
+
+        def wide(seeds_level: float, grid_level: float) -> np.ndarray:
+            drawn = stats.t.ppf(seeds_level, freedom) * np.sqrt(self.variance / seeds)
+            return np.hypot(drawn, stats.norm.ppf(grid_level) * slip)
+
+        each = 1 - 0.05 / max(self.points - 1, 1)
+        low = (self.gap - wide(each, each))[:points]
+        return float(low.max()), float((self.gap + wide(0.975, 0.95)).max())
+
+
+@dataclasses.dataclass(frozen=True)
 class Regret:
     """Share of the loss that a model gives up at a value tuned elsewhere.
 
@@ -32,8 +71,28 @@ class Regret:
     high: float  # upper 95 % bound of the share; infinite for one seed
     # Lower 95 % bound of the standard deviation of the loss over seeds, as a share.
     noise: float
-    slip: float  # upper 95 % bound of the grid's error of the share
     own: float  # least loss, geometric mean over seeds
+    sample: Sample | None = dataclasses.field(default=None, repr=False)  # of two seeds
+
+    def expected(self, seeds: int, *, finer: bool = False) -> "Regret":
+        """The regret that more seeds would give, if means and variances stay.
+
+        Args:
+          seeds: their number.
+          finer: whether the grid has half the spacing too.
+        """
+        if self.sample is None:
+            return self
+        low, high = self.sample.bounds(seeds, finer=finer)
+        share = math.log2(1 + self.share)
+        squares = (seeds - 1) * self.sample.level
+        deviation = math.sqrt(squares / stats.chi2.ppf(0.95, seeds - 1))
+        return dataclasses.replace(
+            self,
+            low=_share(min(max(low, 0.0), share)),
+            high=_share(max(high, share)),
+            noise=_share(deviation),
+        )
 
     @property
     def given(self) -> float:
@@ -95,25 +154,21 @@ def regret(fits: Sequence[Fit], index: int, value: float) -> Regret | None:
     at_value, at_best = fit.weights([value, fit.optimum])
     least = float(at_best @ mean)
     share = max(float(at_value @ mean) - least, 0.0)
-    seeds = len(fit.log_loss)
-    deviation = 0.0
-    if seeds > 1:
-        squares = (seeds - 1) * (fit.log_loss @ at_best).var(ddof=1)
-        deviation = math.sqrt(squares / stats.chi2.ppf(0.95, seeds - 1))
     beside = np.array([value - fit.place_error, value + fit.place_error])
     beside = beside.clip(min(fit.grid[0], value), max(fit.grid[-1], value))
     slip = float(np.abs((fit.weights(beside) - at_value) @ mean).max())
     rough = (fit.weights([value], other=True)[0] - at_value) @ mean
     slip = math.hypot(slip, float(rough) / 2)
-    low, high = _bounds(fits, index, value, slip)
-    return Regret(
+    seeds = len(fit.log_loss)
+    one = Regret(
         share=_share(share),
-        low=_share(min(max(low, 0.0), share)),
-        high=_share(max(high, share)),
-        noise=_share(deviation),
-        slip=_share(float(stats.norm.ppf(0.95)) * slip),
+        low=0.0,
+        high=math.inf,
+        noise=0.0,
         own=2.0**least,
+        sample=None if seeds < 2 else _sample(fits, index, value, slip),
     )
+    return one.expected(seeds)
 
 
 def _share(doublings: float) -> float:
@@ -121,31 +176,17 @@ def _share(doublings: float) -> float:
     return 2.0**doublings - 1 if doublings < 1024 else math.inf
 
 
-def _bounds(
-    fits: Sequence[Fit], index: int, value: float, slip: float
-) -> tuple[float, float]:
-    """The 95 % bounds of the regret as log2 of a ratio of losses; see `regret`.
-
-    `slip` is the standard deviation of the grid's error of the log2 loss at the value.
-    """
+def _sample(fits: Sequence[Fit], index: int, value: float, slip: float) -> Sample:
+    """The differences of the losses at a value and at all others; see `regret`."""
     fit = fits[index]
-    seeds, last = len(fit.log_loss), len(fit.grid) - 1
-    if seeds < 2:
-        return 0.0, math.inf
     beside = fit.grid[max(fit.best - 1, 0) : fit.best + 2]
     between = np.linspace(beside[0], beside[-1], _BETWEEN)
     others = np.concatenate([fit.grid, between, [fit.optimum]])
     contrasts = fit.weights([value]) - fit.weights(others)
-    variance, freedom = _pooled(fits, index, contrasts)
+    variance, known = _pooled(fits, index, contrasts)
+    level = float((fit.log_loss @ fit.weights([fit.optimum])[0]).var(ddof=1))
     gap = contrasts @ fit.log_loss.mean(axis=0)
-
-    def wide(seeds_level: float, grid_level: float) -> np.ndarray:
-        drawn = stats.t.ppf(seeds_level, freedom) * np.sqrt(variance / seeds)
-        return np.hypot(drawn, stats.norm.ppf(grid_level) * slip)
-
-    each = 1 - 0.05 / max(last, 1)
-    low = (gap - wide(each, each))[: last + 1]
-    return float(low.max()), float((gap + wide(0.975, 0.95)).max())
+    return Sample(gap, variance, known, len(fit.grid), slip, level)
 
 
 def _pooled(
@@ -171,7 +212,7 @@ def _pooled(
       contrasts: weights of grid points, shape (contrasts, points).
 
     Returns:
-      Variances and their degrees of freedom, shape (contrasts,).
+      Variances, and the degrees of freedom of the other sizes', shape (contrasts,).
     """
     own = fits[index]
     drawn = np.zeros((len(fits), len(own.log_loss), len(contrasts)))
@@ -199,7 +240,7 @@ def _pooled(
     known = np.minimum(sizes * spare / (1 + sizes * agree), PRIOR)
     freedom = known + spare
     variance = (known * others + squares[index]) / np.maximum(freedom, 1)
-    return variance, np.maximum(freedom, 1)
+    return variance, known
 
 
 def percent(share: float) -> str:
@@ -209,12 +250,13 @@ def percent(share: float) -> str:
       >>> percent(0.0042), percent(0.26), percent(5.42), percent(0.0)
       ('0.42%', '26%', '540%', '0%')
       >>> percent(123.4), percent(float("inf"))
-      ('1.2e+02 times', 'over a million times')
+      ('12,000%', 'over 100,000,000%')
     """
     value = 100 * share
     if value < 0.005:
         return "0%"
     if share > 1e6:
-        return "over a million times"
+        return "over 100,000,000%"
     digits = 1 - math.floor(math.log10(value))
-    return f"{round(value, digits):g}%" if value < 1e4 else f"{share:.2g} times"
+    rounded = round(value, digits)
+    return f"{rounded:g}%" if value < 1e4 else f"{rounded:,.0f}%"

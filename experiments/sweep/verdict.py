@@ -4,7 +4,10 @@ The verdict depends on the cost. The value that is best at the base is used at t
 largest size of an axis, and the regret there is the share of the loss that this gives
 up. The hyperparameter *transfers* if the upper 95 % bound of the regret lies below what
 is allowed. It *does not transfer* if the lower 95 % bound lies above it, or if the
-largest size diverges at the base's value. In between the sweep cannot tell.
+largest size diverges at the base's value. In between the sweep cannot tell. Then the
+bounds that more seeds would give, if means and variances stay, say how many seeds
+decide (`Transfer.seeds_needed`). If `MOST_SEEDS` do not, those of a grid of half the
+spacing say whether that helps; if not, the cost is close to what is allowed.
 
 Nor does it transfer if, at the base's value, seeds of the largest size end no better
 than guessing, which they do at another value: such a network is dead. Its loss is that
@@ -23,6 +26,7 @@ In a flat valley the optimum and its shift are uncertain, but the regret is smal
 well known.
 """
 
+import bisect
 import dataclasses
 import enum
 import functools
@@ -39,6 +43,7 @@ from .results import Cell
 from .statistics import Trend, fixed_after, trend
 
 SHARE = 0.01
+MOST_SEEDS = 100
 
 
 class Verdict(enum.StrEnum):
@@ -52,7 +57,8 @@ class Verdict(enum.StrEnum):
     EDGE = "wider grid needed"  # the optimum may lie outside the grid
     GRID = "finer grid needed"
     SEEDS = "more seeds needed"
-    ONE_SIZE = "one size"
+    CLOSE = "close to the limit"  # the cost; neither seeds nor a finer grid would tell
+    ONE_SIZE = "not swept"
 
     @property
     def known(self) -> bool | None:
@@ -105,12 +111,23 @@ class Transfer:
         return max(SHARE, self.regret.noise if self.regret else 0.0)
 
     @property
+    def limit(self) -> float:
+        """What would be allowed with `MOST_SEEDS`."""
+        regret = self.regret
+        return max(SHARE, regret.expected(MOST_SEEDS).noise if regret else 0.0)
+
+    @property
     def own(self) -> float | None:
         """Least loss of the largest size; None where nothing trained."""
         if self.regret is not None:
             return self.regret.own
         best = optimum(self.cells[-1])
         return None if best is None else best.loss
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of the largest size."""
+        return len(self.cells[-1].loss)
 
     @functools.cached_property
     def verdict(self) -> Verdict:
@@ -130,22 +147,76 @@ class Transfer:
             return Verdict.DIVERGES if inside else Verdict.EDGE
         if self.sizes[self.base] in edge:  # a better value may cost less
             return Verdict.EDGE
-        # A badly tuned base costs at every size, which is no failure to transfer:
-        # either the optimum surely moves, or the cost exceeds that at the base.
-        low, high = self.trend.interval
-        if cost.low > self.allowed and (low > 0 or high < 0 or cost.low > own.high):
-            return Verdict.COSTS
+        judged = self._judged(self.seeds)
+        if judged is Verdict.COSTS:
+            return judged
         if self.dead:
             return Verdict.DIES
-        if math.isinf(cost.high):
-            return Verdict.SEEDS
-        if edge:
+        if edge and math.isfinite(cost.high):
             return Verdict.EDGE
-        if cost.high < self.allowed:
-            return Verdict.TRANSFERS
-        if cost.share < self.allowed <= cost.share + cost.slip:
-            return Verdict.GRID
+        if judged is not None:
+            return judged
+        if self.seeds_needed is None:  # unless seeds halve the error, the grid matters
+            left = cost.expected(MOST_SEEDS).high - cost.share
+            return Verdict.GRID if 2 * left > cost.high - cost.share else Verdict.SEEDS
+        # Where the interval is wide, more seeds change the estimate too.
+        if self._judged(MOST_SEEDS) is None and self._close(self.seeds):
+            finer = self._judged(MOST_SEEDS, finer=True)
+            return Verdict.CLOSE if finer is None else Verdict.GRID
         return Verdict.SEEDS
+
+    def _judged(self, seeds: int, *, finer: bool = False) -> Verdict | None:
+        """Whether it transfers, if so many seeds give the same means and variances.
+
+        None if they could not tell.
+        """
+        if seeds < 2 or self.regret is None or self.at_base is None:
+            return None
+        cost = self.regret.expected(seeds, finer=finer)
+        own = self.at_base.expected(seeds, finer=finer)
+        allowed = max(SHARE, cost.noise)
+        # A badly tuned base costs at every size, which is no failure to transfer:
+        # either the optimum surely moves, or the cost exceeds that at the base.
+        low, high = self.trend.expected(seeds / self.seeds)
+        if cost.low > allowed and (low > 0 or high < 0 or cost.low > own.high):
+            return Verdict.COSTS
+        return Verdict.TRANSFERS if cost.high < allowed else None
+
+    def _close(self, seeds: int) -> bool:
+        """Whether so many seeds would show that the cost is below twice the limit."""
+        cost = self.regret
+        return cost is not None and cost.expected(seeds).high < 2 * self.limit
+
+    @functools.cached_property
+    def seeds_needed(self) -> int | None:
+        """About how many seeds decide whether it transfers, where they do not yet.
+
+        If `MOST_SEEDS` do not, how many show that the cost is close to the limit: below
+        twice the limit. None if `MOST_SEEDS` do neither. 3 after one seed, which does
+        not show how much seeds differ.
+        """
+        if self.seeds == 1:
+            return 3
+
+        for enough in (self._judged, self._close):
+            if self.seeds < MOST_SEEDS and enough(MOST_SEEDS):
+                few = range(self.seeds + 1, MOST_SEEDS + 1)
+                return few[bisect.bisect_left(few, True, key=lambda n: bool(enough(n)))]
+        return None
+
+    @property
+    def ends(self) -> dict[str, list[str]]:
+        """The sizes whose optimum lies at the "lower" or "upper" end of the grid.
+
+        Of the base and of the largest size.
+        """
+        ends: dict[str, list[str]] = {}
+        for i in (self.base, len(self.sizes) - 1):
+            best, grid = self.optima[i], self.cells[i].log2_lr
+            if best is not None and self.sizes[i] in self.at_edge:
+                end = "lower" if 2 * best < grid.min() + grid.max() else "upper"
+                ends.setdefault(end, []).append(self.size_text(i))
+        return ends
 
     def size_text(self, index: int = -1) -> str:
         """One of the sizes: "depth 64", "1600 steps", or "width 64, depth 8"."""
@@ -168,44 +239,99 @@ class Transfer:
 
     @property
     def reason(self) -> str:
-        """Why there is no verdict, or which size fails; "" if neither."""
+        """Why it does not transfer, or why there is no verdict; "" if it transfers."""
+        return self._told[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do next, as an order; "" if nothing."""
+        return self._told[1]
+
+    @functools.cached_property
+    def _told(self) -> tuple[str, str]:
+        """`reason` and `remedy` of each verdict."""
+        noun, at = grids.noun(self.name), self.size_text()
+        where = "size" if self.axis == "joint" else self.axis
+        again = f"tune the {noun} again at the large size"
         match self.verdict:
+            case Verdict.TRANSFERS:
+                return "", ""
+            case Verdict.COSTS:
+                share = percent(self.regret.share) if self.regret else ""
+                return f"costs {share} of the loss at {at}", again
             case Verdict.DIVERGES:
-                return f"diverges at {self.size_text()}"
+                return f"diverges at {at}", again
             case Verdict.DIES:
-                seeds = len(self.cells[-1].loss)
-                many = f"{self.dead} of {seeds} seeds" if seeds > 1 else "the only seed"
+                many = f"{self.dead} of {self.seeds} seeds"
+                many = many if self.seeds > 1 else "the only seed"
                 verb = "learn" if self.dead > 1 else "learns"
-                return f"{many} {verb} nothing at {self.size_text()}"
+                return f"{many} {verb} nothing at {at}", again
             case Verdict.FAILS:
-                where = "size" if self.axis == "joint" else self.axis
-                return f"nothing trained at {where} {listed(self.failed)}"
+                sizes = [self.size_text(self.sizes.index(x)) for x in self.failed]
+                remedy = f"sweep other values of the {noun}, at which every size trains"
+                return f"nothing trained at {listed(sizes)}", remedy
+            case Verdict.EDGE if not self.ends:
+                remedy = f"sweep the same values of the {noun} at every size"
+                return "the base's best value lies outside the grid", remedy
             case Verdict.EDGE:
-                return "widen the grid, the optimum is at its edge"
-            case Verdict.GRID | Verdict.SEEDS:
-                return str(self.verdict)
+                ends = [
+                    f"the {end} end of the grid at {listed(at)}"
+                    for end, at in self.ends.items()
+                ]
+                return f"the best value lies at {listed(ends)}", self._wider
+            case Verdict.GRID:
+                remedy = f"halve the distance between the values of the {noun}"
+                return "finer grid needed", remedy
+            case Verdict.SEEDS:
+                many = f"more than {MOST_SEEDS}"
+                if self.seeds_needed:
+                    about = "about" if self.seeds > 1 else "at least"
+                    many = f"{about} {self.seeds_needed}"
+                remedy = f"use {many} seeds instead of {self.seeds}"
+                if self.ends:
+                    remedy += f", and {self._wider}"
+                return f"{many} seeds needed", remedy
+            case Verdict.CLOSE:
+                limit = percent(self.limit)
+                return (
+                    f"the cost is close to the limit of {limit}",
+                    f"keep the base's {noun} if about {limit} of the loss does not "
+                    f"matter, or {again}",
+                )
             case Verdict.ONE_SIZE:
-                return f"only one {'size' if self.axis == 'joint' else self.axis}"
-        return ""
+                return f"one {where} only", f"sweep two or more {where}s"
+
+    @property
+    def _wider(self) -> str:
+        """The order to extend the grid at `ends`."""
+        grid = np.concatenate([cell.log2_lr for cell in self.cells])
+        ends = {"lower": ("below", grid.min()), "upper": ("above", grid.max())}
+        beyond = [
+            f"{side} {grids.text(self.name, float(x))}"
+            for side, x in (ends[end] for end in self.ends)
+        ]
+        return f"extend the grid of the {grids.noun(self.name)} {listed(beyond)}"
 
     @property
     def words(self) -> str:
         """The verdict, its cost and its reason, in a few words.
 
-        "transfers: costs at most 34% of the loss at width 64, less than the standard
-        deviation between seeds (at least 40%)" says why more than `SHARE` is allowed.
+        "transfers: at width 64 it costs less (at most 34% of the loss) than seeds
+        differ (at least 40%)" says why more than `SHARE` is allowed.
         """
         known = self.cost and len(self.cells) > 1
         cost = f"costs {self.cost} at {self.size_text()}" if known else ""
         match self.verdict:
             case Verdict.TRANSFERS if self.regret and self.regret.high > SHARE:
-                noise = f"(at least {percent(self.allowed)})"
-                seeds = f"less than the standard deviation between seeds {noise}"
-                return f"{self.verdict}: {cost}, {seeds}"
+                seeds = f"than seeds differ (at least {percent(self.allowed)})"
+                less = f"it costs less ({self.cost}) {seeds}"
+                return f"{self.verdict}: at {self.size_text()} {less}"
             case Verdict.TRANSFERS | Verdict.COSTS:
                 return f"{self.verdict}: {cost}"
             case Verdict.DIVERGES | Verdict.DIES | Verdict.FAILS:
                 return f"does not transfer: {self.reason}"
+            case Verdict.ONE_SIZE:
+                return f"{self.verdict} ({self.reason})"
         return f"cannot tell ({self.reason})" + (f": {cost}" if cost else "")
 
     @property
@@ -220,10 +346,7 @@ class Transfer:
         over = f"from {self.size_text(0)} to {self.size_text()}"
         if self.axis != "joint":
             over = f"over {self.axis} {self.sizes[0]} to {self.sizes[-1]}"
-        if grids.unit(self.name) == "linear":
-            return f"changes by {change:+.2g} {over}"
-        verb = "grows" if change > 0 else "falls"
-        return f"{verb} {2 ** abs(change):.3g}x {over}"
+        return f"{grids.moves(self.name, change)} {over}".removeprefix("is ")
 
     def to_json(self) -> dict[str, Any]:
         """The verdict and its numbers as JSON-ready data.

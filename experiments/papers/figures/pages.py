@@ -15,7 +15,8 @@ import rich.console
 from ... import report
 from ...errors import UserError
 from ...io import write_durably
-from ...report import names, words
+from ...report import sentences
+from ...sweep import grids
 from ...sweep.verdict import Transfer, listed
 from . import draw, job, summaries, tables
 from . import drawings as stored
@@ -25,6 +26,7 @@ from .registry import BEYOND, DRAWN, SCALES, Drawing, Figure, Request
 _COMMAND = "mupax figure pages"
 END = "<!-- end -->"
 Claims = list[tuple[Figure, Drawing | None]]
+_WIDTH = 100  # of printed lines
 _WORDS = {True: "agrees", False: "**does not agree**", None: "cannot tell"}
 
 
@@ -252,13 +254,12 @@ def _printed(data: report.SweepData) -> list[str]:
     about all of them replaces it.
     """
     out = io.StringIO()
-    report.print_verdicts(data, rich.console.Console(file=out, width=160))
+    report.print_verdicts(data, rich.console.Console(file=out, width=_WIDTH))
     lines = [line.rstrip() for line in out.getvalue().strip().splitlines()]
     judged = [t for t in data.shown if t.sizes[1:]]
     if len({t.key for t in judged}) < 2:
         return lines
-    start = next(i for i, line in enumerate(lines) if line.startswith("hyperparameter"))
-    return [*_headlines(data, judged), *lines[start:]]
+    return [*_headlines(data, judged), *lines[lines.index("") :]]
 
 
 def _headlines(data: report.SweepData, judged: Iterable[Transfer]) -> list[str]:
@@ -266,12 +267,12 @@ def _headlines(data: report.SweepData, judged: Iterable[Transfer]) -> list[str]:
     clauses: dict[tuple[str, str], dict[str, list[str]]] = {}
     for one in judged:
         own = clauses.setdefault((one.name, one.axis), {})
-        own.setdefault(words.phrase([one]), []).append(_label(data, one.key))
-    sentences = []
+        own.setdefault(sentences.phrase([one]), []).append(_label(data, one.key))
+    lines = []
     for (name, _), own in clauses.items():
         texts = [f"with {listed(keys)} it {text}" for text, keys in own.items()]
-        sentences.append(f"The best {names.noun(name)}: {'; '.join(texts)}.")
-    return [line for one in sentences for line in textwrap.wrap(one, 160)]
+        lines.append(f"The best {grids.noun(name)}: {'; '.join(texts)}.")
+    return [line for one in lines for line in textwrap.wrap(one, _WIDTH)]
 
 
 def _label(data: report.SweepData, key: str) -> str:

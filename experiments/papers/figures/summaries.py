@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ...errors import UserError
-from ...report import words
+from ...report import sentences
 from ...sweep import grids, optima
 from ...sweep.results import Cell, Population, Sizes
 from ...sweep.verdict import Transfer, transfer
@@ -225,7 +225,7 @@ def _tuned_at_edge(table: tables.Table) -> bool:
 def _shift(judged: Transfer | None) -> str:
     if judged is None:
         return ""
-    return _EDGE if judged.at_edge else words.shift(judged)
+    return _EDGE if judged.at_edge else sentences.shift(judged)
 
 
 def _cost(judged: Transfer | None) -> str:
@@ -254,7 +254,7 @@ def batch_sizes(read: Read) -> str:
             rates.append([row, *_spread(judged, sizes, map(_number, _optima(judged)))])
             at_base.append(_losses(judged))
             losses.append([row, *_spread(judged, sizes, map(_loss, at_base[-1]))])
-            costs.append([row, words.shift(judged), judged.words])
+            costs.append([row, sentences.shift(judged), judged.words])
         change = [
             _percent(b / a - 1) for a, b in zip(at_base[0], at_base[1], strict=True)
         ]
@@ -275,7 +275,7 @@ def lengths(read: Read) -> str:
         row = f"{name}, {label}"
         rates.append([row, *map(_number, _optima(judged))])
         losses.append([row, *map(_loss, _losses(judged))])
-        costs.append([row, words.shift(judged), judged.words])
+        costs.append([row, sentences.shift(judged), judged.words])
     steps = [f"{size:,}" for size in judged.sizes]
     base = judged.size_text(judged.base)
     first = markdown(["log2 of the best learning rate, at steps", *steps], rates)

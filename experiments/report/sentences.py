@@ -1,0 +1,612 @@
+"""Every sentence of a report: headline, findings, numbers, next steps.
+
+The words of a verdict are those of `mupax.experiments.sweep.verdict.Transfer`, and the
+words for hyperparameters and their values those of `mupax.experiments.sweep.grids`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import markupsafe
+import numpy as np
+
+from ..sweep import grids, optima
+from ..sweep.results import Population
+from ..sweep.statistics import BASE
+from ..sweep.verdict import SHARE, Transfer, Verdict, listed, percent
+from .data import Axis, SweepData, Trained, finite, least
+
+GUIDE = (
+    "The cost is the share of the loss that the largest model gives up at the base's "
+    "best value, with a 90 % interval: seeds are compared one by one. A hyperparameter "
+    f"transfers if the upper end of the interval lies below {percent(SHARE)}, or below "
+    "the standard deviation of the loss between seeds where that is larger. It does "
+    "not transfer if the lower end lies above it, or if the largest model diverges "
+    "there, or learns nothing with some seed. An octave is a factor of two."
+)
+MANY = 3  # the headline counts the hyperparameters if there are more
+_MARKS = {True: "✓", False: "✗", None: "?"}
+
+
+def power(name: str, coordinate: float | None) -> markupsafe.Markup:
+    """A value as HTML: a power of two, or a number where the grid is linear."""
+    if coordinate is None:
+        return markupsafe.Markup('<em class="none">nothing trained</em>')
+    unit = grids.unit(name)
+    if unit == "linear":
+        return markupsafe.Markup("{}").format(grids.text(name, coordinate))
+    one = "1 − " if unit == "log2(1-x)" else ""
+    exponent = -coordinate if one else coordinate
+    # Adding zero turns -0.0 into 0.0.
+    text = f"{round(exponent, 1) + 0.0:.1f}".replace("-", "−")
+    return markupsafe.Markup("{}2<sup>{}</sup>").format(one, text)
+
+
+def tick(name: str, coordinate: float) -> str:
+    """The label of a value on the axis of a picture.
+
+    Examples:
+      >>> tick("learning_rate", -5.0), tick("b1", 3.0), tick("warmup", 0.1)
+      ('$2^{-5}$', '$1-2^{-3}$', '0.1')
+    """
+    match grids.unit(name):
+        case "log2":
+            return f"$2^{{{coordinate:g}}}$"
+        case "log2(1-x)":
+            return f"$1-2^{{{-coordinate:g}}}$" if coordinate else "0"
+    return f"{coordinate:g}"
+
+
+def loss(value: float) -> str:
+    """A loss to three digits."""
+    return f"{value:.3g}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter; the others stay."""
+    return text[:1].upper() + text[1:]
+
+
+# ----- One verdict.
+
+
+def sign(transfer: Transfer) -> str:
+    """The verdict as one character."""
+    swept = transfer.verdict is not Verdict.ONE_SIZE
+    return _MARKS[transfer.verdict.known] if swept else "–"
+
+
+def unit(name: str) -> str:
+    """The unit of a shift: "octaves" or "units"."""
+    return "units" if grids.unit(name) == "linear" else "octaves"
+
+
+def shift(transfer: Transfer) -> str:
+    """The shift per doubling with its interval, "−0.98 [−1.05, −0.91]"."""
+    slope, ends = transfer.trend.slope, transfer.trend.interval
+    if not math.isfinite(slope):
+        return "–"
+    text = grids.signed(transfer.name, slope)
+    if math.isfinite(ends[0]):
+        low, high = (grids.signed(transfer.name, x) for x in ends)
+        text += f" [{low}, {high}]"
+    return text
+
+
+def best(transfer: Transfer) -> list[tuple[int, str]]:
+    """Each size and its best value."""
+    values = [
+        "nothing trained" if x is None else grids.text(transfer.name, x)
+        for x in transfer.optima
+    ]
+    return list(zip(transfer.sizes, values, strict=True))
+
+
+def moved(transfer: Transfer) -> str:
+    """How the best value changes, or ""; with the shift per doubling of the size."""
+    if not transfer.change_words:
+        return ""
+    per = f"{unit(transfer.name)} per doubling"
+    return f"{transfer.change_words} ({shift(transfer)} {per})"
+
+
+def cost(transfer: Transfer) -> str:
+    """The cost of the base's best value at the largest size, "0.4% (0% to 0.9%)"."""
+    if transfer.verdict in (Verdict.DIVERGES, Verdict.DIES, Verdict.FAILS):
+        return transfer.reason
+    return "not measured" if transfer.regret is None else transfer.regret.words
+
+
+def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
+    """The verdicts on one hyperparameter: "transfers across depth and …".
+
+    Args:
+      transfers: verdicts of one hyperparameter and parametrization.
+      many: whether the subject is plural.
+    """
+    s, do, was = ("", "do", "were") if many else ("s", "does", "was")
+    clauses: dict[tuple[str, str], list[str]] = {}
+    for t in sorted(transfers, key=lambda t: t.verdict is not Verdict.TRANSFERS):
+        if t.verdict is Verdict.ONE_SIZE:
+            clause = f"{was} not swept across"
+        elif t.verdict.known is None:
+            clause = "cannot be judged across"
+        else:
+            clause = (
+                f"transfer{s} across"
+                if t.verdict.known
+                else f"{do} not transfer across"
+            )
+        why = f" ({t.reason})" if t.reason and t.verdict is not Verdict.ONE_SIZE else ""
+        clauses.setdefault((clause, why), []).append(t.axis)
+    return listed(
+        [f"{text} {listed(axes)}{why}" for (text, why), axes in clauses.items()]
+    )
+
+
+# ----- The whole sweep.
+
+
+def headline(data: SweepData) -> str:
+    """The verdict, in one sentence about the featured parametrization."""
+    if all(dead(p) for p in data.populations):
+        return "Nothing trained: every run of the sweep diverged."
+    label = data.keys[data.main]
+    if all(dead(p) for p in data.of(data.main)):
+        return f"No answer: with {label}, nothing trained."
+    transfers = featured(data)
+    if not transfers:
+        missing = "size" if data.names else "value of each hyperparameter"
+        return f"No answer: with {label}, only one {missing} was swept."
+    label = data.all_labels[min((t.key for t in transfers), key=len)]
+    by_name = {n: [t for t in transfers if t.name == n] for n in data.names}
+    if len(by_name) > MANY:
+        good = [
+            grids.noun(name)
+            for name, own in by_name.items()
+            if {t.verdict for t in own} == {Verdict.TRANSFERS}
+        ]
+        axes = list(dict.fromkeys(t.axis for t in transfers))
+        return (
+            f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
+            f"across {listed(axes)}{f': {listed(good)}' if good else ''}."
+        )
+    # Hyperparameters with the same verdicts share one clause.
+    clauses: dict[tuple[str, str], list[str]] = {}
+    for name, own in by_name.items():
+        clause = phrase(own), phrase(own, many=True)
+        clauses.setdefault(clause, []).append(f"the {grids.noun(name)}")
+    parts = [
+        f"{listed(subjects)} {many if subjects[1:] else one}"
+        for (one, many), subjects in clauses.items()
+    ]
+    return f"With {label}, {'; '.join(parts)}."
+
+
+def featured(data: SweepData) -> list[Transfer]:
+    """The verdicts of the featured parametrization along axes of several sizes."""
+    return [t for t in data.shown if t.key in data.mains and len(t.sizes) > 1]
+
+
+def dead(population: Population) -> bool:
+    """Whether every run of a population diverged."""
+    return bool(np.isnan(population.loss).all())
+
+
+def numbers(data: SweepData) -> list[str]:
+    """How the best value and the least loss change, a sentence for each axis."""
+    sentences = []
+    for t in featured(data)[: 2 * MANY]:
+        small = optima.optimum(t.cells[0])
+        if not t.change_words or small is None or t.own is None:
+            continue
+        before, after = loss(small.loss), loss(t.own)
+        verb = "falls" if t.own < small.loss else "rises"
+        least_loss = f"{verb} from {before} to {after}"
+        if before == after:
+            least_loss = f"stays at {after}"
+        sentences.append(
+            f"From {t.size_text(0)} to {t.size_text()}, the best {grids.noun(t.name)} "
+            f"{grids.moves(t.name, t.trend.change)}, and the least loss {least_loss}."
+        )
+    return sentences
+
+
+def at_base(data: SweepData) -> str:
+    """The base's best values and its loss there, in a sentence."""
+    population = data.at_base(data.main)
+    size = f"The base (width {data.base.width}, depth {data.base.depth})"
+    lowest = least(population)
+    if lowest == math.inf:
+        return f"{size} has no grid point at which every seed trained."
+    values = [
+        f"{grids.noun(n)} {value}"
+        for n in data.names
+        if (value := _base_value(data, n)) is not None
+    ]
+    at = f" at {listed(values)}" if values else ""
+    return f"{size} trains best{at}; its least loss is {loss(lowest)}."
+
+
+def _base_value(data: SweepData, name: str) -> str | None:
+    population = data.at_base(data.main)
+    if name not in population.axes:
+        return None
+    found = optima.optimum(population.cell(name))
+    return None if found is None else grids.text(name, found.log2_lr)
+
+
+def contrast(data: SweepData) -> str:
+    """The verdicts of SP, or of the first other parametrization, in a sentence."""
+    others = [key for key in data.keys if key != data.main]
+    if not others or all(dead(p) for p in data.populations):
+        return ""
+    key = next((k for k in others if k.split(",")[0] == "sp"), others[0])
+    label = data.keys[key]
+    if all(dead(p) for p in data.of(key)):
+        return f"With {label}, nothing trained."
+    parts = []
+    for name in data.names[:MANY]:
+        transfers = [
+            t
+            for t in data.transfers
+            if (t.key, t.name) == (key, name) and len(t.sizes) > 1
+        ]
+        if transfers:
+            parts.append(f"the {grids.noun(name)} {phrase(transfers)}")
+    return f"With {label}, {'; '.join(parts)}." if parts else ""
+
+
+def prediction(data: SweepData, name: str, key: str) -> Mapping[str, Any] | None:
+    """The predicted optimum at the target, or None; see `statistics.predicted`."""
+    found = data.verdicts[name].get(key, {}).get("predicted")
+    # An optimum at the edge of the grid may lie beyond it.
+    edge = any(t.at_edge for t in data.transfers if (t.name, t.key) == (name, key))
+    return None if edge or data.target is None else found
+
+
+def target_size(data: SweepData) -> str:
+    """The target's sizes, or ""."""
+    sizes = data.target
+    return f"width {sizes.width}, depth {sizes.depth}" if sizes else ""
+
+
+def _predicted(data: SweepData, name: str, key: str) -> str:
+    """The predicted optimum and its interval, or ""."""
+    found = prediction(data, name, key)
+    if found is None:
+        return ""
+    low, high = (grids.text(name, x) for x in found["interval"])
+    return f"{grids.text(name, found['optimum'])} (95 %: {low} to {high})"
+
+
+def next_steps(data: SweepData) -> list[str]:
+    """What to do next: one sentence for each step."""
+    if all(dead(p) for p in data.of(data.main)):
+        return [
+            f"Sweep smaller values of the {listed(_nouns(data)) or 'learning rate'}."
+        ]
+    transfers = featured(data)
+    if not transfers:
+        what = "two or more depths or widths"
+        if not data.names:
+            what = "two or more values of the learning rate"
+        return [f"Sweep {what}."]
+    by_command = data.command.startswith("mupax ")
+    orders: dict[str, list[Transfer]] = {}
+    for t in transfers:
+        if t.remedy:
+            seeds = t.verdict is Verdict.SEEDS
+            orders.setdefault(t.verdict if seeds else t.remedy, []).append(t)
+    steps = []
+    for own in orders.values():
+        # As many seeds as the most uncertain verdict needs.
+        most = max(own, key=lambda t: t.seeds_needed or math.inf)
+        order = most.remedy
+        if most.verdict is Verdict.SEEDS and most.seeds_needed and by_command:
+            flag = f"--config.sweep.seeds={most.seeds_needed}"
+            order += f": run the command again with {flag}; it keeps its runs"
+        if most.verdict.known is None and most.verdict is not Verdict.CLOSE:
+            nouns = listed(list(dict.fromkeys(grids.noun(t.name) for t in own)))
+            axes = listed(list(dict.fromkeys(t.axis for t in own)))
+            order = f"to judge the {nouns} across {axes}, {order}"
+        steps.append(f"{capital(order)}.")
+    kept = [n for n in data.names if _all_transfer(transfers, n)]
+    if kept:
+        values = [f"{grids.noun(n)}, {_base_value(data, n)}" for n in kept]
+        steps.insert(0, f"Use the base's best {listed(values)}, for larger models.")
+    steps += [_line_says(data, n) for n in data.names if n not in kept]
+    return [step for step in steps if step]
+
+
+def _line_says(data: SweepData, name: str) -> str:
+    """The prediction at the target, and whether the base's best value agrees."""
+    found = prediction(data, name, data.main)
+    population = data.at_base(data.main)
+    own = optima.optimum(population.cell(name)) if name in population.axes else None
+    if found is None or own is None:
+        return ""
+    low, high = found["interval"]
+    agrees = "lies in" if low <= own.log2_lr <= high else "lies outside"
+    return (
+        f"At {target_size(data)}, the line through the optima predicts a best "
+        f"{grids.noun(name)} of {_predicted(data, name, data.main)}; the base's best, "
+        f"{grids.text(name, own.log2_lr)}, {agrees} this interval."
+    )
+
+
+def _nouns(data: SweepData) -> list[str]:
+    return [grids.noun(name) for name in data.names]
+
+
+def _all_transfer(transfers: Sequence[Transfer], name: str) -> bool:
+    verdicts = {t.verdict for t in transfers if t.name == name}
+    return verdicts == {Verdict.TRANSFERS}
+
+
+def groups(data: SweepData) -> list[dict[str, Any]]:
+    """The rows of the table of verdicts, a group for each hyperparameter."""
+    return [
+        {
+            "noun": capital(grids.noun(name)),
+            "rows": [
+                {
+                    "label": data.all_labels[t.key],
+                    "axis": t.axis,
+                    "sign": sign(t),
+                    "words": t.words,
+                    "change": moved(t),
+                    "best": best(t),
+                    "featured": t.key in data.mains,
+                }
+                for t in data.shown
+                if t.name == name
+            ],
+            "predicted": [
+                {
+                    "label": label,
+                    "text": f"predicted at {target_size(data)}: {text}",
+                    "featured": key == data.main,
+                }
+                for key, label in data.keys.items()
+                if (text := _predicted(data, name, key))
+            ],
+        }
+        for name in data.names
+    ]
+
+
+# ----- Pictures.
+
+
+def title(data: SweepData, name: str, axis: Axis) -> str:
+    """The finding about one hyperparameter along one axis, for its picture."""
+    transfers = data.along_axis(name, axis)
+    if all(all(x is None for x in t.optima) for t in transfers):
+        return f"{capital(grids.noun(name))}: nothing trained"
+    # The featured one first.
+    transfers.sort(key=lambda t: t.key != data.main)
+    clauses: dict[str, list[str]] = {}
+    for t in transfers[:MANY]:
+        clauses.setdefault(phrase([t]), []).append(data.keys[t.key])
+    parts = [f"{clause} with {listed(labels)}" for clause, labels in clauses.items()]
+    return f"The best {grids.noun(name)} {'; it '.join(parts)}"
+
+
+def fixed(data: SweepData, name: str, axis: Axis) -> list[str]:
+    """The step after which the optima stay in place, in at most one sentence."""
+    clauses: dict[str, list[str]] = {}
+    for key, label in data.keys.items():
+        verdict = data.verdicts[name].get(key, {}).get(axis)
+        if verdict is None:
+            continue
+        rows = zip(
+            verdict["sizes"], verdict["optimum"], verdict["fixed_after"], strict=True
+        )
+        shares = {size: share for size, found, share in rows if found is not None}
+        moving = [size for size, share in shares.items() if share is None]
+        if moving:
+            clause = f"not before the end at {axis} {listed(moving)}"
+        elif shares:
+            step = max(1, round(max(shares.values()) * data.steps))
+            clause = f"from step {step} of {data.steps} on"
+        else:
+            continue
+        clauses.setdefault(clause, []).append(label)
+    if not clauses:
+        return []
+    parts = [f"{clause} with {listed(labels)}" for clause, labels in clauses.items()]
+    return [f"The best {grids.noun(name)} stays where it ends {'; '.join(parts)}."]
+
+
+def notes(data: SweepData, transfers: Sequence[Transfer]) -> list[str]:
+    """Which optima lie at the edge of the grid."""
+    return [
+        f"{data.keys[t.key]}: at {t.axis} {listed(t.at_edge)} the optimum lies at the "
+        f"edge of the grid of {grids.noun(t.name)}. The true optimum may lie outside."
+        for t in transfers
+        if t.at_edge
+    ]
+
+
+def regret_title(data: SweepData, transfers: Sequence[Transfer]) -> str:
+    """The cost of the transferred learning rate, for the picture of regrets."""
+    parts = [
+        f"{t.size_text()} " + (f"gives up {t.cost}" if t.cost else "diverges")
+        for t in transfers
+        if t.key == data.main and (t.cost or t.verdict is Verdict.DIVERGES)
+    ]
+    if not parts:
+        return "No loss to compare at the transferred learning rate"
+    label = data.keys[data.main]
+    return f"At the base's best learning rate, with {label}, {listed(parts)}"
+
+
+# ----- The target and its baselines.
+
+
+def score(data: SweepData, run: Trained) -> float | None:
+    """Test accuracy, or test loss where it has none or predicts text; None: neither.
+
+    None also if the run diverged.
+    """
+    if run.train_loss is None:
+        return None
+    return finite(run.test_loss if data.by_loss else run.test_accuracy)
+
+
+def scored(data: SweepData, value: float | None, *, named: bool = True) -> str:
+    """A `score` in words: "97.2% test accuracy", "a test loss of 1.52"."""
+    if value is None:
+        return "divergence"
+    if not data.by_loss:
+        return f"{value:.1%} test accuracy" if named else f"{value:.1%}"
+    perplexity = ""
+    if data.text:
+        perplexity = f"perplexity {loss(math.exp(min(value, 700)))}"
+    if not named:
+        return loss(value)
+    return f"a test loss of {loss(value)}" + (f" ({perplexity})" if perplexity else "")
+
+
+def small_run(data: SweepData) -> Trained | None:
+    """The baseline of the base's size."""
+    return next((run for run in data.compared if run.baseline == BASE), None)
+
+
+def compared(data: SweepData) -> str:
+    """Whether the target "is better" than the base, "is no better", or neither.
+
+    Test losses, or shares of test errors, that differ by less than `SHARE` are the
+    same: each is of one run.
+    """
+    small = small_run(data)
+    assert data.trained is not None
+    large, before = score(data, data.trained), score(data, small) if small else None
+    if large is None or before is None:
+        return "is better"
+    if not data.by_loss:
+        large, before = 1 - large, 1 - before
+    if abs(large - before) < SHARE * before:
+        return "is about as good"
+    return "is better" if large < before else "is worse"
+
+
+def result(data: SweepData) -> str:
+    """The verdict and the result of the target in one sentence; "" without a target."""
+    target, small = data.trained, small_run(data)
+    if target is None:
+        return ""
+    other = next((run for run in data.compared if run.baseline != BASE), None)
+    reached = score(data, target)
+    large = f"one {_times(target, small)} larger" if small else "a large one"
+    that = "those" if data.names[1:] else "that"
+    with_it = f"{_transferred(data)} with {that} of a small network, {large}"
+    if target.train_loss is None:
+        return f"{with_it} diverges."
+    if reached is None:
+        return f"{with_it} reaches a training loss of {loss(target.train_loss)}."
+    unscaled = ""
+    if other is not None:
+        known = scored(data, score(data, other), named=False)
+        unscaled = f"; without mupax's scaling, {known}"
+    if small is None:
+        return f"{with_it} reaches {scored(data, reached)}{unscaled}."
+    before = score(data, small)
+    verb = compared(data)
+    return (
+        f"{with_it} {verb}: {scored(data, reached)} instead of "
+        f"{scored(data, before, named=False)}{unscaled}."
+    )
+
+
+def _transferred(data: SweepData) -> str:
+    """Whether all hyperparameters transfer, as the beginning of a sentence."""
+    transfers, nouns = featured(data), _nouns(data) or ["learning rate"]
+    one = len(nouns) == 1
+    what = f"the {nouns[0]}" if one else "the hyperparameters"
+    verb, not_all = ("transfers", "does not") if one else ("transfer", "do not all")
+    failing = [t.axis for t in transfers if t.verdict.known is False]
+    unknown = [t.axis for t in transfers if t.verdict.known is None]
+    axes = listed(list(dict.fromkeys(failing or unknown)))
+    if failing:
+        return f"{capital(what)} {not_all} transfer across {axes}:"
+    if unknown:
+        return f"Whether {what} {verb} across {axes} is not certain:"
+    if not transfers:
+        return f"Whether {what} {verb} was not tested:"
+    return f"{capital(what)} {verb}:"
+
+
+def target(data: SweepData) -> str:
+    """The target's result in one sentence; "" if none was trained."""
+    trained = data.trained
+    if trained is None:
+        return ""
+    name = f"The target (width {trained.sizes.width}, depth {trained.sizes.depth})"
+    rate = f"{trained.learning_rate:.2g}"
+    train = finite(trained.train_loss)
+    if train is None:
+        return f"{name} diverged at the transferred learning rate {rate}."
+    reached = score(data, trained)
+    text = f"training loss {loss(train)}" if reached is None else scored(data, reached)
+    return (
+        f"{name}, trained once at the transferred learning rate {rate}, reaches {text}."
+    )
+
+
+def bought(data: SweepData) -> str:
+    """What the larger network gains over the small one, and its cost; or ""."""
+    large, small = data.trained, small_run(data)
+    if large is None:
+        return ""
+    if small is None:
+        return (
+            "To learn whether it is better than the small network, train that too: "
+            "--config.target.compare=\"('base',)\"."
+        )
+    after, before = score(data, large), score(data, small)
+    if after is None or before is None:
+        return ""
+    if data.by_loss:
+        lower = "lower" if after < before else "higher"
+        gain = f"has a {percent(abs(after / before - 1))} {lower} test loss"
+        if loss(after) == loss(before):
+            gain = "has the same test loss"
+        numbers = f"{loss(after)} instead of {loss(before)}"
+    else:
+        gain, numbers = _errors(1 - after, 1 - before)
+    price = f"{_times(large, small)} the parameters"
+    if small.seconds > 0:
+        price += (
+            f" and {_digits(large.seconds / small.seconds)} times the training time"
+        )
+    advice = ""
+    if compared(data) != "is better":
+        advice = " Before you pay for size, train both longer or on more data."
+    return (
+        f"The large network {gain} ({numbers}), at {price} (width {large.sizes.width} "
+        f"and depth {large.sizes.depth} instead of {small.sizes.width} and "
+        f"{small.sizes.depth}; one run each, with the same number of steps and the "
+        f"same learning rate).{advice}"
+    )
+
+
+def _errors(after: float, before: float) -> tuple[str, str]:
+    """The change of the share of test errors, and both shares."""
+    numbers = f"{after:.1%} instead of {before:.1%}"
+    if before == 0 or f"{after:.1%}" == f"{before:.1%}":
+        return "makes as many test errors" if before else "makes test errors", numbers
+    change = after / before - 1
+    order = "fewer" if change < 0 else "more"
+    return f"makes {percent(abs(change))} {order} test errors", numbers
+
+
+def _times(large: Trained, small: Trained) -> str:
+    return f"{_digits(large.parameters / max(1, small.parameters))} times"
+
+
+def _digits(ratio: float) -> str:
+    """A ratio with two digits below 10, and without decimals above."""
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
