@@ -559,7 +559,10 @@ def test_small_slopes_that_are_known_well_are_ok():
 
 
 def test_a_slope_between_zero_and_a_half_is_not_ok_and_not_wrong():
-    assert synthetic(0.2, 0.001).verdict == "unclear"
+    between = synthetic(0.2, 0.001)
+    assert between.verdict == "unclear"
+    assert "1 surely lies between ±0.15 and ±0.25: use larger sizes" in repr(between)
+    assert "as more seeds would not change that" in str(between)
 
 
 def test_a_slope_that_fades_with_size_is_unclear_and_says_so():
