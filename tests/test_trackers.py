@@ -69,6 +69,14 @@ def test_a_resumed_run_continues_its_run_of_wandb(fake_wandb, tmp_path):
     other.close()
 
 
+def test_a_command_line_with_secrets_is_not_uploaded(fake_wandb, tmp_path, monkeypatch):
+    for word, hidden in (("a.txt", False), ("http://me:secret@host/a.txt", True)):
+        monkeypatch.setattr(sys, "argv", ["mupax", f"--config.dataset=text:{word}"])
+        open_trackers(tmp_path, {}, wandb="project")
+        given = fake_wandb.runs[-1].given["settings"]
+        assert given.get("x_disable_meta", False) is hidden
+
+
 def test_a_damaged_id_is_reported_and_replaced(fake_wandb, tmp_path, caplog):
     (tmp_path / trackers.NAME).write_text('{"crc": 1, "wandb": "abc"}')
     open_trackers(tmp_path, {}, wandb="project")

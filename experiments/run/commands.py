@@ -79,10 +79,13 @@ def train_here(
     Examples:
       >>> import numpy as np, tempfile
       >>> x, y = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
-      >>> result = train_here(
-      ...     {"model": {"name": "mlp", "width": 8, "depth": 2}, "learning_rate": 0.1,
-      ...      "steps": 2, "batch_size": 8},
-      ...     tempfile.mkdtemp(), data={"train": (x, y), "test": (x[:8], y[:8])})
+      >>> splits = {"train": (x, y), "test": (x[:8], y[:8])}
+      >>> config = {"model": {"name": "mlp", "width": 8, "depth": 2}, "steps": 2}
+      >>> config |= {"batch_size": 8, "learning_rate": 0.1}
+      >>> folder = tempfile.mkdtemp()
+      >>> result = train_here(config, folder, data=splits)  # doctest: +ELLIPSIS
+      model      mlp, 592 parameters
+      ...
       >>> 0 <= result.test_accuracy <= 1
       True
     """

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from mupax.zoo.addresses import public
+
 from ..errors import UserError, nearest
 from ..run import mirror
 from . import grids
@@ -165,9 +167,10 @@ def opened(
 
 
 def settings_text(settings: Any) -> str | None:
-    """Settings as text; None if there are none."""
+    """Settings as text, with public addresses; None if there are none."""
     try:
-        return None if settings is None else json.dumps(settings, sort_keys=True)
+        text = json.dumps(settings, sort_keys=True)
+        return None if settings is None else public(text)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"settings must be JSON-ready data (numbers, text, lists, dicts): {error}"
