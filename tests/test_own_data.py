@@ -205,6 +205,7 @@ def test_a_path_without_its_prefix_is_answered_with_it(tmp_path, monkeypatch):
         (f"{tmp_path}/mine", "images:/"),
         ("x.npz", "npz:x.npz"),
         ("song.txt", "text:song.txt"),
+        ("https://me:secret@host/x", r"^https://host/x .* npz: or text: before it"),
     ):
         with pytest.raises(UserError, match=meant):
             data.open_dataset(name, tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
+from .. import remote
 from ..errors import UserError, nearest
 from . import augment as augmentations
 from . import images, intact, own, prepared, sources
@@ -333,6 +334,8 @@ def _own(name: str, train_split: str, test_split: str | None) -> _Splits:
 
 def _check_prefix(name: str) -> None:
     """Raise UserError for the path of a file or folder without its prefix."""
+    if remote.is_remote(name):
+        raise UserError(f"{name} is no dataset; write images:, npz: or text: before it")
     path = pathlib.Path(name).expanduser()
     if path.suffix in (".npz", ".txt") or (os.path.isdir(path) and len(path.parts) > 1):
         raise UserError(f"{name!r} is no dataset; write {_prefixed(name)}")
