@@ -178,6 +178,8 @@ def test_a_transfer_in_which_nothing_trained_has_no_target():
 def test_a_target_that_diverged_is_said_so(accuracy):
     data = made(trained=trained(train_loss=None, test_accuracy=accuracy))
     assert "diverged at the transferred learning rate 0.011" in sentences.target(data)
+    assert sentences.result(data).endswith(" a large one diverges.")
+    assert sentences.bought(data) == ""
 
 
 def test_an_optimum_at_the_edge_of_the_grid_is_noted():

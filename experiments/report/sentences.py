@@ -548,7 +548,8 @@ def target(data: SweepData) -> str:
     rate = f"{trained.learning_rate:.2g}"
     train = finite(trained.train_loss)
     if train is None:
-        return f"{name} diverged at the transferred learning rate {rate}."
+        again = "Train it again at a lower one."
+        return f"{name} diverged at the transferred learning rate {rate}. {again}"
     reached = score(data, trained)
     text = f"training loss {loss(train)}" if reached is None else scored(data, reached)
     return (
@@ -559,7 +560,7 @@ def target(data: SweepData) -> str:
 def bought(data: SweepData) -> str:
     """What the larger network gains over the small one, and its cost; or ""."""
     large, small = data.trained, small_run(data)
-    if large is None:
+    if large is None or large.train_loss is None:
         return ""
     if small is None:
         return (
