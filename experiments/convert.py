@@ -87,8 +87,7 @@ def run(
                 command=shlex.join(command),
             )
             files = _tokenizer_of(loaded.model, source, revision)
-            notes = f"Converted from {origin}."
-            zoo.save(loaded.model, out, notes=notes, files=files, training=training)
+            zoo.save(loaded.model, out, files=files, training=training)
             arrays = saving.arrays_of(loaded.model)
     except (ValueError, TypeError, OSError) as error:
         said = str(error)

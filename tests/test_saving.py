@@ -128,6 +128,32 @@ def test_the_card_of_a_run_has_metadata_settings_and_preprocessing(tmp_path):
     assert "Nothing is known" not in text
 
 
+def test_a_card_holds_neither_html_nor_links_of_others_nor_folders_of_a_machine(
+    tmp_path,
+):
+    model = build(input_shape=(2, 2, 1), out_features=3)
+    labels = ("<script>x()</script>", "[a](javascript:b)", "two\n# lines | `c` / d")
+    config = zoo.DataConfig(size=(2, 2, 1), mean=(0.5,), std=(1.0,), labels=labels)
+    zoo.set_data_config(model, config)
+    training = zoo.Training(
+        dataset="text:/home/me/a.txt",
+        settings={"data_dir": "/home/me/data", "init": "gs://bucket/run|x"},
+        source="/home/me/<b>.npz",
+        command="mupax convert --source='/home/me/my files/w.npz' --out s3://bucket/x",
+    )
+    text = (
+        saving.save(model, tmp_path / "it", training=training) / "README.md"
+    ).read_text()
+    assert "home" not in text
+    assert "Made from &lt;b&gt;.npz" in text
+    assert "Trained on text:a.txt" in text
+    assert "| data_dir | data |" in text
+    assert r"| init | gs://bucket/run\|x |" in text
+    assert "    mupax convert --source=w.npz --out s3://bucket/x" in text
+    assert r"&lt;script&gt;x()&lt;/script&gt;, \[a\](javascript:b)" in text
+    assert r"two # lines \| \`c\` / d" in text
+
+
 def test_a_card_names_only_ids_and_metrics_that_the_hub_takes(tmp_path):
     yaml = pytest.importorskip("yaml")
     for i, (source, dataset, keys) in enumerate(
@@ -164,6 +190,16 @@ def test_what_is_there_is_not_overwritten(saved):
     with pytest.raises(FileExistsError, match="choose another"):
         saving.save(build(), saved)
     assert files(saved) == before
+
+
+def test_a_save_removes_what_killed_saves_left_and_not_what_living_ones_build(tmp_path):
+    killed = tmp_path / ".saving-killed"
+    (killed / "weights").mkdir(parents=True)
+    with saving._building(tmp_path) as living:
+        assert not killed.exists()
+        saving.save(build(), tmp_path / "mine")
+        assert living.exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [living.name, "mine"]
 
 
 def test_another_size_is_refused(saved):

@@ -125,6 +125,26 @@ def test_a_run_leaves_records_checkpoints_events_and_a_model(finished, capsys):
     assert f"test loss {score['test_loss']:.4f}" in capsys.readouterr().out
 
 
+def test_a_flipped_bit_in_the_saved_model_of_a_finished_run_is_found(
+    finished, tmp_path, data_dir, capsys
+):
+    run = shutil.copytree(finished, tmp_path / "run")
+    args = (TOY, f"--workdir={run}", f"--config.data_dir={data_dir}")
+    files = (p for p in (run / "model" / "weights").rglob("*") if p.is_file())
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    for command in ("train", "eval"):
+        capsys.readouterr()
+        assert mupax(command, *args) == 2
+        assert "has changed since it was written" in capsys.readouterr().err
+    # What the sentence says to do.
+    shutil.rmtree(run / "model")
+    assert mupax("train", *args) == 0
+    zoo.load_pretrained("resmlp", run / "model")
+
+
 def test_utilization_is_logged_where_the_peak_is_known(tmp_path, data_dir, monkeypatch):
     monkeypatch.setattr(
         "mupax.experiments.run.prepare.peak_flops", lambda devices: 1e12

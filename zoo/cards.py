@@ -1,8 +1,10 @@
 """Model cards: the README.md of a saved model, with metadata for hubs."""
 
 import dataclasses
+import html
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,44 @@ from .addresses import public
 from .preprocessing import DataConfig
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# The folders of an absolute path, which are those of one machine: not those of an
+# address (gs://bucket/x, s3:/bucket/x) or of a relative path (runs/x).
+_FOLDERS = re.compile(
+    r"(?:\bfile:/*|(?:^|(?<=[=:,'\"(\[]))(?<!\bs3:)(?<!\bgs:)~?/)(?!/)(?:[^/]*/)*"
+)
+
+
+def _text(value: Any) -> str:
+    """A value as plain text in Markdown, on one line.
+
+    Labels and names come from files of others: they must not become HTML or links.
+
+    Examples:
+      >>> _text("<script> [a](javascript:b)")
+      '&lt;script&gt; \\\\[a\\\\](javascript:b)'
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    return re.sub(r"([\\`*\[\]|~])", r"\\\1", html.escape(line, quote=False))
+
+
+def _without_folders(word: str) -> str:
+    """A word of a command or a setting, with the last name of an absolute path.
+
+    Examples:
+      >>> _without_folders("--source=/home/me/w.npz"), _without_folders("gs://b/w.npz")
+      ('--source=w.npz', 'gs://b/w.npz')
+    """
+    return _FOLDERS.sub("", word.rstrip("/"))
+
+
+def _command(command: str) -> str:
+    """A command, with the last names of absolute paths."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not of a shell
+        words = command.split()
+    line = shlex.join(map(_without_folders, words))
+    return " ".join(line.split())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +134,7 @@ model.eval()  # to predict
         parts += _training(training)
     if data is not None:
         parts += _preprocessing(data)
-    rows = "\n".join(f"| {key} | {value} |" for key, value in sorted(options.items()))
+    rows = "\n".join(f"| {k} | {_text(v)} |" for k, v in sorted(options.items()))
     parts += ["## Options", f"| option | |\n|---|---|\n{rows}"]
     return str(public("\n\n".join(parts) + "\n"))
 
@@ -123,16 +163,19 @@ def _metadata(name: str, task: str, training: Training) -> str:
 def _training(training: Training) -> list[str]:
     parts = ["## Training"]
     if training.source:
-        parts.append(f"Made from {training.source}.")
+        parts.append(f"Made from {_text(_without_folders(training.source))}.")
     if training.dataset:
-        metrics = ", ".join(f"{k} {v:.5g}" for k, v in training.metrics.items())
-        on = f"Trained on {training.dataset}"
+        metrics = ", ".join(f"{_text(k)} {v:.5g}" for k, v in training.metrics.items())
+        on = f"Trained on {_text(_without_folders(training.dataset))}"
         parts.append(f"{on}; on its test split: {metrics}." if metrics else f"{on}.")
     if training.settings:
-        rows = "\n".join(f"| {k} | {v} |" for k, v in training.settings.items())
+        rows = "\n".join(
+            f"| {_text(k)} | {_text(_without_folders(str(v)))} |"
+            for k, v in training.settings.items()
+        )
         parts.append(f"| setting | |\n|---|---|\n{rows}")
     if training.command:
-        parts.append(f"Command:\n\n    {training.command}")
+        parts.append(f"Command:\n\n    {_command(training.command)}")
     return parts
 
 
@@ -150,7 +193,7 @@ def _preprocessing(data: DataConfig) -> list[str]:
         f"{mean} and std {std}."
     )
     if data.labels is not None:
-        shown = ", ".join(data.labels[:10])
+        shown = ", ".join(map(_text, data.labels[:10]))
         more = f", ... ({len(data.labels)} classes)" if len(data.labels) > 10 else ""
         text += f" Classes: {shown}{more}."
     if data.projection is not None:

@@ -1,5 +1,7 @@
 """`save` and `load` models as directories: weights by Orbax, options, a model card."""
 
+import contextlib
+import fcntl
 import functools
 import json
 import math
@@ -8,7 +10,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -38,6 +40,7 @@ from .registry import (
 from .vit import ViT, resize_positions
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
+_BUILDING = ".saving-"  # start of the names of unfinished directories
 _FORMAT = 3
 # Of `Parametrization.to_json`: `Powers` of three width ratios.
 _POWERS = [float, float, float]
@@ -105,9 +108,7 @@ def save(
     config = {"format": _FORMAT, "model": name, "options": _plain(options)}
     if (data := known_data_config(model)) is not None:
         config["data"] = data.to_json()
-    building = pathlib.Path(tempfile.mkdtemp(dir=directory.parent, prefix=".saving-"))
-    try:
-        building.chmod(0o755)
+    with _building(directory.parent) as building:
         _write(building / _WEIGHTS, arrays_of(model))
         # Orbax records the path of the temporary directory; remove it.
         note = building / _WEIGHTS / "commit_success.txt"
@@ -123,10 +124,43 @@ def save(
         checksums.write(building, [building / _CONFIG, *copies, *weights])
         (building / _CARD).write_text(_card(model, name, options, notes, training))
         building.rename(directory)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return directory
+
+
+@contextlib.contextmanager
+def _building(parent: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A new directory in which to build another, removed after an exception.
+
+    Directories that killed processes left are removed: a living one holds a lock.
+    """
+    for left in parent.glob(f"{_BUILDING}*"):
+        with contextlib.suppress(OSError), _locked(left, wait=False):
+            shutil.rmtree(left, ignore_errors=True)
+    while True:
+        building = pathlib.Path(tempfile.mkdtemp(dir=parent, prefix=_BUILDING))
+        with contextlib.ExitStack() as lock:
+            with contextlib.suppress(OSError):  # not on every file system
+                lock.enter_context(_locked(building, wait=True))
+            if not building.exists():  # removed by another process before the lock
+                continue
+            try:
+                building.chmod(0o755)
+                yield building
+            except BaseException:
+                shutil.rmtree(building, ignore_errors=True)
+                raise
+            return
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a directory, which ends with the process."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
 
 
 def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 import mupax
 from mupax import optim, zoo
+from mupax.zoo import saving
 from mupax.zoo.addresses import public
 
 from .. import data as datasets
@@ -147,7 +148,28 @@ def train_in(
             _save(prepared, weights, rest, model, result, command)
         collectives.meet()
         console.print(f"the model: {model}", highlight=False, soft_wrap=True)
+    else:
+        _check_saved(model)
     return result
+
+
+def _check_saved(model: pathlib.Path) -> None:
+    """Compare the saved model of a finished run with its checksums.
+
+    Raises:
+      UserError: a file is damaged or missing.
+    """
+    damage = None
+    if jax.process_index() == 0:
+        try:
+            saving.read_config(model)
+        except ValueError as error:
+            damage = (
+                f"{error}; or delete {model}, and run the command that trained it "
+                "again: it writes the model from the last checkpoint"
+            )
+    if damage := collectives.told(damage):
+        raise UserError(damage)
 
 
 def evaluate(
@@ -167,6 +189,8 @@ def evaluate(
     if first:
         settings = prepared.config.settings()
         workdir.check_model(directory, settings, prepared.dataset.name)
+    if collectives.told((directory / "model").exists()):
+        _check_saved(directory / "model")
     step = collectives.told(_find_checkpoint(directory, checkpoint) if first else None)
     shared = not collectives.blind(directory, within=2.0)
     prepared.check()
