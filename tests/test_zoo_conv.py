@@ -12,6 +12,7 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.zoo import conv, convolve, resnet
+from mupax.zoo.plan import Axis, plan
 from mupax.zoo.resnet import resnet_names
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -213,6 +214,23 @@ def test_the_running_variance_averages_the_unbiased_one():
     normal = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5)
     scale, bias = np.asarray(model.norm.scale[...]), np.asarray(model.norm.bias[...])
     np.testing.assert_allclose(y, normal * scale + bias, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(1449, 0.5), (-1e6, 3), (7, 0)])
+@pytest.mark.parametrize(
+    ("kind", "axes"), [("batch", (0, 1, 2)), ("layer", -1), ("instance", (1, 2))]
+)
+def test_a_norm_is_accurate_from_its_first_step_whatever_the_mean(
+    kind, axes, mean, std
+):
+    sizes = {"width": 6, "depth": 1, "base_width": 6, "base_depth": 1}
+    one = plan(**sizes, parametrization="sp", axes={"channels": Axis(6, 6, False)})
+    norm = conv.make_norm(kind, one, "channels")
+    x = np.random.default_rng(0).normal(mean, std, (4, 5, 5, 6)).astype(np.float32)
+    exact = x.astype(np.float64)
+    exact = exact - exact.mean(axes, keepdims=True)
+    exact /= np.sqrt((exact**2).mean(axes, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(norm(jnp.asarray(x)), exact, atol=2e-6)
 
 
 # Of the papers and of both libraries' documentation, in millions.

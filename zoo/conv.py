@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .convolve import convolve
-from .layers import LayerNorm, check_floating, times, writable_state
+from .layers import LayerNorm, check_floating, standardized, times, writable_state
 from .plan import Plan
 from .sharding import weight
 
@@ -126,21 +126,24 @@ class BatchNorm(nnx.Module):
     def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         if self.use_running_average:
-            mean, var = self.mean[...], self.var[...]
+            y, var = (
+                x.astype(dtype) - _spread(self.mean[...].astype(dtype), x),
+                self.var[...],
+            )
         else:
-            mean, var = self._batch_statistics(x.astype(dtype))
+            y, var = self._centered(x.astype(dtype))
         scale, bias = (
             times(weight(p, dtype), self.multiplier) for p in (self.scale, self.bias)
         )
         # One factor per channel, computed before the product with all entries.
         epsilon = EPSILON if self.epsilon is None else self.epsilon
         scale = scale * jax.lax.rsqrt(var.astype(dtype) + epsilon)
-        y = x.astype(dtype) - _spread(mean.astype(dtype), x)
         return (y * _spread(scale, x) + _spread(bias, x)).astype(x.dtype)
 
-    def _batch_statistics(
+    def _centered(
         self, x: Float[Array, "b h w n"]
-    ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    ) -> tuple[Float[Array, "b h w n"], Float[Array, " n"]]:
+        """x - E x and Var x of each channel; updates the running statistics."""
         count = x.size // x.shape[-1]
         if count == 1:
             raise ValueError(
@@ -148,21 +151,22 @@ class BatchNorm(nnx.Module):
                 f"x of shape {x.shape}; use a larger batch or image, the CIFAR stem, "
                 "or norm='layer'"
             )
-        # E x² - (E x)² reads x once, but loses precision if the mean is large. Shifting
-        # by the running mean, which is close to the mean, avoids that.
-        center = jax.lax.stop_gradient(self.mean[...]).astype(x.dtype)
+        # E x² - (E x)² reads x once, but loses precision if the mean is large. The mean
+        # of the first rows is cheap, and as a shift it is near enough: for h rows the
+        # mean square of what is left is at most 1 + h times the variance. The result
+        # does not depend on the shift, so no derivative passes through it.
+        center = jax.lax.stop_gradient(x[:, :1].mean(axis=(0, 1, 2)))
         shifted = x - _spread(center, x)
         offset = shifted.mean(axis=(0, 1, 2))
         var = jnp.maximum((shifted**2).mean(axis=(0, 1, 2)) - offset**2, 0.0)
-        mean = center + offset
         for running, new in (
-            (self.mean, mean),
+            (self.mean, center + offset),
             (self.var, var * (count / (count - 1))),
         ):
             new = jax.lax.stop_gradient(new).astype(jnp.float32)
             with writable_state():
                 running[...] = (1 - MOMENTUM) * running[...] + MOMENTUM * new
-        return mean, var
+        return shifted - _spread(offset, x), var
 
 
 class InstanceNorm(nnx.Module):
@@ -194,7 +198,7 @@ class InstanceNorm(nnx.Module):
                 f"{x.shape}; use larger images, the CIFAR stem, or norm='layer'"
             )
         dtype = jnp.promote_types(x.dtype, jnp.float32)
-        y = jax.nn.standardize(x.astype(dtype), axis=(1, 2), epsilon=EPSILON)
+        y = standardized(x.astype(dtype), (1, 2), EPSILON)
         scale, bias = (
             _spread(times(weight(p, dtype), self.multiplier), x)
             for p in (self.scale, self.bias)

@@ -208,12 +208,40 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         # Statistics in float32 at least, whatever the dtype of the computation.
         dtype = single(x.dtype)
-        y = jax.nn.standardize(x.astype(dtype), epsilon=self.epsilon)
+        y = standardized(x.astype(dtype), -1, self.epsilon)
         scale, bias = (
             jnp.broadcast_to(times(weight(p, dtype), self.multiplier), y.shape)
             for p in (self.scale, self.bias)
         )
         return (y * scale + bias).astype(x.dtype)
+
+
+def standardized(
+    x: Float[Array, "*shape"], axis: int | tuple[int, ...], epsilon: float
+) -> Float[Array, "*shape"]:
+    """(x - E x) / √(Var x + ε), accurate for any mean.
+
+    E x² - (E x)² loses all digits if the mean is large: in float32, entries of mean
+    1,449 and standard deviation ½ would get a standard deviation of about 400.
+
+    Args:
+      x: of float32 at least.
+      axis: axes that the statistics are taken over.
+      epsilon: added to the variance.
+
+    Source: the corrected two-pass algorithm of Chan, Golub and LeVeque 1983,
+    "Algorithms for computing the sample variance".
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> standardized(jnp.array([1e6 - 1, 1e6 + 1]), -1, 0.0).tolist()
+      [-1.0, 1.0]
+    """
+    # The mean is rounded, so what is left of it is subtracted again. The result does
+    # not depend on the first, so no derivative passes through it.
+    x = x - jax.lax.stop_gradient(x.mean(axis, keepdims=True))
+    x = x - x.mean(axis, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(axis, keepdims=True) + epsilon)
 
 
 class RMSNorm(nnx.Module):
@@ -276,7 +304,8 @@ def times(x: Float[Array, "*shape"], multiplier: float) -> Float[Array, "*shape"
 
 def mean_subtraction(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """MS(x) = x - <x, 1>/n (Tensor Programs VI, section 6.3)."""
-    return x - x.mean(axis=-1, keepdims=True)
+    mean = x.mean(axis=-1, keepdims=True, dtype=single(x.dtype))
+    return (x - mean).astype(x.dtype)
 
 
 def check_floating(x: Any) -> None:
