@@ -106,6 +106,8 @@ def predict(
         crop=config.crop,
         resample=config.interpolation,
         crop_mode=config.crop_mode,
+        crop_rounding=config.crop_rounding,
+        fill=[round(255 * value) for value in config.mean],
     )
     graph, state = nnx.split(model)
     mean, std = (255 * np.asarray(v, np.float32) for v in (config.mean, config.std))

@@ -1,6 +1,7 @@
 """Preprocessing travels with weights: read, saved, and given to the data pipeline."""
 
 import json
+import math
 import pathlib
 
 import numpy as np
@@ -114,11 +115,18 @@ def test_a_model_of_unknown_preprocessing_is_said(tmp_path):
         ({"mean": (0.5,)}, "mean"),
         ({"std": (0.1, 0.0, 0.1)}, "std"),
         ({"size": 16}, "size=16 must be a tuple"),
+        ({"size": (100_000, 8, 3)}, "from 1 to 32768"),
+        ({"size": (True, 8, 3)}, "from 1 to 32768"),
+        ({"std": (1e-320,) * 3}, r"std=.*from 1e-06 to 1e\+06"),
+        ({"mean": (10**400, 0, 0)}, r"mean=\(1000"),
+        ({"crop": 1e-300}, "crop=1e-300 must be a number from 0.01 to 1"),
+        ({"labels": (1, 2)}, "must be strings"),
+        ({"crop_rounding": "up"}, "crop_rounding='up' must be one of even, down"),
         ({"mean": 0.5}, "mean=0.5 must be a tuple"),
         ({"mean": ("a",) * 3}, "one number for each of 3 channels"),
         ({"labels": "abc"}, "labels='abc' must be a tuple"),
         ({"crop": 0.0}, "crop"),
-        ({"crop": "a"}, "crop='a' must lie in"),
+        ({"crop": "a"}, "crop='a' must be a number"),
         ({"interpolation": "cubic"}, "interpolation='cubic' must be one of"),
         ({"crop_mode": "middle"}, "crop_mode"),
         ({"projection": 0}, "projection=0 must be a whole number"),
@@ -208,22 +216,149 @@ def test_made_up_labels_of_transformers_are_none():
 # --- The pipeline ---
 
 
-def test_squashing_keeps_all_of_an_image_and_a_crop_its_center():
-    pixels = np.zeros((4, 8, 3), np.uint8)
-    pixels[:, 6:] = 255  # the last quarter, which a square in the center lacks
-    image = Image.fromarray(pixels)
-    squashed = Transform((), (4, 4, 3), crop_mode="squash", resample="nearest")
-    assert np.asarray(squashed(image, ()))[0, :, 0].tolist() == [0, 0, 0, 255]
-    center = Transform((), (4, 4, 3), resample="nearest")
-    assert np.asarray(center(image, ())).max() == 0
+BILINEAR, BICUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
 
 
-def test_a_crop_of_images_of_the_same_size_is_not_left_out():
-    pixels = np.zeros((8, 8), np.uint8)
-    pixels[2:6, 2:6] = 255
-    image = Image.fromarray(pixels)
-    half = Transform((), (8, 8, 1), crop=0.5, resample="nearest")
-    assert np.asarray(half(image, ())).min() == 255
+def shorter_side(image, side, resample):
+    """`Resize(int)` of torchvision, `get_resize_output_image_size` of transformers."""
+    w, h = image.size
+    long = int(side * max(w, h) / min(w, h))
+    return image.resize((side, long) if w <= h else (long, side), resample)
+
+
+def keep_ratio(image, size, longest, resample):
+    """`ResizeKeepRatio` of timm, size (height, width)."""
+    ratios = image.height / size[0], image.width / size[1]
+    ratio = max(ratios) if longest else min(ratios)
+    size = (max(round(n / ratio), 1) for n in image.size)
+    return image.resize(tuple(size), resample)
+
+
+def center_crop(image, size, rounded):
+    """`CenterCrop` of torchvision, or `center_crop` of transformers."""
+    spare = image.height - size[0], image.width - size[1]
+    y, x = (round(n / 2.0) if rounded else n // 2 for n in spare)
+    return image.crop((x, y, x + size[1], y + size[0]))
+
+
+def pad(image, size, colour):
+    spare = [max(size[0] - image.height, 0), max(size[1] - image.width, 0)]
+    shape = image.height + spare[0], image.width + spare[1]
+    canvas = np.empty((*shape, 3), np.uint8)
+    canvas[:] = colour
+    y, x = spare[0] // 2, spare[1] // 2
+    canvas[y : y + image.height, x : x + image.width] = image
+    return Image.fromarray(canvas)
+
+
+def timm(mode, side=(32, 32), crop=0.9):
+    """The config of timm, and what `transforms_imagenet_eval` does."""
+    larger = tuple(math.floor(n / crop) for n in side)
+
+    def prepare(image):
+        if mode == "squash":
+            image = image.resize(larger[::-1], BICUBIC)
+        elif mode == "border":
+            image = keep_ratio(image, larger, True, BICUBIC)
+            image = pad(image, side, [round(255 * v) for v in CFG["mean"]])
+        elif side[0] == side[1]:
+            image = shorter_side(image, larger[0], BICUBIC)
+        else:
+            image = keep_ratio(image, larger, False, BILINEAR)
+        return center_crop(image, side, True)
+
+    size = {"input_size": [3, *side], "crop_pct": crop, "crop_mode": mode}
+    return read_timm({"pretrained_cfg": {**CFG, **size}}), prepare
+
+
+def transformers(processor, prepare):
+    given = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
+    return read_transformers({}, {**given, **processor}), prepare
+
+
+def clip(edge, cut):
+    """Of CLIP, DINOv2, ResNet and MobileNet."""
+    return transformers(
+        {"size": {"shortest_edge": edge}, "crop_size": {"height": cut, "width": cut}},
+        lambda im: center_crop(shorter_side(im, edge, BICUBIC), (cut, cut), False),
+    )
+
+
+def convnext(edge, crop):
+    larger = int(edge / crop)
+    return transformers(
+        {"size": {"shortest_edge": edge}, "crop_pct": crop},
+        lambda im: center_crop(shorter_side(im, larger, BICUBIC), (edge, edge), False),
+    )
+
+
+def exact(size, cut=None):
+    """Of ViT and SigLIP, and with a crop of DeiT."""
+    processor = {"size": dict(zip(("height", "width"), size, strict=True))}
+    if cut is not None:
+        processor |= {"do_center_crop": True, "crop_size": {"height": cut}}
+    return transformers(
+        processor,
+        lambda im: center_crop(
+            im.resize(size[::-1], BICUBIC), size if cut is None else (cut, cut), False
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(timm("center", crop=crop) for crop in (1.0, 0.95, 0.9, 0.875)),
+        *(timm("squash", crop=crop) for crop in (1.0, 0.9)),
+        *(timm("border", crop=crop) for crop in (1.0, 0.9)),
+        *(timm(mode, (24, 40)) for mode in ("center", "squash", "border")),
+        clip(32, 32),
+        clip(37, 32),
+        clip(49, 31),
+        convnext(32, 0.875),
+        convnext(31, 0.95),
+        exact((32, 32)),
+        exact((24, 40)),
+        exact((37, 37), 32),
+    ],
+)
+def test_images_are_prepared_as_by_the_library_of_the_weights(case):
+    config, prepare = case
+    fill = [round(255 * v) for v in config.mean]
+    options = {"crop": config.crop, "crop_mode": config.crop_mode, "fill": fill}
+    options |= {"resample": config.interpolation}
+    transform = Transform(
+        (), config.size, crop_rounding=config.crop_rounding, **options
+    )
+    random = np.random.default_rng(0)
+    sides = [(64, 64), (50, 75), (101, 67), (333, 500), (32, 32), (31, 33), (3, 5)]
+    sides += [(1, 1), (2, 50), (50, 2), (400, 30), (7, 900), (900, 7)]
+    for height, width in [*sides, *random.integers(1, 200, (8, 2)).tolist()]:
+        image = Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+        ours = np.asarray(transform(image, ())).astype(int)
+        off = np.abs(ours - np.asarray(prepare(image)))
+        if off.any():  # of very long images, only the part that is kept is resized
+            assert max(height, width) > 100 * min(height, width)
+            assert np.quantile(off, 0.9) <= 1
+
+
+@pytest.mark.parametrize(("cut", "edge"), [(224, 256), (224, 257), (518, 519), (7, 90)])
+def test_a_crop_of_transformers_keeps_the_size_before_it(cut, edge):
+    config, _ = clip(edge, cut)
+    assert math.floor(config.size[0] / config.crop) == edge
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 40, "width": 40}},
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 16, "width": 24}},
+        {"size": {"height": 32, "width": 40}, "crop_size": 16},
+    ],
+)
+def test_a_crop_that_would_be_another_image_is_an_error(processor):
+    with pytest.raises(ValueError, match=r"a crop of .* is not supported"):
+        read_transformers({}, {"do_center_crop": True, **processor})
 
 
 def test_the_pipeline_takes_a_mean_and_a_deviation():
@@ -234,8 +369,20 @@ def test_the_pipeline_takes_a_mean_and_a_deviation():
     np.testing.assert_allclose(inputs, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="std is None; set both mean and std"):
         data.open_dataset("fake:8x8x3:5", mean=(0.5,) * 3)
-    with pytest.raises(UserError, match="crop_mode='border'"):
+    with pytest.raises(UserError, match=r"std is .*from 1e-06 to 1e\+06"):
+        data.open_dataset("fake:8x8x3:5", mean=(0.5,) * 3, std=(1e-40,) * 3)
+    with pytest.raises(UserError, match="crop_mode='border' pads images with their"):
         data.open_dataset("fake:8x8x3:5", crop_mode="border")
+    padded = data.open_dataset(
+        "fake:8x8x3:5",
+        image_size=(8, 16),
+        crop_mode="border",
+        mean=(0.5, 0.25, 1.0),
+        std=(0.25,) * 3,
+    )
+    pixels = next(padded.test(2))["image"]
+    assert np.unique(pixels[:, :, :4], axis=2).tolist() == [[[[128, 64, 255]]] * 8] * 2
+    assert np.unique(pixels[:, :, 4:12], axis=2).shape[2] == 8
 
 
 def run_config(source, **changes):

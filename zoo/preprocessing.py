@@ -1,11 +1,12 @@
 """`DataConfig`: the preprocessing of images that a model's weights expect."""
 
+import contextlib
 import dataclasses
 import logging
 import math
 import numbers
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flax import nnx
@@ -14,6 +15,11 @@ from .registry import default_options, recipe
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 CROP_MODES = ("center", "squash", "border")
+CROP_ROUNDINGS = ("even", "down")
+LARGEST_SIDE = 2**15  # pixels, as codecs and resizing support
+LEAST_CROP = 0.01
+#: Lowest and highest mean and std, where white is 1; pixels are normalized in float32.
+STATISTICS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6)}
 logger = logging.getLogger(__name__)
 
 
@@ -28,9 +34,13 @@ class DataConfig:
       mean: per channel, on the [0, 1] scale, e.g. 0.485.
       std: per channel, on the [0, 1] scale.
       interpolation: filter for resizing; one of `INTERPOLATIONS`.
-      crop: fraction of the shorter side that the center crop of evaluation keeps.
+      crop: fraction of the shorter side that the center crop of evaluation keeps. Both
+        sides of `size` over `crop`, rounded down, are the size before the crop.
       crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides; "border"
-        fits the longer side and pads, which the data pipeline does not do.
+        fits the longer side and pads with the mean.
+      crop_rounding: where the crop is if it cuts off an odd number n of pixels: "even"
+        for round(n / 2) before it, as in timm and torchvision; "down" for n // 2, as
+        in transformers.
       labels: names of the classes, in order; None if they are not known.
       projection: size of the embedding that the readout projects to, where it was
         trained to be compared with embeddings of text, as in CLIP; None for a readout
@@ -53,6 +63,7 @@ class DataConfig:
     interpolation: str = "bilinear"
     crop: float = 1.0
     crop_mode: str = "center"
+    crop_rounding: str = "even"
     labels: tuple[str, ...] | None = None
     projection: int | None = None
 
@@ -63,25 +74,33 @@ class DataConfig:
                 value = tuple(value)
                 object.__setattr__(self, name, value)
             if not isinstance(value, tuple) and (name, value) != ("labels", None):
-                raise ValueError(f"{name}={value!r} must be a tuple")
+                raise ValueError(f"{name}={_shown(value)} must be a tuple")
+        if not all(isinstance(label, str) for label in self.labels or ()):
+            raise ValueError(f"labels={_shown(self.labels)} must be strings")
         size = self.size
-        if len(size) != 3 or not all(isinstance(n, int) and n > 0 for n in size):
-            raise ValueError(f"size={size} must be (height, width, channels)")
-        for name in ("mean", "std"):
+        if len(size) != 3 or not all(
+            type(n) is int and 0 < n <= LARGEST_SIDE for n in size
+        ):
+            raise ValueError(
+                f"size={_shown(size)} must be (height, width, channels), each a whole "
+                f"number from 1 to {LARGEST_SIDE}"
+            )
+        for name, (low, high) in STATISTICS.items():
             value = getattr(self, name)
-            if len(value) != size[2] or not all(map(_is_finite, value)):
+            if len(value) != size[2] or not all(_lies(v, low, high) for v in value):
                 raise ValueError(
-                    f"{name}={value} must be one number for each of {size[2]} channels"
+                    f"{name}={_shown(value)} must be one number for each of {size[2]} "
+                    f"channels, from {low:g} to {high:g}, where white is 1"
                 )
-        if min(self.std) <= 0:
-            raise ValueError(f"std={self.std} must be positive")
         for name, known in (
             ("interpolation", INTERPOLATIONS),
             ("crop_mode", CROP_MODES),
+            ("crop_rounding", CROP_ROUNDINGS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
+                    f"{name}={_shown(getattr(self, name))} must be one of "
+                    f"{', '.join(known)}"
                 )
         outputs = self.projection
         if outputs is not None and (type(outputs) is not int or outputs < 1):
@@ -94,8 +113,10 @@ class DataConfig:
                 "a readout is a projection or has labels, not both: projection="
                 f"{outputs} and {len(self.labels)} labels were given"
             )
-        if not _is_finite(self.crop) or not 0 < self.crop <= 1:
-            raise ValueError(f"crop={self.crop!r} must lie in (0, 1]")
+        if not _lies(self.crop, LEAST_CROP, 1):
+            raise ValueError(
+                f"crop={_shown(self.crop)} must be a number from {LEAST_CROP} to 1"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON-ready data."""
@@ -124,7 +145,7 @@ class DataConfig:
         from 1% of a standard deviation on.
         """
         different = []
-        for name in ("size", "interpolation", "crop", "crop_mode"):
+        for name in ("size", "interpolation", "crop", "crop_mode", "crop_rounding"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs and (name != "crop" or abs(mine - theirs) > 1e-3):
                 different.append(f"{name} {_short(mine)} (not {_short(theirs)})")
@@ -140,8 +161,15 @@ class DataConfig:
         return different
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+def _lies(value: Any, low: float, high: float) -> bool:
+    """Whether a value is a number, not NaN, from `low` to `high`."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and bool(low <= value <= high)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _short(value: Any) -> str:
@@ -291,6 +319,11 @@ def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
       >>> read_timm({"pretrained_cfg": cfg}).crop
       0.9
     """
+    with _reading("the preprocessing of timm"):
+        return _read_timm(config)
+
+
+def _read_timm(config: Mapping[str, Any]) -> DataConfig | None:
     inner = config.get("pretrained_cfg")
     cfg = inner if isinstance(inner, Mapping) else config
     if not {"mean", "std", "input_size"} <= cfg.keys():
@@ -298,6 +331,10 @@ def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
     channels, height, width = cfg["input_size"]
     crop = cfg.get("crop_pct")
     interpolation = cfg.get("interpolation") or "bilinear"
+    mode = cfg.get("crop_mode") or "center"
+    # timm resizes for an input that is not square by its default filter.
+    if interpolation == "random" or (mode == "center" and height != width):
+        interpolation = "bilinear"
     names = config.get("label_names", cfg.get("label_names"))
     described = config.get("label_descriptions", cfg.get("label_descriptions"))
     if names and isinstance(described, Mapping):
@@ -306,9 +343,9 @@ def read_timm(config: Mapping[str, Any]) -> DataConfig | None:
         size=(height, width, channels),
         mean=_floats(cfg["mean"], channels),
         std=_floats(cfg["std"], channels),
-        interpolation="bilinear" if interpolation == "random" else interpolation,
+        interpolation=interpolation,
         crop=0.875 if crop is None else float(crop),
-        crop_mode=cfg.get("crop_mode") or "center",
+        crop_mode=mode,
         labels=tuple(map(str, names)) if names else None,
         projection=None if names else _timm_projection(config, cfg),
     )
@@ -355,6 +392,13 @@ def read_transformers(
       >>> config.crop_mode, config.labels
       ('squash', ('cat', 'dog'))
     """
+    with _reading("the preprocessing of transformers"):
+        return _read_transformers(config, processor)
+
+
+def _read_transformers(
+    config: Mapping[str, Any], processor: Mapping[str, Any]
+) -> DataConfig | None:
     given = processor.get("size")
     if given is None:
         return None
@@ -369,7 +413,12 @@ def read_transformers(
     if processor.get("do_center_crop", crop_size is not None) and crop_size:
         both = crop_size if isinstance(crop_size, Mapping) else {"height": crop_size}
         cut = _pair(both)
-        crop = min(1.0, min(cut) / (edge or min(side)))
+        crop = _crop_of(cut, side)
+        if edge is not None and cut[0] != cut[1]:
+            raise ValueError(
+                f"a crop of {cut[0]} x {cut[1]} pixels after resizing the shorter side "
+                f"to {edge} is not supported"
+            )
         mode = "center" if edge is not None else "squash"
         side = cut
     elif edge is None:
@@ -400,6 +449,7 @@ def read_transformers(
         interpolation=_FILTERS[number],
         crop=crop,
         crop_mode=mode,
+        crop_rounding="even" if crop == 1 else "down",
         labels=None if projection else read_id2label(config),
         projection=projection,
     )
@@ -426,6 +476,29 @@ def _pair(size: Mapping[str, Any]) -> tuple[int, int]:
     if height is None:
         raise ValueError(f"size={dict(size)} must have height and width")
     return height, size.get("width", height)
+
+
+def _crop_of(cut: tuple[int, int], sides: tuple[int, int]) -> float:
+    """The `crop` of a `DataConfig` whose sides before the crop are exactly these."""
+    crop = cut[0] / sides[0]
+    if math.floor(cut[0] / crop) < sides[0]:  # the quotient was rounded up
+        crop = math.nextafter(crop, 0)
+    if crop > 1 or sides != tuple(math.floor(n / crop) for n in cut):
+        raise ValueError(
+            f"a crop of {cut[0]} x {cut[1]} pixels of an image of {sides[0]} x "
+            f"{sides[1]} is not supported"
+        )
+    return crop
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn the errors of damaged data into a `ValueError`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        name = type(error).__name__
+        raise ValueError(f"{what} is damaged ({name}: {error})") from None
 
 
 def _floats(values: Iterable[Any], channels: int) -> tuple[float, ...]:

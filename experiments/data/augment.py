@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from mupax.zoo.preprocessing import CROP_MODES, CROP_ROUNDINGS, LEAST_CROP
+
 from ..checks import number, one_of, whole
 from ..errors import UserError
 
@@ -32,8 +34,8 @@ RESAMPLE = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-#: How evaluation fits an image to the size of the model's input.
-CROP_MODES = ("center", "squash")
+# Up to so many times the pixels of the result are resized before they are cropped.
+_MOST_RESIZED = 64
 
 
 class Operation(abc.ABC):
@@ -70,12 +72,15 @@ def _interval(name: str, value: Sequence[float]) -> None:
         raise UserError(f"{name} is {value}; it must be (low, high), 0 < low <= high")
 
 
-def check_fitting(crop: float | None, crop_mode: str, resample: str) -> None:
+def check_fitting(
+    crop: float | None, crop_mode: str, resample: str, crop_rounding: str = "even"
+) -> None:
     """Raise UserError for wrong options of resizing."""
     one_of(*RESAMPLE)("resample", resample)
     one_of(*CROP_MODES)("crop_mode", crop_mode)
-    if crop is not None and not 0 < crop <= 1:
-        raise UserError(f"crop is {crop}; it must be more than 0 and at most 1")
+    one_of(*CROP_ROUNDINGS)("crop_rounding", crop_rounding)
+    if crop is not None:
+        number(LEAST_CROP, 1)("crop", crop)
 
 
 # ----- Arithmetic of points.
@@ -542,7 +547,14 @@ class Transform:
       crop: share of the shorter side that is kept, in the centre.
       resample: filter for resizing, if no operation resizes.
       crop_mode: "center" keeps the aspect ratio; "squash" resizes both sides, of each
-        of which `crop` is kept.
+        of which `crop` is kept; "border" keeps the aspect ratio and fits the longer
+        side, of which `crop` is kept.
+      crop_rounding: "even" cuts round(n / 2) pixels of an odd number n before the crop,
+        as torchvision and timm do; "down" cuts n // 2, as transformers does.
+      fill: raw value of each channel beside the image, for "border".
+
+    As in timm and transformers, an image is resized to a whole number of pixels and
+    then cropped at whole pixels.
     """
 
     def __init__(
@@ -553,9 +565,14 @@ class Transform:
         crop: float = 1.0,
         resample: str = "bilinear",
         crop_mode: str = "center",
+        crop_rounding: str = "even",
+        fill: Sequence[int] = (0,),
     ):
-        check_fitting(crop, crop_mode, resample)
-        self._squash = crop_mode == "squash"
+        check_fitting(crop, crop_mode, resample, crop_rounding)
+        self._crop_mode = crop_mode
+        self._rounds_down = crop_rounding == "down"
+        fill = np.clip(np.broadcast_to(fill, shape[2]), 0, 255).tolist()
+        self._fill = fill[0] if shape[2] == 1 else tuple(fill)
         self._size = shape[:2]
         self._mode = "L" if shape[2] == 1 else "RGB"
         self._crop = crop
@@ -597,9 +614,37 @@ class Transform:
         height, width = self._size
         if image.size == (width, height) and self._crop == 1:
             return image
-        border = (1 - self._crop) / 2
-        if self._squash:
-            x, y = border * image.width, border * image.height
-            box = (x, y, image.width - x, image.height - y)
-            return image.resize((width, height), self._resample, box=box)
-        return ImageOps.fit(image, (width, height), self._resample, border)
+        wide, high = self._resized(*image.size)
+        left, upper = self._cut(wide - width), self._cut(high - height)
+        if self._crop_mode == "border":
+            canvas = Image.new(self._mode, (width, height), self._fill)
+            canvas.paste(image.resize((wide, high), self._resample), (-left, -upper))
+            return canvas
+        box = (left, upper, left + width, upper + height)
+        if wide * high <= _MOST_RESIZED * width * height:
+            return image.resize((wide, high), self._resample).crop(box)
+        # Of a very long image only the part that is kept is computed. Pillow may swap
+        # the order of rows and columns, whose results are clipped to 0..255 in between.
+        x, y = image.width / wide, image.height / high
+        right, lower = min(box[2] * x, image.width), min(box[3] * y, image.height)
+        box = (left * x, upper * y, right, lower)
+        return image.resize((width, height), self._resample, box=box)
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """The (width, height) to which an image is resized before it is cropped."""
+        high, wide = (math.floor(side / self._crop) for side in self._size)
+        if self._crop_mode == "squash":
+            return wide, high
+        if self._crop_mode == "center" and wide == high:  # torchvision's Resize
+            longer = int(wide * max(width, height) / min(width, height))
+            return (wide, longer) if width <= height else (longer, wide)
+        # timm's ResizeKeepRatio.
+        closest = max if self._crop_mode == "border" else min
+        ratio = closest(width / wide, height / high)
+        return max(round(width / ratio), 1), max(round(height / ratio), 1)
+
+    def _cut(self, spare: int) -> int:
+        """Pixels that are cut off before the crop, or, if negative, added."""
+        if spare < 0:
+            return -(-spare // 2)
+        return spare // 2 if self._rounds_down else round(spare / 2)

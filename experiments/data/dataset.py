@@ -51,7 +51,8 @@ class Dataset:
       labels: names of the classes, if they have any.
       white: the raw value of a white pixel.
       crop: share of the shorter side of an image that evaluation keeps.
-      crop_mode: "center", or "squash" where the aspect ratio is not kept.
+      crop_mode: how images are fitted to the input; see `augment.Transform`.
+      crop_rounding: likewise.
       resample: filter for resizing.
       read: read training and test examples as they are stored, for the fingerprint.
     """
@@ -74,6 +75,7 @@ class Dataset:
     white: int = 255
     crop: float = 1.0
     crop_mode: str = "center"
+    crop_rounding: str = "even"
     resample: str = "bilinear"
     read: tuple[Callable[[np.ndarray], Any], ...] = ()
 
@@ -211,6 +213,7 @@ class Dataset:
             interpolation=self.resample,
             crop=self.crop,
             crop_mode=self.crop_mode,
+            crop_rounding=self.crop_rounding,
             labels=self.labels,
         )
 

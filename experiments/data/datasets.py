@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
+from mupax.zoo.preprocessing import LARGEST_SIDE, STATISTICS
+
 from .. import remote
 from ..errors import UserError, nearest
 from . import augment as augmentations
@@ -38,6 +40,7 @@ def open_dataset(
     test_split: str | None = None,
     crop: float | None = None,
     crop_mode: str = "center",
+    crop_rounding: str = "even",
     resample: str = "bilinear",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -68,7 +71,9 @@ def open_dataset(
       crop: share of the shorter side that evaluation keeps; by default 0.875 for images
         of different sizes, else 1.
       crop_mode: "center" keeps the aspect ratio of test images; "squash" resizes both
-        sides.
+        sides; "border" fits the longer side and pads with `mean`.
+      crop_rounding: "even" or "down": where an odd number of pixels is cut off, as in
+        timm or as in transformers; see `augment.Transform`.
       resample: filter for resizing without augmentation: "bilinear", "bicubic",
         "lanczos" or "nearest".
       mean: mean of the pixels, per channel, where white is 1; by default that of the
@@ -103,6 +108,7 @@ def open_dataset(
             "augment": operations,
             "crop": crop,
             "crop_mode": crop_mode != "center",
+            "crop_rounding": crop_rounding != "even",
             "resample": resample != "bilinear",
             "mean": mean,
             "std": std,
@@ -125,7 +131,11 @@ def open_dataset(
     of_text = {"context": context, "test_path": test_path}
     _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
     size = _size(image_size)
-    augmentations.check_fitting(crop, crop_mode, resample)
+    augmentations.check_fitting(crop, crop_mode, resample, crop_rounding)
+    if crop_mode == "border" and mean is None:
+        raise UserError(
+            "crop_mode='border' pads images with their mean; set data.mean and data.std"
+        )
     if name.startswith("fake:"):
         _refuse(name, slices)
         splits = _noise(name)
@@ -137,7 +147,12 @@ def open_dataset(
     else:
         _check_prefix(name)
         splits = _prepared(name, data_dir, train_split, test_split)
-    dataset = splits.build(size, operations, crop, crop_mode, resample, pool)
+    fitting = {
+        "crop_mode": crop_mode,
+        "crop_rounding": crop_rounding,
+        "resample": resample,
+    }
+    dataset = splits.build(size, operations, crop, pool, mean or (), fitting)
     return _normalized_by(dataset, mean, std)
 
 
@@ -151,12 +166,12 @@ def _normalized_by(
     given = []
     for name, values in (("mean", mean), ("std", std)):
         array = np.asarray(() if values is None else values, np.float32)
-        above = name == "mean" or bool((array > 0).all())
-        if array.shape != (channels,) or not np.isfinite(array).all() or not above:
+        low, high = STATISTICS[name]
+        inside = bool(((low <= array) & (array <= high)).all())
+        if array.shape != (channels,) or not inside:
             raise UserError(
-                f"{name} is {values}; set both mean and std, each with a "
-                f"{'positive ' * (name == 'std')}number for each channel of "
-                f"{dataset.name} ({channels})"
+                f"{name} is {values}; set both mean and std, each with a number from "
+                f"{low:g} to {high:g} for each channel of {dataset.name} ({channels})"
             )
         given.append(array * np.float32(dataset.white))
     return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))
@@ -173,11 +188,14 @@ def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
         return None
     both = image_size if isinstance(image_size, Sequence) else (image_size,) * 2
     integers = all(isinstance(x, int) and not isinstance(x, bool) for x in both)
-    # Codecs and resizing here do not support more than 2^15 pixels per side.
-    if len(both) != 2 or not integers or not 1 <= min(both) <= max(both) <= 2**15:
+    if (
+        len(both) != 2
+        or not integers
+        or not 1 <= min(both) <= max(both) <= LARGEST_SIDE
+    ):
         raise UserError(
             f"image_size is {image_size}; it must be a side or (height, width) in "
-            "pixels, each from 1 to 32768"
+            f"pixels, each from 1 to {LARGEST_SIDE}"
         )
     return both[0], both[1]
 
@@ -199,9 +217,9 @@ class _Splits:
         image_size: tuple[int, int] | None = None,
         operations: Sequence[augmentations.Operation] = (),
         crop: float | None = None,
-        crop_mode: str = "center",
-        resample: str = "bilinear",
         workers: Workers | None = None,
+        mean: Sequence[float] = (),
+        fitting: Mapping[str, str] | None = None,
     ) -> Dataset:
         """The dataset of resized images; see `open_dataset`."""
         height, width, channels = self.train.shape
@@ -217,8 +235,8 @@ class _Splits:
             crop = 1.0 if own_size else _PHOTOGRAPH_CROP
         encoded = not isinstance(self.train, sources.Arrays | sources.Noise)
         resized = encoded or size != own_size or crop != 1
-        fitting: dict[str, Any]
-        fitting = {"crop": crop, "crop_mode": crop_mode, "resample": resample}
+        options: dict[str, Any] = {"crop": crop, **(fitting or {})}
+        fill = [round(self.white * value) for value in mean] or [0]
 
         def load(
             split: str,
@@ -227,7 +245,9 @@ class _Splits:
         ) -> sources.ImageLoad:
             transform = None
             if resized or operations:
-                transform = augmentations.Transform(operations, shape, **fitting)
+                transform = augmentations.Transform(
+                    operations, shape, fill=fill, **options
+                )
             return sources.ImageLoad(f"{self.name}, {split},", source, transform, shape)
 
         return Dataset(
@@ -246,7 +266,7 @@ class _Splits:
             labels=self.labels,
             white=self.white,
             read=(self.train.read, self.test.read),
-            **fitting,
+            **options,
         )
 
 

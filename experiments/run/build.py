@@ -292,6 +292,7 @@ def _preprocessing_of_weights(config: RunConfig) -> dict[str, Any]:
         "image_size": preprocessing.size[:2],
         "crop": preprocessing.crop,
         "crop_mode": preprocessing.crop_mode,
+        "crop_rounding": preprocessing.crop_rounding,
         "resample": preprocessing.interpolation,
         "mean": preprocessing.mean,
         "std": preprocessing.std,

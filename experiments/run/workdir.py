@@ -27,7 +27,7 @@ _LOCK = ".lock"
 _FREE = (*ROUNDING, *REGULARIZATION)
 _READING = (
     *("context", "tokenizer", "image_size", "mean", "std"),
-    *("crop", "crop_mode", "resample"),
+    *("crop", "crop_mode", "crop_rounding", "resample"),
 )
 
 
