@@ -312,10 +312,12 @@ def test_a_hundred_billion_parameters_cost_no_memory():
     assert scales["readout/kernel"].width_in == 1000
 
 
-def test_half_precision_computes_in_it_on_float32_weights(strict_dtypes):
+def test_half_precision_computes_in_it_up_to_float32_logits_of_float32_weights(
+    strict_dtypes,
+):
     half = shape_of(dtype=jnp.bfloat16, bias=True)
-    logits = nnx.eval_shape(lambda m, x: m(x), half, jnp.asarray(X))
-    assert logits.dtype == jnp.bfloat16
+    both = nnx.eval_shape(lambda m, x: (m.features(x), m(x)), half, jnp.asarray(X))
+    assert [y.dtype for y in both] == [jnp.bfloat16, jnp.float32]
     for _, variable in nnx.to_flat_state(nnx.state(half)):
         assert variable.dtype == jnp.float32
     stored = shape_of(param_dtype=jnp.bfloat16)

@@ -137,7 +137,8 @@ def test_richness_divides_the_output():
 def test_bf16_computes_in_bf16_on_float32_weights():
     model = build(dtype=jnp.bfloat16)
     x = jax.random.normal(jax.random.key(1), (4, 64))
-    assert model(x).dtype == jnp.bfloat16
+    assert model.features(x).dtype == jnp.bfloat16
+    assert model(x).dtype == jnp.float32
     assert {v.dtype for v in kernels(model).values()} == {np.dtype("float32")}
 
 

@@ -89,7 +89,7 @@ class CNN(Staged, options=CNNOptions):
         convolutions after the poolings as layers, as in the experiments of App. A.1.
       zero_init: initialize the convolution of each branch with zeros.
       remat: recompute blocks in the backward pass.
-      dtype: data type of the computation.
+      dtype: data type of the computation; logits are at least float32.
       param_dtype: data type of the parameters.
       rngs: random state.
 

@@ -202,7 +202,7 @@ class ConvNeXt(Staged, options=ConvNeXtOptions):
       head_eps: constant added to the variance in the norm before the readout; None for
         `norm_eps`. transformers uses 1e-12.
       remat: recompute blocks in the backward pass.
-      dtype: of the computation; norms are float32 at least.
+      dtype: of the computation; norms and logits are float32 at least.
       param_dtype: data type of the parameters.
       rngs: random state.
 

@@ -223,7 +223,8 @@ class EfficientNet(Staged, options=EfficientNetOptions):
         differ at stride 2.
       norm_eps: constant added to the variance in batch normalization.
       remat: recompute blocks in the backward pass.
-      dtype: data type of the computation; statistics of normalizations are float32.
+      dtype: data type of the computation; statistics of normalizations, and logits,
+        are at least float32.
       param_dtype: data type of the parameters.
       rngs: random state.
 

@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .family import Family, Options
-from .layers import Dense, activation, flattened, scan, stack
+from .layers import Dense, activation, flattened, scan, single, stack
 from .plan import Plan
 from .registry import register
 
@@ -90,7 +90,7 @@ class MLP(Family, options=MLPOptions):
         other defaults.
       bias: add biases, which start at zero.
       remat: recompute layers in the backward pass.
-      dtype: data type of the computation.
+      dtype: data type of the computation; logits are at least float32.
       param_dtype: data type of the parameters.
       rngs: random state.
 
@@ -149,7 +149,8 @@ class MLP(Family, options=MLPOptions):
         self.readout = Dense(self.plan, ("embed", "classes"), bias=bias, rngs=rngs)
 
     def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
-        return self.readout(self.features(x)) * self.plan.output
+        logits = self.readout(self.features(x)) * self.plan.output
+        return logits.astype(single(logits.dtype))
 
     def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
         """What the readout sees: the output of the last layer, (batch, width)."""

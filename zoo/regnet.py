@@ -157,7 +157,8 @@ class RegNet(Staged, options=RegNetOptions):
         rounded: 1/4 for RegNetY, 0 for none.
       zero_init: the last normalization of each branch starts at zero, timm's default.
       remat: recompute blocks in the backward pass.
-      dtype: of the computation; statistics of normalizations are float32.
+      dtype: of the computation; statistics of normalizations, and logits, are at
+        least float32.
       param_dtype: of the parameters.
       rngs: random state.
 

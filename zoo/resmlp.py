@@ -15,6 +15,7 @@ from .layers import (
     flattened,
     mean_subtraction,
     scan,
+    single,
     stack,
     warn_of_drift,
 )
@@ -126,7 +127,7 @@ class ResMLP(Family, options=ResMLPOptions):
       train_ends: train the first layer U and the readout V; False: freeze them (Figure
         10).
       remat: recompute blocks in the backward pass.
-      dtype: data type of the computation.
+      dtype: data type of the computation; logits are at least float32.
       param_dtype: data type of the parameters.
       rngs: random state.
 
@@ -189,7 +190,8 @@ class ResMLP(Family, options=ResMLPOptions):
         self.readout = Dense(self.plan, ("embed", "classes"), trained=ends, rngs=rngs)
 
     def __call__(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch out"]:
-        return self.readout(self.features(x)) * self.plan.output
+        logits = self.readout(self.features(x)) * self.plan.output
+        return logits.astype(single(logits.dtype))
 
     def features(self, x: Float[Array, "batch *features"]) -> Float[Array, "batch n"]:
         """What the readout sees: the output of the last block, (batch, width)."""

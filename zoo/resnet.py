@@ -232,7 +232,8 @@ class ResNet(Staged, options=ResNetOptions):
         seresnet50 and 1/4 for ResNet-RS; 0 for none. At width 64 they are rounded up to
         a multiple of 8; at other widths they are in proportion.
       remat: recompute blocks in the backward pass.
-      dtype: data type of the computation; statistics of normalizations are float32.
+      dtype: data type of the computation; statistics of normalizations, and logits,
+        are at least float32.
       param_dtype: data type of the parameters.
       rngs: random state.
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from .conv import check_images
 from .family import Family
-from .layers import Dense, call, numbers_of_blocks, scan
+from .layers import Dense, call, numbers_of_blocks, scan, single
 
 
 class Stage(nnx.Module):
@@ -42,7 +42,8 @@ class Staged(Family):
     readout: Dense
 
     def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch out"]:
-        return self.readout(self.features(x)) * self.plan.output
+        logits = self.readout(self.features(x)) * self.plan.output
+        return logits.astype(single(logits.dtype))
 
     def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch *n"]:
         """Features before the readout.
