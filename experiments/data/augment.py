@@ -627,8 +627,8 @@ class Transform:
         # the order of rows and columns, whose results are clipped to 0..255 in between.
         x, y = image.width / wide, image.height / high
         right, lower = min(box[2] * x, image.width), min(box[3] * y, image.height)
-        box = (left * x, upper * y, right, lower)
-        return image.resize((width, height), self._resample, box=box)
+        kept = left * x, upper * y, right, lower
+        return image.resize((width, height), self._resample, box=kept)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """The (width, height) to which an image is resized before it is cropped."""
