@@ -151,11 +151,8 @@ class BatchNorm(nnx.Module):
                 f"x of shape {x.shape}; use a larger batch or image, the CIFAR stem, "
                 "or norm='layer'"
             )
-        # E x² - (E x)² reads x once, but loses precision if the mean is large. The mean
-        # of the first rows is cheap, and as a shift it is near enough: for h rows the
-        # mean square of what is left is at most 1 + h times the variance. The result
-        # does not depend on the shift, so no derivative passes through it.
-        center = jax.lax.stop_gradient(x[:, :1].mean(axis=(0, 1, 2)))
+        # As in `standardized`, with both means over the batch in one pass.
+        center = jax.lax.stop_gradient(x.mean(axis=(0, 1, 2)))
         shifted = x - _spread(center, x)
         offset = shifted.mean(axis=(0, 1, 2))
         var = jnp.maximum((shifted**2).mean(axis=(0, 1, 2)) - offset**2, 0.0)
