@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 from mupax import optim
 
 from . import plan as plans
+from .family import Family
 from .layers import Dense, times
 from .plan import Axis, Plan
 from .registry import abstract, recipe
@@ -146,12 +147,12 @@ def add_lora(
       blocks/mlp/up/lora_a output (2, 32, 4)
       blocks/mlp/up/lora_b input (2, 4, 128)
     """
-    plan = getattr(model, "plan", None)
-    if not isinstance(plan, Plan):
+    if not isinstance(model, Family):
         raise ValueError(
-            f"{type(model).__name__} has no plan, so it is not a model of mupax.zoo; "
-            "for other models wrap layers by nnx.LoRA"
+            f"{type(model).__name__} is not a model of mupax.zoo; for other models "
+            "wrap layers by nnx.LoRA"
         )
+    plan = model.plan
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"rank={rank!r} must be a whole number, at least 1")
     if plan.has(_RANK):
@@ -190,15 +191,14 @@ def merge_lora(model: nnx.Module) -> None:
       ['blocks/layers/0/kernel', 'readin/kernel', 'readout/kernel']
     """
     layers = _layers(model, LoRADense)
-    plan = getattr(model, "plan", None)
-    if not layers or not isinstance(plan, Plan):
+    if not layers or not isinstance(model, Family):
         raise ValueError(
             f"this {type(model).__name__} has no adapters of zoo.add_lora to merge"
         )
     for path, layer in layers.items():
         _replace(model, path, layer.merged())
-    axes = tuple((name, axis) for name, axis in plan.axes if name != _RANK)
-    model.plan = dataclasses.replace(plan, axes=axes)
+    axes = tuple((name, axis) for name, axis in model.plan.axes if name != _RANK)
+    model.plan = dataclasses.replace(model.plan, axes=axes)
 
 
 def _layers(model: nnx.Module, kind: type[nnx.Module]) -> dict[str, Any]:
@@ -331,15 +331,12 @@ def _found(
     lead = [plan[name] for name in names[:copies]]
     reads = _flat(plan, names[copies : copies + inputs])
     writes = _flat(plan, names[copies + inputs :])
-    if leaf in _ADAPTERS:
-        rank = shape[-1] if leaf == "lora_a" else shape[-2]
-        ends = (
-            (reads, Axis(rank, rank))
-            if leaf == "lora_a"
-            else (Axis(rank, rank), writes)
-        )
+    if leaf == "lora_a":
+        ends = [reads, Axis(shape[-1], shape[-1])]
+    elif leaf == "lora_b":
+        ends = [Axis(shape[-2], shape[-2]), writes]
     else:
-        ends = (reads, writes) if inputs else (writes,)
+        ends = [reads, writes] if inputs else [writes]
     if leaf in _ADAPTERS and plan.parametrization.gauge:
         raise ValueError(
             f"{path!r} is an adapter of flax, which lacks the forward multipliers of "
