@@ -235,8 +235,9 @@ def swept_at_once(data, request):
     hyper["learning_rate"] = np.full(len(points), 2.0**-6, np.float32)
     keys, orders, examples = training.feed([0])
     steps = np.full(len(points), 12, np.int32)
-    runs = program(training, together=request.param)
-    return np.asarray(runs(keys, hyper, orders, steps, examples))[0]
+    arguments = keys, hyper, orders, steps, examples
+    runs = program(training, arguments, together=request.param)
+    return np.asarray(runs(*arguments))[0]
 
 
 ONE = {

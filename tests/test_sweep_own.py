@@ -26,6 +26,7 @@ from mupax.experiments.sweep import (
     engine,
     executors,
     fingerprint,
+    population,
     results,
     verdict,
 )
@@ -563,12 +564,62 @@ def test_a_population_that_was_killed_half_way_keeps_its_finished_points(
         np.testing.assert_array_equal(kept.loss, fresh.loss)
 
 
-def test_progress_is_shown_where_it_is_wanted_and_quiet_elsewhere(capsys):
-    sweep(None)
+def test_without_a_terminal_progress_is_a_line_for_each_shape(capsys):
+    sweep(None, progress=False)
     assert capsys.readouterr() == ("", "")
-    sweep(None, progress=True)
+    sweep(None, sizes=[(2, 1), (4, 2)])
     shown = capsys.readouterr()
-    assert (shown.out, "100%" in shown.err) == ("", True)
+    assert shown.out == ""
+    assert "w2-d1: 3 runs done (1 of 2 shapes" in shown.err
+    assert "w4-d2: 3 runs done (2 of 2 shapes" in shown.err
+
+
+def convnet(key, width, depth):
+    return {"k": jax.random.normal(key, (3, 3, 1, width))}
+
+
+def conv_loss(model, batch):
+    dims = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(
+        batch, model["k"], (1, 1), "SAME", dimension_numbers=dims
+    )
+    return jnp.mean((y - 1) ** 2)
+
+
+IMAGES = np.random.default_rng(0).normal(size=(16, 4, 4, 1)).astype(np.float32)
+
+
+def test_a_convolution_on_a_cpu_is_not_inside_of_a_loop():
+    """XLA's gradients there take 20 times as long."""
+    compiled = []
+    make = engine.program
+
+    def kept(*arguments, **options):
+        compiled.append(make(*arguments, **options))
+        return compiled[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "program", kept)
+        sweep(None, convnet, loss=conv_loss, data=IMAGES)
+    text = compiled[0]._step.as_text()
+    assert "conv" in text
+    assert " while(" not in text
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_steps_that_python_calls_train_as_the_loop_does(stop, monkeypatch):
+    options = {
+        "grid": {"learning_rate": (0.01, 0.02, 0.04, 1e30)},
+        "seeds": 2,
+        "steps": 20,
+        "limits": api.Limits(stop_diverged=stop),
+    }
+    ours = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
+    monkeypatch.setattr(population, "_convolves", lambda jaxpr: False)
+    loop = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
+    (one,), (other,) = ours.populations, loop.populations
+    np.testing.assert_allclose(one.curves, other.curves, rtol=1e-5)
+    assert np.isnan(one.loss).tolist() == [[False] * 3 + [True]] * 2
 
 
 def test_width_and_depth_are_swept_jointly():
@@ -940,10 +991,10 @@ def test_a_swept_value_that_an_equinox_model_keeps_is_not_trained(tmp_path):
 
     grid = {"learning_rate": (0.01, 0.02, 0.04), "a": (2.0, 4.0)}
     found = sweep(tmp_path, make_model, make_optimizer, loss, grid=grid)
-    (population,) = found.populations
+    (swept,) = found.populations
     # With a fixed at 2 the losses are those of the value 2.
     fixed = sweep(tmp_path / "b", make_model, make_optimizer, kept, grid=grid)
     np.testing.assert_allclose(
-        population.loss[..., 0], fixed.populations[0].loss[..., 0], rtol=1e-5
+        swept.loss[..., 0], fixed.populations[0].loss[..., 0], rtol=1e-5
     )
-    assert not np.allclose(population.loss[..., 0], population.loss[..., 1])
+    assert not np.allclose(swept.loss[..., 0], swept.loss[..., 1])

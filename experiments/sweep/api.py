@@ -235,7 +235,8 @@ def sweep(
       limits: of memory, and of runs at once (`Limits(lanes=...)`). Runs that train at
         once are stored at once, on accelerators by default all of a shape that fit into
         memory. On a CPU runs train in turn, and are stored every half minute.
-      progress: whether to show a progress bar; None shows it in a terminal.
+      progress: whether to show progress on stderr: a bar in a terminal, elsewhere a
+        line for each finished shape. None shows it outside of notebooks.
 
     Returns:
       A `Sweep`: print it, or read `.best`, `.verdicts` and `.populations`.
@@ -360,7 +361,7 @@ def sweep(
         )
     with arguments.opened(folder) as place:
         console = rich.console.Console(stderr=True)
-        shown = console.is_terminal if progress is None else progress
+        shown = not console.is_jupyter if progress is None else progress
         populations = executors.run_all(
             tasks,
             jax.tree.map(jnp.asarray, data),

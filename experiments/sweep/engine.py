@@ -181,18 +181,23 @@ class Chunks:
     def _compile(self) -> None:
         limit = self._limits.share * memory.available()
         stop = self._limits.stop_diverged
-        runs = program(self.training, together=at_once(), stop_diverged=stop)
         cpu = jax.default_backend() == "cpu"
         options = {"xla_backend_optimization_level": str(_LEVEL)} if cpu else None
         while True:
-            lowered = runs.lower(
+            arguments = (
                 self._keys[: self._rows],
                 self._hyper([(1.0,) * len(self.task.grid)] * self._width),
                 self._orders[:, : self._rows],
                 np.zeros(self._width, np.int32),
                 jax.tree.map(jnp.asarray, self._examples),
             )
-            self._program = lowered.compile(options)
+            self._program = program(
+                self.training,
+                arguments,
+                together=at_once(),
+                stop_diverged=stop,
+                options=options,
+            )
             needed = memory.needed(self._program)
             if needed <= limit:
                 return

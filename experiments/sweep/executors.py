@@ -52,16 +52,19 @@ def run_all(
       executor: None for this process.
       ahead: in this process, compile the next task in a thread while one trains. JAX's
         context managers hold for one thread only: they do not apply there.
-      console: shows a progress bar; None for none.
+      console: shows a progress bar, or a line for each finished task where it is no
+        terminal; None for neither.
 
     Raises:
       UserError: a task raised it, or its worker died three times.
     """
+    console = console or rich.console.Console(quiet=True)
     bar = progress_bars.bar(
-        "{task.description:<24}",
-        rich.progress.TaskProgressColumn(),
-        console or rich.console.Console(quiet=True),
+        "{task.description:<24}", rich.progress.TaskProgressColumn(), console
     )
+    lines = not (console.is_terminal or console.is_jupyter)
+    left = {task.name: task.runs for task in tasks}
+    begun = time.perf_counter()
     with bar:
         total = sum(task.runs * task.work for task in tasks)
         shown = bar.add_task("sweep", total=total)
@@ -69,6 +72,16 @@ def run_all(
         def advance(task: Task, runs: int) -> None:
             # By work, because tasks differ by a factor of a hundred.
             bar.advance(shown, runs * task.work)
+            left[task.name] -= runs
+            if lines and left[task.name] == 0:
+                ready = sum(runs == 0 for runs in left.values())
+                console.print(
+                    f"{task.name}: {task.runs} runs done ({ready} of {len(tasks)} "
+                    f"shapes, {time.perf_counter() - begun:.0f} s)",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
+                )
 
         if executor is not None and folder is not None:
             populations = _run_on(executor, tasks, data, folder, limits, advance)

@@ -3,21 +3,27 @@
 Accelerators train all runs at once, by `jax.vmap`. A CPU core trains one run after
 another, in the same program: a single run keeps the core busy, and its weights stay in
 the cache. Grid points are sharded over the local devices.
+
+On CPUs a program with convolutions is one training step instead (`_Stepwise`): XLA
+has fast code for the gradients of convolutions, but not inside of loops.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+import numpy as np
+from jax.extend import core
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
     from ..run.step import Hyper
     from .tasks import Training
 
 _DIVERGED = 16.0
+_EVERY = 16  # steps between two looks for diverged runs, for which Python waits
 
 
 def at_once() -> bool:
@@ -26,38 +32,161 @@ def at_once() -> bool:
 
 
 def program(
-    training: "Training", *, together: bool, stop_diverged: bool = False
+    training: "Training",
+    arguments: tuple[Any, ...],
+    *,
+    together: bool,
+    stop_diverged: bool = False,
+    options: Mapping[str, str] | None = None,
 ) -> Any:
-    """Jit all runs of a training, sharded over the local devices.
+    """Compile all runs of a training, sharded over the local devices.
 
     Args:
       training: the functions of one run.
+      arguments: of the result, or arrays of the same shapes: (keys, hyper, orders,
+        steps, examples). `keys` has shape (seeds,), each leaf of `hyper` (points,),
+        `orders` (steps, seeds, batch). `steps`, shape (points,), is how many steps each
+        point trains: 0 for points that only fill up a device.
       together: whether a device trains its runs at once, as `at_once` advises.
       stop_diverged: stop diverged runs; if runs train at once, only once all of them
         have diverged.
+      options: of the compiler.
 
     Returns:
-      A jitted function (keys, hyper, orders, steps, examples) -> losses. `keys` has
-      shape (seeds,), each leaf of `hyper` (points,), `orders` (steps, seeds, batch).
-      `steps`, shape (points,), is how many steps each point trains: 0 for points that
-      only fill up a device. The losses have shape (seeds, points, steps), NaN for steps
-      that were not trained.
+      A function of the arguments, which `memory.needed` measures. It returns losses of
+      shape (seeds, points, steps), NaN for steps that were not trained.
     """
     train = _together if together else _in_turn
     floor = (training.guess or 0.0) if stop_diverged else None
     runs = functools.partial(train, training, floor)
+    none, points = PartitionSpec(), PartitionSpec("runs")
+    specs = none, points, none, points, none
+    runs = _sharded(runs, specs, PartitionSpec(None, "runs"))
+    traced = jax.jit(runs).trace(*arguments)
+    if not together and _convolves(traced.jaxpr.jaxpr):
+        return _Stepwise(training, floor, arguments, options)
+    return traced.lower().compile(options)
+
+
+def _mesh() -> jax.sharding.Mesh:
+    """The local devices, which take grid points in turn."""
     count = jax.local_device_count()
-    if count > 1:
-        mesh = jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
-        none, points = PartitionSpec(), PartitionSpec("runs")
-        runs = jax.shard_map(
-            runs,
-            mesh=mesh,
-            in_specs=(none, points, none, points, none),
-            out_specs=PartitionSpec(None, "runs"),
-            check_vma=False,
+    return jax.make_mesh((count,), ("runs",), axis_types=(AxisType.Auto,))
+
+
+def _sharded(function: Callable[..., Any], specs: Any, out: Any) -> Callable[..., Any]:
+    """The function on a part of each argument, on every local device."""
+    if jax.local_device_count() == 1:
+        return function
+    return jax.shard_map(
+        function, mesh=_mesh(), in_specs=specs, out_specs=out, check_vma=False
+    )
+
+
+def _convolves(jaxpr: Any) -> bool:
+    """Whether a program holds a convolution."""
+    if any(e.primitive.name == "conv_general_dilated" for e in jaxpr.eqns):
+        return True
+    return any(map(_convolves, core.subjaxprs(jaxpr)))
+
+
+class _Stepwise:
+    """The runs of `program`, by a compiled step that Python calls.
+
+    Every device trains one run at a time. On CPUs, calls return before the step has
+    ended, so that the devices do not wait for Python.
+    """
+
+    def __init__(
+        self,
+        training: "Training",
+        floor: float | None,
+        arguments: tuple[Any, ...],
+        options: Mapping[str, str] | None,
+    ):
+        def one(hyper: "Hyper") -> "Hyper":
+            return {name: values[0] for name, values in hyper.items()}
+
+        def start(key: jax.Array, hyper: "Hyper", order: jax.Array) -> Any:
+            state, fixed = training.init(key, one(hyper))
+            carry = jnp.int32(0), _begin(state, (), len(order))
+            return jax.tree.map(lambda x: x[None], (carry, fixed))
+
+        def step(
+            carry: Any, fixed: Any, key: Any, hyper: "Hyper", order: Any, examples: Any
+        ) -> Any:
+            carry, fixed = jax.tree.map(lambda x: x[0], (carry, fixed))
+
+            def move(state: Any, batch: Any) -> Any:
+                return training.step(state, fixed, batch, one(hyper), key)
+
+            t, rest = carry
+            rest = _move(move, order, examples, floor, t, rest)
+            return jax.tree.map(lambda x: x[None], (t + 1, rest))
+
+        keys, hyper, orders, _, examples = arguments
+        none, runs = PartitionSpec(), PartitionSpec("runs")
+        self._stops = floor is not None
+        self._start: Any = jax.jit(_sharded(start, (none, runs, none), runs))
+        self._step: Any = jax.jit(
+            _sharded(step, (runs, runs, none, runs, none, none), runs),
+            donate_argnums=0,
         )
-    return jax.jit(runs)
+        first = (
+            self._replicated(keys[0]),
+            self._block(hyper, 0),
+            self._replicated(orders[:, 0]),
+        )
+        examples = jax.tree.map(self._replicated, examples)
+        self._start = self._start.lower(*first).compile(options)
+        carry, fixed = self._start(*first)
+        self._step = self._step.lower(carry, fixed, *first, examples).compile(options)
+
+    def memory_analysis(self) -> Any:
+        """That of a step, whose arguments are the state and the examples."""
+        return self._step.memory_analysis()
+
+    def __call__(
+        self,
+        keys: jax.Array,
+        hyper: "Hyper",
+        orders: np.ndarray,
+        steps: np.ndarray,
+        examples: Any,
+    ) -> np.ndarray:
+        """The losses, shape (seeds, points, steps)."""
+        examples = jax.tree.map(self._replicated, examples)
+        devices = jax.local_device_count()
+        blocks = len(steps) // devices
+        limits = steps.reshape(devices, blocks)
+        losses = np.full((len(keys), devices, blocks, len(orders)), np.nan)
+        for seed, block in np.ndindex(len(keys), blocks):
+            if not limits[:, block].any():
+                continue
+            order = self._replicated(orders[:, seed])
+            rest = self._replicated(keys[seed]), self._block(hyper, block), order
+            carry, fixed = self._start(*rest)
+            for t in range(limits[:, block].max()):
+                carry = self._step(carry, fixed, *rest, examples)
+                if self._stops and t % _EVERY == 0 and np.isnan(carry[1][1]).all():
+                    break
+            losses[seed, :, block] = carry[1][2]
+        trained = np.arange(len(orders)) < steps[:, None]
+        return np.where(trained, losses.reshape(len(keys), -1, len(orders)), np.nan)
+
+    def _block(self, hyper: "Hyper", block: int) -> "Hyper":
+        """Hyperparameters of one point for each device."""
+        devices = jax.local_device_count()
+        columns = {k: np.asarray(x).reshape(devices, -1) for k, x in hyper.items()}
+        return {k: self._put(x[:, block], "runs") for k, x in columns.items()}
+
+    def _replicated(self, x: Any) -> jax.Array:
+        return self._put(x)
+
+    def _put(self, x: Any, *axes: str) -> jax.Array:
+        if jax.local_device_count() == 1:
+            return jnp.asarray(x)
+        return jax.device_put(x, NamedSharding(_mesh(), PartitionSpec(*axes)))
 
 
 def _together(
@@ -131,25 +260,37 @@ def _loop(
     never stops.
     """
 
-    def move(state: Any, t: jax.Array) -> Any:
-        order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
-        return step(state, jax.tree.map(lambda x: x[order], examples))
-
     def body(t: jax.Array, carry: Any) -> Any:
-        state, limit, losses = carry
+        move = functools.partial(_move, step, orders, examples, floor, t)
         if floor is None:
-            state, now = move(state, t)
-            return state, limit, losses.at[t].set(now)
-        # NaN is the limit of a diverged run.
-        skip = lambda state: (state, jnp.full(shape, jnp.nan))  # noqa: E731
-        some = ~jnp.isnan(limit).all()
-        state, now = jax.lax.cond(some, lambda s: move(s, t), skip, state)
+            return move(carry)
+        stopped = jnp.isnan(carry[1]).all()
+        return jax.lax.cond(stopped, lambda carry: carry, move, carry)
+
+    return jax.lax.fori_loop(0, steps, body, _begin(state, shape, len(orders)))[2]
+
+
+def _begin(state: Any, shape: tuple[int, ...], steps: int) -> Any:
+    """What `_move` carries before the first step: (state, limit, losses)."""
+    return state, jnp.full(shape, jnp.inf), jnp.full((steps, *shape), jnp.nan)
+
+
+def _move(
+    step: Callable[[Any, Any], Any],
+    orders: jax.Array,
+    examples: Any,
+    floor: float | None,
+    t: jax.Array,
+    carry: Any,
+) -> Any:
+    """A step, and its losses; see `_loop`."""
+    state, limit, losses = carry
+    order = jax.lax.dynamic_index_in_dim(orders, t, keepdims=False)
+    state, now = step(state, jax.tree.map(lambda x: x[order], examples))
+    if floor is not None:
         first = _DIVERGED * jnp.maximum(now, floor)
         limit = jnp.where(jnp.isinf(limit), first, limit)
-        fine = now < limit
-        now, limit = jnp.where(fine, now, jnp.nan), jnp.where(fine, limit, jnp.nan)
-        return state, limit, losses.at[t].set(now)
-
-    nothing = jnp.full((len(orders), *shape), jnp.nan)
-    start = state, jnp.full(shape, jnp.inf), nothing
-    return jax.lax.fori_loop(0, steps, body, start)[2]
+        # NaN is the limit of a diverged run.
+        limit = jnp.where(now < limit, limit, jnp.nan)
+        now = jnp.where(jnp.isnan(limit), jnp.nan, now)
+    return state, limit, losses.at[t].set(now)
