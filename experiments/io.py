@@ -67,8 +67,10 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # a full disk names none
         raise
     sync_folder(path.parent)
 

@@ -27,11 +27,12 @@ from .run.loop import TrainResult
 from .run.mesh import make_mesh
 from .run.prepare import PreparedRun
 from .run.prepare import prepare as prepare_run
+from .sweep import cost, optima, space
 from .sweep import main as sweeping
-from .sweep import optima, space
 from .sweep.results import Population
 from .sweep.space import SweepConfig
 from .sweep.statistics import BASE
+from .sweep.tasks import ZooTask
 from .sweep.transfers import transfers
 
 _RATE = "learning_rate"
@@ -62,16 +63,19 @@ def run(
     target = prepare(untuned)
     target.check()  # before the sweep
     target.check_memory()
-    with workdir.claim(directory, settings, free=sweeping.REMOVED):
+    claimed = workdir.claim(directory, settings, free=sweeping.REMOVED)
+    with sweeping.ended_by_sigterm(), claimed:
         started = time.perf_counter()
         populations = sweeping.train(tasks, directory, parsed.limits, console)
         swept = sweeping.report_data(parsed, populations, command)
-        sweeping.write_tables(directory, swept)
+        with sweeping.writing(directory):
+            sweeping.write_tables(directory, swept)
         best = best_of_base(parsed, populations)
         tuned_target = tuned(untuned, best)
         # Known long before the target has trained.
         report.print_verdicts(swept, console)
-        report.write_report(swept, directory)
+        with sweeping.writing(directory):
+            report.write_report(swept, directory)
         target = prepare(tuned_target)
         trained_in = directory / "target"
         try:
@@ -113,13 +117,29 @@ def run(
         }
         summary["runs"] = sum(task.runs for task in tasks)
         summary["verdicts"] = swept.verdicts
-        io.write_sealed(directory / "summary.json", summary)
         data = dataclasses.replace(swept, trained=shown, compared=compared)
-        page = report.write_report(data, directory)[0]
-        sweeping.track(parsed, data, directory)
+        with sweeping.writing(directory):
+            io.write_sealed(directory / "summary.json", summary)
+            page = report.write_report(data, directory)[0]
+            sweeping.track(parsed, data, directory)
         report.print_target(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
         return summary
+
+
+def dry_run(config: ConfigDict, folder: str | pathlib.Path) -> None:
+    """Print what a transfer would cost; arguments and errors as in `run`."""
+    console = rich.console.Console()
+    parsed = parse(config)
+    target = _target(parsed)
+    settings = parsed.settings() | {"target": target.settings()}
+    workdir.check(pathlib.Path(folder), settings, free=sweeping.REMOVED)
+    tasks = space.tasks(parsed)
+    sweeping.check_data(tasks, console)
+    later = {"target": target}
+    later |= {key: _baseline_config(key, parsed, target) for key in parsed.compare}
+    tasks += [ZooTask(key, one, {}, 1, 1) for key, one in later.items()]
+    cost.show(tasks, tasks[0].dataset(), console)
 
 
 def _below(directory: pathlib.Path, trained: TrainResult) -> str:
@@ -139,12 +159,7 @@ def _baseline(
 
     `key` is "base", or a key of the swept parametrizations.
     """
-    if key == BASE:
-        baseline = target.sized(*config.sizes)
-    else:
-        rules = config.parametrizations[key]
-        baseline = dataclasses.replace(target, parametrization=rules)
-    prepared = prepare(baseline)
+    prepared = prepare(_baseline_config(key, config, target))
     folder = directory / "baselines" / key
     console.print(f"baseline {key}:", highlight=False)
     try:
@@ -155,6 +170,12 @@ def _baseline(
         console.print(str(error), highlight=False, markup=False)
         return dataclasses.replace(_diverged(prepared, folder), baseline=key)
     return dataclasses.replace(_shown(prepared, trained, directory), baseline=key)
+
+
+def _baseline_config(key: str, config: SweepConfig, target: RunConfig) -> RunConfig:
+    if key == BASE:
+        return target.sized(*config.sizes)
+    return dataclasses.replace(target, parametrization=config.parametrizations[key])
 
 
 def _diverged(prepared: PreparedRun, folder: pathlib.Path) -> report.Trained:

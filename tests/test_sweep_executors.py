@@ -2,18 +2,24 @@
 
 import concurrent.futures
 import dataclasses
+import errno
 import json
 import multiprocessing
 import pathlib
+import re
+import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
+import psutil
 import pytest
 import sweep_toys
 
-from mupax.experiments import io, memory
+from mupax.experiments import cli, io, memory
 from mupax.experiments.errors import UserError
-from mupax.experiments.sweep import engine, executors, store
+from mupax.experiments.sweep import engine, executors, main, store
 from mupax.experiments.sweep.store import Record, Store
 
 TASKS = [sweep_toys.task(depth=depth) for depth in (2, 4, 8)]
@@ -349,3 +355,81 @@ def test_diverged_runs_are_given_up_and_the_others_are_as_before(data):
     assert np.isnan(
         engine.run(alone, data, None, engine.Limits(stop_diverged=True)).loss
     ).all()
+
+
+ORPHAN = """
+import os, pathlib, sys, time
+from mupax.experiments.sweep import executors
+if __name__ == "__main__":
+    with executors.opened("local", 1, pathlib.Path(".")) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 600).result()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX's signal")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_process_that_opened_them(number, tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    child = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE)
+    worker = psutil.Process(int(child.stdout.readline()))
+    child.send_signal(number)
+    assert child.wait() == -number
+    child.stdout.close()
+    assert psutil.wait_procs([worker], timeout=30)[1] == []
+
+
+SLOW = """
+import sys, time
+from mupax.experiments.sweep import main
+with main.ended_by_sigterm():
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_sigterm_ends_a_sweep_with_a_sentence_that_says_how_to_resume():
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "begun\n"
+    child.send_signal(signal.SIGTERM)
+    _, said = child.communicate()
+    assert child.returncode == 143
+    assert said.splitlines()[-1] == (
+        "mupax: stopped by SIGTERM; finished runs are kept, and the same command "
+        "resumes from them"
+    )
+
+
+def test_a_full_disk_is_told_with_the_file_and_how_to_resume(tmp_path, monkeypatch):
+    def full(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")  # names no file
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    said = (
+        r"results.csv cannot be written: No space left on device; finished runs are "
+        "kept, and the same command resumes"
+    )
+    with pytest.raises(UserError, match=said), main.writing(tmp_path):
+        io.write_durably(tmp_path / "results.csv", "")
+
+
+@pytest.mark.parametrize("command", ["sweep", "transfer"])
+def test_a_dry_run_prints_the_cost_and_writes_nothing(command, tmp_path, capsys):
+    words = ["--config=digits_resmlp", f"--workdir={tmp_path / 'run'}", "--dry_run"]
+    words += ["--config.sweep.depths=(4,)", "--config.sweep.widths=(32,)"]
+    words += ["--config.model.width=32", "--config.model.depth=4"]
+    assert cli.main(["mupax", command, *words]) == 0
+    told = capsys.readouterr().out
+    # 9 learning rates, 4 seeds, 200 steps of 64 examples of 128 pixels and 19 sums. A
+    # product of matrices takes 2 operations forward and 4 backward; 2 for the first.
+    products = 4 * 32 * 32 + 32 * 19 + 128 * 32 * 2 / 3
+    tera = 6 * products * 64 * 200 * 36 / 1e12
+    assert re.search(rf"depth_mup-w32-d4 +36 +200 +{tera:.3g}", told)
+    assert ("target-w256-d64" in told) is (command == "transfer")
+    assert not list(tmp_path.iterdir())

@@ -28,6 +28,7 @@ from mupax.experiments.sweep import (
     fingerprint,
     population,
     results,
+    tasks,
     verdict,
 )
 from mupax.experiments.sweep import own as own_model
@@ -620,6 +621,55 @@ def test_steps_that_python_calls_train_as_the_loop_does(stop, monkeypatch):
     (one,), (other,) = ours.populations, loop.populations
     np.testing.assert_allclose(one.curves, other.curves, rtol=1e-5)
     assert np.isnan(one.loss).tolist() == [[False] * 3 + [True]] * 2
+
+
+class Noisy(nnx.Module):
+    """A layer with batch statistics and dropout."""
+
+    def __init__(self, width, rngs):
+        self.norm = nnx.BatchNorm(2, momentum=0.5, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.layer = nnx.Linear(2, width, rngs=rngs)
+
+
+def noisy_loss(model, batch, key):
+    x = model.drop(model.norm(batch + 1.0))
+    y = model.layer(x) + jax.random.normal(key, (len(batch), 1))
+    return jnp.mean(y**2) + jnp.sum(model.norm.mean[...] ** 2)
+
+
+def test_batch_statistics_dropout_and_the_key_of_a_loss_are_those_of_a_loop():
+    rates = (0.01, 0.02)
+    (swept,) = sweep(
+        None,
+        lambda key, width, depth: Noisy(width, nnx.Rngs(key)),
+        loss=noisy_loss,
+        grid={"learning_rate": rates},
+    ).populations
+    order = tasks.orders(len(DATA), 4, [0], 4)[:, 0]
+    for i, rate in enumerate(rates):
+        key = jax.random.key(0)
+        model, losses = Noisy(2, nnx.Rngs(key)), []
+        optimizer = nnx.Optimizer(model, optax.sgd(rate), wrt=nnx.Param)
+        for step, rows in enumerate(order):
+            now = jax.random.fold_in(key, step)
+            value, grads = nnx.value_and_grad(noisy_loss)(model, DATA[rows], now)
+            optimizer.update(model, grads)
+            losses.append(value)
+        np.testing.assert_allclose(swept.curves[0, i], losses, rtol=1e-5)
+
+
+def test_a_finished_sweep_builds_one_model_of_a_shape(tmp_path):
+    built = []
+
+    def counted(key, width, depth):
+        built.append((width, depth))
+        return make_model(key, width, depth)
+
+    sweep(tmp_path, counted)
+    built.clear()
+    sweep(tmp_path, counted)
+    assert built == [(2, 1)]
 
 
 def test_width_and_depth_are_swept_jointly():

@@ -3,6 +3,9 @@
 from .command import Command
 from .flags import Flag, parse
 
+DRY_RUN = Flag(
+    "dry_run", False, "print number, sizes and cost of the runs, and train nothing"
+)
 FLAGS = (
     Flag("executor", "here", "where runs train: here (default), local, dask or slurm"),
     Flag("workers", 2, "parallel tasks of the other executors; default: 2"),
@@ -17,6 +20,7 @@ FLAGS = (
         False,
         "stop diverged runs; on accelerators, only once the whole chunk has diverged",
     ),
+    DRY_RUN,
 )
 
 
@@ -26,6 +30,9 @@ def run(argv: list[str]) -> None:
     from ..sweep import main
 
     config, workdir, own = parse(argv, FLAGS)
+    if own["dry_run"]:
+        main.run(config, workdir, command=["mupax", *argv], dry_run=True)
+        return
     with mirror.opened(workdir) as folder:
         main.run(
             config,

@@ -167,7 +167,7 @@ class Sweep:
 def sweep(
     make_model: Callable[..., Any],
     make_optimizer: Callable[..., optax.GradientTransformation],
-    loss: Callable[[Any, Any], Float[Array, ""]],
+    loss: Callable[..., Float[Array, ""]],
     data: Any,
     *,
     grid: Mapping[str, str | Sequence[float]],
@@ -203,7 +203,9 @@ def sweep(
         It gets the hyperparameters that are among its named arguments. They are traced.
       make_optimizer: `make_optimizer(model, width=..., depth=..., **hyper)`, likewise.
       loss: `loss(model, batch)` returns a scalar that is not negative: verdicts compare
-        shares of it.
+        shares of it. `loss(model, batch, key)` also gets a random key, another one at
+        each step, e.g. for dropout and noise. Variables of an NNX model that the loss
+        changes, such as batch statistics, are kept from step to step.
       data: a pytree of arrays with a leading axis of examples, of which batches are
         taken. An open `Dataset` of images, a dataset of Hugging Face or an iterator
         over (image, label) becomes {"image": uint8 (n, height, width, channels),
@@ -338,7 +340,7 @@ def sweep(
     arguments.check_executor(executor, tasks[0])
     large = tasks[-1]
     for small, other in itertools.pairwise(tasks):  # sorted by width
-        if small.width < other.width and small.shapes() == other.shapes():
+        if small.width < other.width and small.shapes == other.shapes:
             raise UserError(
                 "make_model returned parameters of the same shapes for "
                 f"width={small.width} and width={other.width}; use its argument width "

@@ -4,9 +4,11 @@ import concurrent.futures
 import contextlib
 import functools
 import multiprocessing
+import os
 import pathlib
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -260,7 +262,9 @@ def opened(
     elif name == "local":
         # Forked processes share locks of JAX's threads, and hang.
         spawn = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        with concurrent.futures.ProcessPoolExecutor(
+            workers, mp_context=spawn, initializer=_end_with_parent
+        ) as pool:
             yield pool
     elif name == "dask":
         distributed = import_extra("distributed", "dask", "--executor=dask")
@@ -276,6 +280,18 @@ def opened(
         if cluster == "slurm":
             jobs.update_parameters(slurm_array_parallelism=workers)
         yield _Futures(jobs)
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent ends, also by SIGKILL, amid a task too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # a worker has one
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def check_name(name: str) -> None:

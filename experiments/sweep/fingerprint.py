@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from .tasks import Training
+from .tasks import Point, Training
 
 # A call into Python that returns values. The Python code is not in the program.
 _CALLBACK = re.compile(r"custom_call @\w*callback\w*\(.*->.*tensor<")
@@ -32,18 +32,17 @@ def of_training(
     together = jax.default_backend() != "cpu"  # as `population.program` by default
 
     def whole(keys: jax.Array, hyper: Any, batch: Any) -> Any:
+        if not together:
+            # The step uses the structure of the model that `init` builds.
+            point = Point({name: values[0] for name, values in hyper.items()})
+            state, fixed = training.init(keys[0], point)
+            return training.step(state, fixed, batch, point, keys[0])
         every = jax.vmap(jax.vmap(training.init, (None, 0)), (0, None))
         state, fixed = every(keys, hyper)
-        step = training.step
-        if together:
-            points = jax.vmap(step, (0, 0, None, 0, None))
-            step = jax.vmap(points, (0, 0, 0, None, 0))
-            batch = jax.tree.map(lambda x: x[None], batch)
-        else:
-            state, fixed = jax.tree.map(lambda x: x[0, 0], (state, fixed))
-            hyper = {name: values[0] for name, values in hyper.items()}
-            keys = keys[0]
-        return step(state, fixed, batch, hyper, keys)
+        points = jax.vmap(training.step, (0, 0, None, 0, None))
+        seeds = jax.vmap(points, (0, 0, 0, None, 0))
+        batch = jax.tree.map(lambda x: x[None], batch)
+        return seeds(state, fixed, batch, hyper, keys)
 
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
     hyper = {name: jax.ShapeDtypeStruct((1,), np.float32) for name in names}

@@ -1,10 +1,16 @@
 """`mupax sweep`: many hyperparameters at several sizes, as tables and a report."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import shlex
-from collections.abc import Sequence
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import rich.console
 from ml_collections import ConfigDict
@@ -13,12 +19,12 @@ from mupax import optim
 from mupax.zoo.addresses import public
 
 from .. import report
-from ..errors import UserError
+from ..errors import UserError, reason
 from ..io import write_durably
 from ..run import workdir
 from ..run.build import build
 from ..run.trackers import open_trackers
-from . import engine, executors, export, space
+from . import cost, engine, executors, export, space
 from .results import Population
 from .space import SweepConfig
 from .tasks import ZooTask
@@ -51,7 +57,8 @@ def run(
     workers: int = 2,
     address: str | None = None,
     stop_diverged: bool = False,
-) -> report.SweepData:
+    dry_run: bool = False,
+) -> report.SweepData | None:
     """Run a sweep; the same command resumes a sweep that was killed.
 
     Args:
@@ -62,6 +69,7 @@ def run(
       workers: number of tasks that run at once.
       address: address of a Dask scheduler.
       stop_diverged: as in `engine.Limits`.
+      dry_run: print what the sweep would cost, and return None.
 
     Raises:
       UserError: bad input, in one sentence; existing files are kept.
@@ -80,14 +88,18 @@ def run(
     workdir.check(directory, parsed.settings(), free=_FREE)
     tasks = space.tasks(parsed)
     settings = parsed.settings() | {"contents": check_data(tasks, console)}
-    with workdir.claim(directory, settings, free=_FREE):
+    if dry_run:
+        cost.show(tasks, tasks[0].dataset(), console)
+        return None
+    with ended_by_sigterm(), workdir.claim(directory, settings, free=_FREE):
         populations = train(
             tasks, directory, limits, console, executor, workers, address
         )
         data = report_data(parsed, populations, command)
-        write_tables(directory, data)
-        page = report.write_report(data, directory)[0]
-        track(parsed, data, directory)
+        with writing(directory):
+            write_tables(directory, data)
+            page = report.write_report(data, directory)[0]
+            track(parsed, data, directory)
     report.print_verdicts(data, console)
     console.print(
         f"{data.runs} runs: {directory}/results.csv, {directory}/sweep.json\n"
@@ -96,6 +108,60 @@ def run(
         soft_wrap=True,
     )
     return data
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """End this process at SIGTERM with one sentence and status 143.
+
+    A thread does so, because Python handles signals only between compiled programs,
+    which may take minutes. Where training handles SIGTERM itself, it is left to that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals
+        return
+
+    def ours(*_: Any) -> None:
+        pass
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def wait() -> None:
+        # Empty once the writer is closed.
+        while number := os.read(reader, 1):
+            term = number[0] == signal.SIGTERM
+            if term and signal.getsignal(signal.SIGTERM) is ours:
+                sys.stderr.write(
+                    "mupax: stopped by SIGTERM; finished runs are kept, and the same "
+                    "command resumes from them\n"
+                )
+                sys.stderr.flush()
+                os._exit(128 + signal.SIGTERM)
+        os.close(reader)
+
+    before = signal.signal(signal.SIGTERM, ours)
+    last = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(last)
+        signal.signal(signal.SIGTERM, before)
+        os.close(writer)
+
+
+@contextlib.contextmanager
+def writing(directory: pathlib.Path) -> Iterator[None]:
+    """Name the file that cannot be written, e.g. on a full disk, and the next step."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{os.fsdecode(error.filename or directory)} cannot be written: "
+            f"{reason(error)}; finished runs are kept, and the same command resumes "
+            "from them"
+        ) from None
 
 
 def check_data(tasks: Sequence[ZooTask], console: rich.console.Console) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from mupax.optim.probing import acting
 from ..errors import UserError
 from ..run.step import Hyper, Recipe
 from . import fingerprint
-from .tasks import Task, Training, keys_of, orders
+from .tasks import Point, Task, Training, keys_of, orders
 
 _VERSION = "own-3"  # of the seeds' keys and of the order of examples
 
@@ -51,17 +52,23 @@ def own_training(
     examples: Any,
     task: Task,
     guess: float | None = None,
+    prepare: Callable[[Point], None] = lambda point: None,
 ) -> Training:
     """The training of a recipe on examples in memory, a pytree of arrays.
 
-    `init` is (key, hyper) -> (params, rest); `guess` is chance-level loss, or None.
+    `init` is (key, hyper) -> (params, rest); `guess` is chance-level loss, or None;
+    `prepare` is called before each step is traced.
     """
     count = len(jax.tree.leaves(examples)[0])
 
     def start(key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
-        return recipe.start(*init(key, hyper), hyper), ()
+        point = hyper if isinstance(hyper, Point) else Point(hyper)
+        return recipe.start(*init(key, point), point), ()
 
     def step(state: Any, fixed: Any, batch: Any, hyper: Hyper, key: Any) -> Any:
+        if not isinstance(hyper, Point):
+            hyper = Point(hyper)
+            prepare(hyper)
         state, out = recipe.step(state, batch, hyper, key)
         return state, out.plain
 
@@ -85,7 +92,7 @@ class OwnTask(Task):
     grid: Mapping[str, tuple[float, ...]]
     make_model: Callable[..., Any]
     make_optimizer: Callable[..., optax.GradientTransformation]
-    loss: Callable[[Any, Any], Float[Array, ""]]
+    loss: Callable[..., Float[Array, ""]]
     guess: float | None  # chance-level loss
     data: str = ""  # fingerprint
     # The user's own description of the code; None to compare the lowered program.
@@ -134,13 +141,15 @@ class OwnTask(Task):
         found = []
 
         def trace(key: jax.Array) -> None:
-            params, rest = self._init(key, self._point)
-            tx = self._optimizer(self._point, params, rest)
+            point = self._point
+            params, rest = self._init(key, point)
+            tx = self._optimizer(point, params, rest)
             found.append(acting(tx, params)[0])
 
         jax.eval_shape(trace, jax.random.key(0))
         return found[-1] is not None
 
+    @functools.cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the model's parameters; found by tracing it."""
         init = lambda key: self._init(key, self._point)[0]  # noqa: E731
@@ -154,20 +163,24 @@ class OwnTask(Task):
         return any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
     @property
-    def _point(self) -> Hyper:
+    def _point(self) -> Point:
         """The first point of the grid."""
-        return {name: jnp.float32(values[0]) for name, values in self.grid.items()}
+        first = {name: jnp.float32(values[0]) for name, values in self.grid.items()}
+        return Point(first)
 
     def chance(self, data: Any) -> float | None:
         return self.guess
 
     def training(self, data: Any) -> Training:
+        takes_key = "key" in inspect.signature(self.loss).parameters
+
         def loss(
             params: Any, rest: Any, batch: Any, hyper: Hyper, key: Any
         ) -> tuple[jax.Array, tuple[Any, Any]]:
             model = self._assemble(params, rest, hyper)
+            more = {"key": key} if takes_key else {}
             with self._calling("loss", {}):
-                value = self.loss(model, batch)
+                value = self.loss(model, batch, **more)
             if not hasattr(value, "dtype") and not isinstance(value, int | float):
                 raise UserError(
                     f"{self._named('loss')} returned a {type(value).__name__} at "
@@ -186,7 +199,7 @@ class OwnTask(Task):
             return value, (value, after)
 
         recipe = Recipe(loss, self._optimizer)
-        return own_training(recipe, self._init, data, self, self.guess)
+        return own_training(recipe, self._init, data, self, self.guess, self._prepare)
 
     def _check_rest(self, before: Any, after: Any) -> None:
         """Raise UserError if a loss adds variables to the model, or removes some."""
@@ -206,7 +219,10 @@ class OwnTask(Task):
     def _init(self, key: jax.Array, hyper: Hyper) -> tuple[Any, Any]:
         """The model's parameters and other variables."""
         # A swept value that the model keeps is not trained.
-        params, rest, _ = _split(self._build(key, hyper), tuple(hyper.values()))
+        model = self._build(key, hyper)
+        params, rest, structure = _split(model, tuple(hyper.values()))
+        if isinstance(hyper, Point):
+            hyper.structure = structure
         if not jax.tree.leaves(params):
             raise UserError(
                 f"{self._named('make_model')} returned a model without parameters; "
@@ -214,12 +230,18 @@ class OwnTask(Task):
             )
         return params, rest
 
+    def _prepare(self, hyper: Point) -> None:
+        """Build a model, and keep its structure: none of its computation is compiled.
+
+        A model of one trace cannot be used in another.
+        """
+        model = self._build(jax.random.key(0), hyper)
+        hyper.structure = _split(model, tuple(hyper.values()))[2]
+
     def _assemble(self, params: Any, rest: Any, hyper: Hyper) -> Any:
         """The model with these variables."""
-        # A model of one trace cannot be used in another. Of this model only the
-        # structure is used: none of its computation is compiled.
-        model = self._build(jax.random.key(0), hyper)
-        return _split(model, tuple(hyper.values()))[2](params, rest)
+        assert isinstance(hyper, Point)
+        return hyper.structure(params, rest)
 
     def _optimizer(
         self, hyper: Hyper, params: Any, rest: Any

@@ -83,6 +83,16 @@ class Task(abc.ABC):
         return self.depth * self.width**2
 
 
+class Point(dict[str, Any]):
+    """Hyperparameters, and the structure of the model that they were built into.
+
+    The structure holds for one trace. A JAX transformation makes a plain dictionary of
+    a point.
+    """
+
+    structure: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Training:
     """The functions of one run, and the examples of all runs."""
