@@ -10,6 +10,7 @@ import pathlib
 import random
 import shutil
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,11 @@ from flax import nnx
 from mupax.experiments import cli, io
 from mupax.experiments.errors import Stopped, UserError
 from mupax.experiments.run import loop, records
-from mupax.experiments.run.checkpoints import load_weights, open_checkpoints
+from mupax.experiments.run.checkpoints import (
+    Checkpoints,
+    load_weights,
+    open_checkpoints,
+)
 
 # After a read that failed, TensorStore reports to an event loop that Orbax has closed.
 pytestmark = pytest.mark.filterwarnings(
@@ -367,3 +372,23 @@ def test_coord_check_on_a_read_only_file_system_is_one_sentence(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert os.strerror(errno.EROFS) in err
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
+        (ValueError("RESOURCE_EXHAUSTED: write: No space left on device"), True),
+        (ValueError("the commit is older than its start"), False),
+    ],
+)
+def test_only_a_full_disk_asks_for_room(error, full):
+    """Other errors of a checkpoint pass, e.g. after the clock was set."""
+    manager = types.SimpleNamespace(directory="runs/x/checkpoints")
+    fake = types.SimpleNamespace(_manager=manager, latest=lambda: 7)
+    with (
+        pytest.raises(UserError, match=r"step 7.*un the same command") as said,
+        Checkpoints._writing(fake),
+    ):
+        raise error
+    assert ("Make room" in str(said.value)) == full

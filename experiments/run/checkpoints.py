@@ -1,10 +1,12 @@
 """Checkpoints of a run: asynchronous, with checksums."""
 
 import contextlib
+import errno
 import functools
 import json
 import logging
 import math
+import os
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -128,17 +130,17 @@ class Checkpoints:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        # Orbax, TensorStore and the system raise different errors for a full disk.
-        except Exception as error:
+        except Exception as error:  # Orbax and TensorStore raise whatever they do
             good = None
             with contextlib.suppress(OSError):  # the directory may be gone
                 good = self.latest()
             last = f"the last one is of step {good}"
             kept = "there is none" if good is None else last
+            # Other errors pass with time, e.g. after the clock was set.
+            remedy = "Make room, and run" if _is_full(error) else "Run"
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
-                f"({reason(error)}; {kept}). Make room, and run the same command "
-                "again."
+                f"({reason(error)}; {kept}). {remedy} the same command again."
             ) from error
 
     def restore(self, like: Any) -> Restored | None:
@@ -286,6 +288,20 @@ def open_checkpoints(
             manager.close()
         raise
     manager.close()
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether an error, or its cause, is of a full disk, or of a limit of sizes."""
+    if error is None:
+        return False
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    # Orbax and TensorStore give no number, only the text of the system.
+    texts = [os.strerror(number) for number in numbers]
+    return (
+        getattr(error, "errno", None) in numbers
+        or any(text in str(error) for text in texts)
+        or _is_full(error.__cause__ or error.__context__)
+    )
 
 
 def _is_news(record: logging.LogRecord) -> bool:
