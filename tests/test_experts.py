@@ -76,7 +76,7 @@ def test_logits_gradients_and_balance_are_those_of_transformers(kind, tmp_path):
 
 def _probabilities(model, tokens):
     graph, weights = nnx.split(model.blocks)
-    x, by_block = model._embed(tokens, 0), []
+    x, by_block = model._embed(tokens), []
     for layer in range(2):
         block = nnx.merge(graph, jax.tree.map(lambda w, i=layer: w[i], weights))
         by_block.append(block.routing(x))

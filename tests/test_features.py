@@ -39,7 +39,7 @@ def test_the_readout_of_features_is_the_output(name):
 def test_streams_behind_blocks_are_those_of_blocks_called_one_by_one(name):
     model, x = make(name)
     graph, weights = nnx.split(model.blocks)
-    stream = model._embed(x) if name == "vit" else model._embed(x, 0)
+    stream = model._embed(x)
     expected = []
     for layer in range(3):
         block = nnx.merge(graph, jax.tree.map(lambda w, i=layer: w[i], weights))

@@ -15,6 +15,7 @@ from goldens import apart, golden
 from mupax import optim, zoo
 from mupax.zoo import foreign
 from mupax.zoo.architectures import identify
+from mupax.zoo.generate import sample
 from mupax.zoo.llama import LLAMA_3, SIZES, llama_names
 
 KINDS = ("llama", "smollm", "qwen2", "qwen3")
@@ -243,6 +244,120 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence(options):
     assert apart(jnp.concatenate(parts, axis=1), np.asarray(whole)) < TOLERANCE
 
 
+def test_tokens_that_do_not_fit_into_the_cache_are_an_error():
+    model = tiny()
+    cache = model.cache(3, 6)
+    for position in (-1, 3):
+        with pytest.raises(ValueError, match="do not fit into a cache of 6 tokens"):
+            model.decode(TOKENS[:, :4], cache, position)
+    with pytest.raises(ValueError, match="the cache holds 3 sequences, and tokens"):
+        model.decode(TOKENS[:2, :4], cache, 0)
+    decode = jax.jit(lambda position: model.decode(TOKENS[:, :4], cache, position))
+    assert not jnp.isnan(decode(2)[0]).any()
+    logits, cache = decode(3)
+    assert jnp.isnan(logits).all()
+    assert jnp.isnan(cache.key).any()
+
+
+PROMPTS = [[1, 2, 3, 4], [5], [6, 7, 8]]
+
+
+@pytest.mark.parametrize("draws", [{}, {"temperature": 1.0, "top_k": 9, "top_p": 0.9}])
+@pytest.mark.parametrize("options", [{"name": "gpt"}, {"queries_per_key": 2}])
+def test_prompts_of_different_lengths_continue_as_if_alone(options, draws):
+    model = zoo.create(rngs=nnx.Rngs(3), **TINY, **{"name": "llama", **options})
+    keys = jax.random.split(jax.random.key(0), 3)
+    together = zoo.generate(model, PROMPTS, 6, key=keys, **draws)
+    assert together.shape == (3, 10)
+    for row, prompt, key in zip(together, PROMPTS, keys, strict=True):
+        alone = zoo.generate(model, [prompt], 6, key=key[None], **draws)[0]
+        assert row.tolist() == [0] * (4 - len(prompt)) + alone.tolist()
+
+
+def test_logits_of_padded_prompts_are_those_of_each_alone():
+    model = zoo.create("gpt", rngs=nnx.Rngs(3), **TINY)
+    padded = jnp.array([[1, 2, 3, 4], [0, 0, 0, 5], [0, 6, 7, 8]])
+    logits, _ = model.decode(padded, model.cache(3, 8), 0, jnp.array([0, 3, 1]))
+    for row, prompt in zip(logits, PROMPTS, strict=True):
+        alone = model(jnp.array([prompt]))[0]
+        assert apart(row[4 - len(prompt) :], np.asarray(alone)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "prompts", [[[1], []], [[1, [2]], [3]], [[1], 2], "text", None]
+)
+def test_prompts_that_are_no_lists_of_tokens_are_refused(prompts):
+    with pytest.raises(ValueError, match=r"whole numbers of shape|prompts of 0 tokens"):
+        zoo.generate(tiny(), prompts, 2)
+
+
+def test_each_sequence_stops_at_its_end_token():
+    model = zoo.create("gpt", rngs=nnx.Rngs(3), **TINY)
+    whole = zoo.generate(model, PROMPTS, 8)
+    ends = (int(whole[0, 5]), int(whole[2, 7]))
+    model.eos = ends
+    stopped = zoo.generate(model, PROMPTS, 8)
+    for row, before in zip(stopped.tolist(), whole.tolist(), strict=True):
+        new = before[4:]
+        stop = min((new.index(end) for end in ends if end in new), default=7)
+        assert row[4:] == new[:stop] + [new[stop]] * (8 - stop)
+    np.testing.assert_array_equal(zoo.generate(model, PROMPTS, 8, eos=()), whole)
+
+
+def test_end_tokens_are_read_from_the_files_of_transformers(tmp_path):
+    for config, beside, expected in (
+        ({"eos_token_id": 3}, {}, (3,)),
+        ({"eos_token_id": [3, 2, 10**6]}, {}, (3, 2)),
+        ({"eos_token_id": 3}, {"generation_config": {"eos_token_id": [5]}}, (5,)),
+        ({"eos_token_id": 3}, {"generation_config": {}}, (3,)),
+        (
+            {},
+            {
+                "tokenizer_config": {"eos_token": {"content": "</s>"}},
+                "tokenizer": {"added_tokens": [{"id": 7, "content": "</s>"}]},
+            },
+            (7,),
+        ),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        repository(folder, "llama", **config)
+        for name, content in beside.items():
+            (folder / f"{name}.json").write_text(json.dumps(content))
+        model = zoo.load_pretrained(folder)
+        assert model.eos == expected
+    zoo.save(model, tmp_path / "saved")
+    assert zoo.load_pretrained(tmp_path / "saved").eos == (7,)
+    assert zoo.load_pretrained(folder, eos=1).eos == (1,)
+    repository(folder, "llama", eos_token_id="</s>")
+    with pytest.raises(ValueError, match="must be a token or a list of tokens"):
+        zoo.load_pretrained(folder)
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it():
+    logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.3]]))
+    keys = jax.random.split(jax.random.key(0), 400)
+    rows = jnp.tile(logits, (400, 1))
+    for top_k, top_p, expected in (
+        (None, 0.39, {1}),
+        (None, 0.41, {1, 3}),
+        (None, 0.69, {1, 3}),
+        (None, 0.71, {1, 2, 3}),
+        (None, 0.95, {0, 1, 2, 3}),
+        # Of the two that top_k leaves, the first has 4/7.
+        (2, 0.56, {1}),
+        (2, 0.58, {1, 3}),
+    ):
+        drawn = np.asarray(sample(keys, rows, top_k, jnp.float32(top_p)))
+        assert set(drawn.tolist()) == expected
+    # 4/7 of the draws; four standard deviations.
+    share = (np.asarray(sample(keys, rows, None, jnp.float32(0.6))) == 1).mean()
+    assert abs(share - 4 / 7) < 4 * 0.5 / 20
+    # Of equally likely tokens, top_k keeps k.
+    drawn = sample(keys, jnp.zeros((400, 4)), 2, None)
+    assert set(drawn.tolist()) == {0, 1}
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt"])
 def test_generate_takes_the_likeliest_token_each_time(name):
     model = zoo.create(name, rngs=nnx.Rngs(3), **TINY)
@@ -347,8 +462,8 @@ def test_rotary_logits_depend_on_the_distance_alone():
     x = jax.random.normal(jax.random.key(0), (1, 1, 2, 8))
 
     def logit(at, other):
-        query = rotary.rotate(x[:, :, :1], jnp.array([at]))
-        key = rotary.rotate(x[:, :, 1:], jnp.array([other]))
+        query = rotary.rotate(x[:, :, :1], jnp.array([[at]]))
+        key = rotary.rotate(x[:, :, 1:], jnp.array([[other]]))
         return jnp.vdot(query, key)
 
     assert logit(7, 3) == pytest.approx(float(logit(25, 21)), rel=1e-5)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from mupax import optim
 
@@ -43,6 +43,44 @@ class Cache(NamedTuple):
 
     key: Float[Array, "*layers batch length kv head_dim"]
     value: Float[Array, "*layers batch length kv head_dim"]
+
+
+class Places(NamedTuple):
+    """Where new tokens stand in a cache, and which of its tokens they attend to.
+
+    Attributes:
+      first: index of the first new token in the cache.
+      positions: of the new tokens in their sequence, from 0; one row if all sequences
+        begin at the same index of the cache.
+      visible: for each new token, the entries of the cache that it attends to.
+    """
+
+    first: Int[Array, ""]
+    positions: Int[Array, "#batch time"]
+    visible: Bool[Array, "#batch time length"]
+
+    @classmethod
+    def of(
+        cls,
+        first: Int[Array, ""],
+        time: int,
+        length: int,
+        start: Int[Array, " batch"] | None,
+    ) -> "Places":
+        """Places of `time` tokens in a cache of `length` entries.
+
+        Args:
+          first: as in the attributes.
+          time: number of new tokens.
+          length: of the cache.
+          start: index where each sequence begins; None for 0.
+        """
+        index = first + jnp.arange(time)[None]
+        begin = jnp.zeros(1, jnp.int32) if start is None else start.astype(jnp.int32)
+        entry = jnp.arange(length)[None, None]
+        visible = (entry <= index[:, :, None]) & (entry >= begin[:, None, None])
+        # Padding before a sequence is computed too, at position 0, and never read.
+        return cls(first, jnp.maximum(index - begin[:, None], 0), visible)
 
 
 class Noise(NamedTuple):
@@ -282,7 +320,7 @@ class Attention(nnx.Module):
         x: Float[Array, "batch time n"],
         angles: Float[Array, "time half"] | None = None,
     ) -> Float[Array, "batch time n"]:
-        query, key, value = self._heads(x, jnp.arange(x.shape[1]))
+        query, key, value = self._heads(x, jnp.arange(x.shape[1])[None])
         if angles is not None:
             query = turn(query, angles, neighbours=self.neighbours)
             key = turn(key, angles, neighbours=self.neighbours)
@@ -322,38 +360,37 @@ class Attention(nnx.Module):
         return self.norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
 
     def decode(
-        self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
+        self, x: Float[Array, "batch time n"], cache: Cache, places: Places
     ) -> tuple[Float[Array, "batch time n"], Cache]:
         """Attention of new tokens to previous tokens and to themselves.
 
         Args:
           x: the new tokens.
-          cache: keys and values of previous tokens; entries from `position` on are
+          cache: keys and values of previous tokens; entries from `places.first` on are
             overwritten.
-          position: number of previous tokens.
+          places: of the new tokens.
 
         Returns:
           (output for the new tokens, updated cache).
         """
-        time, length = x.shape[1], cache.key.shape[1]
-        where = position + jnp.arange(time)
-        query, key, value = self._heads(x, where)
+        query, key, value = self._heads(x, places.positions)
+        first = places.first
         cache = Cache(
-            jax.lax.dynamic_update_slice_in_dim(cache.key, key, position, axis=1),
-            jax.lax.dynamic_update_slice_in_dim(cache.value, value, position, axis=1),
+            jax.lax.dynamic_update_slice_in_dim(cache.key, key, first, axis=1),
+            jax.lax.dynamic_update_slice_in_dim(cache.value, value, first, axis=1),
         )
         heads = jax.nn.dot_product_attention(
             query,
             cache.key,
             cache.value,
-            mask=(jnp.arange(length)[None] <= where[:, None])[None, None],
+            mask=places.visible[:, None],
             scale=self.scale,
             implementation="xla",
         )
         return self.out(self._normed(heads)), cache
 
     def _heads(
-        self, x: Float[Array, "batch time n"], positions: Int[Array, " time"]
+        self, x: Float[Array, "batch time n"], positions: Int[Array, "#batch time"]
     ) -> tuple[
         Float[Array, "batch time heads head_dim"],
         Float[Array, "batch time kv head_dim"],
@@ -498,11 +535,11 @@ class TransformerBlock(nnx.Module):
         return self.mlp.probabilities(x if self.mlp_norm is None else self.mlp_norm(x))
 
     def decode(
-        self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
+        self, x: Float[Array, "batch time n"], cache: Cache, places: Places
     ) -> tuple[Float[Array, "batch time n"], Cache]:
         """Apply the block to tokens that follow those of a cache, without noise."""
         h = x if self.attention_norm is None else self.attention_norm(x)
-        h, cache = self.attention.decode(h, cache, position)
+        h, cache = self.attention.decode(h, cache, places)
         h = h if self.attention_scale is None else self.attention_scale(h)
         x = x + self.branch * h
         h = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
@@ -645,7 +682,7 @@ class Transformer(Family):
         return tuple(h if last is None else last(h) for h in kept)
 
     def decode_blocks(
-        self, x: Float[Array, "batch time n"], cache: Cache, position: Int[Array, ""]
+        self, x: Float[Array, "batch time n"], cache: Cache, places: Places
     ) -> tuple[Float[Array, "batch time n"], Cache]:
         """Apply all blocks to tokens that follow those of a cache, without noise."""
         graph, weights = nnx.split(self.blocks)
@@ -653,7 +690,7 @@ class Transformer(Family):
         def run(x: Array, layer: tuple[nnx.State, Cache]) -> tuple[Array, Cache]:
             block = nnx.merge(graph, layer[0])
             assert isinstance(block, TransformerBlock)
-            return block.decode(x, layer[1], position)
+            return block.decode(x, layer[1], places)
 
         return jax.lax.scan(run, x, (weights, cache))
 

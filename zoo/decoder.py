@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from mupax import optim
 
-from .attention import BlockOptions, Cache, Transformer, TransformerOptions
+from .attention import BlockOptions, Cache, Places, Transformer, TransformerOptions
 from .layers import Dense, single, times
 from .plan import Plan
 from .registry import options_of
@@ -26,9 +27,11 @@ class DecoderOptions(TransformerOptions):
     context: int = 256
     tied: bool = True
     head: bool = True
+    eos: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        end_tokens(self.eos, self.vocab_size)
         if self.tied and self.zero_readout:
             raise ValueError(
                 "zero_readout=True needs tied=False: a tied readout is the embedding, "
@@ -50,6 +53,7 @@ class Decoder(Transformer):
           rngs: random state.
         """
         self.context = options.context
+        self.eos = end_tokens(options.eos, options.vocab_size)
         # The same size as other weights of the base, 1/√N.
         gain = self.plan["embed"].base ** -0.5
         self.embedding, self.multiplier = self.plan.param(
@@ -92,8 +96,7 @@ class Decoder(Transformer):
             shape, or are not whole numbers; or the model has no head.
         """
         self.check_tokens(tokens)
-        x = self._embed(tokens, 0)
-        return self._logits(self.run_blocks(x, rngs))
+        return self._logits(self.run_blocks(self._embed(tokens), rngs))
 
     def features(
         self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
@@ -108,7 +111,7 @@ class Decoder(Transformer):
           Features of every token, of shape (batch, time, width).
         """
         self.check_tokens(tokens)
-        x = self.run_blocks(self._embed(tokens, 0), rngs)
+        x = self.run_blocks(self._embed(tokens), rngs)
         return x if self.norm is None else self.norm(x)
 
     def intermediates(
@@ -132,7 +135,7 @@ class Decoder(Transformer):
           ValueError: an index is out of range.
         """
         self.check_tokens(tokens)
-        return self._intermediates(self._embed(tokens, 0), blocks, norm)
+        return self._intermediates(self._embed(tokens), blocks, norm)
 
     def cache(self, batch: int, length: int) -> Cache:
         """An empty cache of keys and values, for `decode`.
@@ -154,22 +157,65 @@ class Decoder(Transformer):
         tokens: Int[Array, "batch time"],
         cache: Cache,
         position: int | Int[Array, ""],
+        start: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch time vocab"], Cache]:
         """Logits of the token that follows each new token, without noise.
 
         Args:
           tokens: new tokens, which follow those of the cache.
           cache: from `cache`, or from the previous call.
-          position: number of tokens in the cache. The caller must ensure that the new
-            tokens fit into the cache.
+          position: number of tokens in the cache.
+          start: for sequences that are padded on the left, the number of padding tokens
+            of each; the same in every call. Logits of padding have no meaning.
 
         Returns:
-          (logits, cache with the new tokens).
+          (logits, cache with the new tokens). Under `jax.jit`, where `position` is not
+          known in advance, both have NaN if the new tokens do not fit into the cache.
+
+        Raises:
+          ValueError: the new tokens do not fit into the cache, or the cache is of
+            another batch.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from flax import nnx
+          >>> from mupax import zoo
+          >>> model = zoo.create("gpt", width=16, depth=2, heads=2, rngs=nnx.Rngs(0))
+          >>> tokens = jnp.array([[0, 5, 6], [7, 8, 9]])  # the first 0 is padding
+          >>> start = jnp.array([1, 0])
+          >>> logits, cache = model.decode(tokens, model.cache(2, 8), 0, start)
+          >>> logits, cache = model.decode(tokens[:, :1], cache, 3, start)
+          >>> logits.shape
+          (2, 1, 256)
         """
         self.check_tokens(tokens)
+        (batch, time), (_, known, length, *_) = tokens.shape, cache.key.shape
+        self._check(length)
+        if batch != known:
+            raise ValueError(
+                f"the cache holds {known} sequences, and tokens holds {batch}; use "
+                f"model.cache({batch}, length)"
+            )
+        known_position = not isinstance(position, jax.core.Tracer)
+        if known_position and not 0 <= int(position) <= length - time:
+            raise ValueError(
+                f"{time} tokens at position={int(position)} do not fit into a cache of "
+                f"{length} tokens; create a longer one by model.cache(batch, length)"
+            )
         position = jnp.asarray(position, jnp.int32)
-        x = self._embed(tokens, position)
-        x, cache = self.decode_blocks(x, cache, position)
+        if start is not None:
+            start = jnp.asarray(start)
+            if start.shape != (batch,):
+                raise ValueError(
+                    f"start has shape {start.shape}; expected ({batch},), the number "
+                    "of padding tokens of each sequence"
+                )
+        places = Places.of(position, time, length, start)
+        x = self._embed(tokens, places.positions)
+        # JAX would move the tokens to the cache's end, where they overwrite others.
+        fits = (position >= 0) & (position <= length - time)
+        x = jnp.where(fits, x, jnp.full_like(x, jnp.nan))
+        x, cache = self.decode_blocks(x, cache, places)
         return self._logits(x), cache
 
     def check_tokens(self, tokens: Int[Array, "batch time"]) -> None:
@@ -193,18 +239,23 @@ class Decoder(Transformer):
         return times(weight(self.embedding, self.plan.dtype), self.multiplier)
 
     def _embed(
-        self, tokens: Int[Array, "batch time"], position: int | Int[Array, ""]
+        self,
+        tokens: Int[Array, "batch time"],
+        positions: Int[Array, "#batch time"] | None = None,
     ) -> Float[Array, "batch time embed"]:
+        """Embed tokens at these positions, by default 0, 1, ..."""
         table = self._table()
         # Negative numbers would count from the end; past it, NaN is returned.
         tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
         x = jnp.take(table, jnp.where(tokens < 0, len(table), tokens), axis=0)
         if self.position is None:
             return x
-        positions = jax.lax.dynamic_slice_in_dim(
-            weight(self.position, self.plan.dtype), position, tokens.shape[1]
-        )
-        return x + times(positions, self.position_multiplier)[None]
+        table = weight(self.position, self.plan.dtype)
+        if positions is None:
+            rows = table[None, : tokens.shape[1]]
+        else:
+            rows = jnp.take(table, positions, axis=0, mode="clip")
+        return x + times(rows, self.position_multiplier)
 
     def _logits(
         self, x: Float[Array, "batch time embed"]
@@ -222,6 +273,30 @@ class Decoder(Transformer):
             logits = self.readout(x)
         logits = logits * self.plan.output
         return logits.astype(single(logits.dtype))
+
+
+def end_tokens(eos: int | Sequence[int] | None, vocab: int) -> tuple[int, ...]:
+    """The tokens that end a sequence, as a tuple.
+
+    Args:
+      eos: a token, several, or None for none.
+      vocab: number of tokens.
+
+    Raises:
+      ValueError: one is not a whole number in [0, vocab).
+
+    Examples:
+      >>> end_tokens(2, 10), end_tokens([1, 2], 10), end_tokens(None, 10)
+      ((2,), (1, 2), ())
+    """
+    tokens = () if eos is None else (eos,) if np.ndim(eos) == 0 else tuple(eos)
+    for token in tokens:
+        whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
+        if not whole or not 0 <= token < vocab:
+            raise ValueError(
+                f"eos={eos!r} must be tokens in [0, {vocab - 1}], the vocabulary"
+            )
+    return tuple(map(int, tokens))
 
 
 def decoder_names(model: Decoder, layout: Layout, prefix: str) -> dict[Leaf, Source]:

@@ -34,6 +34,7 @@ class GPT(Decoder, options=GPTOptions):
         the logits are multiplied by 1/m (under SP, by 1).
       head: whether the model computes logits; False: only features, as transformers'
         base models, e.g. `LlamaModel`.
+      eos: token or tokens that end a text, where `zoo.generate` stops; None for none.
       heads: number of heads, constant over widths: the size of a head grows. Pass this
         or `head_dim`.
       head_dim: size of a head, constant over widths: the number of heads grows. 64 if

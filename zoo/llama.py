@@ -102,6 +102,7 @@ class Llama(Decoder, options=LlamaOptions):
         (under SP, by 1).
       head: whether the model computes logits; False: only features, as transformers'
         base models, e.g. `LlamaModel`.
+      eos: token or tokens that end a text, where `zoo.generate` stops; None for none.
       heads: number of query heads, constant over widths: the size of a head grows. Pass
         this or `head_dim`.
       head_dim: size of a head, constant over widths: the number of heads grows. 64 if
@@ -211,7 +212,7 @@ class Llama(Decoder, options=LlamaOptions):
                 shares(probabilities, routing),
             )
 
-        return jax.lax.scan(run, self._embed(tokens, 0), weights)[1]
+        return jax.lax.scan(run, self._embed(tokens), weights)[1]
 
 
 LLAMA_3 = (32.0, 1.0, 4.0, 8192.0)

@@ -19,10 +19,11 @@ from .decoder import reads_tokens
 from .files import read_json
 from .llama import Llama
 from .preprocessing import DataConfig, read_timm, read_transformers, remember
-from .registry import abstract, complete, options_of
+from .registry import abstract, complete, default_options, options_of
 from .resnet import ResNet
 
 _SHIPPED = "checkpoints"
+_EOS = "eos_token_id"
 logger = logging.getLogger(__name__)
 
 
@@ -174,6 +175,9 @@ def read_source(
     if files.config is not None:
         described = identify(_read_json(files.config), str(source))
     name, options = _resolve(name, described, source)
+    if files.config is not None and reads_tokens(name):
+        vocab = {**default_options(name), **options}["vocab_size"]
+        options = {**options, **_ends(files.config, source, hub_options, vocab)}
     rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
     resized = "input_shape" in overrides
     arrays = _read_all(files.weights)
@@ -359,6 +363,54 @@ def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
     if not is_whole:
         return _Files([path], None)
     return _Files([path], beside, _beside(path.parent))
+
+
+def _ends(
+    config: pathlib.Path,
+    source: str | os.PathLike[str],
+    options: hub.HubOptions,
+    vocab: int,
+) -> dict[str, tuple[int, ...]]:
+    """The option `eos` of a decoder of transformers; empty if no file states it.
+
+    As in transformers, generation_config.json goes before config.json. Without both,
+    the end token is that of the tokenizer.
+
+    Raises:
+      ValueError: a file is damaged.
+    """
+
+    def read(name: str) -> Mapping[str, Any]:
+        file: pathlib.Path | None = config.parent / name
+        if hub.is_id(source):
+            try:
+                file = hub.download(str(source), name, options, optional=True)
+            except ValueError as error:
+                # The weights can be used without it, e.g. offline.
+                logger.warning(f"end tokens are read without {name}: {error}")
+                file = None
+        return {} if file is None or not file.is_file() else _read_json(file)
+
+    for name in ("generation_config.json", hub.CONFIG):
+        given = (_read_json(config) if name == hub.CONFIG else read(name)).get(_EOS)
+        if given is None:
+            continue
+        ends = given if isinstance(given, list) else [given]
+        if not all(type(token) is int for token in ends):
+            raise ValueError(
+                f"the {name} of {str(source)!r} says {_EOS}={given!r}, which must be a "
+                "token or a list of tokens; download it again"
+            )
+        # A model with a smaller vocabulary than its tokenizer cannot write the others.
+        return {"eos": tuple(token for token in ends if 0 <= token < vocab)}
+    token = read("tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        return {}
+    added = read("tokenizer.json").get("added_tokens")
+    rows = [row for row in added if isinstance(row, dict)] if added else []
+    found = (row.get("id") for row in rows if row.get("content") == text)
+    return {"eos": tuple(x for x in found if type(x) is int and 0 <= x < vocab)}
 
 
 def _beside(folder: pathlib.Path) -> pathlib.Path | None:

@@ -67,7 +67,7 @@ class Rotary:
     def rotate(
         self,
         x: Float[Array, "batch time heads head_dim"],
-        positions: Int[Array, " time"],
+        positions: Int[Array, "#batch time"],
     ) -> Float[Array, "batch time heads head_dim"]:
         """Rotate queries or keys by their positions; angles in float32 or wider.
 
@@ -77,12 +77,12 @@ class Rotary:
         """
         dtype = single(x.dtype)
         frequencies = jnp.asarray(self.frequencies(x.shape[-1]), dtype)
-        return turn(x, positions.astype(dtype)[:, None] * frequencies[None])
+        return turn(x, positions.astype(dtype)[..., None] * frequencies[None, None])
 
 
 def turn(
     x: Float[Array, "batch time heads head_dim"],
-    angles: Float[Array, "time half"],
+    angles: Float[Array, "time half"] | Float[Array, "#batch time half"],
     *,
     neighbours: bool = False,
 ) -> Float[Array, "batch time heads head_dim"]:
@@ -90,12 +90,12 @@ def turn(
 
     Args:
       x: queries or keys.
-      angles: in radians.
+      angles: in radians; with a leading axis, they differ between sequences.
       neighbours: rotate the pairs (2i, 2i + 1) instead, as in EVA-02.
     """
     dtype = single(x.dtype)
-    angles = angles.astype(dtype)
-    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+    angles = (angles if angles.ndim == 3 else angles[None]).astype(dtype)
+    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
     y = x.astype(dtype)
     first, second = (
         (y[..., ::2], y[..., 1::2]) if neighbours else jnp.split(y, 2, axis=-1)

@@ -286,7 +286,7 @@ _FREE = {
         "zero_queries",
         "zero_readout",
     ),
-    *("context", "vocab_size", "input_shape", "out_features", "width", "depth"),
+    *("context", "vocab_size", "eos", "input_shape", "out_features", "width", "depth"),
     *("heads", "head_dim", "queries_per_key", "mlp_ratio", "patch_size", "registers"),
     *("blocks", "block_depth", "rows", "rows_width", "head", "experts"),
     *("group_width", "width_per_group"),
