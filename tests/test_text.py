@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mupax.experiments import data
 from mupax.experiments.data import text
+from mupax.experiments.data.text import open_tokenizer
 from mupax.experiments.errors import UserError
 
 SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(120))
@@ -174,6 +175,32 @@ def test_a_tokenizer_gives_its_tokens_and_its_vocabulary(song, tokenizer):
     assert max(w.max() for w in test) < len(vocabulary)
 
 
+def test_settings_of_a_tokenizer_lose_no_text(song, tmp_path):
+    """Truncation, padding, dropout, and special tokens around each text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {token: k for k, token in enumerate(["a", "b", "\n", "\r", "ab"])}
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, [("a", "b")], dropout=0.5)
+    )
+    made.add_special_tokens(["<s>", "</s>", "<pad>"])
+    first, last, pad = (made.token_to_id(token) for token in ("<s>", "</s>", "<pad>"))
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", first), ("</s>", last)]
+    )
+    made.decoder = tokenizers.decoders.Fuse()
+    made.enable_truncation(7)
+    made.enable_padding(length=16, pad_id=pad, pad_token="<pad>")
+    path = tmp_path / "tokenizer.json"
+    made.save(os.fspath(path))
+    text = tmp_path / "a.txt"
+    text.write_bytes(b"ab\r\n" * 1000)
+    read = open_song(text, context=10, tokenizer=path).load_train.files[0]
+    np.testing.assert_array_equal(read, np.tile([4, 3, 2], 1000))
+    tokenizer = open_tokenizer(path)
+    assert tokenizer.encode("ab", True) == [first, 4]
+    assert tokenizer.decode([first, 4, last]) == "<s>ab</s>"
+
+
 def test_a_missing_package_is_named(song, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
@@ -205,6 +232,8 @@ def test_text_that_is_not_utf8_is_said_to_be(tmp_path, tokenizer):
         ({"context": None}, r"is text; set data.context"),
         ({"context": 0}, r"context is 0"),
         ({"context": 100_000}, r"too few to train and test on; make context smaller"),
+        ({"tokenizer": ""}, r'tokenizer is empty; give "bytes"'),
+        ({"test_path": ""}, r"test_path is empty; give a file or directory"),
         ({"tokenizer": "gpt2"}, r'no tokenizer gpt2; give "bytes", the path'),
         ({"test_path": "/nowhere.txt"}, r"no text file /nowhere\.txt"),
         ({"image_size": 32}, r"image_size has no effect"),
@@ -217,6 +246,15 @@ def test_mistakes_are_answered_in_one_line(song, options, message):
     with pytest.raises(UserError, match=message) as caught:
         open_song(song, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"context": 16}])
+def test_the_path_of_a_text_without_its_kind_is_said_with_it(song, options):
+    for name in ("input.txt", "s3://bucket/a.jsonl", str(song), str(song.parent)):
+        with pytest.raises(UserError, match=f"for text, give text:{name}$"):
+            data.open_dataset(name, **options)
+    with pytest.raises(UserError, match='"text:" lacks a path; give text:FILE'):
+        data.open_dataset("text:", context=16)
 
 
 def test_texts_that_are_not_there_are_said_not_to_be(tmp_path, song):
@@ -233,7 +271,7 @@ def test_texts_that_are_not_there_are_said_not_to_be(tmp_path, song):
 # --- Large files.
 
 
-def test_bytes_are_mapped_and_not_read(tmp_path):
+def test_bytes_are_read_window_by_window(tmp_path):
     """A gigabyte of holes opens at once."""
     path = tmp_path / "large.txt"
     with pathlib.Path(path).open("wb") as file:
@@ -243,4 +281,17 @@ def test_bytes_are_mapped_and_not_read(tmp_path):
     iterator = dataset.train(2, 0)
     assert next(iterator)["tokens"].sum() == 0
     iterator.close()
-    assert all(isinstance(file, np.memmap) for file in dataset.load_train.files)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda f: os.truncate(f, 50), lambda f: os.utime(f, (1, 1))]
+)
+def test_a_text_that_changes_while_it_trains_is_one_sentence(tmp_path, change):
+    path = tmp_path / "a.txt"
+    path.write_text(SONG * 20)
+    batches = open_song(path, context=10).train(4, 0)
+    next(batches)
+    change(path)
+    with pytest.raises(UserError, match="has changed since it was opened; restore it"):
+        list(itertools.islice(batches, 100))
+    batches.close()

@@ -128,6 +128,7 @@ def open_dataset(
         )
     if is_fake_text(name):
         return fake_text(name, pool)
+    _check_kind(name)
     of_text = {"context": context, "test_path": test_path}
     _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
     size = _size(image_size)
@@ -175,6 +176,21 @@ def _normalized_by(
             )
         given.append(array * np.float32(dataset.white))
     return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))
+
+
+_OF_TEXT = (".txt", ".text", ".md", ".csv", ".json", ".jsonl")
+
+
+def _check_kind(name: str) -> None:
+    """Raise UserError for a path without its kind, e.g. "input.txt"."""
+    path = pathlib.Path(name)
+    try:
+        is_text = path.suffix.lower() in _OF_TEXT or any(path.glob("*.txt"))
+        is_text |= path.is_file() and not path.suffix
+    except (OSError, ValueError):  # a NUL byte, or a name that is too long
+        return
+    if is_text and _unknown(name):
+        raise UserError(f"there is no dataset {name!r}; for text, give text:{name}")
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:

@@ -23,6 +23,61 @@ _TOKENIZER = "tokenizer.json"
 _TEST_SHARE = 10  # one window in ten, if there is no test file
 
 
+class ByteFile:
+    """The bytes of a file, uint8, which are read where they are sliced.
+
+    A memory map would end the process without a word if the file became shorter.
+
+    Args:
+      path: of the file, which must not change from now on.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self._state = _state(path.stat())
+
+    def __len__(self) -> int:
+        return self._state[0]
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """The bytes of a slice; UserError if the file has changed."""
+        start, stop, _ = part.indices(len(self))
+        try:
+            opened = _opened(self.path, self._state)
+            read = os.pread(opened.file, stop - start, start)
+            unchanged = _state(os.fstat(opened.file)) == self._state
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {reason(error)}") from error
+        if not unchanged or len(read) < stop - start:
+            raise UserError(
+                f"{self.path} has changed since it was opened; restore it and run the "
+                "same command to resume, or start in another workdir"
+            )
+        return np.frombuffer(read, np.uint8)
+
+
+def _state(stat: os.stat_result) -> tuple[int, int]:
+    """Size and time of the last change of a file."""
+    return stat.st_size, stat.st_mtime_ns
+
+
+class _Opened:
+    """An open file, which is closed when nothing refers to it."""
+
+    def __init__(self, path: pathlib.Path):
+        self.file = os.open(path, os.O_RDONLY)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "file"):
+            close(self.file)
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(path: pathlib.Path, _: tuple[int, int]) -> _Opened:
+    """A file that stays open while it is among the last that were read."""
+    return _Opened(path)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
     """Windows of context + 1 tokens. The last token of a window starts the next one.
@@ -37,7 +92,7 @@ class Windows:
       stop: the window after the last.
     """
 
-    files: Sequence[np.ndarray]
+    files: Sequence[np.ndarray | ByteFile]
     context: int
     start: int
     stop: int
@@ -62,7 +117,7 @@ class Windows:
         return {"tokens": out}
 
 
-def window_count(files: Sequence[np.ndarray], context: int) -> int:
+def window_count(files: Sequence[np.ndarray | ByteFile], context: int) -> int:
     """The number of windows of context + 1 tokens in the tokens of files."""
     return sum(max(0, len(tokens) - 1) // context for tokens in files)
 
@@ -79,7 +134,8 @@ def open_text(
 
     Args:
       path: a file, or a directory of *.txt files, which are read in the order of their
-        names. Bytes are mapped into memory; a tokenizer reads the whole text.
+        names. Bytes are read window by window; a tokenizer reads the whole text. Text
+        is read as it is: line ends stay, and no special tokens are added.
       context: tokens that a model reads at once.
       tokenizer: see `open_tokenizer`.
       test_path: test text; by default the last tenth of the windows of `path`.
@@ -90,6 +146,10 @@ def open_text(
         load.
     """
     whole()("context", context)
+    if not os.fspath(path):
+        raise UserError('"text:" lacks a path; give text:FILE or text:DIRECTORY')
+    if test_path is not None and not os.fspath(test_path):
+        raise UserError("test_path is empty; give a file or directory, or leave it out")
     opened = open_tokenizer(tokenizer)
     files = [_tokens(text, opened) for text in _files(path)]
     total = window_count(files, context)
@@ -193,9 +253,9 @@ class Tokenizer(NamedTuple):
 
     Attributes:
       vocabulary: number of tokens.
-      encode: maps text to tokens; True as its second argument adds the special tokens
-        of the beginning.
-      decode: maps tokens to text.
+      encode: maps text to tokens; True as its second argument puts the special tokens
+        of the beginning before them.
+      decode: maps tokens to text; special tokens are shown.
       file: its tokenizer.json; None for bytes.
     """
 
@@ -207,6 +267,9 @@ class Tokenizer(NamedTuple):
 
 def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
     """A tokenizer by name.
+
+    The normalizer, pre-tokenizer and vocabulary of a tokenizer.json apply. Its
+    truncation, padding and BPE dropout do not: they would drop, add or change tokens.
 
     Args:
       name: "bytes"; the path of a Hugging Face tokenizer.json, or of a directory that
@@ -222,10 +285,19 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
             encode=lambda text, _: list(text.encode()),
             decode=lambda t: bytes(np.asarray(t, np.uint8)).decode(errors="replace"),
         )
+    if not os.fspath(name):
+        raise UserError(
+            'tokenizer is empty; give "bytes", the path of a tokenizer.json, or the id '
+            "of a repository on the hub"
+        )
     file = _tokenizer_file(name)
     tokenizers = import_extra("tokenizers", "text", f"reading {file}")
     with _working(file):
         loaded = tokenizers.Tokenizer.from_file(os.fspath(file))
+        loaded.no_truncation()
+        loaded.no_padding()
+        if hasattr(loaded.model, "dropout"):
+            loaded.model.dropout = None
         # The number of tokens may be smaller, if ids have gaps.
         vocabulary = 1 + max(loaded.get_vocab().values(), default=-1)
     if vocabulary < 1:
@@ -233,10 +305,17 @@ def open_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
 
     def encode(text: str, special: bool) -> list[int]:
         with _working(file):
-            return loaded.encode(text, add_special_tokens=special).ids
+            found = loaded.encode(text, add_special_tokens=special)
+        if not special:
+            return found.ids
+        # Special tokens of the end would end the text.
+        added = found.special_tokens_mask
+        last = max((i for i, new in enumerate(added) if not new), default=-1)
+        return found.ids[: last + 1]
 
     def decode(tokens: Sequence[int] | np.ndarray) -> str:
-        return loaded.decode([int(token) for token in tokens])
+        ids = [int(token) for token in tokens]
+        return loaded.decode(ids, skip_special_tokens=False)
 
     return Tokenizer(vocabulary, encode, decode, file)
 
@@ -260,14 +339,13 @@ def _tokenizer_file(name: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
-def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of a text file. Bytes are mapped into memory."""
+def _tokens(path: pathlib.Path, tokenizer: Tokenizer) -> np.ndarray | ByteFile:
+    """The tokens of a text file. Bytes are read later."""
     if tokenizer.file is None:
-        # An empty file cannot be mapped.
-        empty = not path.stat().st_size
-        return np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+        return ByteFile(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        # `read_text` would change line ends.
+        text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} is not UTF-8 text ({error}); convert it, or use bytes"
