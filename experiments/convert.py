@@ -18,7 +18,7 @@ from mupax.zoo.pretrained import read_source
 from mupax.zoo.registry import recipe
 
 from . import io, remote
-from .errors import UserError, import_extra
+from .errors import UserError, import_extra, visible
 
 _FILES = (".safetensors", ".npz")
 
@@ -95,14 +95,13 @@ def run(
             said = error.as_flags("--option ")
         raise UserError(said.replace(source, given)) from None
     count = sum(np.size(array) for array in arrays.values())
-    print(
-        public(f"{given} -> {out}") + f": {recipe(loaded.model)[0]}, {count:,} values"
-    )
+    paths, name = visible(public(f"{given} -> {out}")), recipe(loaded.model)[0]
+    print(f"{paths}: {name}, {count:,} values")
     if loaded.assumed:
-        print(loaded.assumed)
+        print(visible(loaded.assumed))
     if unused := loaded.unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
-        print(f"left unused on purpose, {len(unused)} keys: {shown}")
+        print(f"left unused on purpose, {len(unused)} keys: {visible(shown)}")
     if to_file:
         print(f"names of {layout}")
         if folded := foreign.factors(loaded.model):

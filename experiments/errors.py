@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,6 +47,33 @@ def reason(error: BaseException, most: int = 200) -> str:
     """
     text = " ".join(str(getattr(error, "strerror", None) or error).split())
     return short(text, most) or type(error).__name__
+
+
+# Control characters, separators of lines, directions of writing, lone surrogates.
+_HIDDEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""Text for a terminal, with control characters written as escapes.
+
+    A terminal would obey them: text of a file could clear the screen, or look like
+    another line of the output.
+
+    Args:
+      text: e.g. labels of a model's file.
+      keep: control characters that stay, e.g. "\n".
+
+    Examples:
+      >>> print(visible("a cat\x1b[2J\n99 % a dog"))
+      a cat\x1b[2J\n99 % a dog
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        return found[0] if found[0] in keep else ascii(found[0])[1:-1]
+
+    return _HIDDEN.sub(escape, text)
 
 
 def short(value: Any, most: int = 120) -> str:

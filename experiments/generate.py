@@ -9,7 +9,7 @@ from mupax import zoo
 from mupax.zoo.decoder import Decoder
 
 from .data.text import Tokenizer, open_tokenizer
-from .errors import UserError
+from .errors import UserError, visible
 from .loading import find_model, load_model
 
 
@@ -23,6 +23,8 @@ def run(
     tokens: int = 100,
     temperature: float = 0.8,
     top_k: int | None = None,
+    top_p: float | None = None,
+    eos: str | None = None,
     seed: int = 0,
     bos: bool = False,
 ) -> None:
@@ -45,8 +47,10 @@ def run(
     encoded = words.encode(prompt, bos)
     if not encoded:
         raise UserError("the prompt has no tokens; give a longer one")
-    if bos and encoded == words.encode(prompt, False):
+    special = len(encoded) - len(words.encode(prompt, False))
+    if bos and not special:
         raise UserError("--bos: the tokenizer has no special tokens; leave it out")
+    ends = loaded.eos if eos is None else _ends(eos)
     try:
         out = zoo.generate(
             loaded,
@@ -54,18 +58,36 @@ def run(
             tokens,
             temperature=temperature,
             top_k=top_k,
+            top_p=top_p,
+            eos=ends,
             key=jax.random.key(seed),
         )
     except ValueError as error:
         raise UserError(str(error)) from None
     ids = out[0].tolist()
+    added = ids[len(encoded) :]
+    if ended := [place for place, token in enumerate(added) if token in ends]:
+        ids = ids[: len(encoded) + ended[0]]
     if max(ids) >= words.vocabulary:
         raise UserError(
             f"the model drew token {max(ids)}, and the tokenizer has only "
             f"{words.vocabulary} tokens; give the model's tokenizer with --tokenizer"
         )
     # Decode all tokens at once: a token may be a part of a character.
-    print(words.decode(ids))
+    text = words.decode(ids[special:]).replace("\r\n", "\n")
+    print(visible(text, keep="\n\t"))
+
+
+def _ends(eos: str) -> tuple[int, ...]:
+    """The tokens of `--eos`: numbers with commas between them, or "none"."""
+    if eos == "none":
+        return ()
+    try:
+        return tuple(int(token) for token in eos.split(","))
+    except ValueError:
+        raise UserError(
+            f"--eos={eos} must be the number of a token, or several, e.g. 0,2, or none"
+        ) from None
 
 
 def tokenizer_of(

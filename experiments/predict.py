@@ -17,7 +17,7 @@ from mupax.zoo.layers import single
 from . import remote
 from .data import normalize
 from .data.augment import Transform
-from .errors import UserError
+from .errors import UserError, visible
 from .loading import load_model
 
 _REMEDY = (
@@ -64,9 +64,9 @@ def run(
         _open(path).close()
     loaded = load_model(model, name=name, revision=revision)
     for path, rows in zip(images, predict(loaded, images, top=top), strict=True):
-        print(public(path))
+        print(visible(public(path)))
         for row in rows:
-            print(f"  {row.probability:7.2%}  {row.label}")
+            print(f"  {row.probability:7.2%}  {visible(row.label)}")
 
 
 def predict(

@@ -382,7 +382,7 @@ def test_bash_completes_commands_flags_and_configs(capsys):
         (["mupax", "transfer", "--config", "=", "digits_r"], "digits_resmlp"),
         (["mupax", "convert", "--lay"], "--layout"),
         (["mupax", "predict", "--"], "--model --name --revision --top --help"),
-        (["mupax", "generate", "--to"], "--tokens --top_k --tokenizer"),
+        (["mupax", "generate", "--to"], "--tokens --top_k --top_p --tokenizer"),
         (["mupax", "figure", "--from"], "--from_data"),
     ):
         told = subprocess.run(

@@ -6,7 +6,7 @@ from flax import nnx
 from mupax import zoo
 from mupax.experiments import cli
 from mupax.experiments.data.text import open_text, open_tokenizer
-from mupax.experiments.errors import UserError
+from mupax.experiments.errors import UserError, visible
 from mupax.experiments.generate import tokenizer_of
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
@@ -112,6 +112,10 @@ def test_bytes_are_what_a_vocabulary_of_256_without_a_tokenizer_means(tmp_path, 
         (["--prompt=the", "--revision=v2"], "revision='v2' needs a repository"),
         (["--prompt=the", "--tokens=40"], "does not fit into context=32"),
         (["--prompt=the", "--top_k=100"], "top_k=100"),
+        (["--prompt=the", "--top_p=1.5"], r"top_p=1.5 must lie in (0, 1]"),
+        (["--prompt=the", "--eos=end"], "--eos=end must be the number of a token"),
+        (["--prompt=the", "--eos=100"], "must be tokens in [0, "),
+        (["--prompt=the", "--tokenizer="], "--tokenizer is empty; give a value"),
         (["--prompt=the", "--tokenizer=bytes"], "256 tokens, more than the"),
         (["--prompt=the", "--tokenizer=none.json"], "there is no tokenizer"),
     ],
@@ -132,6 +136,24 @@ def test_a_model_without_a_tokenizer_needs_one(song, tmp_path, capsys):
     assert "give --tokenizer" in said
     flags = ["--prompt=the", "--tokens=2", f"--tokenizer={song[1]}"]
     assert generate(tmp_path / "model", *flags) == 0
+
+
+def test_text_stops_at_the_end_token_and_shows_what_a_terminal_would_obey(
+    tmp_path, capsys
+):
+    save(tmp_path / "bytes", 256)
+    flags = ["--prompt=\x1b[2J\n", "--tokens=9", "--temperature=0"]
+    assert generate(tmp_path / "bytes", *flags) == 0
+    whole = capsys.readouterr().out
+    assert whole.startswith("\\x1b[2J\n")
+    model = zoo.load_pretrained(tmp_path / "bytes")
+    ids = zoo.generate(model, [list(b"\x1b[2J\n")], 9)[0, 5:].tolist()
+    assert generate(tmp_path / "bytes", *flags, f"--eos={ids[4]},{ids[6]}") == 0
+    assert capsys.readouterr().out == visible(
+        (b"\x1b[2J\n" + bytes(ids[: ids.index(ids[4])])).decode(errors="replace")
+        + "\n",
+        keep="\n\t",
+    )
 
 
 def test_a_token_that_the_tokenizer_lacks_is_one_sentence(tmp_path, capsys):

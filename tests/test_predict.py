@@ -71,6 +71,22 @@ def test_the_labels_and_probabilities_of_an_image(saved, picture, capsys):
     np.testing.assert_allclose(ours, expected[0][order], rtol=1e-4)
 
 
+def test_labels_cannot_command_the_terminal(saved, picture, tmp_path, capsys):
+    model = zoo.load_pretrained(saved / "known")
+    labels = tuple(f"\x1b[2J{k}\n  99.99%  \u202ecat\x9b" for k in range(len(LABELS)))
+    zoo.set_data_config(model, dataclasses.replace(CONFIG, labels=labels))
+    zoo.save(model, tmp_path / "forged")
+    args = [f"--model={tmp_path / 'forged'}", "--top=1", str(picture[0])]
+    assert cli.main(["mupax", "predict", *args]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2
+    assert printed[1].endswith(r"\n  99.99%  \u202ecat\x9b")
+    assert r"  \x1b[2J" in printed[1]
+    # Messages quote contents of files, too.
+    assert cli.main(["mupax", "predict", "--model=\x1b]0;title\x07", "a.png"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_an_image_in_object_storage_is_copied(saved, picture, capsys, monkeypatch):
     path, _ = picture
     monkeypatch.setenv("MUPAX_CACHE", str(path.parent / "cache"))

@@ -5,7 +5,7 @@ import sys
 
 from mupax.zoo.addresses import public
 
-from ..errors import Stopped, UserError, nearest, reason
+from ..errors import Stopped, UserError, nearest, reason, visible
 from . import (
     completion,
     convert,
@@ -108,7 +108,7 @@ def _refuse(sentence: str) -> int:
 def _say(sentence: str) -> None:
     # One write: `print` writes the end of the line separately, and another thread may
     # come between.
-    sys.stderr.write(f"mupax: {public(sentence)}\n")
+    sys.stderr.write(f"mupax: {visible(public(sentence))}\n")
 
 
 def _version() -> str:

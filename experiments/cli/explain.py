@@ -1,5 +1,6 @@
 """`mupax explain`."""
 
+from ..errors import visible
 from .command import Command
 from .flags import parse
 
@@ -11,7 +12,7 @@ def run(argv: list[str]) -> None:
 
     config, *_ = parse(argv)
     explain = transfer.explain_target if "sweep" in config else commands.explain
-    print(explain(config))
+    print(visible(str(explain(config)), keep="\n"))
 
 
 COMMAND = Command(

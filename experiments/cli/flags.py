@@ -107,8 +107,6 @@ def parse(argv: list[str], own: Sequence[Flag] = ()) -> Parsed:
         )
     given = _values(own, values)
     workdir = given.pop("workdir")
-    if workdir == "":
-        raise UserError("--workdir is empty; give a directory, or leave it out")
     if not workdir:
         workdir = default_workdir(argv[0], pathlib.PurePath(paths[0]).stem)
     if argv[0] in _OF_A_RUN:
@@ -225,6 +223,8 @@ def _values(own: Iterable[Flag], values: Any) -> dict[str, Any]:
     for flag in own:
         if flag.required and not values[flag.name].value:
             raise UserError(f"--{flag.name} is missing; {flag.required}")
+        if values[flag.name].present and values[flag.name].value in ("", [""]):
+            raise UserError(f"--{flag.name} is empty; give a value, or leave it out")
     return {flag.name: values[flag.name].value for flag in own}
 
 

@@ -21,6 +21,18 @@ FLAGS = (
     Flag("tokens", 100, "number of tokens to add; default: 100"),
     Flag("temperature", 0.8, "0 takes the likeliest token; default: 0.8"),
     Flag("top_k", None, "draw from the k likeliest tokens only", kind=int),
+    Flag(
+        "top_p",
+        None,
+        "draw from the likeliest tokens whose probabilities sum to this, at most 1",
+        kind=float,
+    ),
+    Flag(
+        "eos",
+        None,
+        "numbers of the tokens that end the text, e.g. 0,2, or none to go on; default: "
+        "the model's own",
+    ),
     Flag("seed", 0, "seed of the draws; default: 0"),
     Flag(
         "tokenizer",

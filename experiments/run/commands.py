@@ -21,7 +21,7 @@ from mupax.zoo.addresses import public
 
 from .. import data as datasets
 from .. import progress
-from ..errors import UserError
+from ..errors import UserError, visible
 from . import collectives, workdir
 from .build import build, open_dataset
 from .checkpoints import open_checkpoints, read_weights
@@ -53,7 +53,8 @@ def run(
         workdir.check(directory, None)
     prepared = prepare(parse(config), stand_in=dry_run)
     prepared.check()
-    console.print(describe(prepared), highlight=False, markup=False, soft_wrap=True)
+    text = visible(describe(prepared), keep="\n")
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         return None
     model = directory / "model"
