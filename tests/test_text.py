@@ -251,7 +251,7 @@ def test_mistakes_are_answered_in_one_line(song, options, message):
 @pytest.mark.parametrize("options", [{}, {"context": 16}])
 def test_the_path_of_a_text_without_its_kind_is_said_with_it(song, options):
     for name in ("input.txt", "s3://bucket/a.jsonl", str(song), str(song.parent)):
-        with pytest.raises(UserError, match=f"for text, give text:{name}$"):
+        with pytest.raises(UserError, match=f"is no dataset; write text:{name}$"):
             data.open_dataset(name, **options)
     with pytest.raises(UserError, match='"text:" lacks a path; give text:FILE'):
         data.open_dataset("text:", context=16)

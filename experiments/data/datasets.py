@@ -128,7 +128,9 @@ def open_dataset(
         )
     if is_fake_text(name):
         return fake_text(name, pool)
-    _check_kind(name)
+    of_user = name in REGISTERED or name.startswith((own.FOLDER, own.NPZ))
+    if not of_user and not name.startswith("fake:") and name not in images.DATASETS:
+        _check_prefix(name)
     of_text = {"context": context, "test_path": test_path}
     _refuse(name, {**of_text, "tokenizer": tokenizer != "bytes"})
     size = _size(image_size)
@@ -143,10 +145,9 @@ def open_dataset(
     elif name in images.DATASETS:
         _refuse(name, slices)
         splits = _in_memory(images.load(name, data_dir))
-    elif name in REGISTERED or name.startswith((own.FOLDER, own.NPZ)):
+    elif of_user:
         splits = _own(name, train_split, test_split)
     else:
-        _check_prefix(name)
         splits = _prepared(name, data_dir, train_split, test_split)
     fitting = {
         "crop_mode": crop_mode,
@@ -176,21 +177,6 @@ def _normalized_by(
             )
         given.append(array * np.float32(dataset.white))
     return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))
-
-
-_OF_TEXT = (".txt", ".text", ".md", ".csv", ".json", ".jsonl")
-
-
-def _check_kind(name: str) -> None:
-    """Raise UserError for a path without its kind, e.g. "input.txt"."""
-    path = pathlib.Path(name)
-    try:
-        is_text = path.suffix.lower() in _OF_TEXT or any(path.glob("*.txt"))
-        is_text |= path.is_file() and not path.suffix
-    except (OSError, ValueError):  # a NUL byte, or a name that is too long
-        return
-    if is_text and _unknown(name):
-        raise UserError(f"there is no dataset {name!r}; for text, give text:{name}")
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:
@@ -368,20 +354,26 @@ def _own(name: str, train_split: str, test_split: str | None) -> _Splits:
     return _Splits(name, classes, train, test, None, names)
 
 
+_OF_TEXT = (".txt", ".text", ".md", ".csv", ".json", ".jsonl")
+
+
 def _check_prefix(name: str) -> None:
     """Raise UserError for the path of a file or folder without its prefix."""
     if remote.is_remote(name):
         raise UserError(f"{name} is no dataset; write images:, npz: or text: before it")
     path = pathlib.Path(name).expanduser()
-    if path.suffix in (".npz", ".txt") or (os.path.isdir(path) and len(path.parts) > 1):
+    folder = os.path.isdir(path) and len(path.parts) > 1
+    file = os.path.isfile(path) and _unknown(name) is not None
+    if folder or file or path.suffix.lower() in (".npz", *_OF_TEXT):
         raise UserError(f"{name!r} is no dataset; write {_prefixed(name)}")
 
 
 def _prefixed(name: str) -> str:
     path = pathlib.Path(name).expanduser()
-    text = path.suffix == ".txt" or any(path.glob("*.txt"))
-    prefix = own.NPZ if path.suffix == ".npz" else "text:" if text else own.FOLDER
-    return f"{prefix}{name}"
+    if path.suffix == ".npz":
+        return f"{own.NPZ}{name}"
+    folder = os.path.isdir(path) and not any(path.glob("*.txt"))
+    return f"{own.FOLDER if folder else 'text:'}{name}"
 
 
 # Few examples, for short epochs and evaluations.
