@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -289,7 +290,8 @@ def end_tokens(eos: int | Sequence[int] | None, vocab: int) -> tuple[int, ...]:
       >>> end_tokens(2, 10), end_tokens([1, 2], 10), end_tokens(None, 10)
       ((2,), (1, 2), ())
     """
-    tokens = () if eos is None else (eos,) if np.ndim(eos) == 0 else tuple(eos)
+    several = isinstance(eos, Sequence) or np.ndim(eos) > 0
+    tokens: Any = () if eos is None else eos if several else (eos,)
     for token in tokens:
         whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
         if not whole or not 0 <= token < vocab:

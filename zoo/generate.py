@@ -123,7 +123,7 @@ def generate(
 
 def _padded(
     tokens: Any,
-) -> tuple[Int[Array, "batch time"] | np.ndarray, Int[np.ndarray, " batch"] | None]:
+) -> tuple[Any, Int[np.ndarray, " batch"] | None]:
     """Prompts as one array, and the number of padding tokens before each, if any.
 
     Raises:
