@@ -182,7 +182,9 @@ class Chunks:
         limit = self._limits.share * memory.available()
         stop = self._limits.stop_diverged
         cpu = jax.default_backend() == "cpu"
-        options = {"xla_backend_optimization_level": str(_LEVEL)} if cpu else None
+        options: dict[str, str | bool] | None = None
+        if cpu:
+            options = {"xla_backend_optimization_level": str(_LEVEL)}
         while True:
             arguments = (
                 self._keys[: self._rows],

@@ -9,7 +9,7 @@ has fast code for the gradients of convolutions, but not inside of loops.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -37,7 +37,7 @@ def program(
     *,
     together: bool,
     stop_diverged: bool = False,
-    options: Mapping[str, str] | None = None,
+    options: dict[str, str | bool] | None = None,
 ) -> Any:
     """Compile all runs of a training, sharded over the local devices.
 
@@ -58,7 +58,7 @@ def program(
     """
     train = _together if together else _in_turn
     floor = (training.guess or 0.0) if stop_diverged else None
-    runs = functools.partial(train, training, floor)
+    runs: Callable[..., Any] = functools.partial(train, training, floor)
     none, points = PartitionSpec(), PartitionSpec("runs")
     specs = none, points, none, points, none
     runs = _sharded(runs, specs, PartitionSpec(None, "runs"))
@@ -102,7 +102,7 @@ class _Stepwise:
         training: "Training",
         floor: float | None,
         arguments: tuple[Any, ...],
-        options: Mapping[str, str] | None,
+        options: dict[str, str | bool] | None,
     ):
         def one(hyper: "Hyper") -> "Hyper":
             return {name: values[0] for name, values in hyper.items()}
