@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable
-from typing import BinaryIO
+from io import BufferedReader
 
 from .files import open_regular, read_json
 
@@ -100,5 +100,5 @@ def sha256(path: pathlib.Path) -> str:
         return _digest(file)
 
 
-def _digest(file: BinaryIO) -> str:
+def _digest(file: BufferedReader) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()

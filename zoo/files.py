@@ -5,13 +5,14 @@ import math
 import os
 import pathlib
 import stat
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 # Configs have kilobytes; a thousand labels, tens of kilobytes.
 _LARGEST_JSON = 64 * 2**20
 
 
-def open_regular(path: pathlib.Path) -> BinaryIO:
+def open_regular(path: pathlib.Path) -> BufferedReader:
     """Open a file for reading, or a symbolic link to one.
 
     Raises:

@@ -280,7 +280,7 @@ def _full(
 
 
 def _make(
-    model: type[nnx.Module],
+    model: Callable[..., nnx.Module],
     options: dict[str, Any],
     only: frozenset[tuple[Any, ...]] | None = None,
 ) -> Any:
@@ -322,7 +322,7 @@ def _picked(made: nnx.Module, only: frozenset[tuple[Any, ...]] | None) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _program(
-    model: type[nnx.Module],
+    model: Callable[..., nnx.Module],
     options: tuple[tuple[str, str, Any], ...],
     graph: nnx.GraphDef,
     only: frozenset[tuple[Any, ...]] | None,

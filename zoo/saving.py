@@ -374,11 +374,11 @@ def check_sizes(model: nnx.Module, source: str, arrays: int | None = None) -> No
     Raises:
       ValueError: they cannot. Nothing was allocated.
     """
-    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    for _, variable in state if arrays is not None else ():
+    most = math.inf if arrays is None else max(arrays, 1000)
+    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         stacked = len(variable.shape) > len(variable.get_metadata()["axes"])
         # Of few layers, the first missing array is a better message.
-        if stacked and variable.shape[0] > max(arrays, 1000):
+        if stacked and variable.shape[0] > most:
             raise ValueError(
                 f"a model with {variable.shape[0]:,} layers does not fit {source}, "
                 f"which holds {arrays:,} arrays; its config may be damaged"
