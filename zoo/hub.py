@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import checksums
+from .addresses import public
 from .checksums import sha256
 
 # Names with these suffixes are files, even if they do not exist. Other names with a
@@ -123,7 +124,7 @@ def download(
             "of its branches, tags or commits"
         ) from None
     except Exception as error:  # the network, proxies and disks raise their own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = _reason(error)
         raise ValueError(
             f"the path {source!r} does not exist, and downloading {filename} from the "
             f"hub failed ({reason}); offline, pass the path of a file"
@@ -217,11 +218,16 @@ def upload(
                 f"the hub does not let this token write to {repository!r}; give one "
                 "that may, by `hf auth login`, HF_TOKEN or token=..."
             ) from None
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = _reason(error)
         raise ValueError(
             f"uploading {repository!r} failed ({reason}); run the same call again"
         ) from None
     return str(commit.commit_url)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error. Addresses in it may be signed."""
+    return str(public(str(error).strip().partition("\n")[0])) or type(error).__name__
 
 
 def _split(source: str, options: HubOptions) -> tuple[str, HubOptions]:
