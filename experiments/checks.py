@@ -5,7 +5,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import UserError, short
+from .errors import UserError, nearest, short
 
 Check = Callable[[str, Any], Any]
 
@@ -80,8 +80,11 @@ def one_of(*names: str) -> Check:
     """Check for one of several names."""
 
     def check(key: str, value: Any) -> str:
-        if value not in names:
-            raise UserError(f"{key}={shown(value)} must be one of {', '.join(names)}")
+        if not isinstance(value, str) or value not in names:
+            raise UserError(
+                f"{key}={shown(value)} must be one of {', '.join(names)}"
+                f"{nearest(str(value), names)}"
+            )
         return value
 
     return check

@@ -1,11 +1,11 @@
 """Exceptions that the command line turns into one sentence."""
 
-import difflib
 import importlib
 import re
 from collections.abc import Iterable
 from typing import Any
 
+from mupax.optim.parametrizations import closest
 from mupax.zoo.addresses import public
 
 
@@ -95,8 +95,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
       >>> nearest("digts", ["digits", "mnist"])
       "; did you mean 'digits'?"
     """
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = closest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def import_extra(package: str, extra: str, user: str) -> Any:

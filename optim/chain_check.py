@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .parametrizations import Parametrization
 from .paths import flatten
 from .probing import (
     Condition,
@@ -54,6 +55,12 @@ _CLIMBS = (
     "the update of {!r} points along its gradient, which raises the loss: the learning "
     "rate needs a minus, which optax.scale_by_learning_rate has; two of them, or one "
     "after a whole optimizer, cancel it"
+)
+OTHER_TREE = (
+    "a tree of masks or labels does not have the structure of the gradients (nnx."
+    "Optimizer passes them without nnx.Param); pass a function in its place, e.g. "
+    "mask=lambda params: jax.tree.map(lambda x: x.ndim >= 2, params); or give "
+    "check_chain the parameters as params=..."
 )
 # Weights beside which no decay is seen.
 _LIGHT = 1e-4
@@ -260,7 +267,7 @@ def inspect_chain(
         for path, pair in probe_shapes(shapes).items()
     }
     try:
-        rows = _Inspector(Probe(tx, tree, leaves), rules).rows()
+        rows = _Inspector(Probe(tx, tree, leaves), rules, scales, point).rows()
     except (TracedError, jax.errors.JAXTypeError) as error:
         raise Unchecked(
             "a hyperparameter of tx is a traced value; check the optimizer outside of "
@@ -268,12 +275,46 @@ def inspect_chain(
             traced=True,
         ) from error
     except Exception as error:
+        if _is_ours(error):
+            raise Unchecked(str(error)) from error
+        if "pytree structure error" in str(error):
+            raise Unchecked(OTHER_TREE) from error
         raise Unchecked(
             "tx cannot be run on gradients with the paths of the scales "
             f"({type(error).__name__}: {error}); pass params=... if it holds trees of "
             "masks or labels, or check the optimizer inside of it (lookahead, SAM)"
         ) from error
     return ChainCheck(rows, _summary({p: r.hint for p, r in rows.items()}))
+
+
+def stacked_vectors(scales: Scales) -> set[str]:
+    """Paths of biases and norm scales that have an axis of layers, e.g. (L, d).
+
+    Rules such as `x.ndim >= 2` take them for kernels. The axis is that of a stack of
+    kernels in the same part of the model.
+    """
+    stacks = {
+        (path.partition("/")[0], s.shape[0])
+        for path, s in scales.items()
+        if s.in_axes and 0 not in (*s.in_axes, *s.out_axes)
+    }
+    return {
+        path
+        for path, s in scales.items()
+        if not s.in_axes
+        and len(s.shape) > 1
+        and (path.partition("/")[0], s.shape[0]) in stacks
+    }
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package raised an error, whose message says what to do."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    package = __name__.rpartition(".")[0]
+    raised_in = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
+    return isinstance(error, ValueError) and raised_in.startswith(f"{package}.")
 
 
 _CONDITIONS = (
@@ -293,8 +334,14 @@ _CONDITIONS = (
 class _Inspector:
     """The runs of one check, and the judgements drawn from them."""
 
-    def __init__(self, probe: Probe, rules: Mapping[str, Multipliers]):
-        self.probe, self.rules = probe, rules
+    def __init__(
+        self,
+        probe: Probe,
+        rules: Mapping[str, Multipliers],
+        scales: Scales,
+        point: Parametrization,
+    ):
+        self.probe, self.rules, self.scales, self.point = probe, rules, scales, point
         self.runs = {}
         for which in Mode:
             self.runs[which], self.acted = probe.run(which, _CONDITIONS)
@@ -477,6 +524,14 @@ class _Inspector:
                 "no scaling acts on it: use an optimizer of mupax.optim, or add "
                 "scale_by_parametrization after the transform that makes the update"
             )
+        acting = next(iter(self.acted.acted["scaling", path]))
+        if acting.scales.get(path) != self.scales[path]:
+            return "tx was made from other scales: make it from those of this check"
+        if not self.point.same_rules(acting.point):
+            return (
+                f"tx scales by {acting.point.label}, and this check is for "
+                f"{self.point.label}: give both the same parametrization"
+            )
         on = self._size(path, Mode.TARGET, _LARGE)
         off = self._size(path, Mode.UNSCALED, _LARGE)
         expected = self._expected(path)
@@ -619,6 +674,14 @@ class _Inspector:
                 f"the update of {path!r} is its weight decay alone: if it is frozen, "
                 "freeze it after the decay, or by optax.partition with "
                 "optax.set_to_zero()"
+            )
+        spared = any(not self._decays_apart(p) for p in self.rules)
+        if spared and path in stacked_vectors(self.scales) and self._decays_apart(path):
+            return (
+                f"the weight decay of {path!r}, of shape {self.scales[path].shape}, "
+                "acts on a bias or norm scale in each layer of a stack, as the mask "
+                "x.ndim >= 2 does; choose kernels by their names, or use optim.adamw "
+                "with mask='matrices'"
             )
         if self._degree(path, Mode.BASE, _LARGE) < -0.5:
             return (

@@ -6,6 +6,7 @@ by the name of the function that creates them. If a link hides others, e.g.
 initialized (`check_chain`).
 """
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 import optax
 
-from .chain_check import Unchecked, climbing, inspect_chain
+from .chain_check import OTHER_TREE, Unchecked, climbing, inspect_chain
 from .links import SCALING, STATES, ChainWarning, Kind, Link, describe, mark
 from .probing import acting
 from .rules import Family
@@ -89,7 +90,8 @@ which undoes it; put it after scale_by_lion, and before weight decay and learnin
         structure = jax.tree.structure(params)
         if structure not in checked:
             if hidden:
-                _check_running(plain, params)
+                with _explained_trees():
+                    _check_running(plain, params)
             else:
                 # SAM holds two optimizers, which cannot run without a second gradient.
                 sam = any(link.name == "sam" for link in flat)
@@ -99,9 +101,21 @@ which undoes it; put it after scale_by_lion, and before weight decay and learnin
         return plain.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
-        return plain.update(updates, state, params, **more)
+        with _explained_trees():
+            return plain.update(updates, state, params, **more)
 
     return mark(optax.GradientTransformationExtraArgs(init, update), whole)
+
+
+@contextlib.contextmanager
+def _explained_trees() -> Iterator[None]:
+    """Turn JAX's error for a tree of masks or labels into one sentence."""
+    try:
+        yield
+    except ValueError as error:
+        if "pytree structure error" not in str(error):
+            raise
+        raise ValueError(OTHER_TREE) from error
 
 
 def _flat(links: Any) -> Iterator[Link]:

@@ -11,7 +11,7 @@ import difflib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from .scales import ParamScale, Role
@@ -551,7 +551,25 @@ def _gauge(gauge: Gauge) -> dict[Role, Powers]:
 def unknown(kind: str, name: str, known: Any) -> str:
     """Error message for a name that is not in `known`."""
     names = sorted(map(str, known))
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
-    return f"unknown {kind} {name!r}; nearest is {near[0]!r}, known are " + ", ".join(
+    near = closest(str(name), names, least=0.0)
+    return f"unknown {kind} {name!r}; nearest is {near!r}, known are " + ", ".join(
         names
     )
+
+
+def closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """The known name that is most similar, in upper or lower case.
+
+    Args:
+      name: an unknown name.
+      known: the known ones.
+      least: the least similarity, from 0 to 1; None is returned if all are below.
+
+    Examples:
+      >>> closest("adamW", ["adam", "adamw"]), closest("MuP", ["sp", "mup"])
+      ('adamw', 'mup')
+      >>> closest("digits", ["adam"])
+    """
+    folded = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=least)
+    return folded[near[0]] if near else None

@@ -149,10 +149,17 @@ def test_an_unknown_flag_is_named(capsys):
 
 def test_a_key_or_value_that_is_wrong_is_quoted_as_typed(capsys):
     said = refused(capsys, "transfer", *TOY, "--config.sweep.dephts=3")
-    assert "no key 'dephts'; did you mean 'depths'?" in said
+    assert "no key sweep.dephts; did you mean 'depths'?" in said
     said = refused(capsys, "transfer", *TOY, "--config.nope=3")
     assert said.endswith("no key nope; docs/reference/config.md lists all keys\n")
     assert "'x'" in refused(capsys, "sweep", *TOY, "--workers=x")
+
+
+def test_flags_set_any_key_of_a_target_as_a_file_does():
+    words = ["target.model.width=96", "target.dataset=mnist"]
+    argv = ["transfer", "--config=digits", *(f"--config.{word}" for word in words)]
+    target = flags.parse(argv).config.target
+    assert (target.model.width, target.dataset) == (96, "mnist")
 
 
 def test_flags_set_options_that_the_config_leaves_out():
@@ -173,7 +180,8 @@ def test_flags_set_options_that_the_config_leaves_out():
         ("schedule.nme=3", "schedule has no option 'nme'; its options are warmup"),
         ("data.image_sise=3", "data: got an unexpected keyword argument 'image_sise'"),
         ("parametrization.alpha=3", "has no option 'alpha'"),
-        ("model.a.b=3", "the config has no key a"),
+        ("model.a.b=3", "resmlp has no option 'a'"),
+        ("model.width.x=3", "no key model.width.x: model.width is a value, not a"),
         ("model.out_features=5", "5, but digits gives 10; use other data, or leave"),
         ("model.input_shape=(4, 4, 1)", r"digits gives \(8, 8, 1\); set data.image"),
         ("model.base_width=5", "model.base_width has no effect.*; set base_width"),

@@ -62,7 +62,9 @@ def schedule(step):
 
 
 def decayed(tree):
-    return jax.tree.map(lambda x: x.ndim > 1, tree)
+    return jax.tree.map(
+        lambda x: x.ndim != 1 and x.shape != tree["blocks"]["bias"].shape, tree
+    )
 
 
 NAMESAKES = {
@@ -641,3 +643,28 @@ def test_updates_of_a_zero_weight_do_not_scale_under_lamb():
         updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
         steps.append(float(updates["head"][0, 0]))
     assert steps[0] == pytest.approx(steps[1], rel=1e-4)
+
+
+def test_a_mask_from_an_nnx_state_works_as_a_function_does():
+    model = nnx.Dict(up=nnx.Linear(4, 8, rngs=nnx.Rngs(0)))
+    params = nnx.state(model, nnx.Param)
+    base = nnx.Dict(up=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    scales = optim.infer_scales(base, model, readout=None)
+    mask = jax.tree.map(lambda x: x.ndim >= 2, params)
+    tx = optim.adamw(0.1, scales, "mup", weight_decay=1.0, mask=mask)
+    before = model["up"].kernel[...]
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer.update(model, jax.tree.map(jnp.zeros_like, params))
+    np.testing.assert_allclose(model["up"].kernel[...], 0.9 * before, rtol=1e-6)
+    with pytest.raises(ValueError, match="no entry for parameter 'up/kernel'"):
+        optim.adamw(0.1, scales, "mup", mask={"up": {"bias": True}}).init(params)
+
+
+def test_a_mask_that_decays_biases_of_a_stack_is_a_warning():
+    with pytest.warns(optim.ChainWarning, match="True for 'blocks/bias'"):
+        optim.adamw(
+            0.1,
+            SCALES,
+            "depth_mup",
+            mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p),
+        ).init(tree(32, 8))

@@ -240,7 +240,7 @@ def set_data_config(model: nnx.Module, config: DataConfig) -> None:
     """
     if not isinstance(config, DataConfig):
         raise ValueError(f"{config!r} must be a zoo.DataConfig")
-    shape = _input_shape(model)
+    shape = input_shape(model)
     for what, ours, theirs in (
         ("channels", config.size[2], shape[2] if shape else None),
         ("labels", config.labels and len(config.labels), _classes(model)),
@@ -266,7 +266,7 @@ def remember(
     """
     if config is None:
         return
-    shape = _input_shape(model)
+    shape = input_shape(model)
     if shape is not None and shape[2] != config.size[2]:
         logger.warning(
             f"the preprocessing of the source is for {config.size[2]} channels, but "
@@ -284,7 +284,7 @@ def remember(
     )
 
 
-def _input_shape(model: nnx.Module) -> tuple[int, int, int] | None:
+def input_shape(model: nnx.Module) -> tuple[int, int, int] | None:
     """The image shape that a model was created for; None for other models."""
     try:
         name, options = recipe(model)

@@ -1,7 +1,6 @@
 """Create models by name: `create`, `list_models`."""
 
 import dataclasses
-import difflib
 import fnmatch
 import functools
 import inspect
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from mupax.optim.parametrizations import closest
 
 from .family import Family
 
@@ -442,9 +443,8 @@ def _near(name: str, known: Any) -> str:
     """End of a message about an unknown name: a similar name, or all known ones."""
     if known is _MODELS and "/" in name:
         return "; zoo.load_pretrained(...) loads a repository of the Hugging Face hub"
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    if close:
-        return f"; the nearest is {close[0]!r}"
+    if close := closest(name, known):
+        return f"; the nearest is {close!r}"
     if known is _MODELS:
         return f"; zoo.list_models() and `mupax models` list all {len(known)}"
     return f"; known are {', '.join(known)}"

@@ -241,7 +241,8 @@ def load(
     try:
         _check_fit(dict(_variables(model)[1]), arrays, fresh)
     except ValueError as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
+        shown = {k: getattr(v, "label", v) for k, v in wrong.items()}
+        given = ", ".join(f"{key}={value!r}" for key, value in shown.items())
         remedy = f"; leave out {given}" if given else ""
         raise ValueError(f"{error}{remedy}") from None
     _check_multipliers(saved, model, directory)

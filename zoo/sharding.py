@@ -130,8 +130,9 @@ def complete_rules(
       ValueError: a rule has an unknown mesh axis.
     """
     for name, rule in (changes or {}).items():
-        for axis in _choices(rule):
-            if axis not in MESH_AXES:
+        known = rule is None or isinstance(rule, str | Sequence)
+        for axis in _choices(rule) if known else (rule,):
+            if not isinstance(axis, str) or axis not in MESH_AXES:
                 raise ValueError(
                     f"the sharding rule of {name!r} names {axis!r}, which must be None "
                     f"or one of {MESH_AXES}"

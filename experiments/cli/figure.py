@@ -3,6 +3,7 @@
 import contextlib
 
 from .. import remote
+from ..checks import one_of
 from ..errors import UserError
 from .command import Command
 from .flags import Flag, parse_own
@@ -10,7 +11,7 @@ from .flags import Flag, parse_own
 FLAGS = (
     Flag(
         "scale",
-        "laptop",
+        None,
         "laptop (the default: minutes on two cores), medium (hours of one core), long "
         "(the sizes of medium, the paper's number of steps), wide (wider models; only "
         "some figures have it) or paper",
@@ -44,9 +45,13 @@ def run(argv: list[str]) -> None:
             "the name of a figure is missing; give one, e.g. `mupax figure tp6-9`. "
             "`mupax figure list` lists them"
         )
-    if own["scale"] not in figures.SCALES:
-        known = ", ".join(figures.SCALES)
-        raise UserError(f"--scale {own['scale']} must be one of: {known}")
+    if (scale := own["scale"]) and names[0] in ("all", "list", "pages"):
+        raise UserError(
+            f"--scale={scale} has no effect on `mupax figure {names[0]}`, which takes "
+            "the largest scale whose tables are complete; leave it out, or give the id "
+            "of one figure"
+        )
+    scale = one_of(*figures.SCALES)("--scale", "laptop" if scale is None else scale)
     if not own["workdir"]:
         raise UserError("--workdir is empty; give a directory, or leave it out")
     with contextlib.ExitStack() as held:
@@ -57,7 +62,7 @@ def run(argv: list[str]) -> None:
         elif own["tables"]:
             tables = held.enter_context(mirror.opened(own["tables"]))
         request = figures.Request(
-            own["scale"],
+            scale,
             folder,
             own["data_dir"],
             own["dataset"],
@@ -74,6 +79,7 @@ COMMAND = Command(
     config=False,
     arguments="""\
   list             every figure of the four papers
-  ID               draw one, e.g. tp6-9; all: every figure that needs no training
+  ID               draw one, e.g. tp6-9; missing runs are trained
+  all              every figure whose tables are complete, e.g. in --tables=docs/data
   pages            rewrite docs/figures.md and docs/evidence.md from docs/data""",
 )

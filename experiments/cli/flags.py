@@ -147,7 +147,10 @@ def _check_transferred(words: Iterable[str], source: str) -> None:
 
 
 # Sections whose keys depend on a name, e.g. that of the model. A flag may add keys.
-_OPEN = ("model", "optimizer", "schedule", "parametrization", "data", "sharding")
+_OPEN = (
+    *("model", "optimizer", "schedule", "parametrization", "data", "sharding"),
+    "modules",
+)
 
 
 def _without_sections(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -161,7 +164,6 @@ def _override_sections(config: "ConfigDict", words: list[str]) -> None:
     """Override keys of sections; adds missing sections and keys of open sections."""
     from absl import flags
     from ml_collections import config_flags
-    from ml_collections.config_dict import placeholder
 
     from ..run.config import defaults
 
@@ -169,27 +171,52 @@ def _override_sections(config: "ConfigDict", words: list[str]) -> None:
     with config.unlocked():
         for word in words:
             path = word.removeprefix("--config.").partition("=")[0]
-            section, key = path.split(".", 1)
+            section, *keys = path.split(".")
             if section not in config:
                 config[section] = whole[section]
-            axis = key.partition("[")[0].removeprefix("axes.")
-            if (
-                section == "sweep"
-                and key.startswith("axes.")
-                and axis not in config[section].axes
-            ):
-                known = sorted(config[section].axes)
-                raise ValueError(
-                    f"a sweep has no axis {axis!r}; its axes are {', '.join(known)}"
-                    f"{nearest(axis, known)}"
-                )
-            if section in _OPEN and key.isidentifier() and key not in config[section]:
-                config[section][key] = placeholder(object)
+            _check_key(section, keys, config)
+            unset = section == "target" and not config.target.get(keys[0])
+            if section in _OPEN or keys[0] == "parametrizations" or unset:
+                _add(config, path)
     values = flags.FlagValues()
     # DEFINE_config_dict reads overrides from sys.argv.
     sys.argv = [sys.argv[0], *words]
     config_flags.DEFINE_config_dict("config", config, flag_values=values)
     values(sys.argv)
+
+
+def _check_key(section: str, keys: Sequence[str], config: "ConfigDict") -> None:
+    """Raise a ValueError for keys that a sweep or a target lacks."""
+    from ..run.config import KEYS
+
+    head = keys[0].partition("[")[0]
+    if section == "sweep" and head == "axes" and len(keys) > 1:
+        known = sorted(config.sweep.axes)
+        if (axis := keys[1].partition("[")[0]) not in known:
+            raise ValueError(
+                f"a sweep has no axis {axis!r}; its axes are {', '.join(known)}"
+                f"{nearest(axis, known)}"
+            )
+    known = sorted({*config[section], *(KEYS if section == "target" else ())})
+    if section not in _OPEN and head not in known:
+        hint = nearest(head, known) or "; docs/reference/config.md lists all keys"
+        raise ValueError(f"the config has no key {section}.{head}{hint}")
+
+
+def _add(config: "ConfigDict", path: str) -> None:
+    """Add the key of an override, and sections on the way to it, if missing."""
+    from ml_collections import ConfigDict
+    from ml_collections.config_dict import placeholder
+
+    *sections, key = path.split(".")
+    for name in sections:
+        if name not in config and name.isidentifier():
+            config[name] = ConfigDict()
+        if not isinstance(config.get(name), ConfigDict):
+            return  # the override raises an error
+        config = config[name]
+    if key.isidentifier() and key not in config:
+        config[key] = placeholder(object)
 
 
 def parse_own(
@@ -279,6 +306,13 @@ def _with_config_path(argv: list[str]) -> list[str]:
     return out
 
 
+# Of ml_collections, for a key of a value.
+_NOT_A_SECTION = re.compile(
+    r"Attribute .* does not exist .*Attempting to lookup: ([\w.]+)|"
+    r"Override ([\w.]+) can not be applied"
+)
+
+
 def _one_line(error: BaseException) -> str:
     text = str(error)
     if "Error whilst parsing config file" in text:
@@ -294,6 +328,12 @@ def _one_line(error: BaseException) -> str:
 
         if found[1].partition(".")[0] in defaults("sweep", "target"):
             return f"{text.strip()}; a key of the config is --config.{found[1]}=..."
+    if found := _NOT_A_SECTION.search(text):
+        path = found[1] or found[2]
+        return (
+            f"the config has no key {path}: {path.rpartition('.')[0]} is a value, not "
+            "a section"
+        )
     text = text.replace("\\n", " ").replace("\\'", "'").replace('\\"', '"')
     if isinstance(error, AttributeError | KeyError):
         while len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
@@ -302,7 +342,9 @@ def _one_line(error: BaseException) -> str:
         if near:
             text = f"{text[: near.start()]}; did you mean {near[1]!r}?"
         else:
-            text += "; docs/reference/config.md lists all keys"
+            from ..run.config import KEYS
+
+            text += nearest(text, KEYS) or "; docs/reference/config.md lists all keys"
         text = f"the config has no key {text}"
         if "no attribute 'get_config'" in text:
             text = "the config does not load: it has no function get_config()"

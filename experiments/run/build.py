@@ -82,7 +82,12 @@ def build(config: RunConfig, dataset: Dataset | None = None) -> Built:
     _check_shapes(config, dataset, shapes)
     try:
         if config.init_from:
-            model = _pretrained(config, shapes)
+            try:
+                model = _pretrained(config, shapes)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f"init_from={config.init_from}: {reason(error, 500)}"
+                ) from None
             if dataset.kind == "text":
                 shapes = _shapes_of_decoder(model, dataset)
             _check_preprocessing(config, dataset, model)

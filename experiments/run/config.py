@@ -423,6 +423,7 @@ def _check_together(config: RunConfig) -> None:
         if key not in ("warmup", "decay", "final"):
             raise UserError(
                 f"schedule has no option {key!r}; its options are warmup, decay, final"
+                f"{nearest(key, ('warmup', 'decay', 'final'))}"
             )
     for key, build in (
         ("parametrization", lambda: config.rules),
@@ -461,7 +462,8 @@ def without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(key: str) -> str:
-    return f"the config has no key {key!r}; its keys are {', '.join(KEYS)}"
+    hint = nearest(key, KEYS) or f"; its keys are {', '.join(KEYS)}"
+    return f"the config has no key {key!r}{hint}"
 
 
 def plain(config: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from mupax import optim
 
 from ..checks import number, one_of
-from ..errors import UserError
+from ..errors import UserError, nearest
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "muon", "adafactor", "lamb")
 
@@ -44,7 +44,7 @@ def check_optimizer(options: Mapping[str, Any]) -> frozenset[str]:
         if key not in accepted:
             raise UserError(
                 f"optimizer {name!r} has no option {key!r}; its options are "
-                f"{', '.join(sorted(accepted))}"
+                f"{', '.join(sorted(accepted))}{nearest(key, accepted)}"
             )
         if key in RANGES and value is not None:
             RANGES[key](f"optimizer.{key}", value)

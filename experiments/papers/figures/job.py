@@ -38,9 +38,15 @@ def run(name: str, request: Request) -> None:
         pages.write(pathlib.Path("docs"))
     elif name == "all":
         draw.prepare(request.folder)
-        for figure in known.values():
-            if (drawing := from_data(figure, request)) is not None:
-                _write(figure, drawing, request)
+        drawings = {f: from_data(f, request) for f in known.values()}
+        complete = {f: drawing for f, drawing in drawings.items() if drawing}
+        if not complete:
+            raise UserError(
+                f"{request.tables} has the complete tables of no figure; give "
+                "--tables=docs/data, or the id of one figure, which trains its runs"
+            )
+        for figure, drawing in complete.items():
+            _write(figure, drawing, request)
     elif name in known:
         figure = known[name]
         if figure.draw is None:
