@@ -133,6 +133,7 @@ def _compared(
                 "another --workdir, or an empty one"
             )
         return False
+    _check_kind(workdir, stored, settings)
     if settings is None:
         return whole
     differ = [
@@ -152,6 +153,25 @@ def _compared(
             f"{workdir} began; choose another --workdir, or bring the old data back"
         )
     return whole and stored == settings
+
+
+def _check_kind(
+    workdir: pathlib.Path, stored: dict[str, Any], settings: dict[str, Any] | None
+) -> None:
+    """Raise a UserError if another command made the directory."""
+    kinds = [_command(stored), "train" if settings is None else _command(settings)]
+    if kinds[0] != kinds[1]:
+        inside = " (its target's run is in target/)" * (kinds[0] == "transfer")
+        raise UserError(
+            f"{workdir} is the directory of a `mupax {kinds[0]}`{inside}; resume it "
+            f"with that command, or choose another --workdir for `mupax {kinds[1]}`"
+        )
+
+
+def _command(settings: dict[str, Any]) -> str:
+    """The command that stores such settings."""
+    kinds = {"target": "transfer", "search": "search", "sweep": "sweep"}
+    return next((kinds[key] for key in kinds if key in settings), "train")
 
 
 def check_model(workdir: pathlib.Path, settings: dict[str, Any], dataset: str) -> None:
