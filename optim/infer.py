@@ -1,7 +1,7 @@
 """`infer_scales`: roles and ratios of any JAX model, from the shapes of two models."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import names
@@ -11,11 +11,14 @@ from .depth_change import DepthChange, from_front
 from .leaves import Leaf, Leaves, leaves
 from .lists import Pairing
 from .overrides import Overrides
+from .parametrizations import parametrization as named
 from .paths import biases_of
 from .patterns import UNSET, Pattern
+from .reading.compare import read_scales
 from .readouts import InferredModel, choose_readouts, last_width
 from .scales import ParamScale, Role, Scales, param_scale
 from .training import training_scale
+from .transforms import ParametrizationLike
 from .widths import Widths, vector_as_readout
 
 
@@ -23,6 +26,9 @@ def infer_scales(
     base: Any,
     target: Any,
     *,
+    inputs: tuple[Any, ...] | None = None,
+    call: Callable[..., Any] | None = None,
+    parametrization: ParametrizationLike | None = None,
     depth: tuple[int, int] | None = None,
     branch: str | None = UNSET,
     stream: str | None = None,
@@ -41,15 +47,36 @@ def infer_scales(
 ) -> Scales:
     """Find the role and growth ratios of every parameter by comparing two models.
 
-    Where shapes are ambiguous, the function does not guess: it raises a `ValueError`
-    that lists the parameters and the argument to pass for each.
+    With `inputs`, both forward passes are traced (`jax.make_jaxpr`), and everything is
+    read from their programs: which axes of a parameter are summed over, the residual
+    branches and their number, and the constants on branches, attention logits and
+    readouts. Names and shapes do not matter, and the model needs no change: where it
+    does not multiply its branches or logits, `rescale_init` and the optimizers give
+    the parameters at the end of a branch (and those of the queries) initial sizes and
+    learning rates that have the same effect. Where it does, the constant is checked.
+    Nothing is computed, so a model of any size needs no memory.
+
+    Without `inputs`, roles come from names and shapes. Where these are ambiguous, the
+    function does not guess: it raises a `ValueError` that lists the parameters and the
+    argument to pass for each.
 
     Args:
       base: the model that was tuned, or that you will tune: an NNX or Equinox
         module, NNX state, Linen variables, Haiku parameters, any pytree of arrays or
         `jax.ShapeDtypeStruct`s, or a function of no arguments that builds one. A
         function is only traced (`jax.eval_shape`), so large models need no memory.
+        With `inputs` also a Linen module, a Haiku function after `hk.transform`, or a
+        pair (forward pass, parameters), where the forward pass is a Linen module or
+        a function of the parameters and the inputs.
       target: the model to train, in the same form; wider, deeper or both.
+      inputs: the arguments of one forward pass, arrays or `jax.ShapeDtypeStruct`s of
+        any batch size. Flags and other Python values are passed on as they are.
+      call: the forward pass, a function of the model (or parameters) and the inputs,
+        if it is not `model(*inputs)`. A loss will do.
+      parametrization: a name, or the result of `optim.parametrization`; only with
+        `inputs`. By default, if depth changes, the one that the constants on branches
+        belong to; without constants "depth_mup" for branches of one layer and
+        "completep" for more.
       depth: (base depth, target depth), the number of residual blocks. The blocks
         may be a list (`blocks/3/...`) or a stacked axis. If they are stacked, give
         `depth` even when both are equal.
@@ -93,7 +120,11 @@ def infer_scales(
       parametrization.
 
     Raises:
-      ValueError: base and target have the same shapes, or different parameters; a
+      ValueError: with `inputs`: the forward pass fails; a growing parameter is not
+        used, or enters an operation that cannot be read; branches have different
+        constants, or other ones than the parametrization needs; a multiplier is
+        missing and no parameter can carry it. The message names the line of your code.
+        Always: base and target have the same shapes, or different parameters; a
         dimension shrinks or does not divide; a pattern matches nothing; depth without
         branches; `branch` matches parameters outside of the blocks, or not all of
         those inside; the role of a parameter is ambiguous; several parameters may be
@@ -101,10 +132,28 @@ def infer_scales(
         The message names the path and what to write instead.
 
     Source: the roles are those of Tensor Programs V, Table 8; depth is that of
-    Tensor Programs VI, Definition 6.2.
+    Tensor Programs VI, Definition 6.2; carrying a multiplier is a change of gauge,
+    Yaida eq. 2.8.
 
     Examples:
+      >>> import jax
       >>> import jax.numpy as jnp
+      >>> def net(n, blocks):
+      ...     return {"a": jnp.zeros((8, n)), "b": jnp.zeros((blocks, n, n)),
+      ...             "c": jnp.zeros((n, 10))}
+      >>> def forward(p, x):
+      ...     x, _ = jax.lax.scan(
+      ...         lambda x, w: (x + jax.nn.relu(x) @ w, None), x @ p["a"], p["b"])
+      ...     return x @ p["c"]
+      >>> scales = infer_scales(net(64, 4), net(256, 64), call=forward,
+      ...                       inputs=(jax.ShapeDtypeStruct((1, 8), jnp.float32),))
+      >>> [(path, s.role.value, s.width_in, s.depth) for path, s in scales.items()]
+      [('a', 'input', 1.0, 16.0), ('b', 'hidden', 4.0, 16.0), ('c', 'output', 4.0, 16.0)]
+      >>> scales.parametrization.name, scales["b"].ends_branch
+      ('depth_mup', True)
+
+      By names and shapes:
+
       >>> def mlp(n, blocks):
       ...     return {"embed": jnp.zeros((8, n)), "blocks": jnp.zeros((blocks, n, n)),
       ...             "head": jnp.zeros((n, 10))}
@@ -114,6 +163,24 @@ def infer_scales(
       [('blocks', 'hidden', 4.0, 16.0), ('embed', 'input', 1.0, 16.0), \
 ('head', 'output', 4.0, 16.0)]
     """
+    if inputs is not None:
+        _check_read(depth, branch, stream, copies, embeddings, tied, readout)
+        return read_scales(
+            base,
+            target,
+            inputs,
+            call=call,
+            given=Overrides(axes, None, None, UNSET, UNSET),
+            point=None if parametrization is None else named(parametrization),
+            fractional=fractional,
+            delta=delta,
+            training=training_scale(batch, examples, critical_batch=critical_batch),
+        )
+    if call is not None or parametrization is not None:
+        raise ValueError(
+            f"{'call' if call is not None else 'parametrization'}=... needs inputs=(x,), "
+            "the arguments of one forward pass"
+        )
     if layout not in ("auto", "in_out", "out_in"):
         raise ValueError(f"layout={layout!r} must be 'auto', 'in_out' or 'out_in'")
     if not isinstance(fractional, bool):
@@ -162,6 +229,17 @@ def infer_scales(
     _check_readout_vectors(inferred, overrides)
     scales = _with_readouts(inferred, overrides, delta is not None, same_width)
     return Scales(scales, models.large.parametrization)
+
+
+def _check_read(*given: Any) -> None:
+    """Raise a `ValueError` if an argument is given that the program tells."""
+    names_of = ("depth", "branch", "stream", "copies", "embeddings", "tied", "readout")
+    for name, value in zip(names_of, given, strict=True):
+        if value is not None and value is not UNSET:
+            raise ValueError(
+                f"{name}={value!r} is read from the program where inputs=... is given; "
+                f"leave {name} out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

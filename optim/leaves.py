@@ -60,11 +60,11 @@ def leaves(model: Any, which: str) -> Leaves:
       (1000000, 1000000)
     """
     read = Leaves()
-    if _is_function(model):
+    if is_function(model):
         _trace(model, which, read)
     else:
         _check_kind(model, which)
-        _read(model, read)
+        read_into(model, read)
     if not read:
         raise ValueError(
             f"the {which} has no floating-point parameters; pass a model, its "
@@ -81,7 +81,7 @@ def _trace(model: Any, which: str, read: Leaves) -> None:
     """
     check_takes_nothing(model, which)
     try:
-        jax.eval_shape(lambda: _read(model(), read))
+        jax.eval_shape(lambda: read_into(model(), read))
     except Exception as error:
         if type(error).__name__ != "TraceContextError":
             raise
@@ -124,7 +124,7 @@ def _check_kind(model: Any, which: str) -> None:
             f"the {which} is a {type(model).__name__}, which also has the state of an "
             "optimizer; pass its parameters, state.params"
         )
-    if _has_base(model, "Module") and hasattr(model, "init") and hasattr(model, "bind"):
+    if has_base(model, "Module") and hasattr(model, "init") and hasattr(model, "bind"):
         raise ValueError(
             f"the {which} is a Linen module, which has no parameters of its own; pass "
             "a function that makes them: lambda: model.init(key, x)"
@@ -137,25 +137,25 @@ def _check_kind(model: Any, which: str) -> None:
         )
 
 
-def _read(model: Any, read: Leaves) -> None:
+def read_into(model: Any, read: Leaves) -> None:
     """Read the parameters of a model into `read`."""
     own = getattr(getattr(model, "plan", None), "parametrization", None)
     if isinstance(own, Parametrization):
         read.parametrization = own
     model = trainable(model)
     # Who passes a state has chosen its variables.
-    chosen = _has_base(model, "State")
-    found = unboxed(model, _is_variable)
+    chosen = has_base(model, "State")
+    found = unboxed(model, is_variable)
     # A state of a whole module holds its plain arrays too; one of `nnx.as_pure`,
     # no variables at all.
-    in_state = chosen and any(_is_variable(leaf) for _, leaf in found)
+    in_state = chosen and any(is_variable(leaf) for _, leaf in found)
     seen = set()
     for path, leaf in found:
         owners = _owners(model, path)
-        if _is_variable(leaf):
+        if is_variable(leaf):
             # Batch statistics and random state are no parameters; and a variable
             # that stands in two places is one parameter, under the first path.
-            trained = _has_base(leaf, "Param") or (chosen and _is_users(leaf))
+            trained = has_base(leaf, "Param") or (chosen and _is_users(leaf))
             if not trained or id(leaf) in seen:
                 continue
             seen.add(id(leaf))
@@ -191,7 +191,7 @@ def _content(path: str, variable: Any) -> Any:
     return arrays[0][1] if arrays else None
 
 
-def _is_function(model: Any) -> bool:
+def is_function(model: Any) -> bool:
     # NNX and Equinox modules are callable too, but they are models already.
     return (
         inspect.isroutine(model)
@@ -200,7 +200,7 @@ def _is_function(model: Any) -> bool:
     )
 
 
-def _is_variable(node: Any) -> bool:
+def is_variable(node: Any) -> bool:
     return any(
         c.__name__ == "Variable" and c.__module__.startswith("flax.nnx")
         for c in type(node).__mro__
@@ -213,7 +213,7 @@ def _is_users(variable: Any) -> bool:
     return next(kinds).__name__ == "Variable"
 
 
-def _has_base(thing: Any, name: str) -> bool:
+def has_base(thing: Any, name: str) -> bool:
     # By name, so that `optim` does not import Flax or Equinox.
     return any(c.__name__ == name for c in type(thing).__mro__)
 

@@ -11,6 +11,9 @@ size of the optimizer's raw update:
     spectral   spectral norm one            Δ (m_in m_out)^½ / θ
     relative   relative to the weight       Δ / σ
 
+A stored weight that carries a multiplier c of the model (of its branch, of attention
+logits) is c times the weight of a model that multiplies: θ = 1/c.
+
 Depth multiplies Δ by M^-γ and g by M^-α. Batch size and training length
 (`training.py`) multiply Δ by κ^½ and g by κ^-½.
 """
@@ -166,6 +169,7 @@ def multipliers(
     """
     row = point.rows[scale.role]
     forward = point.gauge[scale.role].of(scale) if scale.role in point.gauge else 1.0
+    theta = forward / carried(scale, point)
     init = row.init.of(scale)
     clock = scale.training
     if not point.scaled:
@@ -179,17 +183,38 @@ def multipliers(
     update, gradient = update * clock.update, gradient * clock.gradient
     match family_of(family):
         case Family.SGD:
-            learning_rate = update / (gradient * forward**2)
+            learning_rate = update / (gradient * theta**2)
         case Family.ADAM:
-            learning_rate = update / forward
+            learning_rate = update / theta
         case Family.SPECTRAL:
             norm = (scale.width_in * scale.width_out) ** 0.5
-            learning_rate = update * norm / forward
+            learning_rate = update * norm / theta
         case Family.RELATIVE:
             learning_rate = update / init
     return Multipliers(
-        init / forward, forward, learning_rate, gradient * forward, clock.kappa
+        init / theta, forward, learning_rate, gradient * theta, clock.kappa
     )
+
+
+def carried(scale: ParamScale, point: Parametrization) -> float:
+    """The multiplier of the model that a stored weight carries.
+
+    It is 1 in a model that multiplies its branches and logits itself, and under SP.
+
+    Source: Yaida eq. 2.8 (gauge).
+
+    Examples:
+      >>> from mupax.optim import parametrization
+      >>> from mupax.optim.scales import param_scale
+      >>> w = param_scale("w", (64, 64), (64, 64), (0,), (1,), depth=16.0,
+      ...                 in_branch=True, ends_branch=True)
+      >>> carried(w, parametrization("depth_mup"))
+      0.25
+    """
+    if not point.scaled:
+        return 1.0
+    branch = scale.depth**-point.alpha if scale.ends_branch else 1.0
+    return scale.carried * branch
 
 
 def check_depth(scales: Scales, point: Parametrization) -> None:

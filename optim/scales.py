@@ -59,6 +59,10 @@ class ParamScale:
         (Yaida 2022, eq. 3.20).
       depth: depth ratio M of the model.
       in_branch: whether it is inside a residual branch.
+      ends_branch: whether its stored values carry the branch's multiplier, because the
+        model does not multiply the branch.
+      carried: a factor of the model that its stored values carry, e.g. (base head
+        dimension / head dimension)^½ of the queries; 1 if there is none.
       origin: how the role was found, for `explain`.
       training: the model's ratios of batch size and training length.
 
@@ -81,6 +85,8 @@ class ParamScale:
     width_last: float = 1.0
     depth: float = 1.0
     in_branch: bool = False
+    ends_branch: bool = False
+    carried: float = 1.0
     origin: str = ""
     training: TrainingScale = SAME
 

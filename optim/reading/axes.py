@@ -1,0 +1,661 @@
+"""What the program does with each axis of each parameter."""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterable, Sequence
+
+from .program import MOVES, Node, Program
+
+Axis = tuple[int, int]  # index of a parameter, and one of its axes
+Labels = tuple[frozenset[Axis], ...]  # for each axis of a value, where it comes from
+NONE: frozenset[Axis] = frozenset()
+
+
+class Use(enum.StrEnum):
+    """What one operation does with one axis of a parameter."""
+
+    IN = "in"  # summed over, with an activation
+    OUT = "out"  # indexes results
+    COPY = "copy"  # each entry is for another layer, expert or group
+    TABLE = "table"  # looked up
+    ENTRY = "entry"  # multiplied with or added to an activation, entry by entry
+    LINK = "link"  # summed over between two parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One operation on a parameter: the uses of its axes, and where it stands."""
+
+    node: Node
+    uses: dict[int, frozenset[Use]]
+
+    def axes(self, use: Use) -> tuple[int, ...]:
+        """The axes with this use."""
+        return tuple(sorted(a for a, uses in self.uses.items() if use in uses))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unread:
+    """A primitive that takes a parameter, and whose meaning is not known."""
+
+    node: Node
+
+
+class Axes:
+    """Reads what a program does with each axis of its parameters.
+
+    Attributes:
+      events: for each parameter, its uses in the order of the program.
+      unread: for each parameter, the operations that could not be read.
+      labels: for each node that depends on parameters alone, and for rows that were
+        looked up, the axes of parameters that its axes come from.
+    """
+
+    def __init__(self, program: Program):
+        self.events: list[list[Event]] = [[] for _ in program.params]
+        self.unread: list[list[Unread]] = [[] for _ in program.params]
+        self.sliced: set[Axis] = set()
+        self.labels: dict[int, Labels] = {}
+        # Products of parameters and activations that are not summed yet, and results
+        # of parameters' products.
+        self._pending: dict[int, Labels] = {}
+        self._results: dict[int, Labels] = {}
+        # Rows that were looked up, and the axes that they were looked up on.
+        self._rows: dict[int, frozenset[Axis]] = {}
+        # Output axes that a later kernel sums over: units, not copies.
+        self.units: set[Axis] = set()
+        self._normed: set[int] = set()
+        self._hot: set[int] = set()
+        self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
+        self._uses: dict[int, list[Node]] = {}
+        for node in program.nodes:
+            for operand in node.operands:
+                self._uses.setdefault(operand.id, []).append(node)
+        for node in program.nodes:
+            self._read(node)
+        for node in program.nodes:
+            if node.id in self._pending:
+                self._settle(node)
+
+    def uses(self, node: Node) -> list[Node]:
+        """The nodes that are computed from this one directly."""
+        return self._uses.get(node.id, [])
+
+    def _of(self, node: Node) -> Labels:
+        return self.labels.get(node.id, (NONE,) * len(node.shape))
+
+    def _is_kernel(self, node: Node) -> bool:
+        """Whether it is a function of parameters, or rows of one."""
+        return node.id in self.labels and any(self.labels[node.id])
+
+    def _mark(self, node: Node, marks: Iterable[tuple[Iterable[Axis], Use]]) -> None:
+        found: dict[int, dict[int, set[Use]]] = {}
+        for axes, use in marks:
+            for param, axis in axes:
+                found.setdefault(param, {}).setdefault(axis, set()).add(use)
+        for param, uses in found.items():
+            fixed = {axis: frozenset(each) for axis, each in uses.items()}
+            self.events[param].append(Event(node, fixed))
+
+    def _read(self, node: Node) -> None:
+        if node.op == "param":
+            assert node.param is not None
+            self.labels[node.id] = tuple(
+                frozenset({(node.param, a)}) for a in range(len(node.shape))
+            )
+            if not node.shape:
+                self.labels[node.id] = ()
+            return
+        if node.weight and any(x.data for x in node.operands):
+            node.data, node.weight = True, False  # computed from a learned activation
+        if self._passes_on(node):
+            return
+        reader = getattr(self, f"_op_{node.op}", None)
+        if reader is not None:
+            reader(node)
+        elif node.op in MOVES or node.op in _SAME_PLACE:
+            self._elementwise(node)
+        elif any(self._is_kernel(x) and x.weight for x in node.operands):
+            if _alike(node):
+                self._elementwise(node)
+            else:
+                self._give_up(node)
+        elif _alike(node):
+            self._carry_results(node)
+        keeps = node.op in ("mul", "sub", "select_n", *MOVES)
+        if keeps and any(x.id in self._hot for x in node.operands):
+            self._hot.add(node.id)
+
+    def _give_up(self, node: Node) -> None:
+        for operand in node.operands:
+            for param in {p for axis in self._of(operand) for p, _ in axis}:
+                self.unread[param].append(Unread(node))
+
+    def _elementwise(self, node: Node) -> None:
+        """Operations on entries in the same place, e.g. adding a bias."""
+        kernels = [x for x in node.operands if self._is_kernel(x) and x.weight]
+        if node.weight:
+            self.labels[node.id] = self._joined(node, kernels)
+            if any(x.id in self._normed for x in node.operands):
+                self._normed.add(node.id)
+            return
+        rows = [x for x in node.operands if x.id in self._rows and self._is_kernel(x)]
+        others = [x for x in node.operands if x.data and x.id not in self._rows]
+        moves = node.op in MOVES or len(node.operands) == 1  # e.g. a cast of rows
+        if moves and rows and not kernels and not others:
+            self.labels[node.id] = self._joined(node, rows)
+            self._rows[node.id] = self._rows[rows[0].id]
+            return
+        if kernels or rows:
+            data = [x for x in node.operands if x.data]
+            if node.op == "mul" and len(data) == 1 and kernels:
+                self._multiply(node, data[0], kernels[0])
+                return
+            for kernel in (*kernels, *(rows if len(data) > 1 or kernels else ())):
+                self._mark(node, [(axes, Use.ENTRY) for axes in self._of(kernel)])
+        self._carry_results(node)
+
+    def _multiply(self, node: Node, data: Node, kernel: Node) -> None:
+        """An activation times a parameter, which may be summed afterwards."""
+        labels = self._of(kernel)
+        if len(kernel.shape) != len(node.shape):
+            labels = (NONE,) * len(node.shape)
+        spread = self._spread.get(data.id, frozenset())
+        if any(labels) and len(self._uses.get(node.id, ())) == 1:
+            self._pending[node.id] = labels
+            self._spread[node.id] = spread
+            return
+        self._mark(node, [(axes, Use.ENTRY) for axes in labels])
+        self._carry_results(node)
+
+    def _passes_on(self, node: Node) -> bool:
+        """Whether the node moves a product that is not summed yet; settle others."""
+        waiting = [x for x in node.operands if x.id in self._pending]
+        if not waiting or node.op == "reduce_sum":
+            return False
+        if (
+            len(waiting) == 1
+            and len(self._uses.get(node.id, ())) == 1
+            and node.op not in ("stack", "last", "carry", "unstack")
+            and (node.op in MOVES or _is_constant_factor(node, waiting[0]))
+        ):
+            source = waiting[0]
+            labels = self._pending.pop(source.id)
+            spread = self._spread.get(source.id, frozenset())
+            marked = tuple(
+                frozenset({(0, a)}) if a in spread else NONE
+                for a in range(len(source.shape))
+            )
+            self._pending[node.id] = self._moved(node, source, labels)
+            moved = self._moved(node, source, marked)
+            self._spread[node.id] = frozenset(a for a, x in enumerate(moved) if x)
+            return True
+        for source in waiting:
+            self._settle(source)
+        return False
+
+    def _settle(self, node: Node, summed: Sequence[int] = ()) -> None:
+        """A pending product meets a sum over some axes, or something else."""
+        labels = self._pending.pop(node.id)
+        spread = self._spread.get(node.id, frozenset())
+        marks = []
+        inside = any(labels[a] for a in summed)
+        for axis, axes in enumerate(labels):
+            if axis in summed:
+                use = Use.IN
+            elif not inside:
+                use = Use.ENTRY
+            else:
+                use = Use.OUT if axis in spread else Use.COPY
+            marks.append((axes, use))
+        self._mark(node, marks)
+
+    def _joined(self, node: Node, operands: Iterable[Node]) -> Labels:
+        joined = [NONE] * len(node.shape)
+        for operand in operands:
+            labels = self._moved(node, operand)
+            if len(labels) == len(joined):
+                joined = [a | b for a, b in zip(joined, labels, strict=True)]
+        return tuple(joined)
+
+    def _moved(self, node: Node, operand: Node, labels: Labels | None = None) -> Labels:
+        """Labels of an operand's axes at the places of the node's axes."""
+        labels = self._of(operand) if labels is None else labels
+        rank = len(node.shape)
+        if node.op == "transpose":
+            return tuple(labels[a] for a in node.params["permutation"])
+        if node.op == "broadcast_in_dim":
+            moved = [NONE] * rank
+            for i, axis in enumerate(node.params["broadcast_dimensions"]):
+                moved[axis] = labels[i]
+            return tuple(moved)
+        if node.op == "squeeze":
+            gone = {a % len(labels) for a in node.params["dimensions"]}
+            return tuple(x for i, x in enumerate(labels) if i not in gone)
+        if node.op == "reshape":
+            return _reshaped(operand.shape, node.shape, labels)
+        if node.op == "unstack":
+            return labels[1:]
+        if node.op == "stack":
+            return (NONE, *labels)
+        return labels
+
+    def _carry_results(self, node: Node) -> None:
+        """Follow the axes of results that come from output axes of parameters."""
+        joined = [NONE] * len(node.shape)
+        spread: set[int] = set()
+        for operand in node.operands:
+            if operand.id in self._pending and operand.data:
+                continue
+            found = self._results.get(operand.id)
+            if found is not None:
+                labels = self._moved(node, operand, found)
+                if len(labels) == len(joined):
+                    joined = [a | b for a, b in zip(joined, labels, strict=True)]
+        if node.op == "broadcast_in_dim" and node.operands[0].data:
+            kept = node.params["broadcast_dimensions"]
+            old = node.operands[0].shape
+            spread = {a for a in range(len(node.shape)) if a not in kept}
+            spread |= {a for i, a in enumerate(kept) if old[i] != node.shape[a]}
+        elif node.op == "reshape" and node.operands[0].data:
+            spread = {a for a, size in enumerate(node.shape) if size == 1}
+        elif len(node.operands) == 1:
+            spread = set(self._spread.get(node.operands[0].id, ()))
+        if any(joined):
+            self._results[node.id] = tuple(joined)
+        if spread:
+            self._spread[node.id] = frozenset(spread)
+
+    def _op_dot_general(self, node: Node) -> None:
+        left, right = node.operands[:2]
+        (lc, rc), (lb, rb) = node.params["dimension_numbers"]
+        sides = ((left, lc, lb, right), (right, rc, rb, left))
+        seeds = self._seeds(left, right)
+        if left.weight and right.weight and not any(seeds):
+            self._product_of_weights(node, sides)
+            return
+        if any(seeds):  # an activation from here on
+            node.data, node.weight = True, False
+        if node.weight and not (left.weight and right.weight):
+            self._mixed_by_constants(node, sides)
+            return
+        results = [NONE] * len(node.shape)
+        offset = len(lb)
+        at = {id(left): offset, id(right): offset + len(left.shape) - len(lc) - len(lb)}
+        for (x, contracted, batch, other), seed in zip(sides, seeds, strict=True):
+            if seed:
+                self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
+                continue
+            if not self._is_kernel(x) or not (x.weight or self._selects(x, contracted)):
+                if self._is_kernel(x):
+                    self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
+                continue
+            if x.id in self._rows and self._is_kernel(other) and not other.weight:
+                # Two tables that were looked up: neither is a kernel.
+                self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
+                continue
+            labels, hot = self._of(x), other.id in self._hot
+            free = [a for a in range(len(x.shape)) if a not in (*contracted, *batch)]
+            into = Use.TABLE if hot else Use.IN
+            self._mark(
+                node,
+                [
+                    *((labels[a], into) for a in contracted),
+                    *((labels[a], Use.COPY) for a in batch),
+                    *((labels[a], Use.OUT) for a in free),
+                    (self._rows.get(x.id, NONE), Use.COPY),
+                ],
+            )
+            for i, a in enumerate(free):
+                results[at[id(x)] + i] = labels[a]
+            for i, a in enumerate(batch):
+                results[i] |= labels[a]
+            across = lc if other is left else rc
+            self.units |= {y for a in across for y in self._entries(other)[a]}
+            self._batched(node, other, lb if other is left else rb)
+        for x, contracted, batch, _ in sides:  # axes that stay beside the parameters
+            found = self._results.get(x.id)
+            if found is not None and x.data:
+                gone = (*contracted, *batch)
+                kept = [a for a in range(len(x.shape)) if a not in gone]
+                for i, a in enumerate(kept):
+                    results[at[id(x)] + i] |= found[a]
+                for i, a in enumerate(batch):
+                    results[i] |= found[a]
+        if any(results):
+            self._results[node.id] = tuple(results)
+
+    def _entries(self, node: Node) -> Labels:
+        """The output axes of parameters that the axes of an activation come from."""
+        return self._results.get(node.id, (NONE,) * len(node.shape))
+
+    def _selects(self, node: Node, contracted: Sequence[int]) -> bool:
+        """Whether looked-up rows are kernels, e.g. of the expert of each token."""
+        axes = [self._of(node)[a] for a in contracted]
+        matrices = len([x for x in self._of(node) if x]) > 1
+        return node.id in self._rows and matrices and all(axes)
+
+    def _seeds(self, left: Node, right: Node) -> tuple[bool, bool]:
+        """Which of two functions of parameters is a first activation, not a kernel.
+
+        Learned queries and latents are vectors, are broadcast over the batch or
+        normalized before they meet a kernel, or what the kernel makes of them has a
+        bias or a nonlinearity. Low-rank products of kernels have none of this.
+        """
+        if not (left.weight and right.weight):
+            return False, False
+        if not (self._is_kernel(left) and self._is_kernel(right)):
+            return False, False
+        seeds = self._is_seed(left, right), self._is_seed(right, left)
+        if any(seeds) or not self._leads_on(self._product(left, right)):
+            return seeds
+        # Libraries write activation @ kernel.
+        return True, False
+
+    def _product(self, left: Node, right: Node) -> Node:
+        return next(x for x in self._uses[left.id] if right in x.operands)
+
+    def _is_seed(self, node: Node, other: Node) -> bool:
+        sizes = [size for size in node.shape if size > 1]
+        if len(sizes) < 2 <= len([size for size in other.shape if size > 1]):
+            return True
+        labels = self._of(node)
+        if any(not x and n > 1 for x, n in zip(labels, node.shape, strict=True)):
+            return True
+        return node.id in self._normed and other.id not in self._normed
+
+    def _leads_on(self, node: Node) -> bool:
+        """Whether a product of parameters gets a bias or a nonlinearity."""
+        for after in self._uses.get(node.id, ()):
+            if not after.weight:
+                continue
+            if after.op in MOVES or _is_constant_factor(after, node):
+                if self._leads_on(after):
+                    return True
+            elif after.op in ("add", "exp", "tanh", "logistic", "erf", "max", "sin"):
+                return True
+        return False
+
+    def _product_of_weights(self, node: Node, sides: Sequence[tuple]) -> None:
+        labels: list[frozenset[Axis]] = []
+        free: list[frozenset[Axis]] = []
+        for x, contracted, batch, _ in sides:
+            own = self._of(x)
+            self._mark(node, [(own[a], Use.LINK) for a in contracted])
+            if x is sides[0][0] and not labels:
+                labels = [own[a] for a in batch]
+            else:
+                labels = [a | own[b] for a, b in zip(labels, batch, strict=True)]
+            free += [
+                own[a] for a in range(len(x.shape)) if a not in (*contracted, *batch)
+            ]
+        self.labels[node.id] = (*labels, *free)
+
+    def _mixed_by_constants(self, node: Node, sides: Sequence[tuple]) -> None:
+        """A parameter times a constant matrix, e.g. positions that are resized."""
+        batch_labels: list[frozenset[Axis]] = [NONE] * len(sides[0][2])
+        free: list[frozenset[Axis]] = []
+        for x, contracted, batch, other in sides:
+            if not self._is_kernel(x):
+                their = sides[0] if sides[1][0] is x else sides[1]
+                mixed = frozenset().union(*(self._of(other)[a] for a in their[1]))
+                free += [mixed] * (len(x.shape) - len(contracted) - len(batch))
+                continue
+            own = self._of(x)
+            batch_labels = [own[a] for a in batch]
+            free += [
+                own[a] for a in range(len(x.shape)) if a not in (*contracted, *batch)
+            ]
+        self.labels[node.id] = (*batch_labels, *free)
+
+    def _batched(self, node: Node, data: Node, batch: Sequence[int]) -> None:
+        """Axes of earlier results that are batch axes here count copies (experts)."""
+        found = self._results.get(data.id)
+        if found is None:
+            return
+        for axis in batch:
+            whole = [
+                label
+                for label in found[axis]
+                if sum(label in others for others in found) == 1
+            ]
+            self._mark(node, [(whole, Use.COPY)])
+
+    def _op_conv_general_dilated(self, node: Node) -> None:
+        data, kernel = node.operands[:2]
+        if not self._is_kernel(kernel) or data.weight:
+            if self._is_kernel(data):
+                self._give_up(node)
+            return
+        out, into, *window = node.params["dimension_numbers"].rhs_spec
+        labels = self._of(kernel)
+        results = [NONE] * len(node.shape)
+        self._mark(
+            node,
+            [
+                (labels[out], Use.OUT),
+                (labels[into], Use.IN),
+                *((labels[a], Use.IN) for a in window),
+            ],
+        )
+        results[node.params["dimension_numbers"].out_spec[1]] = labels[out]
+        self._results[node.id] = tuple(results)
+
+    def _op_ragged_dot_general(self, node: Node) -> None:
+        numbers = node.params["ragged_dot_dimension_numbers"]
+        (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+        kernel = node.operands[1]
+        if not self._is_kernel(kernel):
+            return
+        labels, groups = self._of(kernel), tuple(numbers.rhs_group_dimensions)
+        free = set(range(len(labels))) - {*contracted, *batch, *groups}
+        self._mark(
+            node,
+            [
+                *((labels[a], Use.IN) for a in contracted),
+                *((labels[a], Use.COPY) for a in (*batch, *groups)),
+                *((labels[a], Use.OUT) for a in free),
+            ],
+        )
+
+    def _op_ragged_dot(self, node: Node) -> None:
+        kernel = node.operands[1]
+        if self._is_kernel(kernel):
+            group, into, out = self._of(kernel)
+            self._mark(node, [(group, Use.COPY), (into, Use.IN), (out, Use.OUT)])
+
+    def _op_gather(self, node: Node) -> None:
+        table, indices = node.operands[:2]
+        if not self._is_kernel(table):
+            return
+        numbers = node.params["dimension_numbers"]
+        labels, sizes = self._of(table), node.params["slice_sizes"]
+        batch = tuple(getattr(numbers, "operand_batching_dims", ()))
+        gone = {*numbers.collapsed_slice_dims, *batch}
+        kept = [a for a in range(len(labels)) if a not in gone]
+        result = [NONE] * len(node.shape)
+        for axis, place in zip(kept, numbers.offset_dims, strict=True):
+            result[place] = labels[axis]
+        looked = [a for a in range(len(labels)) if sizes[a] != table.shape[a]]
+        self.labels[node.id] = tuple(result)
+        if indices.data:
+            self._rows[node.id] = frozenset().union(*(labels[a] for a in looked))
+            self._mark(
+                node,
+                [
+                    *((labels[a], Use.TABLE) for a in looked),
+                    *((labels[a], Use.OUT) for a in kept if a not in looked),
+                ],
+            )
+        else:
+            self.sliced |= {x for a in looked for x in labels[a]}
+
+    def _op_dynamic_slice(self, node: Node) -> None:
+        table, *indices = node.operands
+        if not self._is_kernel(table) or not table.weight:
+            self._carry_results(node)
+            return
+        labels, sizes = self._of(table), node.params["slice_sizes"]
+        looked = [a for a in range(len(labels)) if sizes[a] != table.shape[a]]
+        self.labels[node.id] = labels
+        if any(x.data for x in indices):
+            # One entry is looked up; a window of several is moved.
+            one = [a for a in looked if sizes[a] == 1]
+            self._rows.add(node.id)
+            self.labels[node.id] = tuple(
+                NONE if a in one else x for a, x in enumerate(labels)
+            )
+            self._mark(
+                node,
+                [
+                    *((labels[a], Use.TABLE) for a in looked),
+                    *(
+                        (labels[a], Use.OUT)
+                        for a in range(len(labels))
+                        if a not in looked
+                    ),
+                ],
+            )
+        else:
+            self.sliced |= {x for a in looked for x in labels[a] if sizes[a] == 1}
+
+    def _op_slice(self, node: Node) -> None:
+        source = node.operands[0]
+        if source.weight and self._is_kernel(source):
+            labels = self._of(source)
+            self.labels[node.id] = labels
+            self.sliced |= {
+                x
+                for a, size in enumerate(node.shape)
+                if size == 1 and source.shape[a] > 1
+                for x in labels[a]
+            }
+            return
+        self._elementwise(node)
+
+    def _op_concatenate(self, node: Node) -> None:
+        if any(x.id in self._hot for x in node.operands):
+            self._hot.add(node.id)
+        self._elementwise(node)
+
+    def _op_eq(self, node: Node) -> None:
+        if node.data and not any(self._is_kernel(x) for x in node.operands):
+            self._hot.add(node.id)
+
+    def _op_carry(self, node: Node) -> None:
+        start = node.operands[0]
+        if node.data and start.weight and self._is_kernel(start):
+            self._mark(node, [(axes, Use.ENTRY) for axes in self._of(start)])
+        elif node.weight:
+            self.labels[node.id] = self._of(start)
+
+    def _op_unstack(self, node: Node) -> None:
+        source = node.operands[0]
+        if self._is_kernel(source):
+            labels = self._of(source)
+            if source.weight:
+                self._mark(node, [(labels[0], Use.COPY)])
+            self.labels[node.id] = labels[1:]
+            if source.id in self._rows:
+                self._rows[node.id] = self._rows[source.id]
+        else:
+            self._carry_results(node)
+
+    def _reduce(self, node: Node) -> None:
+        source, axes = node.operands[0], node.params["axes"]
+        if source.id in self._pending:
+            self._settle(source, axes)
+            return
+        if node.weight:
+            self.labels[node.id] = tuple(
+                x for i, x in enumerate(self._of(source)) if i not in axes
+            )
+            self._normed.add(node.id)
+            return
+        found = self._results.get(source.id)
+        if found is not None:
+            kept = tuple(x for i, x in enumerate(found) if i not in axes)
+            if any(kept):
+                self._results[node.id] = kept
+
+    _op_reduce_sum = _op_reduce_max = _op_reduce_min = _op_reduce_prod = _reduce
+    _op_argmax = _op_argmin = _op_reduce_and = _op_reduce_or = _reduce
+
+
+# Primitives of several results or other sizes that keep axes in their place.
+_SAME_PLACE = frozenset(
+    {
+        "split",
+        "pad",
+        "concatenate",
+        "dynamic_update_slice",
+        "cumsum",
+        "cumprod",
+        "cummax",
+        "cumlogsumexp",
+        "fft",
+        "sort",
+        "top_k",
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "psum",
+        "psum_invariant",
+        "all_gather",
+        "reduce_window",
+        "reduce_window_sum",
+        "select_n",
+        "clamp",
+        "join",
+        "last",
+        "random_bits",
+    }
+)
+
+
+def _is_constant_factor(node: Node, other: Node) -> bool:
+    """Whether the node multiplies or divides another by a known number."""
+    if node.op not in ("mul", "div") or len(node.operands) != 2:
+        return False
+    return any(x is not other and x.value is not None for x in node.operands)
+
+
+def _alike(node: Node) -> bool:
+    """Whether all operands have the result's rank, or are scalars."""
+    return all(len(x.shape) in (0, len(node.shape)) for x in node.operands)
+
+
+def _reshaped(
+    old: tuple[int, ...], new: tuple[int, ...], labels: Labels
+) -> tuple[frozenset[Axis], ...]:
+    """The labels after axes were split or merged.
+
+    Examples:
+      >>> one, two = frozenset({(0, 0)}), frozenset({(0, 1)})
+      >>> _reshaped((4, 6), (4, 2, 3), (one, two)) == (one, two, two)
+      True
+    """
+    result = [NONE] * len(new)
+    if math.prod(old) != math.prod(new) or 0 in old:
+        return tuple(result)
+    i = j = 0
+    while i < len(old) and j < len(new):
+        first, start = i, j
+        a, b = old[i], new[j]
+        while a != b:
+            if a < b:
+                i += 1
+                a *= old[i]
+            else:
+                j += 1
+                b *= new[j]
+        # An axis of size one belongs to nothing, unless it stands alone.
+        group = range(first, i + 1)
+        merged = [labels[k] for k in group if old[k] > 1] or [labels[k] for k in group]
+        every = frozenset().union(*merged)
+        for k in range(start, j + 1):
+            if new[k] > 1 or start == j:
+                result[k] = every
+        i, j = i + 1, j + 1
+    return tuple(result)

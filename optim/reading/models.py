@@ -1,0 +1,264 @@
+"""Trace the forward pass of a model of any JAX library."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..leaves import (
+    Leaves,
+    check_takes_nothing,
+    has_base,
+    is_function,
+    is_variable,
+    read_into,
+)
+from ..paths import flatten
+from .program import Node, Program
+
+Call = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """The program of a model's forward pass.
+
+    Attributes:
+      leaves: the parameters, by path.
+      program: the graph of the forward pass.
+      path_of: paths of the parameters, in the order of `program.params`.
+    """
+
+    leaves: Leaves
+    program: Program
+    path_of: list[str]
+
+    def params(self, node: Node) -> str:
+        """Path of a parameter's node."""
+        assert node.param is not None
+        return self.path_of[node.param]
+
+
+def trace(
+    model: Any, inputs: tuple[Any, ...], call: Call | None, which: str
+) -> Reading:
+    """Trace the forward pass of a model, without computing or storing arrays.
+
+    Args:
+      model: see `infer_scales`.
+      inputs: arguments of the forward pass. Arrays and `jax.ShapeDtypeStruct`s are
+        traced, other leaves (flags, None, strings) are passed as they are.
+      call: the forward pass; None for that of the model's library.
+      which: "base" or "target", for messages.
+
+    Raises:
+      ValueError: there is no forward pass, or it fails on these inputs.
+    """
+    if not isinstance(inputs, tuple | list):
+        raise ValueError(
+            f"inputs={type(inputs).__name__} must be a tuple of the arguments of the "
+            "forward pass: inputs=(x,)"
+        )
+    arguments, structure = jax.tree.flatten(tuple(inputs), is_leaf=lambda x: x is None)
+    traced = [i for i, x in enumerate(arguments) if _is_array(x)]
+    shapes = [_abstract(arguments[i]) for i in traced]
+
+    def fill(arrays: Any) -> Any:
+        filled = list(arguments)
+        for i, array in zip(traced, arrays, strict=True):
+            filled[i] = array
+        return jax.tree.unflatten(structure, filled)
+
+    built = _build(model, fill(shapes), which)
+    forward = call or _forward(built.kind, which)
+
+    def run(params: Any, state: Any, *arrays: Any) -> Any:
+        result = forward(built.rebuild(params, state), *fill(arrays))
+        # Anything else (a cache object, a string) computes nothing.
+        return [x for x in jax.tree.leaves(result) if _is_array(x)]
+
+    try:
+        program = Program(run, built.params, built.state, tuple(shapes))
+    except Exception as error:
+        given = ", ".join(map(_shape_text, arguments))
+        raise ValueError(
+            f"the forward pass of the {which} fails on inputs=({given}): "
+            f"{type(error).__name__}: {error}. Pass the arguments of one forward pass "
+            "as inputs=(...), and call=lambda model, *inputs: ... where it is not "
+            "model(*inputs)"
+        ) from error
+    return Reading(built.leaves, program, built.paths)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Built:
+    """A model taken apart into parameters, other arrays and everything else.
+
+    `places` holds, for each leaf, ("param" | "state", index) or ("static", leaf).
+    """
+
+    leaves: Leaves
+    kind: Any
+    structure: Any
+    places: list[tuple[str, Any]]
+    paths: list[str]
+    params: list[Any]
+    state: list[Any]
+
+    def rebuild(self, params: Any, state: Any) -> Any:
+        found = {"param": params, "state": state}
+        return jax.tree.unflatten(
+            self.structure,
+            [found[kind][at] if kind in found else at for kind, at in self.places],
+        )
+
+
+def _build(model: Any, inputs: tuple[Any, ...], which: str) -> _Built:
+    """Take a model apart, under `eval_shape` where a function builds it."""
+    taken: list[_Built] = []
+    if is_function(model):
+        check_takes_nothing(model, which)
+        try:
+            jax.eval_shape(lambda: taken.append(_build_module(model(), inputs, which)))
+        except Exception as error:
+            if type(error).__name__ != "TraceContextError":
+                raise
+            raise ValueError(
+                f"the function that builds the {which} changes an object from outside "
+                "(most often an nnx.Rngs); create Rngs inside the function: lambda: "
+                "MyModel(64, rngs=nnx.Rngs(0))"
+            ) from error
+    else:
+        jax.eval_shape(lambda: taken.append(_build_module(model, inputs, which)))
+    return taken[0]
+
+
+def _build_module(model: Any, inputs: tuple[Any, ...], which: str) -> _Built:
+    if _is_linen(model):
+        variables = model.init(jax.random.key(0), *inputs)
+        return _take_apart((model, variables), which)
+    if _is_haiku(model):
+        made = model.init(jax.random.key(0), *inputs)
+        # Functions with state return (parameters, state).
+        state = made if type(model).__name__ == "TransformedWithState" else (made,)
+        return _take_apart((model, *state), which)
+    return _take_apart(model, which)
+
+
+def _take_apart(model: Any, which: str) -> _Built:
+    kind: Any = None
+    if isinstance(model, tuple) and len(model) > 1 and _is_forward(model[0]):
+        kind, *rest = model
+        model = rest[0] if len(rest) == 1 else tuple(rest)
+    trained = Leaves()
+    # Of a Haiku function with state, only the first tree is trained.
+    is_pair = kind is not None and isinstance(model, tuple)
+    read_into(model[0] if is_pair else model, trained)
+    if not trained:
+        raise ValueError(f"the {which} has no floating-point parameters")
+    structure = jax.tree.structure(model)
+    entries = (
+        [*flatten(model[0]), *((" state", x) for x in jax.tree.leaves(model[1:]))]
+        if is_pair
+        else flatten(model)
+    )
+    places: list[tuple[str, Any]] = []
+    paths: list[str] = []
+    params: list[Any] = []
+    state: list[Any] = []
+    known: dict[int, int] = {}  # of variables that stand in two places
+    owner = _variables(model)
+    assert len(owner) == len(entries)
+    for variable, (path, leaf) in zip(owner, entries, strict=True):
+        if variable in known:
+            places.append(("param", known[variable]))
+        elif path in trained and path not in paths and _is_array(leaf):
+            places.append(("param", len(params)))
+            if variable:
+                known[variable] = len(params)
+            paths.append(path)
+            params.append(_abstract(leaf))
+        elif _is_array(leaf) and not _is_known(leaf):
+            places.append(("state", len(state)))
+            state.append(_abstract(leaf))
+        else:
+            places.append(("static", leaf))
+    return _Built(
+        trained, kind if kind else model, structure, places, paths, params, state
+    )
+
+
+def _variables(model: Any) -> list[int]:
+    """For each leaf, the identity of the variable that holds it, or 0."""
+    found = []
+    for node in jax.tree.leaves(model, is_leaf=is_variable):
+        count = len(jax.tree.leaves(node))
+        found += [id(node) if is_variable(node) else 0] * count
+    return found
+
+
+def _forward(kind: Any, which: str) -> Call:
+    """The forward pass of the model's library."""
+    if _is_linen(kind):
+
+        def linen(variables: Any, *inputs: Any) -> Any:
+            others = [name for name in variables if name != "params"]
+            return kind.apply(variables, *inputs, mutable=others or False)
+
+        return linen
+    if _is_haiku(kind):
+
+        def haiku(trees: Any, *inputs: Any) -> Any:
+            key = jax.random.key(0)
+            if type(kind).__name__ == "TransformedWithState":
+                return kind.apply(*trees, key, *inputs)
+            return kind.apply(trees, key, *inputs)
+
+        return haiku
+    if is_function(kind):
+        return lambda params, *inputs: kind(params, *inputs)
+    if callable(kind):
+        return lambda model, *inputs: model(*inputs)
+    raise ValueError(
+        f"the {which} is a {type(kind).__name__}, which has no forward pass of its "
+        "own; pass call=lambda params, *inputs: ..., the forward pass or the loss"
+    )
+
+
+def _is_forward(thing: Any) -> bool:
+    """Whether it is the forward pass in a pair (forward pass, parameters)."""
+    return _is_linen(thing) or _is_haiku(thing) or is_function(thing)
+
+
+def _is_linen(model: Any) -> bool:
+    return has_base(model, "Module") and all(
+        hasattr(model, name) for name in ("init", "apply", "bind")
+    )
+
+
+def _is_haiku(model: Any) -> bool:
+    return type(model).__name__ in ("Transformed", "TransformedWithState")
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _is_known(leaf: Any) -> bool:
+    """Whether it is a number that the graph should know, e.g. a stored multiplier."""
+    return (
+        isinstance(leaf, jax.Array | np.ndarray)
+        and not isinstance(leaf, jax.core.Tracer)
+        and leaf.size == 1
+        and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    )
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _shape_text(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if _is_array(leaf) else repr(leaf)

@@ -1,0 +1,370 @@
+"""A model's forward pass as a flat graph, without computing anything.
+
+`jax.make_jaxpr` traces the forward pass on abstract values. The graph inlines every
+call (`jit`, `remat`, `custom_jvp`, `cond`, ...). A loop's body stands in it once, with
+the number of its iterations.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core, source_info_util
+
+# Primitives that hold the jaxpr to inline under one of these names.
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_JOINED = "join"  # the results of several branches of `cond`
+# Scalars are folded in float64 by these functions.
+_FOLD: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "pow": np.power,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "exp": np.exp,
+    "log": np.log,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+# Operations that give every entry of their operand a place, and change none.
+MOVES = frozenset(
+    {
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "transpose",
+        "broadcast_in_dim",
+        "reduce_precision",
+        "optimization_barrier",
+        "sharding_constraint",
+        "stop_gradient",
+        "name",
+        "pvary",
+        "rev",
+        "real",
+        "stack",
+        "unstack",
+        "last",
+        "layout_constraint",
+        "mesh_cast",
+        "reshard",
+    }
+)
+
+
+@dataclasses.dataclass(eq=False, slots=True, repr=False)
+class Node:
+    """One value of the program.
+
+    Attributes:
+      id: its position; operands of loops apart, a node follows its operands.
+      op: the primitive that computes it, or "param", "input", "constant", "literal";
+        in loops "carry" (the operands are the initial value and that of the next
+        iteration), "unstack" (one iteration's slice), "stack" and "last" (results).
+      operands: the nodes that it is computed from.
+      shape: its shape, inside of a loop that of one iteration.
+      params: parameters of the primitive.
+      source: where the user's code computes it.
+      runs: how often the surrounding loops run it.
+      value: a scalar that is known.
+      param: index of the parameter, for op "param".
+      data: whether it depends on the model's inputs.
+      weight: whether it depends on parameters, but not on inputs.
+      loop: the innermost loop around it; 0 for none.
+    """
+
+    id: int
+    op: str
+    operands: list["Node"]
+    shape: tuple[int, ...]
+    params: dict[str, Any]
+    source: Any
+    runs: int
+    value: float | None = None
+    param: int | None = None
+    data: bool = False
+    weight: bool = False
+    loop: int = 0
+
+    @property
+    def line(self) -> str:
+        """File and line of the user's code, e.g. "model.py:31"; "" if unknown."""
+        return line_of(self.source)
+
+
+# Files of these packages are never the user's own code.
+_LIBRARIES = ("/jax/", "/flax/", "/equinox/", "/haiku/", "/jax/", "/optax/", "/haliax/")
+
+
+def line_of(source: Any) -> str:
+    """File and line of the innermost frame outside of JAX and the model libraries."""
+    trace = getattr(source, "traceback", None)
+    if trace is None:
+        return ""
+    first = ""
+    for frame in trace.frames:
+        name = frame.file_name
+        if "/jax/_src/" in name or name.startswith("<"):
+            continue
+        at = f"{name.rpartition('/')[2]}:{frame.line_num}"
+        first = first or at
+        if "/site-packages/" not in name or not any(x in name for x in _LIBRARIES):
+            return at
+    return first
+
+
+class Program:
+    """The graph of a forward pass.
+
+    Args:
+      function: takes a list of parameters, a list of other state, and the inputs.
+      params: shapes and dtypes of the parameters.
+      state: those of arrays that are neither parameters nor inputs.
+      inputs: the arguments of the forward pass.
+
+    Attributes:
+      nodes: all values.
+      params: the nodes of the parameters, in the order of the argument.
+      outputs: the results of the forward pass.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        params: Sequence[Any],
+        state: Sequence[Any],
+        inputs: tuple[Any, ...],
+    ):
+        self.nodes: list[Node] = []
+        # {loop: (iterations, surrounding loop, whether each gets its own data)}
+        self.loops: dict[int, tuple[int, int, bool]] = {}
+        self._carried: dict[int, list[Node]] = {}
+        self._sliced: dict[int, list[Node]] = {}
+        self._runs, self._loop = 1, 0
+        traced = jax.make_jaxpr(function)(list(params), list(state), *inputs)
+        shapes = [v.aval.shape for v in traced.jaxpr.invars]
+        n, m = len(params), len(state)
+        self.params = [
+            self._new("param", [], shape, param=i) for i, shape in enumerate(shapes[:n])
+        ]
+        others = [self._new("constant", [], shape) for shape in shapes[n : n + m]]
+        self.inputs = [self._new("input", [], shape) for shape in shapes[n + m :]]
+        arguments = [*self.params, *others, *self.inputs]
+        self.outputs = self._inline(traced.jaxpr, traced.consts, arguments)
+        self._flow()
+
+    def _new(
+        self, op: str, operands: list[Node], shape: Sequence[int], **more: Any
+    ) -> Node:
+        node = Node(
+            len(self.nodes),
+            op,
+            operands,
+            tuple(shape),
+            more.pop("params", {}),
+            more.pop("source", None),
+            self._runs,
+            loop=self._loop,
+            **more,
+        )
+        self.nodes.append(node)
+        return node
+
+    def _constant(self, value: Any) -> Node:
+        if isinstance(value, Node):
+            return value
+        shape = np.shape(value)
+        known = None
+        dtype = getattr(value, "dtype", np.asarray(0.0).dtype)
+        if math.prod(shape) == 1 and not isinstance(value, jax.core.Tracer):
+            if np.issubdtype(dtype, np.number) or np.issubdtype(dtype, np.bool_):
+                known = float(np.asarray(value).real.reshape(()))
+            elif str(dtype) in ("bfloat16", "float16"):
+                known = float(np.asarray(value, np.float32).reshape(()))
+        return self._new("literal", [], shape, value=known)
+
+    def _inline(
+        self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Node]
+    ) -> list[Node]:
+        known: dict[Any, Node] = {}
+
+        def read(atom: Any) -> Node:
+            if isinstance(atom, core.Literal):
+                return self._constant(atom.val)
+            return known[atom]
+
+        for variable, value in zip(jaxpr.constvars, consts, strict=True):
+            known[variable] = self._constant(value)
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+        for equation in jaxpr.eqns:
+            operands = [read(atom) for atom in equation.invars]
+            results = self._equation(equation, operands)
+            known.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
+        name, params = equation.primitive.name, equation.params
+        if name == "scan":
+            return self._scan(equation, operands)
+        if name == "while":
+            return self._while(equation, operands)
+        if name == "cond":
+            results = [
+                self._inline(branch.jaxpr, branch.consts, operands[1:])
+                for branch in params["branches"]
+            ]
+            return [
+                self._new(
+                    _JOINED, list(each), each[0].shape, source=equation.source_info
+                )
+                for each in zip(*results, strict=True)
+            ]
+        body = next((params[k] for k in _BODIES if k in params), None)
+        inner = getattr(body, "jaxpr", body)
+        if inner is not None and len(inner.invars) == len(operands):
+            return self._inline(inner, getattr(body, "consts", ()), operands)
+        return [
+            self._new(
+                name,
+                operands,
+                variable.aval.shape,
+                params={**params, "result": i},
+                source=equation.source_info,
+                value=self._fold(name, operands, params, variable.aval.shape),
+            )
+            for i, variable in enumerate(equation.outvars)
+        ]
+
+    @staticmethod
+    def _fold(
+        name: str, operands: list[Node], params: Any, shape: tuple[int, ...]
+    ) -> float | None:
+        """The value of a scalar of known scalars."""
+        values = [node.value for node in operands]
+        if not values or any(v is None for v in values):
+            return None
+        # Broadcast scalars keep their value: every entry has it.
+        if name in MOVES:
+            return values[0]
+        known: list[float] = [v for v in values if v is not None]
+        with np.errstate(all="ignore"):
+            if name == "integer_pow":
+                return float(np.power(known[0], params["y"]))
+            if name in _FOLD:
+                return float(_FOLD[name](*known))
+        return None
+
+    def _loop_body(self, runs: int) -> "_Loop":
+        return _Loop(self, runs)
+
+    def _scan(self, equation: Any, operands: list[Node]) -> list[Node]:
+        params, source = equation.params, equation.source_info
+        consts, carries = params["num_consts"], params["num_carry"]
+        body, rest = params["jaxpr"], operands[consts + carries :]
+        with self._loop_body(params["length"]):
+            carried = [
+                self._new("carry", [node], node.shape, source=source)
+                for node in operands[consts : consts + carries]
+            ]
+            slices = [
+                self._new("unstack", [node], node.shape[1:], source=source)
+                for node in rest
+            ]
+            self._carried[self._loop], self._sliced[self._loop] = carried, slices
+            results = self._inline(
+                body.jaxpr, body.consts, [*operands[:consts], *carried, *slices]
+            )
+        for carry, after in zip(carried, results, strict=False):
+            carry.operands.append(after)
+        return [
+            self._new(
+                "last" if i < carries else "stack",
+                [node],
+                variable.aval.shape,
+                source=source,
+            )
+            for i, (node, variable) in enumerate(
+                zip(results, equation.outvars, strict=True)
+            )
+        ]
+
+    def _while(self, equation: Any, operands: list[Node]) -> list[Node]:
+        params, source = equation.params, equation.source_info
+        before, consts = params["cond_nconsts"], params["body_nconsts"]
+        body = params["body_jaxpr"]
+        with self._loop_body(1):
+            carried = [
+                self._new("carry", [node], node.shape, source=source)
+                for node in operands[before + consts :]
+            ]
+            self._carried[self._loop] = carried
+            results = self._inline(
+                body.jaxpr,
+                body.consts,
+                [*operands[before : before + consts], *carried],
+            )
+        for carry, after in zip(carried, results, strict=True):
+            carry.operands.append(after)
+        return [self._new("last", [node], node.shape) for node in results]
+
+    def _flow(self) -> None:
+        """Find which nodes depend on inputs, and which on parameters only."""
+        depends = [False] * len(self.nodes)
+        changed = True
+        while changed:  # a loop's carry depends on the end of its body
+            changed = False
+            for node in self.nodes:
+                data = node.op == "input" or any(x.data for x in node.operands)
+                on = node.op == "param" or any(depends[x.id] for x in node.operands)
+                if data != node.data or on != depends[node.id]:
+                    node.data, depends[node.id], changed = data, on, True
+        for node in self.nodes:
+            node.weight = depends[node.id] and not node.data
+        for loop, (length, parent, _) in self.loops.items():
+            over_data = any(x.data for x in self._sliced.get(loop, ()))
+            self.loops[loop] = length, parent, over_data
+
+    def carries_through(self, node: Node, loop: int) -> bool:
+        """Whether a node of a loop's body is computed from the loop's carry."""
+        starts = {x.id for x in self._carried.get(loop, ())}
+        least = min(starts, default=0)
+        seen: set[int] = set()
+        stack = [node]
+        while stack:
+            at = stack.pop()
+            if at.id in starts:
+                return True
+            if at.id in seen or at.id < least:
+                continue
+            seen.add(at.id)
+            stack.extend(at.operands[:1] if at.op == "carry" else at.operands)
+        return False
+
+
+class _Loop:
+    """Count the iterations of the loop whose body is being inlined."""
+
+    def __init__(self, program: Program, runs: int):
+        self._program, self._by = program, runs
+
+    def __enter__(self) -> None:
+        program = self._program
+        self._before = program._runs, program._loop
+        number = len(program.loops) + 1
+        program.loops[number] = (self._by, program._loop, False)
+        program._runs, program._loop = program._runs * self._by, number
+
+    def __exit__(self, *_: Any) -> None:
+        self._program._runs, self._program._loop = self._before
+
+
+__all__ = ["MOVES", "Node", "Program", "line_of", "source_info_util"]

@@ -1,0 +1,145 @@
+"""Fan-in and fan-out axes of each parameter, from its uses in the program."""
+
+import dataclasses
+
+from ..overrides import Overrides
+from .axes import Axes, Axis, Event, Use
+from .models import Reading
+from .program import Node
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The axes of a parameter as the program uses them.
+
+    Attributes:
+      path: the parameter.
+      in_axes: the axes that are summed over.
+      out_axes: the axes that index results, or entries of a vector.
+      copies: the axes that count layers, experts or groups.
+      table: whether `in_axes` counts the entries of a table.
+      tied: whether the table also multiplies activations, as a readout.
+      node: the operation that decides; None if the user declared the axes.
+      tied_node: the product of a tied table with activations.
+    """
+
+    path: str
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    copies: tuple[int, ...]
+    table: bool
+    tied: bool
+    node: Node | None
+    tied_node: Node | None = None
+
+    @property
+    def line(self) -> str:
+        """Line of the user's code that decides."""
+        return self.node.line if self.node is not None else ""
+
+    @property
+    def at(self) -> int:
+        """Place of the deciding operation in the program."""
+        return self.node.id if self.node is not None else -1
+
+    @property
+    def tied_at(self) -> int:
+        """Place of the product of a tied table with activations."""
+        return self.tied_node.id if self.tied_node is not None else -1
+
+
+def find_roles(
+    reading: Reading, axes: Axes, given: Overrides
+) -> dict[str, Found | None]:
+    """Find the axes of every parameter; None for one that the program does not use.
+
+    Raises:
+      ValueError: a primitive that cannot be read takes a parameter.
+    """
+    found: dict[str, Found | None] = {}
+    for index, path in enumerate(reading.path_of):
+        rank = len(reading.leaves[path].shape)
+        events = axes.events[index]
+        split = given.split(path, reading.leaves[path].shape)
+        if split is not None:
+            used = (*split.in_axes, *split.out_axes)
+            copies = tuple(a for a in range(rank) if a not in used)
+            found[path] = Found(
+                path, split.in_axes, split.out_axes, copies, False, False, None
+            )
+            continue
+        if axes.unread[index] and not events:
+            node = axes.unread[index][0].node
+            raise ValueError(
+                f"{path!r} enters {node.op!r} ({node.line or 'unknown line'}), whose "
+                "use of it cannot be read from the program; declare its axes: "
+                f"axes={{r'^{path}$': (fan-in axes, fan-out axes)}}"
+            )
+        sliced = {a for p, a in axes.sliced if p == index}
+        units = {a for p, a in axes.units if p == index}
+        found[path] = _found(path, rank, events, sliced, units)
+    return found
+
+
+def _found(
+    path: str, rank: int, events: list[Event], sliced: set[int], units: set[int]
+) -> Found | None:
+    if not events:
+        return None
+    copies = {a for e in events for a in e.axes(Use.COPY)} - units
+    sums = [e for e in events if e.axes(Use.IN) or e.axes(Use.LINK)]
+    tables = [e for e in events if e.axes(Use.TABLE)]
+    used = {a for e in events for a in e.uses}
+    copies |= {a for a in sliced if a not in used}
+    rest = [a for a in range(rank) if a not in copies]
+    if tables:
+        looked = set(tables[0].axes(Use.TABLE))
+        if looked <= copies:
+            tables = []  # the kernel of each token's expert
+    if tables:
+        looked -= copies
+        out = tuple(a for a in rest if a not in looked)
+        tied = next((e.node for e in sums if set(e.axes(Use.IN)) & set(out)), None)
+        return Found(
+            path,
+            tuple(sorted(looked)),
+            out,
+            _sorted(copies - set(out)),
+            True,
+            tied is not None,
+            tables[0].node,
+            tied,
+        )
+    if not sums:
+        return Found(
+            path, (), tuple(rest), _sorted(copies), False, False, events[0].node
+        )
+    event = next((e for e in sums if e.axes(Use.IN)), sums[0])
+    into, out_axes, links = set(), set(), set()
+    for each in sums:
+        links |= set(each.axes(Use.LINK))
+    into |= set(event.axes(Use.IN))
+    out_axes |= set(event.axes(Use.OUT))
+    if links:
+        # Summed against another parameter: the other end of what meets activations.
+        if into and not into & links:
+            out_axes |= links
+        else:
+            into |= links
+    copies -= into
+    return Found(
+        path,
+        _sorted(into),
+        tuple(a for a in range(rank) if a not in into and a not in copies),
+        _sorted(copies),
+        False,
+        False,
+        event.node,
+    )
+
+
+def _sorted(axes: set[int]) -> tuple[int, ...]:
+    return tuple(sorted(axes))
+
+
+__all__ = ["Axis", "Found", "find_roles"]

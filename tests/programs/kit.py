@@ -1,0 +1,81 @@
+"""What one program of the table is, and the right answer.
+
+A program is a function of the width `n` (and the depth `L`, where it has one). It
+returns the model and its inputs, and optionally the forward pass. The right answer maps
+regular expressions, each of which matches whole paths, to
+
+    I  sums over a fixed number, its outputs grow
+    H  sums over a width, its outputs grow
+    O  sums over a width, its outputs do not grow
+    V  sums over nothing, has an entry of each unit
+    F  nothing of it grows
+
+and, for depth, "b" after the letter for a parameter inside residual branches.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+ROLES = {"I": "input", "H": "hidden", "O": "output", "V": "vector", "F": "fixed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One row: `make(n)` or `make(n, L)`, and the letters of its parameters."""
+
+    name: str
+    make: Callable[..., tuple[Any, ...]]
+    right: dict[str, str]
+    deep: bool
+
+    def models(self) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Base, target and inputs."""
+        sizes = ((8, 2), (32, 6)) if self.deep else ((8,), (32,))
+        small, large = (self.make(*each) for each in sizes)
+        if len(large) == 2:
+            return small[0], large[0], large[1]
+        return (small[2], small[0]), (large[2], large[0]), large[1]
+
+    def letter(self, path: str) -> str:
+        """The right answer for a path."""
+        found = [v for k, v in self.right.items() if re.fullmatch(k, path)]
+        assert len(found) == 1, (path, found)
+        return found[0]
+
+
+ALL: list[Program] = []
+
+
+def program(
+    right: dict[str, str], *, deep: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a program to the table."""
+
+    def add(make: Callable[..., Any]) -> Callable[..., Any]:
+        ALL.append(Program(make.__name__, make, right, deep))
+        return make
+
+    return add
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    """An input of numbers."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def tokens(*shape: int) -> jax.ShapeDtypeStruct:
+    """An input of tokens."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def zeros(**shapes: Any) -> dict[str, Any]:
+    """Parameters of these shapes; nested where a value is a dictionary."""
+    return {
+        k: zeros(**v) if isinstance(v, dict) else jnp.zeros(v)
+        for k, v in shapes.items()
+    }
