@@ -147,8 +147,8 @@ def infer_scales(
       ...     return x @ p["c"]
       >>> scales = infer_scales(net(64, 4), net(256, 64), call=forward,
       ...                       inputs=(jax.ShapeDtypeStruct((1, 8), jnp.float32),))
-      >>> [(path, s.role.value, s.width_in, s.depth) for path, s in scales.items()]
-      [('a', 'input', 1.0, 16.0), ('b', 'hidden', 4.0, 16.0), ('c', 'output', 4.0, 16.0)]
+      >>> [(path, s.role.value, s.depth) for path, s in scales.items()]
+      [('a', 'input', 16.0), ('b', 'hidden', 16.0), ('c', 'output', 16.0)]
       >>> scales.parametrization.name, scales["b"].ends_branch
       ('depth_mup', True)
 
@@ -177,9 +177,9 @@ def infer_scales(
             training=training_scale(batch, examples, critical_batch=critical_batch),
         )
     if call is not None or parametrization is not None:
+        name = "call" if call is not None else "parametrization"
         raise ValueError(
-            f"{'call' if call is not None else 'parametrization'}=... needs inputs=(x,), "
-            "the arguments of one forward pass"
+            f"{name}=... needs inputs=(x,), the arguments of one forward pass"
         )
     if layout not in ("auto", "in_out", "out_in"):
         raise ValueError(f"layout={layout!r} must be 'auto', 'in_out' or 'out_in'")

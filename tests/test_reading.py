@@ -1,7 +1,11 @@
 """Roles, branches and depth are read from the program, not from names and shapes."""
 
+import pathlib
+
 import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 from programs import kit, plain  # noqa: F401
 
 from mupax import optim
@@ -20,3 +24,156 @@ def test_a_program_says_what_its_parameters_do(row):
             wrong[path] = (scale.role.value, scale.in_branch, scale.origin)
     assert not wrong
     assert scales.depth == (3.0 if row.deep else 1.0)
+
+
+def network(width, depth, *, attention=None, mlp=None, end=lambda y: y, at=None):
+    """A transformer without norms; its branches have these constants."""
+    block = {name: jnp.zeros((width, width)) for name in ("q", "k", "v", "o", "u", "d")}
+    params = {
+        "in": jnp.zeros((5, width)),
+        "blocks": [block] * depth,
+        "out": jnp.zeros((width, 3)),
+    }
+
+    def run(params, x):
+        x = x @ params["in"]
+        for i, w in enumerate(params["blocks"]):
+            scores = (x @ w["q"]) @ (x @ w["k"]).swapaxes(-1, -2) / width
+            y = jax.nn.softmax(scores) @ (x @ w["v"]) @ w["o"]
+            x = x + (y if attention is None else y * attention)  # attention is added
+            y = end(jax.nn.relu(x @ w["u"]) @ w["d"])
+            x = x + (y if mlp is None or i == at else y * mlp)  # the mlp is added
+        return x @ params["out"]
+
+    return run, params
+
+
+def line(comment):
+    """Where this file has a comment, as messages name it."""
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    number = next(i for i, text in enumerate(lines, 1) if text.endswith(comment))
+    return f"test_reading.py:{number}"
+
+
+X = (kit.floats(2, 4, 5),)
+
+
+def read(target, base=None, **options):
+    base = network(8, 2) if base is None else base
+    return optim.infer_scales(base, target, inputs=X, **options)
+
+
+@pytest.mark.parametrize(
+    ("constants", "wrong"),
+    [
+        ({"attention": 4**-0.5}, "# attention is added"),
+        ({"mlp": 0.25}, "# attention is added"),
+        ({"attention": 0.25, "mlp": 0.5}, "is added"),
+        ({"attention": 0.3, "mlp": 0.3}, "# attention is added"),
+        ({"attention": 0.25, "mlp": 0.25, "at": 5}, "# the mlp is added"),
+    ],
+)
+def test_a_wrong_constant_on_one_branch_is_an_error_with_its_line(constants, wrong):
+    with pytest.raises(ValueError, match="residual branch") as error:
+        read(network(32, 8, **constants))
+    if wrong.startswith("#"):
+        assert line(wrong) in str(error.value)
+
+
+def test_branches_that_are_multiplied_carry_nothing_and_name_their_rule():
+    for constant, name in ((0.5, "depth_mup"), (0.25, "completep")):
+        scales = read(network(32, 8, attention=constant, mlp=constant))
+        assert scales.parametrization.name.startswith(name)
+        assert not any(s.ends_branch for s in scales.values())
+    carried = {p for p, s in read(network(32, 8)).items() if s.ends_branch}
+    assert carried == {f"blocks/{i}/{w}" for i in range(8) for w in "od"}
+
+
+def test_a_branch_that_ends_in_a_nonlinearity_says_what_to_multiply():
+    with pytest.raises(ValueError, match=r"multiply this branch by .*\(here 0.25\)"):
+        read(network(32, 8, end=jax.nn.relu))
+
+
+def test_a_constant_that_changes_while_depth_stays_is_an_error():
+    with pytest.raises(ValueError, match="same depth; use the same constant"):
+        read(network(32, 2, attention=0.5, mlp=0.5))
+
+
+def test_base_and_target_the_other_way_around_are_an_error():
+    with pytest.raises(ValueError, match="the base comes first: swap the two"):
+        read(network(8, 2), network(32, 2))
+
+
+def test_depth_without_residual_branches_is_refused_or_named():
+    def stack(width, depth):
+        params = {"in": jnp.zeros((5, width)), "out": jnp.zeros((width, 3))}
+        params["hidden"] = [jnp.zeros((width, width)) for _ in range(depth)]
+
+        def run(params, x):
+            x = x @ params["in"]
+            for w in params["hidden"]:
+                x = jax.nn.relu(x) @ w
+            return x @ params["out"]
+
+        return run, params
+
+    with pytest.raises(ValueError, match="parametrization='relu_mlp'"):
+        read(stack(8, 6), stack(8, 2))
+    scales = read(stack(8, 6), stack(8, 2), parametrization="relu_mlp")
+    assert scales.depth == 3
+
+
+def test_what_the_program_tells_is_not_asked_for():
+    with pytest.raises(ValueError, match="is read from the program"):
+        read(network(32, 8), depth=(2, 8))
+
+
+def test_queries_carry_the_logits_of_an_unscaled_attention():
+    class Model(nnx.Module):
+        def __init__(self, width):
+            self.into = nnx.Linear(8, width, rngs=nnx.Rngs(0))
+            self.attention = nnx.MultiHeadAttention(
+                2, width, decode=False, rngs=nnx.Rngs(0)
+            )
+
+        def __call__(self, x):
+            return self.attention(self.into(x))
+
+    scales = optim.infer_scales(
+        lambda: Model(8), lambda: Model(32), inputs=(kit.floats(1, 4, 8),)
+    )
+    carried = {p: s.carried for p, s in scales.items() if s.carried != 1}
+    assert carried == {f"attention/query/{w}": 0.5 for w in ("kernel", "bias")}
+
+
+def test_a_large_model_is_read_without_memory():
+    def decoder(width, depth):
+        block = {
+            name: jax.ShapeDtypeStruct((depth, *shape), jnp.bfloat16)
+            for name, shape in {
+                "q": (width, width), "k": (width, 1024), "v": (width, 1024),
+                "o": (width, width), "up": (width, 14336), "gate": (width, 14336),
+                "down": (14336, width),
+            }.items()
+        }  # fmt: skip
+        into = jax.ShapeDtypeStruct((128256, width), jnp.bfloat16)
+        out = jax.ShapeDtypeStruct((width, 128256), jnp.bfloat16)
+        return {"in": into, "blocks": block, "out": out}
+
+    def forward(params, tokens):
+        def block(x, w):
+            b, t, n = x.shape
+            q = (x @ w["q"]).reshape(b, t, -1, 128)
+            k, v = ((x @ w[name]).reshape(b, t, 8, 128) for name in "kv")
+            x = x + jax.nn.dot_product_attention(q, k, v).reshape(b, t, n) @ w["o"]
+            return x + (jax.nn.silu(x @ w["gate"]) * (x @ w["up"])) @ w["down"], None
+
+        x, _ = jax.lax.scan(block, params["in"][tokens], params["blocks"])
+        return x @ params["out"]
+
+    scales = optim.infer_scales(
+        decoder(1024, 8), decoder(4096, 32), inputs=(kit.tokens(1, 64),), call=forward
+    )
+    assert scales["blocks/up"].role == "output"  # 14,336 outputs in both
+    assert scales["blocks/q"].role == "hidden"
+    assert scales.depth == 4

@@ -30,6 +30,11 @@ class Event:
     node: Node
     uses: dict[int, frozenset[Use]]
 
+    @property
+    def is_use(self) -> bool:
+        """Whether it does more than take the slices of a stack."""
+        return any(uses != {Use.COPY} for uses in self.uses.values())
+
     def axes(self, use: Use) -> tuple[int, ...]:
         """The axes with this use."""
         return tuple(sorted(a for a, uses in self.uses.items() if use in uses))
@@ -59,7 +64,7 @@ class Axes:
         self.labels: dict[int, Labels] = {}
         # Products of parameters and activations that are not summed yet, and results
         # of parameters' products.
-        self._pending: dict[int, Labels] = {}
+        self._pending: dict[int, tuple[Labels, Node]] = {}
         self._results: dict[int, Labels] = {}
         # Rows that were looked up, and the axes that they were looked up on.
         self._rows: dict[int, frozenset[Axis]] = {}
@@ -163,7 +168,7 @@ class Axes:
             labels = (NONE,) * len(node.shape)
         spread = self._spread.get(data.id, frozenset())
         if any(labels) and len(self._uses.get(node.id, ())) == 1:
-            self._pending[node.id] = labels
+            self._pending[node.id] = labels, node
             self._spread[node.id] = spread
             return
         self._mark(node, [(axes, Use.ENTRY) for axes in labels])
@@ -181,13 +186,13 @@ class Axes:
             and (node.op in MOVES or _is_constant_factor(node, waiting[0]))
         ):
             source = waiting[0]
-            labels = self._pending.pop(source.id)
+            labels, product = self._pending.pop(source.id)
             spread = self._spread.get(source.id, frozenset())
             marked = tuple(
                 frozenset({(0, a)}) if a in spread else NONE
                 for a in range(len(source.shape))
             )
-            self._pending[node.id] = self._moved(node, source, labels)
+            self._pending[node.id] = self._moved(node, source, labels), product
             moved = self._moved(node, source, marked)
             self._spread[node.id] = frozenset(a for a, x in enumerate(moved) if x)
             return True
@@ -197,7 +202,7 @@ class Axes:
 
     def _settle(self, node: Node, summed: Sequence[int] = ()) -> None:
         """A pending product meets a sum over some axes, or something else."""
-        labels = self._pending.pop(node.id)
+        labels, product = self._pending.pop(node.id)
         spread = self._spread.get(node.id, frozenset())
         marks = []
         inside = any(labels[a] for a in summed)
@@ -209,7 +214,7 @@ class Axes:
             else:
                 use = Use.OUT if axis in spread else Use.COPY
             marks.append((axes, use))
-        self._mark(node, marks)
+        self._mark(product, marks)
 
     def _joined(self, node: Node, operands: Iterable[Node]) -> Labels:
         joined = [NONE] * len(node.shape)

@@ -304,9 +304,12 @@ class _Comparison:
                 "has no residual branch: x + f(x). Pass parametrization='relu_mlp' for "
                 "a plain ReLU network, or build both with the same depth"
             )
-        twins = [self.twin[p] for p in more]
-        of_one = [p for p in self._leaves if self.twin[p] in twins]
-        return len(of_one) / len(set(twins))
+        grown = open_numbers(more[0])
+        after, before = (
+            sum(open_numbers(p) == grown for p in leaves)
+            for leaves in (self._leaves, self.small.reading.leaves)
+        )
+        return after / before
 
     def _follow_branches(
         self,
@@ -395,7 +398,7 @@ class _Comparison:
         nodes = {e.node.id for b in self.large.branches.all for e in b.ends}
         for end in branch.ends:
             path = self.large.path(end)
-            elsewhere = [e for e in self.large.events(path) if e.node.id not in nodes]
+            elsewhere = [e for e in self._uses(path) if e.node.id not in nodes]
             if end.part or elsewhere:
                 line = elsewhere[0].node.line if elsewhere else end.node.line
                 raise ValueError(
@@ -449,9 +452,12 @@ class _Comparison:
         allowed = {e.node.id for e in ends}
         return bool(ends) and all(
             not e.part
-            and all(x.node.id in allowed for x in self.large.events(self.large.path(e)))
+            and all(x.node.id in allowed for x in self._uses(self.large.path(e)))
             for e in ends
         )
+
+    def _uses(self, path: str) -> list[Event]:
+        return [event for event in self.large.events(path) if event.is_use]
 
     def _side(self, model: _Model, node: Node) -> tuple[list[End], float]:
         """The parameters that queries or keys are linear in, and their constant."""

@@ -7,12 +7,13 @@ the number of its iterations.
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core, source_info_util
+from jax.extend import core
 
 # Primitives that hold the jaxpr to inline under one of these names.
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -101,19 +102,18 @@ class Node:
         return line_of(self.source)
 
 
-# Files of these packages are never the user's own code.
-_LIBRARIES = ("/jax/", "/flax/", "/equinox/", "/haiku/", "/jax/", "/optax/", "/haliax/")
+# Files in these directories are never the user's own code.
+_LIBRARIES = ("/jax/", "/flax/", "/equinox/", "/haiku/", "/optax/", "/haliax/")
+_OURS = str(pathlib.Path(__file__).parent)
 
 
 def line_of(source: Any) -> str:
     """File and line of the innermost frame outside of JAX and the model libraries."""
     trace = getattr(source, "traceback", None)
-    if trace is None:
-        return ""
     first = ""
-    for frame in trace.frames:
+    for frame in () if trace is None else trace.frames:
         name = frame.file_name
-        if "/jax/_src/" in name or name.startswith("<"):
+        if "/jax/_src/" in name or name.startswith((_OURS, "<frozen")):
             continue
         at = f"{name.rpartition('/')[2]}:{frame.line_num}"
         first = first or at
@@ -365,6 +365,3 @@ class _Loop:
 
     def __exit__(self, *_: Any) -> None:
         self._program._runs, self._program._loop = self._before
-
-
-__all__ = ["MOVES", "Node", "Program", "line_of", "source_info_util"]

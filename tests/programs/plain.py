@@ -263,7 +263,7 @@ def leaky_rnn_with_learned_start(n):
     return p, S, call
 
 
-@program({"in": "I", "out": "O", "a": "V", "b": "I|V", "c": "V", "d": "V"})
+@program({"in": "I", "out": "O", "a": "V", "b": "I|V", "c": "I|V", "d": "V"})
 def diagonal_state_space(n):
     p = {"in": jnp.zeros((5, n)), **zeros(a=(n, 4), b=(n, 4), c=(n, 4), d=(n,), out=(n, 3))}  # fmt: skip
 
