@@ -117,8 +117,19 @@ def test_depth_without_residual_branches_is_refused_or_named():
 
         return run, params
 
-    with pytest.raises(ValueError, match="parametrization='relu_mlp'"):
-        read(stack(8, 6), stack(8, 2))
+    def scanned(width, depth):
+        shape = (depth, width, width)
+        params = {"in": jnp.zeros((5, width)), "hidden": jnp.zeros(shape)}
+
+        def run(params, x):
+            layer = lambda x, w: (jax.nn.relu(x @ w), None)  # noqa: E731
+            return jax.lax.scan(layer, x @ params["in"], params["hidden"])[0]
+
+        return run, params
+
+    for build in (stack, scanned):
+        with pytest.raises(ValueError, match="parametrization='relu_mlp'"):
+            read(build(8, 6), build(8, 2))
     scales = read(stack(8, 6), stack(8, 2), parametrization="relu_mlp")
     assert scales.depth == 3
 

@@ -22,19 +22,20 @@ def run(name, code, session):
 
 def my_model():
     """The README's model."""
-    return run("model", BLOCKS[1], {})["MyModel"]
+    return run("model", BLOCKS[1], {"nnx": nnx})["MyModel"]
 
 
 def test_the_examples_of_the_readme_run_in_one_session(capsys):
     use, model, chain, _ = BLOCKS
     session: dict = {}
     # The model is shown after its use; a reader has one already.
+    session["nnx"] = nnx
     for name, code in (("model", model), ("use", use), ("chain", chain)):
-        code = code.replace("1024, 32", "256, 8").replace("(4, 32)", "(4, 8)")
-        run(name, code, session)
+        run(name, code.replace("1024, 32", "256, 8"), session)
     printed = capsys.readouterr().out
     assert "head/kernel" in printed
     assert "blocks/0-7/kernel *" in printed
+    assert "depth_mup, adamw" in printed
     params = session["params"]
     session["tx"].init(params)
 
@@ -48,8 +49,8 @@ def check(rate=1e-3, **sizes):
         return optim.infer_scales(
             lambda: make(*base, nnx.Rngs(0)),
             lambda: make(width, depth, nnx.Rngs(0)),
-            depth=(base[1], depth),
-            branch="blocks",
+            inputs=(X,),
+            parametrization="depth_mup",
             delta=lambda: make(2 * base[0], base[1], nnx.Rngs(0)),
         )
 
@@ -57,14 +58,12 @@ def check(rate=1e-3, **sizes):
         model = make(width, depth, nnx.Rngs(key))
         params = nnx.state(model, nnx.Param)
         small = make(*base, nnx.Rngs(0))
-        rescaled = optim.rescale_init(
-            params, scales(width, depth), "depth_mup", base=small
-        )
+        rescaled = optim.rescale_init(params, scales(width, depth), base=small)
         nnx.update(model, rescaled)
         return model
 
     def optimizer(model, width=64, depth=4):
-        return optim.adam(rate, scales(width, depth), "depth_mup")
+        return optim.adam(rate, scales(width, depth))
 
     return optim.coord_check(build, optimizer, batch=X, steps=2, **sizes)
 
@@ -84,10 +83,14 @@ def test_the_model_of_the_readme_is_not_wrong_in_depth():
 
 
 def test_the_model_of_the_readme_does_not_grow_with_depth():
-    x = jax.random.normal(jax.random.key(0), (16, 64))
+    x, make = jax.random.normal(jax.random.key(0), (16, 64)), my_model()
 
     def size(depth):
-        model = my_model()(32, depth, nnx.Rngs(0))
+        base, model = (make(32, d, nnx.Rngs(0)) for d in (4, depth))
+        if depth != 4:
+            scales = optim.infer_scales(base, model, inputs=(x,))
+            params = nnx.state(model, nnx.Param)
+            nnx.update(model, optim.rescale_init(params, scales, base=base))
         return float(jnp.sqrt(jnp.mean(jax.jit(lambda m, x: m(x))(model, x) ** 2)))
 
     assert size(64) / size(4) < 2
@@ -112,8 +115,8 @@ def best_log2_rate(depth, width=64, seeds=3):
     scales = optim.infer_scales(
         base,
         lambda: model(width, depth, nnx.Rngs(0)),
-        depth=(4, depth),
-        branch="blocks",
+        inputs=(images[:1],),
+        parametrization="depth_mup",
         delta=lambda: base(2 * width),
     )
 
@@ -121,8 +124,8 @@ def best_log2_rate(depth, width=64, seeds=3):
         graph, params, rest = nnx.split(
             model(width, depth, nnx.Rngs(key)), nnx.Param, ...
         )
-        params = optim.rescale_init(params, scales, "depth_mup", base=base)
-        tx = optim.adam(rate, scales, "depth_mup")
+        params = optim.rescale_init(params, scales, base=base)
+        tx = optim.adam(rate, scales)
 
         def loss(params, rows):
             logits = nnx.merge(graph, params, rest, copy=True)(images[rows])

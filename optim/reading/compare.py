@@ -290,26 +290,34 @@ class _Comparison:
                     inside.add(path)
         return inside
 
-    def _deeper(self) -> list[str]:
-        """Parameters of the target that share their counterpart in the base."""
-        seen: dict[str, str] = {}
-        return [p for p, twin in self.twin.items() if seen.setdefault(twin, p) != p]
+    def _deeper(self) -> dict[str, float]:
+        """Parameters of layers that the base has fewer of: {path: ratio}."""
+        names = [open_numbers(p) for p in self._leaves]
+        before = [open_numbers(p) for p in self.small.reading.leaves]
+        ratios = {}
+        for path in self._leaves:
+            name = open_numbers(path)
+            if names.count(name) != before.count(name):
+                ratios[path] = names.count(name) / before.count(name)
+            for event in self.large.events(path):
+                if event.node.op == "unstack" and not event.is_use:
+                    small = self.small.reading.leaves[self.twin[path]].shape
+                    for axis in event.axes(Use.COPY):
+                        if small[axis] != self._leaves[path].shape[axis]:
+                            ratios[path] = self._leaves[path].shape[axis] / small[axis]
+        return ratios
 
     def _plain_depth(self, point: Parametrization | None) -> float:
         """The depth ratio of a network without residual branches."""
-        more = self._deeper()
+        path, ratio = next(iter(self._deeper().items()))
         if point is None or (point.branches_only and point.name not in ("sp", "mup")):
             raise ValueError(
-                f"the target has {more[0]!r}, which the base lacks, and the program "
-                "has no residual branch: x + f(x). Pass parametrization='relu_mlp' for "
-                "a plain ReLU network, or build both with the same depth"
+                f"the target has {ratio:g} times as many layers like {path!r} as the "
+                "base, and the program has no residual branch: x + f(x). Pass "
+                "parametrization='relu_mlp' for a plain ReLU network, or build both "
+                "with the same depth"
             )
-        grown = open_numbers(more[0])
-        after, before = (
-            sum(open_numbers(p) == grown for p in leaves)
-            for leaves in (self._leaves, self.small.reading.leaves)
-        )
-        return after / before
+        return ratio
 
     def _follow_branches(
         self,
