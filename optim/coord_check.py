@@ -16,8 +16,10 @@ import optax
 
 from .activations import Activation, collect, is_nnx, tagged
 from .coord_verdict import CoordCheck, Facts
+from .links import rules_of
 from .paths import flatten
 from .patterns import Pattern
+from .rules import carried
 
 Optimizer: TypeAlias = (
     optax.GradientTransformation | Callable[..., optax.GradientTransformation]
@@ -243,12 +245,18 @@ class _Run:
         params, rest, assemble = _split(model)
         tx = _transformation(self.optimizer, model, self.size)
 
+        factors = _carried(tx)
+
         def measure(params: Any) -> dict[str, Activation]:
             model = assemble(params, rest)
-            if self.activations is None:
-                return collect(lambda m: self.objective(m, batch), model)
-            values = self.activations(model, batch)
-            return _named(values, self.size.get("depth"))
+            if self.activations is not None:
+                values = self.activations(model, batch)
+                return _named(values, self.size.get("depth"))
+            found = collect(lambda m: self.objective(m, batch), model)
+            return {
+                name: a._replace(value=a.value / factors.get(name, 1.0))
+                for name, a in found.items()
+            }
 
         def objective(params: Any) -> jax.Array:
             # Tagged modules do not store the values that they sow.
@@ -286,6 +294,19 @@ class _Run:
             return outputs
         self.traced.outputs = jax.tree.map(jnp.shape, outputs)
         return _linear(outputs)
+
+
+def _carried(tx: optax.GradientTransformation) -> dict[str, float]:
+    """By layer, the branch multiplier that its parameters carry.
+
+    The layer's outputs are as much smaller than those of a model that multiplies.
+    """
+    rules = rules_of(tx)
+    if rules is None:
+        return {}
+    scales, point = rules
+    factors = {s.path.rpartition("/")[0]: carried(s, point) for s in scales.values()}
+    return {layer: factor for layer, factor in factors.items() if factor != 1}
 
 
 def _root(x: jax.Array) -> jax.Array:

@@ -8,10 +8,11 @@ from typing import Any
 from .chain_check import ChainCheck, inspect_chain
 from .display import html_table
 from .modules import Module
+from .names import open_numbers
 from .optimizers import is_hidden_matrix, muon_learning_rate
 from .parametrizations import Parametrization
 from .readouts import growing_head_dims
-from .rules import OptimizerName, family_of, multipliers
+from .rules import OptimizerName, carried, family_of, multipliers
 from .scales import ParamScale, Scales
 from .training import SAME, TrainingScale
 from .transforms import ParametrizationLike, resolve
@@ -64,6 +65,7 @@ class Explanation:
       training: ratios of batch size and training length.
       modules: hyperparameters of groups of parameters, from `for_modules`.
       attention: what the model's attention needs to change, a sentence each.
+      carried: parameters that carry a multiplier of the model, with # for numbers.
 
     Source: docs/rules.md derives every number.
 
@@ -85,6 +87,7 @@ class Explanation:
     training: TrainingScale = SAME
     modules: Mapping[str, Module] = dataclasses.field(default_factory=dict)
     attention: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         roles = collections.Counter(row.role for row in self.rows.values())
@@ -149,7 +152,12 @@ class Explanation:
         point = self.parametrization
         notes = [f"{point.name}, {self.optimizer}; every number is a ratio to the base"]
         branches = any(row.branch for row in self.rows.values())
-        if branches and (self.depth != 1 or point.alpha):
+        if self.carried:
+            notes.append(
+                "the model does not multiply its branches, logits or readout by what "
+                f"{point.name} needs; these carry it: {', '.join(self.carried)}"
+            )
+        elif branches and (self.depth != 1 or point.alpha):
             notes.append(
                 "your own model must multiply branches (*), as zoo models do, by "
                 f"{point.branch_multiplier(self.depth):.4g}·a (a·M^-{point.alpha:g}, "
@@ -298,6 +306,11 @@ Table 3
         scales.training,
         scales.modules,
         tuple(growing_head_dims(scales, point)),
+        tuple(
+            dict.fromkeys(
+                open_numbers(s.path) for s in scales.values() if carried(s, point) != 1
+            )
+        ),
     )
 
 

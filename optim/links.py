@@ -61,6 +61,7 @@ class Link:
       source: the transform, for links of Optax whose sign matters.
       scales: those of a SCALING or NORMALIZING.
       point: the parametrization of a SCALING or NORMALIZING.
+      rules: (scales, parametrization) of an optimizer of this package.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Link:
     source: Any = None
     scales: Any = None
     point: Any = None
+    rules: Any = None
 
     @property
     def factor(self) -> float:
@@ -190,6 +192,19 @@ STATES = {
     "ScaleByZoomLinesearchState": Kind.CURVATURE,
     "SophiaState": Kind.CURVATURE,
 }
+
+
+def rules_of(tx: Any) -> tuple[Any, Any] | None:
+    """The (scales, parametrization) that a transform applies; None if unknown."""
+    pending = [describe(tx)]
+    while pending:
+        link = pending.pop()
+        if link.rules is not None:
+            return link.rules
+        if link.scales is not None:
+            return link.scales, link.point
+        pending += link.inner
+    return None
 
 
 def describe(tx: Any) -> Link:

@@ -23,7 +23,7 @@ from optax import contrib
 from . import names
 from .axes import GUESSED
 from .chain_check import stacked_vectors
-from .links import ChainWarning, Kind, Link, describe, mark
+from .links import ChainWarning, Kind, Link, describe, mark, rules_of
 from .modules import (
     averaged,
     decayed,
@@ -794,7 +794,10 @@ def _ours(
     normalizes = any(describe(tx).kind is Kind.NORMALIZING for tx in links)
     decays = not _is_none(decay)
     family = family_of(name)
-    link = Link(f"optim.{name}", Kind.SCALING, family, normalizes, decays=decays)
+    rules = next(filter(None, map(rules_of, links)), None)
+    link = Link(
+        f"optim.{name}", Kind.SCALING, family, normalizes, decays=decays, rules=rules
+    )
     return mark(optax.chain(*links), link)
 
 
