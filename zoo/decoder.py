@@ -290,7 +290,8 @@ def end_tokens(eos: int | Sequence[int] | None, vocab: int) -> tuple[int, ...]:
       >>> end_tokens(2, 10), end_tokens([1, 2], 10), end_tokens(None, 10)
       ((2,), (1, 2), ())
     """
-    several = isinstance(eos, Sequence) or np.ndim(eos) > 0
+    given: Any = eos
+    several = isinstance(given, Sequence) or np.ndim(given) > 0
     tokens: Any = () if eos is None else eos if several else (eos,)
     for token in tokens:
         whole = isinstance(token, int | np.integer) and not isinstance(token, bool)

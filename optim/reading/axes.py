@@ -507,7 +507,7 @@ class Axes:
         if any(x.data for x in indices):
             # One entry is looked up; a window of several is moved.
             one = [a for a in looked if sizes[a] == 1]
-            self._rows.add(node.id)
+            self._rows[node.id] = frozenset().union(*(labels[a] for a in looked))
             self.labels[node.id] = tuple(
                 NONE if a in one else x for a, x in enumerate(labels)
             )

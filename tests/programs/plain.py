@@ -398,3 +398,24 @@ def stacked_parameters_indexed_in_python(n, L):
         return x @ p["out"]
 
     return p, X, call
+
+
+@program({"in": "I", "out": "O", "p": "I|V"})
+def position_of_a_decoding_step(n):
+    p = {"in": jnp.zeros((7, n)), **zeros(p=(9, n), out=(n, 7))}
+
+    def call(p, x, step):
+        here = jax.lax.dynamic_slice_in_dim(p["p"], step, 1)
+        return jnp.tanh(p["in"][x] + here[None]) @ p["out"]
+
+    return p, (tokens(2, 6), tokens()), call
+
+
+@program({"in": "I", "out": "O", "p": "I"})
+def learned_positions_by_index(n):
+    p = {"in": jnp.zeros((7, n)), **zeros(p=(9, n), out=(n, 7))}
+
+    def call(p, x, where):
+        return jnp.tanh(p["in"][x] + p["p"][where]) @ p["out"]
+
+    return p, (tokens(2, 6), tokens(2, 6)), call

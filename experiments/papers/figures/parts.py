@@ -149,6 +149,7 @@ class Part:
         portable = dataclasses.replace(request, data_dir=None)
         words = ["mupax", *self.words(portable, multiplier)]
         data = sweep.run(config, str(folder), words)
+        assert data is not None  # it is for a dry run
         data = tables.of_tasks(data, lacking)
         if known is not None and first:
             data = tables.after(known, data, first)
