@@ -82,7 +82,15 @@ which undoes it; put it after scale_by_lion, and before weight decay and learnin
     check_links(flat)
     whole = Link("chain", Kind.LINEAR, inner=flat, plain=plain)
     hidden = any(link.kind is Kind.HIDDEN for link in flat)
-    if not hidden and any(link.kind is Kind.SCALING for link in flat):
+    scaling = next((link for link in flat if link.kind is Kind.SCALING), None)
+    # The part of a larger chain has its optimizer outside of it.
+    unmade = (
+        scaling is not None
+        and scaling.name == SCALING
+        and scaling.family is not Family.SGD
+        and not any(link.kind is Kind.MAKER for link in flat)
+    )
+    if not hidden and scaling is not None and not unmade:
         return mark(optax.GradientTransformationExtraArgs(*plain), whole)
     checked: set[Any] = set()
 
@@ -96,6 +104,7 @@ which undoes it; put it after scale_by_lion, and before weight decay and learnin
                 # SAM holds two optimizers, which cannot run without a second gradient.
                 sam = any(link.name == "sam" for link in flat)
                 said = _NO_RULE.format("sam") if sam else _UNSCALED
+                said = _UNMADE if unmade else said
                 warnings.warn(said, ChainWarning, stacklevel=2)
             checked.add(structure)
         return plain.init(params)
@@ -435,6 +444,11 @@ _UNSCALED = (
     "effect on them: put optim.scale_by_parametrization after the transform that makes "
     "the update. A chain that is not meant to be scaled, or is a part of a larger one, "
     "is an optax.chain"
+)
+_UNMADE = (
+    "scale_by_parametrization is for an adaptive family, but no optimizer is in this "
+    "optim.chain: pass family='sgd', or put the optimizer's scale_by_... transform "
+    "before it. A part of a larger chain is an optax.chain"
 )
 _LOOKAHEAD = (
     "optim.chain cannot check what is inside of optax.lookahead; put optim.chain "

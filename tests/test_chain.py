@@ -1063,3 +1063,12 @@ def test_norms_of_parameters_are_not_taken_for_their_rms():
     tx = optim.chain(normalize(), optax.scale_by_adam(), norm, scale("relative"), RATE)
     with refuses("'embed'", "too large"):
         tx.init(PARAMS)
+
+
+def test_a_scaling_for_adam_in_a_chain_without_adam_is_a_warning():
+    params = {"in": jnp.ones((8, 16)), "out": jnp.ones((16, 2))}
+    base = {"in": jnp.ones((8, 4)), "out": jnp.ones((4, 2))}
+    scaling = optim.scale_by_parametrization(optim.infer_scales(base, params), "mup")
+    tx = optim.chain(scaling, optax.scale_by_learning_rate(0.1))
+    with pytest.warns(optim.ChainWarning, match="no optimizer is in this"):
+        tx.init(params)
