@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from programs import kit, plain  # noqa: F401
+from programs import kit, libraries, plain  # noqa: F401
 
 from mupax import optim
 
 
 @pytest.mark.parametrize("row", kit.ALL, ids=lambda row: row.name)
 def test_a_program_says_what_its_parameters_do(row):
-    base, target, inputs = row.models()
+    base, target, inputs, call = row.models()
     with jax.numpy_rank_promotion("allow"):  # as users write
-        scales = optim.infer_scales(base, target, inputs=inputs)
+        scales = optim.infer_scales(base, target, inputs=inputs, call=call)
     wrong = {}
     for path, scale in scales.items():
         letter = row.letter(path)

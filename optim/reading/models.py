@@ -1,6 +1,7 @@
 """Trace the forward pass of a model of any JAX library."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,7 @@ def trace(
             filled[i] = array
         return jax.tree.unflatten(structure, filled)
 
-    built = _build(model, fill(shapes), which)
+    built = _build(model, shapes, fill, which)
     forward = call or _forward(built.kind, which)
 
     def run(params: Any, state: Any, *arrays: Any) -> Any:
@@ -115,23 +116,29 @@ class _Built:
         )
 
 
-def _build(model: Any, inputs: tuple[Any, ...], which: str) -> _Built:
-    """Take a model apart, under `eval_shape` where a function builds it."""
+def _build(
+    model: Any, shapes: list[Any], fill: Callable[[Any], Any], which: str
+) -> _Built:
+    """Take a model apart, under `eval_shape`, also where a function builds it."""
     taken: list[_Built] = []
-    if is_function(model):
+    built = is_function(model)
+    if built:
         check_takes_nothing(model, which)
-        try:
-            jax.eval_shape(lambda: taken.append(_build_module(model(), inputs, which)))
-        except Exception as error:
-            if type(error).__name__ != "TraceContextError":
-                raise
-            raise ValueError(
-                f"the function that builds the {which} changes an object from outside "
-                "(most often an nnx.Rngs); create Rngs inside the function: lambda: "
-                "MyModel(64, rngs=nnx.Rngs(0))"
-            ) from error
-    else:
-        jax.eval_shape(lambda: taken.append(_build_module(model, inputs, which)))
+
+    def build(arrays: Any) -> None:
+        made = model() if built else model
+        taken.append(_build_module(made, fill(arrays), which))
+
+    try:
+        jax.eval_shape(build, shapes)
+    except Exception as error:
+        if type(error).__name__ != "TraceContextError":
+            raise
+        raise ValueError(
+            f"the function that builds the {which} changes an object from outside "
+            "(most often an nnx.Rngs); create Rngs inside the function: lambda: "
+            "MyModel(64, rngs=nnx.Rngs(0))"
+        ) from error
     return taken[0]
 
 
@@ -211,10 +218,11 @@ def _forward(kind: Any, which: str) -> Call:
     if _is_haiku(kind):
 
         def haiku(trees: Any, *inputs: Any) -> Any:
-            key = jax.random.key(0)
-            if type(kind).__name__ == "TransformedWithState":
-                return kind.apply(*trees, key, *inputs)
-            return kind.apply(trees, key, *inputs)
+            first = trees if type(kind).__name__ == "TransformedWithState" else (trees,)
+            # hk.without_apply_rng removes the key.
+            takes_key = "rng" in inspect.signature(kind.apply).parameters
+            key = (jax.random.key(0),) if takes_key else ()
+            return kind.apply(*first, *key, *inputs)
 
         return haiku
     if is_function(kind):

@@ -33,13 +33,15 @@ class Program:
     right: dict[str, str]
     deep: bool
 
-    def models(self) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Base, target and inputs."""
+    def models(self) -> tuple[Any, Any, tuple[Any, ...], Any]:
+        """Base, target, inputs, and `call`."""
         sizes = ((8, 2), (32, 6)) if self.deep else ((8,), (32,))
         small, large = (self.make(*each) for each in sizes)
         if len(large) == 2:
-            return small[0], large[0], large[1]
-        return (small[2], small[0]), (large[2], large[0]), large[1]
+            return small[0], large[0], large[1], None
+        if isinstance(large[0], dict | list):
+            return (small[2], small[0]), (large[2], large[0]), large[1], None
+        return small[0], large[0], large[1], large[2]
 
     def letter(self, path: str) -> str:
         """The right answer for a path."""
