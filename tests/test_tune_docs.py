@@ -29,7 +29,7 @@ def test_the_session_runs_as_written(capsys, tmp_path, monkeypatch):
     assert "learning_rate over depth: " in printed
     assert "log |Δ activation| against log depth" in printed
     assert float(space["value"]) < 0.3
-    _, target, schedule, *_ = snippets()
+    _, _, target, schedule, *_ = snippets()
     exec(compile(target, "docs/tune.md", "exec"), space)
     assert "at width 256, depth 16" in capsys.readouterr().out
     assert (tmp_path / "runs" / "mine" / "report.html").exists()
