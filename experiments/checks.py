@@ -114,6 +114,11 @@ def several(key: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def texts(key: str, value: Any) -> tuple[str, ...]:
+    """Check for a sequence of strings."""
+    return tuple(text(f"a value in {key}", item) for item in several(key, value))
+
+
 def optional(check: Check) -> Check:
     """Check for None or a value that another check accepts."""
     return lambda key, value: None if value is None else check(key, value)

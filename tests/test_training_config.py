@@ -1,9 +1,12 @@
 """Batch size and training length in configs: train, sweep, transfer, transfer_from."""
 
+import copy
 import dataclasses
 import importlib
 import json
+import math
 import pathlib
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +20,8 @@ from mupax.experiments import data as datasets
 from mupax.experiments import transfer
 from mupax.experiments.cli import flags
 from mupax.experiments.errors import UserError
-from mupax.experiments.run.build import build
-from mupax.experiments.run.config import parse
+from mupax.experiments.run.build import build, open_dataset
+from mupax.experiments.run.config import defaults, parse, plain
 from mupax.experiments.run.hyperparameters import transfer_record, tuned
 from mupax.experiments.sweep import space
 
@@ -186,3 +189,43 @@ def test_packaged_adamw_decays_matrices_only(name):
     config = importlib.import_module(f"mupax.configs.{name}").get_config()
     if config.optimizer.name == "adamw":
         assert config.optimizer.mask == "matrices"
+
+
+WRONG = (1.5, -1, True, "x", None, 2**62, math.inf, "", [], [[1]], {"zzz": 1})
+
+
+def entries(config, start=()):
+    for key, value in config.items():
+        yield (*start, key)
+        if isinstance(value, dict):
+            yield from entries(value, (*start, key))
+
+
+def test_any_value_of_any_key_is_parsed_or_refused_in_one_sentence():
+    whole = plain(flags.parse(["transfer", "--config=digits_resmlp"]).config)
+    whole["target"] = plain(defaults("sweep", "target").target) | whole["target"]
+    for keys in list(entries(whole)):
+        for value in WRONG:
+            config = section = copy.deepcopy(whole)
+            for outer in keys[:-1]:
+                section = section[outer]
+            section[keys[-1]] = value
+            try:
+                space.parse_sweep(config)
+            except UserError as error:
+                said = str(error)
+                assert "\n" not in said, said
+                assert len(said) < 1000, said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"augment": (1,)}, "a value in augment is 1"),
+        ({"augment": ({"name": ["flip"]},)}, "no augmentation ['flip']"),
+        ({"data": {"mean": "", "std": 1}}, "mean is ''"),
+    ],
+)
+def test_a_value_of_another_type_names_its_key(keys, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        open_dataset(small(dataset="digits", **keys))

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -70,7 +71,7 @@ class Options:
             fits = any(isinstance(value, _TYPES[kind][0]) for kind in kinds)
             if not fits or (isinstance(value, bool) and bool not in kinds):
                 needed = " or ".join(_TYPES[kind][1] for kind in kinds)
-                raise ValueError(f"{name}={value!r} must be {needed}")
+                raise ValueError(f"{name}={reprlib.repr(value)} must be {needed}")
             items = value if isinstance(value, tuple | list) else (value,)
             if any(isinstance(item, int) and abs(item) > _LARGEST for item in items):
                 raise ValueError(

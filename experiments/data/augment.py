@@ -20,6 +20,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from mupax.zoo.preprocessing import CROP_MODES, CROP_ROUNDINGS, LEAST_CROP
 
+from .. import checks
 from ..checks import number, one_of, whole
 from ..errors import UserError
 
@@ -479,11 +480,13 @@ def parse(augment: Iterable[str | Mapping[str, Any]]) -> tuple[Operation, ...]:
 
 
 def _operation(entry: str | Mapping[str, Any]) -> Operation:
-    options = {"name": entry} if isinstance(entry, str) else dict(entry.items())
+    named = {"name": entry} if isinstance(entry, str) else entry
+    options = checks.options("a value in augment", named)
     name = options.pop("name", None)
-    if name not in OPERATIONS:
+    if not isinstance(name, str) or name not in OPERATIONS:
         raise UserError(
-            f"there is no augmentation {name!r}; choose one of {', '.join(OPERATIONS)}"
+            f"there is no augmentation {checks.shown(name)}; choose one of "
+            f"{', '.join(OPERATIONS)}"
         )
     kind = OPERATIONS[name]
     options_of_kind = [p for p in inspect.signature(kind).parameters if p != "size"]

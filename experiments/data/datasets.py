@@ -12,6 +12,7 @@ import tensorflow_datasets as tfds
 from mupax.zoo.preprocessing import LARGEST_SIDE, STATISTICS
 
 from .. import remote
+from ..checks import shown
 from ..errors import UserError, nearest
 from . import augment as augmentations
 from . import images, intact, own, prepared, sources
@@ -167,13 +168,17 @@ def _normalized_by(
     channels = dataset.input_shape[2]
     given = []
     for name, values in (("mean", mean), ("std", std)):
-        array = np.asarray(() if values is None else values, np.float32)
+        try:
+            array = np.asarray(() if values is None else values, np.float32)
+        except (TypeError, ValueError, OverflowError):
+            array = np.empty(0, np.float32)  # raises below
         low, high = STATISTICS[name]
         inside = bool(((low <= array) & (array <= high)).all())
         if array.shape != (channels,) or not inside:
             raise UserError(
-                f"{name} is {values}; set both mean and std, each with a number from "
-                f"{low:g} to {high:g} for each channel of {dataset.name} ({channels})"
+                f"{name} is {shown(values)}; set both mean and std, each a number "
+                f"from {low:g} to {high:g} for each channel of {dataset.name} "
+                f"({channels})"
             )
         given.append(array * np.float32(dataset.white))
     return dataclasses.replace(dataset, known_statistics=(given[0], given[1]))

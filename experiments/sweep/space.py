@@ -24,6 +24,7 @@ from ..checks import (
     several,
     shown,
     text,
+    texts,
     whole,
 )
 from ..errors import UserError, nearest
@@ -143,7 +144,7 @@ _CHECKS: dict[str, Check] = {
     "axes": options,
     "choices": several,
     "parametrizations": options,
-    "only": several,
+    "only": texts,
     "equal_examples": flag,
     "seeds": whole(1, 10_000),
     "steps": optional(whole()),
@@ -321,8 +322,8 @@ def _featured(
     target: Mapping[str, Any], known: Mapping[str, Component], run: RunConfig
 ) -> str:
     """The target's parametrization; else the config's own, or the last one."""
-    key = target.get("parametrization")
-    if isinstance(key, str) and key in known:
+    key = optional(text)("target.parametrization", target.get("parametrization"))
+    if key in known:
         return key
     own = (key for key, value in known.items() if value == run.parametrization)
     return next(own, list(known)[-1])
@@ -410,7 +411,7 @@ def _compare(
     featured: str,
 ) -> tuple[str, ...]:
     """The baselines of the target. Parametrizations that are not swept are left out."""
-    keys = several("target.compare", target.get("compare", ()))
+    keys = texts("target.compare", target.get("compare", ()))
     swept = section["parametrizations"] or known
     choices = [BASE, *(key for key in swept if key != featured)]
     for key in keys:
@@ -464,7 +465,7 @@ def _target_changes(
 ) -> list[tuple[str, Any]]:
     """The keys of a run that the section `target` changes, and their values."""
     swept = parametrizations or [base.parametrization.name]
-    key = given.get("parametrization")
+    key = optional(text)("target.parametrization", given.get("parametrization"))
     if key is not None and key not in swept:
         raise UserError(
             f"target.parametrization={shown(key)} is not one of the swept ones: "
