@@ -1,5 +1,6 @@
 """Roles, branches and depth are read from the program, not from names and shapes."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 from flax import nnx
 from programs import kit, libraries, plain  # noqa: F401
 
-from mupax import optim
+from mupax import optim, zoo
 
 
 @pytest.mark.parametrize("row", kit.ALL, ids=lambda row: row.name)
@@ -188,3 +189,38 @@ def test_a_large_model_is_read_without_memory():
     assert scales["blocks/up"].role == "output"  # 14,336 outputs in both
     assert scales["blocks/q"].role == "hidden"
     assert scales.depth == 4
+
+
+IMAGES, TOKENS = kit.floats(2, 32, 32, 3), kit.tokens(2, 16)
+FAMILIES = {
+    "mlp": (kit.floats(2, 64), {"depth": 4}, {"depth": 4}),
+    "resmlp": (kit.floats(2, 64), {"depth": 4}, {"depth": 12}),
+    "cnn": (IMAGES, {"depth": 4}, {"depth": 12}),
+    "vit": (IMAGES, {"depth": 4, "head_dim": 16}, {"depth": 12, "head_dim": 16}),
+    "gpt": (TOKENS, {"depth": 4, "head_dim": 16}, {"depth": 12, "head_dim": 16}),
+    "llama": (TOKENS, {"depth": 4, "heads": 2}, {"depth": 12, "heads": 2}),
+    "resnet18": (IMAGES, {}, {}),
+    "convnext_atto": (kit.floats(2, 64, 64, 3), {}, {}),
+    "efficientnet_b0": (kit.floats(2, 64, 64, 3), {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_program_of_a_zoo_model_says_what_its_axis_names_say(name):
+    x, small, large = FAMILIES[name]
+    base, wide = {"resnet18": (64, 128), "convnext_atto": (40, 80)}.get(name, (32, 128))
+    sizes = {"base_width": base}
+    if "depth" in small:
+        sizes["base_depth"] = small["depth"]
+
+    def make(width, options):
+        return lambda: zoo.create(
+            name, width=width, rngs=nnx.Rngs(0), **sizes, **options
+        )
+
+    named = []
+    jax.eval_shape(lambda: named.append(zoo.scales(make(wide, large)())))
+    read = optim.infer_scales(make(base, small), make(wide, large), inputs=(x,))
+    for path, scale in named[0].items():
+        same = dataclasses.replace(read[path], origin=scale.origin)
+        assert same == scale
