@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from programs import kit, libraries, plain  # noqa: F401
+from programs import harder, kit, libraries, plain  # noqa: F401
 
 from mupax import optim, zoo
 

@@ -129,7 +129,8 @@ class Axes:
         elif _alike(node):
             self._carry_results(node)
         keeps = node.op in ("mul", "sub", "select_n", *MOVES)
-        if keeps and any(x.id in self._hot for x in node.operands):
+        data = [x for x in node.operands if x.data]
+        if keeps and data and all(x.id in self._hot for x in data):
             self._hot.add(node.id)
 
     def _give_up(self, node: Node) -> None:
@@ -536,6 +537,15 @@ class Axes:
                 if size == 1 and source.shape[a] > 1
                 for x in labels[a]
             }
+            return
+        self._elementwise(node)
+
+    def _op_select_n(self, node: Node) -> None:
+        cases = node.operands[1:]
+        if not node.weight and all(x.weight and self._is_kernel(x) for x in cases):
+            # One of several kernels, e.g. of a `cond` under `vmap`.
+            self.labels[node.id] = self._joined(node, cases)
+            self._rows[node.id] = NONE
             return
         self._elementwise(node)
 

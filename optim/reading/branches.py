@@ -195,6 +195,8 @@ class Branches:
             return None
         pairs = [(one, other)] if node.op == "sub" else [(one, other), (other, one)]
         for skip, end in pairs:
+            if self._is_constant_to_gradients(end):
+                continue
             trunk = self._trunk(skip)
             for start in self._same_stream(trunk):
                 inside = self.between(start, end)
@@ -202,6 +204,13 @@ class Branches:
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside)
         return self._projected(node) if node.op != "sub" else None
+
+    def _is_constant_to_gradients(self, node: Node) -> bool:
+        while node.op in MOVES and len(node.operands) == 1:
+            if node.op == "stop_gradient":
+                return True
+            node = node.operands[0]
+        return False
 
     def _projected(self, node: Node) -> Branch | None:
         """A branch beside a shortcut that changes the width, as in ResNets."""

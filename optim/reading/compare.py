@@ -219,11 +219,14 @@ class _Comparison:
             if any(event.node.id in branch.inside for event in events)
         ]
 
-    def _groups(self, model: _Model) -> dict[frozenset[str], list[Branch]]:
-        groups: dict[frozenset[str], list[Branch]] = {}
-        for branch in model.branches.all:
-            key = frozenset(map(open_numbers, self._paths(model, branch)))
-            groups.setdefault(key, []).append(branch)
+    def _groups(self, model: _Model) -> dict[tuple[frozenset[str], bool], list[Branch]]:
+        """Branches by their parameters, and by whether they hold other branches."""
+        groups: dict[tuple[frozenset[str], bool], list[Branch]] = {}
+        every = model.branches.all
+        for branch in every:
+            names = frozenset(map(open_numbers, self._paths(model, branch)))
+            holds = any(x.add.id in branch.inside for x in every if x is not branch)
+            groups.setdefault((names, holds), []).append(branch)
         return groups
 
     def _counted(self) -> tuple[list[Branch], float]:

@@ -1,0 +1,288 @@
+"""Programs whose roles names and shapes do not tell."""
+
+import jax
+import jax.numpy as jnp
+
+from .kit import floats, program, tokens, zeros
+from .plain import S, T, X, attention, norm
+
+
+@program({"in": "I", "out": "O", r"(enc|dec)/\d+/\w+": "Hb"}, deep=True)
+def encoder_and_decoder(n, L):
+    enc = dict(q=(n, n), k=(n, n), v=(n, n), o=(n, n), up=(n, n), down=(n, n))
+    cross = dict(cq=(n, n), ck=(n, n), cv=(n, n), co=(n, n))
+    p = {"in": jnp.zeros((7, n)), "out": jnp.zeros((n, 7))}
+    p |= {"enc": [zeros(**enc) for _ in range(L)]}
+    p |= {"dec": [zeros(**enc, **cross) for _ in range(L)]}
+
+    def mlp(w, x):
+        return jax.nn.relu(norm(x) @ w["up"]) @ w["down"]
+
+    def call(p, x, y):
+        x, y = p["in"][x], p["in"][y]
+        for w in p["enc"]:
+            h = norm(x)
+            x = x + attention(h @ w["q"], h @ w["k"], h @ w["v"], 1 / n) @ w["o"]
+            x = x + mlp(w, x)
+        for w in p["dec"]:
+            h = norm(y)
+            y = y + attention(h @ w["q"], h @ w["k"], h @ w["v"], 1 / n) @ w["o"]
+            h = norm(y)
+            y = y + attention(h @ w["cq"], x @ w["ck"], x @ w["cv"], 1 / n) @ w["co"]
+            y = y + mlp(w, y)
+        return norm(y) @ p["out"]
+
+    return p, (tokens(2, 6), tokens(2, 4)), call
+
+
+@program(
+    {"in": "I", "time": "I", "out": "O", "final": "H", r"b/\d+/(mod|up|down)": "Hb"},
+    deep=True,
+)
+def diffusion_transformer_with_adaln(n, L):
+    p = {
+        "in": jnp.zeros((5, n)),
+        "time": jnp.zeros((4, n)),
+        "out": jnp.zeros((n, 5)),
+        "final": jnp.zeros((n, 2 * n)),
+    }
+    p |= {
+        "b": [zeros(mod=(n, 3 * n), up=(n, 4 * n), down=(4 * n, n)) for _ in range(L)]
+    }
+
+    def call(p, x, t):
+        x = x @ p["in"]
+        c = jax.nn.silu(jnp.sin(t[:, None] * jnp.arange(4.0)) @ p["time"])[:, None]
+        for w in p["b"]:
+            shift, scale, gate = jnp.split(c @ w["mod"], 3, -1)
+            h = norm(x) * (1 + scale) + shift
+            x = x + gate * (jax.nn.gelu(h @ w["up"]) @ w["down"])
+        shift, scale = jnp.split(c @ p["final"], 2, -1)
+        return (norm(x) * (1 + scale) + shift) @ p["out"]
+
+    return p, (floats(2, 6, 5), floats(2)), call
+
+
+@program({"in": "I", "out": "O", r"(down|up)/\d+": "H", r"mid/\d+": "Hb"}, deep=True)
+def unet_with_added_skips(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 5))}
+    p |= {k: [jnp.zeros((n, n)) for _ in range(2)] for k in ("down", "up")}
+    p |= {"mid": [jnp.zeros((n, n)) for _ in range(L)]}
+
+    def call(p, x):
+        x, skips = x @ p["in"], []
+        for w in p["down"]:
+            x = jax.nn.relu(x @ w)
+            skips.append(x)
+        for w in p["mid"]:
+            x = x + jax.nn.relu(x) @ w
+        for w in p["up"]:
+            x = jax.nn.relu((x + skips.pop()) @ w)
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program(
+    {"in": "I", "out": "O", r"b/\d+/(r|k|v|o)": "Hb", r"b/\d+/(mix|decay)": "Vb"},
+    deep=True,
+)
+def rwkv_like_token_shift(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {
+        "b": [
+            zeros(r=(n, n), k=(n, n), v=(n, n), o=(n, n), mix=(n,), decay=(n,))
+            for _ in range(L)
+        ]
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            h = norm(x)
+            before = jnp.pad(h, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+            mixed = h + (before - h) * w["mix"]
+            r, k, v = mixed @ w["r"], jnp.exp(mixed @ w["k"]), mixed @ w["v"]
+
+            def step(state, kv, decay=w["decay"]):
+                num, den = state
+                k, v = kv
+                d = jnp.exp(-jnp.exp(decay))
+                num, den = d * num + k * v, d * den + k
+                return (num, den), num / den
+
+            start = (jnp.zeros((x.shape[0], n)),) * 2
+            _, y = jax.lax.scan(step, start, (k.swapaxes(0, 1), v.swapaxes(0, 1)))
+            x = x + (jax.nn.sigmoid(r) * y.swapaxes(0, 1)) @ w["o"]
+        return x @ p["out"]
+
+    return p, S, call
+
+
+@program({"in": "I", "out": "O", "router": "O", r"experts/\d/(up|down)": "H"})
+def experts_in_a_list(n):
+    p = {"in": jnp.zeros((5, n)), "router": jnp.zeros((n, 4)), "out": jnp.zeros((n, 3))}
+    p |= {"experts": [zeros(up=(n, n), down=(n, n)) for _ in range(4)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        gates = jax.nn.softmax(x @ p["router"])
+        ys = [jax.nn.relu(x @ w["up"]) @ w["down"] for w in p["experts"]]
+        return sum(gates[:, i : i + 1] * y for i, y in enumerate(ys)) @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "out": "O", "w/.": "Hb"}, deep=True)
+def one_block_shared_by_all_layers(n, L):
+    p = {
+        "in": jnp.zeros((5, n)),
+        "out": jnp.zeros((n, 3)),
+        "w": [jnp.zeros((n, n)), jnp.zeros((n, n))],
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        for _ in range(L):
+            x = x + jax.nn.relu(norm(x) @ p["w"][0]) @ p["w"][1]
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"image": "I", "text": "I", "(image|text)_out": "O", "t": "F"})
+def two_towers_with_a_learned_temperature(n):
+    p = zeros(image=(5, n), text=(7, n), image_out=(n, 16), text_out=(n, 16), t=())
+
+    def unit(x):
+        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    def call(p, x, y):
+        a = unit(jax.nn.relu(x @ p["image"]) @ p["image_out"])
+        b = unit(jax.nn.relu(p["text"][y].mean(1)) @ p["text_out"])
+        return jnp.exp(p["t"]) * (a @ b.T)
+
+    return p, (floats(4, 5), tokens(4, 6)), call
+
+
+@program({"in": "I", "codes": "F", "out": "I", "h": "H", "dec": "O"})
+def vector_quantization(n):
+    p = {
+        "in": jnp.zeros((5, n)),
+        **zeros(codes=(9, 4), h=(n, n), out=(4, n), dec=(n, 5)),
+    }
+
+    def call(p, x):
+        z = (jnp.tanh(x @ p["in"]) @ p["h"])[:, :4]
+        distance = jnp.sum(p["codes"] ** 2, 1) - 2 * z @ p["codes"].T
+        code = p["codes"][jnp.argmin(distance, -1)]
+        z = z + jax.lax.stop_gradient(code - z)
+        return jnp.tanh(z @ p["out"]) @ p["dec"]
+
+    p["codes"] = jnp.zeros((9, 4))
+    return p, X, call
+
+
+@program({"in": "I", "a": "O|V|H", "w": "H", "out": "O"})
+def graph_attention(n):
+    p = {"in": jnp.zeros((5, n)), **zeros(w=(n, n), a=(n,), out=(n, 3))}
+
+    def call(p, x):
+        h = x @ p["in"] @ p["w"]
+        scores = jnp.sum(jax.nn.leaky_relu(h[:, None] + h[None]) * p["a"], -1)
+        return jax.nn.softmax(scores) @ h @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "g": "V", "w": "H", "b": "V", "out": "O"})
+def gains_as_one_plus_g_under_remat(n):
+    p = {"in": jnp.zeros((5, n)), **zeros(g=(n,), w=(n, n), b=(n,), out=(n, 3))}
+
+    @jax.checkpoint
+    def layer(p, x):
+        return jnp.tanh(norm(x) * (1 + p["g"]) @ p["w"] + p["b"])
+
+    return p, X, lambda p, x: layer(p, x @ p["in"]) @ p["out"]
+
+
+@program({"in": "I", "rel": "F", "q|k|v": "H", "out": "O"})
+def relative_position_bias(n):
+    p = {
+        "in": jnp.zeros((7, n)),
+        **zeros(rel=(11,), q=(n, n), k=(n, n), v=(n, n), out=(n, 7)),
+    }
+
+    def call(p, x):
+        x = p["in"][x]
+        t = jnp.arange(6)
+        bias = p["rel"][t[:, None] - t[None] + 5]
+        scores = (x @ p["q"]) @ (x @ p["k"]).swapaxes(-1, -2) / n + bias
+        return jax.nn.softmax(scores) @ (x @ p["v"]) @ p["out"]
+
+    return p, T, call
+
+
+@program({"in": "I", "first/w": "Hb", "rest/w": "Hb", "out": "O"}, deep=True)
+def two_stacks_of_layers(n, L):
+    first, rest = L // 2, L - L // 2
+    p = {
+        "in": jnp.zeros((5, n)),
+        "first": zeros(w=(first, n, n)),
+        "rest": zeros(w=(rest, n, n)),
+        "out": jnp.zeros((n, 3)),
+    }
+
+    def call(p, x):
+        step = lambda x, w: (x + jax.nn.relu(x) @ w, None)  # noqa: E731
+        x, _ = jax.lax.scan(step, x @ p["in"], p["first"]["w"])
+        x, _ = jax.lax.scan(step, x, p["rest"]["w"])
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "out": "O", "w": "H", "v": "H"})
+def a_vmapped_model_under_cond_and_while(n):
+    p = {"in": jnp.zeros((5, n)), **zeros(w=(n, n), v=(n, n), out=(n, 3))}
+
+    def one(p, x):
+        x = x @ p["in"]
+        x = jax.lax.cond(x[0] > 0, lambda x: jnp.tanh(x @ p["w"]), jnp.tanh, x)
+        x = jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ p["v"]), x)
+        return x @ p["out"]
+
+    return p, X, lambda p, x: jax.vmap(one, (None, 0))(p, x)
+
+
+@program({"in": "I", "out": "O", "wq|wk|wv|wo": "H"})
+def linear_attention(n):
+    p = {
+        "in": jnp.zeros((5, n)),
+        **zeros(wq=(n, n), wk=(n, n), wv=(n, n), wo=(n, n), out=(n, 3)),
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        q, k = (jax.nn.elu(x @ p[w]) + 1 for w in ("wq", "wk"))
+        kv = jnp.einsum("btd,bte->bde", k, x @ p["wv"])
+        y = jnp.einsum("btd,bde->bte", q, kv) / (q @ k.sum(1)[..., None])
+        return y @ p["wo"] @ p["out"]
+
+    return p, S, call
+
+
+@program({"in": "I", "out": "O", "down": "O", "(k|v)_up": "I", "q": "H", "o": "H"})
+def latent_attention(n):
+    p = {
+        "in": jnp.zeros((5, n)),
+        **zeros(down=(n, 4), k_up=(4, n), v_up=(4, n), q=(n, n), o=(n, n), out=(n, 3)),
+    }
+
+    def call(p, x):
+        x = x @ p["in"]
+        c = norm(x @ p["down"])
+        y = attention(x @ p["q"], c @ p["k_up"], c @ p["v_up"], 1 / n)
+        return y @ p["o"] @ p["out"]
+
+    return p, S, call
