@@ -136,11 +136,12 @@ class Checkpoints:
                 good = self.latest()
             last = f"the last one is of step {good}"
             kept = "there is none" if good is None else last
+            full = _full(error)
             # Other errors pass with time, e.g. after the clock was set.
-            remedy = "Make room, and run" if _is_full(error) else "Run"
+            remedy = "Make room, and run" if full else "Run"
             raise UserError(
                 f"A checkpoint could not be written to {self._manager.directory} "
-                f"({reason(error)}; {kept}). {remedy} the same command again."
+                f"({full or reason(error)}; {kept}). {remedy} the same command again."
             ) from error
 
     def restore(self, like: Any) -> Restored | None:
@@ -290,24 +291,35 @@ def open_checkpoints(
     manager.close()
 
 
-def _is_full(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is of a full disk, or of a limit of sizes."""
+def _full(error: BaseException | None) -> str | None:
+    """What an error, or its cause, says of a full disk or a limit of sizes, if any."""
     if error is None:
-        return False
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    # Orbax and TensorStore give no number, only the text of the system.
-    texts = [os.strerror(number) for number in numbers]
-    return (
-        getattr(error, "errno", None) in numbers
-        or any(text in str(error) for text in texts)
-        or _is_full(error.__cause__ or error.__context__)
-    )
+        return None
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        # Orbax and TensorStore give no number, only the text of the system.
+        text = os.strerror(number)
+        if getattr(error, "errno", None) == number or text in str(error):
+            return text
+    return _full(error.__cause__ or error.__context__)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     # `save` and `wait` raise failed writes; Orbax also logs a traceback per thread.
-    threads = ("_SignalingThread", "background save thread", "Save Finalize thread")
-    return not any(text in str(record.msg) for text in threads)
+    known = (
+        "_SignalingThread",
+        "background save thread",
+        "Save Finalize thread",
+        "Checkpointer failed",
+        "Failed to write metadata",
+        "Failed to update metadata",
+    )
+    # Of the rest, e.g. an old checkpoint that cannot be removed, one line is enough.
+    if record.exc_info and "orbax" in pathlib.Path(record.pathname).parts:
+        error = record.exc_info[1]
+        record.exc_info = None
+        if error is not None:
+            record.msg, record.args = f"{record.getMessage()} ({reason(error)})", ()
+    return not any(text in str(record.msg) for text in known)
 
 
 logging.getLogger("absl").addFilter(_is_news)
