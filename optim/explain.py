@@ -15,7 +15,7 @@ from .readouts import growing_head_dims
 from .rules import OptimizerName, carried, family_of, multipliers
 from .scales import ParamScale, Scales
 from .training import SAME, TrainingScale
-from .transforms import ParametrizationLike, resolve
+from .transforms import ParametrizationLike, missing_multipliers, resolve
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
 _WITH_EPS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop", "lamb")
@@ -64,7 +64,7 @@ class Explanation:
       check: result of `check_chain` if `explain` was given `tx`, else None.
       training: ratios of batch size and training length.
       modules: hyperparameters of groups of parameters, from `for_modules`.
-      attention: what the model's attention needs to change, a sentence each.
+      needs: what the model's attention or call needs to change, a sentence each.
       carried: parameters that carry a multiplier of the model, with # for numbers.
 
     Source: docs/rules.md derives every number.
@@ -86,7 +86,7 @@ class Explanation:
     check: ChainCheck | None = None
     training: TrainingScale = SAME
     modules: Mapping[str, Module] = dataclasses.field(default_factory=dict)
-    attention: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class Explanation:
                 f"{point.branch_multiplier(self.depth):.4g}·a (a·M^-{point.alpha:g}, "
                 f"M = {self.depth:g})"
             )
-        notes += self.attention
+        notes += self.needs
         if point.richness != 1:
             notes.append(f"the model divides its output by μ0 = {point.richness:g}")
         notes.append(f"init, fwd, lr, eps: {point.citation}")
@@ -297,6 +297,9 @@ Table 3
         path: _row(scale, point, optimizer, options) for path, scale in scales.items()
     }
     check = None if tx is None else inspect_chain(tx, scales, point, params=params)
+    needs = [*growing_head_dims(scales, point)]
+    if missing := missing_multipliers(scales, point):
+        needs.append(missing)
     return Explanation(
         point,
         optimizer,
@@ -305,7 +308,7 @@ Table 3
         check,
         scales.training,
         scales.modules,
-        tuple(growing_head_dims(scales, point)),
+        tuple(needs),
         tuple(
             dict.fromkeys(
                 open_numbers(s.path) for s in scales.values() if carried(s, point) != 1

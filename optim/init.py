@@ -22,7 +22,7 @@ from .paths import float_leaves, map_float_leaves
 from .readouts import growing_head_dims
 from .rules import multipliers
 from .scales import ParamScale, Role, Scales
-from .transforms import ParametrizationLike, resolve
+from .transforms import ParametrizationLike, applied, forward_multipliers, resolve
 
 # Values of `init=`: the assumed dependence of initial sizes on width.
 STANDARD, CONSTANT = "standard", "constant"
@@ -158,7 +158,9 @@ def apply_multipliers(
     Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
     """
     point = resolve(scales, parametrization)
-    factors = {path: multipliers(s, point).forward for path, s in scales.items()}
+    pairs = forward_multipliers(scales, point)
+    applied.add(pairs)
+    factors = dict(pairs)
 
     def multiply(path: str, leaf: Any) -> Any:
         scales.check_leaf(path, leaf)

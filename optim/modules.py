@@ -317,7 +317,8 @@ def for_modules(
             f"{twice[0]!r} already has factors of an earlier for_modules; pass all "
             "groups in one call, on the scales without groups"
         )
-    return Scales(scales, scales.parametrization, {**scales.modules, **by_path})
+    modules = {**scales.modules, **by_path}
+    return Scales(scales, scales.parametrization, modules, scales.multiplied)
 
 
 def scale_init_by_path(params: Any, scales: Scales) -> Any:

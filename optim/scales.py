@@ -181,6 +181,9 @@ class Scales(Mapping[str, ParamScale]):
         unknown; zoo models set it. Optimizers use it by default and raise if they are
         given another.
       modules: {path: factors of its hyperparameters}, from `for_modules`.
+      multiplied: whether the model was built with `parametrization`, and so multiplies
+        its weights by the forward multipliers itself. If not, the caller does so, by
+        `apply_multipliers`. By default, if there is a parametrization.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
 
@@ -195,10 +198,13 @@ class Scales(Mapping[str, ParamScale]):
         scales: Mapping[str, ParamScale],
         parametrization: "Parametrization | None" = None,
         modules: "Mapping[str, Module] | None" = None,
+        multiplied: bool | None = None,
     ):
         self._scales = dict(scales)
         self.parametrization = parametrization
         self.modules = dict(modules or {})
+        built = parametrization is not None
+        self.multiplied = built if multiplied is None else multiplied
 
     def for_parametrization(self, name: Union[str, "Parametrization"]) -> "Scales":
         """Copy the scales, for a model that was built with this parametrization.
@@ -264,7 +270,7 @@ class Scales(Mapping[str, ParamScale]):
             )
         ratios = training_scale(batch, examples, critical_batch=critical_batch)
         scales = {p: dataclasses.replace(s, training=ratios) for p, s in self.items()}
-        return Scales(scales, self.parametrization, self.modules)
+        return Scales(scales, self.parametrization, self.modules, self.multiplied)
 
     def __getitem__(self, path: str) -> ParamScale:
         if path not in self._scales:

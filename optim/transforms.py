@@ -1,5 +1,6 @@
 """Stateless Optax transforms that scale updates and gradients, one float per leaf."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -8,12 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from .initial_sizes import warn_of_readouts
-from .links import SCALING, Kind, Link, mark
+from .links import SCALING, ChainWarning, Kind, Link, mark
 from .parametrizations import Name, Parametrization, parametrization
 from .paths import map_with_paths
 from .probing import Acting, Mode, mode, record
 from .rules import OptimizerName, check_depth, family_of, multipliers
-from .scales import ParamScale, Scales, check_scales
+from .scales import ParamScale, Role, Scales, check_scales
 
 ParametrizationLike = Name | str | Parametrization
 
@@ -47,7 +48,8 @@ def scale_by_parametrization(
 
     Warns:
       ChainWarning: from `init`, a readout that starts as large as in the standard
-        parametrization: `rescale_init` was forgotten.
+        parametrization: `rescale_init` was forgotten. From the first `update`, a gauge
+        with forward multipliers, where `apply_multipliers` was not called before.
 
     Source: the learning-rate rows of Tensor Programs V, Table 3, and Tensor Programs
     VI, Table 1 and Definition 6.1.
@@ -145,6 +147,7 @@ def scale_leaves(
     """
     factors = {path: factor(scale) for path, scale in scales.items()}
     this = Acting(kind, scales, point)
+    missing = missing_multipliers(scales, point) if kind == "scaling" else None
 
     def init(params: optax.Params) -> optax.EmptyState:
         scales.check_params(params)
@@ -157,13 +160,53 @@ def scale_leaves(
         state: optax.EmptyState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.EmptyState]:
+        nonlocal missing
         del params
         record(this, updates)
+        # Only now: the gradients of a model that is called right went through them.
+        if missing and mode() is None:
+            if forward_multipliers(scales, point) not in applied:
+                warnings.warn(missing, ChainWarning, stacklevel=2)
+            missing = None
         if kind == "scaling" and mode() is Mode.UNSCALED:
             return updates, state
         return multiply_leaves(updates, factors, scales), state
 
     return optax.GradientTransformation(init, update)
+
+
+def forward_multipliers(
+    scales: Scales, point: Parametrization
+) -> tuple[tuple[str, float], ...]:
+    """The forward multiplier of each path."""
+    return tuple((p, multipliers(s, point).forward) for p, s in scales.items())
+
+
+# The forward multipliers that `apply_multipliers` was called with.
+applied: set[tuple[tuple[str, float], ...]] = set()
+
+
+def missing_multipliers(scales: Scales, point: Parametrization) -> str | None:
+    """What the caller has to do, if the gauge has forward multipliers.
+
+    None if it has none, or if the model multiplies its weights itself.
+
+    Source: Yaida 2022, eq. 2.8 (gauge).
+    """
+    factors = {p: f for p, f in forward_multipliers(scales, point) if f != 1}
+    if scales.multiplied or not factors:
+        return None
+    readouts = (p for p in factors if scales[p].role is Role.OUTPUT)
+    path = next(readouts, next(iter(factors)))
+    more = f" ({len(factors) - 1} others too)" if len(factors) > 1 else ""
+    plain = "'mup'" if point.name == "mean_field" else "gauge='table3'"
+    # The one learning rate of SP acts differently in each gauge.
+    other = f", or use {plain}, which trains the same function" if point.scaled else ""
+    return (
+        f"{point.label} multiplies {path!r} by {factors[path]:.4g} in the forward "
+        f"pass{more}: call the model with optim.apply_multipliers(params, scales, "
+        f"parametrization){other}"
+    )
 
 
 def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> Any:

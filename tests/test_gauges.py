@@ -232,6 +232,37 @@ def test_under_sp_a_gauge_is_another_optimizer():
         assert np.abs(a - b).max() > 1e-3
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["shapes", "program"])
+def test_who_forgets_the_forward_multipliers_is_told_at_the_first_update(traced):
+    def model(width):
+        return {"in": jnp.ones((3, width)), "out": jnp.ones((width, 2))}
+
+    def call(params, x):
+        return x @ params["in"] @ params["out"]
+
+    x = jnp.ones((1, 3))
+    # Widths of no other test: the multipliers may have been applied there.
+    program = {"inputs": (x,), "call": call, "parametrization": "mean_field"}
+    given = program if traced else {}
+    target = 70 if traced else 77
+    scales = optim.infer_scales(lambda: model(7), lambda: model(target), **given)
+    scales = scales.for_training(batch=(1, 2))
+
+    def step(effective, point):
+        tx, params = optim.adam(0.1, scales, point), model(target)
+        state = tx.init(params)
+        grads = jax.grad(lambda p: call(effective(p), x).sum())(params)
+        for _ in range(2):
+            tx.update(grads, state, params)
+
+    message = "'out' by 0.*call the model with optim.apply_multipliers.*or use 'mup'"
+    assert "call the model" in str(optim.explain(scales, "mean_field"))
+    with pytest.warns(optim.ChainWarning, match=message) as told:
+        step(lambda params: params, "mean_field")
+    assert len(told) == 1
+    step(lambda p: optim.apply_multipliers(p, scales, "mean_field"), "mean_field")
+
+
 @pytest.mark.parametrize(
     ("optimizer", "factor"), [("lamb", 0.0), ("adafactor", 1e-3), ("adafactor", 0.0)]
 )

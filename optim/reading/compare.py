@@ -110,6 +110,7 @@ class _Comparison:
         return Scales(
             {p: dataclasses.replace(s, width_last=last) for p, s in found.items()},
             point,
+            multiplied=own is not None,
         )
 
     def _scale(self, path: str, depth: float, inside: bool) -> ParamScale:
