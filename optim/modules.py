@@ -317,8 +317,8 @@ def for_modules(
             f"{twice[0]!r} already has factors of an earlier for_modules; pass all "
             "groups in one call, on the scales without groups"
         )
-    modules = {**scales.modules, **by_path}
-    return Scales(scales, scales.parametrization, modules, scales.multiplied)
+    merged = {**scales.modules, **by_path}
+    return Scales(scales, scales.parametrization, merged, scales.multiplied)
 
 
 def scale_init_by_path(params: Any, scales: Scales) -> Any:
