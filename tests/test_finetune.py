@@ -1,6 +1,8 @@
 """Fine-tuning: another library's weights, converted, with a head of their own."""
 
 import pathlib
+import re
+import shlex
 
 import jax
 import numpy as np
@@ -90,9 +92,29 @@ def test_weights_whose_multipliers_would_change_are_refused(
     assert tune(tmp_path, converted, "--config.base_depth=1") == 2
     err = capsys.readouterr().err
     assert "a factor of 1 at 'every branch'" in err
-    assert "leave base_width, base_depth" in err
     assert not (tmp_path / "run").exists()
-    # At one's own size any parametrization computes the same.
+    remedy = re.search(r"; pass (--.*)$", err, re.M)[1]
+    assert tune(tmp_path, converted, "--config.base_depth=1", *shlex.split(remedy)) == 0
+
+
+def test_the_options_that_a_misfit_names_make_the_weights_fit(tmp_path, capsys):
+    sizes = {"width": 8, "depth": 4, "base_width": 4, "base_depth": 2}
+    model = zoo.create(
+        "resmlp", **sizes, input_shape=(16, 16, 3), out_features=7, rngs=nnx.Rngs(0)
+    )
+    zoo.save(model, tmp_path / "model")
+    own = [
+        "model={'name':'resmlp','width':16,'depth':2}",
+        "model.branch_multiplier=2.0",
+    ]
+    words = [f"--config.{key}" for key in own]
+    assert tune(tmp_path, tmp_path / "model", *words) == 2
+    remedy = re.search(r"; pass (--.*)$", capsys.readouterr().err, re.M)[1]
+    assert "data.image_size" in remedy
+    assert tune(tmp_path, tmp_path / "model", *words, *shlex.split(remedy)) == 0
+
+
+def test_at_its_own_size_any_parametrization_computes_the_same(converted):
     model = zoo.load_pretrained("vit", converted, parametrization="sp")
     images = jax.numpy.asarray(golden("vit_token")[1]["images"])
     model.eval()

@@ -204,7 +204,7 @@ def test_a_save_removes_what_killed_saves_left_and_not_what_living_ones_build(tm
 
 def test_another_size_is_refused(saved):
     with pytest.raises(
-        ValueError, match=r"blocks.*\(4, 16, 16\).*\(4, 32, 32\).*out width=32$"
+        ValueError, match=r"blocks.*\(4, 16, 16\).*\(4, 32, 32\).*pass width=16$"
     ):
         saving.load(saved, width=32)
 

@@ -25,6 +25,7 @@ from . import checksums, remote
 from .attention import logit_scale
 from .cards import Training, card
 from .decoder import reads_tokens
+from .features import Misfit
 from .files import check, read_json
 from .plan import Plan, scales
 from .preprocessing import DataConfig, known_data_config, remember
@@ -230,8 +231,7 @@ def load(
         ) from None
     check_sizes(saved, str(directory))
     check_same_function(name, options, overrides, f"the weights in {directory}")
-    wrong = {k: v for k, v in overrides.items() if options.get(k) != v}
-    wrong.pop("out_features", None)
+    remedy = _saved_values(name, options, overrides)
     options = {**options, **overrides}
     # Raise before reading arrays and building a large model if they do not fit.
     model = abstract(name, **options)
@@ -241,16 +241,66 @@ def load(
     try:
         _check_fit(dict(_variables(model)[1]), arrays, fresh)
     except ValueError as error:
-        shown = {k: getattr(v, "label", v) for k, v in wrong.items()}
-        given = ", ".join(f"{key}={value!r}" for key, value in shown.items())
-        remedy = f"; leave out {given}" if given else ""
-        raise ValueError(f"{error}{remedy}") from None
-    _check_multipliers(saved, model, directory)
+        hint = ("; pass ", remedy) if remedy else ()
+        raise Misfit(str(error), *hint) from None
+    _check_multipliers(saved, model, directory, remedy)
     arrays = _read(directory / _WEIGHTS, saved)
     fill(model, _resized(saved, model, arrays), fresh=fresh)
     complete(model, rngs)
     remember(model, config["data"], resized=resized)
     return model
+
+
+def _saved_values(
+    name: str, options: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, str]:
+    """The saved values, as Python code, of the options that overrides change.
+
+    Another number of classes, and other images of a model that accepts them, are left
+    out.
+    """
+    known = {**default_options(name), **options}
+    for key in ("width", "depth"):
+        if known.get(f"base_{key}") is None:
+            known[f"base_{key}"] = known[key]
+    out = {}
+    for key, value in overrides.items():
+        before = known.get(key)
+        if key == "out_features" or _plain(before) == _plain(value):
+            continue
+        if key == "input_shape" and _accepts(name, options, value):
+            continue
+        if key == "parametrization":
+            points = [
+                optim.parametrization(x) if isinstance(x, str) else x
+                for x in (before, value)
+            ]
+            if points[0].same_rules(points[1]):
+                continue
+            before = points[0].label
+        out[key] = repr(before)
+    return out
+
+
+def _accepts(name: str, options: Mapping[str, Any], input_shape: Any) -> bool:
+    """Whether saved weights fit a model for images of another shape."""
+    saved, other = (
+        abstract(name, **options, **changed)
+        for options, changed in (
+            (options, {}),
+            (
+                {k: v for k, v in options.items() if k != "input_shape"},
+                {"input_shape": input_shape},
+            ),
+        )
+    )
+    try:
+        _check_fit(
+            dict(_variables(other)[1]), _resized(saved, other, arrays_of(saved)), None
+        )
+    except ValueError:
+        return False
+    return True
 
 
 def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
@@ -451,18 +501,20 @@ def _variables(
 
 
 def _check_multipliers(
-    saved: nnx.Module, model: nnx.Module, directory: pathlib.Path
+    saved: nnx.Module,
+    model: nnx.Module,
+    directory: pathlib.Path,
+    remedy: Mapping[str, str],
 ) -> None:
-    """Raise a `ValueError` if the weights compute another function with new options."""
+    """Raise a `Misfit` if the weights compute another function with new options."""
     before, now = _multipliers(saved), _multipliers(model)
     for path in before.keys() & now.keys():
         if not math.isclose(before[path], now[path], rel_tol=1e-9):
-            raise ValueError(
+            raise Misfit(
                 f"the weights in {directory} were saved with a factor of "
                 f"{before[path]:g} at {path!r}, which these options change to "
-                f"{now[path]:g}, so the model would compute another function; leave "
-                "base_width, base_depth, parametrization and branch_multiplier as they "
-                "were saved"
+                f"{now[path]:g}, so the model would compute another function; pass ",
+                remedy,
             )
 
 

@@ -1,8 +1,10 @@
 """Build the dataset, model, optimizer, loss and step of a run from its config."""
 
+import ast
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -128,7 +130,37 @@ def _pretrained(config: RunConfig, shapes: Shapes) -> nnx.Module:
             config.model.name, _weights(config), rngs=nnx.Rngs(config.seed), **options
         )
     except foreign.Misfit as error:
-        raise ValueError(error.as_flags("--config.model.")) from None
+        raise ValueError(_as_flags(error, shapes)) from None
+
+
+def _as_flags(error: foreign.Misfit, shapes: Shapes) -> str:
+    """The message of a `Misfit` with options as flags that set keys of the config."""
+    parts: list[str | dict[str, str]] = []
+    for part in error.parts:
+        if isinstance(part, str):
+            parts.append(part)
+            continue
+        keys: dict[str, str] = {}
+        for option, value in part.items():
+            if option in ("base_width", "base_depth"):
+                keys[option] = value
+            elif option == "parametrization":  # e.g. 'completep(alpha=1)'
+                name, _, given = value.strip("'").partition("(")
+                keys["parametrization.name"] = name
+                for key, number in re.findall(r"(\w+)=([^,)]+)", given):
+                    keys[f"parametrization.{key}"] = number
+            elif option == "input_shape":
+                *side, channels = ast.literal_eval(value)
+                if channels == shapes[option][-1]:
+                    keys["data.image_size"] = f"({side[0]},{side[1]})"
+                else:
+                    parts.append(
+                        f"images of {channels} channel(s), from another dataset, "
+                    )
+            else:
+                keys[f"model.{option}"] = value
+        parts.append(keys)
+    return foreign.Misfit(*parts).as_flags("--config.")
 
 
 def _weights(config: RunConfig) -> str:
