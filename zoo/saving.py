@@ -271,13 +271,16 @@ def _saved_values(
         if key == "input_shape" and _accepts(name, options, value):
             continue
         if key == "parametrization":
-            points = [
-                optim.parametrization(x) if isinstance(x, str) else x
+            usual = default_parametrization(name, **options)
+            saved, new = (
+                x
+                if isinstance(x, optim.Parametrization)
+                else optim.parametrization(x or usual)
                 for x in (before, value)
-            ]
-            if points[0].same_rules(points[1]):
+            )
+            if saved.same_rules(new):
                 continue
-            before = points[0].label
+            before = saved.label
         out[key] = repr(before)
     return out
 
