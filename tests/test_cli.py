@@ -389,7 +389,10 @@ def test_bash_completes_commands_flags_and_configs(capsys):
         (["mupax", "transfer", "--config", "digits_r"], "digits_resmlp"),
         (["mupax", "transfer", "--config", "=", "digits_r"], "digits_resmlp"),
         (["mupax", "convert", "--lay"], "--layout"),
-        (["mupax", "predict", "--"], "--model --name --revision --top --help"),
+        (
+            ["mupax", "predict", "--"],
+            "--model --name --revision --preprocessing --top --help",
+        ),
         (["mupax", "generate", "--to"], "--tokens --top_k --top_p --tokenizer"),
         (["mupax", "figure", "--from"], "--from_data"),
     ):

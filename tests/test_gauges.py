@@ -185,6 +185,7 @@ points = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore:the readout")  # the weights are arbitrary
 @pytest.mark.parametrize(
     "optimizer",
     # Muon's orthogonalization alone takes as long as all the others.

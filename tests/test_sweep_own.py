@@ -720,8 +720,8 @@ def test_a_cost_that_seeds_exceed_names_their_standard_deviation():
     assert told.regret.high > verdict.SHARE
     high, allowed = (percent(x) for x in (told.regret.high, told.allowed))
     assert told.words == (
-        f"transfers: costs at most {high} of the loss at width 4, "
-        f"less than the standard deviation between seeds (at least {allowed})"
+        f"transfers: at width 4 it costs less (at most {high} of the loss) than seeds "
+        f"differ (at least {allowed})"
     )
     # The lower 95 % bound: χ² with one degree of freedom is below 1.96².
     assert told.allowed == pytest.approx(2 ** (0.2 * 2**0.5 / 1.959964) - 1)

@@ -216,7 +216,7 @@ _FORMATS = (
         "timm/vit_base_patch16_siglip_224.webli",
     ),
     (
-        r"^features\.\d+\.|^trunk_output\.|^stem\.0\.weight$",
+        r"^features\.\d+\.|^trunk_output\.",
         "the file has torchvision's names, which are read only for resnet and vit; "
         "pass weights of timm, e.g. timm/convnext_tiny.in12k_ft_in1k, "
         "timm/efficientnet_b0.ra_in1k or timm/regnety_016.tv2_in1k",

@@ -1,7 +1,6 @@
 """`save` and `load` models as directories: weights by Orbax, options, a model card."""
 
 import contextlib
-import fcntl
 import functools
 import json
 import math
@@ -39,6 +38,11 @@ from .registry import (
     recipe,
 )
 from .vit import ViT, resize_positions
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
 _BUILDING = ".saving-"  # start of the names of unfinished directories
@@ -155,7 +159,17 @@ def _building(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a directory, which ends with the process."""
+    """Hold the lock of a directory, which ends with the process.
+
+    Raises:
+      OSError: another process holds it; or, unless `wait`, there are no such locks, as
+        on Windows.
+    """
+    if fcntl is None:
+        if not wait:
+            raise OSError("this system has no locks of directories")
+        yield
+        return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

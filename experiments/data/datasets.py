@@ -364,9 +364,9 @@ _OF_TEXT = (".txt", ".text", ".md", ".csv", ".json", ".jsonl")
 
 def _check_prefix(name: str) -> None:
     """Raise UserError for the path of a file or folder without its prefix."""
-    if remote.is_remote(name):
-        raise UserError(f"{name} is no dataset; write images:, npz: or text: before it")
     path = pathlib.Path(name).expanduser()
+    if remote.is_remote(name) and path.suffix.lower() not in (".npz", *_OF_TEXT):
+        raise UserError(f"{name} is no dataset; write images:, npz: or text: before it")
     folder = os.path.isdir(path) and len(path.parts) > 1
     file = os.path.isfile(path) and _unknown(name) is not None
     if folder or file or path.suffix.lower() in (".npz", *_OF_TEXT):
