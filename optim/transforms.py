@@ -300,9 +300,10 @@ def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrizatio
     point = _named(own or "mup" if given is None else given)
     if own is not None and not own.same_rules(point):
         raise ValueError(
-            f"the model was built with {own.label}, but the optimizer is given "
-            f"{point.label}; leave parametrization out to use the model's own, or "
-            f"build the model with {point.label}"
+            f"the model was built with {own.label}, or its program was read for it, "
+            f"but the optimizer is given {point.label}; leave parametrization out to "
+            f"keep the former, or build the model with {point.label} and give "
+            "parametrization to infer_scales"
         )
     check_depth(scales, point)
     return point
