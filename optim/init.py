@@ -231,6 +231,13 @@ def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
     model = base() if _is_function(base) else base
     if isinstance(model, Scales):
         raise ValueError("base= is a Scales; pass the base model, or its parameters")
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+        model = model[1]  # (forward pass, parameters), as `infer_scales` takes it
+    if hasattr(model, "init") and hasattr(model, "apply"):
+        raise ValueError(
+            "base= is a module without parameters of its own (Linen, Haiku); pass its "
+            "initialized parameters: base=module.init(key, x)"
+        )
     if is_nnx(model):
         from flax import nnx
 

@@ -50,7 +50,7 @@ def messages(make, width=64, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, scales = rescaled(make, width, **options)
-    notes = optim.explain(scales, options.get("parametrization", "mup")).attention
+    notes = optim.explain(scales, options.get("parametrization", "mup")).needs
     assert [str(w.message) for w in caught] == list(notes)
     assert all(w.category is optim.ChainWarning for w in caught)
     return notes
@@ -66,7 +66,7 @@ def test_a_growing_head_dimension_is_named_with_both_remedies():
 def test_the_note_stands_below_the_table():
     scales = optim.infer_scales(lambda: Attends(16), lambda: Attends(64))
     explanation = optim.explain(scales, "mup")
-    assert explanation.attention[0] in str(explanation)
+    assert explanation.needs[0] in str(explanation)
     assert "√d" in explanation.rows["attend/query/kernel"].origin
     assert "√d" not in explanation.rows["attend/key/kernel"].origin
 
@@ -93,7 +93,7 @@ def test_blocks_of_a_list_share_one_note_and_stacked_ones_are_seen():
         scales = optim.infer_scales(
             lambda m=make: m(16), lambda m=make: m(64), **options
         )
-        (note,) = optim.explain(scales, "completep").attention
+        (note,) = optim.explain(scales, "completep").needs
         with pytest.warns(optim.ChainWarning, match=named + " grows from 8 to 32"):
             optim.rescale_init(nnx.state(make(64), nnx.Param), scales, "completep")
         assert "attention_fn" in note
@@ -137,7 +137,7 @@ def test_the_zoos_attention_is_not_named(name, options):
         return zoo.create(name, **sizes, **options, rngs=nnx.Rngs(0))
 
     scales = optim.infer_scales(lambda: build(32), lambda: build(64))
-    assert not optim.explain(scales).attention
+    assert not optim.explain(scales).needs
 
 
 def logits_change(width, attention_fn, steps=6):

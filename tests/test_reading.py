@@ -5,6 +5,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from programs import harder, kit, libraries, plain  # noqa: F401
@@ -224,3 +225,177 @@ def test_the_program_of_a_zoo_model_says_what_its_axis_names_say(name):
     for path, scale in named[0].items():
         same = dataclasses.replace(read[path], origin=scale.origin)
         assert same == scale
+
+
+def two_layers(call, **shapes):
+    """A pair of (forward pass, parameters), as a function of the width."""
+    return lambda n: (
+        lambda p, *inputs: call(p, n, *inputs),
+        {
+            k: jnp.zeros([n if s == "n" else s for s in shape])
+            for k, shape in shapes.items()
+        },
+    )
+
+
+def carried(make, inputs):
+    scales = optim.infer_scales(make(8), make(32), inputs=inputs)
+    return {path: s.carried for path, s in scales.items() if s.carried != 1}
+
+
+MLP = {"i": (5, "n"), "h": ("n", "n"), "o": ("n", 3)}
+TIED = {"e": (7, "n"), "g": ("n",)}
+
+
+def unit(x):
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def rms(x):
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+def mlp(hidden=1.0, weight=1.0, out=1.0):
+    def call(p, n, x):
+        h = jnp.tanh(x @ p["i"]) @ (p["h"] * n**-weight) / n**hidden
+        return (jnp.tanh(h) @ p["o"]) / n**out
+
+    return two_layers(call, **MLP)
+
+
+@pytest.mark.parametrize(
+    ("make", "right"),
+    [
+        (mlp(0.5, 0, 0), {"h": 2}),
+        (mlp(0, 0.5, 0), {"h": 2}),
+        (mlp(0, 0, 1), {"o": 4}),
+        (mlp(0.5, 0, 0.5), {"h": 2, "o": 2}),
+        (
+            two_layers(
+                lambda p, n, x: (
+                    (jnp.tanh(x @ p["i"]) @ p["o"] + p["b"][None]) * (8 / n)
+                ),
+                i=(5, "n"),
+                o=("n", 3),
+                b=(3,),
+            ),
+            {"o": 4},
+        ),
+    ],
+)
+def test_constants_beside_a_layer_are_forward_multipliers(make, right):
+    assert carried(make, (kit.floats(2, 5),)) == right
+
+
+def tied(lookup=0.0, readout=0.0):
+    def call(p, n, x):
+        h = rms(p["e"][x] * n**lookup) * p["g"][None, None]
+        return h @ (p["e"].T / n**readout)
+
+    return two_layers(call, **TIED)
+
+
+def test_the_last_gain_carries_what_a_tied_readout_lacks():
+    x = (kit.tokens(2, 4),)
+    assert carried(tied(), x) == {"g": 0.25}
+    assert carried(tied(readout=1), x) == {}
+    with pytest.raises(ValueError, match="use the same constant in both"):
+        carried(tied(lookup=0.5), x)
+    autoencoder = two_layers(
+        lambda p, n, x: jnp.tanh(x @ p["w"]) @ p["w"].T, w=(5, "n")
+    )
+    with pytest.raises(ValueError, match="is also the readout"):
+        carried(autoencoder, (kit.floats(2, 5),))
+
+
+def attention(function, power, *, fused=False):
+    def call(p, n, x):
+        h = x @ p["i"]
+        q, k, v = jnp.split(h @ p["w"], 3, -1) if fused else (h @ p[x] for x in "qkv")
+        scores = function(q) @ function(k).swapaxes(-1, -2) / n**power
+        return jax.nn.softmax(scores) @ v @ p["o"]
+
+    shapes = {"i": (5, "n"), "o": ("n", 3), **dict.fromkeys("qkv", ("n", "n"))}
+    if fused:
+        shapes = {"i": (5, "n"), "o": ("n", 3)}
+        return lambda n: (
+            two_layers(call, **shapes)(n)[0],
+            two_layers(call, **shapes)(n)[1] | {"w": jnp.zeros((n, 3 * n))},
+        )
+    return two_layers(call, **shapes)
+
+
+def test_logits_that_nothing_can_carry_are_an_error():
+    same = lambda x: x  # noqa: E731
+    assert carried(attention(same, 0.5), X) == {"q": 0.5}
+    assert carried(attention(same, 0), X) == {"q": 0.25}
+    assert carried(attention(unit, 0), X) == {}  # cosines do not grow
+    assert carried(attention(jax.nn.relu, 1), X) == {}
+    for wrong in (
+        attention(jax.nn.relu, 0),
+        attention(rms, 0),
+        attention(rms, 0.5),
+        attention(same, 0.5, fused=True),
+    ):
+        with pytest.raises(
+            ValueError, match=r"the attention logits at test_reading.py"
+        ):
+            carried(wrong, X)
+
+
+def test_a_multiplier_is_known_however_it_is_written():
+    class Model(nnx.Module):
+        def __init__(self, width, depth):
+            rngs = nnx.Rngs(0)
+            self.a = nnx.Variable(jnp.asarray(depth**-0.5))
+            self.i = nnx.Linear(5, width, rngs=rngs)
+            self.b = nnx.List(nnx.Linear(width, width, rngs=rngs) for _ in range(depth))
+
+        def __call__(self, x):
+            x = self.i(x)
+            for block in self.b:
+                x = x + self.a[...] * block(nnx.relu(x))
+            return x
+
+    x = (kit.floats(2, 5),)
+    scales = optim.infer_scales(Model(8, 2), Model(8, 8), inputs=x)
+    assert not any(s.ends_branch for s in scales.values())
+    with pytest.raises(ValueError, match="value is not known"):
+        optim.infer_scales(lambda: Model(8, 2), lambda: Model(8, 8), inputs=x)
+
+    def scanned(depth, write):
+        params = {"i": jnp.zeros((5, 8)), "u": jnp.zeros((depth, 8, 8))}
+
+        def run(params, x):
+            each = write(depth, depth**-0.5)
+            block = lambda x, w: (x + w[1] * (jnp.tanh(x) @ w[0]), None)  # noqa: E731
+            return jax.lax.scan(block, x @ params["i"], (params["u"], each))[0]
+
+        return run, params
+
+    for write in (jnp.full, lambda *a: np.full(*a).astype(np.float32)):
+        scales = optim.infer_scales(scanned(2, write), scanned(8, write), inputs=x)
+        assert not any(s.ends_branch for s in scales.values())
+
+
+def test_a_branch_that_is_multiplied_in_part_is_an_error():
+    def model(depth):
+        block = {"u": jnp.zeros((8, 8)), "d": jnp.zeros((8, 8))}
+        params = {"i": jnp.zeros((5, 8)), "b": [block] * depth}
+
+        def run(params, x):
+            x = x @ params["i"]
+            for w in params["b"]:
+                h = jnp.tanh(x)
+                x = x + (h @ w["u"] * depth**-0.5 + h @ w["d"])
+            return x
+
+        return run, params
+
+    with pytest.raises(ValueError, match="multiplied in parts"):
+        optim.infer_scales(model(2), model(8), inputs=(kit.floats(2, 5),))
+
+
+def test_a_shallower_target_is_an_error():
+    with pytest.raises(ValueError, match="the base comes first"):
+        read(network(8, 2), network(8, 6))

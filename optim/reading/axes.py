@@ -33,7 +33,7 @@ class Event:
     @property
     def is_use(self) -> bool:
         """Whether it does more than take the slices of a stack."""
-        return any(uses != {Use.COPY} for uses in self.uses.values())
+        return not self.uses or any(uses != {Use.COPY} for uses in self.uses.values())
 
     def axes(self, use: Use) -> tuple[int, ...]:
         """The axes with this use."""
@@ -73,6 +73,7 @@ class Axes:
         self._normed: set[int] = set()
         self._hot: set[int] = set()
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
+        self._numbers: dict[int, set[int]] = {}  # parameters that a value depends on
         self._uses: dict[int, list[Node]] = {}
         for node in program.nodes:
             for operand in node.operands:
@@ -114,6 +115,7 @@ class Axes:
             return
         if node.weight and any(x.data for x in node.operands):
             node.data, node.weight = True, False  # computed from a learned activation
+        self._follow_scalars(node)
         if self._passes_on(node):
             return
         reader = getattr(self, f"_op_{node.op}", None)
@@ -132,6 +134,23 @@ class Axes:
         data = [x for x in node.operands if x.data]
         if keeps and data and all(x.id in self._hot for x in data):
             self._hot.add(node.id)
+
+    def _follow_scalars(self, node: Node) -> None:
+        """Numbers, also those taken from an array, have no axes to follow."""
+        found: set[int] = set()
+        for operand in node.operands:
+            if operand.op == "param" and operand.param is not None:
+                self._numbers[operand.id] = {operand.param}
+            if operand.weight:
+                found |= self._numbers.get(operand.id, set())
+        if node.weight:
+            if found:
+                self._numbers[node.id] = found
+            return
+        for operand in node.operands:
+            if operand.weight and not self._is_kernel(operand):
+                for param in self._numbers.get(operand.id, set()):
+                    self.events[param].append(Event(node, {}))
 
     def _give_up(self, node: Node) -> None:
         for operand in node.operands:

@@ -103,7 +103,7 @@ class Branch:
       runs: number of additions: more than one in a loop over layers.
       ends: the parameters that the branch ends in.
       failure: why it ends in none; None if it does.
-      constant: the known number that multiplies the branch.
+      constant: the known number that multiplies the branch, over that of the stream.
       layers: number of kernels on the longest path through the branch.
     """
 
@@ -197,12 +197,12 @@ class Branches:
         for skip, end in pairs:
             if self._is_constant_to_gradients(end):
                 continue
-            trunk = self._trunk(skip)
+            trunk, factor = self._trunk(skip)
             for start in self._same_stream(trunk):
                 inside = self.between(start, end)
                 if inside and self._kernels(inside):
                     self._trunks[node.id] = trunk
-                    return self._made(node, start, end, inside)
+                    return self._made(node, start, end, inside, factor)
         return self._projected(node) if node.op != "sub" else None
 
     def _is_constant_to_gradients(self, node: Node) -> bool:
@@ -222,9 +222,17 @@ class Branches:
         kernels = [self._kernels(inside) for inside in sides]
         bends = [any(self._bends(i, inside) for i in inside) for inside in sides]
         for a, b in ((0, 1), (1, 0)):
-            if len(kernels[a]) == 1 and not bends[a] and kernels[b] and bends[b]:
+            later = self._kernel_after_bend(sides[b])
+            if len(kernels[a]) == 1 and not bends[a] and bends[b] and later:
                 return self._made(node, start, node.operands[b], sides[b])
         return None
+
+    def _kernel_after_bend(self, inside: frozenset[int]) -> bool:
+        nodes = self._program.nodes
+        bent = [nodes[i] for i in inside if self._bends(i, inside)]
+        return any(
+            self.leads(x, kernel) for x in bent for kernel in self._kernels(inside)
+        )
 
     def _bends(self, at: int, inside: frozenset[int]) -> bool:
         """Whether a node is a nonlinearity, other than the statistics of a norm."""
@@ -242,24 +250,26 @@ class Branches:
             for x in users
         )
 
-    def _trunk(self, node: Node) -> Node:
-        """The value without casts, reshapes and constant factors."""
+    def _trunk(self, node: Node) -> tuple[Node, float]:
+        """The value without casts, reshapes and constant factors, and the factor."""
+        factor = 1.0
         while True:
-            if (node.op in MOVES and len(node.operands) == 1) or (
-                node.op in ("mul", "div") and node.operands[1].value is not None
-            ):
+            if node.op in MOVES and len(node.operands) == 1:
                 node = node.operands[0]
-            elif node.op == "mul" and node.operands[0].value is not None:
+            elif node.op in ("mul", "div") and node.operands[1].value:
+                value = node.operands[1].value
+                factor *= value if node.op == "mul" else 1 / value
+                node = node.operands[0]
+            elif node.op == "mul" and node.operands[0].value:
+                factor *= node.operands[0].value
                 node = node.operands[1]
             else:
-                return node
+                return node, factor
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
         """The trunk, and what it was before branches were added to it in parallel."""
         yield trunk
-        for _ in range(3):
-            if trunk.id not in self._trunks:
-                return
+        while trunk.id in self._trunks:
             trunk = self._trunks[trunk.id]
             yield trunk
 
@@ -271,7 +281,12 @@ class Branches:
         ]
 
     def _made(
-        self, add: Node, trunk: Node, end: Node, inside: frozenset[int]
+        self,
+        add: Node,
+        trunk: Node,
+        end: Node,
+        inside: frozenset[int],
+        skip: float = 1.0,
     ) -> Branch | None:
         runs = 1
         loop = add.loop
@@ -293,7 +308,7 @@ class Branches:
             runs,
             ends,
             failure,
-            self._kernel_factor(ends) if ends else self.inner(end),
+            (self._kernel_factor(ends) if ends else self.inner(end)) / skip,
             self._layers(inside),
         )
 
@@ -342,12 +357,22 @@ class Branches:
         if (node.op in MOVES or node.op in _LINEAR) and data:
             found = []
             for operand in node.operands:
-                if node.op == "select_n" and operand is node.operands[0]:
-                    continue
+                if node.op == "select_n":
+                    if operand is node.operands[0]:
+                        continue
+                    operand = self._kept(node.operands[0], operand)
                 if operand.data or operand.weight:
                     found += self._end_or_ends(operand, node, factor, part)
             return found
         raise Failure(node)
+
+    @staticmethod
+    def _kept(mask: Node, node: Node) -> Node:
+        """What dropout keeps, without the division by the share that it keeps."""
+        drops = not mask.data and not mask.weight and mask.value is None
+        if drops and node.op == "div" and node.operands[1].value is not None:
+            return node.operands[0]
+        return node
 
     def _end_or_ends(
         self, operand: Node, node: Node, factor: float, part: bool
@@ -367,6 +392,12 @@ class Branches:
             if x.weight and (node.op == "mul" or x is one):
                 return [End(p, factor * f, node, part) for p, f in self._roots(x, node)]
             if not y.data and not y.weight and (node.op == "mul" or y is other):
+                if self._trunk(y)[0].op == "constant" and max(y.shape, default=1) == 1:
+                    raise ValueError(
+                        f"a number whose value is not known multiplies a branch or "
+                        f"logits ({node.line}); store it as a Python float, or pass "
+                        "built models in place of functions that build them"
+                    )
                 return self.ends(x, factor, part)  # e.g. a mask
         reason = node
         for x, y in ((one, other), (other, one)):
@@ -423,8 +454,8 @@ class Branches:
                 continue
             return factor
 
-    def outer(self, node: Node) -> tuple[float, Node]:
-        """The constant by which a result is multiplied next, and the last result."""
+    def outer(self, node: Node) -> float:
+        """The constant by which a result is multiplied next, also after its bias."""
         factor = 1.0
         while len(users := self._axes.uses(node)) == 1:
             user = users[0]
@@ -433,10 +464,39 @@ class Branches:
                 if not other.value or (user.op == "div" and user.operands[1] is node):
                     break
                 factor *= other.value if user.op == "mul" else 1 / other.value
+            elif user.op == "add":
+                if not user.operands[user.operands[0] is node].weight:
+                    break
             elif user.op not in MOVES and user.op not in ("stack", "last"):
                 break
             node = user
-        return factor, node
+        return factor
+
+    def on_weight(self, node: Node) -> float:
+        """The constant by which the parameter of an operation is multiplied."""
+        for x in node.operands:
+            if x.weight:
+                try:
+                    return self._roots(x, node)[0][1]
+                except Failure:
+                    return 1.0
+        return 1.0
+
+    def is_unit(self, node: Node) -> bool:
+        """Whether a value is divided by the root of its own sum of squares."""
+        node, _ = self._trunk(node)
+        if node.op not in ("mul", "div") or not all(x.data for x in node.operands):
+            return False
+        for norm in node.operands:
+            for _ in range(12):
+                inner = [x for x in norm.operands if x.data]
+                if norm.op == "reduce_sum":
+                    return True
+                # A mean is a sum over a known number.
+                if len(inner) != 1 or (norm.op == "div" and norm.operands[1].value):
+                    break
+                norm = inner[0]
+        return False
 
     def logits(self, node: Node) -> float | None:
         """The constant between a product of activations and the softmax after it.
@@ -446,7 +506,7 @@ class Branches:
         factor: float = 1.0
         for _ in range(24):
             users = [x for x in self._axes.uses(node) if x.data]
-            if any(x.op in ("exp", "exp2") for x in users):
+            if any(x.op in ("exp", "exp2", "logistic") for x in users):
                 return factor
             following = [
                 x
@@ -462,7 +522,7 @@ class Branches:
                 other = user.operands[user.operands[0] is node]
                 if other.value and not (user.op == "div" and user.operands[1] is node):
                     factor *= other.value if user.op == "mul" else 1 / other.value
-                elif other.data or other.weight:
+                elif other.data:
                     return None
             node = user
         return None
@@ -478,6 +538,11 @@ class Branches:
                     value = known[0].value or 0.0
                     factor *= value if node.op == "mul" else 1 / value
                     node = weights[0]
+                    continue
+                if len(weights) == 1 and (
+                    node.op == "mul" or weights[0] is node.operands[0]
+                ):
+                    node = weights[0]  # e.g. times the stored statistics of a norm
                     continue
                 # Weight norm: linear in the gain, which is the smaller one.
                 if node.op == "mul" and len(weights) == 2:

@@ -127,6 +127,13 @@ class _Comparison:
                     f"axes: axes={{r'^{path}$': (fan-in axes, fan-out axes)}}"
                 )
             role = Found(path, (), (), (), False, False, None)
+        only_in = grows & set(role.in_axes) and not grows & set(role.out_axes)
+        if role.tied and not role.table and only_in:
+            # First a readout, then an input.
+            role = self.large.roles[path] = role.reversed
+            other = self.small.roles[self.twin[path]]
+            if other is not None:
+                self.small.roles[self.twin[path]] = other.reversed
         before = self.small.roles[self.twin[path]]
         if before is not None and (before.in_axes, before.table) != (
             role.in_axes,
@@ -212,13 +219,15 @@ class _Comparison:
 
     def _paths(self, model: _Model, branch: Branch) -> list[str]:
         """The parameters that are used inside a branch."""
-        return [
-            path
-            for path, events in zip(
-                model.reading.path_of, model.axes.events, strict=True
-            )
-            if any(event.node.id in branch.inside for event in events)
-        ]
+        found = []
+        for path, events in zip(model.reading.path_of, model.axes.events, strict=True):
+            role = model.roles[path]
+            if role is not None and role.table:
+                # Rows that were looked up before are not used again by what they meet.
+                events = [e for e in events if e.axes(Use.TABLE) or e.axes(Use.IN)]
+            if any(event.node.id in branch.inside for event in events):
+                found.append(path)
+        return found
 
     def _groups(self, model: _Model) -> dict[tuple[frozenset[str], bool], list[Branch]]:
         """Branches by their parameters, and by whether they hold other branches."""
@@ -261,6 +270,17 @@ class _Comparison:
             raise ValueError(
                 "the target has residual branches and the base has none; build a base "
                 "with at least one block"
+            )
+        if after < before and not self.fractional:
+            raise ValueError(
+                f"the target has {after} residual additions and the base {before}; the "
+                "base comes first: swap the two, or pass fractional=True if the target "
+                "is meant to be shallower"
+            )
+        if not after:
+            raise ValueError(
+                "the base has residual branches and the target has none; build both by "
+                "the same code"
             )
         return sorted(chosen[1], key=lambda b: b.add.id), after / before
 
@@ -337,6 +357,7 @@ class _Comparison:
             twins = [self.twin[p] for p in self._paths(self.large, branch)]
             known = [before[t] for t in twins if t in before]
             ratios.append(branch.constant / known[0] if known and known[0] else 1.0)
+            self._check_ends_agree(branch)
         if depth == 1:
             for branch, ratio in zip(counted, ratios, strict=True):
                 if not _alike(ratio, 1):
@@ -370,6 +391,26 @@ class _Comparison:
         for branch in counted:
             self._carry(found, branch, point, expected)
         return point
+
+    def _check_ends_agree(self, branch: Branch) -> None:
+        """Raise a `ValueError` if only a part of a branch is multiplied."""
+        before = {
+            self.small.path(e): e.factor
+            for b in self.small.branches.all
+            for e in b.ends
+        }
+        ratios = {
+            path: end.factor / factor
+            for end in branch.ends
+            if (factor := before.get(self.twin[path := self.large.path(end)]))
+        }
+        if ratios and not _alike(max(ratios.values()), min(ratios.values())):
+            low, *_, high = sorted(ratios, key=ratios.__getitem__)
+            raise ValueError(
+                f"the residual branch at {branch.add.line} is multiplied in parts: "
+                f"{high!r} by {ratios[high]:.4g} times as much as in the base, {low!r} "
+                f"by {ratios[low]:.4g}; multiply the whole branch, biases included"
+            )
 
     def _constants_of_base(self) -> dict[str, float]:
         constants: dict[str, float] = {}
@@ -443,7 +484,8 @@ class _Comparison:
                 continue
             ends = next((e for e, _ in sides if self._can_carry(e, node)), None)
             wanted = 1 / growth / ratio
-            if ends is None and _alike(ratio, 1) and not any(e for e, _ in sides):
+            cosine = all(self.large.branches.is_unit(x) for x in node.operands[:2])
+            if ends is None and cosine and _alike(ratio, 1):
                 continue  # cosines do not grow
             if ends is None:
                 raise ValueError(
@@ -507,16 +549,23 @@ class _Comparison:
 
     def _follow_readouts(self, found: dict[str, ParamScale]) -> None:
         """Constants beside first and last layers are forward multipliers of theirs."""
+        # Constants at the ends of branches and on logits were looked at before.
+        known = {self.large.path(e) for b in self.large.branches.all for e in b.ends}
+        for node in _contractions(self.large):
+            for operand in node.operands[:2]:
+                known |= {
+                    self.large.path(e) for e in self._side(self.large, operand)[0]
+                }
         for path, scale in found.items():
             role, before = self.large.roles[path], self.small.roles[self.twin[path]]
-            if role is None or before is None or role.node is None:
+            if role is None or before is None or role.node is None or path in known:
                 continue
-            if before.node is None or scale.in_branch or scale.ends_branch:
+            if before.node is None:
                 continue
             if role.tied:
                 self._follow_tied(found, path)
                 continue
-            if scale.role not in (Role.INPUT, Role.OUTPUT):
+            if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
                 continue
             ratio = self._constant(self.large, role.node) / self._constant(
                 self.small, before.node
@@ -526,7 +575,7 @@ class _Comparison:
 
     def _constant(self, model: _Model, node: Node) -> float:
         """The constants on the result and on the input of a layer."""
-        factor, _ = model.branches.outer(node)
+        factor = model.branches.outer(node) * model.branches.on_weight(node)
         data = [x for x in node.operands if x.data]
         if node.op in ("dot_general", "conv_general_dilated") and data:
             factor *= model.branches.inner(data[0])
@@ -534,10 +583,25 @@ class _Comparison:
 
     def _follow_tied(self, found: dict[str, ParamScale], path: str) -> None:
         """A tied readout needs a multiplier of 1/m, which the last norm may carry."""
-        scale = found[path]
+        scale, role = found[path], self.large.roles[path]
         width = scale.width_out
-        if width == 1:
+        if scale.role is not Role.INPUT or width == 1:
             return
+        assert role is not None
+        before = self.small.roles[self.twin[path]]
+        assert role.node is not None
+        assert before is not None
+        assert before.node is not None
+        first = self._constant(self.large, role.node) / self._constant(
+            self.small, before.node
+        )
+        if not _alike(first, 1):
+            raise ValueError(
+                f"what {path!r} looks up ({role.line}) is multiplied by {first:.4g} "
+                "times as much in the target as in the base, and it is the readout "
+                "too, so that it cannot carry this; use the same constant in both, "
+                "e.g. that of the base"
+            )
         now, then = (
             next(
                 e.node
@@ -578,7 +642,12 @@ def _twin(path: str, pairing: Pairing, small: Leaves, large: Leaves, which: str)
 def _contractions(model: _Model) -> Iterable[Node]:
     """Products of two activations."""
     for node in model.reading.program.nodes:
-        if node.op == "dot_general" and all(x.data for x in node.operands[:2]):
+        activations = all(x.data for x in node.operands[:2])
+        if (
+            node.op == "dot_general"
+            and activations
+            and model.branches.logits(node) is not None
+        ):
             yield node
 
 

@@ -6,12 +6,12 @@ the number of its iterations.
 """
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -185,12 +185,28 @@ class Program:
         shape = np.shape(value)
         known = None
         dtype = getattr(value, "dtype", np.asarray(0.0).dtype)
-        if math.prod(shape) == 1 and not isinstance(value, jax.core.Tracer):
+        if self._is_uniform(value):
+            value = np.asarray(value).reshape(-1)[:1]
             if np.issubdtype(dtype, np.number) or np.issubdtype(dtype, np.bool_):
                 known = float(np.asarray(value).real.reshape(()))
             elif str(dtype) in ("bfloat16", "float16"):
                 known = float(np.asarray(value, np.float32).reshape(()))
         return self._new("literal", [], shape, value=known)
+
+    @staticmethod
+    def _is_uniform(value: Any) -> bool:
+        """Whether all entries of an array are known and equal."""
+        if isinstance(value, jax.core.Tracer) or not 0 < np.size(value) < 10**6:
+            return False
+        if np.size(value) == 1:
+            return True
+        known = isinstance(value, np.ndarray) or getattr(
+            value, "is_fully_addressable", False
+        )
+        if not known or jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            return False
+        array = np.asarray(value)
+        return bool((array == array.reshape(-1)[0]).all())
 
     def _inline(
         self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Node]
@@ -250,6 +266,8 @@ class Program:
     ) -> float | None:
         """The value of a scalar of known scalars."""
         values = [node.value for node in operands]
+        if values and name in ("slice", "dynamic_slice", "gather"):
+            return values[0]
         if not values or any(v is None for v in values):
             return None
         # Broadcast scalars keep their value: every entry has it.
@@ -276,7 +294,9 @@ class Program:
                 for node in operands[consts : consts + carries]
             ]
             slices = [
-                self._new("unstack", [node], node.shape[1:], source=source)
+                self._new(
+                    "unstack", [node], node.shape[1:], source=source, value=node.value
+                )
                 for node in rest
             ]
             self._carried[self._loop], self._sliced[self._loop] = carried, slices

@@ -33,6 +33,19 @@ class Found:
     tied_node: Node | None = None
 
     @property
+    def reversed(self) -> "Found":
+        """The second of two uses as the deciding one."""
+        if self.tied_node is None:
+            return self
+        return dataclasses.replace(
+            self,
+            in_axes=self.out_axes,
+            out_axes=self.in_axes,
+            node=self.tied_node,
+            tied_node=self.node,
+        )
+
+    @property
     def line(self) -> str:
         """Line of the user's code that decides."""
         return self.node.line if self.node is not None else ""
@@ -127,14 +140,21 @@ def _found(
         else:
             into |= links
     copies -= into
+    out = tuple(a for a in range(rank) if a not in into and a not in copies)
+    # Used the other way around too, as the weights of a tied autoencoder.
+    back = next(
+        (e.node for e in sums if e.axes(Use.IN) and set(e.axes(Use.IN)) <= set(out)),
+        None,
+    )
     return Found(
         path,
         _sorted(into),
-        tuple(a for a in range(rank) if a not in into and a not in copies),
+        out,
         _sorted(copies),
         False,
-        False,
+        back is not None,
         event.node,
+        back,
     )
 
 

@@ -286,3 +286,63 @@ def latent_attention(n):
         return y @ p["o"] @ p["out"]
 
     return p, S, call
+
+
+@program({"in": "I", "out": "O", r"b/\d+/(u|d)": "Hb"}, deep=True)
+def first_branch_reads_the_embedding(n, L):
+    p = {"in": jnp.zeros((7, n)), "out": jnp.zeros((n, 7))}
+    p |= {"b": [zeros(u=(n, n), d=(n, n)) for _ in range(L)]}
+
+    def call(p, x):
+        x = p["in"][x]
+        for w in p["b"]:
+            x = x + jnp.tanh(x @ w["u"]) @ w["d"]
+        return x @ p["out"]
+
+    return p, T, call
+
+
+@program(
+    {"in": "I", "out": "O", r"b/\d+/(u|d)": "Hb", r"b/\d+/a": "Fb", "lam": "Fb"},
+    deep=True,
+)
+def numbers_on_branches(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3)), "lam": jnp.zeros((L,))}
+    p |= {"b": [zeros(u=(n, n), d=(n, n), a=()) for _ in range(L)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for i, w in enumerate(p["b"]):
+            x = x + p["lam"][i] * (w["a"] * (jax.nn.relu(x @ w["u"]) @ w["d"]))
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "out": "O", r"b/\d/router": "Ob", r"b/\d/e/\d": "Hb"})
+def six_experts_added_one_by_one(n):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": [{"router": jnp.zeros((n, 6)), "e": [jnp.zeros((n, n))] * 6}] * 2}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            y = jnp.tanh(x)
+            gates = jax.nn.softmax(y @ w["router"])
+            for j, e in enumerate(w["e"]):
+                x = x + gates[:, j : j + 1] * (y @ e)
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "out": "O", "mu|lv": "H"})
+def variational_latent(n):
+    p = {"in": jnp.zeros((5, n)), **zeros(mu=(n, n), lv=(n, n), out=(n, 3))}
+
+    def call(p, x, noise):
+        h = jnp.tanh(x @ p["in"])
+        z = h @ p["mu"] + jnp.exp(h @ p["lv"] / 2) * noise
+        return z @ p["out"]
+
+    return p, (floats(4, 5), floats(4, 1)), call
