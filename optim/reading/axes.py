@@ -391,14 +391,21 @@ class Axes:
         return node.id in self._normed and other.id not in self._normed
 
     def _leads_on(self, node: Node) -> bool:
-        """Whether a product of parameters gets a bias or a nonlinearity."""
+        """Whether a product of parameters gets a bias or a nonlinearity.
+
+        Or is added to an activation; a low-rank product is added to a kernel.
+        """
         for after in self._uses.get(node.id, ()):
-            if not after.weight:
+            if after.op in ("add", "add_any") and len(after.operands) == 2:
+                other = after.operands[after.operands[0] is node]
+                if other.data or len([n for n in _origin(other).shape if n > 1]) < 2:
+                    return True
+            elif not after.weight:
                 continue
-            if after.op in MOVES or _is_constant_factor(after, node):
+            elif after.op in MOVES or _is_constant_factor(after, node):
                 if self._leads_on(after):
                     return True
-            elif after.op in ("add", "exp", "tanh", "logistic", "erf", "max", "sin"):
+            elif after.op in ("exp", "tanh", "logistic", "erf", "max", "sin"):
                 return True
         return False
 
@@ -646,6 +653,13 @@ _SAME_PLACE = frozenset(
         "random_bits",
     }
 )
+
+
+def _origin(node: Node) -> Node:
+    """What a broadcast or reshaped value was before."""
+    while node.op in MOVES and len(node.operands) == 1:
+        node = node.operands[0]
+    return node
 
 
 def _is_constant_factor(node: Node, other: Node) -> bool:

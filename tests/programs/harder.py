@@ -346,3 +346,19 @@ def variational_latent(n):
         return z @ p["out"]
 
     return p, (floats(4, 5), floats(4, 1)), call
+
+
+@program({"in": "I", "out": "O", "w": "H", "a": "O", "b": "I"})
+def low_rank_added_to_a_kernel(n):
+    p = {"in": jnp.zeros((5, n)), **zeros(w=(n, n), a=(n, 2), b=(2, n), out=(n, 3))}
+    return p, X, lambda p, x: x @ p["in"] @ (p["w"] + p["a"] @ p["b"] * 0.5) @ p["out"]
+
+
+@program({"in": "I", "out": "O", "pos": "V", "w": "H"})
+def projected_positions(n):
+    p = {"in": jnp.zeros((5, n)), **zeros(pos=(6, n), w=(n, n), out=(n, 3))}
+    return (
+        p,
+        S,
+        lambda p, x: jnp.tanh(x @ p["in"] + (p["pos"] @ p["w"])[None]) @ p["out"],
+    )
