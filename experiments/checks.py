@@ -5,8 +5,6 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from .errors import UserError, nearest, short
 
 Check = Callable[[str, Any], Any]
@@ -101,7 +99,8 @@ def flag(key: str, value: Any) -> bool:
 
 def options(key: str, value: Any) -> dict[str, Any]:
     """Check for a mapping from names to values."""
-    value = value.to_dict() if isinstance(value, ConfigDict) else value
+    # A ConfigDict is no Mapping, and its package is an extra.
+    value = value.to_dict() if hasattr(value, "to_dict") else value
     if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
         raise UserError(
             f"{key} is {shown(value)}; it must be a mapping from option to value, set "
