@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from .axes import Axes, Use
+from .axes import Axes
 from .program import MOVES, Node, Program
 
 _KERNEL_OPS = (
@@ -567,10 +567,6 @@ class Branches:
     def _params(self, node: Node) -> set[int]:
         return {p for axes in self._axes.labels.get(node.id, ()) for p, _ in axes}
 
-    def enclosing(self, node: Node) -> list[Branch]:
-        """The branches that the node is in."""
-        return [b for b in self.all if node.id in b.inside]
-
     def feeding(self, node: Node, chosen: Iterable[Branch]) -> list[Branch] | None:
         """The branches through which a node outside of all reaches the outputs.
 
@@ -596,6 +592,3 @@ class Branches:
                 else:
                     found[user.id] = branch
         return list(found.values())
-
-
-__all__ = ["Branch", "Branches", "End", "Failure", "Use"]

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ..overrides import Overrides
-from .axes import Axes, Axis, Event, Use
+from .axes import Axes, Event, Use
 from .models import Reading
 from .program import Node
 
@@ -160,6 +160,3 @@ def _found(
 
 def _sorted(axes: set[int]) -> tuple[int, ...]:
     return tuple(sorted(axes))
-
-
-__all__ = ["Axis", "Found", "find_roles"]
