@@ -80,8 +80,17 @@ def _trace(model: Any, which: str, read: Leaves) -> None:
     Inside of the trace, shared variables are still the same object.
     """
     check_takes_nothing(model, which)
+    build_abstract(lambda: read_into(model(), read), which)
+
+
+def build_abstract(build: Any, which: str, *arguments: Any) -> None:
+    """Run a function that builds a model under `jax.eval_shape`.
+
+    Raises:
+      ValueError: it changes an object from outside, e.g. an `nnx.Rngs`.
+    """
     try:
-        jax.eval_shape(lambda: read_into(model(), read))
+        jax.eval_shape(build, *arguments)
     except Exception as error:
         if type(error).__name__ != "TraceContextError":
             raise

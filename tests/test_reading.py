@@ -399,3 +399,19 @@ def test_a_branch_that_is_multiplied_in_part_is_an_error():
 def test_a_shallower_target_is_an_error():
     with pytest.raises(ValueError, match="the base comes first"):
         read(network(8, 2), network(8, 6))
+
+
+def test_a_value_on_many_paths_is_followed_once():
+    """Without a memory, 2^40 paths lead through these norms."""
+
+    def run(params, x):
+        x = x @ params["i"]
+        for _ in range(40):
+            x = jnp.tanh(x - x.mean(-1, keepdims=True))
+            x = x - x.mean(-1, keepdims=True)
+        for _ in range(40):
+            x = x - x.mean(-1, keepdims=True)
+        return jax.nn.softmax(x @ x.swapaxes(-1, -2) / x.shape[-1]) @ x
+
+    small, large = ({"i": jnp.zeros((5, n))} for n in (8, 32))
+    optim.infer_scales(small, large, inputs=X, call=run)

@@ -132,6 +132,7 @@ class Branches:
         self._depth: dict[int, int] = {}
         self._dominate()
         self._trunks: dict[int, Node] = {}
+        self._known: dict[tuple[int, bool], list[End] | Node] = {}
         self.all: list[Branch] = []
         for node in program.nodes:
             branch = self._branch(node)
@@ -335,7 +336,21 @@ class Branches:
 
         Raises:
           Failure: there are none.
+          ValueError: a number whose value is not known multiplies it.
         """
+        key = node.id, part
+        if key not in self._known:  # a value may be reached on many paths
+            try:
+                self._known[key] = list(dict.fromkeys(self._ends(node, part)))
+            except Failure as failure:
+                self._known[key] = failure.node
+        known = self._known[key]
+        if isinstance(known, Node):
+            raise Failure(known)
+        return [dataclasses.replace(e, factor=e.factor * factor) for e in known]
+
+    def _ends(self, node: Node, part: bool) -> list[End]:
+        factor = 1.0
         if node.weight:
             return [End(p, factor * f, node, part) for p, f in self._roots(node, node)]
         data = [x for x in node.operands if not x.weight and x.data]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..leaves import (
     Leaves,
+    build_abstract,
     check_takes_nothing,
     has_base,
     is_function,
@@ -129,16 +130,7 @@ def _build(
         made = model() if built else model
         taken.append(_build_module(made, fill(arrays), which))
 
-    try:
-        jax.eval_shape(build, shapes)
-    except Exception as error:
-        if type(error).__name__ != "TraceContextError":
-            raise
-        raise ValueError(
-            f"the function that builds the {which} changes an object from outside "
-            "(most often an nnx.Rngs); create Rngs inside the function: lambda: "
-            "MyModel(64, rngs=nnx.Rngs(0))"
-        ) from error
+    build_abstract(build, which, shapes)
     return taken[0]
 
 
