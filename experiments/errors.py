@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from mupax.optim.parametrizations import closest
+from mupax.optim.rules.parametrizations import closest
 from mupax.zoo.addresses import public
 
 

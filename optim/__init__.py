@@ -6,38 +6,39 @@ parametrization (by name) gives the rules, and an optimizer (`adam`, `adamw`, `s
 prints the whole setup before training.
 """
 
-from .chain_check import ChainCheck, Checked, check_chain
-from .chains import chain
-from .coord_check import coord_check
-from .coord_verdict import CoordCheck, Verdict
-from .explain import Explanation, explain
-from .infer import infer_scales
-from .init import apply_multipliers, rescale_init
-from .links import ChainWarning
-from .modules import (
+from .apply.groups import (
     Module,
     for_modules,
     match_paths,
     scale_by_path,
     scale_init_by_path,
 )
-from .optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
-from .parametrizations import (
+from .apply.init import apply_multipliers, rescale_init
+from .apply.links import ChainWarning
+from .apply.optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
+from .apply.transforms import (
+    normalize_gradients,
+    scale_by_parametrization,
+    scale_schedule,
+)
+from .check.chain_check import ChainCheck, Checked, check_chain
+from .check.chains import chain
+from .check.coord_check import coord_check
+from .check.coord_verdict import CoordCheck, Verdict
+from .check.explain import Explanation, explain
+from .reading.infer import infer_scales
+from .rules.multipliers import Family, Multipliers, multipliers
+from .rules.parametrizations import (
     Parametrization,
     Powers,
     list_parametrizations,
     parametrization,
 )
-from .rules import Family, Multipliers, multipliers
-from .scales import ParamScale, Role, Scales, param_scale
-from .shapes import shape_for
-from .traced import Traced
-from .training import TrainingScale, noise_scale, training_scale
-from .transforms import (
-    normalize_gradients,
-    scale_by_parametrization,
-    scale_schedule,
-)
+from .rules.roles import ParamScale, Role, param_scale
+from .rules.shapes import shape_for
+from .rules.traced import Traced
+from .rules.training import TrainingScale, noise_scale, training_scale
+from .scales.table import Scales
 
 __all__ = [
     "ChainCheck",

@@ -14,7 +14,7 @@ from .block_stacks import (
     not_a_stack,
 )
 from .depth_change import DepthChange
-from .patterns import Pattern
+from .scales.patterns import Pattern
 
 
 @dataclasses.dataclass(frozen=True)

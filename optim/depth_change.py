@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 
-from .leaves import Leaf
-from .lists import Pairing
+from .reading.leaves import Leaf
+from .reading.lists import Pairing
 
 Depth = tuple[int, int]
 

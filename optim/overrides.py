@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from . import names
 from .axes import Axes, Kernel, Pair, Split, check_axes
-from .patterns import UNSET, Pattern
+from .scales.patterns import UNSET, Pattern
 
 
 @dataclasses.dataclass

@@ -9,9 +9,9 @@ from . import names
 from .axes import Kernel, Split
 from .blocks import Blocks
 from .layers import ROOT_OF_HEAD_DIM
-from .parametrizations import Parametrization
-from .patterns import UNSET, Pattern
-from .scales import ParamScale, Role
+from .rules.parametrizations import Parametrization
+from .rules.roles import ParamScale, Role
+from .scales.patterns import UNSET, Pattern
 from .widths import Widths
 
 

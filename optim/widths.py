@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from . import names
 from .axes import Kernel, Pair, Split, ambiguous_matrix, per_channel
-from .paths import biases_of
+from .scales.paths import biases_of
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # in the base and a wider model
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from optax import contrib
 
 from mupax import optim, zoo
-from mupax.optim.links import LINKS, STATES, Kind, describe
+from mupax.optim.apply.links import LINKS, STATES, Kind, describe
 
 
 def mlp(n):

@@ -19,9 +19,9 @@ from flax import linen as nn
 from flax import nnx
 
 from mupax import optim
-from mupax.optim.activations import collect
-from mupax.optim.coord_check import _linear
-from mupax.optim.coord_verdict import Facts
+from mupax.optim.check.activations import collect
+from mupax.optim.check.coord_check import _linear
+from mupax.optim.check.coord_verdict import Facts
 
 X = jax.random.normal(jax.random.key(1), (16, 16))
 Y = jax.random.normal(jax.random.key(2), (16, 4))

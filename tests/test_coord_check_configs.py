@@ -13,7 +13,7 @@ from mupax.experiments import coord_check
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.hyperparameters import transfer_record
 from mupax.experiments.sweep import space
-from mupax.optim.paths import flatten
+from mupax.optim.scales.paths import flatten
 
 
 def checked(module, folder, **model):

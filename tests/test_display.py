@@ -15,8 +15,8 @@ import mupax
 from mupax import optim
 from mupax.experiments import progress
 from mupax.experiments.errors import UserError
-from mupax.optim.coord_verdict import CoordCheck
-from mupax.optim.display import html_table
+from mupax.optim.check.coord_verdict import CoordCheck
+from mupax.optim.scales.display import html_table
 
 VOID = ("br", "hr", "img")
 

@@ -14,7 +14,7 @@ from flax import nnx
 from optax import contrib
 
 from mupax import optim, zoo
-from mupax.optim.paths import flatten
+from mupax.optim.scales.paths import flatten
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 

@@ -20,7 +20,7 @@ from mupax.experiments.run.hyperparameters import tuned
 from mupax.experiments.sweep import engine, executors
 from mupax.experiments.sweep.population import program
 from mupax.experiments.sweep.tasks import ZooTask
-from mupax.optim.paths import map_with_paths
+from mupax.optim.scales.paths import map_with_paths
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mupax.optim.parametrizations import closest
+from mupax.optim.rules.parametrizations import closest
 
 from .family import Family
 

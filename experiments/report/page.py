@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from mupax.optim.display import Figures
+from mupax.optim.scales.display import Figures
 
 from ..errors import UserError
 from ..io import write_durably

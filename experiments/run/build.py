@@ -15,7 +15,7 @@ from absl import logging
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.optim.paths import map_with_paths
+from mupax.optim.scales.paths import map_with_paths
 from mupax.zoo import foreign
 from mupax.zoo.decoder import Decoder
 from mupax.zoo.preprocessing import known_data_config

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mupax import zoo
-from mupax.optim.paths import map_with_paths
+from mupax.optim.scales.paths import map_with_paths
 from mupax.zoo.sharding import MESH_AXES, Rules
 
 from ..errors import UserError

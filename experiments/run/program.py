@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from mupax import zoo
-from mupax.optim.paths import flatten
+from mupax.optim.scales.paths import flatten
 from mupax.zoo.sharding import Rules
 
 from .loss import Batch, Objective

@@ -16,7 +16,7 @@ import rich.console
 from absl import logging
 from jaxtyping import Array, Float
 
-from mupax.optim.display import Figures, html_table
+from mupax.optim.scales.display import Figures, html_table
 
 from .. import data as datasets
 from ..errors import UserError

@@ -15,9 +15,9 @@ import optax
 from absl import logging
 from jaxtyping import Array, Float
 
-from mupax.optim.coord_check import _split
-from mupax.optim.paths import flatten
-from mupax.optim.probing import acting
+from mupax.optim.check.coord_check import _split
+from mupax.optim.check.probing import acting
+from mupax.optim.scales.paths import flatten
 
 from ..errors import UserError
 from ..run.step import Hyper, Recipe

@@ -5,15 +5,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..leaves import Leaves
-from ..lists import Pairing
 from ..names import open_numbers
 from ..overrides import Overrides
-from ..parametrizations import Parametrization, parametrization
-from ..scales import ParamScale, Role, Scales, param_scale
-from ..training import TrainingScale
+from ..rules.parametrizations import Parametrization, parametrization
+from ..rules.roles import ParamScale, Role, param_scale
+from ..rules.training import TrainingScale
+from ..scales.table import Scales
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches, End, Failure
+from .leaves import Leaves
+from .lists import Pairing
 from .models import Reading, trace
 from .program import Node
 from .roles import Found, find_roles

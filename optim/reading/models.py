@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..leaves import (
+from ..scales.paths import flatten
+from .leaves import (
     Leaves,
     build_abstract,
     check_takes_nothing,
@@ -17,7 +18,6 @@ from ..leaves import (
     is_variable,
     read_into,
 )
-from ..paths import flatten
 from .program import Node, Program
 
 Call = Callable[..., Any]

@@ -7,7 +7,6 @@ the target.
 """
 
 import dataclasses
-import enum
 import fractions
 import math
 from collections.abc import Mapping, Sequence
@@ -18,71 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .paths import flatten, map_with_paths
+from ..scales.paths import flatten, map_with_paths
+from ..scales.probe import Acting, Mode, Recorder, running
 
 # Most elements of a probe's target tree.
 _SIZE = 2**16
 # Axes up to this size are never reduced: windows of convolutions, heads, experts.
 _SMALL = 8
 _STEPS = 32
-
-
-class Mode(enum.Enum):
-    """The multipliers that act while a probe runs."""
-
-    TARGET = "all"
-    UNSCALED = "all but the learning rates'"
-    BASE = "none"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Acting:
-    """A transform of this package; compared by identity.
-
-    Attributes:
-      kind: "scaling" for learning rates, "normalizing" for gradients.
-      scales: the scales it was made from.
-      point: its parametrization.
-    """
-
-    kind: str
-    scales: Any
-    point: Any
-
-
-class Recorder:
-    """The mode of one run, and the transforms that acted on each parameter.
-
-    Args:
-      which: the multipliers that act.
-    """
-
-    def __init__(self, which: Mode):
-        self.which = which
-        # A set, because a loop may trace its body more than once.
-        self.acted: dict[tuple[str, str], set[Acting]] = {}
-
-    def count(self, kind: str, path: str) -> int:
-        """How many transforms of this kind acted on a parameter."""
-        return len(self.acted.get((kind, path), ()))
-
-
-# A user context is part of the cache key of compiled functions. So functions that a
-# probe compiles, even inside of a user's jit, are not reused outside of it.
-_recorder = jax.make_user_context(default_value=None)
-
-
-def mode() -> Mode | None:
-    """The mode of the running probe; None outside of probes."""
-    return _recorder.value.which if _recorder.value else None
-
-
-def record(transform: Acting, tree: Any) -> None:
-    """Record that a transform acts on the parameters of this tree."""
-    if _recorder.value is not None:
-        acted = _recorder.value.acted
-        for path, _ in flatten(tree):
-            acted.setdefault((transform.kind, path), set()).add(transform)
 
 
 def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
@@ -96,7 +38,7 @@ def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
     def step(grads: Any) -> Any:
         return tx.update(grads, tx.init(grads), grads, **_extra(tx, grads))[0]
 
-    with _recorder(recorder):
+    with running(recorder):
         jax.eval_shape(step, shapes)
     scalings = [acted for (k, _), acted in recorder.acted.items() if k == "scaling"]
     first = next((next(iter(acted)) for acted in scalings), None)
@@ -229,7 +171,7 @@ class Probe:
         recorder = Recorder(which)
         sizes = np.asarray(conditions, np.float32)
         # Compiled ahead of time, so that it runs inside of an outer jit too.
-        with _recorder(recorder):
+        with running(recorder):
             lowered = jax.jit(lambda c: jax.lax.map(at, c)).lower(sizes)
         compiled = lowered.compile(compiler_options=_fast())
         try:

@@ -4,8 +4,8 @@ import itertools
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
+from ..names import open_numbers
 from .leaves import Leaf
-from .names import open_numbers
 
 _NUMBER = re.compile(r"\d+")
 

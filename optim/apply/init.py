@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .activations import is_nnx
+from ..check.activations import is_nnx
+from ..reading.leaves import Leaf, check_takes_nothing
+from ..reading.lists import Pairing
+from ..readouts import growing_head_dims
+from ..rules.multipliers import multipliers
+from ..rules.parametrizations import parametrization as named
+from ..rules.roles import ParamScale, Role
+from ..scales.paths import float_leaves, map_float_leaves
+from ..scales.table import Scales
 from .initial_sizes import Size, deviation, freedoms, is_traced, sizes_of
 from .initialized import rescaled, scaled_by_path
-from .leaves import Leaf, check_takes_nothing
 from .links import ChainWarning
-from .lists import Pairing
-from .parametrizations import parametrization as named
-from .paths import float_leaves, map_float_leaves
-from .readouts import growing_head_dims
-from .rules import multipliers
-from .scales import ParamScale, Role, Scales
 from .transforms import ParametrizationLike, applied, forward_multipliers, resolve
 
 # Values of `init=`: the assumed dependence of initial sizes on width.

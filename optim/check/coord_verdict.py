@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from scipy import special
 
-from .display import Figures, html_table
+from ..scales.display import Figures, html_table
 
 # Exponents of width and depth are multiples of ½, so a |slope| below ¼ is nearer to
 # zero than to the next exponent.

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..rules.multipliers import OptimizerName, family_of, multipliers
+from ..rules.parametrizations import Name, Parametrization, parametrization
+from ..rules.roles import ParamScale, Role
+from ..scales.paths import map_with_paths
+from ..scales.probe import Acting, Mode, mode, record
+from ..scales.table import Scales, check_depth, check_scales
 from .initial_sizes import warn_of_readouts
 from .links import SCALING, ChainWarning, Kind, Link, mark
-from .parametrizations import Name, Parametrization, parametrization
-from .paths import map_with_paths
-from .probing import Acting, Mode, mode, record
-from .rules import OptimizerName, check_depth, family_of, multipliers
-from .scales import ParamScale, Role, Scales, check_scales
 
 ParametrizationLike = Name | str | Parametrization
 

@@ -4,22 +4,23 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import names
-from .axes import Axes, Kernel, Split, split_axes
-from .blocks import Blocks, check_depth, find_blocks
-from .depth_change import DepthChange, from_front
+from .. import names
+from ..apply.transforms import ParametrizationLike
+from ..axes import Axes, Kernel, Split, split_axes
+from ..blocks import Blocks, check_depth, find_blocks
+from ..depth_change import DepthChange, from_front
+from ..overrides import Overrides
+from ..readouts import InferredModel, choose_readouts, last_width
+from ..rules.parametrizations import parametrization as named
+from ..rules.roles import ParamScale, Role, param_scale
+from ..rules.training import training_scale
+from ..scales.paths import biases_of
+from ..scales.patterns import UNSET, Pattern
+from ..scales.table import Scales
+from ..widths import Widths, vector_as_readout
+from .compare import read_scales
 from .leaves import Leaf, Leaves, leaves
 from .lists import Pairing
-from .overrides import Overrides
-from .parametrizations import parametrization as named
-from .paths import biases_of
-from .patterns import UNSET, Pattern
-from .reading.compare import read_scales
-from .readouts import InferredModel, choose_readouts, last_width
-from .scales import ParamScale, Role, Scales, param_scale
-from .training import training_scale
-from .transforms import ParametrizationLike
-from .widths import Widths, vector_as_readout
 
 
 def infer_scales(

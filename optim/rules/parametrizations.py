@@ -14,7 +14,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from .scales import ParamScale, Role
+from .roles import ParamScale, Role
 from .traced import Traced
 
 
@@ -27,7 +27,7 @@ class Powers(NamedTuple):
       last: exponent of the width ratio of the last hidden layer.
 
     Examples:
-      >>> from mupax.optim.scales import param_scale
+      >>> from mupax.optim import param_scale
       >>> wide = param_scale("w", (64, 64), (256, 128), (0,), (1,))
       >>> Powers(fan_in=-1, fan_out=0.5).of(wide)  # (256/64)^-1 (128/64)^½
       0.3535533905932738

@@ -16,22 +16,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from .parametrizations import Parametrization
-from .paths import flatten
-from .probing import (
-    Condition,
-    Leaf,
-    Mode,
-    Probe,
-    TracedError,
-    nested,
-    probe_shapes,
-    rms,
-)
-from .rules import Multipliers, multipliers
-from .scales import Scales
-from .traced import Traced
-from .transforms import ParametrizationLike, resolve
+from ..apply.transforms import ParametrizationLike, resolve
+from ..rules.multipliers import Multipliers, multipliers
+from ..rules.parametrizations import Parametrization
+from ..rules.traced import Traced
+from ..scales.paths import flatten
+from ..scales.probe import Mode
+from ..scales.table import Scales, stacked_vectors
+from .probing import Condition, Leaf, Probe, TracedError, nested, probe_shapes, rms
 
 # Sizes of the base's gradients. Adam's eps does not matter at the first, clipping
 # does not matter at the second.
@@ -285,26 +277,6 @@ def inspect_chain(
             "masks or labels, or check the optimizer inside of it (lookahead, SAM)"
         ) from error
     return ChainCheck(rows, _summary({p: r.hint for p, r in rows.items()}))
-
-
-def stacked_vectors(scales: Scales) -> set[str]:
-    """Paths of biases and norm scales that have an axis of layers, e.g. (L, d).
-
-    Rules such as `x.ndim >= 2` take them for kernels. The axis is that of a stack of
-    kernels in the same part of the model.
-    """
-    stacks = {
-        (path.partition("/")[0], s.shape[0])
-        for path, s in scales.items()
-        if s.in_axes and 0 not in (*s.in_axes, *s.out_axes)
-    }
-    return {
-        path
-        for path, s in scales.items()
-        if not s.in_axes
-        and len(s.shape) > 1
-        and (path.partition("/")[0], s.shape[0]) in stacks
-    }
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ import enum
 from typing import Literal
 
 from .parametrizations import Parametrization, unknown
-from .scales import ParamScale, Scales
+from .roles import ParamScale
 
 
 class Family(enum.StrEnum):
@@ -159,7 +159,7 @@ def multipliers(
 
     Examples:
       >>> from mupax.optim import parametrization
-      >>> from mupax.optim.scales import param_scale
+      >>> from mupax.optim import param_scale
       >>> w = param_scale("w", (64, 64), (256, 256), (0,), (1,), depth=16.0,
       ...                 in_branch=True)
       >>> multipliers(w, parametrization("depth_mup"), "adam").learning_rate
@@ -205,7 +205,7 @@ def carried(scale: ParamScale, point: Parametrization) -> float:
 
     Examples:
       >>> from mupax.optim import parametrization
-      >>> from mupax.optim.scales import param_scale
+      >>> from mupax.optim import param_scale
       >>> w = param_scale("w", (64, 64), (64, 64), (0,), (1,), depth=16.0,
       ...                 in_branch=True, ends_branch=True)
       >>> carried(w, parametrization("depth_mup"))
@@ -215,26 +215,3 @@ def carried(scale: ParamScale, point: Parametrization) -> float:
         return 1.0
     branch = scale.depth**-point.alpha if scale.ends_branch else 1.0
     return scale.carried * branch
-
-
-def check_depth(scales: Scales, point: Parametrization) -> None:
-    """Check that a parametrization's depth rule applies to these scales.
-
-    Raises:
-      ValueError: depth changes, and either the rule is for residual branches and the
-        model has none, or the rule is for models without them.
-    """
-    if scales.depth == 1:
-        return
-    if point.branches_only and (point.alpha or point.gamma) and not scales.branches:
-        raise ValueError(
-            f"{point.name!r} scales residual branches by depth, but no parameter is "
-            "in one; pass branch=r'...' to infer_scales, or use 'relu_mlp' for a "
-            "network without residual branches"
-        )
-    if not point.branches_only and scales.branches:
-        path = next(s.path for s in scales.values() if s.in_branch)
-        raise ValueError(
-            f"{point.name!r} is for networks without residual branches, but {path!r} "
-            "is in one; use 'depth_mup' or 'completep'"
-        )

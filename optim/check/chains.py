@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import optax
 
+from ..apply.links import SCALING, STATES, ChainWarning, Kind, Link, describe, mark
+from ..rules.multipliers import Family
 from .chain_check import OTHER_TREE, Unchecked, climbing, inspect_chain
-from .links import SCALING, STATES, ChainWarning, Kind, Link, describe, mark
 from .probing import acting
-from .rules import Family
 
 # These clip each parameter alone.
 _CLIPS_ALONE = ("clip", "clip_by_block_rms")

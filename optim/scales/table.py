@@ -1,174 +1,21 @@
 """`Scales`: the role and growth ratios of every parameter of a model."""
 
 import dataclasses
-import enum
-import math
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..rules.parametrizations import Parametrization, parametrization
+from ..rules.roles import ParamScale
+from ..rules.training import SAME, TrainingScale, training_scale
 from .display import html_table
+from .group import Module
 from .paths import flatten
-from .probing import mode
-from .training import SAME, TrainingScale, training_scale
-
-if TYPE_CHECKING:
-    from .modules import Module
-    from .parametrizations import Parametrization
-
-
-class Role(enum.StrEnum):
-    """The role of a parameter, given by which of its dimensions grow with width.
-
-    Table 8 of Tensor Programs V (Yang et al. 2022, arXiv:2203.03466) calls these
-    "input weights and all biases", "output weights" and "hidden weights".
-
-    Examples:
-      >>> [role.value for role in Role]
-      ['input', 'hidden', 'output', 'vector', 'fixed']
-
-    Source: Tensor Programs V, Table 8.
-    """
-
-    INPUT = "input"  # only fan-out grows: embeddings, the first layer
-    HIDDEN = "hidden"  # fan-in and fan-out grow
-    OUTPUT = "output"  # only fan-in grows: the readout
-    VECTOR = "vector"  # grows and has no fan-in: biases, norm scales, class tokens
-    FIXED = "fixed"  # nothing grows: the readout's bias, scalars
-
-
-@dataclasses.dataclass(frozen=True)
-class ParamScale:
-    """The role of one parameter, and its growth ratios, target over base.
-
-    Attributes:
-      path: its path, e.g. `"blocks/kernel"`.
-      role: see `Role`.
-      base_shape: its shape in the base model.
-      shape: its shape in the target model.
-      in_axes: the axes of `shape` that are summed over (fan-in, with the spatial
-        axes of a convolution).
-      out_axes: the axes of `shape` that index outputs.
-      width_in: fan-in ratio m_in, target over base.
-      width_out: fan-out ratio m_out.
-      width_last: ratio of the last hidden layer's width, the readout's fan-in
-        (Yaida 2022, eq. 3.20).
-      depth: depth ratio M of the model.
-      in_branch: whether it is inside a residual branch.
-      ends_branch: whether its stored values carry the branch's multiplier, because the
-        model does not multiply the branch.
-      carried: a factor of the model that its stored values carry, e.g. (base head
-        dimension / head dimension)^½ of the queries; 1 if there is none.
-      origin: how the role was found, for `explain`.
-      training: the model's ratios of batch size and training length.
-
-    Source: Tensor Programs V, Table 8 (widths); Tensor Programs VI, section 6 (depth).
-
-    Examples:
-      >>> scale = param_scale("w", (64, 10), (256, 10), (0,), (1,))
-      >>> scale.role.value, scale.fan_in, scale.width_in
-      ('output', 256, 4.0)
-    """
-
-    path: str
-    role: Role
-    base_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    in_axes: tuple[int, ...] = ()
-    out_axes: tuple[int, ...] = ()
-    width_in: float = 1.0
-    width_out: float = 1.0
-    width_last: float = 1.0
-    depth: float = 1.0
-    in_branch: bool = False
-    ends_branch: bool = False
-    carried: float = 1.0
-    origin: str = ""
-    training: TrainingScale = SAME
-
-    @property
-    def fan_in(self) -> int:
-        """Number of inputs that one output of the target sums over."""
-        return math.prod(self.shape[a] for a in self.in_axes)
-
-    @property
-    def fan_out(self) -> int:
-        """Number of outputs of the target."""
-        return math.prod(self.shape[a] for a in self.out_axes)
-
-
-def param_scale(
-    path: str,
-    base_shape: tuple[int, ...],
-    shape: tuple[int, ...],
-    in_axes: tuple[int, ...],
-    out_axes: tuple[int, ...],
-    *,
-    grows: frozenset[int] | None = None,
-    **more: Any,
-) -> ParamScale:
-    """Build the scale of a parameter whose axes are known.
-
-    Args:
-      path: its path.
-      base_shape: shape in the base model.
-      shape: shape in the target model, of the same rank.
-      in_axes: its fan-in axes; empty for biases, norm scales and other vectors.
-      out_axes: its fan-out axes.
-      grows: the axes that grow with width. By default those whose size differs;
-        needed for a model that is its own base.
-      **more: further fields of `ParamScale`.
-
-    Returns:
-      A `ParamScale` with role and width ratios filled in.
-
-    Raises:
-      ValueError: the two shapes have different ranks.
-
-    Examples:
-      >>> scale = param_scale("w", (64, 64), (64, 256), (0,), (1,))
-      >>> scale.role.value, scale.width_in, scale.width_out
-      ('input', 1.0, 4.0)
-
-    Source: Tensor Programs V, Table 8.
-    """
-    if grows is None:
-        differ = zip(base_shape, shape, strict=True)
-        grows = frozenset(i for i, (b, t) in enumerate(differ) if b != t)
-    role = _ROLES[
-        bool(in_axes), not grows.isdisjoint(in_axes), not grows.isdisjoint(out_axes)
-    ]
-
-    def ratio(axes: tuple[int, ...]) -> float:
-        growths = (shape[a] / base_shape[a] for a in axes if a in grows)
-        return math.prod(growths, start=1.0)
-
-    return ParamScale(
-        path,
-        role,
-        base_shape,
-        shape,
-        in_axes,
-        out_axes,
-        width_in=ratio(in_axes),
-        width_out=ratio(out_axes),
-        **more,
-    )
-
-
-# (has a fan-in, fan-in grows, fan-out grows)
-_ROLES = {
-    (True, False, True): Role.INPUT,
-    (True, True, True): Role.HIDDEN,
-    (True, True, False): Role.OUTPUT,
-    (True, False, False): Role.FIXED,
-    (False, False, True): Role.VECTOR,
-    (False, False, False): Role.FIXED,
-}
+from .probe import mode
 
 
 class Scales(Mapping[str, ParamScale]):
@@ -196,8 +43,8 @@ class Scales(Mapping[str, ParamScale]):
     def __init__(
         self,
         scales: Mapping[str, ParamScale],
-        parametrization: "Parametrization | None" = None,
-        modules: "Mapping[str, Module] | None" = None,
+        parametrization: Parametrization | None = None,
+        modules: Mapping[str, Module] | None = None,
         multiplied: bool | None = None,
     ):
         self._scales = dict(scales)
@@ -206,7 +53,7 @@ class Scales(Mapping[str, ParamScale]):
         built = parametrization is not None
         self.multiplied = built if multiplied is None else multiplied
 
-    def for_parametrization(self, name: Union[str, "Parametrization"]) -> "Scales":
+    def for_parametrization(self, name: str | Parametrization) -> "Scales":
         """Copy the scales, for a model that was built with this parametrization.
 
         Args:
@@ -224,9 +71,6 @@ class Scales(Mapping[str, ParamScale]):
           >>> Scales(one).for_parametrization("mup").parametrization.name
           'mup'
         """
-        # Parametrizations are tables by Role, which is defined in this module.
-        from .parametrizations import parametrization
-
         return Scales(self, parametrization(name), self.modules)
 
     def for_training(
@@ -492,3 +336,46 @@ def check_scales(scales: Any) -> None:
             "infer_scales(base, target) or zoo.scales(model), and pass it as scales, "
             "e.g. optim.adamw(learning_rate, scales)"
         )
+
+
+def check_depth(scales: Scales, point: Parametrization) -> None:
+    """Check that a parametrization's depth rule applies to these scales.
+
+    Raises:
+      ValueError: depth changes, and either the rule is for residual branches and the
+        model has none, or the rule is for models without them.
+    """
+    if scales.depth == 1:
+        return
+    if point.branches_only and (point.alpha or point.gamma) and not scales.branches:
+        raise ValueError(
+            f"{point.name!r} scales residual branches by depth, but no parameter is "
+            "in one; pass branch=r'...' to infer_scales, or use 'relu_mlp' for a "
+            "network without residual branches"
+        )
+    if not point.branches_only and scales.branches:
+        path = next(s.path for s in scales.values() if s.in_branch)
+        raise ValueError(
+            f"{point.name!r} is for networks without residual branches, but {path!r} "
+            "is in one; use 'depth_mup' or 'completep'"
+        )
+
+
+def stacked_vectors(scales: Scales) -> set[str]:
+    """Paths of biases and norm scales that have an axis of layers, e.g. (L, d).
+
+    Rules such as `x.ndim >= 2` take them for kernels. The axis is that of a stack of
+    kernels in the same part of the model.
+    """
+    stacks = {
+        (path.partition("/")[0], s.shape[0])
+        for path, s in scales.items()
+        if s.in_axes and 0 not in (*s.in_axes, *s.out_axes)
+    }
+    return {
+        path
+        for path, s in scales.items()
+        if not s.in_axes
+        and len(s.shape) > 1
+        and (path.partition("/")[0], s.shape[0]) in stacks
+    }

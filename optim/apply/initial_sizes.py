@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from ..rules.multipliers import multipliers
+from ..rules.parametrizations import Parametrization
+from ..rules.roles import ParamScale, Role
+from ..scales.paths import float_leaves
+from ..scales.table import Scales
 from .initialized import rescaled
 from .links import ChainWarning
-from .parametrizations import Parametrization
-from .paths import float_leaves
-from .rules import multipliers
-from .scales import ParamScale, Role, Scales
 
 
 class Size(NamedTuple):

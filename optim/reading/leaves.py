@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .layers import LayerAxes, axes_in_model, in_equinox
-from .parametrizations import Parametrization
-from .paths import path_string, trainable, unboxed
+from ..layers import LayerAxes, axes_in_model, in_equinox
+from ..rules.parametrizations import Parametrization
+from ..scales.paths import path_string, trainable, unboxed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,11 +20,14 @@ import numpy as np
 import optax
 from optax import contrib
 
-from . import names
-from .axes import GUESSED
-from .chain_check import stacked_vectors
-from .links import ChainWarning, Kind, Link, describe, mark, rules_of
-from .modules import (
+from .. import names
+from ..axes import GUESSED
+from ..rules.multipliers import family_of, multipliers
+from ..rules.parametrizations import Parametrization
+from ..rules.roles import ParamScale, Role
+from ..scales.paths import flatten, map_with_paths
+from ..scales.table import Scales, stacked_vectors
+from .groups import (
     averaged,
     decayed,
     gradients_of,
@@ -32,10 +35,7 @@ from .modules import (
     refuse_memories,
     updates_of,
 )
-from .parametrizations import Parametrization
-from .paths import flatten, map_with_paths
-from .rules import family_of, multipliers
-from .scales import ParamScale, Role, Scales
+from .links import ChainWarning, Kind, Link, describe, mark, rules_of
 from .transforms import (
     ParametrizationLike,
     multiply_leaves,

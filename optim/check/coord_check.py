@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..apply.links import rules_of
+from ..rules.multipliers import carried
+from ..scales.paths import flatten
+from ..scales.patterns import Pattern
 from .activations import Activation, collect, is_nnx, tagged
 from .coord_verdict import CoordCheck, Facts
-from .links import rules_of
-from .paths import flatten
-from .patterns import Pattern
-from .rules import carried
 
 Optimizer: TypeAlias = (
     optax.GradientTransformation | Callable[..., optax.GradientTransformation]

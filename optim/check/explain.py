@@ -5,17 +5,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ..apply.optimizers import is_hidden_matrix, muon_learning_rate
+from ..apply.transforms import ParametrizationLike, missing_multipliers, resolve
+from ..names import open_numbers
+from ..readouts import growing_head_dims
+from ..rules.multipliers import OptimizerName, carried, family_of, multipliers
+from ..rules.parametrizations import Parametrization
+from ..rules.roles import ParamScale
+from ..rules.training import SAME, TrainingScale
+from ..scales.display import html_table
+from ..scales.group import Module
+from ..scales.table import Scales
 from .chain_check import ChainCheck, inspect_chain
-from .display import html_table
-from .modules import Module
-from .names import open_numbers
-from .optimizers import is_hidden_matrix, muon_learning_rate
-from .parametrizations import Parametrization
-from .readouts import growing_head_dims
-from .rules import OptimizerName, carried, family_of, multipliers
-from .scales import ParamScale, Scales
-from .training import SAME, TrainingScale
-from .transforms import ParametrizationLike, missing_multipliers, resolve
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
 _WITH_EPS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop", "lamb")

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .rules import Family
+from ..rules.multipliers import Family
 
 _MARK = "mupax_link"
 SCALING = "scale_by_parametrization"

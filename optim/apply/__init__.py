@@ -1,0 +1,1 @@
+"""Apply the rules: optimizers, transforms, groups and initial sizes."""

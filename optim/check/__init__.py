@@ -1,0 +1,1 @@
+"""Checks: `explain`, optimizer chains, and the coordinate check."""

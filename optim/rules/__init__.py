@@ -1,0 +1,1 @@
+"""The rules: roles, parametrizations, and the multipliers that follow from them."""

@@ -1,0 +1,1 @@
+"""Scales: the roles and growth ratios of all parameters of a model."""

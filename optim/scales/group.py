@@ -1,0 +1,86 @@
+"""Factors of the hyperparameters of a group of parameters."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+_FREEZE = (
+    '; to freeze parameters, use optax.partition({"train": tx, "freeze": '
+    "optax.set_to_zero()}, labels)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """Factors of the hyperparameters of a group of parameters.
+
+    Args:
+      learning_rate: factor of the learning rate. The decay per step, learning rate
+        times weight decay, does not change with it.
+      weight_decay: factor of decoupled weight decay; 0 for none.
+      init_scale: factor of the initial weights.
+      multiplier: factor of the parameters in the forward pass, as a gauge: the initial
+        weights and their updates are multiplied, so that the network trains as with a
+        multiplier. On all parameters of a branch's last layer it is a branch
+        multiplier.
+      b1_memory: factor of the number of steps over which β1 averages; 2 turns β1 into
+        √β1. For adam, adamw, lamb and lion.
+      b2_memory: the same for β2.
+
+    Raises:
+      ValueError: a factor is not a number, not finite, or not positive (weight decay
+        may be 0).
+
+    Source: Mlodozeniec et al. 2025 (arXiv:2512.22382) (per-module hyperparameters);
+    Yaida eq. 2.8 (multiplier as a gauge).
+
+    Examples:
+      >>> Module(learning_rate=2.0, multiplier=4.0).update("adam")
+      8.0
+      >>> Module(multiplier=4.0).update("sgd"), Module(multiplier=4.0).init
+      (16.0, 4.0)
+    """
+
+    learning_rate: Any = 1.0
+    weight_decay: Any = 1.0
+    init_scale: Any = 1.0
+    multiplier: Any = 1.0
+    b1_memory: Any = 1.0
+    b2_memory: Any = 1.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, jax.Array):  # may be traced, so the value is unknown
+                continue
+            if isinstance(value, bool) or not isinstance(
+                value, int | float | np.number
+            ):
+                raise ValueError(f"{field.name}={value!r} must be a number")
+            least = field.name == "weight_decay"
+            if not (math.isfinite(value) and (value > 0 or (least and value == 0))):
+                frozen = field.name == "learning_rate" and value == 0
+                raise ValueError(
+                    f"{field.name}={value} must be positive" + _FREEZE * frozen
+                )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the group has its own β1 or β2."""
+        return any(
+            isinstance(memory, jax.Array) or memory != 1
+            for memory in (self.b1_memory, self.b2_memory)
+        )
+
+    @property
+    def init(self) -> Any:
+        """Factor of the initial weights."""
+        return self.init_scale * self.multiplier
+
+    def update(self, family: str) -> Any:
+        """Factor of the updates, for a family of optimizers."""
+        power = {"sgd": 2, "relative": 0}.get(family, 1)
+        return self.learning_rate * self.multiplier**power
