@@ -38,6 +38,7 @@ from .rules.roles import ParamScale, Role, param_scale
 from .rules.shapes import shape_for
 from .rules.traced import Traced
 from .rules.training import TrainingScale, noise_scale, training_scale
+from .scales.declare import Declarations, declare
 from .scales.table import Scales
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "ChainWarning",
     "Checked",
     "CoordCheck",
+    "Declarations",
     "Explanation",
     "Family",
     "Module",
@@ -64,6 +66,7 @@ __all__ = [
     "chain",
     "check_chain",
     "coord_check",
+    "declare",
     "explain",
     "for_modules",
     "infer_scales",

@@ -136,11 +136,6 @@ def test_depth_without_residual_branches_is_refused_or_named():
     assert scales.depth == 3
 
 
-def test_what_the_program_tells_is_not_asked_for():
-    with pytest.raises(ValueError, match="is read from the program"):
-        read(network(32, 8), depth=(2, 8))
-
-
 def test_queries_carry_the_logits_of_an_unscaled_attention():
     class Model(nnx.Module):
         def __init__(self, width):

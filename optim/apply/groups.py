@@ -47,7 +47,7 @@ def match_paths(patterns: Iterable[str], scales: Scales) -> dict[str, str]:
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> match_paths(["^in", "role:output"], scales)
       {'in': '^in', 'out': 'role:output'}
       >>> match_paths(["output"], scales)
@@ -125,7 +125,7 @@ def scale_by_path(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optim.scale_by_path({"^in$": 0.5}, scales)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> float(updates["in"][0, 0]), float(updates["out"][0, 0])
@@ -204,7 +204,7 @@ def for_modules(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> slow = optim.for_modules(scales, {"role:input": {"learning_rate": 0.5}})
       >>> tx = optim.adam(0.1, slow, "mup")
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
@@ -265,7 +265,7 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> small = optim.for_modules(scales, {"^out": {"init_scale": 0.5}})
       >>> float(optim.scale_init_by_path(mlp(16), small)["out"][0, 0])
       0.5

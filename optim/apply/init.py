@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from ..check.activations import is_nnx
-from ..reading.leaves import Leaf, check_takes_nothing
+from ..reading.leaves import check_takes_nothing
 from ..reading.lists import Pairing
-from ..readouts import growing_head_dims
 from ..rules.multipliers import multipliers
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale, Role
@@ -74,9 +73,8 @@ def rescale_init(
         contradicts the assumption. The message names the path and what to do.
 
     Warns:
-      ChainWarning: an `nnx.MultiHeadAttention` whose head dimension grows divides its
-        logits by the root of it; or under `jax.jit` or `jax.vmap`, an embedding of
-        Flax without `base` and `init`.
+      ChainWarning: under `jax.jit` or `jax.vmap`, an embedding of Flax without `base`
+        and `init`.
 
     Source: Tensor Programs V, Table 3; Yaida eqs. 3.16-3.17.
 
@@ -89,8 +87,11 @@ def rescale_init(
       ...         rngs = nnx.Rngs(0)
       ...         self.embed = nnx.Embed(500, width, rngs=rngs)  # starts at width^-½
       ...         self.head = nnx.Linear(width, 500, rngs=rngs)
+      ...     def __call__(self, tokens):
+      ...         return self.head(self.embed(tokens))
       >>> base, target = lambda: Bigram(16), Bigram(64)
-      >>> scales = optim.infer_scales(base, target)
+      >>> tokens = jax.ShapeDtypeStruct((1, 8), int)
+      >>> scales = optim.infer_scales(base, target, inputs=(tokens,))
       >>> params = nnx.state(target, nnx.Param)
       >>> params = optim.rescale_init(params, scales, "mup", base=base)
       >>> small = nnx.state(base(), nnx.Param)
@@ -104,8 +105,6 @@ def rescale_init(
     point = resolve(scales, parametrization)
     given = float_leaves(params)
     scales.check_params(given)
-    for text in growing_head_dims(scales, point):
-        warnings.warn(text, ChainWarning, stacklevel=2)
     _check_values(given)
     # SP is the standard initialization; without powers of width it is a constant one.
     standard = named("sp")
@@ -151,9 +150,10 @@ def apply_multipliers(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
-      >>> table8 = optim.parametrization("mup", gauge="table8")
-      >>> optim.apply_multipliers(mlp(16), scales, table8)["out"][0, 0]
+      >>> scales = optim.infer_scales(
+      ...     mlp(4), mlp(16), axes={".": "i -> o"},
+      ...     parametrization=optim.parametrization("mup", gauge="table8"))
+      >>> optim.apply_multipliers(mlp(16), scales)["out"][0, 0]
       Array(0.25, dtype=float32)
 
     Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
@@ -244,10 +244,7 @@ def _base_arrays(base: Any, scales: Scales) -> dict[str, Any]:
 
         model = nnx.state(model, nnx.Param)
     arrays = float_leaves(model)
-    pairing = Pairing(
-        {path: Leaf(scale.shape) for path, scale in scales.items()},
-        {path: Leaf(array.shape) for path, array in arrays.items()},
-    )
+    pairing = Pairing(scales, arrays)
     return {path: _twin(path, scale, arrays, pairing) for path, scale in scales.items()}
 
 

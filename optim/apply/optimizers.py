@@ -11,7 +11,7 @@ rule).
 import functools
 import math
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,8 +20,6 @@ import numpy as np
 import optax
 from optax import contrib
 
-from .. import names
-from ..axes import GUESSED
 from ..rules.multipliers import family_of, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role
@@ -78,7 +76,8 @@ def sgd(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> tx = optim.sgd(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.sgd(0.1, scales, "mup")
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
       (-0.4, -0.025)
@@ -134,7 +133,8 @@ def adam(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> tx = optim.adam(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.adam(0.1, scales, "mup")
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
       (-0.1, -0.025)
@@ -204,7 +204,7 @@ def adamw(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optim.adamw(0.1, scales, "mup", weight_decay=1.0)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["out"][0, 0]), 4)  # -0.1 (1/4 + 1)
@@ -270,7 +270,7 @@ def lion(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optim.lion(0.1, scales, "mup", weight_decay=0.0)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
@@ -337,7 +337,8 @@ def lamb(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
       ...             "out": jnp.ones((n, 2))}
-      >>> tx = optim.lamb(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.lamb(0.1, scales, "mup")
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["mid"][0, 0]), 4)
       -0.05
@@ -420,7 +421,8 @@ def adafactor(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
       ...             "out": jnp.ones((n, 2))}
-      >>> tx = optim.adafactor(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.adafactor(0.1, scales, "mup")
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["mid"][0, 0]), 4)
       -0.05
@@ -529,7 +531,8 @@ def muon(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
       ...             "out": jnp.ones((n, 2))}
-      >>> tx = optim.muon(0.1, optim.infer_scales(mlp(4), mlp(16)), "mup")
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.muon(0.1, scales, "mup")
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["out"][0, 0]), 4)  # Nesterov Adam's, times 1/4
       -0.0368
@@ -548,8 +551,6 @@ def muon(
             "no parameter is a hidden matrix, which Muon needs; use "
             "optim.adamw, or make scales from a base that differs in width"
         )
-
-    _warn_of_guesses(scales, matrices)
 
     def dimension_numbers(params: optax.Params) -> Any:
         def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
@@ -614,53 +615,6 @@ def muon(
         ),
         decay=adam_weight_decay if _is_none(weight_decay) else weight_decay,
     )
-
-
-def _warn_of_guesses(scales: Scales, matrices: Collection[str]) -> None:
-    """Warn where Muon may train the wrong matrices, or matrices of a wrong shape."""
-    for path in matrices:
-        scale = scales[path]
-        if GUESSED not in scale.origin:
-            continue
-        last = scale.out_axes[0]
-        is_window = len(scale.in_axes) > 1
-        as_guessed = "the window of a convolution" if is_window else "copies"
-        ways = {
-            "a window": ((last - 2, last - 1), (last,)),
-            "copies, e.g. layers": ((last - 1,), (last,)),
-        }
-        told = " or ".join(
-            f"axes={{r'{names.pattern(path)}': {axes}}} for {what}"
-            for what, axes in ways.items()
-        )
-        warnings.warn(
-            f"muon takes axis {last - 2} of {path!r}, of shape {scale.shape}, for "
-            f"{as_guessed}, which its length alone suggests, and orthogonalizes "
-            f"matrices of {scale.fan_in} x {scale.fan_out}; pass to infer_scales "
-            f"{told}",
-            ChainWarning,
-            stacklevel=3,
-        )
-    if any(scale.role is Role.HIDDEN for scale in scales.values()):
-        return
-    others = [
-        path
-        for path, s in scales.items()
-        if path not in matrices
-        and s.in_axes
-        and s.out_axes
-        and not s.origin.startswith("embedding")
-        and not names.sure_readout(path)
-    ]
-    if others:
-        warnings.warn(
-            "base and target have the same widths, which tell inputs and readouts "
-            f"from hidden matrices; muon leaves {', '.join(map(repr, others))} to Adam "
-            "(outside of the branches); if one is hidden, or to be sure, pass a model "
-            "of another width to infer_scales as delta=...",
-            ChainWarning,
-            stacklevel=3,
-        )
 
 
 def is_hidden_matrix(scale: ParamScale) -> bool:
@@ -839,7 +793,8 @@ def decay_mask(mask: Mask, scales: Scales) -> Mask:
       >>> from mupax import optim
       >>> def layer(n):
       ...     return {"w": jnp.ones((8, n)), "b": jnp.ones(n), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(layer(4), layer(16))
+      >>> axes = {"b": "d", ".": "i -> o"}
+      >>> scales = optim.infer_scales(layer(4), layer(16), axes=axes)
       >>> decay_mask("matrices", scales)(layer(16))
       {'b': False, 'out': True, 'w': True}
     """

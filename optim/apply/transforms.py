@@ -61,7 +61,7 @@ def scale_by_parametrization(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
       ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optax.chain(
       ...     optax.scale_by_adam(),
       ...     optim.scale_by_parametrization(scales, "mup", family="adam"),
@@ -114,7 +114,7 @@ def normalize_gradients(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optim.normalize_gradients(scales, "mup")
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> float(updates["in"][0, 0]), float(updates["out"][0, 0])

@@ -201,7 +201,7 @@ def check_chain(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> print(optim.check_chain(optim.adam(0.1, scales, "mup"), scales, "mup"))
       2 of 2 parameters have updates of the right size
       >>> optim.check_chain(optax.adam(0.1), scales, "mup")

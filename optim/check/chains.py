@@ -61,7 +61,7 @@ def chain(*transforms: Any) -> optax.GradientTransformationExtraArgs:
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> scaling = optim.scale_by_parametrization(scales, "mup", family="adam")
       >>> tx = optim.chain(
       ...     optax.clip_by_global_norm(1.0), optim.normalize_gradients(scales, "mup"),

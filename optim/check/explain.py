@@ -7,14 +7,13 @@ from typing import Any
 
 from ..apply.optimizers import is_hidden_matrix, muon_learning_rate
 from ..apply.transforms import ParametrizationLike, missing_multipliers, resolve
-from ..names import open_numbers
-from ..readouts import growing_head_dims
 from ..rules.multipliers import OptimizerName, carried, family_of, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale
 from ..rules.training import SAME, TrainingScale
 from ..scales.display import html_table
 from ..scales.group import Module
+from ..scales.paths import open_numbers
 from ..scales.table import Scales
 from .chain_check import ChainCheck, inspect_chain
 
@@ -75,7 +74,7 @@ class Explanation:
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> optim.explain(scales, "mup", optimizer="sgd").rows["in"].learning_rate
       4.0
     """
@@ -277,14 +276,14 @@ def explain(
       >>> from mupax import optim
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16))
-      >>> print(optim.explain(scales, "mup", optimizer="adamw"))
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> print(optim.explain(scales, optimizer="adamw"))
       mup, adamw; every number is a ratio to the base
       <BLANKLINE>
       path  role    base  target  init  fwd  lr    eps   wd  family  found
-      ----------------------------------------------------------------------------
-      in    input   8x4   8x16    1     1    1     0.25  1   adam    shape, in_out
-      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    readout
+      ------------------------------------------------------------------------
+      in    input   8x4   8x16    1     1    1     0.25  1   adam    declared
+      out   output  4x2   16x2    0.25  1    0.25  1     4   adam    declared
       <BLANKLINE>
       init, fwd, lr, eps: Yang et al. 2022, Tensor Programs V (arXiv:2203.03466), \
 Table 3
@@ -298,9 +297,7 @@ Table 3
         path: _row(scale, point, optimizer, options) for path, scale in scales.items()
     }
     check = None if tx is None else inspect_chain(tx, scales, point, params=params)
-    needs = [*growing_head_dims(scales, point)]
-    if missing := missing_multipliers(scales, point):
-        needs.append(missing)
+    missing = missing_multipliers(scales, point)
     return Explanation(
         point,
         optimizer,
@@ -309,7 +306,7 @@ Table 3
         check,
         scales.training,
         scales.modules,
-        tuple(needs),
+        (missing,) if missing else (),
         tuple(
             dict.fromkeys(
                 open_numbers(s.path) for s in scales.values() if carried(s, point) != 1

@@ -5,19 +5,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..names import open_numbers
-from ..overrides import Overrides
 from ..rules.parametrizations import Parametrization, parametrization
-from ..rules.roles import ParamScale, Role, param_scale
+from ..rules.roles import ParamScale, Role
 from ..rules.training import TrainingScale
+from ..scales.declare import Declarations
+from ..scales.paths import open_numbers
 from ..scales.table import Scales
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches, End, Failure
-from .leaves import Leaves
+from .growth import check_something_grows, grown, same_parametrization, twin
 from .lists import Pairing
 from .models import Reading, trace
 from .program import Node
-from .roles import Found, find_roles
+from .roles import Found, find_roles, remedy
 
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
@@ -38,7 +38,9 @@ class _Model:
         return self.reading.path_of[end.param]
 
 
-def _model(model: Any, inputs: Any, call: Any, which: str, given: Overrides) -> _Model:
+def _model(
+    model: Any, inputs: Any, call: Any, which: str, given: Declarations
+) -> _Model:
     reading = trace(model, inputs, call, which)
     axes = Axes(reading.program)
     roles = find_roles(reading, axes, given)
@@ -51,7 +53,7 @@ def read_scales(
     inputs: tuple[Any, ...],
     *,
     call: Callable[..., Any] | None,
-    given: Overrides,
+    given: Declarations,
     point: Parametrization | None,
     fractional: bool,
     delta: Any,
@@ -70,7 +72,7 @@ class _Comparison:
         small: _Model,
         large: _Model,
         wide: _Model,
-        given: Overrides,
+        given: Declarations,
         fractional: bool,
         training: TrainingScale,
     ):
@@ -81,11 +83,11 @@ class _Comparison:
         to_small = Pairing(self._leaves, small.reading.leaves)
         to_wide = Pairing(self._leaves, wide.reading.leaves)
         self.twin = {
-            p: _twin(p, to_small, small.reading.leaves, self._leaves, "base")
+            p: twin(p, to_small, small.reading.leaves, self._leaves, "base")
             for p in self._leaves
         }
         self.other = {
-            p: _twin(p, to_wide, wide.reading.leaves, self._leaves, "delta")
+            p: twin(p, to_wide, wide.reading.leaves, self._leaves, "delta")
             for p in self._leaves
         }
 
@@ -94,7 +96,7 @@ class _Comparison:
         counted, depth = self._counted()
         inside = self._inside(counted)
         own = self._leaves.parametrization
-        point = point or own
+        point = same_parametrization(own, point) or own
         found = {
             path: self._scale(path, depth, path in inside) for path in self._leaves
         }
@@ -103,14 +105,14 @@ class _Comparison:
             found = {p: dataclasses.replace(s, depth=depth) for p, s in found.items()}
         elif own is None:
             point = self._follow_branches(found, counted, depth, point)
-        self._check_something_grows(found, depth)
+        check_something_grows(found.values())
         if own is None:
             self._follow_logits(found)
             self._follow_readouts(found)
         last = self._last_width(found)
         return Scales(
             {p: dataclasses.replace(s, width_last=last) for p, s in found.items()},
-            point,
+            point or parametrization("mup"),
             multiplied=own is not None,
         )
 
@@ -125,7 +127,7 @@ class _Comparison:
                 raise ValueError(
                     f"the forward pass does not use {path!r}; pass call=lambda model, "
                     "*inputs: ... that does (the loss, for example), or declare its "
-                    f"axes: axes={{r'^{path}$': (fan-in axes, fan-out axes)}}"
+                    f"axes: {remedy(path, leaf.shape)}"
                 )
             role = Found(path, (), (), (), False, False, None)
         only_in = grows & set(role.in_axes) and not grows & set(role.out_axes)
@@ -145,65 +147,14 @@ class _Comparison:
                 f"{before.in_axes} ({before.line}), the target over {role.in_axes} "
                 f"({role.line}); build both by the same code"
             )
-        widths = frozenset(grows - set(role.copies)) - (
-            set(role.in_axes) if role.table else set()
-        )
-        self._check_growth(path, small.shape, leaf.shape, widths, role)
-        line = role.line
-        return param_scale(
-            path,
-            small.shape,
-            leaf.shape,
-            role.in_axes,
-            role.out_axes,
-            grows=widths,
+        return grown(
+            role,
+            (small.shape, leaf.shape, wide.shape),
+            fractional=self.fractional,
             depth=depth,
             in_branch=inside,
-            origin="axes given" if role.node is None and line == "" else line,
             training=self.training,
         )
-
-    def _check_growth(
-        self,
-        path: str,
-        small: tuple[int, ...],
-        large: tuple[int, ...],
-        widths: frozenset[int],
-        role: Found,
-    ) -> None:
-        for axis in (*role.in_axes, *role.out_axes):
-            a, b = small[axis], large[axis]
-            if a == b or (role.table and axis in role.in_axes):
-                continue
-            grows = f"axis {axis} of {path!r} ({role.line}) grows from {a} to {b}"
-            if axis not in widths:
-                raise ValueError(
-                    f"{grows}, but not in delta; build a delta whose every width "
-                    "differs from the base's"
-                )
-            if b < a and not self.fractional:
-                raise ValueError(
-                    f"axis {axis} of {path!r} shrinks from {a} in the base to {b} in "
-                    "the target; the base comes first: swap the two, or pass "
-                    "fractional=True if the target is meant to be smaller"
-                )
-            if not a or (b % a and not self.fractional):
-                raise ValueError(
-                    f"{grows}, and {a} does not divide {b}; choose widths that divide, "
-                    "or pass fractional=True; if the axis counts tokens, classes or "
-                    "positions, build the base with as many as the target"
-                )
-
-    def _check_something_grows(
-        self, found: Mapping[str, ParamScale], depth: float
-    ) -> None:
-        same = self.training == TrainingScale()
-        if depth == 1 and same and all(s.role is Role.FIXED for s in found.values()):
-            raise ValueError(
-                "base and target have the same widths and the same depth; build the "
-                "base with a smaller width or depth. For a model that is its own base, "
-                "pass a model of another width as delta=..."
-            )
 
     def _last_width(self, found: Mapping[str, ParamScale]) -> float:
         """Ratio of the last hidden layer's width: the fan-in of the last readout."""
@@ -628,16 +579,6 @@ class _Comparison:
             found[last] = dataclasses.replace(
                 known, carried=known.carried / width / ratio
             )
-
-
-def _twin(path: str, pairing: Pairing, small: Leaves, large: Leaves, which: str) -> str:
-    twin = pairing.twin(path)
-    if twin is None or len(small[twin].shape) != len(large[path].shape):
-        raise ValueError(
-            f"the {which} has no parameter like the target's {path!r}; build both by "
-            "the same code, so that they differ in sizes only"
-        )
-    return twin
 
 
 def _contractions(model: _Model) -> Iterable[Node]:

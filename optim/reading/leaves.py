@@ -1,6 +1,5 @@
 """Read the shapes of a model's parameters, without computing or storing arrays."""
 
-import dataclasses
 import functools
 import inspect
 from typing import Any
@@ -8,29 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..layers import LayerAxes, axes_in_model, in_equinox
 from ..rules.parametrizations import Parametrization
 from ..scales.paths import path_string, trainable, unboxed
 
 
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """Shape and layout of a parameter, and its axes if its layer is known.
-
-    Attributes:
-      shape: its shape.
-      layout: "in_out" or "out_in".
-      layer_axes: its axes, for layers of Flax NNX and Equinox; None for others. Further
-        axes of the shape count stacked copies.
-    """
-
-    shape: tuple[int, ...]
-    layout: str = "in_out"
-    layer_axes: LayerAxes | None = None
-
-
-class Leaves(dict[str, Leaf]):
-    """The parameters of a model, by path.
+class Leaves(dict[str, jax.ShapeDtypeStruct]):
+    """The shapes of a model's parameters, by path.
 
     Attributes:
       parametrization: the one that the model was built with, for models of the zoo;
@@ -174,17 +156,12 @@ def read_into(model: Any, read: Leaves) -> None:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             continue
-        name = getattr(path[-1], "name", "") if path else ""
         if path_string(path) in read:
             raise ValueError(
                 f"two parameters have the path {path_string(path)!r}; rename one of "
                 "them, so that no name holds a slash"
             )
-        read[path_string(path)] = Leaf(
-            tuple(leaf.shape),
-            "out_in" if in_equinox(owners[-1]) else "in_out",
-            axes_in_model(owners, name),
-        )
+        read[path_string(path)] = jax.ShapeDtypeStruct(leaf.shape, dtype)
 
 
 def _content(path: str, variable: Any) -> Any:

@@ -2,18 +2,16 @@
 
 import itertools
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping
-
-from ..names import open_numbers
-from .leaves import Leaf
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 _NUMBER = re.compile(r"\d+")
 
 # {list ("blocks/"): {block ("3"): {parameter ("/kernel"): leaf}}}
-Lists = dict[str, dict[str, dict[str, Leaf]]]
+Lists = dict[str, dict[str, dict[str, Any]]]
 
 
-def read_lists(leaves: Mapping[str, Leaf]) -> Lists:
+def read_lists(leaves: Mapping[str, Any]) -> Lists:
     """Group parameters into lists: paths that differ in one number only."""
     lists: Lists = {}
     for path, leaf in leaves.items():
@@ -31,14 +29,15 @@ class Pairing:
       small: parameters of the base, of another depth.
 
     Examples:
+      >>> import jax
       >>> paths = [f"blocks/{i}/w" for i in range(4)]
-      >>> large = dict.fromkeys(paths, Leaf((16, 16)))
-      >>> small = dict.fromkeys(paths[:2], Leaf((4, 4)))
+      >>> large = dict.fromkeys(paths, jax.ShapeDtypeStruct((16, 16), float))
+      >>> small = dict.fromkeys(paths[:2], jax.ShapeDtypeStruct((4, 4), float))
       >>> Pairing(large, small).twin("blocks/3/w")
       'blocks/0/w'
     """
 
-    def __init__(self, large: Mapping[str, Leaf], small: Mapping[str, Leaf]):
+    def __init__(self, large: Mapping[str, Any], small: Mapping[str, Any]):
         first = _first_blocks((*large, *small))
         self._large = {_renamed(path, first): leaf for path, leaf in large.items()}
         self._original = {_renamed(path, first): path for path in small}
@@ -68,56 +67,6 @@ class Pairing:
             at = number.end()
         return self._original.get(built + path[at:])
 
-    def growing(self) -> dict[str, str]:
-        """Lists that differ in length: {name: name with numbers replaced by "#"}."""
-        return {
-            head: open_numbers(head)
-            for head, blocks in self._lists.items()
-            if head in self._base and blocks.keys() != self._base[head].keys()
-        }
-
-    def lists_of(self, length: int) -> set[str]:
-        """Lists of the target with this total number of blocks.
-
-        Lists whose names differ in numbers only are counted together. Their names are
-        returned with numbers replaced by "#".
-        """
-        counts: dict[str, int] = {}
-        for head, blocks in self._lists.items():
-            name = open_numbers(head)
-            counts[name] = counts.get(name, 0) + len(blocks)
-        return {name for name, count in counts.items() if count == length}
-
-    def block_of(self, path: str, lists: Collection[str]) -> tuple[str, str] | None:
-        """The outermost of these lists that holds the path, and the block in it.
-
-        Args:
-          path: a parameter of the target or the base.
-          lists: names of lists with "#" for numbers, e.g. `"stage_#/blocks/"`.
-
-        Returns:
-          The name of the list (`"stage_1/blocks/"`) and its block
-          (`"stage_1/blocks/3"`), or None.
-        """
-        path = _renamed(path, self._first)
-        for number in _NUMBER.finditer(path):
-            head = path[: number.start()]
-            if open_numbers(head) in lists:
-                return head, path[: number.end()]
-        return None
-
-    def place(self, path: str, lists: Collection[str]) -> str:
-        """The path with "#" for the numbers of its block; `fc1` and `fc2` keep theirs.
-
-        Args:
-          path: a parameter in a block of one of these lists.
-          lists: as in `block_of`.
-        """
-        block = self.block_of(path, lists)
-        assert block is not None, path
-        head, start = block
-        return f"{open_numbers(head)}#{_renamed(path, self._first)[len(start) :]}"
-
     def _map(self, large: str, small: str) -> dict[str, str]:
         if (large, small) not in self._maps:
             wide, narrow = self._lists[large], self._base[small]
@@ -128,8 +77,8 @@ class Pairing:
 
 def _match(
     head: str,
-    large: Mapping[str, Mapping[str, Leaf]],
-    small: Mapping[str, Mapping[str, Leaf]],
+    large: Mapping[str, Mapping[str, Any]],
+    small: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, str]:
     """Map each block of a list to the first block of the same kind in the other list.
 
@@ -153,7 +102,7 @@ def _sorted(blocks: Iterable[str]) -> list[str]:
     return sorted(blocks, key=int)
 
 
-def _kinds(blocks: Iterable[Mapping[str, Leaf]]) -> list[int]:
+def _kinds(blocks: Iterable[Mapping[str, Any]]) -> list[int]:
     """Number the blocks by kind: equal shapes give equal numbers."""
     seen: dict[Hashable, int] = {}
     shapes = (frozenset((tail, leaf.shape) for tail, leaf in b.items()) for b in blocks)

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from ..overrides import Overrides
+from ..scales.declare import AxesOf, Declarations
+from ..scales.patterns import pattern
 from .axes import Axes, Event, Use
 from .models import Reading
 from .program import Node
@@ -62,7 +63,7 @@ class Found:
 
 
 def find_roles(
-    reading: Reading, axes: Axes, given: Overrides
+    reading: Reading, axes: Axes, given: Declarations
 ) -> dict[str, Found | None]:
     """Find the axes of every parameter; None for one that the program does not use.
 
@@ -73,25 +74,60 @@ def find_roles(
     for index, path in enumerate(reading.path_of):
         rank = len(reading.leaves[path].shape)
         events = axes.events[index]
-        split = given.split(path, reading.leaves[path].shape)
-        if split is not None:
-            used = (*split.in_axes, *split.out_axes)
-            copies = tuple(a for a in range(rank) if a not in used)
-            found[path] = Found(
-                path, split.in_axes, split.out_axes, copies, False, False, None
-            )
-            continue
-        if axes.unread[index] and not events:
+        shape = reading.leaves[path].shape
+        told = given.axes(path, shape)
+        if axes.unread[index] and not events and told is None:
             node = axes.unread[index][0].node
             raise ValueError(
                 f"{path!r} enters {node.op!r} ({node.line or 'unknown line'}), whose "
                 "use of it cannot be read from the program; declare its axes: "
-                f"axes={{r'^{path}$': (fan-in axes, fan-out axes)}}"
+                f"{remedy(path, shape)}"
             )
         sliced = {a for p, a in axes.sliced if p == index}
         units = {a for p, a in axes.units if p == index}
-        found[path] = _found(path, rank, events, sliced, units)
+        read = _found(path, rank, events, sliced, units)
+        found[path] = (
+            read
+            if told is None
+            else _agreed(from_declaration(path, told), read, told.insists)
+        )
     return found
+
+
+def from_declaration(path: str, told: AxesOf) -> Found:
+    """The axes of a parameter as the user declared them."""
+    return Found(
+        path, told.in_axes, told.out_axes, told.copies, told.table, False, None
+    )
+
+
+def remedy(path: str, shape: tuple[int, ...]) -> str:
+    """An example of a declaration of this parameter."""
+    text = {0: "", 1: "d", 2: "in -> out"}.get(
+        len(shape), " ".join("abcdefgh"[: len(shape) - 1]) + " -> out"
+    )
+    return (
+        f"axes={{r'{pattern(path)}': '{text}'}}, with the axes that are summed over "
+        "left of the arrow"
+    )
+
+
+def _agreed(told: Found, read: Found | None, insists: bool) -> Found:
+    """What was declared, unless the program says something else.
+
+    Raises:
+      ValueError: it does.
+    """
+    if read is None or insists:
+        return told
+    if (told.in_axes, told.out_axes) == (read.in_axes, read.out_axes):
+        return read
+    raise ValueError(
+        f"{told.path!r} is declared to sum over axes {told.in_axes} and to have the "
+        f"outputs {told.out_axes}, but the program ({read.line or 'unknown line'}) "
+        f"sums over {read.in_axes} and has the outputs {read.out_axes}; leave the "
+        "declaration out, or end it with '!' if you are sure"
+    )
 
 
 def _found(

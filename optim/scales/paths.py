@@ -23,25 +23,9 @@ def path_string(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def biases_of(path: str) -> tuple[str, ...]:
-    """Possible paths of a kernel's bias, by the naming of common libraries.
-
-    Examples:
-      >>> biases_of("first/kernel"), biases_of("layers/0/w1"), biases_of("0/0")
-      (('first/bias',), ('layers/0/b1',), ('0/1',))
-      >>> biases_of("W1"), biases_of("a")
-      (('b1', 'B1'), ())
-    """
-    if path.endswith("/array"):  # a NamedArray of Haliax
-        return tuple(b + "/array" for b in biases_of(path.removesuffix("/array")))
-    cut = max(path.rfind("/"), path.rfind(".")) + 1
-    head, name = path[:cut], path[cut:]
-    for kernel, bias in (("kernel", "bias"), ("weight", "bias"), ("w", "b")):
-        if re.match(kernel + r"(?![a-z])", name, re.IGNORECASE):
-            spelled = (bias,) if name[0].islower() else (bias, bias.capitalize())
-            return tuple(head + b + name[len(kernel) :] for b in spelled)
-    # Pairs (kernel, bias) in a tuple or list.
-    return (head + "1",) if head and name == "0" else ()
+def open_numbers(path: str) -> str:
+    """The path with "#" for every number; equal for all blocks of a list."""
+    return re.sub(r"\d+", "#", path)
 
 
 def flatten(

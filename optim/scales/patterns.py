@@ -2,10 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
-# The default of options for which None has a meaning.
-UNSET: Any = object()
+from .paths import open_numbers
 
 
 class Pattern:
@@ -47,3 +45,26 @@ def _not_a_string(name: str, expression: object) -> str:
         joined = "|".join(sorted(map(str, expression)))
         remedy = f"one string, e.g. {name}=r'{joined}'"
     return f"{name}={expression!r} must be a regular expression: {remedy}"
+
+
+def pattern(*paths: str) -> str:
+    """An anchored regular expression that matches these paths.
+
+    Several paths that differ in numbers only are matched by one `\\d+`.
+
+    Examples:
+      >>> print(pattern("head/kernel"))
+      ^head/kernel$
+      >>> print(pattern("blocks/0/w", "blocks/1/w", "out.w"))
+      ^(blocks/\\d+/w|out\\.w)$
+    """
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(open_numbers(path), []).append(path)
+    shown = [
+        re.escape(group[0])
+        if len(group) == 1
+        else re.escape(key).replace(r"\#", r"\d+")
+        for key, group in groups.items()
+    ]
+    return f"^{shown[0]}$" if len(shown) == 1 else f"^({'|'.join(shown)})$"

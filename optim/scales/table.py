@@ -35,6 +35,7 @@ class Scales(Mapping[str, ParamScale]):
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
 
     Examples:
+      >>> from mupax.optim import Scales, param_scale
       >>> scales = Scales({"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))})
       >>> scales, scales["w"].width_out
       (Scales(w: input), 4.0)
@@ -67,6 +68,7 @@ class Scales(Mapping[str, ParamScale]):
           ValueError: the name is unknown.
 
         Examples:
+          >>> from mupax.optim import Scales, param_scale
           >>> one = {"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))}
           >>> Scales(one).for_parametrization("mup").parametrization.name
           'mup'
@@ -100,6 +102,7 @@ class Scales(Mapping[str, ParamScale]):
             `training_scale` for the rest.
 
         Examples:
+          >>> from mupax.optim import Scales, param_scale
           >>> one = {"w": param_scale("w", (8, 4), (8, 16), (0,), (1,))}
           >>> Scales(one).for_training(batch=(64, 1024)).training.kappa
           16.0
@@ -350,8 +353,8 @@ def check_depth(scales: Scales, point: Parametrization) -> None:
     if point.branches_only and (point.alpha or point.gamma) and not scales.branches:
         raise ValueError(
             f"{point.name!r} scales residual branches by depth, but no parameter is "
-            "in one; pass branch=r'...' to infer_scales, or use 'relu_mlp' for a "
-            "network without residual branches"
+            "in one; pass inputs=(x,) to infer_scales, so that they are found, or use "
+            "'relu_mlp' for a network without residual branches"
         )
     if not point.branches_only and scales.branches:
         path = next(s.path for s in scales.values() if s.in_branch)
