@@ -73,11 +73,11 @@ def losses(
         net = ConvNet(width, variant.norm, variant.readout)
         return net.init(key, images[:1])["params"]
 
-    key = jax.random.key(0)
+    def network(width: int) -> ConvNet:
+        return ConvNet(width, variant.norm, variant.readout)
+
     scales = optim.infer_scales(
-        lambda: build(base, key),
-        lambda: build(width, key),
-        delta=lambda: build(2 * base, key),
+        *map(network, (base, width)), delta=network(2 * base), inputs=(images[:1],)
     )
 
     def loss(params: dict, rows: jax.Array) -> jax.Array:

@@ -24,6 +24,13 @@ import optax
 from mupax import optim
 
 WIDTH, DEPTH = 768, 12
+AXES = {
+    "bias|scale": "d",
+    "patch_embed": "h w c -> d",
+    "token": "a: b: d",
+    "pos_embed": "a: position: d",
+    ".": "i -> o",
+}
 
 
 def vit(width: int, depth: int) -> dict:
@@ -63,8 +70,7 @@ def make_scales() -> optim.Scales:
     return optim.infer_scales(
         vit(WIDTH // 4, DEPTH // 4),
         vit(WIDTH, DEPTH),
-        depth=(DEPTH // 4, DEPTH),
-        branch="blocks",
+        axes=optim.declare(AXES, branches="blocks"),
     )
 
 

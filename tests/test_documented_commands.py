@@ -170,6 +170,7 @@ def scales(width: int) -> optim.Scales:
         lambda: MyModel(64, nnx.Rngs(0)),
         lambda: MyModel(width, nnx.Rngs(0)),
         delta=lambda: MyModel(128, nnx.Rngs(0)),
+        inputs=(jnp.zeros((1, 8)),),
     )
 
 

@@ -62,14 +62,13 @@ class Model:
                 is_leaf=lambda s: isinstance(s, tuple),
             )
 
-        depth = {}
+        axes = {"b$": "o", ".": "i -> o"}
         if self.residual:
-            depth = {"depth": (DEPTH, DEPTH), "branch": "blocks"}
+            axes = {"blocks/b": "layers: -> o", "blocks": "layers: i -> o", **axes}
         inferred = optim.infer_scales(
             structs(self.shapes(self.hidden, self.inner)),
             structs(self.shapes()),
-            readout="out",
-            **depth,
+            axes=optim.declare(axes, branches="blocks" if self.residual else None),
         )
         ratio = DEPTH / self.depth if self.residual else 1.0
         return optim.Scales(
@@ -244,7 +243,7 @@ def test_who_forgets_the_forward_multipliers_is_told_at_the_first_update(traced)
     x = jnp.ones((1, 3))
     # Widths of no other test: the multipliers may have been applied there.
     program = {"inputs": (x,), "call": call, "parametrization": "mean_field"}
-    given = program if traced else {}
+    given = program if traced else {"axes": {".": "i -> o"}}
     target = 70 if traced else 77
     scales = optim.infer_scales(lambda: model(7), lambda: model(target), **given)
     scales = scales.for_training(batch=(1, 2))

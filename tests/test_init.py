@@ -9,7 +9,7 @@ from flax import linen as nn
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.optim import initial_sizes
+from mupax.optim.apply import initial_sizes
 
 NARROW, WIDE = 32, 256  # m = 8
 VOCABULARY = 100
@@ -37,11 +37,18 @@ class Bigram(nnx.Module):
         self.down = nnx.Linear(4 * width, width, kernel_init=kernel, rngs=rngs)
         self.head = nnx.Linear(width, 10, kernel_init=head or kernel, rngs=rngs)
 
+    def __call__(self, tokens):
+        return self.head(self.down(nnx.relu(self.up(self.embed(tokens)))))
+
+
+TOKENS = (jax.ShapeDtypeStruct((1, 4), int),)
+
 
 def pair(**options):
     """Base and target, the scales and the target's parameters."""
     base, target = Bigram(NARROW, **options), Bigram(WIDE, **options, seed=1)
-    return base, optim.infer_scales(base, target), nnx.state(target, nnx.Param)
+    scales = optim.infer_scales(base, target, inputs=TOKENS)
+    return base, scales, nnx.state(target, nnx.Param)
 
 
 def sizes(params):
@@ -115,7 +122,7 @@ def test_with_a_base_under_vmap_too():
 @pytest.mark.parametrize("width", [48, 320])
 def test_ordinary_initializers_raise_no_alarm(kernel, seed, width):
     model = Bigram(width, kernel=kernel, embed=INIT.normal(0.02), seed=seed)
-    scales = optim.infer_scales(lambda: Bigram(16), model)
+    scales = optim.infer_scales(lambda: Bigram(16), model, inputs=TOKENS)
     params = nnx.state(model, nnx.Param)
     rescaled = optim.rescale_init(params, scales, "mup")
     expected = sizes(params)
@@ -164,7 +171,8 @@ def test_an_input_layer_that_shrinks_with_width_is_an_error():
 
     for kernel in (INIT.glorot_normal(), INIT.orthogonal()):
         base, target = model(64, kernel), model(1024, kernel)
-        scales = optim.infer_scales(base, target)
+        axes = {"kernel": "i -> o", "bias": "o"}
+        scales = optim.infer_scales(base, target, axes=axes)
         with pytest.raises(ValueError, match="'0/kernel' starts with"):
             optim.rescale_init(nnx.state(target, nnx.Param), scales, "mup")
 
@@ -205,7 +213,9 @@ def test_few_outputs_are_no_reason_to_refuse_a_right_model(widths, outputs, tell
         head = rng.normal(size=(width, outputs)) / width**0.5
         return {"in": np.ones((8, width), np.float32), "out": head.astype(np.float32)}
 
-    scales = optim.infer_scales(*map(model, widths), fractional=True)
+    scales = optim.infer_scales(
+        *map(model, widths), axes={".": "i -> o"}, fractional=True
+    )
     for _ in range(200):
         base, target = map(model, widths)
         out = optim.rescale_init(target, scales, "mup", base=base)["out"]
@@ -227,7 +237,7 @@ def test_models_of_the_zoo_are_initialized_already():
     params = nnx.state(model, nnx.Param)
     with pytest.raises(ValueError, match=r"mupax.zoo.*leave rescale_init out"):
         optim.rescale_init(params, zoo.scales(model), "mup")
-    scales = optim.infer_scales(build(16), model, depth=(2, 2), branch="blocks")
+    scales = optim.infer_scales(build(16), model, inputs=(jnp.ones((1, 64)),))
     with pytest.raises(ValueError, match="readout/kernel' already has"):
         optim.rescale_init(params, scales, "mup")
 
@@ -258,7 +268,10 @@ def test_blocks_of_a_list_find_their_like_in_a_shallower_base():
         return model
 
     base, target = build(32, 2), build(128, 8)
-    scales = optim.infer_scales(base, target, depth=(2, 8), branch="blocks")
+    axes = {"kernel": "i -> o", "bias": "o"}
+    scales = optim.infer_scales(
+        base, target, axes=optim.declare(axes, branches="blocks")
+    )
     params = nnx.state(target, nnx.Param)
     rescaled = optim.rescale_init(params, scales, "depth_mup", base=base)
     small, large = sizes(nnx.state(base, nnx.Param)), sizes(rescaled)
@@ -277,11 +290,11 @@ def test_linen_embeddings_and_collections_that_are_not_trained():
             x = nn.BatchNorm(use_running_average=True)(nn.Dense(self.width)(x))
             return nn.Dense(10)(x)
 
-    base, target = (
-        Model(n).init(jax.random.key(n), jnp.zeros((1, 4), jnp.int32))
-        for n in (32, 256)
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    base, target = (Model(n).init(jax.random.key(n), tokens) for n in (32, 256))
+    scales = optim.infer_scales(
+        (Model(32), base), (Model(256), target), inputs=(tokens,)
     )
-    scales = optim.infer_scales(base, target, tied=None)
     with pytest.raises(ValueError, match="'Embed_0/embedding' starts with"):
         optim.rescale_init(target, scales, "mup")
     rescaled = optim.rescale_init(target, scales, "mup", base=base)
@@ -304,10 +317,13 @@ class Net(eqx.Module):
         self.layers = [eqx.nn.Linear(8, width, key=a), eqx.nn.Linear(width, 2, key=b)]
         self.activation, self.name, self.steps = jax.nn.relu, "net", jnp.zeros((), int)
 
+    def __call__(self, x):
+        return self.layers[1](self.activation(self.layers[0](x)))
+
 
 def test_an_equinox_module_keeps_what_is_no_array():
     base, target = Net(16), Net(256)
-    scales = optim.infer_scales(base, target)
+    scales = optim.infer_scales(base, target, inputs=(jnp.ones(8),))
     for given in ({}, {"base": base}):
         model = optim.rescale_init(target, scales, "mup", **given)
         assert (model.activation, model.name) == (jax.nn.relu, "net")
@@ -358,7 +374,8 @@ class Pairs(nnx.Module):
 def test_blocks_that_the_base_lacks_are_compared_with_the_same_layer():
     """With `fc1`, which has the same shape, `fc2` would become ten times as large."""
     base, target = Pairs(NARROW, 2), Pairs(WIDE, 6)
-    scales = optim.infer_scales(base, target, depth=(2, 6), branch="blocks")
+    axes = optim.declare({"kernel": "i -> o", "bias": "o"}, branches="blocks")
+    scales = optim.infer_scales(base, target, axes=axes)
     before = nnx.state(target, nnx.Param)
     after = optim.rescale_init(before, scales, "completep", base=base)
     for i in range(6):
@@ -374,10 +391,13 @@ class Biasless(nnx.Module):
         self.norm = nnx.RMSNorm(width, rngs=rngs)
         self.head = nnx.Linear(width, 3, use_bias=False, rngs=rngs)
 
+    def __call__(self, x):
+        return self.head(self.norm(self.embed(x)))
+
 
 def test_trained_parameters_are_refused():
     base, target = (lambda: Biasless(NARROW)), Biasless(WIDE)
-    scales = optim.infer_scales(base, target)
+    scales = optim.infer_scales(base, target, inputs=(jnp.ones((1, 4)),))
     params = nnx.state(target, nnx.Param)
     trained = jax.tree.map(
         lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), params
@@ -395,7 +415,7 @@ def test_an_optimizer_warns_of_a_readout_that_was_not_rescaled():
     rescaled = optim.rescale_init(params, scales, "mup", base=base)
     optim.adam(0.1, scales, "mup").init(rescaled)
     optim.adam(0.1, scales, "mup").init(jax.tree.map(lambda x: x + 0, rescaled))
-    optim.adam(0.1, scales, "sp").init(params)  # keeps the size
+    optim.adam(0.1, scales.for_parametrization("sp")).init(params)  # keeps the size
     jax.eval_shape(optim.adam(0.1, scales, "mup").init, params)  # values unknown
     *_, other = pair(embed=INIT.normal(1.0), head=INIT.normal(0.003))
     optim.adam(0.1, scales, "mup").init(other)  # a size of its own
@@ -448,7 +468,8 @@ def test_a_convolution_that_shrinks_with_width_is_an_error(initial, law):
         }
 
     base, target = (nnx.state(model(n), nnx.Param) for n in (8, 64))
-    scales = optim.infer_scales(base, target)
+    axes = {"head/kernel": "i -> o", "bias": "o", ".": "h w i -> o"}
+    scales = optim.infer_scales(base, target, axes=axes)
     with pytest.raises(ValueError, match=rf"'stem/kernel' starts .*{law}.* base="):
         optim.rescale_init(target, scales, "mup")
     out = optim.rescale_init(target, scales, "mup", base=base)

@@ -93,18 +93,6 @@ def test_roles_and_depth_without_branches():
     assert (kernel.base_shape, kernel.shape) == ((1, 8, 8), (5, 16, 16))
 
 
-def test_axis_names_and_shapes_give_the_same_scales():
-    def at(width):
-        return build(width=width, base_width=8, base_depth=6, bias=True)
-
-    named = zoo.scales(at(16))
-    inferred = optim.infer_scales(lambda: at(8), lambda: at(16), branch=None)
-    assert set(named) == set(inferred)
-    for path in named:
-        for field in ("role", "width_in", "width_out", "width_last", "depth"):
-            assert getattr(named[path], field) == getattr(inferred[path], field), path
-
-
 def test_depth_acts_under_relu_mlp_alone_and_on_every_learning_rate():
     for bias in (False, True):
         for name, factor in (("mup", 1.0), ("mean_field", 1.0), ("relu_mlp", 3**-1.5)):

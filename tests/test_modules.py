@@ -30,7 +30,8 @@ def mlp(n):
     }
 
 
-SCALES = optim.infer_scales(mlp(4), mlp(8))
+AXES = {"b$": "d", ".": "i -> o"}
+SCALES = optim.infer_scales(mlp(4), mlp(8), axes=AXES)
 OPTIMIZERS = {
     "sgd": (lambda s: optim.sgd(0.1, s, "mup", momentum=0.5)),
     "adam": (lambda s: optim.adam(0.01, s, "mup", eps=0.1)),
@@ -96,7 +97,7 @@ def test_initial_weights_are_scaled_once_and_after_rescale_init():
         return jax.tree.map(normal, mlp(n))
 
     base, target = random(64), random(256)
-    plain = optim.infer_scales(base, target)
+    plain = optim.infer_scales(base, target, axes=AXES)
     scales = optim.for_modules(plain, {"^mid": {"init_scale": 3.0}})
     once = optim.scale_init_by_path(target, scales)
     with pytest.raises(
@@ -200,7 +201,8 @@ def test_initial_factors_of_linen_variables_and_of_modules_with_functions():
     base, variables = (
         Linen(width).init(jax.random.key(0), np.ones((1, 3))) for width in (8, 32)
     )
-    scales = optim.infer_scales(base, variables)
+    axes = {"kernel": "i -> o", ".": "d"}
+    scales = optim.infer_scales(base, variables, axes=axes)
     scales = optim.for_modules(scales, {"^in/kernel": {"init_scale": 2.0}})
     after = optim.scale_init_by_path(variables, scales)
     kernels = [v["params"]["in"]["kernel"] for v in (variables, after)]
@@ -214,7 +216,9 @@ def test_initial_factors_of_linen_variables_and_of_modules_with_functions():
     def build(width):
         return eqx.nn.MLP(4, 2, width, 2, key=jax.random.key(0))
 
-    scales = optim.infer_scales(build(8), build(32))
+    scales = optim.infer_scales(
+        build(8), build(32), axes={"weight": "o <- i", "bias": "d"}
+    )
     scales = optim.for_modules(scales, {"role:input": {"init_scale": 2.0}})
     before, model = build(32), optim.scale_init_by_path(build(32), scales)
     first = [m.layers[0].weight for m in (before, model)]

@@ -18,6 +18,21 @@ GOLDEN = json.loads(
     pathlib.Path(__file__).with_name("golden").joinpath("mup_ratios.json").read_text()
 )
 
+CONVOLUTIONS = {
+    r"bias|bn\d": "d",
+    "fc": "o <- i",
+    ".": "o <- i h w",
+}
+AXES = {
+    "mlp": {"bias": "d", ".": "o <- i"},
+    "resnet": CONVOLUTIONS,
+    "transformer": {
+        "bias|norm": "d",
+        "positions|embed": "entry: d",
+        ".": "o <- i",
+    },
+}
+
 
 def scales_of(model):
     def tree(key):
@@ -29,8 +44,7 @@ def scales_of(model):
     return optim.infer_scales(
         tree("base_shape"),
         tree("shape"),
-        layout="out_in",
-        embeddings="positions|^embed" if model == "transformer" else None,
+        axes=AXES[model],
     )
 
 

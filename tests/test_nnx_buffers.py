@@ -31,12 +31,17 @@ class Model(nnx.Module):
         self.buffer = BUFFERS[buffer](n)
         self.head = nnx.Linear(n, 3, rngs=rngs)
 
+    def __call__(self, x):
+        return self.head(nnx.relu(self.hidden(nnx.relu(self.embed(x)))))
+
 
 PARAMETERS = {
     f"{layer}/{array}"
     for layer in ("embed", "hidden", "head")
     for array in ("kernel", "bias")
 }
+X = (jnp.ones((1, 8)),)
+AXES = {"kernel": "i -> o", "bias": "d"}
 FORMS = {
     "functions": lambda build: build,
     "instances": lambda build: build(),
@@ -51,7 +56,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_plain_array_of_a_module_is_no_parameter(form, buffer):
     base, target = (FORMS[form](lambda n=n: Model(n, buffer)) for n in (16, 64))
-    scales = optim.infer_scales(base, target)
+    scales = optim.infer_scales(base, target, axes=AXES)
     assert {path.removeprefix("net/") for path in scales} == PARAMETERS
 
 
@@ -59,7 +64,7 @@ def test_a_plain_array_of_a_module_is_no_parameter(form, buffer):
 def test_the_scales_fit_the_parameters_of_a_module_with_buffers(buffer):
     base, model = (lambda: Model(16, buffer)), Model(64, buffer)
     # A built model is what a user has at hand.
-    scales = optim.infer_scales(base, model)
+    scales = optim.infer_scales(base, model, inputs=X)
     params = nnx.state(model, nnx.Param)
     nnx.update(model, optim.rescale_init(params, scales, "mup", base=base))
     tx = optim.adam(1e-2, scales, "mup")
@@ -76,7 +81,7 @@ def test_the_scales_of_a_weight_norm_are_no_parameters():
             super().__init__(n, "plain")
             self.hidden = nnx.WeightNorm(self.hidden, rngs=nnx.Rngs(0))
 
-    scales = optim.infer_scales(Normed(16), Normed(64))
+    scales = optim.infer_scales(Normed(16), Normed(64), axes=AXES)
     assert "hidden/layer_instance/kernel" in scales
     assert len(scales) == len(PARAMETERS)
 
@@ -85,7 +90,8 @@ def test_a_state_of_arrays_without_variables_is_one_of_parameters():
     def state(n):
         return nnx.State({"in": jnp.ones((8, n)), "head": jnp.ones((n, 3))})
 
-    assert set(optim.infer_scales(state(16), state(64))) == {"in", "head"}
+    axes = {".": "i -> o"}
+    assert set(optim.infer_scales(state(16), state(64), axes=axes)) == {"in", "head"}
 
 
 def test_a_module_of_plain_arrays_only_is_told_to_wrap_them():
@@ -95,11 +101,12 @@ def test_a_module_of_plain_arrays_only_is_told_to_wrap_them():
 
     for models in ((Plain(16), Plain(64)), (lambda: Plain(16), lambda: Plain(64))):
         with pytest.raises(ValueError, match=r"wrap .* trained: nnx.Param\(array\)"):
-            optim.infer_scales(*models)
+            optim.infer_scales(*models, axes=AXES)
 
 
 def test_arrays_of_a_users_own_tree_stay_parameters():
     def tree(n):
         return {"net": nnx.Linear(8, n, rngs=nnx.Rngs(0)), "head": jnp.ones((n, 3))}
 
-    assert "head" in optim.infer_scales(lambda: tree(16), lambda: tree(64))
+    axes = {"bias": "d", ".": "i -> o"}
+    assert "head" in optim.infer_scales(tree(16), tree(64), axes=axes)

@@ -346,7 +346,7 @@ def measure(widths):
         }
 
     scales = optim.infer_scales(
-        structs([BASE] * len(widths)), structs(widths), readout=f"^w{len(widths)}$"
+        structs([BASE] * len(widths)), structs(widths), axes={".": "i -> o"}
     )
     points = [optim.parametrization("meta_principled", s=s) for s in S]
 

@@ -37,6 +37,9 @@ from mupax.experiments.sweep.regret import percent
 DATA = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
 
 
+AXES = {"w": "i -> o"}
+
+
 def make_model(key, width, depth):
     return {"w": jax.random.normal(key, (2, width))}
 
@@ -85,7 +88,7 @@ def trained(monkeypatch):
 
 def scaled(model, width, depth, learning_rate):
     base, wider = (make_model(jax.random.key(0), n, 1) for n in (2, 4))
-    scales = optim.infer_scales(base, model, readout=None, delta=wider)
+    scales = optim.infer_scales(base, model, axes=AXES, delta=wider)
     return optim.sgd(learning_rate, scales, "mup")
 
 
@@ -814,7 +817,7 @@ def test_a_swept_rate_works_with_an_optimizer_of_mupax(tmp_path):
             lambda: build(2, 1),
             lambda: build(width, depth),
             delta=lambda: build(3, 1),
-            readout=None,
+            axes=AXES,
         )
         return optim.adam(learning_rate, scales, "mup")
 

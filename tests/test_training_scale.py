@@ -17,7 +17,7 @@ KAPPA = 4.0
 def one_weight(**training):
     """The scales of a model that does not grow, of a single matrix."""
     params = {"w": jnp.zeros((3, 3))}
-    return optim.infer_scales(params, params, **training)
+    return optim.infer_scales(params, params, axes={"w": "i -> o"}, **training)
 
 
 # ----- Exact means and covariances on a linear-Gaussian problem.
@@ -109,7 +109,7 @@ class Adam:
 
 def scaled(kappa):
     params = {"w": jnp.zeros(2)}
-    return optim.infer_scales(params, params, batch=(1, kappa))
+    return optim.infer_scales(params, params, axes={"w": "d"}, batch=(1, kappa))
 
 
 def sgd_moments(rate, kappa, momentum, batch_rule=True):
@@ -230,7 +230,9 @@ def test_muon_follows_the_square_root():
         return {"in": jnp.ones((8, n)), "mid": jnp.eye(n), "out": jnp.ones((n, 2))}
 
     def moved(**training):
-        scales = optim.infer_scales(model(4), model(8), **training)
+        scales = optim.infer_scales(
+            model(4), model(8), axes={".": "i -> o"}, **training
+        )
         tx = optim.muon(0.1, scales, "mup", weight_decay=0.0, nesterov=False)
         params = model(8)
         updates, _ = tx.update(params, tx.init(params), params)
@@ -272,8 +274,15 @@ def model_scales(width, depth, batch, examples):
         lambda: model(8, 2),
         lambda: model(8 * width, 2 * depth),
         delta=lambda: model(32, 2),
-        depth=(2, 2 * depth),
-        branch="blocks",
+        axes=optim.declare(
+            {
+                "blocks/w": "layers: i -> o",
+                "blocks/b": "layers: -> o",
+                "b$": "o",
+                ".": "i -> o",
+            },
+            branches="blocks",
+        ),
         batch=(16, 16 * batch),
         examples=(1000, 1000 * examples),
     )

@@ -31,7 +31,16 @@ def tree(n, depth=2, dtype=jnp.float32):
     return jax.tree.unflatten(treedef, drawn)
 
 
-SCALES = optim.infer_scales(tree(4), tree(16, 8), depth=(2, 8), branch="blocks")
+AXES = optim.declare(
+    {
+        "^embed|head/kernel": "i -> o",
+        "blocks/kernel": "layers: i -> o",
+        "blocks/bias": "layers: -> o",
+        "head/bias": "o",
+    },
+    branches="blocks",
+)
+SCALES = optim.infer_scales(tree(4), tree(16, 8), axes=AXES)
 KNOWN = SCALES.for_parametrization("depth_mup")
 PARAMS, GRADS = tree(16, 8), jax.tree.map(jnp.cos, tree(16, 8))
 
@@ -121,10 +130,10 @@ def test_scaling_to_a_target_composes(first, second, family):
         return jax.eval_shape(lambda: tree(n))
 
     def rates(base, target):
+        given = {"axes": AXES}
         if base == target:
-            scales = optim.infer_scales(mlp(base), mlp(target), delta=mlp(7 * base))
-        else:
-            scales = optim.infer_scales(mlp(base), mlp(target))
+            given["delta"] = mlp(7 * base)
+        scales = optim.infer_scales(mlp(base), mlp(target), **given)
         rows = optim.explain(scales, "mup", family).rows
         # Optax's shape factor of Muon depends on shapes, not on their ratio.
         return {p: r.learning_rate for p, r in rows.items() if family != "muon"}
@@ -321,7 +330,9 @@ def test_nnx_optimizers_train(alias):
             return self.head(nnx.relu(self.hidden(nnx.relu(self.first(x)))))
 
     model = Model(16, nnx.Rngs(0))
-    scales = optim.infer_scales(lambda: Model(4, nnx.Rngs(0)), model)
+    scales = optim.infer_scales(
+        lambda: Model(4, nnx.Rngs(0)), model, inputs=(jnp.ones((1, 5)),)
+    )
     params = nnx.state(model, nnx.Param)
     nnx.update(model, optim.rescale_init(params, scales, "mup"))
     optimizer = nnx.Optimizer(model, ALIASES[alias](0.02, scales, "mup"), wrt=nnx.Param)
@@ -354,7 +365,8 @@ spec = {"embed": P(None, "model"), "mid": P(None, "data", "model"), "bias": P("m
 place = jax.tree.map(lambda s: NamedSharding(mesh, s), spec,
                      is_leaf=lambda s: isinstance(s, P))
 params = jax.device_put(tree(64), place)
-scales = optim.infer_scales(tree(16), params, depth=(4, 4), branch="mid")
+axes = {"mid": "layers: i -> o", "bias": "d", ".": "i -> o"}
+scales = optim.infer_scales(tree(16), params, axes=optim.declare(axes, branches="mid"))
 pairs = {
     "sgd": (lambda r, *a: optim.sgd(r, *a, momentum=0.9), lambda r: optax.sgd(r, 0.9)),
     "adam": (optim.adam, optax.adam), "adamw": (optim.adamw, optax.adamw),

@@ -281,7 +281,7 @@ def explain(
       mup, adamw; every number is a ratio to the base
       <BLANKLINE>
       path  role    base  target  init  fwd  lr    eps   wd  family  found
-      ------------------------------------------------------------------------
+      -----------------------------------------------------------------------
       in    input   8x4   8x16    1     1    1     0.25  1   adam    declared
       out   output  4x2   16x2    0.25  1    0.25  1     4   adam    declared
       <BLANKLINE>

@@ -13,7 +13,7 @@ from ..scales.paths import open_numbers
 from ..scales.table import Scales
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches, End, Failure
-from .growth import check_something_grows, grown, same_parametrization, twin
+from .growth import grown, same_parametrization, twin
 from .lists import Pairing
 from .models import Reading, trace
 from .program import Node
@@ -105,7 +105,6 @@ class _Comparison:
             found = {p: dataclasses.replace(s, depth=depth) for p, s in found.items()}
         elif own is None:
             point = self._follow_branches(found, counted, depth, point)
-        check_something_grows(found.values())
         if own is None:
             self._follow_logits(found)
             self._follow_readouts(found)

@@ -5,7 +5,6 @@ from typing import Any
 
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role, param_scale
-from ..rules.training import TrainingScale
 from .leaves import Leaves
 from .lists import Pairing
 from .roles import Found
@@ -92,10 +91,7 @@ def _check_growth(
 
 def check_something_grows(scales: Iterable[ParamScale]) -> None:
     """Raise a `ValueError` if base and target are the same."""
-    if all(
-        s.role is Role.FIXED and s.depth == 1 and s.training == TrainingScale()
-        for s in scales
-    ):
+    if all(s.role is Role.FIXED and s.depth == 1 for s in scales):
         raise ValueError(
             "base and target have the same widths and the same depth; build the base "
             "with a smaller width or depth. For a model that is its own base, pass a "

@@ -9,7 +9,7 @@ from ..rules.parametrizations import parametrization as named
 from ..rules.roles import Role
 from ..rules.training import TrainingScale, training_scale
 from ..scales.declare import Declarations, declared
-from ..scales.table import Scales, check_depth
+from ..scales.table import Scales
 from .compare import read_scales
 from .growth import check_something_grows, grown, same_parametrization, twin
 from .leaves import leaves
@@ -131,6 +131,8 @@ def infer_scales(
             training=training,
         )
     given.check(scales)
+    if batch is None and examples is None:
+        check_something_grows(scales.values())
     return scales
 
 
@@ -171,23 +173,12 @@ def _declared_scales(
             in_branch=given.in_branch(path),
             training=training,
         )
-    check_something_grows(scales.values())
     own = large.parametrization
     point = same_parametrization(own, point) or own
-    if point is None and depth != 1:
-        raise ValueError(
-            f"the target has {depth:g} times as many layers as the base; pass "
-            "parametrization='depth_mup' for residual branches of one layer, "
-            "'completep' for more, or 'relu_mlp' for a network without branches; or "
-            "pass inputs=(x,), so that it is read"
-        )
     readouts = [s.width_in for s in scales.values() if s.role is Role.OUTPUT]
     last = readouts[-1] if readouts else 1.0
-    found = Scales(
+    return Scales(
         {p: dataclasses.replace(s, width_last=last) for p, s in scales.items()},
-        point or named("mup"),
+        point,
         multiplied=own is not None,
     )
-    assert found.parametrization is not None
-    check_depth(found, found.parametrization)
-    return found

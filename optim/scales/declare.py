@@ -75,7 +75,13 @@ class Declarations:
 
     def check(self, paths: Iterable[str]) -> None:
         """Raise a `ValueError` if a pattern decides for no parameter."""
+        paths = list(paths)
         for pattern in (*(p for p, _ in self._axes), self._branches):
+            if not pattern.hit and (late := [p for p in paths if pattern.matches(p)]):
+                raise ValueError(
+                    f"axes={pattern.expression!r} decides for no parameter: an earlier "
+                    f"expression already matches {late[0]!r}; put this one before it"
+                )
             pattern.check(paths)
 
     def depth(

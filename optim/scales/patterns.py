@@ -11,7 +11,7 @@ class Pattern:
 
     def __init__(self, name: str, expression: str | None):
         self.name, self.expression = name, expression
-        self._hit = False
+        self.hit = False
         if expression is not None and not isinstance(expression, str):
             raise ValueError(_not_a_string(name, expression))
         try:
@@ -24,12 +24,12 @@ class Pattern:
     def matches(self, path: str) -> bool:
         """Whether the expression is found in this path."""
         hit = self._regex is not None and self._regex.search(path) is not None
-        self._hit |= hit
+        self.hit |= hit
         return hit
 
     def check(self, paths: Iterable[str]) -> None:
         """Raise a `ValueError` that lists the paths if no path has matched so far."""
-        if self._regex is not None and not self._hit:
+        if self._regex is not None and not self.hit:
             shown = [repr(p) for p in paths]
             raise ValueError(
                 f"{self.name}={self.expression!r} matches no parameter path; the "
