@@ -66,21 +66,21 @@ def old_chain(learning_rate):
 
 # %%
 BASE, TARGET = 64, 512
-scales = optim.infer_scales(lambda: init(BASE), lambda: init(TARGET))
+scales = optim.infer_scales(MLP(BASE), MLP(TARGET), inputs=(images[:1],))
 
 
 def new_chain(learning_rate, scales):
     return optim.chain(
         optax.clip_by_global_norm(1.0),
-        optim.normalize_gradients(scales, "mup"),
+        optim.normalize_gradients(scales),
         optax.scale_by_adam(),
-        optim.scale_by_parametrization(scales, "mup", family="adam"),
+        optim.scale_by_parametrization(scales, family="adam"),
         optax.add_decayed_weights(1e-4),
         optax.scale_by_learning_rate(learning_rate),
     )
 
 
-optim.explain(scales, "mup", "adam", tx=new_chain(1e-2, scales))
+optim.explain(scales, optimizer="adam", tx=new_chain(1e-2, scales))
 
 # %% [markdown]
 # `explain` runs the optimizer on known gradients. The column `tx` shows the result:
@@ -88,7 +88,7 @@ optim.explain(scales, "mup", "adam", tx=new_chain(1e-2, scales))
 
 # %%
 try:
-    optim.check_chain(old_chain(1e-2), scales, "mup")
+    optim.check_chain(old_chain(1e-2), scales)
 except ValueError as error:
     print(error)
 
@@ -100,7 +100,7 @@ try:
     optim.chain(
         optax.scale_by_adam(),
         optax.add_decayed_weights(1e-4),
-        optim.scale_by_parametrization(scales, "mup", family="adam"),
+        optim.scale_by_parametrization(scales, family="adam"),
     )
 except ValueError as error:
     print(error)
@@ -114,7 +114,7 @@ except ValueError as error:
 def train(width, learning_rate, chain, steps=150):
     params = init(width, jax.random.key(1))
     if width != BASE:
-        params = optim.rescale_init(params, scales, "mup", base=init(BASE))
+        params = optim.rescale_init(params, scales, base=init(BASE))
     tx = chain(learning_rate)
     state = tx.init(params)
 
@@ -139,7 +139,7 @@ def train(width, learning_rate, chain, steps=150):
 
 
 at_base = optim.infer_scales(
-    lambda: init(BASE), lambda: init(BASE), delta=lambda: init(2 * BASE)
+    MLP(BASE), MLP(BASE), delta=MLP(2 * BASE), inputs=(images[:1],)
 )
 for rate in (2.0**-8, 2.0**-6, 2.0**-4):
     small = train(BASE, rate, lambda r: new_chain(r, at_base))

@@ -9,10 +9,9 @@
 # # Your own Equinox model
 #
 # The same steps as for [NNX](own_nnx.ipynb), with an Equinox module: explain,
-# coordinate check, sweep, transfer. There are two differences. Equinox stores kernels
-# as (out, in); `infer_scales` knows this. And you write a function that returns the
-# activations for the coordinate check, because calls of Equinox modules cannot be
-# intercepted. Install with `pip install 'mupax[train]' equinox`.
+# coordinate check, sweep, transfer. There is one difference: you write a function that
+# returns the activations for the coordinate check, because calls of Equinox modules
+# cannot be intercepted. Install with `pip install 'mupax[train]' equinox`.
 
 # %%
 import equinox as eqx
@@ -36,22 +35,18 @@ class MyModel(eqx.Module):
     embed: eqx.nn.Linear
     blocks: list[eqx.nn.Linear]
     head: eqx.nn.Linear
-    branch: float = eqx.field(static=True)
 
     def __init__(self, width, depth, key):
         first, last, *keys = jax.random.split(key, depth + 2)
         self.embed = eqx.nn.Linear(64, width, key=first)
         self.blocks = [eqx.nn.Linear(width, width, key=k) for k in keys]
         self.head = eqx.nn.Linear(width, 10, key=last)
-        rules = optim.parametrization("depth_mup")
-        self.branch = rules.branch_multiplier(depth / BASE[1])
 
     def hidden(self, x):
         """The residual stream after the input layer and after the last block."""
         start = x = self.embed(x)
         for block in self.blocks:
-            h = jax.nn.relu(block(x))
-            x = x + self.branch * (h - h.mean())
+            x = x + block(jax.nn.relu(x))
         return start, x
 
     def __call__(self, x):
@@ -70,13 +65,13 @@ def scales(width, depth):
     return optim.infer_scales(
         build(*BASE),
         build(width, depth),
-        depth=(BASE[1], depth),
-        branch="blocks",
+        inputs=(images[0],),
+        parametrization="depth_mup",
         delta=build(2 * BASE[0], BASE[1]),
     )
 
 
-optim.explain(scales(64, 5), "depth_mup", "adamw")
+optim.explain(scales(64, 8), optimizer="adamw")
 
 
 # %% [markdown]
@@ -88,11 +83,11 @@ optim.explain(scales(64, 5), "depth_mup", "adamw")
 def make_model(key, width, depth):
     model = MyModel(width, depth, key)
     base = MyModel(*BASE, jax.random.key(0))
-    return optim.rescale_init(model, scales(width, depth), "depth_mup", base=base)
+    return optim.rescale_init(model, scales(width, depth), base=base)
 
 
 def make_optimizer(model, width, depth, learning_rate=2**-8):
-    return optim.adam(learning_rate, scales(width, depth), "depth_mup")
+    return optim.adam(learning_rate, scales(width, depth))
 
 
 # %% [markdown]

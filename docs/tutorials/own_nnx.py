@@ -31,17 +31,14 @@ held_out = (images[1500:], digits.target[1500:])
 # %% [markdown]
 # ## The model
 #
-# A residual network. The model itself must multiply its residual branches by
-# `branch_multiplier(depth / base depth)`; here it is ½ at the base depth. The output of
-# a branch must have mean zero over its units, or the means of all blocks add up. So the
-# branch subtracts the mean: `h - h.mean`.
+# A residual network. Its branches end in a linear layer, which carries the branch's
+# multiplier (depth / base depth)^-½ in its initial size and learning rate. So the model
+# knows nothing of mupax. The constant ½ is the same at every depth.
 
 
 # %%
 class MyModel(nnx.Module):
     def __init__(self, width, depth, rngs):
-        rules = optim.parametrization("depth_mup")
-        self.branch = rules.branch_multiplier(depth / BASE[1], a=0.5)
         self.embed = nnx.Linear(64, width, rngs=rngs)
         self.blocks = nnx.List(
             nnx.Linear(width, width, rngs=rngs) for _ in range(depth)
@@ -51,18 +48,16 @@ class MyModel(nnx.Module):
     def __call__(self, x):
         x = self.embed(x)
         for block in self.blocks:
-            h = nnx.relu(block(x))
-            x = x + self.branch * (h - h.mean(-1, keepdims=True))
+            x = x + 0.5 * block(nnx.relu(x))
         return self.head(x)
 
 
 # %% [markdown]
 # ## 1. Explain
 #
-# `infer_scales` compares the shapes of a base and a target; it creates neither.
-# `branch` is a regular expression for the parameters of the residual blocks. `delta`
-# is a third model whose widths all differ from the base. It shows which axes grow if
-# the target has the widths of the base.
+# `infer_scales` traces the forward passes of a base and a target; it computes nothing.
+# `delta` is a third model whose widths all differ from the base. It shows which axes
+# grow if the target has the widths of the base.
 
 
 # %%
@@ -73,13 +68,13 @@ def scales(width, depth):
     return optim.infer_scales(
         build(*BASE),
         build(width, depth),
-        depth=(BASE[1], depth),
-        branch="blocks",
+        inputs=(images[:1],),
+        parametrization="depth_mup",
         delta=build(2 * BASE[0], BASE[1]),
     )
 
 
-setup = optim.explain(scales(64, 5), "depth_mup", "adam")
+setup = optim.explain(scales(64, 8), optimizer="adam")
 setup
 
 # %% [markdown]
@@ -96,7 +91,6 @@ def make_model(key, width, depth):
     params = optim.rescale_init(
         nnx.state(model, nnx.Param),
         scales(width, depth),
-        "depth_mup",
         base=lambda: MyModel(*BASE, nnx.Rngs(0)),
     )
     nnx.update(model, params)
@@ -104,7 +98,7 @@ def make_model(key, width, depth):
 
 
 def make_optimizer(model, width, depth, learning_rate=2**-8):
-    return optim.adam(learning_rate, scales(width, depth), "depth_mup")
+    return optim.adam(learning_rate, scales(width, depth))
 
 
 # %% [markdown]
