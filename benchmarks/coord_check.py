@@ -295,8 +295,8 @@ def check(
     def make(model: nnx.Module, **size: int) -> Any:
         given = (case.rate * RATES[optimizer], zoo.scales(model))
         if optimizer in MOMENTUM:
-            return optim.sgd(*given, options["parametrization"], MOMENTUM[optimizer])
-        return getattr(optim, optimizer)(*given, options["parametrization"])
+            return optim.sgd(*given, MOMENTUM[optimizer])
+        return getattr(optim, optimizer)(*given)
 
     layers = case.layers
     if layers is not None and optimizer in SEEDS:

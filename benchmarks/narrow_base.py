@@ -67,32 +67,37 @@ def losses(
     digits = load_digits()
     images = jnp.asarray(digits.images[..., None] / 16, jnp.float32)
     labels = jnp.asarray(digits.target)
-    model = ConvNet(width, variant.norm, variant.readout)
 
     def build(width: int, key: jax.Array) -> jax.Array:
         net = ConvNet(width, variant.norm, variant.readout)
         return net.init(key, images[:1])["params"]
 
-    def network(width: int) -> ConvNet:
-        return ConvNet(width, variant.norm, variant.readout)
+    def forward(params: dict, x: jax.Array) -> jax.Array:
+        width = len(params["Dense_0"]["kernel"])
+        net = ConvNet(width, variant.norm, variant.readout)
+        return net.apply({"params": params}, x, mutable="batch_stats")[0]
 
+    key = jax.random.key(0)
     scales = optim.infer_scales(
-        *map(network, (base, width)), delta=network(2 * base), inputs=(images[:1],)
+        lambda: build(base, key),
+        lambda: build(width, key),
+        inputs=(images[:1],),
+        call=forward,
+        delta=lambda: build(2 * base, key),
+        parametrization=variant.parametrization,
     )
 
     def loss(params: dict, rows: jax.Array) -> jax.Array:
-        variables = {"params": params}
-        logits, _ = model.apply(variables, images[rows], mutable="batch_stats")
         return optax.softmax_cross_entropy_with_integer_labels(
-            logits, labels[rows]
+            forward(params, images[rows]), labels[rows]
         ).mean()
 
     def optimizer(rate: jax.Array) -> optax.GradientTransformation:
-        return optim.sgd(rate, scales, variant.parametrization, momentum=0.9)
+        return optim.sgd(rate, scales, momentum=0.9)
 
     @jax.jit
     def start(key: jax.Array) -> tuple:
-        params = optim.rescale_init(build(width, key), scales, variant.parametrization)
+        params = optim.rescale_init(build(width, key), scales)
         return params, optimizer(jnp.ones(())).init(params)
 
     # Not a scan: on CPUs, convolutions inside of loops are slow.

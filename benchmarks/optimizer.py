@@ -24,13 +24,15 @@ import optax
 from mupax import optim
 
 WIDTH, DEPTH = 768, 12
-AXES = {
-    "bias|scale": "d",
-    "patch_embed": "h w c -> d",
-    "token": "a: b: d",
-    "pos_embed": "a: position: d",
-    ".": "i -> o",
-}
+AXES = optim.declare(
+    {
+        "patch_embed/kernel": "height width channels -> d",
+        "cls_token|pos_embed": "batch tokens d",
+        "kernel": "in -> out",
+        ".": "d",
+    },
+    branches="blocks",
+)
 
 
 def vit(width: int, depth: int) -> dict:
@@ -70,7 +72,8 @@ def make_scales() -> optim.Scales:
     return optim.infer_scales(
         vit(WIDTH // 4, DEPTH // 4),
         vit(WIDTH, DEPTH),
-        axes=optim.declare(AXES, branches="blocks"),
+        axes=AXES,
+        parametrization="depth_mup",
     )
 
 
@@ -109,7 +112,7 @@ def main() -> None:
     building = time.perf_counter() - start
     params = jax.tree.map(lambda s: jnp.full(s.shape, 0.02), vit(WIDTH, DEPTH))
     grads = jax.tree.map(lambda p: p / 2, params)
-    ours = Step(optim.adamw(1e-3, scales, "depth_mup", weight_decay=0.05), params)
+    ours = Step(optim.adamw(1e-3, scales, weight_decay=0.05), params)
     theirs = Step(optax.adamw(1e-3, weight_decay=0.05), params)
     count = sum(x.size for x in jax.tree.leaves(params))
     print(f"{jax.devices()[0].device_kind}: {count / 1e6:.1f} million parameters")

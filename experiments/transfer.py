@@ -323,7 +323,7 @@ def explain_target(config: ConfigDict) -> optim.Explanation:
     parsed = space.parse_sweep(config)
     chosen = parsed.target or parsed.base
     built = build(chosen, open_dataset(chosen, stand_in=True))
-    return optim.explain(built.scales, chosen.rules, chosen.optimizer.name)
+    return optim.explain(built.scales, chosen.optimizer.name)
 
 
 def _rounded(value: float, digits: int) -> float | None:

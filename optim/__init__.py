@@ -6,6 +6,7 @@ parametrization (by name) gives the rules, and an optimizer (`adam`, `adamw`, `s
 prints the whole setup before training.
 """
 
+from .apply.chain_warning import ChainWarning
 from .apply.groups import (
     Module,
     for_modules,
@@ -14,18 +15,26 @@ from .apply.groups import (
     scale_init_by_path,
 )
 from .apply.init import apply_multipliers, rescale_init
-from .apply.links import ChainWarning
-from .apply.optimizers import adafactor, adam, adamw, lamb, lion, muon, sgd
+from .apply.optimizers import (
+    adafactor,
+    adam,
+    adamw,
+    build_optimizer,
+    lamb,
+    lion,
+    muon,
+    sgd,
+)
 from .apply.transforms import (
     normalize_gradients,
     scale_by_parametrization,
     scale_schedule,
 )
-from .check.chain_check import ChainCheck, Checked, check_chain
-from .check.chains import chain
+from .check.chain_check import ChainCheck, chain, check_chain
 from .check.coord_check import coord_check
 from .check.coord_verdict import CoordCheck, Verdict
 from .check.explain import Explanation, explain
+from .check.judging import Checked
 from .reading.infer import infer_scales
 from .rules.multipliers import Family, Multipliers, multipliers
 from .rules.parametrizations import (
@@ -63,6 +72,7 @@ __all__ = [
     "adam",
     "adamw",
     "apply_multipliers",
+    "build_optimizer",
     "chain",
     "check_chain",
     "coord_check",

@@ -27,6 +27,16 @@ BATCH, INPUTS, OUTPUTS, DEPTH = 5, 3, 2, 3
 HIDDEN, INNER = 8, 12
 
 
+_PLAIN = {"/w$": "i -> o", "/b$": "d"}
+AXES = {
+    True: optim.declare(
+        {"up|down": "layers: i -> o", "blocks/b": "layers: -> d", **_PLAIN},
+        branches="blocks",
+    ),
+    False: _PLAIN,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """Shapes of a base model, under axes that grow by ratios of their own."""
@@ -62,13 +72,10 @@ class Model:
                 is_leaf=lambda s: isinstance(s, tuple),
             )
 
-        axes = {"b$": "o", ".": "i -> o"}
-        if self.residual:
-            axes = {"blocks/b": "layers: -> o", "blocks": "layers: i -> o", **axes}
         inferred = optim.infer_scales(
             structs(self.shapes(self.hidden, self.inner)),
             structs(self.shapes()),
-            axes=optim.declare(axes, branches="blocks" if self.residual else None),
+            axes=AXES[self.residual],
         )
         ratio = DEPTH / self.depth if self.residual else 1.0
         return optim.Scales(
@@ -126,12 +133,13 @@ OPTIMIZERS = {
 
 def train(model, point, scales, optimizer, weights):
     """Outputs after training from the effective weights `weights`."""
+    scales = scales.for_parametrization(point)
     ends = np.random.default_rng(1)
     x = jnp.asarray(ends.normal(size=(BATCH, INPUTS)))
     y = jnp.asarray(ends.normal(size=(BATCH, OUTPUTS)))
 
     def forward(params):
-        effective = optim.apply_multipliers(params, scales, point)
+        effective = optim.apply_multipliers(params, scales)
         return model.apply(effective, x, point)
 
     def loss(params):
@@ -139,9 +147,9 @@ def train(model, point, scales, optimizer, weights):
 
     # The same effective weights in every gauge: stored = effective / forward.
     ones = jax.tree.map(jnp.ones_like, weights)
-    factors = optim.apply_multipliers(ones, scales, point)
+    factors = optim.apply_multipliers(ones, scales)
     params = jax.tree.map(jnp.divide, weights, factors)
-    tx = optimizer(scales, point)
+    tx = optimizer(scales)
     state = tx.init(params)
     for _ in range(STEPS):
         updates, state = tx.update(jax.grad(loss)(params), state, params)
@@ -232,7 +240,7 @@ def test_under_sp_a_gauge_is_another_optimizer():
         assert np.abs(a - b).max() > 1e-3
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["shapes", "program"])
+@pytest.mark.parametrize("traced", [False, True], ids=["declared", "program"])
 def test_who_forgets_the_forward_multipliers_is_told_at_the_first_update(traced):
     def model(width):
         return {"in": jnp.ones((3, width)), "out": jnp.ones((width, 2))}
@@ -242,25 +250,26 @@ def test_who_forgets_the_forward_multipliers_is_told_at_the_first_update(traced)
 
     x = jnp.ones((1, 3))
     # Widths of no other test: the multipliers may have been applied there.
-    program = {"inputs": (x,), "call": call, "parametrization": "mean_field"}
+    program = {"inputs": (x,), "call": call}
     given = program if traced else {"axes": {".": "i -> o"}}
+    given["parametrization"] = "mean_field"
     target = 70 if traced else 77
     scales = optim.infer_scales(lambda: model(7), lambda: model(target), **given)
     scales = scales.for_training(batch=(1, 2))
 
-    def step(effective, point):
-        tx, params = optim.adam(0.1, scales, point), model(target)
+    def step(effective):
+        tx, params = optim.adam(0.1, scales), model(target)
         state = tx.init(params)
         grads = jax.grad(lambda p: call(effective(p), x).sum())(params)
         for _ in range(2):
             tx.update(grads, state, params)
 
     message = "'out' by 0.*call the model with optim.apply_multipliers.*or use 'mup'"
-    assert "call the model" in str(optim.explain(scales, "mean_field"))
+    assert "call the model" in str(optim.explain(scales))
     with pytest.warns(optim.ChainWarning, match=message) as told:
-        step(lambda params: params, "mean_field")
+        step(lambda params: params)
     assert len(told) == 1
-    step(lambda p: optim.apply_multipliers(p, scales, "mean_field"), "mean_field")
+    step(lambda p: optim.apply_multipliers(p, scales))
 
 
 @pytest.mark.parametrize(

@@ -30,15 +30,15 @@ def mlp(n):
     }
 
 
-AXES = {"b$": "d", ".": "i -> o"}
+AXES = {"w": "i -> o", "b": "d"}
 SCALES = optim.infer_scales(mlp(4), mlp(8), axes=AXES)
 OPTIMIZERS = {
-    "sgd": (lambda s: optim.sgd(0.1, s, "mup", momentum=0.5)),
-    "adam": (lambda s: optim.adam(0.01, s, "mup", eps=0.1)),
-    "adamw": (lambda s: optim.adamw(0.01, s, "mup", eps=0.1, weight_decay=0.5)),
-    "lion": (lambda s: optim.lion(0.01, s, "mup", weight_decay=0.5)),
-    "lamb": (lambda s: optim.lamb(0.01, s, "mup", eps=0.1, weight_decay=0.5)),
-    "adafactor": (lambda s: optim.adafactor(0.01, s, "mup", weight_decay_rate=0.01)),
+    "sgd": (lambda s: optim.sgd(0.1, s, momentum=0.5)),
+    "adam": (lambda s: optim.adam(0.01, s, eps=0.1)),
+    "adamw": (lambda s: optim.adamw(0.01, s, eps=0.1, weight_decay=0.5)),
+    "lion": (lambda s: optim.lion(0.01, s, weight_decay=0.5)),
+    "lamb": (lambda s: optim.lamb(0.01, s, eps=0.1, weight_decay=0.5)),
+    "adafactor": (lambda s: optim.adafactor(0.01, s, weight_decay_rate=0.01)),
 }
 
 
@@ -105,9 +105,9 @@ def test_initial_weights_are_scaled_once_and_after_rescale_init():
     ):
         optim.scale_init_by_path(once, scales)
     with pytest.raises(ValueError, match=r"'mid/w' .* call rescale_init first"):
-        optim.rescale_init(once, plain, "mup", base=base)
+        optim.rescale_init(once, plain, base=base)
     optim.scale_init_by_path(random(256, seed=1), scales)  # another initialization
-    rescaled = optim.rescale_init(target, plain, "mup", base=base)
+    rescaled = optim.rescale_init(target, plain, base=base)
     after = optim.scale_init_by_path(rescaled, scales)
     np.testing.assert_allclose(after["mid"]["w"], 3 * rescaled["mid"]["w"])
 
@@ -135,7 +135,7 @@ def test_a_learning_rate_multiplies_the_update_and_not_the_decay(name):
 def memories(name, scales, **betas):
     """An optimizer of Adam's kind, with other betas for all."""
     options = {} if name == "lion" else {"eps": 0.1}
-    return getattr(optim, name)(0.01, scales, "mup", **options, **betas)
+    return getattr(optim, name)(0.01, scales, **options, **betas)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "lion", "lamb"])
@@ -169,15 +169,15 @@ def test_a_group_remembers_for_other_times_than_the_rest(name, memory):
 def test_memories_of_a_group_are_refused_where_there_are_no_betas(name):
     scales = optim.for_modules(SCALES, {"^mid": {"b2_memory": 2.0}})
     with pytest.raises(ValueError, match="'mid/w' has b1_memory or b2_memory, but"):
-        getattr(optim, name)(0.01, scales, "mup")
+        getattr(optim, name)(0.01, scales)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adafactor"])
 def test_a_decay_of_a_group_is_refused_where_there_is_none(name):
     scales = optim.for_modules(SCALES, {"^mid": {"weight_decay": 0.0}})
     with pytest.raises(ValueError, match="'mid/w' has a factor of weight_decay, but"):
-        getattr(optim, name)(0.01, scales, "mup")
-    optim.adamw(0.01, scales, "mup", weight_decay=0.0)
+        getattr(optim, name)(0.01, scales)
+    optim.adamw(0.01, scales, weight_decay=0.0)
 
 
 def test_a_learning_rate_of_zero_names_the_group_and_how_to_freeze():
@@ -209,16 +209,15 @@ def test_initial_factors_of_linen_variables_and_of_modules_with_functions():
     np.testing.assert_allclose(kernels[1], 2 * kernels[0])
     assert after["batch_stats"] is not None
     np.testing.assert_array_equal(
-        optim.apply_multipliers(variables, scales, "mup")["params"]["in"]["kernel"],
+        optim.apply_multipliers(variables, scales)["params"]["in"]["kernel"],
         kernels[0],
     )
 
     def build(width):
         return eqx.nn.MLP(4, 2, width, 2, key=jax.random.key(0))
 
-    scales = optim.infer_scales(
-        build(8), build(32), axes={"weight": "o <- i", "bias": "d"}
-    )
+    axes = {"weight": "out <- in", "bias": "d"}
+    scales = optim.infer_scales(build(8), build(32), axes=axes)
     scales = optim.for_modules(scales, {"role:input": {"init_scale": 2.0}})
     before, model = build(32), optim.scale_init_by_path(build(32), scales)
     first = [m.layers[0].weight for m in (before, model)]
@@ -254,21 +253,21 @@ def test_no_groups_leave_the_state_as_it_is():
 def test_check_chain_is_content_with_groups(name):
     decay = {} if name in ("sgd", "adam") else {"weight_decay": 2.0}
     scales = optim.for_modules(SCALES, {"^mid": {"learning_rate": 3.0, **decay}})
-    assert optim.check_chain(OPTIMIZERS[name](scales), scales, "mup").passed
+    assert optim.check_chain(OPTIMIZERS[name](scales), scales).passed
 
 
 def test_factors_transfer_with_size_batch_and_parametrization():
     scales = optim.for_modules(SCALES, {"^mid": {"learning_rate": 3.0}})
     for other in (scales.for_parametrization("mup"), scales.for_training(batch=(1, 4))):
         assert other.modules == scales.modules
-    text = str(optim.explain(scales, "mup"))
+    text = str(optim.explain(scales))
     assert "mid/w: also times learning_rate 3" in text
 
 
 def test_an_own_chain_does_not_drop_groups():
     scales = optim.for_modules(SCALES, {"^mid": {"learning_rate": 3.0}})
     with pytest.raises(ValueError, match="factors of 'mid/w' from for_modules"):
-        optim.scale_by_parametrization(scales, "mup")
+        optim.scale_by_parametrization(scales)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ gauge of Table 3 the same factor sits in init and learning rate.
 
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +19,6 @@ GOLDEN = json.loads(
     pathlib.Path(__file__).with_name("golden").joinpath("mup_ratios.json").read_text()
 )
 
-CONVOLUTIONS = {
-    r"bias|bn\d": "d",
-    "fc": "o <- i",
-    ".": "o <- i h w",
-}
-AXES = {
-    "mlp": {"bias": "d", ".": "o <- i"},
-    "resnet": CONVOLUTIONS,
-    "transformer": {
-        "bias|norm": "d",
-        "positions|embed": "entry: d",
-        ".": "o <- i",
-    },
-}
-
 
 def scales_of(model):
     def tree(key):
@@ -41,11 +27,14 @@ def scales_of(model):
             for path, row in GOLDEN[model].items()
         }
 
-    return optim.infer_scales(
-        tree("base_shape"),
-        tree("shape"),
-        axes=AXES[model],
-    )
+    names = {1: "d", 2: "out <- in", 4: "out <- in height width"}
+    axes = {
+        f"^{re.escape(path)}$": "vocab: d"
+        if path in ("embed.weight", "positions.weight")
+        else names[len(row["shape"])]
+        for path, row in GOLDEN[model].items()
+    }
+    return optim.infer_scales(tree("base_shape"), tree("shape"), axes=axes)
 
 
 @pytest.mark.parametrize("model", GOLDEN)

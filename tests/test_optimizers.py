@@ -1,5 +1,6 @@
 """The optimizers are Optax's at the base, and differ from it by the rules alone."""
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -37,10 +38,31 @@ def tree(n, depth=2, seed=0):
     return jax.tree.unflatten(treedef, drawn)
 
 
-BASE = optim.infer_scales(
-    tree(8), tree(8), delta=tree(16), depth=(2, 2), branch="blocks"
-)
-SCALES = optim.infer_scales(tree(8), tree(32, 8), depth=(2, 8), branch="blocks")
+DECLARED = {
+    "embed": "vocab: d",
+    "blocks/kernel": "layers: d -> e",
+    "blocks/bias": "layers: -> d",
+    "conv": "window d -> e",
+    "mid": "d -> e",
+    "head/kernel": "d -> classes",
+    "head/bias": "classes",
+}
+
+
+def declared(base, target, name="depth_mup", **options):
+    """Scales of a tree like the above."""
+    given = {path: a for path, a in DECLARED.items() if path.split("/")[0] in target}
+    axes = optim.declare(given, branches="blocks")
+    return optim.infer_scales(base, target, axes=axes, parametrization=name, **options)
+
+
+BASE = declared(tree(8), tree(8), "mup", delta=tree(16))
+SCALES = declared(tree(8), tree(32, 8))
+
+
+def scales_for(name):
+    return SCALES.for_parametrization(name)
+
 
 # The kernels that Muon is to take, by (fan-in, fan-out) axes.
 NUMBERS = {
@@ -131,7 +153,7 @@ def test_at_base_size_each_is_its_namesake_bit_for_bit(name, rate, options):
 @pytest.mark.parametrize("name", NAMESAKES)
 def test_standard_parametrization_is_optax_at_any_size(name):
     maker, namesake = NAMESAKES[name]
-    ours = train(maker(0.1, SCALES, "sp"), tree(32, 8), steps=2)[0]
+    ours = train(maker(0.1, scales_for("sp")), tree(32, 8), steps=2)[0]
     theirs = train(namesake(0.1), tree(32, 8), steps=2)[0]
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
@@ -141,7 +163,7 @@ def test_standard_parametrization_is_optax_at_any_size(name):
 def test_no_state_beyond_the_namesakes(name, rate):
     maker, namesake = NAMESAKES[name]
     params = jax.eval_shape(lambda: tree(32, 8))
-    tx = maker(rate, SCALES, "depth_mup")
+    tx = maker(rate, scales_for("depth_mup"))
     ours = jax.tree.leaves(jax.eval_shape(tx.init, params))
     theirs = jax.tree.leaves(jax.eval_shape(namesake(rate).init, params))
 
@@ -156,11 +178,11 @@ def test_arguments_are_those_of_the_namesake(name):
     maker = getattr(optim, name)
     namesake = contrib.muon if name == "muon" else getattr(optax, name)
     ours = dict(inspect.signature(maker).parameters)
-    assert list(ours)[:3] == ["learning_rate", "scales", "parametrization"]
+    assert list(ours)[:2] == ["learning_rate", "scales"]
     theirs = dict(inspect.signature(namesake).parameters)
     # Muon's dimension numbers come from the scales.
     theirs.pop("muon_weight_dimension_numbers", None)
-    rest = [p for p in ours if p not in ("scales", "parametrization")]
+    rest = [p for p in ours if p != "scales"]
     assert rest == list(theirs)
     for key in rest[1:]:
         assert ours[key].default == theirs[key].default, key
@@ -183,7 +205,7 @@ def test_decay_takes_the_same_part_at_every_size(name, parametrization):
     params = tree(32, 8)
 
     def updates(**options):
-        tx = maker(0.1, SCALES, parametrization, **options)
+        tx = maker(0.1, scales_for(parametrization), **options)
         return jit(lambda p: tx.update(p, tx.init(p), p)[0])(params)
 
     plain, decayed_ = updates(**{option: 0.0}), updates(**{option: 0.5})
@@ -211,7 +233,7 @@ def test_decay_of_lamb_is_the_same_against_the_update():
     # another they are what lr·wd the same for every size makes them.
     params = tree(32, 8)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    tx = optim.lamb(0.1, SCALES, "mup", weight_decay=0.5)
+    tx = optim.lamb(0.1, scales_for("mup"), weight_decay=0.5)
     updates, _ = jit(lambda g, p: tx.update(g, tx.init(p), p))(zeros, params)
     # Without gradients the decay is all: the ratio brings it to the weight's norm.
     relative = updates["blocks"]["kernel"] / params["blocks"]["kernel"]
@@ -223,7 +245,7 @@ def test_eps_follows_the_gradient(name):
     # Where eps rules, the update is g/eps: it must be the base's for a gradient that
     # is smaller by its own law, m^-1 M^-1/2 (TP-VI Definition 6.1).
     maker, _ = NAMESAKES[name]
-    rows = optim.explain(SCALES, "depth_mup", optimizer=name).rows
+    rows = optim.explain(scales_for("depth_mup"), optimizer=name).rows
     row = rows["blocks/kernel"]
     assert row.eps == pytest.approx(4**-1 * 4**-0.5)
     if name == "lamb":
@@ -231,7 +253,7 @@ def test_eps_follows_the_gradient(name):
     params = tree(32, 8)
     small = jax.tree.map(lambda p: jnp.full_like(p, 1e-6), params)
     small["blocks"]["kernel"] *= row.eps
-    tx = maker(1.0, SCALES, "depth_mup", eps=1.0)
+    tx = maker(1.0, scales_for("depth_mup"), eps=1.0)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = jit(lambda g, p: tx.update(g, tx.init(p), p))(small, zeros)
     np.testing.assert_allclose(
@@ -243,7 +265,8 @@ def test_eps_follows_the_gradient(name):
 
 
 def muon_updates(scales, params, **options):
-    tx = optim.muon(1.0, scales, "mup", **options)
+    scales = scales.for_parametrization("mup")
+    tx = optim.muon(1.0, scales, **options)
     return jit(lambda p: tx.update(p, tx.init(p), p)[0])(params)
 
 
@@ -252,7 +275,9 @@ def test_stacked_kernels_are_orthogonalized_layer_by_layer():
     together = muon_updates(SCALES, params)["blocks"]["kernel"]
     for layer in range(8):
         singular = jnp.linalg.svd(together[layer], compute_uv=False)
-        rate = optim.explain(SCALES, "mup", "muon").rows["blocks/kernel"].learning_rate
+        rate = (
+            optim.explain(scales_for("mup"), "muon").rows["blocks/kernel"].learning_rate
+        )
         # Newton-Schulz brings singular values near one, each layer for itself.
         assert 0.4 < float(singular.min() / rate) < float(singular.max() / rate) < 1.4
 
@@ -268,7 +293,7 @@ def test_one_layers_update_does_not_depend_on_the_others():
 
 def test_embeddings_and_readouts_are_not_orthogonalized():
     params = tree(32, 8)
-    rows = optim.explain(SCALES, "mup", "muon").rows
+    rows = optim.explain(scales_for("mup"), "muon").rows
     assert {p: r.family for p, r in rows.items()} == {
         "embed": "adam",
         "blocks/bias": "adam",
@@ -288,7 +313,7 @@ def test_embeddings_and_readouts_are_not_orthogonalized():
 
 def test_convolutions_are_matrices_of_their_window_times_inputs():
     update = muon_updates(SCALES, tree(32, 8))["conv"]
-    rate = optim.explain(SCALES, "mup", "muon").rows["conv"].learning_rate
+    rate = optim.explain(scales_for("mup"), "muon").rows["conv"].learning_rate
     singular = jnp.linalg.svd(update.reshape(-1, 64), compute_uv=False)
     assert 0.4 < float(singular.min() / rate) < float(singular.max() / rate) < 1.4
 
@@ -298,11 +323,7 @@ def test_muons_update_has_the_spectral_norm_of_the_rule(consistent_rms):
     """Whatever shape factor Optax applies, its growth with width is the rule's."""
     sizes = {}
     for n in (8, 32):
-        scales = (
-            BASE
-            if n == 8
-            else optim.infer_scales(tree(8), tree(n), depth=(2, 2), branch="blocks")
-        )
+        scales = BASE if n == 8 else declared(tree(8), tree(n), "mup")
         update = muon_updates(scales, tree(n), consistent_rms=consistent_rms)
         sizes[n] = float(jnp.linalg.norm(update["conv"]) / n**0.5)
     # Δ·(m_in m_out)^1/2 = 1: the spectral norm stays, and Frobenius' is n^1/2 of it.
@@ -310,45 +331,19 @@ def test_muons_update_has_the_spectral_norm_of_the_rule(consistent_rms):
 
 
 def test_a_matrix_in_a_branch_is_hidden_where_only_depth_grows():
-    scales = optim.infer_scales(tree(8), tree(8, 8), depth=(2, 8), branch="blocks")
-    rows = optim.explain(scales, "depth_mup", "muon").rows
+    rows = optim.explain(declared(tree(8), tree(8, 8)), "muon").rows
     assert rows["blocks/kernel"].family == "spectral"
     assert rows["blocks/kernel"].learning_rate == pytest.approx(4**-0.5)
     assert rows["head/kernel"].family == "adam"
 
 
-def test_muon_warns_of_matrices_that_may_be_hidden():
-    """With one width an input matrix looks like a hidden one; a delta tells them."""
-    small, large = tree(8), tree(8, 8)
+def test_a_model_of_another_width_tells_which_matrices_are_hidden():
+    small, large, other = tree(8), tree(8, 8), tree(16, 8)
     small["mid"] = large["mid"] = jnp.ones((8, 8))
-    given = {"depth": (2, 8), "branch": "blocks"}
-    scales = optim.infer_scales(small, large, **given)
-    with pytest.warns(optim.ChainWarning, match=r"leaves .*'mid'.* to Adam .* delta="):
-        optim.muon(0.1, scales, "depth_mup")
-    other = tree(16, 8) | {"mid": jnp.ones((16, 16))}
-    sure = optim.infer_scales(small, large, **given, delta=other)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optim.muon(0.1, sure, "depth_mup")
-    assert optim.explain(sure, "depth_mup", "muon").rows["mid"].family == "spectral"
-
-
-@pytest.mark.parametrize(("length", "axes"), [(6, (0, 1)), (9, (1,))])
-def test_muon_warns_where_a_length_tells_a_window_from_copies(length, axes):
-    def model(n):
-        shapes = {"in": (8, n), "mix/kernel": (length, n, n), "head": (n, 2)}
-        return {path: jnp.ones(shape) for path, shape in shapes.items()}
-
-    guessed = optim.infer_scales(model(4), model(16))
-    assert guessed["mix/kernel"].in_axes == axes
-    assert "guessed" in guessed["mix/kernel"].origin
-    with pytest.warns(optim.ChainWarning, match=r"axes=.*\(\(0, 1\), \(2,\)\)") as said:
-        optim.muon(0.1, guessed, "mup")
-    assert f"{16 * length if len(axes) > 1 else 16} x 16" in str(said[0].message)
-    given = optim.infer_scales(model(4), model(16), axes={"mix/kernel": ((0, 1), (2,))})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optim.muon(0.1, given, "mup")
+    other["mid"] = jnp.ones((16, 16))
+    for delta, family in ((None, "adam"), (other, "spectral")):
+        scales = declared(small, large, delta=delta)
+        assert optim.explain(scales, "muon").rows["mid"].family == family
 
 
 # --- what explain says is what happens ---
@@ -366,10 +361,10 @@ def first_update(name):
 @pytest.mark.parametrize("parametrization", ["mup", "depth_mup", "ntk", "completep"])
 def test_explained_rates_are_applied(name, parametrization):
     no_decay = {} if name in ("sgd", "adam", "muon") else {"weight_decay": 0.0}
-    tx = NAMESAKES[name][0](0.1, SCALES, parametrization, **no_decay)
+    tx = NAMESAKES[name][0](0.1, scales_for(parametrization), **no_decay)
     got = jit(lambda p: tx.update(p, tx.init(p), p)[0])(tree(32, 8))
     plain = first_update(name)
-    rows = optim.explain(SCALES, parametrization, optimizer=name).rows
+    rows = optim.explain(scales_for(parametrization), optimizer=name).rows
     for path, row in rows.items():
         a, b = got, plain
         for key in path.split("/"):
@@ -380,7 +375,7 @@ def test_explained_rates_are_applied(name, parametrization):
 
 
 def test_explain_prints_every_parameter_and_its_source():
-    text = str(optim.explain(SCALES, "depth_mup", optimizer="adamw"))
+    text = str(optim.explain(scales_for("depth_mup"), optimizer="adamw"))
     for path in SCALES:
         assert path in text
     for word in ("role", "init", "lr", "eps", "wd", "found", "8x32x32", "2310.02244"):
@@ -389,7 +384,7 @@ def test_explain_prints_every_parameter_and_its_source():
 
 def test_explain_says_how_each_optimizer_decays():
     def row(name):
-        return optim.explain(SCALES, "mup", optimizer=name).rows["blocks/kernel"]
+        return optim.explain(scales_for("mup"), optimizer=name).rows["blocks/kernel"]
 
     assert row("adamw").weight_decay == pytest.approx(4)
     # LAMB's joins Adam's update before the trust ratio; Adafactor's is a rate a step.
@@ -406,18 +401,18 @@ MUON_OPTIONS = [{}, {"consistent_rms": 0.2}, {"adaptive": True}]
 def test_explain_knows_muons_options(options):
     """The ratio to Optax's own update, by the same options, is what explain prints."""
     params = tree(32, 8)
-    ours = optim.muon(1.0, SCALES, "mup", **options)
+    ours = optim.muon(1.0, scales_for("mup"), **options)
     theirs = optax_muon(1.0, **options)
-    grads = optim.normalize_gradients(SCALES, "mup").update(params, ())[0]
+    grads = optim.normalize_gradients(scales_for("mup")).update(params, ())[0]
     got = jit(lambda p: ours.update(p, ours.init(p), p)[0])(params)
     plain = jit(lambda p: theirs.update(grads, theirs.init(p), p)[0])(params)
-    rows = optim.explain(SCALES, "mup", "muon", **options).rows
+    rows = optim.explain(scales_for("mup"), "muon", **options).rows
     rate = rows["conv"].learning_rate
     size = float(jnp.abs(got["conv"]).max())
     np.testing.assert_allclose(
         got["conv"] / size, plain["conv"] * rate / size, rtol=1e-4, atol=1e-5
     )
-    assert optim.check_chain(ours, SCALES, "mup").passed
+    assert optim.check_chain(ours, scales_for("mup")).passed
 
 
 COPIES = {
@@ -428,7 +423,7 @@ COPIES = {
 COPIED = optim.infer_scales(
     {k: jax.ShapeDtypeStruct(b, jnp.float32) for k, (b, _) in COPIES.items()},
     {k: jax.ShapeDtypeStruct(t, jnp.float32) for k, (_, t) in COPIES.items()},
-    axes={"experts|qkv": ((1,), (2,))},
+    axes={"experts|qkv": "copies: in -> out", "head": "in -> out"},
 )
 
 
@@ -439,7 +434,7 @@ def test_experts_and_fused_projections_are_orthogonalized_one_by_one(name):
         k: jnp.asarray(rng.normal(size=t), jnp.float32) for k, (_, t) in COPIES.items()
     }
     together = muon_updates(COPIED, params)[name]
-    row = optim.explain(COPIED, "mup", "muon").rows[name]
+    row = optim.explain(COPIED, "muon").rows[name]
     shape = math.sqrt(max(1, together.shape[2] / together.shape[1]))
     for matrix in together:
         singular = jnp.linalg.svd(matrix, compute_uv=False) / row.learning_rate / shape
@@ -453,91 +448,48 @@ def test_experts_and_fused_projections_are_orthogonalized_one_by_one(name):
 # --- scales know their parametrization ---
 
 
-def test_scales_that_know_their_parametrization_are_the_default():
-    known = SCALES.for_parametrization("completep")
-    params = tree(32, 8)
-    for name, (maker, _) in NAMESAKES.items():
-        traced = [
-            str(jax.make_jaxpr(functools.partial(step, tx))(params))
-            for tx in (maker(0.1, known), maker(0.1, SCALES, "completep"))
-        ]
-        assert traced[0] == traced[1], name
-    assert optim.explain(known).parametrization.name == "completep(alpha=1)"
-
-
-def test_without_a_parametrization_width_alone_follows_mup():
-    wider = optim.infer_scales(tree(8), tree(32), depth=(2, 2), branch="blocks")
+def test_a_parametrization_is_named_where_depth_changes():
+    nameless = optim.Scales(dict(SCALES))
+    told = r"depth grows by 4, .*for_parametrization.*'depth_mup' .* one layer"
+    uses = (optim.explain, functools.partial(optim.rescale_init, tree(32, 8)))
+    makers = [functools.partial(maker, 0.1) for maker, _ in NAMESAKES.values()]
+    for use in (*uses, *makers, optim.scale_by_parametrization):
+        with pytest.raises(ValueError, match=told):
+            use(nameless)
+    plain = {p: dataclasses.replace(s, in_branch=False) for p, s in SCALES.items()}
+    with pytest.raises(ValueError, match=r"'relu_mlp' for a network without"):
+        optim.adam(0.1, optim.Scales(plain))
+    wider = optim.Scales(dict(declared(tree(8), tree(32))))
     assert optim.explain(wider).parametrization.name == "mup"
 
 
-def test_depth_without_a_parametrization_is_refused():
-    told = r"depth grows by 4, .*'depth_mup' .* one layer, 'completep' .* two or more"
-    for use in USES.values():
-        with pytest.raises(ValueError, match=told):
-            use(SCALES, None)
-    with pytest.raises(ValueError, match=told):
-        optim.rescale_init(tree(32, 8), SCALES)
+def test_a_swept_richness_may_replace_the_models():
+    model = SCALES.for_parametrization("depth_mup")
 
+    def start(richness):
+        point = optim.parametrization("depth_mup", richness=optim.Traced(richness))
+        tx = optim.sgd(0.1, model.for_parametrization(point))
+        return step(tx, tree(32, 8))["head"]["bias"]
 
-def test_depth_without_branches_asks_for_the_rule_of_plain_networks():
-    plain = optim.infer_scales(tree(8), tree(32, 8), depth=(2, 8), branch=None)
-    with pytest.raises(ValueError, match=r"no parameter is inside .*'relu_mlp', or"):
-        optim.adam(0.1, plain)
-    assert optim.explain(plain, "mup").rows["blocks/kernel"].learning_rate == 0.25
+    assert jax.vmap(start)(jnp.array([1.0, 2.0])).shape == (2, 3)
 
 
 def step(tx, params):
     return tx.update(params, tx.init(params), params)[0]
 
 
-USES = {
-    "scale": lambda s, name: optim.scale_by_parametrization(s, name),
-    "normalize": lambda s, name: optim.normalize_gradients(s, name),
-    "explain": lambda s, name: optim.explain(s, name),
-    "check": lambda s, name: optim.check_chain(optax.sgd(0.1), s, name),
-    **{
-        name: lambda s, point, maker=maker: maker(0.1, s, point)
-        for name, (maker, _) in NAMESAKES.items()
-    },
-}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_another_parametrization_than_the_models_is_refused(use):
-    known = SCALES.for_parametrization("mean_field")
-    with pytest.raises(ValueError, match=r"built with mean_field, .* depth_mup.*leave"):
-        USES[use](known, "depth_mup")
-    rich = SCALES.for_parametrization(optim.parametrization("mup", richness=0.5))
-    with pytest.raises(ValueError, match=r"built with mup \(richness=0.5\), .* mup;"):
-        USES[use](rich, "mup")
-
-
-def test_the_same_rules_by_another_name_are_accepted():
-    known = SCALES.for_parametrization("ode")
-    optim.adam(0.1, known, "completep")
-    optim.adam(0.1, known, optim.parametrization("residual", alpha=1.0, gamma=0.0))
-
-
-def test_a_swept_richness_is_not_compared():
-    def start(richness):
-        point = optim.parametrization("depth_mup", richness=optim.Traced(richness))
-        known = SCALES.for_parametrization("depth_mup")
-        tx = optim.sgd(0.1, known, point)
-        return step(tx, tree(32, 8))["head"]["bias"]
-
-    assert jax.vmap(start)(jnp.array([1.0, 2.0])).shape == (2, 3)
-
-
-def test_zoo_models_know_theirs():
+def test_zoo_models_know_their_parametrization():
     options = {"width": 16, "depth": 4, "base_width": 8, "base_depth": 2}
     model = nnx.eval_shape(
         lambda: zoo.create(
             "resmlp", **options, parametrization="completep", rngs=nnx.Rngs(0)
         )
     )
-    optim.adamw(1e-3, zoo.scales(model))
-    with pytest.raises(ValueError, match=r"completep.*depth_mup"):
-        optim.adamw(1e-3, zoo.scales(model), "depth_mup")
+    scales = zoo.scales(model)
+    assert optim.explain(scales).parametrization.name == "completep(alpha=1)"
+    assert scales.for_parametrization("ode").multiplied  # the same rules
+    with pytest.raises(ValueError, match=r"built with completep.*depth_mup"):
+        scales.for_parametrization("depth_mup")
 
 
 # --- schedules with a swept learning rate ---
@@ -548,7 +500,7 @@ def test_a_warm_up_and_cosine_with_a_swept_peak():
     params = tree(32, 8)
 
     def rate(peak):
-        tx = optim.sgd(optim.scale_schedule(peak, unit), SCALES, "depth_mup")
+        tx = optim.sgd(optim.scale_schedule(peak, unit), scales_for("depth_mup"))
         state = tx.init(params)
         for _ in range(2):
             _, state = tx.update(params, state, params)
@@ -587,7 +539,7 @@ def test_of_matrices_alone_biases_do_not_decay(name):
 
     def moved(**more):
         maker = getattr(optim, name)
-        tx = maker(0.1, SCALES, "depth_mup", **options, **more)
+        tx = maker(0.1, scales_for("depth_mup"), **options, **more)
         updates, _ = tx.update(zeros, tx.init(params), params)
         return {path: bool(jnp.any(x != 0)) for path, x in flatten(updates)}
 
@@ -599,14 +551,14 @@ def test_of_matrices_alone_biases_do_not_decay(name):
 
 def test_an_unknown_mask_is_refused():
     with pytest.raises(ValueError, match="mask='kernels' must be 'matrices', a tree"):
-        optim.adamw(0.1, SCALES, "mup", mask="kernels")
+        optim.adamw(0.1, scales_for("mup"), mask="kernels")
 
 
 @pytest.mark.parametrize("name", ["b1", "eps"])
 def test_a_schedule_that_is_not_of_a_rate_is_refused(name):
     match = f"{name}=.* must be a number; schedule it by optax.inject_hyperparams"
     with pytest.raises(ValueError, match=match):
-        optim.adam(0.1, SCALES, "mup", **{name: optax.constant_schedule(0.9)})
+        optim.adam(0.1, scales_for("mup"), **{name: optax.constant_schedule(0.9)})
 
 
 def small_head(n, size):
@@ -615,14 +567,17 @@ def small_head(n, size):
     return {name: jnp.full(shape, sizes[name]) for name, shape in shapes.items()}
 
 
+def head_scales(base, target):
+    return optim.infer_scales(base, target, axes={".": "in -> out"})
+
+
 @pytest.mark.parametrize(
     ("name", "size", "said"),
     [("lamb", 0.0, "at zero"), ("adafactor", 1e-4, "smaller than 0.001")],
 )
 def test_weights_too_small_for_relative_updates_are_a_warning(name, size, said):
     params = small_head(64, size)
-    scales = optim.infer_scales(small_head(16, size), params)
-    tx = getattr(optim, name)(0.1, scales, "mup")
+    tx = getattr(optim, name)(0.1, head_scales(small_head(16, size), params))
     with pytest.warns(optim.ChainWarning, match=f"'head' starts {said}") as warned:
         tx.init(params)
     assert warned[0].filename == __file__
@@ -637,7 +592,7 @@ def test_updates_of_a_zero_weight_do_not_scale_under_lamb():
     steps = []
     for width in (16, 128):
         params = small_head(width, 0.0)
-        tx = optim.lamb(0.1, optim.infer_scales(small_head(8, 0.0), params), "mup")
+        tx = optim.lamb(0.1, head_scales(small_head(8, 0.0), params))
         with pytest.warns(optim.ChainWarning):
             state = tx.init(params)
         updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
@@ -649,15 +604,15 @@ def test_a_mask_from_an_nnx_state_works_as_a_function_does():
     model = nnx.Dict(up=nnx.Linear(4, 8, rngs=nnx.Rngs(0)))
     params = nnx.state(model, nnx.Param)
     base = nnx.Dict(up=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
-    scales = optim.infer_scales(base, model, readout=None)
+    scales = optim.infer_scales(base, model, axes={"kernel": "i -> o", "bias": "d"})
     mask = jax.tree.map(lambda x: x.ndim >= 2, params)
-    tx = optim.adamw(0.1, scales, "mup", weight_decay=1.0, mask=mask)
+    tx = optim.adamw(0.1, scales, weight_decay=1.0, mask=mask)
     before = model["up"].kernel[...]
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     optimizer.update(model, jax.tree.map(jnp.zeros_like, params))
     np.testing.assert_allclose(model["up"].kernel[...], 0.9 * before, rtol=1e-6)
     with pytest.raises(ValueError, match="no entry for parameter 'up/kernel'"):
-        optim.adamw(0.1, scales, "mup", mask={"up": {"bias": True}}).init(params)
+        optim.adamw(0.1, scales, mask={"up": {"bias": True}}).init(params)
 
 
 def test_a_mask_that_decays_biases_of_a_stack_is_a_warning():
@@ -665,6 +620,5 @@ def test_a_mask_that_decays_biases_of_a_stack_is_a_warning():
         optim.adamw(
             0.1,
             SCALES,
-            "depth_mup",
             mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p),
         ).init(tree(32, 8))

@@ -230,10 +230,9 @@ def test_muon_follows_the_square_root():
         return {"in": jnp.ones((8, n)), "mid": jnp.eye(n), "out": jnp.ones((n, 2))}
 
     def moved(**training):
-        scales = optim.infer_scales(
-            model(4), model(8), axes={".": "i -> o"}, **training
-        )
-        tx = optim.muon(0.1, scales, "mup", weight_decay=0.0, nesterov=False)
+        axes = {".": "i -> o"}
+        scales = optim.infer_scales(model(4), model(8), axes=axes, **training)
+        tx = optim.muon(0.1, scales, weight_decay=0.0, nesterov=False)
         params = model(8)
         updates, _ = tx.update(params, tx.init(params), params)
         return updates["mid"]
@@ -254,12 +253,23 @@ def test_muon_follows_the_square_root():
     ],
 )
 def test_check_chain_agrees(name, point):
-    scales = model_scales(2, 2, 4, 0.5)
-    tx = getattr(optim, name)(0.1, scales, point)
-    assert optim.check_chain(tx, scales, point).passed
+    scales = model_scales(2, 2, 4, 0.5).for_parametrization(point)
+    tx = getattr(optim, name)(0.1, scales)
+    assert optim.check_chain(tx, scales).passed
 
 
 # ----- Width, depth, batch size and length.
+
+AXES = optim.declare(
+    {
+        "embed": "vocab: d",
+        "blocks/w": "layers: d -> e",
+        "blocks/b": "layers: -> d",
+        "head/w": "d -> classes",
+        "head/b": "classes",
+    },
+    branches="blocks",
+)
 
 
 def model_scales(width, depth, batch, examples):
@@ -274,15 +284,8 @@ def model_scales(width, depth, batch, examples):
         lambda: model(8, 2),
         lambda: model(8 * width, 2 * depth),
         delta=lambda: model(32, 2),
-        axes=optim.declare(
-            {
-                "blocks/w": "layers: i -> o",
-                "blocks/b": "layers: -> o",
-                "b$": "o",
-                ".": "i -> o",
-            },
-            branches="blocks",
-        ),
+        axes=AXES,
+        parametrization="mup",
         batch=(16, 16 * batch),
         examples=(1000, 1000 * examples),
     )
@@ -315,7 +318,7 @@ def test_multipliers_of_width_depth_batch_and_length_commute(family, point):
 def test_more_examples_undo_a_larger_batch():
     scales = model_scales(1, 1, 4, 4)
     assert scales.training.kappa == 1
-    rows = optim.explain(scales, "mup", "adamw").rows
+    rows = optim.explain(scales, "adamw").rows
     assert {row.learning_rate for row in rows.values()} == {1.0}
 
 

@@ -33,15 +33,17 @@ def tree(n, depth=2, dtype=jnp.float32):
 
 AXES = optim.declare(
     {
-        "^embed|head/kernel": "i -> o",
-        "blocks/kernel": "layers: i -> o",
-        "blocks/bias": "layers: -> o",
-        "head/bias": "o",
+        "embed": "vocab: d",
+        "blocks/kernel": "layers: d -> e",
+        "blocks/bias": "layers: -> d",
+        "head/kernel": "d -> classes",
+        "head/bias": "classes",
     },
     branches="blocks",
 )
-SCALES = optim.infer_scales(tree(4), tree(16, 8), axes=AXES)
-KNOWN = SCALES.for_parametrization("depth_mup")
+SCALES = optim.infer_scales(
+    tree(4), tree(16, 8), axes=AXES, parametrization="depth_mup"
+)
 PARAMS, GRADS = tree(16, 8), jax.tree.map(jnp.cos, tree(16, 8))
 
 ALIASES = {
@@ -56,7 +58,11 @@ ALIASES = {
 
 
 def scale(family="adam", name="depth_mup"):
-    return optim.scale_by_parametrization(SCALES, name, family=family)
+    return optim.scale_by_parametrization(scales_for(name), family=family)
+
+
+def scales_for(name):
+    return SCALES.for_parametrization(name)
 
 
 # Most of the time of these tests is spent in the compiler.
@@ -80,7 +86,7 @@ def run(tx, steps=3):
 
 @functools.cache
 def run_alias(alias):
-    return run(ALIASES[alias](0.01, KNOWN))[0]
+    return run(ALIASES[alias](0.01, SCALES))[0]
 
 
 def same(one, other, **tolerance):
@@ -107,7 +113,7 @@ def test_each_update_is_multiplied_by_its_own_factor(name, family):
 
 
 def test_normalized_gradients_have_the_bases_size():
-    tx = optim.normalize_gradients(SCALES, "depth_mup")
+    tx = optim.normalize_gradients(SCALES)
     updates, _ = tx.update(GRADS, tx.init(PARAMS))
     # Width 4, depth 4: hidden gradients are m^-1 M^-1/2 of the base's.
     ratio = updates["blocks"]["kernel"] / GRADS["blocks"]["kernel"]
@@ -116,7 +122,7 @@ def test_normalized_gradients_have_the_bases_size():
 
 
 def test_standard_parametrization_leaves_updates_alone():
-    for tx in (scale("adam", "sp"), optim.normalize_gradients(SCALES, "sp")):
+    for tx in (scale("adam", "sp"), optim.normalize_gradients(scales_for("sp"))):
         updates, _ = tx.update(GRADS, tx.init(PARAMS))
         assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a is b, updates, GRADS)))
 
@@ -130,11 +136,9 @@ def test_scaling_to_a_target_composes(first, second, family):
         return jax.eval_shape(lambda: tree(n))
 
     def rates(base, target):
-        given = {"axes": AXES}
-        if base == target:
-            given["delta"] = mlp(7 * base)
-        scales = optim.infer_scales(mlp(base), mlp(target), **given)
-        rows = optim.explain(scales, "mup", family).rows
+        delta = mlp(7 * base)
+        scales = optim.infer_scales(mlp(base), mlp(target), axes=AXES, delta=delta)
+        rows = optim.explain(scales, family).rows
         # Optax's shape factor of Muon depends on shapes, not on their ratio.
         return {p: r.learning_rate for p, r in rows.items() if family != "muon"}
 
@@ -144,25 +148,25 @@ def test_scaling_to_a_target_composes(first, second, family):
 
 
 def test_rescaled_initialization_is_the_parametrizations():
-    wanted = optim.rescale_init(PARAMS, SCALES, "mup")
+    wanted = optim.rescale_init(PARAMS, scales_for("mup"))
     np.testing.assert_allclose(
         wanted["head"]["kernel"], PARAMS["head"]["kernel"] / 2, rtol=1e-6
     )
     np.testing.assert_array_equal(wanted["embed"], PARAMS["embed"])
-    same(optim.rescale_init(PARAMS, SCALES, "sp"), PARAMS)
+    same(optim.rescale_init(PARAMS, scales_for("sp")), PARAMS)
 
 
 # --- what they add ---
 
 
-@pytest.mark.parametrize("make", [scale, lambda: optim.normalize_gradients(KNOWN)])
+@pytest.mark.parametrize("make", [scale, lambda: optim.normalize_gradients(SCALES)])
 def test_transforms_have_no_state(make):
     assert jax.tree.leaves(make().init(PARAMS)) == []
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_the_second_call_does_not_compile_again(alias):
-    tx = ALIASES[alias](0.01, KNOWN)
+    tx = ALIASES[alias](0.01, SCALES)
     traces = []
 
     @jit
@@ -181,7 +185,7 @@ def test_the_second_call_does_not_compile_again(alias):
 @pytest.mark.parametrize("alias", ALIASES)
 def test_bfloat16_stays_bfloat16(alias):
     params = tree(16, 8, jnp.bfloat16)
-    tx = ALIASES[alias](0.01, KNOWN)
+    tx = ALIASES[alias](0.01, SCALES)
     state = jit(tx.init)(params)
     updates, after = jit(tx.update)(params, state, params)
     assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
@@ -194,7 +198,7 @@ def test_bfloat16_stays_bfloat16(alias):
 
 def by_hand(rate=0.01):
     return optax.chain(
-        optim.normalize_gradients(KNOWN),
+        optim.normalize_gradients(SCALES),
         optax.scale_by_adam(),
         scale(),
         optax.add_decayed_weights(1e-4),
@@ -209,13 +213,13 @@ def test_a_chain_by_hand_is_the_alias():
 def test_chains_with_clipping_and_schedules():
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 10)
     tx = optax.chain(
-        optax.clip_by_global_norm(1.0), optim.adamw(schedule, KNOWN), optax.scale(0.5)
+        optax.clip_by_global_norm(1.0), optim.adamw(schedule, SCALES), optax.scale(0.5)
     )
     params, _ = run(tx)
     assert not jnp.array_equal(params["embed"], PARAMS["embed"])
     named = optax.named_chain(
         ("clip", optax.clip_by_global_norm(1.0)),
-        ("adamw", optim.adamw(schedule, KNOWN)),
+        ("adamw", optim.adamw(schedule, SCALES)),
         ("half", optax.scale(0.5)),
     )
     same(run(named)[0], params)
@@ -223,16 +227,16 @@ def test_chains_with_clipping_and_schedules():
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_a_schedule_is_multiplied_and_not_replaced(alias):
-    scheduled = run(ALIASES[alias](lambda step: 0.01, KNOWN))[0]
+    scheduled = run(ALIASES[alias](lambda step: 0.01, SCALES))[0]
     same(scheduled, run_alias(alias), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_multi_steps_accumulate(alias):
-    tx = optax.MultiSteps(ALIASES[alias](0.01, KNOWN), 2)
+    tx = optax.MultiSteps(ALIASES[alias](0.01, SCALES), 2)
     params, state = run(tx, steps=3)
     assert (int(state.gradient_step), int(state.mini_step)) == (1, 1)
-    expected = run(ALIASES[alias](0.01, KNOWN), steps=1)[0]
+    expected = run(ALIASES[alias](0.01, SCALES), steps=1)[0]
     same(params, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -251,9 +255,9 @@ INJECTED = {
 def test_injected_hyperparameters_can_be_changed(alias):
     maker, static = INJECTED[alias]
     options = {"momentum": 0.9} if alias == "sgd" else {}
-    # scales and parametrization pass as they are: neither is a number nor a schedule.
+    # The scales pass as they are: neither a number nor a schedule.
     make = optax.inject_hyperparams(maker, static_args=static)
-    tx = make(0.01, SCALES, "depth_mup", **options)
+    tx = make(0.01, SCALES, **options)
     params, state = run(tx)
     same(params, run_alias(alias), rtol=1e-4, atol=1e-5)
     assert "scales" not in state.hyperparams
@@ -267,7 +271,7 @@ def test_injected_hyperparameters_can_be_changed(alias):
 
 def test_injected_schedules():
     tx = optax.inject_hyperparams(optim.adamw)(
-        lambda step: 0.01 * (step + 1), scales=SCALES, parametrization="mup"
+        lambda step: 0.01 * (step + 1), scales=SCALES
     )
     _, state = run(tx, steps=3)
     assert float(state.hyperparams["learning_rate"]) == pytest.approx(0.03)
@@ -278,26 +282,26 @@ LABELS = {"embed": "rest", "blocks": "blocks", "head": "rest"}
 
 def test_partitions_scale_each_part():
     tx = optax.partition(
-        {"blocks": optim.adamw(0.01, KNOWN), "rest": optim.adamw(0.01, KNOWN)}, LABELS
+        {"blocks": optim.adamw(0.01, SCALES), "rest": optim.adamw(0.01, SCALES)}, LABELS
     )
     same(run(tx)[0], run_alias("adamw"))
 
 
 def test_masked_parameters_are_left_alone():
     tx = optax.masked(
-        optim.adam(0.01, KNOWN), jax.tree.map(lambda label: label == "rest", LABELS)
+        optim.adam(0.01, SCALES), jax.tree.map(lambda label: label == "rest", LABELS)
     )
     updates, _ = jit(tx.update)(GRADS, tx.init(PARAMS), PARAMS)
     same(updates["blocks"], GRADS["blocks"])
     frozen = optax.partition(
-        {"rest": optim.adam(0.01, KNOWN), "blocks": optax.set_to_zero()}, LABELS
+        {"rest": optim.adam(0.01, SCALES), "blocks": optax.set_to_zero()}, LABELS
     )
     params, _ = run(frozen)
     same(params["blocks"], PARAMS["blocks"])
 
 
 def test_apply_if_finite_skips_bad_gradients():
-    tx = optax.apply_if_finite(optim.adamw(0.01, KNOWN), 3)
+    tx = optax.apply_if_finite(optim.adamw(0.01, SCALES), 3)
     state = jit(tx.init)(PARAMS)
     bad = jax.tree.map(lambda x: x * jnp.nan, GRADS)
     updates, state = jit(tx.update)(bad, state, PARAMS)
@@ -309,7 +313,7 @@ def test_apply_if_finite_skips_bad_gradients():
 @pytest.mark.parametrize("alias", ALIASES)
 def test_states_can_be_mapped_as_parameters(alias):
     # How sharding is laid over an optimizer's state.
-    tx = ALIASES[alias](0.01, KNOWN)
+    tx = ALIASES[alias](0.01, SCALES)
     state = jax.eval_shape(tx.init, PARAMS)
     mapped = optax.tree.map_params(
         tx, lambda x: "param", state, transform_non_params=lambda x: "other"
@@ -330,12 +334,11 @@ def test_nnx_optimizers_train(alias):
             return self.head(nnx.relu(self.hidden(nnx.relu(self.first(x)))))
 
     model = Model(16, nnx.Rngs(0))
-    scales = optim.infer_scales(
-        lambda: Model(4, nnx.Rngs(0)), model, inputs=(jnp.ones((1, 5)),)
-    )
+    base, x = (lambda: Model(4, nnx.Rngs(0))), jnp.ones((1, 5))
+    scales = optim.infer_scales(base, model, inputs=(x,))
     params = nnx.state(model, nnx.Param)
-    nnx.update(model, optim.rescale_init(params, scales, "mup"))
-    optimizer = nnx.Optimizer(model, ALIASES[alias](0.02, scales, "mup"), wrt=nnx.Param)
+    nnx.update(model, optim.rescale_init(params, scales))
+    optimizer = nnx.Optimizer(model, ALIASES[alias](0.02, scales), wrt=nnx.Param)
     x = jax.random.normal(jax.random.key(1), (8, 5))
 
     @nnx.jit
@@ -365,8 +368,8 @@ spec = {"embed": P(None, "model"), "mid": P(None, "data", "model"), "bias": P("m
 place = jax.tree.map(lambda s: NamedSharding(mesh, s), spec,
                      is_leaf=lambda s: isinstance(s, P))
 params = jax.device_put(tree(64), place)
-axes = {"mid": "layers: i -> o", "bias": "d", ".": "i -> o"}
-scales = optim.infer_scales(tree(16), params, axes=optim.declare(axes, branches="mid"))
+axes = {"embed|head": "i -> o", "mid": "layers: i -> o", "bias": "d"}
+scales = optim.infer_scales(tree(16), params, axes=axes)
 pairs = {
     "sgd": (lambda r, *a: optim.sgd(r, *a, momentum=0.9), lambda r: optax.sgd(r, 0.9)),
     "adam": (optim.adam, optax.adam), "adamw": (optim.adamw, optax.adamw),

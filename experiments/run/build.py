@@ -248,6 +248,7 @@ def scales_of(config: RunConfig, model: nnx.Module) -> optim.Scales:
     """The scales of a model, with the run's batch size, length and groups."""
     batch, examples = config.training.batch, config.training.examples
     scales = zoo.scales(model, batch=(1, batch), examples=(1, examples))
+    scales = scales.for_parametrization(config.rules)  # its richness may be swept
     groups = {
         group["pattern"]: {k: v for k, v in group.items() if k != "pattern"}
         for group in config.modules.values()
@@ -261,10 +262,10 @@ def make_optimizer(
     """The optimizer of a run, with its schedule and gradient clipping."""
     chosen = config.optimizer
     maker = getattr(optim, chosen.name)
-    tx = maker(config.learning_rates, scales, config.rules, **chosen.options)
+    tx = maker(config.learning_rates, scales, **chosen.options)
     if config.clip_norm is None:
         return tx
-    return optim.chain(optax.clip_by_global_norm(config.clip_norm), tx)
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
 
 
 def make_objective(config: RunConfig, dataset: Dataset) -> Objective:

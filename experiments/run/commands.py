@@ -219,7 +219,7 @@ def explain(config: ConfigDict) -> optim.Explanation:
     """The scaling of each parameter of a config's model."""
     run = parse(config)
     built = build(run, open_dataset(run, stand_in=True))
-    return optim.explain(built.scales, built.config.rules, built.config.optimizer.name)
+    return optim.explain(built.scales, built.config.optimizer.name)
 
 
 def describe(prepared: PreparedRun) -> str:

@@ -37,7 +37,7 @@ def check_optimizer(options: Mapping[str, Any]) -> frozenset[str]:
     """
     name = one_of(*OPTIMIZERS)("optimizer.name", options.get("name"))
     accepted = set(inspect.signature(getattr(optim, name)).parameters)
-    accepted -= {"learning_rate", "scales", "parametrization"}
+    accepted -= {"learning_rate", "scales"}
     for key, value in options.items():
         if key == "name":
             continue

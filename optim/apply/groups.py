@@ -20,9 +20,10 @@ from ..rules.roles import Role
 from ..scales.group import Module
 from ..scales.paths import map_float_leaves, map_with_paths
 from ..scales.patterns import Pattern
+from ..scales.probe import Acting, Kind
 from ..scales.table import Scales, check_scales
 from .initialized import scaled_by_path
-from .links import Kind, Link, mark
+from .transforms import multiplied, multiply_leaves
 
 _ROLE = "role:"
 
@@ -144,10 +145,7 @@ def scale_by_path(
             )
     pattern_of = match_paths(factors, scales)
     by_path = {path: factors[key] for path, key in pattern_of.items()}
-    # Zeros freeze a group, unless weight decay is added behind them.
-    freezes = all(isinstance(x, numbers.Real) and x == 0 for x in by_path.values())
-    kind = Kind.FREEZING if freezes else Kind.GROUPS
-    return mark(multiply_by_path(by_path, scales), Link("scale_by_path", kind))
+    return multiply_leaves(Kind.GROUPS, by_path, scales)
 
 
 def _check_mapping(name: str, given: Any, example: str) -> None:
@@ -156,30 +154,6 @@ def _check_mapping(name: str, given: Any, example: str) -> None:
             f"{name}={given!r} must be a mapping from patterns, e.g. "
             f"{{'role:output': {example}}}"
         )
-
-
-def multiply_by_path(
-    factors: Mapping[str, Any], scales: Scales
-) -> optax.GradientTransformation:
-    """Multiply the updates of some parameters, each by the factor of its path."""
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
-        return multiplied(updates, factors, scales), state
-
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
-
-
-def multiplied(tree: Any, factors: Mapping[str, Any], scales: Scales) -> Any:
-    """Multiply the leaves at some paths by factors, keeping dtypes."""
-
-    def multiply(path: str, leaf: jax.Array) -> jax.Array:
-        scales.check_leaf(path, leaf)
-        if path not in factors:
-            return leaf
-        return leaf * jnp.asarray(factors[path], leaf.dtype)
-
-    return map_with_paths(multiply, tree)
 
 
 def for_modules(
@@ -206,7 +180,7 @@ def for_modules(
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> slow = optim.for_modules(scales, {"role:input": {"learning_rate": 0.5}})
-      >>> tx = optim.adam(0.1, slow, "mup")
+      >>> tx = optim.adam(0.1, slow)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
       (-0.05, -0.025)
@@ -320,20 +294,22 @@ def averaged(
     return optax.partition({"": make(b1, b2), **links}, labels)
 
 
-def refuse_memories(scales: Scales, optimizer: str) -> None:
-    """Raise a `ValueError` if a group has a memory and the optimizer cannot use it."""
+def refuse(scales: Scales, optimizer: str, *, betas: bool, decay: bool) -> None:
+    """Raise a `ValueError` if a group has a factor that the optimizer cannot use.
+
+    Args:
+      scales: of the model.
+      optimizer: its name.
+      betas: whether it has a β1 and a β2 per group.
+      decay: whether it has a weight decay.
+    """
     for path, module in scales.modules.items():
-        if module.remembers:
+        if module.remembers and not betas:
             raise ValueError(
                 f"{path!r} has b1_memory or b2_memory, but {optimizer} has no β1 and "
                 "β2 per group; leave them out, or use adam, adamw, lamb or lion"
             )
-
-
-def refuse_decays(scales: Scales, optimizer: str) -> None:
-    """Raise a `ValueError` if a group has a factor of a decay that there is not."""
-    for path, module in scales.modules.items():
-        if isinstance(module.weight_decay, jax.Array) or module.weight_decay != 1:
+        if not decay and _changes(module.weight_decay):
             raise ValueError(
                 f"{path!r} has a factor of weight_decay, but {optimizer} has no weight "
                 "decay of its own; leave the factor out, or use optim.adamw or another "
@@ -341,47 +317,51 @@ def refuse_decays(scales: Scales, optimizer: str) -> None:
             )
 
 
-def updates_of(scales: Scales, family: str) -> list[optax.GradientTransformation]:
-    """The link that scales the updates of groups, as a list; empty without groups."""
-    if not scales.modules:
-        return []
+def _changes(factor: Any) -> bool:
+    return isinstance(factor, jax.Array) or factor != 1
+
+
+def updates_of(scales: Scales, family: str) -> optax.GradientTransformation | None:
+    """The transform of updates by the factors of groups; None without groups."""
     factors = {path: module.update(family) for path, module in scales.modules.items()}
-    return [multiply_by_path(factors, scales)]
+    return multiply_leaves(Kind.GROUPS, factors, scales) if factors else None
 
 
-def gradients_of(scales: Scales) -> list[optax.GradientTransformation]:
-    """The link that scales gradients by the groups' multipliers, for eps.
-
-    Returns a list, which is empty without groups.
-    """
-    if not scales.modules:
-        return []
+def gradients_of(scales: Scales) -> optax.GradientTransformation | None:
+    """The transform of gradients by the groups' multipliers, for eps."""
     factors = {path: module.multiplier for path, module in scales.modules.items()}
-    return [multiply_by_path(factors, scales)]
+    return multiply_leaves(Kind.SHARED, factors, scales) if factors else None
 
 
-def decayed(
-    decay: optax.GradientTransformation, scales: Scales, *, relative: bool = False
+def decay_weights(
+    decay: optax.GradientTransformation,
+    scales: Scales,
+    factors: Mapping[str, float] | None = None,
 ) -> optax.GradientTransformation:
-    """Apply the groups' factors to a weight decay.
+    """Apply factors of parameters and groups to a weight decay.
 
     Args:
       decay: a transform that adds decayed weights.
       scales: of the model.
-      relative: whether a later link scales update and decay together (LAMB).
+      factors: those of each parameter, where a later transform scales update and decay
+        together (LAMB); None where it does not.
     """
-    if not scales.modules:
+    groups = {path: module.weight_decay for path, module in scales.modules.items()}
+    if factors is not None:
+        own = {path: m.update("adam") for path, m in scales.modules.items()}
+        groups = {path: factor / own[path] for path, factor in groups.items()}
+    kinds = ((Kind.DECAYING, factors or {}), (Kind.SHARED, groups))
+    acting = [Acting(kind, scales, given) for kind, given in kinds if given]
+    if not acting:
         return decay
-    factors = {
-        path: module.weight_decay / (module.update("adam") if relative else 1.0)
-        for path, module in scales.modules.items()
-    }
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError(
                 "weight decay needs params: tx.update(grads, state, params)"
             )
-        return decay.update(updates, state, multiplied(params, factors, scales))
+        for one in acting:
+            params = multiplied(params, one)
+        return decay.update(updates, state, params)
 
     return optax.GradientTransformation(decay.init, update)

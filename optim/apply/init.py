@@ -11,18 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..check.activations import is_nnx
-from ..reading.leaves import check_takes_nothing
+from ..reading.leaves import check_takes_nothing, is_nnx
 from ..reading.lists import Pairing
 from ..rules.multipliers import multipliers
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale, Role
 from ..scales.paths import float_leaves, map_float_leaves
 from ..scales.table import Scales
+from .chain_warning import ChainWarning
 from .initial_sizes import Size, deviation, freedoms, is_traced, sizes_of
 from .initialized import rescaled, scaled_by_path
-from .links import ChainWarning
-from .transforms import ParametrizationLike, applied, forward_multipliers, resolve
+from .transforms import applied, forward_multipliers, resolve
 
 # Values of `init=`: the assumed dependence of initial sizes on width.
 STANDARD, CONSTANT = "standard", "constant"
@@ -34,7 +33,6 @@ _SAME = 0.1
 def rescale_init(
     params: Any,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     *,
     base: Any = None,
     init: str | None = None,
@@ -50,10 +48,8 @@ def rescale_init(
     Args:
       params: parameters of the target, as its framework initialized them. Leaves that
         are not floating-point arrays are returned unchanged.
-      scales: their scales, from `infer_scales`. Models of `mupax.zoo` need no
-        rescaling.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
+      scales: their scales, from `infer_scales`, with their parametrization. Models of
+        `mupax.zoo` need no rescaling.
       base: the model of the base size, with values: its parameters, an NNX or
         Equinox module, or a function of no arguments that builds one (recommended;
         the base is small).
@@ -93,7 +89,7 @@ def rescale_init(
       >>> tokens = jax.ShapeDtypeStruct((1, 8), int)
       >>> scales = optim.infer_scales(base, target, inputs=(tokens,))
       >>> params = nnx.state(target, nnx.Param)
-      >>> params = optim.rescale_init(params, scales, "mup", base=base)
+      >>> params = optim.rescale_init(params, scales, base=base)
       >>> small = nnx.state(base(), nnx.Param)
       >>> ratios = jax.tree.map(lambda b, t: t.std() / b.std(), small, params)
       >>> embed, head = ratios.embed.embedding, ratios.head.kernel
@@ -102,7 +98,7 @@ def rescale_init(
     """
     _check_arguments(params, base, init)
     _check_made_elsewhere(scales)
-    point = resolve(scales, parametrization)
+    point = resolve(scales)
     given = float_leaves(params)
     scales.check_params(given)
     _check_values(given)
@@ -127,9 +123,7 @@ def rescale_init(
     return _multiply(params, factors)
 
 
-def apply_multipliers(
-    params: Any, scales: Scales, parametrization: ParametrizationLike | None = None
-) -> Any:
+def apply_multipliers(params: Any, scales: Scales) -> Any:
     """Return effective weights: each stored weight times its forward multiplier.
 
     Needed for your own model under a gauge with forward multipliers: call the model
@@ -138,8 +132,6 @@ def apply_multipliers(
     Args:
       params: the stored parameters.
       scales: from `infer_scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
 
     Raises:
       ValueError: a parameter without a scale, or of another shape; see
@@ -158,8 +150,7 @@ def apply_multipliers(
 
     Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
     """
-    point = resolve(scales, parametrization)
-    pairs = forward_multipliers(scales, point)
+    pairs = forward_multipliers(scales)
     applied.add(pairs)
     factors = dict(pairs)
 

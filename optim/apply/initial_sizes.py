@@ -15,8 +15,8 @@ from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.paths import float_leaves
 from ..scales.table import Scales
+from .chain_warning import ChainWarning
 from .initialized import rescaled
-from .links import ChainWarning
 
 
 class Size(NamedTuple):

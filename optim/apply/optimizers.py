@@ -1,18 +1,26 @@
 """Optax's optimizers with learning rates, eps and weight decay scaled by size.
 
-Each takes `scales` and `parametrization` after the learning rate, then the arguments of
-the Optax optimizer of the same name, which it equals bit for bit at base size. All
-hyperparameters are those of the base model. If the scales carry another batch size or
-training length (`Scales.for_training`), learning rates, betas, eps and weight decay
-follow the rules of `TrainingScale`. The momentum of SGD is never changed (the linear
-rule).
+Every optimizer takes the learning rate and the scales, then the arguments of the Optax
+optimizer of the same name, which it equals bit for bit at base size. All
+hyperparameters are those of the base model; a learning rate or weight decay may be a
+schedule. Masks of weight decay are those of Optax, or "matrices" for the weights that
+sum over inputs, without biases, norm scales and tokens.
+
+If the scales carry another batch size or training length (`Scales.for_training`),
+learning rates, betas, eps and weight decay follow the rules of `TrainingScale`. The
+momentum of SGD is never changed (the linear rule).
+
+All raise a `ValueError` for a hyperparameter that is not finite or out of range, for a
+factor of a group (`for_modules`) that they cannot use, and as
+`scale_by_parametrization`.
 """
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -20,54 +28,210 @@ import numpy as np
 import optax
 from optax import contrib
 
-from ..rules.multipliers import family_of, multipliers
+from ..rules.multipliers import Family, family_of, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.paths import flatten, map_with_paths
 from ..scales.table import Scales, stacked_vectors
-from .groups import (
-    averaged,
-    decayed,
-    gradients_of,
-    refuse_decays,
-    refuse_memories,
-    updates_of,
-)
-from .links import ChainWarning, Kind, Link, describe, mark, rules_of
-from .transforms import (
-    ParametrizationLike,
-    multiply_leaves,
-    normalize_gradients,
-    resolve,
-    scale_leaves,
-)
+from .chain_warning import ChainWarning
+from .groups import averaged, decay_weights, gradients_of, refuse, updates_of
+from .transforms import normalize_gradients, resolve, scale_updates
 
 # A mask as in Optax, or "matrices" for the weights with a fan-in; see `decay_mask`.
 Mask = Any | Callable[[optax.Params], Any] | None
+Transform = optax.GradientTransformation
+Optimizer = optax.GradientTransformationExtraArgs
+Arguments = ParamSpec("Arguments")
 
 
+def _checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimizer]:
+    """Check the hyperparameters of an optimizer by their names."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
+        try:
+            given = signature.bind(*args, **options).arguments
+        except TypeError:
+            return make(*args, **options)  # raises it with the optimizer's name
+        for name, value in given.items():
+            if name.endswith(_NUMBERS):
+                _check(name, value, signature.parameters[name].default is None)
+        return make(*args, **options)
+
+    return checked
+
+
+class Rule(NamedTuple):
+    """Multipliers of one parameter's hyperparameters under an optimizer.
+
+    Attributes:
+      family: that of the optimizer, for this parameter.
+      learning_rate: of the learning rate.
+      eps: of eps; 1 for optimizers without one.
+      weight_decay: of the weight decay.
+    """
+
+    family: Family
+    learning_rate: float
+    eps: float = 1.0
+    weight_decay: float = 1.0
+
+
+def optimizer_rule(
+    name: str, scale: ParamScale, point: Parametrization, **options: Any
+) -> Rule:
+    """The rule of one parameter under an optimizer or a family.
+
+    Args:
+      name: of the optimizer or family.
+      scale: the parameter's role and ratios.
+      point: the parametrization.
+      **options: consistent_rms and adaptive of `muon`.
+
+    Raises:
+      ValueError: the name is unknown.
+
+    Examples:
+      >>> from mupax import optim
+      >>> mid = optim.param_scale("mid", (4, 4), (16, 16), (0,), (1,))
+      >>> optimizer_rule("adamw", mid, optim.parametrization("mup"))[1:]
+      (0.25, 0.25, 4.0)
+    """
+    if name in _OWN_RULES:
+        return _OWN_RULES[name](scale, point, **options)
+    rule = multipliers(scale, point, name)
+    eps = rule.eps if name in _WITH_EPS else 1.0
+    return Rule(family_of(name), rule.learning_rate, eps, rule.weight_decay)
+
+
+_WITH_EPS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop")
+
+
+def _build(
+    name: str,
+    scales: Scales,
+    precondition: Transform,
+    rate: optax.ScalarOrSchedule | Transform,
+    *,
+    clip: Transform | None = None,
+    decay: Transform | None = None,
+    average: Transform | None = None,
+    rule: str | None = None,
+    normalize: bool = True,
+    betas: bool = False,
+    decays: bool = False,
+    least: float | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Chain the parts of an optimizer in the one order that is right.
+
+    Args:
+      name: of the optimizer, for messages.
+      scales: of the model.
+      precondition: gives updates their size.
+      rate: the learning rate, or a transform that applies it.
+      clip: acts on gradients before everything else.
+      decay: adds weight decay, which is not scaled.
+      average: averages the scaled updates.
+      rule: the optimizer or family whose rule holds; by default `name`.
+      normalize: whether gradients are normalized, for eps.
+      betas: whether `precondition` has the β1 and β2 of groups.
+      decays: whether another part than `decay` decays weights.
+      least: weights below this size, or at zero, have updates of a fixed size.
+      **options: of `optimizer_rule`.
+    """
+    point, rule = resolve(scales), rule or name
+    refuse(scales, name, betas=betas, decay=decays or decay is not None)
+    rates = {
+        path: optimizer_rule(rule, scale, point, **options).learning_rate
+        for path, scale in scales.items()
+    }
+    scaling = scale_updates(rates, scales)
+
+    def init(params: optax.Params) -> optax.OptState:
+        if least is not None:
+            _warn_of_small(params, scales, name, least)
+        return scaling.init(params)
+
+    slots = (
+        clip,
+        *((normalize_gradients(scales), gradients_of(scales)) if normalize else ()),
+        precondition,
+        Transform(init, scaling.update),
+        updates_of(scales, family_of(rule)),
+        average,
+        decay,
+        rate if isinstance(rate, tuple) else optax.scale_by_learning_rate(rate),
+    )
+    return optax.chain(*(slot for slot in slots if slot is not None))
+
+
+def build_optimizer(
+    learning_rate: optax.ScalarOrSchedule,
+    scales: Scales,
+    precondition: Transform,
+    family: str,
+    *,
+    clip: Transform | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
+    mask: Mask = None,
+) -> Optimizer:
+    """Build an optimizer from a transform of your own, in the right order.
+
+    The order is: `clip`, normalization of gradients, `precondition`, scaling, weight
+    decay, learning rate.
+
+    Args:
+      learning_rate: that of the base model; a number or a schedule.
+      scales: from `infer_scales` or `mupax.zoo.scales`.
+      precondition: the transform that gives updates their size, without learning rate
+        and weight decay, e.g. `optax.scale_by_adam()` or `optax.trace(0.9)`.
+      family: that of its updates: "sgd" if they are proportional to the gradient,
+        "adam" if their entries have size one, "spectral" if their spectral norm is
+        one, "relative" if they are proportional to the weight. `optim.check_chain`
+        measures whether it is right.
+      clip: a transform of gradients, e.g. `optax.clip_by_global_norm(1.0)`.
+      weight_decay: decoupled weight decay of the base model; None for none.
+      mask: what decays, as in `adamw`.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax
+      >>> from mupax import optim
+      >>> def mlp(n):
+      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
+      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
+      >>> tx = optim.build_optimizer(0.1, scales, optax.trace(0.9), "sgd",
+      ...                            weight_decay=1e-2)
+      >>> optim.check_chain(tx, scales).passed
+      True
+
+    Source: Tensor Programs VI, Definition 6.1.
+    """
+    _check("learning_rate", learning_rate)
+    _check("weight_decay", weight_decay, optional=True)
+    decay = None if weight_decay is None else _decay(weight_decay, mask, scales)
+    return _build(
+        "this optimizer",
+        scales,
+        precondition,
+        learning_rate,
+        clip=clip,
+        decay=decay,
+        rule=family,
+        normalize=family_of(family) is not Family.SGD,
+    )
+
+
+@_checked
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     momentum: float | None = None,
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
-) -> optax.GradientTransformationExtraArgs:
-    """`optax.sgd` with scaled learning rates.
-
-    Under Depth-μP they do not change with depth.
-
-    Args:
-      learning_rate: that of the base model.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
-      momentum, nesterov, accumulator_dtype: as in `optax.sgd`.
-
-    Raises:
-      ValueError: the learning rate or momentum is not finite or out of range; a group
-        has a factor of weight decay; see `scale_by_parametrization` for the rest.
+) -> Optimizer:
+    """`optax.sgd` with scaled learning rates, which Depth-μP does not change by depth.
 
     Source: Tensor Programs V, Table 3; Tensor Programs VI, Table 1.
 
@@ -77,33 +241,20 @@ def sgd(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.sgd(0.1, scales, "mup")
+      >>> tx = optim.sgd(0.1, scales)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
       (-0.4, -0.025)
     """
-    _check(learning_rate=learning_rate, momentum=momentum)
-    point = resolve(scales, parametrization)
-    refuse_memories(scales, "sgd")
-    refuse_decays(scales, "sgd")
-    trace = (
-        optax.identity()
-        if momentum is None
-        else optax.trace(momentum, nesterov, accumulator_dtype)
-    )
-    return _ours(
-        "sgd",
-        trace,
-        _scale(scales, point, "sgd"),
-        *updates_of(scales, "sgd"),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    momentums = optax.trace(momentum or 0.0, nesterov, accumulator_dtype)
+    trace = optax.identity() if momentum is None else momentums
+    return _build("sgd", scales, trace, learning_rate, normalize=False)
 
 
+@_checked
 def adam(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -111,20 +262,8 @@ def adam(
     mu_dtype: Any | None = None,
     *,
     nesterov: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """`optax.adam` with scaled learning rates, and gradients normalized against eps.
-
-    Args:
-      learning_rate: that of the base model.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
-      b1, b2, eps, eps_root, mu_dtype, nesterov: as in `optax.adam`; eps and eps_root
-        are those of the base model.
-
-    Raises:
-      ValueError: a hyperparameter that is not finite or out of range; a group has a
-        factor of weight decay; see `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs VI, Definition 6.1 and Table 1.
 
@@ -134,41 +273,19 @@ def adam(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.adam(0.1, scales, "mup")
+      >>> tx = optim.adam(0.1, scales)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
       (-0.1, -0.025)
     """
-    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
-    point = resolve(scales, parametrization)
-    refuse_decays(scales, "adam")
-    beta = scales.training.beta
-    return _ours(
-        "adam",
-        normalize_gradients(scales, point),
-        *gradients_of(scales),
-        averaged(
-            functools.partial(
-                optax.scale_by_adam,
-                eps=eps,
-                eps_root=eps_root,
-                mu_dtype=mu_dtype,
-                nesterov=nesterov,
-            ),
-            scales,
-            beta(b1),
-            beta(b2),
-        ),
-        _scale(scales, point, "adam"),
-        *updates_of(scales, "adam"),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    moments = _moments(scales, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return _build("adam", scales, moments, learning_rate, betas=True)
 
 
+@_checked
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -178,23 +295,8 @@ def adamw(
     mask: Mask = None,
     *,
     nesterov: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """`optax.adamw`, scaled; learning rate times weight decay is the same at any size.
-
-    Args:
-      learning_rate: that of the base model.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
-      b1, b2, eps, eps_root, mu_dtype, weight_decay, nesterov: as in
-        `optax.adamw`, those of the base model. The decay is added after the scaling,
-        so it is not scaled.
-      mask: what decays, as in Optax; or "matrices" for the weights that sum over
-        inputs, without biases, norm scales and tokens.
-
-    Raises:
-      ValueError: a hyperparameter that is not finite or out of range; see
-        `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs VI, Definition 6.1 and Table 1. Weight decay: Wang &
     Aitchison 2024 (arXiv:2405.13698); for α = 1 also Dey et al. 2025, Table 1.
@@ -205,63 +307,27 @@ def adamw(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.adamw(0.1, scales, "mup", weight_decay=1.0)
+      >>> tx = optim.adamw(0.1, scales, weight_decay=1.0)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["out"][0, 0]), 4)  # -0.1 (1/4 + 1)
       -0.125
     """
-    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
-    _check(weight_decay=weight_decay)
-    point = resolve(scales, parametrization)
-    beta, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
-    return _ours(
-        "adamw",
-        normalize_gradients(scales, point),
-        *gradients_of(scales),
-        averaged(
-            functools.partial(
-                optax.scale_by_adam,
-                eps=eps,
-                eps_root=eps_root,
-                mu_dtype=mu_dtype,
-                nesterov=nesterov,
-            ),
-            scales,
-            beta(b1),
-            beta(b2),
-        ),
-        _scale(scales, point, "adam"),
-        *updates_of(scales, "adam"),
-        decayed(optax.add_decayed_weights(decay, decay_mask(mask, scales)), scales),
-        optax.scale_by_learning_rate(learning_rate),
-        decay=weight_decay,
-    )
+    moments = _moments(scales, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    decay = _decay(weight_decay, mask, scales)
+    return _build("adamw", scales, moments, learning_rate, decay=decay, betas=True)
 
 
+@_checked
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.99,
     mu_dtype: Any | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-3,
     mask: Mask = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """`optax.lion` with learning rates scaled as Adam's: its updates have size one.
-
-    Args:
-      learning_rate: that of the base model.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
-      b1, b2, mu_dtype, weight_decay: as in `optax.lion`.
-      mask: what decays, as in Optax; or "matrices" for the weights that sum over
-        inputs, without biases, norm scales and tokens.
-
-    Raises:
-      ValueError: a hyperparameter that is not finite or out of range; see
-        `scale_by_parametrization` for the rest.
 
     Source: Tensor Programs VI, section 6.1 (entrywise optimizers).
 
@@ -271,63 +337,39 @@ def lion(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.lion(0.1, scales, "mup", weight_decay=0.0)
+      >>> tx = optim.lion(0.1, scales, weight_decay=0.0)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
       (-0.1, -0.025)
     """
-    _check(learning_rate=learning_rate, b1=b1, b2=b2, weight_decay=weight_decay)
-    point = resolve(scales, parametrization)
-    beta, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
-    return _ours(
-        "lion",
-        averaged(
-            functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype),
-            scales,
-            beta(b1),
-            beta(b2),
-        ),
-        _scale(scales, point, "lion"),
-        *updates_of(scales, "adam"),
-        decayed(optax.add_decayed_weights(decay, decay_mask(mask, scales)), scales),
-        optax.scale_by_learning_rate(learning_rate),
-        decay=weight_decay,
+    signs = functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype)
+    beta, decay = scales.training.beta, _decay(weight_decay, mask, scales)
+    signs = averaged(signs, scales, beta(b1), beta(b2))
+    return _build(
+        *("lion", scales, signs, learning_rate),
+        decay=decay,
+        normalize=False,
+        betas=True,
     )
 
 
+@_checked
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-6,
     eps_root: float = 0.0,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Mask = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """`optax.lamb` with learning rates scaled for updates relative to the weight.
 
     The trust ratio normalizes update and decay together. Each parameter's decay is
     multiplied so that the weight decays by the same factor per step at every size.
     LAMB gives a weight that starts at zero a trust ratio of one; the scaling rule does
     not cover that case, and `init` warns of it.
-
-    Args:
-      learning_rate: that of the base model.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
-      b1, b2, eps, eps_root, weight_decay: as in `optax.lamb`.
-      mask: what decays, as in Optax; or "matrices" for the weights that sum over
-        inputs, without biases, norm scales and tokens.
-
-    Raises:
-      ValueError: a hyperparameter that is not finite or out of range; see
-        `scale_by_parametrization` for the rest.
-
-    Warns:
-      ChainWarning: from `init`, a hidden weight or readout that starts at zero.
 
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
 
@@ -338,45 +380,34 @@ def lamb(
       ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
       ...             "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.lamb(0.1, scales, "mup")
+      >>> tx = optim.lamb(0.1, scales)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["mid"][0, 0]), 4)
       -0.05
     """
-    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root)
-    _check(weight_decay=weight_decay)
-    point = resolve(scales, parametrization)
-    beta = scales.training.beta
-    return _ours(
-        "lamb",
-        normalize_gradients(scales, point),
-        *gradients_of(scales),
-        averaged(
-            functools.partial(optax.scale_by_adam, eps=eps, eps_root=eps_root),
-            scales,
-            beta(b1),
-            beta(b2),
-        ),
-        _decay(
-            decayed(
-                optax.add_decayed_weights(weight_decay, decay_mask(mask, scales)),
-                scales,
-                relative=True,
-            ),
-            scales,
-            lambda s: multipliers(s, point, "adam").weight_decay,
-        ),
+    point = resolve(scales)
+    decays = {p: _lamb_rule(s, point).weight_decay for p, s in scales.items()}
+    added = optax.add_decayed_weights(weight_decay, decay_mask(mask, scales))
+    trusted = optax.chain(
+        _moments(scales, b1, b2, eps, eps_root),
+        decay_weights(added, scales, decays),
         optax.scale_by_trust_ratio(),
-        _scale_relative(scales, point, "lamb"),
-        *updates_of(scales, "relative"),
-        optax.scale_by_learning_rate(learning_rate),
+    )
+    return _build(
+        *("lamb", scales, trusted, learning_rate), betas=True, decays=True, least=0.0
     )
 
 
+def _lamb_rule(scale: ParamScale, point: Parametrization) -> Rule:
+    # The decay is added to Adam's update, before the trust ratio.
+    rule, adam = (multipliers(scale, point, name) for name in ("lamb", "adam"))
+    return Rule(Family.RELATIVE, rule.learning_rate, rule.eps, adam.weight_decay)
+
+
+@_checked
 def adafactor(
     learning_rate: optax.ScalarOrSchedule | None,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     min_dim_size_to_factor: int = 128,
     decay_rate: float = 0.8,
     decay_offset: int = 0,
@@ -388,30 +419,14 @@ def adafactor(
     eps: float = 1e-30,
     factored: bool = True,
     weight_decay_mask: Mask = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """`optax.adafactor` with scaled learning rates.
 
     They follow the rule for updates relative to the weight, or Adam's with
     `multiply_by_parameter_scale=False`. Optax takes the size of a weight to be at least
     1e-3; the scaling rule does not cover smaller weights, and `init` warns of them. As
-    in Optax, the weight decay is a rate per step, not multiplied by the learning rate.
-
-    Arguments that are not listed are as in `optax.adafactor`.
-
-    Args:
-      learning_rate: that of the base model, or None as in Optax.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
-      weight_decay_mask: what decays, as in Optax; or "matrices" for the weights that
-        sum over inputs, without biases, norm scales and tokens.
-
-    Raises:
-      ValueError: a hyperparameter that is not finite or out of range; see
-        `scale_by_parametrization` for the rest.
-
-    Warns:
-      ChainWarning: from `init`, a hidden weight or readout that starts below 1e-3.
+    in Optax, the weight decay is a rate per step, not multiplied by the learning rate,
+    which may be None.
 
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
 
@@ -422,57 +437,40 @@ def adafactor(
       ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
       ...             "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.adafactor(0.1, scales, "mup")
+      >>> tx = optim.adafactor(0.1, scales)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["mid"][0, 0]), 4)
       -0.05
     """
-    if learning_rate is not None:  # Adafactor has a rate of its own
-        _check(learning_rate=learning_rate)
-    _check(decay_rate=decay_rate, eps=eps)
-    _check(clipping_threshold=clipping_threshold, momentum=momentum)
-    _check(weight_decay_rate=weight_decay_rate)
-    family = "adafactor" if multiply_by_parameter_scale else "adam"
-    point = resolve(scales, parametrization)
-    refuse_memories(scales, "adafactor")
-    links = [
-        normalize_gradients(scales, point),
-        *gradients_of(scales),
-        optax.scale_by_factored_rms(
-            factored, decay_rate, decay_offset, min_dim_size_to_factor, eps
-        ),
-    ]
+    beta, size = scales.training.beta, min_dim_size_to_factor
+    parts = [optax.scale_by_factored_rms(factored, decay_rate, decay_offset, size, eps)]
     if clipping_threshold is not None:
-        links.append(optax.clip_by_block_rms(clipping_threshold))
+        parts.append(optax.clip_by_block_rms(clipping_threshold))
     if learning_rate is not None:
-        links.append(optax.scale_by_learning_rate(learning_rate, flip_sign=False))
+        parts.append(optax.scale_by_learning_rate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:
-        links.append(optax.scale_by_param_block_rms())
-        links.append(_scale_relative(scales, point, family, least=1e-3))
-    else:
-        links.append(_scale(scales, point, family))
-    links += updates_of(scales, family_of(family))
-    if momentum is not None:
-        links.append(
-            optax.ema(
-                scales.training.beta(momentum),
-                debias=False,
-                accumulator_dtype=dtype_momentum,
-            )
-        )
-    if weight_decay_rate is None:
-        refuse_decays(scales, "adafactor without weight_decay_rate")
-    else:
-        decaying = decay_mask(weight_decay_mask, scales)
-        decay = scales.training.weight_decay(weight_decay_rate)
-        links.append(decayed(optax.add_decayed_weights(decay, decaying), scales))
-    return _ours("adafactor", *links, optax.scale(-1), decay=weight_decay_rate)
+        parts.append(optax.scale_by_param_block_rms())
+    ema = functools.partial(optax.ema, debias=False, accumulator_dtype=dtype_momentum)
+    decay = weight_decay_rate
+    return _build(
+        *("adafactor", scales, optax.chain(*parts), optax.scale(-1)),
+        average=None if momentum is None else ema(beta(momentum)),
+        decay=None if decay is None else _decay(decay, weight_decay_mask, scales),
+        rule="adafactor" if multiply_by_parameter_scale else "adam",
+        least=1e-3 if multiply_by_parameter_scale else None,
+    )
 
 
+def _adafactor_rule(scale: ParamScale, point: Parametrization) -> Rule:
+    # Its eps is added to the squared gradient; its decay has no learning rate.
+    rule = multipliers(scale, point, "adafactor")
+    return Rule(Family.RELATIVE, rule.learning_rate, rule.eps**2, rule.kappa)
+
+
+@_checked
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     ns_coeffs: Any = (3.4445, -4.7750, 2.0315),
     ns_steps: int = 5,
     beta: float = 0.95,
@@ -490,37 +488,26 @@ def muon(
     adam_weight_decay: float = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     consistent_rms: float | None = None,
-) -> optax.GradientTransformationExtraArgs:
+) -> Optimizer:
     """`optax.contrib.muon`, scaled: Muon for hidden matrices, AdamW for the rest.
 
-    The scales determine which parameters are hidden matrices, and their axes.
-    Embeddings and readouts are trained by AdamW. Stacked kernels (layers, d, d) are
-    orthogonalized layer by layer, convolutions as (height·width·in, out).
+    The scales say which parameters are hidden matrices, and their axes, so there are
+    no dimension numbers to pass. Embeddings and readouts are trained by AdamW. Stacked
+    kernels (layers, d, d) are orthogonalized layer by layer, convolutions as
+    (height·width·in, out). If base and target have the same widths, only matrices in
+    residual branches count as hidden; pass `delta` to `infer_scales` to find the rest.
 
     Over batch size and training length, Muon's learning rate follows the square-root
     rule, and its beta and decay follow Adam's. This is our extension: measured optima
     agree with the square root (e.g. Sato et al. 2025, arXiv:2507.01598, on the critical
     batch size), but no SDE of Muon is published, and no rule for beta.
 
-    Arguments that are not listed are as in `optax.contrib.muon`, except its dimension
-    numbers, which come from the scales.
-
     Args:
-      learning_rate: that of the base model.
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
       weight_decay_mask: which hidden matrices decay, as in Optax; or "matrices" for
-        all weights that sum over inputs, of Muon and of Adam, without biases, norm
-        scales and tokens.
+        all weights that sum over inputs, of Muon and of Adam.
 
     Raises:
-      ValueError: a hyperparameter that is not finite, or scales without a hidden
-        matrix; see `scale_by_parametrization` for the rest.
-
-    Warns:
-      ChainWarning: whether a matrix is hidden, or which of its axes count copies, was
-        guessed. The message says which argument of `infer_scales` decides.
+      ValueError: no parameter is a hidden matrix; see the module for the rest.
 
     Source: the desired update of Tensor Programs V, Table 3, as a spectral norm,
     Δ (m_in m_out)^½, divided by the shape factor that Optax applies.
@@ -532,89 +519,64 @@ def muon(
       ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
       ...             "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.muon(0.1, scales, "mup")
+      >>> tx = optim.muon(0.1, scales)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
       >>> round(float(updates["out"][0, 0]), 4)  # Nesterov Adam's, times 1/4
       -0.0368
     """
-    _check(learning_rate=learning_rate, beta=beta, eps=eps, weight_decay=weight_decay)
-    _check(adam_b1=adam_b1, adam_b2=adam_b2, adam_eps_root=adam_eps_root)
-    _check(adam_weight_decay=adam_weight_decay, adam_learning_rate=adam_learning_rate)
-    _check(consistent_rms=consistent_rms)
-    point = resolve(scales, parametrization)
-    refuse_memories(scales, "muon")
-    memory, decay = scales.training.beta, scales.training.weight_decay(weight_decay)
-    adam_decay = scales.training.weight_decay(adam_weight_decay)
-    matrices = {path for path, s in scales.items() if is_hidden_matrix(s)}
+    memory, matrices = scales.training.beta, _hidden_matrices(scales)
+
+    def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
+        axes = scales[path].in_axes, scales[path].out_axes
+        return contrib.MuonDimensionNumbers(*axes) if path in matrices else None
+
+    updates = contrib.muon(
+        -1.0,  # only updates: decay and learning rate come after the scaling
+        ns_coeffs,
+        ns_steps,
+        memory(beta),
+        eps,
+        mu_dtype=mu_dtype,
+        nesterov=nesterov,
+        adaptive=adaptive,
+        preconditioning=preconditioning,
+        adam_b1=memory(adam_b1),
+        adam_b2=memory(adam_b2),
+        adam_eps_root=adam_eps_root,
+        muon_weight_dimension_numbers=functools.partial(map_with_paths, numbers),
+        consistent_rms=consistent_rms,
+    )
+    # Optax's own masks apply only to the matrices of Muon.
+    others = weight_decay_mask if weight_decay_mask == "matrices" else None
+    slow = learning_rate if adam_learning_rate is None else adam_learning_rate
+    steps = {
+        "muon": optax.chain(
+            _decay(weight_decay, weight_decay_mask, scales),
+            optax.scale_by_learning_rate(learning_rate),
+        ),
+        "adam": optax.chain(
+            _decay(adam_weight_decay, others, scales),
+            optax.scale_by_learning_rate(slow),
+        ),
+    }
+    label = lambda path, _: "muon" if path in matrices else "adam"  # noqa: E731
+    labels = functools.partial(map_with_paths, label)
+    return _build(
+        *("muon", scales, updates, optax.partition(steps, labels)),
+        consistent_rms=consistent_rms,
+        adaptive=adaptive,
+        decays=True,
+    )
+
+
+def _hidden_matrices(scales: Scales) -> set[str]:
+    matrices = {path for path, scale in scales.items() if is_hidden_matrix(scale)}
     if not matrices:
         raise ValueError(
             "no parameter is a hidden matrix, which Muon needs; use "
             "optim.adamw, or make scales from a base that differs in width"
         )
-
-    def dimension_numbers(params: optax.Params) -> Any:
-        def numbers(path: str, _: jax.Array) -> contrib.MuonDimensionNumbers | None:
-            if path not in matrices:
-                return None
-            return contrib.MuonDimensionNumbers(
-                scales[path].in_axes, scales[path].out_axes
-            )
-
-        return map_with_paths(numbers, params)
-
-    def labels(params: optax.Params) -> Any:
-        return map_with_paths(
-            lambda path, _: "muon" if path in matrices else "adam", params
-        )
-
-    def factor(scale: ParamScale) -> float:
-        return muon_learning_rate(
-            scale, point, consistent_rms=consistent_rms, adaptive=adaptive
-        )
-
-    if adam_learning_rate is None:
-        adam_learning_rate = learning_rate
-    decaying = decay_mask(weight_decay_mask, scales)
-    # Optax's own masks apply only to the matrices of Muon.
-    others = decaying if weight_decay_mask == "matrices" else None
-    return _ours(
-        "muon",
-        normalize_gradients(scales, point),
-        *gradients_of(scales),
-        # Only updates: decay and learning rate come after the scaling.
-        contrib.muon(
-            -1.0,
-            ns_coeffs,
-            ns_steps,
-            memory(beta),
-            eps,
-            mu_dtype=mu_dtype,
-            nesterov=nesterov,
-            adaptive=adaptive,
-            preconditioning=preconditioning,
-            adam_b1=memory(adam_b1),
-            adam_b2=memory(adam_b2),
-            adam_eps_root=adam_eps_root,
-            muon_weight_dimension_numbers=dimension_numbers,
-            consistent_rms=consistent_rms,
-        ),
-        scale_leaves(scales, point, factor, "scaling"),
-        *updates_of(scales, "adam"),
-        optax.partition(
-            {
-                "muon": optax.chain(
-                    decayed(optax.add_decayed_weights(decay, decaying), scales),
-                    optax.scale_by_learning_rate(learning_rate),
-                ),
-                "adam": optax.chain(
-                    decayed(optax.add_decayed_weights(adam_decay, others), scales),
-                    optax.scale_by_learning_rate(adam_learning_rate),
-                ),
-            },
-            labels,
-        ),
-        decay=adam_weight_decay if _is_none(weight_decay) else weight_decay,
-    )
+    return matrices
 
 
 def is_hidden_matrix(scale: ParamScale) -> bool:
@@ -629,42 +591,34 @@ def is_hidden_matrix(scale: ParamScale) -> bool:
     )
 
 
-def muon_learning_rate(
+def _muon_rule(
     scale: ParamScale,
     point: Parametrization,
     *,
     consistent_rms: float | None = None,
     adaptive: bool = False,
-) -> float:
-    """The multiplier of one parameter's learning rate under `muon`.
+) -> Rule:
+    """The spectral rule for hidden matrices, AdamW's for all others.
 
-    Args:
-      scale: its role and ratios.
-      point: the parametrization.
-      consistent_rms: as in `optax.contrib.muon`; None for its other shape factor.
-      adaptive: as in `optax.contrib.muon`: the update is multiplied by the gradient's
-        dual norm, summed over copies. For normalized gradients of rank one it is
-        (n_in n_out)^½ per copy.
-
-    Returns:
-      The spectral multiplier for hidden matrices, AdamW's for all others. Optax
-      multiplies updates by a shape factor. The rule already contains the powers of
-      width, so the multiplier replaces the target's shape factor by the base's.
+    Optax multiplies updates by a shape factor. The rule already contains the powers of
+    width, so the multiplier replaces the target's shape factor by the base's. With
+    `adaptive` the update is multiplied by the gradient's dual norm, summed over copies,
+    which for normalized gradients of rank one is (n_in n_out)^½ per copy.
     """
     if not is_hidden_matrix(scale):
-        return multipliers(scale, point, "adamw").learning_rate
-    rule = multipliers(scale, point, "muon").learning_rate
-    if not point.scaled:
-        return rule
-    small, large = (
-        _shape_factor(scale, shape, consistent_rms is not None)
-        for shape in (scale.base_shape, scale.shape)
-    )
-    if adaptive:
-        copies = set(range(len(scale.shape))) - {*scale.in_axes, *scale.out_axes}
-        rule /= (scale.width_in * scale.width_out) ** 0.5
-        rule /= math.prod(scale.shape[a] / scale.base_shape[a] for a in copies)
-    return rule * small / large
+        return optimizer_rule("adamw", scale, point)
+    rule = multipliers(scale, point, "muon")
+    rate = rule.learning_rate
+    if point.scaled:
+        consistent = consistent_rms is not None
+        shapes = scale.base_shape, scale.shape
+        small, large = (_shape_factor(scale, shape, consistent) for shape in shapes)
+        if adaptive:
+            copies = set(range(len(scale.shape))) - {*scale.in_axes, *scale.out_axes}
+            rate /= (scale.width_in * scale.width_out) ** 0.5
+            rate /= math.prod(scale.shape[a] / scale.base_shape[a] for a in copies)
+        rate *= small / large
+    return Rule(Family.SPECTRAL, rate, weight_decay=rule.kappa / rate)
 
 
 def _shape_factor(
@@ -678,49 +632,65 @@ def _shape_factor(
     return math.sqrt(max(1.0, fan_out / fan_in))
 
 
-def _scale(
-    scales: Scales, parametrization: ParametrizationLike | None, optimizer: str
-) -> optax.GradientTransformation:
-    """`scale_by_parametrization` without its mark, for our own chains."""
-    point = resolve(scales, parametrization)
-    return scale_leaves(
-        scales,
-        point,
-        lambda s: multipliers(s, point, optimizer).learning_rate,
-        "scaling",
+# The optimizers whose rule is not that of their family alone.
+_OWN_RULES: dict[str, Callable[..., Rule]] = {
+    "adafactor": _adafactor_rule,
+    "lamb": _lamb_rule,
+    "muon": _muon_rule,
+}
+
+
+def _moments(
+    scales: Scales,
+    b1: Any,
+    b2: Any,
+    eps: float,
+    eps_root: float,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
+) -> Transform:
+    """Adam's moments, with the betas of groups, of batch size and of length."""
+    adam = functools.partial(
+        optax.scale_by_adam,
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
+        nesterov=nesterov,
     )
+    beta = scales.training.beta
+    return averaged(adam, scales, beta(b1), beta(b2))
 
 
-def _scale_relative(
-    scales: Scales, point: Parametrization, optimizer: str, least: float = 0.0
-) -> optax.GradientTransformation:
-    """`_scale` for updates relative to the weight, with a warning of small weights.
+def _decay(
+    weight_decay: optax.ScalarOrSchedule, mask: Mask, scales: Scales
+) -> Transform:
+    """Decoupled weight decay, with the factors of groups, batch size and length."""
+    decay = scales.training.weight_decay(weight_decay)
+    added = optax.add_decayed_weights(decay, decay_mask(mask, scales))
+    return decay_weights(added, scales)
 
-    Updates of weights below `least`, or of zeros, have a fixed size.
-    """
-    tx = _scale(scales, point, optimizer)
+
+def _warn_of_small(params: Any, scales: Scales, optimizer: str, least: float) -> None:
+    """Warn of weights that are too small for updates relative to them."""
+    point = resolve(scales)
     differs = {
         path
         for path, s in scales.items()
-        if multipliers(s, point, optimizer).learning_rate
+        if multipliers(s, point, "relative").learning_rate
         != multipliers(s, point, "adam").learning_rate
     }
-
-    def init(params: optax.Params) -> optax.OptState:
-        small = [p for p, x in flatten(params) if p in differs and _below(x, least)]
-        if small:
-            size = f"smaller than {least:g}" if least else "at zero"
-            more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
-            warnings.warn(
-                f"{small[0]!r}{more} starts {size}, where the updates of {optimizer} "
-                "do not follow the size of the weight, so its learning rate does not "
-                "transfer over width; start it larger, or train it by optim.adamw",
-                ChainWarning,
-                stacklevel=4,
-            )
-        return tx.init(params)
-
-    return optax.GradientTransformation(init, tx.update)
+    small = [p for p, x in flatten(params) if p in differs and _below(x, least)]
+    if small:
+        size = f"smaller than {least:g}" if least else "at zero"
+        more = f" (and {len(small) - 1} more)" if len(small) > 1 else ""
+        warnings.warn(
+            f"{small[0]!r}{more} starts {size}, where the updates of {optimizer} "
+            "do not follow the size of the weight, so its learning rate does not "
+            "transfer over width; start it larger, or train it by optim.adamw",
+            ChainWarning,
+            stacklevel=5,
+        )
 
 
 def _below(array: Any, least: float) -> bool:
@@ -734,45 +704,6 @@ def _below(array: Any, least: float) -> bool:
         return False
     rms = float(jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(array, jnp.float32)))))
     return rms < least or rms == 0
-
-
-def _is_none(decay: Any) -> bool:
-    """Whether this is no weight decay; a schedule or a traced value is one."""
-    return decay is None or (isinstance(decay, int | float) and decay == 0)
-
-
-def _ours(
-    name: str, *links: optax.GradientTransformation, decay: Any = 0.0
-) -> optax.GradientTransformationExtraArgs:
-    """Chain the links of one of our optimizers, and mark it for `optim.chain`."""
-    normalizes = any(describe(tx).kind is Kind.NORMALIZING for tx in links)
-    decays = not _is_none(decay)
-    family = family_of(name)
-    rules = next(filter(None, map(rules_of, links)), None)
-    link = Link(
-        f"optim.{name}", Kind.SCALING, family, normalizes, decays=decays, rules=rules
-    )
-    return mark(optax.chain(*links), link)
-
-
-def _decay(
-    decay: optax.GradientTransformation,
-    scales: Scales,
-    factor: Callable[[ParamScale], float],
-) -> optax.GradientTransformation:
-    """Multiply the parameters that a weight decay sees by factors of their scales."""
-    factors = {path: factor(scale) for path, scale in scales.items()}
-
-    def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
-        if params is None:
-            raise ValueError(
-                "weight decay needs params: tx.update(grads, state, params)"
-            )
-        return decay.update(updates, state, multiply_leaves(params, factors, scales))
-
-    return optax.GradientTransformation(decay.init, update)
 
 
 def decay_mask(mask: Mask, scales: Scales) -> Mask:
@@ -874,62 +805,55 @@ def _starts(path: str) -> list[str]:
     return ["/".join(names[:n]) for n in range(len(names), -1, -1)]
 
 
-def _check(**hyperparameters: Any) -> None:
-    for name, value in hyperparameters.items():
-        if isinstance(value, Scales):
-            raise ValueError(
-                f"{name} is a Scales, so the arguments are swapped; pass the learning "
-                "rate first, e.g. optim.adamw(1e-3, scales)"
-            )
-        if value is None and name == "learning_rate":
-            raise ValueError(
-                "learning_rate=None; pass the base's learning rate, a number or a "
-                "schedule"
-            )
-        if value is None and name not in _OPTIONAL:
-            raise ValueError(
-                f"{name}=None; pass a number, or leave it out for the default"
-            )
-        if callable(value) and not name.endswith(_SCHEDULED):
-            raise ValueError(
-                f"{name}={value!r} must be a number; schedule it by "
-                f"optax.inject_hyperparams(optim.adam)(..., {name}=schedule), with "
-                "your optimizer in place of optim.adam"
-            )
-        # The values of traced hyperparameters and schedules are not known here.
-        if value is None or callable(value) or isinstance(value, jax.core.Tracer):
-            continue
-        try:
-            finite = math.isfinite(value)
-        except TypeError:
-            raise ValueError(
-                f"{name}={value!r} must be a number"
-                + (" or a schedule" * (name == "learning_rate"))
-            ) from None
-        if not finite:
-            raise ValueError(f"{name}={value} must be finite")
-        if name.endswith(_AVERAGES) and not 0 <= value < 1:
-            raise ValueError(f"{name}={value} must be at least 0 and below 1")
-        if name.endswith(_POSITIVE) and value < 0:
-            raise ValueError(
-                f"{name}={value} must not be negative"
-                + _MINUS * name.endswith("learning_rate")
-            )
+def _check(name: str, value: Any, optional: bool = False) -> None:
+    """Raise a `ValueError` if a hyperparameter cannot be right."""
+    if isinstance(value, Scales):
+        raise ValueError(
+            f"{name} is a Scales, so the arguments are swapped; pass the learning "
+            "rate first, e.g. optim.adamw(1e-3, scales)"
+        )
+    if value is None:
+        if optional:
+            return
+        ways = (
+            "the base's learning rate, a number or a schedule"
+            if name == "learning_rate"
+            else "a number, or leave it out for the default"
+        )
+        raise ValueError(f"{name}=None; pass {ways}")
+    if callable(value):
+        if name.endswith(_SCHEDULED):
+            return
+        raise ValueError(
+            f"{name}={value!r} must be a number; schedule it by "
+            f"optax.inject_hyperparams(optim.adam)(..., {name}=schedule), with "
+            "your optimizer in place of optim.adam"
+        )
+    if isinstance(value, jax.core.Tracer):  # the value is not known here
+        return
+    try:
+        finite = math.isfinite(value)
+    except TypeError:
+        raise ValueError(
+            f"{name}={value!r} must be a number"
+            + (" or a schedule" * (name == "learning_rate"))
+        ) from None
+    if not finite:
+        raise ValueError(f"{name}={value} must be finite")
+    if name.endswith(_AVERAGES) and not 0 <= value < 1:
+        raise ValueError(f"{name}={value} must be at least 0 and below 1")
+    if name.endswith(_POSITIVE) and value < 0:
+        minus = (
+            ": the optimizer adds the minus; to maximize, put optax.scale(-1.0) before "
+            "it in an optax.chain"
+        )
+        raise ValueError(
+            f"{name}={value} must not be negative" + minus * name.endswith("rate")
+        )
 
 
-# Those that may be None.
-_OPTIONAL = (
-    "adam_learning_rate",
-    "clipping_threshold",
-    "consistent_rms",
-    "momentum",
-    "weight_decay_rate",
-)
 # Ends of the names of hyperparameters that may be schedules, or that have a range.
 _SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
 _AVERAGES = ("b1", "b2", "beta", "momentum")
-_POSITIVE = ("learning_rate", "weight_decay", "weight_decay_rate", "eps", "eps_root")
-_MINUS = (
-    ": the optimizer adds the minus; to maximize, put optax.scale(-1.0) before it in "
-    "optim.chain"
-)
+_POSITIVE = (*_SCHEDULED, "eps", "eps_root")
+_NUMBERS = (*_POSITIVE, *_AVERAGES, "decay_rate", "threshold", "consistent_rms")

@@ -1,29 +1,25 @@
-"""Stateless Optax transforms that scale updates and gradients, one float per leaf."""
+"""Stateless Optax transforms that multiply each leaf by one factor."""
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ..rules.multipliers import OptimizerName, family_of, multipliers
-from ..rules.parametrizations import Name, Parametrization, parametrization
-from ..rules.roles import ParamScale, Role
+from ..rules.multipliers import OptimizerName, multipliers
+from ..rules.parametrizations import Parametrization, parametrization
+from ..rules.roles import Role
 from ..scales.paths import map_with_paths
-from ..scales.probe import Acting, Mode, mode, record
+from ..scales.probe import Acting, Kind, mode
 from ..scales.table import Scales, check_depth, check_scales
+from .chain_warning import ChainWarning
 from .initial_sizes import warn_of_readouts
-from .links import SCALING, ChainWarning, Kind, Link, mark
-
-ParametrizationLike = Name | str | Parametrization
 
 
 def scale_by_parametrization(
-    scales: Scales,
-    parametrization: ParametrizationLike | None = None,
-    family: OptimizerName | str = "adam",
+    scales: Scales, family: OptimizerName | str = "adam"
 ) -> optax.GradientTransformation:
     """Multiply each parameter's update by its learning-rate multiplier.
 
@@ -32,9 +28,7 @@ def scale_by_parametrization(
     `optim.chain` instead of `optax.chain` to have the order checked.
 
     Args:
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
+      scales: from `infer_scales` or `mupax.zoo.scales`, with their parametrization.
       family: family of the optimizer whose updates come in: "sgd", "adam", "spectral"
         or "relative", or the name of an optimizer of that family, e.g. "lion".
 
@@ -43,9 +37,9 @@ def scale_by_parametrization(
       made for the parameters.
 
     Raises:
-      ValueError: the parametrization or family is unknown, the parametrization's
-        depth rule does not apply to the model, or the scales are from `for_modules`;
-        from `init`, a parameter has no scale or another shape.
+      ValueError: the family is unknown, the parametrization's depth rule does not
+        apply to the model, or the scales are from `for_modules`; from `init`, a
+        parameter has no scale or another shape.
 
     Warns:
       ChainWarning: from `init`, a readout that starts as large as in the standard
@@ -64,7 +58,7 @@ def scale_by_parametrization(
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
       >>> tx = optax.chain(
       ...     optax.scale_by_adam(),
-      ...     optim.scale_by_parametrization(scales, "mup", family="adam"),
+      ...     optim.scale_by_parametrization(scales, family="adam"),
       ...     optax.scale_by_learning_rate(0.1),
       ... )
       >>> params = mlp(16)
@@ -72,26 +66,45 @@ def scale_by_parametrization(
       >>> {k: round(float(v[0, 0]), 4) for k, v in updates.items()}
       {'in': -0.1, 'mid': -0.025, 'out': -0.025}
     """
-    point = resolve(scales, parametrization)
+    point = resolve(scales)
     if scales.modules:
         raise ValueError(
             f"the scales have factors of {next(iter(scales.modules))!r} from "
-            "for_modules, which scale_by_parametrization does not apply; use an "
-            "optimizer such as optim.adamw, or give it the scales without them and put "
-            "optim.scale_by_path behind it"
+            "for_modules, which scale_by_parametrization does not apply; use "
+            "optim.build_optimizer or an optimizer such as optim.adamw, or give it the "
+            "scales without them and put optim.scale_by_path behind it"
         )
-    tx = scale_leaves(
-        scales, point, lambda s: multipliers(s, point, family).learning_rate, "scaling"
-    )
-    return mark(
-        tx,
-        Link(SCALING, Kind.SCALING, family_of(family), scales=scales, point=point),
-    )
+    rates = {p: multipliers(s, point, family).learning_rate for p, s in scales.items()}
+    return scale_updates(rates, scales)
 
 
-def normalize_gradients(
-    scales: Scales, parametrization: ParametrizationLike | None = None
+def scale_updates(
+    factors: Mapping[str, Any], scales: Scales
 ) -> optax.GradientTransformation:
+    """Multiply updates by factors of the learning rate; see above for its warnings."""
+    point = resolve(scales)
+    scaling = multiply_leaves(Kind.SCALING, factors, scales)
+    missing = missing_multipliers(scales)
+
+    def init(params: optax.Params) -> optax.OptState:
+        warn_of_readouts(params, scales, point)
+        return scaling.init(params)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        nonlocal missing
+        # Only now: the gradients of a model that is called right went through them.
+        if missing and mode() is None:
+            if forward_multipliers(scales) not in applied:
+                warnings.warn(missing, ChainWarning, stacklevel=2)
+            missing = None
+        return scaling.update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
+
+
+def normalize_gradients(scales: Scales) -> optax.GradientTransformation:
     """Divide each gradient by its size relative to the base model's.
 
     Put it before an Adam-like transform. It keeps the size of the gradient relative to
@@ -99,9 +112,7 @@ def normalize_gradients(
     Programs VI, Definition 6.1. Multiplying eps by the gradient's size is equivalent.
 
     Args:
-      scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
+      scales: from `infer_scales` or `mupax.zoo.scales`, with their parametrization.
 
     Returns:
       A stateless `optax.GradientTransformation`.
@@ -115,45 +126,30 @@ def normalize_gradients(
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.normalize_gradients(scales, "mup")
+      >>> tx = optim.normalize_gradients(scales)
       >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
       >>> float(updates["in"][0, 0]), float(updates["out"][0, 0])
       (4.0, 1.0)
 
     Source: Tensor Programs VI, Definition 6.1.
     """
-    point = resolve(scales, parametrization)
-    tx = scale_leaves(
-        scales, point, lambda s: 1 / multipliers(s, point).gradient, "normalizing"
-    )
-    return mark(
-        tx, Link("normalize_gradients", Kind.NORMALIZING, scales=scales, point=point)
-    )
+    point = resolve(scales)
+    sizes = {path: 1 / multipliers(s, point).gradient for path, s in scales.items()}
+    return multiply_leaves(Kind.NORMALIZING, sizes, scales)
 
 
-def scale_leaves(
-    scales: Scales,
-    point: Parametrization,
-    factor: Callable[[ParamScale], float],
-    kind: str,
+def multiply_leaves(
+    kind: Kind, factors: Mapping[str, Any], scales: Scales
 ) -> optax.GradientTransformation:
-    """Multiply each leaf by a factor that is computed once, from its scale.
+    """Multiply updates by the factors of their paths.
 
-    Args:
-      scales: of the model.
-      point: the parametrization.
-      factor: returns the factor of a scale.
-      kind: "scaling" for learning rates, which a probe can turn off, or "normalizing"
-        for gradients.
+    Raises:
+      ValueError: from `init` and `update`, a leaf has no scale, or another shape.
     """
-    factors = {path: factor(scale) for path, scale in scales.items()}
-    this = Acting(kind, scales, point)
-    missing = missing_multipliers(scales, point) if kind == "scaling" else None
+    acting = Acting(kind, scales, dict(factors))
 
     def init(params: optax.Params) -> optax.EmptyState:
         scales.check_params(params)
-        if kind == "scaling":
-            warn_of_readouts(params, scales, point)
         return optax.EmptyState()
 
     def update(
@@ -161,25 +157,32 @@ def scale_leaves(
         state: optax.EmptyState,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.EmptyState]:
-        nonlocal missing
         del params
-        record(this, updates)
-        # Only now: the gradients of a model that is called right went through them.
-        if missing and mode() is None:
-            if forward_multipliers(scales, point) not in applied:
-                warnings.warn(missing, ChainWarning, stacklevel=2)
-            missing = None
-        if kind == "scaling" and mode() is Mode.UNSCALED:
-            return updates, state
-        return multiply_leaves(updates, factors, scales), state
+        return multiplied(updates, acting), state
 
     return optax.GradientTransformation(init, update)
 
 
-def forward_multipliers(
-    scales: Scales, point: Parametrization
-) -> tuple[tuple[str, float], ...]:
+def multiplied(tree: Any, acting: Acting) -> Any:
+    """Multiply the leaves of a tree, which keep their dtypes."""
+    acting.record(tree)
+
+    def multiply(path: str, leaf: jax.Array) -> jax.Array:
+        acting.scales.check_leaf(path, leaf)
+        factor = acting.factor(path)
+        if isinstance(factor, int | float) and factor == 1:
+            return leaf
+        # A Python float is weakly typed, so bf16 stays bf16.
+        if hasattr(factor, "dtype"):
+            factor = jnp.asarray(factor, leaf.dtype)
+        return leaf * factor
+
+    return map_with_paths(multiply, tree)
+
+
+def forward_multipliers(scales: Scales) -> tuple[tuple[str, float], ...]:
     """The forward multiplier of each path."""
+    point = resolve(scales)
     return tuple((p, multipliers(s, point).forward) for p, s in scales.items())
 
 
@@ -187,14 +190,15 @@ def forward_multipliers(
 applied: set[tuple[tuple[str, float], ...]] = set()
 
 
-def missing_multipliers(scales: Scales, point: Parametrization) -> str | None:
+def missing_multipliers(scales: Scales) -> str | None:
     """What the caller has to do, if the gauge has forward multipliers.
 
     None if it has none, or if the model multiplies its weights itself.
 
     Source: Yaida 2022, eq. 2.8 (gauge).
     """
-    factors = {p: f for p, f in forward_multipliers(scales, point) if f != 1}
+    point = resolve(scales)
+    factors = {p: f for p, f in forward_multipliers(scales) if f != 1}
     if scales.multiplied or not factors:
         return None
     readouts = (p for p in factors if scales[p].role is Role.OUTPUT)
@@ -205,28 +209,9 @@ def missing_multipliers(scales: Scales, point: Parametrization) -> str | None:
     other = f", or use {plain}, which trains the same function" if point.scaled else ""
     return (
         f"{point.label} multiplies {path!r} by {factors[path]:.4g} in the forward "
-        f"pass{more}: call the model with optim.apply_multipliers(params, scales, "
-        f"parametrization){other}"
+        f"pass{more}: call the model with optim.apply_multipliers(params, scales)"
+        f"{other}"
     )
-
-
-def multiply_leaves(tree: Any, factors: Mapping[str, float], scales: Scales) -> Any:
-    """Multiply each leaf by the factor of its path.
-
-    Raises:
-      ValueError: a leaf has no scale, or another shape.
-    """
-
-    at_base = mode() is Mode.BASE
-
-    def multiply(path: str, leaf: jax.Array) -> jax.Array:
-        scales.check_leaf(path, leaf)
-        if at_base:
-            return leaf
-        # A Python float is weakly typed, so bf16 stays bf16.
-        return leaf if factors[path] == 1.0 else leaf * factors[path]
-
-    return map_with_paths(multiply, tree)
 
 
 def scale_schedule(
@@ -274,59 +259,28 @@ def scale_schedule(
     return lambda step: learning_rate * schedule(step)
 
 
-def resolve(scales: Scales, given: ParametrizationLike | None) -> Parametrization:
-    """Choose the parametrization, and check it against the scales.
-
-    Args:
-      scales: of the model.
-      given: a parametrization, or None for the one that the scales carry. If they carry
-        none, it is "mup", unless depth changes.
+def resolve(scales: Scales) -> Parametrization:
+    """The parametrization that scales carry; "mup" if they carry none and depth stays.
 
     Raises:
-      ValueError: `scales` is not a `Scales`; the name is unknown; the model was built
-        with another parametrization; the depth rule does not apply to the model; or
-        none is given although depth changes, where the model's branch multiplier
-        decides which one is right.
+      ValueError: `scales` is not a `Scales`; depth changes and none is named, because
+        the model's branch multiplier decides which one is right; or the depth rule does
+        not apply to the model.
     """
     check_scales(scales)
-    own = scales.parametrization
-    if given is None and own is None and scales.depth != 1:
-        raise ValueError(_which_rule(scales))
-    if isinstance(given, str) and given in get_args(OptimizerName):
-        raise ValueError(
-            f"{given!r} is an optimizer, not a parametrization; pass a "
-            "parametrization such as 'depth_mup' in its place (explain takes "
-            f"optimizer={given!r}, scale_by_parametrization family={given!r})"
+    point = scales.parametrization
+    if point is None and scales.depth != 1:
+        rules = (
+            "'depth_mup' for residual branches of one layer, 'completep' for branches "
+            "of two or more, 'mup' where branches are not scaled"
+            if scales.branches
+            else "'relu_mlp' for a network without residual branches, or 'mup' to "
+            "leave depth unscaled"
         )
-    point = _named(own or "mup" if given is None else given)
-    if own is not None and not own.same_rules(point):
         raise ValueError(
-            f"the model was built with {own.label}, or its program was read for it, "
-            f"but the optimizer is given {point.label}; leave parametrization out to "
-            f"keep the former, or build the model with {point.label} and give "
-            "parametrization to infer_scales"
+            f"depth grows by {scales.depth:g}, but the scales name no parametrization; "
+            f"use scales.for_parametrization(...), with {rules}"
         )
+    point = point or parametrization("mup")
     check_depth(scales, point)
     return point
-
-
-def _which_rule(scales: Scales) -> str:
-    """Error message for a depth that changes without a parametrization."""
-    start = (
-        f"depth grows by {scales.depth:g}, but no parametrization is given, and the "
-        "scales do not carry one"
-    )
-    if not scales.branches:
-        return (
-            f"{start}; no parameter is inside a residual branch, so pass "
-            "parametrization='relu_mlp', or 'mup' to leave depth unscaled"
-        )
-    return (
-        f"{start}; pass the one whose branch_multiplier the model uses: "
-        "parametrization='depth_mup' for residual branches of one layer, 'completep' "
-        "for branches of two or more, 'mup' where branches are not scaled"
-    )
-
-
-# The functions above have an argument of this name.
-_named = parametrization

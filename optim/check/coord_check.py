@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..apply.links import rules_of
+from ..apply.transforms import resolve
 from ..rules.multipliers import carried
 from ..scales.paths import flatten
 from ..scales.patterns import Pattern
 from .activations import Activation, collect, is_nnx, tagged
 from .coord_verdict import CoordCheck, Facts
+from .probing import acting
 
 Optimizer: TypeAlias = (
     optax.GradientTransformation | Callable[..., optax.GradientTransformation]
@@ -245,7 +246,7 @@ class _Run:
         params, rest, assemble = _split(model)
         tx = _transformation(self.optimizer, model, self.size)
 
-        factors = _carried(tx)
+        factors = _carried(tx, params)
 
         def measure(params: Any) -> dict[str, Activation]:
             model = assemble(params, rest)
@@ -296,16 +297,18 @@ class _Run:
         return _linear(outputs)
 
 
-def _carried(tx: optax.GradientTransformation) -> dict[str, float]:
+def _carried(tx: optax.GradientTransformation, params: Any) -> dict[str, float]:
     """By layer, the branch multiplier that its parameters carry.
 
     The layer's outputs are as much smaller than those of a model that multiplies.
     """
-    rules = rules_of(tx)
-    if rules is None:
+    scaling = acting(tx, params)[0]
+    if scaling is None:
         return {}
-    scales, point = rules
-    factors = {s.path.rpartition("/")[0]: carried(s, point) for s in scales.values()}
+    point = resolve(scaling.scales)
+    factors = {
+        s.path.rpartition("/")[0]: carried(s, point) for s in scaling.scales.values()
+    }
     return {layer: factor for layer, factor in factors.items() if factor != 1}
 
 

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..apply.optimizers import is_hidden_matrix, muon_learning_rate
-from ..apply.transforms import ParametrizationLike, missing_multipliers, resolve
+from ..apply.optimizers import optimizer_rule
+from ..apply.transforms import missing_multipliers, resolve
 from ..rules.multipliers import OptimizerName, carried, family_of, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale
@@ -18,7 +18,6 @@ from ..scales.table import Scales
 from .chain_check import ChainCheck, inspect_chain
 
 _HEAD = "path role base target init fwd lr eps wd family found".split()  # noqa: SIM905
-_WITH_EPS = ("adam", "adamw", "nadam", "amsgrad", "rmsprop", "lamb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Explanation:
       >>> def mlp(n):
       ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
       >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> optim.explain(scales, "mup", optimizer="sgd").rows["in"].learning_rate
+      >>> optim.explain(scales, "sgd").rows["in"].learning_rate
       4.0
     """
 
@@ -244,7 +243,6 @@ def _factors(module: Module) -> str:
 
 def explain(
     scales: Scales,
-    parametrization: ParametrizationLike | None = None,
     optimizer: OptimizerName | str = "adam",
     *,
     tx: Any = None,
@@ -256,8 +254,6 @@ def explain(
 
     Args:
       scales: from `infer_scales` or `mupax.zoo.scales`.
-      parametrization: a name, or the result of `optim.parametrization`. By default the
-        one that the scales carry, or "mup" if they carry none and depth stays.
       optimizer: its name, e.g. "adamw", or its family.
       tx: the optimizer itself, to run on known gradients as `check_chain` does. The
         table gets a column with the result, and the notes say what is wrong.
@@ -291,13 +287,17 @@ Table 3
 
     Source: docs/rules.md derives every number.
     """
-    point = resolve(scales, parametrization)
-    options = {"consistent_rms": consistent_rms, "adaptive": adaptive}
+    point = resolve(scales)
+    options = (
+        {"consistent_rms": consistent_rms, "adaptive": adaptive}
+        if optimizer == "muon"
+        else {}
+    )
     rows = {
         path: _row(scale, point, optimizer, options) for path, scale in scales.items()
     }
-    check = None if tx is None else inspect_chain(tx, scales, point, params=params)
-    missing = missing_multipliers(scales, point)
+    check = None if tx is None else inspect_chain(tx, scales, params=params)
+    missing = missing_multipliers(scales)
     return Explanation(
         point,
         optimizer,
@@ -319,34 +319,20 @@ def _row(
     scale: ParamScale,
     point: Parametrization,
     optimizer: str,
-    muon_options: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> Row:
-    family = family_of(optimizer)
-    if optimizer == "muon" and not is_hidden_matrix(scale):
-        family = family_of("adamw")
-    rule = multipliers(scale, point, family)
-    learning_rate = rule.learning_rate
-    if optimizer == "muon":
-        learning_rate = muon_learning_rate(scale, point, **muon_options)
-    has_eps = optimizer in _WITH_EPS or (optimizer == "muon" and family == "adam")
-    eps = rule.eps if has_eps else 1.0
-    decay = rule.kappa / learning_rate
-    if optimizer == "adafactor":
-        # Its eps is added to the squared gradient; its decay has no learning rate.
-        eps, decay = rule.eps**2, rule.kappa
-    elif optimizer == "lamb":
-        # Its decay is added to Adam's update, before the trust ratio.
-        decay = multipliers(scale, point, "adam").weight_decay
+    rule = optimizer_rule(optimizer, scale, point, **options)
+    sizes = multipliers(scale, point)
     return Row(
         role=scale.role.value,
         base_shape=scale.base_shape,
         shape=scale.shape,
-        init_std=rule.init_std,
-        multiplier=rule.forward,
-        learning_rate=learning_rate,
-        eps=eps,
-        weight_decay=decay,
+        init_std=sizes.init_std,
+        multiplier=sizes.forward,
+        learning_rate=rule.learning_rate,
+        eps=rule.eps,
+        weight_decay=rule.weight_decay,
         branch=scale.in_branch,
-        family=family.value,
+        family=rule.family.value,
         origin=scale.origin,
     )

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from ..scales.paths import flatten, map_with_paths
-from ..scales.probe import Acting, Mode, Recorder, running
+from ..scales.probe import Acting, Kind, Mode, Recorder, running
 
 # Most elements of a probe's target tree.
 _SIZE = 2**16
@@ -40,10 +40,9 @@ def acting(tx: Any, params: Any) -> tuple[Acting | None, str]:
 
     with running(recorder):
         jax.eval_shape(step, shapes)
-    scalings = [acted for (k, _), acted in recorder.acted.items() if k == "scaling"]
-    first = next((next(iter(acted)) for acted in scalings), None)
-    twice = (p for (k, p), f in recorder.acted.items() if k == "scaling" and len(f) > 1)
-    return first, next(twice, "")
+    found = {p: a for (k, p), a in recorder.acted.items() if k is Kind.SCALING}
+    first = next((next(iter(acted)) for acted in found.values()), None)
+    return first, next((p for p, acted in found.items() if len(acted) > 1), "")
 
 
 def _extra(tx: Any, grads: Any) -> dict[str, Any]:
@@ -114,10 +113,28 @@ class TracedError(TypeError):
 
 
 class Condition(NamedTuple):
-    """Sizes of the base's gradients and weights in one run of a probe."""
+    """One run of a probe, in two steps.
+
+    Attributes:
+      gradient: size of the base's gradients.
+      weight: size of the base's weights.
+      then: size of the base's gradients in the step after the first update.
+      odd: factor of the first gradients of every second parameter.
+      loud: factor of all factors by which this package multiplies updates.
+    """
 
     gradient: float
     weight: float = 1.0
+    then: float = 0.0
+    odd: float = 1.0
+    loud: float = 1.0
+
+
+class Run(NamedTuple):
+    """Updates by path: of the first step that depends on gradients, and the next."""
+
+    first: Mapping[str, np.ndarray]
+    second: Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,15 +161,19 @@ class Probe:
 
     def run(
         self, which: Mode, conditions: Sequence[Condition]
-    ) -> tuple[dict[Condition, dict[str, np.ndarray]], Recorder]:
-        """Updates of the first step that changes a parameter, by condition and path.
+    ) -> tuple[dict[Condition, Run], Recorder]:
+        """Updates by condition and path.
 
         With `Mode.BASE` the base's shapes and sizes are used, otherwise the target's.
+        All conditions take as many steps. The first two must differ in the size of
+        gradients alone: the first update is that in which they differ.
 
         Raises:
           TracedError, jax.errors.JAXTypeError: a hyperparameter of `tx` is traced.
         """
-        at_base = which is Mode.BASE
+        at_base, recorder = which is Mode.BASE, Recorder(which)
+        paths = [path for path, _ in flatten(self.params)]
+        odd = {path: bool(i % 2) for i, path in enumerate(paths)}
 
         def tree(pattern: tuple[float, ...]) -> Any:
             return map_with_paths(
@@ -161,30 +182,55 @@ class Probe:
 
         slopes, weights = tree(_GRADIENT), tree(_WEIGHT)
 
-        def at(condition: jax.Array) -> Any:
-            def sized(tree: Any, size: jax.Array) -> Any:
-                return jax.tree.map(lambda x: jnp.asarray(x) * size, tree)
+        def start(c: Condition) -> Any:
+            params = jax.tree.map(lambda x: x * c.weight, weights)
+            return self.tx.init(params)
 
-            grads, params = sized(slopes, condition[0]), sized(weights, condition[1])
-            return self._first_update(grads, params)
+        def update(c: Condition, state: Any, moved: jax.Array) -> Any:
+            recorder.loudness = c.loud
+            params = jax.tree.map(lambda x: x * c.weight, weights)
 
-        recorder = Recorder(which)
-        sizes = np.asarray(conditions, np.float32)
+            def gradient(path: str, slope: Any) -> jax.Array:
+                first = c.gradient * c.odd if odd[path] else c.gradient
+                return slope * jnp.where(moved, c.then, first)
+
+            grads = map_with_paths(gradient, slopes)
+            return self.tx.update(grads, state, params, **_extra(self.tx, grads))
+
+        def runs(table: Condition) -> Any:
+            def step(carry: Any) -> Any:
+                first, _, state, moved, count = carry
+                updates, state = jax.vmap(update, (0, 0, None))(table, state, moved)
+                first = jax.tree.map(
+                    lambda a, b: jnp.where(moved, a, b), first, updates
+                )
+                differ = [jnp.any(u[0] != u[1]) for u in jax.tree.leaves(updates)]
+                count = jnp.where(moved, _STEPS, count + 1)
+                return first, updates, state, moved | jnp.any(jnp.array(differ)), count
+
+            none = jax.vmap(lambda c: jax.tree.map(jnp.zeros_like, slopes))(table)
+            carry = none, none, jax.vmap(start)(table), jnp.asarray(False), 0
+            return jax.lax.while_loop(lambda carry: carry[-1] < _STEPS, step, carry)[:2]
+
+        table = Condition(*np.asarray(conditions, np.float32).T)
         # Compiled ahead of time, so that it runs inside of an outer jit too.
         with running(recorder):
-            lowered = jax.jit(lambda c: jax.lax.map(at, c)).lower(sizes)
+            lowered = jax.jit(runs).lower(table)
         compiled = lowered.compile(compiler_options=_fast())
         try:
-            updates = compiled(sizes)
+            first, second = compiled(table)
         except TypeError as error:
             # Traced values of an outer jit have become inputs.
             raise TracedError from error
-        arrays = {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
-        runs = {
-            condition: {path: updates[i] for path, updates in arrays.items()}
+        arrays = [
+            {path: np.asarray(u, np.float32) for path, u in flatten(updates)}
+            for updates in (first, second)
+        ]
+        found = {
+            condition: Run(*({p: x[i] for p, x in a.items()} for a in arrays))
             for i, condition in enumerate(conditions)
         }
-        return runs, recorder
+        return found, recorder
 
     def _filled(
         self, path: str, at_base: bool, pattern: tuple[float, ...]
@@ -202,22 +248,6 @@ class Probe:
                     row, [a for a in range(array.ndim) if a != axis]
                 )
         return array
-
-    def _first_update(self, grads: Any, params: Any) -> Any:
-        more = _extra(self.tx, grads)
-
-        def waits(carry: Any) -> Any:
-            updates, _, step = carry
-            moved = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
-            return (step < _STEPS) & ~jnp.any(jnp.asarray(moved))
-
-        def step(carry: Any) -> Any:
-            _, state, count = carry
-            updates, state = self.tx.update(grads, state, params, **more)
-            return updates, state, count + 1
-
-        start = jax.tree.map(jnp.zeros_like, grads), self.tx.init(params), 0
-        return jax.lax.while_loop(waits, step, start)[0]
 
 
 def _fast() -> dict[str, Any]:

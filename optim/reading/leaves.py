@@ -151,7 +151,7 @@ def read_into(model: Any, read: Leaves) -> None:
                 continue
             seen.add(id(leaf))
             leaf = _content(path_string(path), leaf)
-        elif in_state or any(map(_is_nnx, owners)):
+        elif in_state or any(map(is_nnx, owners)):
             continue
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
@@ -204,7 +204,7 @@ def has_base(thing: Any, name: str) -> bool:
     return any(c.__name__ == name for c in type(thing).__mro__)
 
 
-def _is_nnx(node: Any) -> bool:
+def is_nnx(node: Any) -> bool:
     """Whether an object is an NNX module, or another object whose state NNX tracks."""
     return any(
         c.__name__ in ("Module", "Object", "Pytree")

@@ -3,13 +3,13 @@
 Relative to the base model, the effective weight has a desired update of size Δ, a raw
 gradient of size g and an initial size σ. θ is the forward multiplier that the gauge
 puts in front of the stored weight. Then the stored weight has initial size σ/θ and
-gradient g·θ, and its update must have size Δ/θ. The learning rate follows from the
-size of the optimizer's raw update:
+gradient g·θ, and its update must have size Δ/θ. The learning rate is that size over
+the size of the raw update, which the family's geometry gives (`GEOMETRIES`):
 
-    sgd        update ∝ gradient            Δ / (g θ²)
-    adam       entries of order one         Δ / θ
-    spectral   spectral norm one            Δ (m_in m_out)^½ / θ
-    relative   relative to the weight       Δ / σ
+    sgd        proportional to the gradient   Δ / (g θ²)
+    adam       entries of order one           Δ / θ
+    spectral   spectral norm one              Δ (m_in m_out)^½ / θ
+    relative   relative to the weight         Δ / σ
 
 A stored weight that carries a multiplier c of the model (of its branch, of attention
 logits) is c times the weight of a model that multiplies: θ = 1/c.
@@ -20,7 +20,7 @@ Depth multiplies Δ by M^-γ and g by M^-α. Batch size and training length
 
 import dataclasses
 import enum
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 from .parametrizations import Parametrization, unknown
 from .roles import ParamScale
@@ -45,42 +45,41 @@ class Family(enum.StrEnum):
     RELATIVE = "relative"
 
 
-_MEMBERS = {
-    Family.SGD: ("sgd", "momentum", "nesterov"),
-    Family.ADAM: (
-        "adam",
-        "adamw",
-        "lion",
-        "sign",
-        "signsgd",
-        "rmsprop",
-        "nadam",
-        "amsgrad",
-    ),
-    Family.SPECTRAL: ("spectral", "muon"),
-    Family.RELATIVE: ("relative", "lars", "lamb", "adafactor"),
+class Geometry(NamedTuple):
+    """Size of the entries of a family's raw update, as powers of three sizes.
+
+    Attributes:
+      gradient: exponent of the size of the stored weight's gradient.
+      weight: exponent of the initial size of the stored weight.
+      matrix: exponent of m_in·m_out, the growth of the matrix.
+    """
+
+    gradient: float = 0
+    weight: float = 0
+    matrix: float = 0
+
+
+GEOMETRIES = {
+    Family.SGD: Geometry(gradient=1),
+    Family.ADAM: Geometry(),
+    # A matrix of n x m entries of size (n m)^-½ has a spectral norm of order one.
+    Family.SPECTRAL: Geometry(matrix=-0.5),
+    Family.RELATIVE: Geometry(weight=1),
 }
-# The names above, for completion in editors.
-OptimizerName = Literal[
-    "sgd",
-    "momentum",
-    "nesterov",
-    "adam",
-    "adamw",
-    "lion",
-    "sign",
-    "signsgd",
-    "rmsprop",
-    "nadam",
-    "amsgrad",
-    "spectral",
-    "muon",
-    "relative",
-    "lars",
-    "lamb",
-    "adafactor",
+
+# Names that an editor completes, by family.
+_Sgd = Literal["sgd", "momentum", "nesterov"]
+_Adam = Literal[
+    "adam", "adamw", "lion", "sign", "signsgd", "rmsprop", "nadam", "amsgrad"
 ]
-_FAMILIES = {name: family for family, names in _MEMBERS.items() for name in names}
+_Spectral = Literal["spectral", "muon"]
+_Relative = Literal["relative", "lars", "lamb", "adafactor"]
+OptimizerName = Literal[_Sgd, _Adam, _Spectral, _Relative]
+_FAMILIES = {
+    name: family
+    for family, names in zip(Family, (_Sgd, _Adam, _Spectral, _Relative), strict=True)
+    for name in get_args(names)
+}
 
 
 def family_of(optimizer: str) -> Family:
@@ -181,16 +180,13 @@ def multipliers(
     update = row.update.of(scale) * depth**-point.gamma * point.richness
     gradient = row.gradient.of(scale) * depth**-point.alpha / point.richness
     update, gradient = update * clock.update, gradient * clock.gradient
-    match family_of(family):
-        case Family.SGD:
-            learning_rate = update / (gradient * theta**2)
-        case Family.ADAM:
-            learning_rate = update / theta
-        case Family.SPECTRAL:
-            norm = (scale.width_in * scale.width_out) ** 0.5
-            learning_rate = update * norm / theta
-        case Family.RELATIVE:
-            learning_rate = update / init
+    geometry = GEOMETRIES[family_of(family)]
+    raw = (
+        (gradient * theta) ** geometry.gradient
+        * (init / theta) ** geometry.weight
+        * (scale.width_in * scale.width_out) ** geometry.matrix
+    )
+    learning_rate = update / theta / raw
     return Multipliers(
         init / theta, forward, learning_rate, gradient * theta, clock.kappa
     )

@@ -1,11 +1,12 @@
 """What acts while a transformation runs on known gradients.
 
 While such a probe runs, the transforms of this package accept its shapes, and their
-multipliers can be turned off; see `mupax.optim.check.probing`.
+factors can be turned off or enlarged; see `mupax.optim.check.probing`.
 """
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,11 +15,20 @@ from .paths import flatten
 
 
 class Mode(enum.Enum):
-    """The multipliers that act while a probe runs."""
+    """The factors that act while a probe runs."""
 
+    BASE = "those of groups"
     TARGET = "all"
-    UNSCALED = "all but the learning rates'"
-    BASE = "none"
+
+
+class Kind(enum.Enum):
+    """What a transform of this package multiplies."""
+
+    SCALING = "updates, by the learning rates of the parametrization"
+    NORMALIZING = "gradients, by the inverse of their sizes"
+    DECAYING = "weight decay, where it is scaled together with the update"
+    GROUPS = "updates, by the factors of groups of parameters"
+    SHARED = "gradients or decay of groups, by factors that the base has too"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,31 +36,57 @@ class Acting:
     """A transform of this package; compared by identity.
 
     Attributes:
-      kind: "scaling" for learning rates, "normalizing" for gradients.
+      kind: what it multiplies.
       scales: the scales it was made from.
-      point: its parametrization.
+      factors: the factor of each path; 1 for the others.
     """
 
-    kind: str
+    kind: Kind
     scales: Any
-    point: Any
+    factors: Mapping[str, Any]
+
+    @property
+    def point(self) -> Any:
+        """The parametrization."""
+        return self.scales.parametrization
+
+    def factor(self, path: str) -> Any:
+        """The factor of one parameter in the mode of the running probe."""
+        factor = self.factors.get(path, 1.0)
+        if mode() is Mode.BASE and self.kind not in (Kind.GROUPS, Kind.SHARED):
+            return 1.0
+        if mode() is Mode.TARGET and self.kind in (Kind.SCALING, Kind.GROUPS):
+            return factor * running.value.loudness if path in self.factors else factor
+        return factor
+
+    def record(self, tree: Any) -> None:
+        """Note in a running probe that this acts on the parameters of a tree."""
+        if running.value is not None:
+            for path, _ in flatten(tree):
+                if path in self.factors:
+                    acted = running.value.acted.setdefault((self.kind, path), set())
+                    acted.add(self)
 
 
 class Recorder:
     """The mode of one run, and the transforms that acted on each parameter.
 
     Args:
-      which: the multipliers that act.
+      which: the factors that act.
+
+    Attributes:
+      loudness: a factor of all factors of updates, at the target.
     """
 
     def __init__(self, which: Mode):
         self.which = which
-        # A set, because a loop may trace its body more than once.
-        self.acted: dict[tuple[str, str], set[Acting]] = {}
+        self.loudness: Any = 1.0
+        # Sets, because a loop may trace its body more than once.
+        self.acted: dict[tuple[Kind, str], set[Acting]] = {}
 
-    def count(self, kind: str, path: str) -> int:
-        """How many transforms of this kind acted on a parameter."""
-        return len(self.acted.get((kind, path), ()))
+    def of(self, kind: Kind, path: str) -> list[Acting]:
+        """The transforms of this kind that acted on a parameter."""
+        return list(self.acted.get((kind, path), ()))
 
 
 # A user context is part of the cache key of compiled functions. So functions that a
@@ -61,11 +97,3 @@ running = jax.make_user_context(default_value=None)
 def mode() -> Mode | None:
     """The mode of the running probe; None outside of probes."""
     return running.value.which if running.value else None
-
-
-def record(transform: Acting, tree: Any) -> None:
-    """Record that a transform acts on the parameters of this tree."""
-    if running.value is not None:
-        acted = running.value.acted
-        for path, _ in flatten(tree):
-            acted.setdefault((transform.kind, path), set()).add(transform)

@@ -24,9 +24,8 @@ class Scales(Mapping[str, ParamScale]):
     Created by `infer_scales` (any JAX model) or `mupax.zoo.scales` (zoo models).
 
     Attributes:
-      parametrization: the parametrization that the model was built with, or None if
-        unknown; zoo models set it. Optimizers use it by default and raise if they are
-        given another.
+      parametrization: the one that everything made from the scales follows. If it is
+        None, it is "mup", unless depth changes.
       modules: {path: factors of its hyperparameters}, from `for_modules`.
       multiplied: whether the model was built with `parametrization`, and so multiplies
         its weights by the forward multipliers itself. If not, the caller does so, by
@@ -55,17 +54,17 @@ class Scales(Mapping[str, ParamScale]):
         self.multiplied = built if multiplied is None else multiplied
 
     def for_parametrization(self, name: str | Parametrization) -> "Scales":
-        """Copy the scales, for a model that was built with this parametrization.
+        """Copy the scales, with another parametrization.
+
+        A model that multiplies its branches itself must do so by the constant of this
+        parametrization.
 
         Args:
           name: a name, or the result of `optim.parametrization`.
 
-        Returns:
-          A copy. Optimizers created from it use this parametrization by default, and
-          raise if they are given another.
-
         Raises:
-          ValueError: the name is unknown.
+          ValueError: the name is unknown, or the model was built with another
+            parametrization, as zoo models are.
 
         Examples:
           >>> from mupax.optim import Scales, param_scale
@@ -73,7 +72,13 @@ class Scales(Mapping[str, ParamScale]):
           >>> Scales(one).for_parametrization("mup").parametrization.name
           'mup'
         """
-        return Scales(self, parametrization(name), self.modules)
+        point, own = parametrization(name), self.parametrization
+        if self.multiplied and own is not None and not own.same_rules(point):
+            raise ValueError(
+                f"the model was built with {own.label}, and these scales are to be for "
+                f"{point.label}; build the model with {point.label}"
+            )
+        return Scales(self, point, self.modules, self.multiplied)
 
     def for_training(
         self,
