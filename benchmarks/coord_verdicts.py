@@ -86,9 +86,7 @@ class Setup:
         rate = RATES[self.optimizer]
         if self.mistake == "unscaled optimizer":
             return getattr(optax, self.optimizer)(rate)
-        tx = getattr(optim, self.optimizer)(
-            rate, zoo.scales(model), self.parametrization
-        )
+        tx = getattr(optim, self.optimizer)(rate, zoo.scales(model))
         if self.mistake == "scaled twice":
             twice = optim.multipliers
             point = optim.parametrization(self.parametrization)

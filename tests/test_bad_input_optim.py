@@ -178,26 +178,26 @@ def test_a_rule_for_branches_on_a_model_without():
     axes = {"blocks": "layers: i -> o", ".": "i -> o"}
     scales = infer(deep(8, 2), deep(32, 6), axes=axes)
     with refuses("'depth_mup'", "residual branches", "inputs=(x,)", "relu_mlp"):
-        optim.adam(1e-3, scales, "depth_mup")
+        optim.adam(1e-3, scales.for_parametrization("depth_mup"))
 
 
 def test_a_rule_for_no_branches_on_a_model_with():
     with refuses("'relu_mlp'", "'blocks'", "depth_mup"):
-        optim.adam(1e-3, DEEP, "relu_mlp")
+        optim.adam(1e-3, DEEP.for_parametrization("relu_mlp"))
 
 
 # --- the optimizer's parameters ---
 
 MAKERS = {
-    "scale": lambda: optim.scale_by_parametrization(SCALES, "mup"),
-    "normalize": lambda: optim.normalize_gradients(SCALES, "mup"),
-    "sgd": lambda: optim.sgd(0.1, SCALES, "mup"),
-    "adam": lambda: optim.adam(0.1, SCALES, "mup"),
-    "adamw": lambda: optim.adamw(0.1, SCALES, "mup"),
-    "lion": lambda: optim.lion(0.1, SCALES, "mup"),
-    "muon": lambda: optim.muon(0.1, SCALES, "mup"),
-    "adafactor": lambda: optim.adafactor(0.1, SCALES, "mup"),
-    "lamb": lambda: optim.lamb(0.1, SCALES, "mup"),
+    "scale": lambda: optim.scale_by_parametrization(SCALES),
+    "normalize": lambda: optim.normalize_gradients(SCALES),
+    "sgd": lambda: optim.sgd(0.1, SCALES),
+    "adam": lambda: optim.adam(0.1, SCALES),
+    "adamw": lambda: optim.adamw(0.1, SCALES),
+    "lion": lambda: optim.lion(0.1, SCALES),
+    "muon": lambda: optim.muon(0.1, SCALES),
+    "adafactor": lambda: optim.adafactor(0.1, SCALES),
+    "lamb": lambda: optim.lamb(0.1, SCALES),
 }
 
 
@@ -213,7 +213,7 @@ def test_parameters_that_are_not_those_of_the_scales(maker):
 
 
 def test_an_update_of_other_parameters():
-    tx = optim.scale_by_parametrization(SCALES, "mup")
+    tx = optim.scale_by_parametrization(SCALES)
     state = tx.init(params())
     with refuses("'extra'", "has no scale"):
         tx.update({**params(), "extra": jnp.ones(3)}, state)
@@ -230,7 +230,7 @@ def test_parameters_frozen_by_a_filter_of_nnx_are_left_out():
     model = Net(16)
     scales = optim.infer_scales(lambda: Net(4), model, axes=LAYERS)
     head = nnx.All(nnx.Param, nnx.PathContains("head"))
-    for tx in (optim.adamw(0.1, scales, "mup"), optim.sgd(0.1, scales, "mup")):
+    for tx in (optim.adamw(0.1, scales), optim.sgd(0.1, scales)):
         optimizer = nnx.Optimizer(model, tx, wrt=head)
         optimizer.update(model, nnx.state(model, head))
     with refuses("'head/kernel'", "shape (32, 3)", "(16, 3)"):
@@ -249,7 +249,7 @@ class Blocks(nnx.Module):
 def test_scales_of_a_deeper_model_are_a_warning():
     made = (lambda: Blocks(4, 2)), (lambda: Blocks(16, 4))
     scales = optim.infer_scales(*made, axes=optim.declare(LAYERS, branches="blocks"))
-    tx = optim.sgd(0.1, scales, "depth_mup")
+    tx = optim.sgd(0.1, scales.for_parametrization("depth_mup"))
 
     def state(model, *filters):
         return jax.tree.map(jnp.ones_like, nnx.state(model, *filters))
@@ -262,7 +262,7 @@ def test_scales_of_a_deeper_model_are_a_warning():
 
 
 def test_parameters_left_out_by_none_are_left_out():
-    tx = optim.adam(0.1, SCALES, "mup")
+    tx = optim.adam(0.1, SCALES)
     frozen = {**params(), "hidden": None}
     updates, _ = tx.update(frozen, tx.init(frozen), frozen)
     assert updates["hidden"] is None
@@ -270,7 +270,7 @@ def test_parameters_left_out_by_none_are_left_out():
 
 def test_a_missing_parameter_says_how_to_freeze():
     with refuses("'hidden'", "which the parameters lack", "optax.partition", "None"):
-        optim.adam(0.1, SCALES, "mup").init(
+        optim.adam(0.1, SCALES).init(
             {"embed": 0 * params()["embed"]} | {"head": params()["head"]}
         )
 
@@ -291,13 +291,13 @@ def test_whole_equinox_modules_are_to_be_filtered():
 
     axes = {"weight": "o <- i", "bias": "d"}
     scales = optim.infer_scales(make(8), make(16), axes=axes)
-    tx = optim.scale_by_parametrization(scales, "mup")
+    tx = optim.scale_by_parametrization(scales)
     with refuses("not an array", "eqx.filter"):
         tx.init(make(16))
 
 
 def test_batch_statistics_in_the_optimizer():
-    tx = optim.scale_by_parametrization(SCALES, "mup")
+    tx = optim.scale_by_parametrization(SCALES)
     with refuses("'batch_stats/mean'", "'params' collection"):
         tx.init({"params": params(), "batch_stats": {"mean": jnp.ones(3)}})
 
@@ -314,9 +314,7 @@ def test_scales_that_are_none():
     "use",
     [
         lambda name: optim.parametrization(name),
-        lambda name: optim.adam(0.1, SCALES, name),
-        lambda name: optim.explain(SCALES, name),
-        lambda name: optim.scale_by_parametrization(SCALES, name),
+        lambda name: SCALES.for_parametrization(name),
     ],
 )
 def test_an_unknown_parametrization(use):
@@ -324,22 +322,13 @@ def test_an_unknown_parametrization(use):
         use("depthmup")
 
 
-@pytest.mark.parametrize("use", [optim.adam, optim.explain])
-def test_an_optimizer_or_a_number_in_place_of_a_parametrization(use):
-    first = (0.1, SCALES) if use is optim.adam else (SCALES,)
-    with refuses("'adamw' is an optimizer", "optimizer='adamw'"):
-        use(*first, "adamw")
-    with refuses("the parametrization is 0.1", "weight_decay=0.1"):
-        use(*first, 0.1)
-
-
 def test_an_unknown_family():
     with refuses("'adamm'", "nearest is 'adam'", "sgd", "muon", "lamb"):
-        optim.scale_by_parametrization(SCALES, "mup", family="adamm")
+        optim.scale_by_parametrization(SCALES, family="adamm")
     with refuses("optimizer family 'shampoo'", "known are", "adafactor"):
-        optim.explain(SCALES, "mup", optimizer="shampoo")
+        optim.explain(SCALES, optimizer="shampoo")
     with refuses("is a GradientTransformationExtraArgs", "pass a name", "tx=tx"):
-        optim.explain(SCALES, "mup", optim.adam(0.1, SCALES))
+        optim.explain(SCALES, optim.adam(0.1, SCALES))
 
 
 ALIASES = {
@@ -407,7 +396,7 @@ def test_arrays_of_the_bases_shape():
     small = params(8)
     said = refuses("'embed' has shape (5, 8)", "made for shape (5, 32)", "new scales")
     with said:
-        optim.apply_multipliers(small, SCALES, "mup")
+        optim.apply_multipliers(small, SCALES)
     with said:
         optim.scale_init_by_path(small, SCALES)
     tx = optim.sgd(0.1, SCALES)
@@ -493,7 +482,7 @@ def test_options_of_a_parametrization_of_another_type():
         with refuses(f"depth_ratio={ratio!r}", "pass depth / base depth"):
             optim.parametrization("depth_mup").branch_multiplier(ratio)
     with refuses("the parametrization is ['mup']", "pass a name"):
-        optim.explain(SCALES, ["mup"])
+        SCALES.for_parametrization(["mup"])
 
 
 def test_groups_of_another_type():
@@ -556,7 +545,7 @@ def test_muon_without_hidden_matrices():
 
 
 def test_an_update_with_decay_and_without_parameters():
-    tx = optim.lamb(0.1, SCALES, "mup", weight_decay=0.1)
+    tx = optim.lamb(0.1, SCALES, weight_decay=0.1)
     with refuses("weight decay needs params"):
         jax.eval_shape(lambda p: tx.update(p, tx.init(p)), params())
 
@@ -570,7 +559,7 @@ def test_swapped_arguments(maker):
     with refuses("learning_rate='fast'", "a number or a schedule"):
         maker("fast", SCALES)
     with refuses("scales is a str", "pass it as scales"):
-        maker(1e-3, "mup", SCALES)
+        maker(1e-3, "mup")
 
 
 def test_factors_of_groups_that_no_update_can_have():

@@ -86,7 +86,9 @@ class ResMLP(nnx.Module):
 
 def rescaled(model, scales, name):
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    return nnx.merge(graph, optim.rescale_init(params, scales, name), rest)
+    return nnx.merge(
+        graph, optim.rescale_init(params, scales.for_parametrization(name)), rest
+    )
 
 
 def check_mlp(name, optimizer, widths, **settings):
@@ -99,7 +101,7 @@ def check_mlp(name, optimizer, widths, **settings):
 
     def make(model, width):
         alias = getattr(optim, optimizer)
-        return alias(LEARNING_RATES[optimizer], scales(model), name)
+        return alias(LEARNING_RATES[optimizer], scales(model).for_parametrization(name))
 
     settings = {"seeds": SEEDS.get(optimizer, 8), "tolerance": 0.05, **settings}
     return optim.coord_check(build, make, loss, (X, Y), widths=widths, **settings)
@@ -124,7 +126,10 @@ def check_resmlp(name, optimizer, width=None, depth=None, **settings):
 
     def make(model, width=width, depth=depth):
         alias = getattr(optim, optimizer)
-        return alias(LEARNING_RATES[optimizer] / 2, scales(model, depth), name)
+        return alias(
+            LEARNING_RATES[optimizer] / 2,
+            scales(model, depth).for_parametrization(name),
+        )
 
     settings = {"seeds": SEEDS.get(optimizer, 6), "tolerance": 0.05, **settings}
     return optim.coord_check(build, make, loss, (X, Y), **settings)
@@ -278,7 +283,7 @@ def test_equinox_with_a_function_that_returns_activations(use_bias):
     base = Equi(4, jax.random.key(0), use_bias)
 
     def optimizer(model, width):
-        return optim.adam(0.01, optim.infer_scales(base, model), "mup")
+        return optim.adam(0.01, optim.infer_scales(base, model))
 
     def build(key, width):
         return Equi(width, key, use_bias)
@@ -617,14 +622,14 @@ def test_a_readout_of_the_standard_parametrization_is_named():
         return optim.infer_scales(lambda: mlp(16), lambda: mlp(width))
 
     def check(build):
-        tx = lambda model, width: optim.adam(0.01, scales(width), "mup")  # noqa: E731
+        tx = lambda model, width: optim.adam(0.01, scales(width))  # noqa: E731
         x = jax.random.normal(jax.random.key(1), (8, 8))
         return optim.coord_check(build, tx, None, x, widths=(32, 128), steps=2)
 
     def right(key, width):
         model = mlp(width, key)
         params = nnx.state(model, nnx.Param)
-        nnx.update(model, optim.rescale_init(params, scales(width), "mup"))
+        nnx.update(model, optim.rescale_init(params, scales(width)))
         return model
 
     said = "the readout 'head/kernel' starts as width^-0.5"
@@ -695,7 +700,7 @@ def check_embedded(base, **options):
     def build(key, width):
         model = Embedded(width, nnx.Rngs(key), **options)
         params = nnx.state(model, nnx.Param)
-        nnx.update(model, optim.rescale_init(params, scales(width), "mup", base=base))
+        nnx.update(model, optim.rescale_init(params, scales(width), base=base))
         return model
 
     def scales(width):
@@ -705,7 +710,7 @@ def check_embedded(base, **options):
 
     return optim.coord_check(
         build,
-        lambda model, width: optim.adam(0.01, scales(width), "mup"),
+        lambda model, width: optim.adam(0.01, scales(width)),
         batch=jnp.arange(8),
         widths=(64, 256),
         steps=2,

@@ -90,17 +90,17 @@ def swept():
 
 
 def test_an_explanation_fits_on_a_line_and_names_what_was_explained():
-    explanation = optim.explain(scales(), "mup", "adamw")
+    explanation = optim.explain(scales(), "adamw")
     assert repr(explanation) == (
         "<Explanation: mup, adamw, 3 parameters (1 input, 1 hidden, 1 output); "
         "print it for the table>"
     )
-    wrong = optim.explain(scales(), "mup", "adam", tx=optax.adam(1e-3))
+    wrong = optim.explain(scales(), "adam", tx=optax.adam(1e-3))
     assert "tx is WRONG" in repr(wrong)
 
 
 def test_the_table_of_an_explanation_holds_what_is_printed():
-    explanation = optim.explain(scales(), "depth_mup", "adamw")
+    explanation = optim.explain(scales(), "adamw")
     cells = parsed(explanation._repr_html_())
     assert "<in>" in cells["td"]  # escaped in the source
     words = [w for row in str(explanation).splitlines() for w in row.split("  ")]
@@ -116,9 +116,12 @@ def test_blocks_of_the_same_settings_share_a_row():
         return {"in": jnp.ones((8, width)), "blocks": blocks}
 
     scales = optim.infer_scales(
-        model(4, 3), model(16, 12), depth=(3, 12), branch="blocks", readout=None
+        model(4, 3),
+        model(16, 12),
+        axes=optim.declare({".": "i -> o"}, branches="blocks"),
+        parametrization="depth_mup",
     )
-    found = optim.explain(scales, "depth_mup")
+    found = optim.explain(scales)
     paths = [line.split()[0] for line in str(found).splitlines()[4:7]]
     assert paths == ["blocks/0,2-11/w", "blocks/1/w", "in"]
     assert len(found.rows) == 13
@@ -188,7 +191,7 @@ def test_a_notebook_without_ipywidgets_gets_a_line_instead_of_a_bar(monkeypatch)
 
 
 def test_a_check_of_a_chain_is_a_sentence():
-    check = optim.check_chain(optim.adam(1e-3, scales(), "mup"), scales(), "mup")
+    check = optim.check_chain(optim.adam(1e-3, scales()), scales())
     assert repr(check) == f"<ChainCheck: {check}>"
 
 

@@ -92,13 +92,13 @@ FAN_OUT = INIT.variance_scaling(2, "fan_out", "normal")
 )
 def test_with_a_base_any_initialization_becomes_the_parametrizations(options):
     base, scales, params = pair(**options)
-    assert_rule(optim.rescale_init(params, scales, "mup", base=base), base)
+    assert_rule(optim.rescale_init(params, scales, base=base), base)
 
 
 def test_the_base_may_be_a_function_a_module_or_parameters():
     base, scales, params = pair()
     rescaled = [
-        optim.rescale_init(params, scales, "mup", base=b)
+        optim.rescale_init(params, scales, base=b)
         for b in (base, nnx.state(base, nnx.Param), lambda: Bigram(NARROW))
     ]
     for other in rescaled[1:]:
@@ -110,7 +110,7 @@ def test_with_a_base_under_vmap_too():
 
     def build(key):
         params = nnx.state(Bigram(WIDE, seed=key), nnx.Param)
-        return optim.rescale_init(params, scales, "mup", base=lambda: Bigram(NARROW))
+        return optim.rescale_init(params, scales, base=lambda: Bigram(NARROW))
 
     several = jax.jit(jax.vmap(build))(jax.random.split(jax.random.key(0), 2))
     for i in range(2):
@@ -124,7 +124,7 @@ def test_ordinary_initializers_raise_no_alarm(kernel, seed, width):
     model = Bigram(width, kernel=kernel, embed=INIT.normal(0.02), seed=seed)
     scales = optim.infer_scales(lambda: Bigram(16), model, inputs=TOKENS)
     params = nnx.state(model, nnx.Param)
-    rescaled = optim.rescale_init(params, scales, "mup")
+    rescaled = optim.rescale_init(params, scales)
     expected = sizes(params)
     expected["head/kernel"] *= (width / 16) ** -0.5
     assert sizes(rescaled) == pytest.approx(expected, rel=1e-5)
@@ -153,14 +153,14 @@ def test_what_is_certainly_not_standard_is_an_error_whose_remedies_work(
 ):
     base, scales, params = pair(**options)
     with pytest.raises(ValueError, match=f"{path}.*pass base="):
-        optim.rescale_init(params, scales, "mup")
-    assert_rule(optim.rescale_init(params, scales, "mup", base=base), base)
+        optim.rescale_init(params, scales)
+    assert_rule(optim.rescale_init(params, scales, base=base), base)
     if remedy == "constant":
-        constant = optim.rescale_init(params, scales, "mup", init="constant")
+        constant = optim.rescale_init(params, scales, init="constant")
         assert_rule(constant, base)
     if remedy == "embed":
         base, scales, params = pair(**{**options, "embed": INIT.normal(1.0)})
-        assert_rule(optim.rescale_init(params, scales, "mup"), base)
+        assert_rule(optim.rescale_init(params, scales), base)
 
 
 def test_an_input_layer_that_shrinks_with_width_is_an_error():
@@ -174,20 +174,20 @@ def test_an_input_layer_that_shrinks_with_width_is_an_error():
         axes = {"kernel": "i -> o", "bias": "o"}
         scales = optim.infer_scales(base, target, axes=axes)
         with pytest.raises(ValueError, match="'0/kernel' starts with"):
-            optim.rescale_init(nnx.state(target, nnx.Param), scales, "mup")
+            optim.rescale_init(nnx.state(target, nnx.Param), scales)
 
 
 def test_constant_initialization_is_checked():
     _, scales, params = pair(embed=NORMAL)
     with pytest.raises(ValueError, match=r"kernel.*leave init='constant' out"):
-        optim.rescale_init(params, scales, "mup", init="constant")
+        optim.rescale_init(params, scales, init="constant")
     base, scales, params = pair(embed=NORMAL)
     with pytest.raises(ValueError, match=r"kernel.*init='constant' means 1 times"):
-        optim.rescale_init(params, scales, "mup", base=base, init="constant")
+        optim.rescale_init(params, scales, base=base, init="constant")
     with pytest.raises(
         ValueError, match="init='gpt2' must be 'standard' or 'constant'"
     ):
-        optim.rescale_init(params, scales, "mup", init="gpt2")
+        optim.rescale_init(params, scales, init="gpt2")
 
 
 @pytest.mark.parametrize("with_base", [False, True])
@@ -195,11 +195,11 @@ def test_constant_initialization_is_checked():
 def test_twice_is_an_error(with_base, copied):
     base, scales, params = pair(embed=NORMAL)
     options = {"base": base} if with_base else {}
-    once = optim.rescale_init(params, scales, "mup", **options)
+    once = optim.rescale_init(params, scales, **options)
     if copied:  # as a checkpoint would
         once = jax.tree.map(lambda x: jnp.asarray(np.array(x)), once)
     with pytest.raises(ValueError, match=r"'head/kernel' already has its initial size"):
-        optim.rescale_init(once, scales, "mup", **options)
+        optim.rescale_init(once, scales, **options)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +218,12 @@ def test_few_outputs_are_no_reason_to_refuse_a_right_model(widths, outputs, tell
     )
     for _ in range(200):
         base, target = map(model, widths)
-        out = optim.rescale_init(target, scales, "mup", base=base)["out"]
+        out = optim.rescale_init(target, scales, base=base)["out"]
     np.testing.assert_allclose(out, target["out"] * (widths[0] / widths[1]) ** 0.5)
     if tells:
         again = {**target, "out": np.array(out)}
         with pytest.raises(ValueError, match="'out' already has its initial size"):
-            optim.rescale_init(again, scales, "mup", base=base)
+            optim.rescale_init(again, scales, base=base)
 
 
 def test_models_of_the_zoo_are_initialized_already():
@@ -236,22 +236,20 @@ def test_models_of_the_zoo_are_initialized_already():
     model = build(256)
     params = nnx.state(model, nnx.Param)
     with pytest.raises(ValueError, match=r"mupax.zoo.*leave rescale_init out"):
-        optim.rescale_init(params, zoo.scales(model), "mup")
+        optim.rescale_init(params, zoo.scales(model))
     scales = optim.infer_scales(build(16), model, inputs=(jnp.ones((1, 64)),))
     with pytest.raises(ValueError, match="readout/kernel' already has"):
-        optim.rescale_init(params, scales, "mup")
+        optim.rescale_init(params, scales)
 
 
 def test_zeros_stay_zeros():
     options = {"embed": NORMAL, "head": INIT.zeros}
     base, scales, params = pair(**options)
     for given in ({}, {"base": base}):
-        assert sizes(optim.rescale_init(params, scales, "mup", **given)) == sizes(
-            params
-        )
+        assert sizes(optim.rescale_init(params, scales, **given)) == sizes(params)
     other = Bigram(NARROW, embed=NORMAL)
     with pytest.raises(ValueError, match="'head/kernel' starts at zero in the target"):
-        optim.rescale_init(params, scales, "mup", base=other)
+        optim.rescale_init(params, scales, base=other)
 
 
 def test_blocks_of_a_list_find_their_like_in_a_shallower_base():
@@ -273,7 +271,9 @@ def test_blocks_of_a_list_find_their_like_in_a_shallower_base():
         base, target, axes=optim.declare(axes, branches="blocks")
     )
     params = nnx.state(target, nnx.Param)
-    rescaled = optim.rescale_init(params, scales, "depth_mup", base=base)
+    rescaled = optim.rescale_init(
+        params, scales.for_parametrization("depth_mup"), base=base
+    )
     small, large = sizes(nnx.state(base, nnx.Param)), sizes(rescaled)
     for block in range(8):
         ratio = large[f"blocks/{block}/kernel"] / small["blocks/0/kernel"]
@@ -296,8 +296,8 @@ def test_linen_embeddings_and_collections_that_are_not_trained():
         (Model(32), base), (Model(256), target), inputs=(tokens,)
     )
     with pytest.raises(ValueError, match="'Embed_0/embedding' starts with"):
-        optim.rescale_init(target, scales, "mup")
-    rescaled = optim.rescale_init(target, scales, "mup", base=base)
+        optim.rescale_init(target, scales)
+    rescaled = optim.rescale_init(target, scales, base=base)
     assert jax.tree.structure(rescaled) == jax.tree.structure(target)
     stds = jax.tree.map(
         lambda b, t: t.std() / b.std(), base["params"], rescaled["params"]
@@ -325,7 +325,7 @@ def test_an_equinox_module_keeps_what_is_no_array():
     base, target = Net(16), Net(256)
     scales = optim.infer_scales(base, target, inputs=(jnp.ones(8),))
     for given in ({}, {"base": base}):
-        model = optim.rescale_init(target, scales, "mup", **given)
+        model = optim.rescale_init(target, scales, **given)
         assert (model.activation, model.name) == (jax.nn.relu, "net")
         ratio = model.layers[1].weight / target.layers[1].weight
         np.testing.assert_allclose(ratio, 0.25, rtol=1e-5)
@@ -351,7 +351,7 @@ def test_wrong_arguments_are_named(change, message):
     base, scales, params = pair(embed=NORMAL)
     params, scales, options = change(params, scales, base)
     with pytest.raises(ValueError, match=message):
-        optim.rescale_init(params, scales, "mup", **options)
+        optim.rescale_init(params, scales, **options)
 
 
 class Pair(nnx.Module):
@@ -377,7 +377,9 @@ def test_blocks_that_the_base_lacks_are_compared_with_the_same_layer():
     axes = optim.declare({"kernel": "i -> o", "bias": "o"}, branches="blocks")
     scales = optim.infer_scales(base, target, axes=axes)
     before = nnx.state(target, nnx.Param)
-    after = optim.rescale_init(before, scales, "completep", base=base)
+    after = optim.rescale_init(
+        before, scales.for_parametrization("completep"), base=base
+    )
     for i in range(6):
         for layer in ("fc1", "fc2"):
             was, now = (x.blocks[i][layer].kernel[...] for x in (before, after))
@@ -402,30 +404,30 @@ def test_trained_parameters_are_refused():
     trained = jax.tree.map(
         lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), params
     )
-    optim.rescale_init(params, scales, "mup", base=base)
+    optim.rescale_init(params, scales, base=base)
     with pytest.raises(ValueError, match=r"'norm/scale' .* as if it were trained"):
-        optim.rescale_init(trained, scales, "mup", base=base)
+        optim.rescale_init(trained, scales, base=base)
 
 
 def test_an_optimizer_warns_of_a_readout_that_was_not_rescaled():
     base, scales, params = pair(embed=INIT.normal(1.0))
     said = "readout 'head/kernel' starts as large as in the standard .* 2.83 times"
     with pytest.warns(optim.ChainWarning, match=said):
-        optim.adam(0.1, scales, "mup").init(params)
-    rescaled = optim.rescale_init(params, scales, "mup", base=base)
-    optim.adam(0.1, scales, "mup").init(rescaled)
-    optim.adam(0.1, scales, "mup").init(jax.tree.map(lambda x: x + 0, rescaled))
+        optim.adam(0.1, scales).init(params)
+    rescaled = optim.rescale_init(params, scales, base=base)
+    optim.adam(0.1, scales).init(rescaled)
+    optim.adam(0.1, scales).init(jax.tree.map(lambda x: x + 0, rescaled))
     optim.adam(0.1, scales.for_parametrization("sp")).init(params)  # keeps the size
-    jax.eval_shape(optim.adam(0.1, scales, "mup").init, params)  # values unknown
+    jax.eval_shape(optim.adam(0.1, scales).init, params)  # values unknown
     *_, other = pair(embed=INIT.normal(1.0), head=INIT.normal(0.003))
-    optim.adam(0.1, scales, "mup").init(other)  # a size of its own
+    optim.adam(0.1, scales).init(other)  # a size of its own
 
 
 def test_large_readouts_are_measured_on_their_device(monkeypatch):
     monkeypatch.setattr(initial_sizes, "_LARGE", 1)
     _, scales, params = pair(embed=INIT.normal(1.0))
     said = "readout 'head/kernel' starts as large"
-    init = optim.adam(0.1, scales, "mup").init
+    init = optim.adam(0.1, scales).init
     with pytest.warns(optim.ChainWarning, match=said):
         jax.eval_shape(lambda: init(params))
     mesh = jax.make_mesh((1,), ("m",), axis_types=(jax.sharding.AxisType.Explicit,))
@@ -439,9 +441,7 @@ def test_unknown_values_of_an_embedding_are_a_warning():
     base, scales, params = pair()
 
     def rescaled(**options):
-        return jax.jit(lambda p: optim.rescale_init(p, scales, "mup", **options))(
-            params
-        )
+        return jax.jit(lambda p: optim.rescale_init(p, scales, **options))(params)
 
     said = "under jit or vmap the initial size of 'embed/embedding' is not known"
     with pytest.warns(optim.ChainWarning, match=said):
@@ -471,8 +471,8 @@ def test_a_convolution_that_shrinks_with_width_is_an_error(initial, law):
     axes = {"head/kernel": "i -> o", "bias": "o", ".": "h w i -> o"}
     scales = optim.infer_scales(base, target, axes=axes)
     with pytest.raises(ValueError, match=rf"'stem/kernel' starts .*{law}.* base="):
-        optim.rescale_init(target, scales, "mup")
-    out = optim.rescale_init(target, scales, "mup", base=base)
+        optim.rescale_init(target, scales)
+    out = optim.rescale_init(target, scales, base=base)
     assert sizes(out)["stem/kernel"] == pytest.approx(
         sizes(base)["stem/kernel"], rel=0.02
     )

@@ -3,7 +3,7 @@
 import typing
 
 from mupax import optim, zoo
-from mupax.optim import parametrizations, rules
+from mupax.optim.rules import multipliers, parametrizations
 from mupax.zoo import registry
 
 
@@ -16,7 +16,7 @@ def test_an_editor_completes_every_parametrization():
 
 
 def test_an_editor_completes_every_optimizer():
-    assert set(names(rules.OptimizerName)) == set(rules._FAMILIES)
+    assert set(names(multipliers.OptimizerName)) == set(multipliers._FAMILIES)
 
 
 def test_an_editor_completes_every_model_and_knows_its_class():

@@ -98,7 +98,7 @@ def test_depth_acts_under_relu_mlp_alone_and_on_every_learning_rate():
         for name, factor in (("mup", 1.0), ("mean_field", 1.0), ("relu_mlp", 3**-1.5)):
             options = {"bias": bias, "parametrization": name}
             deep, shallow = (zoo.scales(shape_of(depth=d, **options)) for d in (6, 2))
-            rates = [optim.explain(s, name, "sgd").rows for s in (deep, shallow)]
+            rates = [optim.explain(s, "sgd").rows for s in (deep, shallow)]
             for path, row in rates[0].items():
                 expected = factor * rates[1][path].learning_rate
                 assert row.learning_rate == pytest.approx(expected), (name, path)
@@ -108,8 +108,8 @@ def test_depth_acts_under_relu_mlp_alone_and_on_every_learning_rate():
 def test_rules_for_branches_are_refused_where_depth_changes(name):
     scales = zoo.scales(shape_of(parametrization=name))
     with pytest.raises(ValueError, match="use 'relu_mlp'"):
-        optim.sgd(0.1, scales, name)
-    optim.sgd(0.1, zoo.scales(shape_of(parametrization=name, base_depth=6)), name)
+        optim.sgd(0.1, scales)
+    optim.sgd(0.1, zoo.scales(shape_of(parametrization=name, base_depth=6)))
 
 
 @pytest.mark.parametrize("name", optim.list_parametrizations())
@@ -354,7 +354,7 @@ def squared_responses(depth, name, **options):
             # Of a square loss, where the label is far from the output.
             return nnx.merge(graph, params)(x)[0, 0]
 
-        tx = optim.sgd(1.0, zoo.scales(model), name)
+        tx = optim.sgd(1.0, zoo.scales(model))
         update, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
         response = jax.jvp(
             lambda p: _last(nnx.merge(graph, p, copy=True), x), (params,), (update,)
@@ -387,7 +387,7 @@ def test_the_squared_step_grows_as_depth_cubed_and_under_relu_mlp_not_at_all(
 def test_training_lowers_the_loss_at_depth():
     model = build(depth=16, base_depth=2)
     graph, params = nnx.split(model)
-    tx = optim.sgd(0.05, zoo.scales(model), "relu_mlp")
+    tx = optim.sgd(0.05, zoo.scales(model))
     labels = jnp.arange(4)
 
     def loss(params):

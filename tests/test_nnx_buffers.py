@@ -66,10 +66,10 @@ def test_the_scales_fit_the_parameters_of_a_module_with_buffers(buffer):
     # A built model is what a user has at hand.
     scales = optim.infer_scales(base, model, inputs=X)
     params = nnx.state(model, nnx.Param)
-    nnx.update(model, optim.rescale_init(params, scales, "mup", base=base))
-    tx = optim.adam(1e-2, scales, "mup")
+    nnx.update(model, optim.rescale_init(params, scales, base=base))
+    tx = optim.adam(1e-2, scales)
     nnx.Optimizer(model, tx, wrt=nnx.Param)
-    check = optim.check_chain(tx, scales, "mup")
+    check = optim.check_chain(tx, scales)
     assert set(check.rows) == PARAMETERS
 
 

@@ -167,7 +167,7 @@ def test_scales_inferred_from_a_zoo_model_carry_its_parametrization():
     scales = optim.infer_scales(base, target, inputs=(jnp.ones((1, 64)),))
     assert scales.parametrization.name == "depth_mup"
     with pytest.raises(ValueError, match="was built with depth_mup"):
-        optim.adam(0.1, scales, "mup")
+        scales.for_parametrization("mup")
 
 
 def test_scales_are_refused_for_a_model_of_ones_own():

@@ -37,7 +37,7 @@ def built(task: ZooTask, seed: int) -> nnx.Module:
 def one_run(task: ZooTask, data: datasets.ImageData, seed: int, log2_lr: float):
     """The same training written as a plain loop: no vmap, no scan over steps."""
     model = built(task, seed)
-    tx = optim.adam(2.0**log2_lr, zoo.scales(model), task.config.rules)
+    tx = optim.adam(2.0**log2_lr, zoo.scales(model))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     state = tx.init(params)
     order = datasets.batch_indices(len(data.train_labels), 16, seed, task.steps)

@@ -71,9 +71,7 @@ def test_a_lane_on_text_is_the_training_that_a_plain_loop_does(song):
     lane = engine.run(task, None).curves[0, 1]
     shapes = {"vocab_size": 256, "context": 8}
     model, key = create_model(task.config, shapes, 0), jax.random.key(0)
-    tx = nnx.Optimizer(
-        model, optim.adam(2.0**-6, zoo.scales(model), "depth_mup"), wrt=nnx.Param
-    )
+    tx = nnx.Optimizer(model, optim.adam(2.0**-6, zoo.scales(model)), wrt=nnx.Param)
 
     @nnx.jit
     def step(model, tx, tokens):

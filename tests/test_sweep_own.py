@@ -89,7 +89,7 @@ def trained(monkeypatch):
 def scaled(model, width, depth, learning_rate):
     base, wider = (make_model(jax.random.key(0), n, 1) for n in (2, 4))
     scales = optim.infer_scales(base, model, axes=AXES, delta=wider)
-    return optim.sgd(learning_rate, scales, "mup")
+    return optim.sgd(learning_rate, scales)
 
 
 @pytest.mark.parametrize(
@@ -819,7 +819,7 @@ def test_a_swept_rate_works_with_an_optimizer_of_mupax(tmp_path):
             delta=lambda: build(3, 1),
             axes=AXES,
         )
-        return optim.adam(learning_rate, scales, "mup")
+        return optim.adam(learning_rate, scales)
 
     found = sweep(None, make_optimizer=scaled, widths=(2, 4), depths=(1,), sizes=())
     assert np.isfinite(found.populations[1].loss).all()

@@ -365,7 +365,7 @@ def test_every_parametrization_explains_both_models(name):
         made = nnx.eval_shape(
             lambda m=model, o={**options, **sizes}: zoo.create(m, **o, rngs=nnx.Rngs(0))
         )
-        assert "readout/kernel" in str(optim.explain(zoo.scales(made), point, "adamw"))
+        assert "readout/kernel" in str(optim.explain(zoo.scales(made), "adamw"))
 
 
 @pytest.mark.parametrize(
@@ -597,7 +597,7 @@ def coordinate_check(model: str, name: str, *, layers: str | None = None, **opti
         return jnp.mean((nnx.clone(model)(batch[0]) - batch[1]) ** 2)
 
     def optimizer(model, **size):
-        return optim.adam(0.002, zoo.scales(model), name)
+        return optim.adam(0.002, zoo.scales(model))
 
     settings = {"seeds": 8, "layers": layers, "tolerance": 0.05}
     return optim.coord_check(create, optimizer, loss, (x, y), **sweep, **settings)

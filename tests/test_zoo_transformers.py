@@ -313,7 +313,7 @@ def test_a_gauge_changes_nothing(kind):
     for chosen in ("table3", gauge):
         point = optim.parametrization("depth_mup", gauge=chosen)
         model = tiny(kind, point, zero_queries=False)
-        tx = optim.adam(0.01, zoo.scales(model), point)
+        tx = optim.adam(0.01, zoo.scales(model))
         graph, params = nnx.split(model)
 
         @jax.jit(compiler_options=QUICK)
@@ -344,10 +344,10 @@ def test_every_parametrization_makes_a_model_and_an_optimizer(name):
         scales = zoo.scales(model)
         if name == "relu_mlp":
             with pytest.raises(ValueError, match="without residual branches"):
-                optim.adamw(0.01, scales, name)
+                optim.adamw(0.01, scales)
             continue
         for make in (optim.adamw, optim.sgd, optim.muon, optim.lamb):
-            tx = make(0.01, scales, name)
+            tx = make(0.01, scales)
             params = nnx.state(model, nnx.Param)
             state = jax.eval_shape(tx.init, params)
             updates, _ = jax.eval_shape(tx.update, params, state, params)
@@ -534,7 +534,7 @@ def coord_check(kind, layers, **sizes):
         return build(kind, seed=key, **options)
 
     def optimizer(model, **_):
-        return optim.adam(0.003, zoo.scales(model), "depth_mup")
+        return optim.adam(0.003, zoo.scales(model))
 
     def loss(model, x):
         logits = jax.nn.log_softmax(model(x))
