@@ -10,6 +10,26 @@ If the scales carry another batch size or training length (`Scales.for_training`
 learning rates, betas, eps and weight decay follow the rules of `TrainingScale`. The
 momentum of SGD is never changed (the linear rule).
 
+Source: the multipliers of `optim.multipliers`; Tensor Programs V, Table 3, and Tensor
+Programs VI, Definition 6.1 and Table 1.
+
+Examples:
+  >>> import jax.numpy as jnp
+  >>> from mupax import optim
+  >>> def mlp(n):
+  ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n), "out": jnp.ones((n, 2))}
+  >>> params = mlp(16)
+  >>> scales = optim.infer_scales(mlp(4), params, axes={".": "in -> out"})
+  >>> for make in (optim.sgd, optim.adam, optim.lion, optim.muon, optim.lamb):
+  ...     tx = make(0.1, scales)
+  ...     updates, _ = tx.update(params, tx.init(params), params)
+  ...     print(make.__name__, [round(float(u[0, 0]), 3) for u in updates.values()])
+  sgd [-0.4, -0.1, -0.025]
+  adam [-0.1, -0.025, -0.025]
+  lion [-0.1, -0.025, -0.025]
+  muon [-0.147, -0.071, -0.037]
+  lamb [-0.1, -0.05, -0.1]
+
 All raise a `ValueError` for a hyperparameter that is not finite or out of range, for a
 factor of a group (`for_modules`) that they cannot use, and as
 `scale_by_parametrization`.
@@ -20,7 +40,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +52,15 @@ from ..rules.multipliers import Family, family_of, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.paths import flatten, map_with_paths
-from ..scales.table import Scales, stacked_vectors
+from ..scales.table import Scales, check_scales, stacked_vectors
 from .chain_warning import ChainWarning
 from .groups import averaged, decay_weights, gradients_of, refuse, updates_of
 from .transforms import normalize_gradients, resolve, scale_updates
 
 # A mask as in Optax, or "matrices" for the weights with a fan-in; see `decay_mask`.
 Mask = Any | Callable[[optax.Params], Any] | None
-Transform = optax.GradientTransformation
-Optimizer = optax.GradientTransformationExtraArgs
+Transform: TypeAlias = optax.GradientTransformation
+Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Arguments = ParamSpec("Arguments")
 
 
@@ -56,7 +76,9 @@ def _checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimi
             return make(*args, **options)  # raises it with the optimizer's name
         for name, value in given.items():
             if name.endswith(_NUMBERS):
-                _check(name, value, signature.parameters[name].default is None)
+                kinds = get_args(signature.parameters[name].annotation)
+                _check(name, value, optional=type(None) in kinds)
+        check_scales(given["scales"])
         return make(*args, **options)
 
     return checked
@@ -231,21 +253,7 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: Any | None = None,
 ) -> Optimizer:
-    """`optax.sgd` with scaled learning rates, which Depth-μP does not change by depth.
-
-    Source: Tensor Programs V, Table 3; Tensor Programs VI, Table 1.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.sgd(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
-      >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
-      (-0.4, -0.025)
-    """
+    """`optax.sgd` with scaled learning rates, the same at any depth under Depth-μP."""
     momentums = optax.trace(momentum or 0.0, nesterov, accumulator_dtype)
     trace = optax.identity() if momentum is None else momentums
     return _build("sgd", scales, trace, learning_rate, normalize=False)
@@ -263,21 +271,7 @@ def adam(
     *,
     nesterov: bool = False,
 ) -> Optimizer:
-    """`optax.adam` with scaled learning rates, and gradients normalized against eps.
-
-    Source: Tensor Programs VI, Definition 6.1 and Table 1.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.adam(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)))
-      >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
-      (-0.1, -0.025)
-    """
+    """`optax.adam` with scaled learning rates, and gradients normalized against eps."""
     moments = _moments(scales, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
     return _build("adam", scales, moments, learning_rate, betas=True)
 
@@ -298,8 +292,8 @@ def adamw(
 ) -> Optimizer:
     """`optax.adamw`, scaled; learning rate times weight decay is the same at any size.
 
-    Source: Tensor Programs VI, Definition 6.1 and Table 1. Weight decay: Wang &
-    Aitchison 2024 (arXiv:2405.13698); for α = 1 also Dey et al. 2025, Table 1.
+    Source: Wang & Aitchison 2024 (arXiv:2405.13698); for α = 1 also Dey et al. 2025,
+    Table 1.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -330,17 +324,6 @@ def lion(
     """`optax.lion` with learning rates scaled as Adam's: its updates have size one.
 
     Source: Tensor Programs VI, section 6.1 (entrywise optimizers).
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.lion(0.1, scales, weight_decay=0.0)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> round(float(updates["in"][0, 0]), 4), round(float(updates["out"][0, 0]), 4)
-      (-0.1, -0.025)
     """
     signs = functools.partial(optax.scale_by_lion, mu_dtype=mu_dtype)
     beta, decay = scales.training.beta, _decay(weight_decay, mask, scales)
@@ -372,18 +355,6 @@ def lamb(
     not cover that case, and `init` warns of it.
 
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.lamb(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> round(float(updates["mid"][0, 0]), 4)
-      -0.05
     """
     point = resolve(scales)
     decays = {p: _lamb_rule(s, point).weight_decay for p, s in scales.items()}
@@ -429,18 +400,6 @@ def adafactor(
     which may be None.
 
     Source: the desired update of Tensor Programs V, Table 3, over the initial size.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.ones((n, n)),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.adafactor(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> round(float(updates["mid"][0, 0]), 4)
-      -0.05
     """
     beta, size = scales.training.beta, min_dim_size_to_factor
     parts = [optax.scale_by_factored_rms(factored, decay_rate, decay_offset, size, eps)]
@@ -511,18 +470,6 @@ def muon(
 
     Source: the desired update of Tensor Programs V, Table 3, as a spectral norm,
     Δ (m_in m_out)^½, divided by the shape factor that Optax applies.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "mid": jnp.eye(n),
-      ...             "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> tx = optim.muon(0.1, scales)
-      >>> updates, _ = tx.update(mlp(16), tx.init(mlp(16)), mlp(16))
-      >>> round(float(updates["out"][0, 0]), 4)  # Nesterov Adam's, times 1/4
-      -0.0368
     """
     memory, matrices = scales.training.beta, _hidden_matrices(scales)
 
@@ -805,7 +752,7 @@ def _starts(path: str) -> list[str]:
     return ["/".join(names[:n]) for n in range(len(names), -1, -1)]
 
 
-def _check(name: str, value: Any, optional: bool = False) -> None:
+def _check(name: str, value: Any, *, optional: bool = False) -> None:
     """Raise a `ValueError` if a hyperparameter cannot be right."""
     if isinstance(value, Scales):
         raise ValueError(
