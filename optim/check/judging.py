@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -175,14 +175,16 @@ class Judge:
         """The part of an update that comes from weight decay, not from the gradient."""
         return self._update(path, which, 0.0, weight)
 
-    def _size(
+    def _part(
         self, path: str, which: Mode, gradient: float, weight: float = 1.0
-    ) -> float:
-        """Root mean square of the part of an update that comes from the gradient."""
+    ) -> np.ndarray:
+        """The part of an update that comes from the gradient, not from weight decay."""
         update = self._update(path, which, gradient, weight)
-        if self._decays_apart(path):
-            update = update - self._decay(path, which, weight)
-        return rms(update)
+        apart = self._decays_apart(path)
+        return update - self._decay(path, which, weight) if apart else update
+
+    def _size(self, *condition: Any) -> float:
+        return rms(self._part(*condition))
 
     def _decays_apart(self, path: str) -> bool:
         """Whether a decay proportional to the weight is added to the update."""
@@ -213,53 +215,39 @@ class Judge:
     def _factor(self, path: str) -> float | None:
         """Target's update over the base's; None if no regime allows measuring it."""
         seen = []
-        conditions = [(_LARGE, 1.0), (_SMALL, 1.0)]
-        if self._is_relative(path):
-            conditions += [(_LARGE, _LIGHT)]
-        for gradient, weight in conditions:
+        light = [(_LARGE, _LIGHT)] if self._is_relative(path) else []
+        for gradient, weight in ((_LARGE, 1.0), (_SMALL, 1.0), *light):
             degree = self._clean_degree(path, gradient)
-            if weight == 1.0 and degree is None:
+            base, target = (self._size(path, m, gradient, weight) for m in Mode)
+            if not base > 0 or (weight == 1.0 and degree is None):
                 continue
-            base = self._size(path, Mode.BASE, gradient, weight)
-            target = self._size(path, Mode.TARGET, gradient, weight)
-            if not base > 0:
-                continue
-            factor = target / base
-            common = self.clipped if self.clipped and gradient == _LARGE else 1.0
             if gradient == _SMALL and degree == 1:
                 # Updates are proportional to gradients of usual size: this one counts.
-                return factor
-            seen.append(factor / common)
+                return target / base
+            seen.append(target / base / (self.clipped if gradient == _LARGE else 1.0))
         good = [f for f in seen if _near(f, self.rules[path].learning_rate)]
         return next(iter(good or seen), None)
 
-    def _is_clipped_as_one(self) -> float | None:
-        """Common factor of clipping by the global norm at the target; None without it.
+    def _is_clipped_as_one(self) -> float:
+        """Common factor of clipping by the global norm at the target; 1 without it.
 
         Such clipping multiplies all gradients by one factor.
         """
-        ratios = []
-        for path in self.paths:
-            update = self._update(path, Mode.BASE, _LARGE)
-            if self._decays_apart(path):
-                update = update - self._decay(path, Mode.BASE)
-            if not np.any(update):
-                continue
-            ratio = update / self.probe.slope(path)
-            if not np.allclose(ratio, ratio.flat[0], rtol=1e-3):
-                return None
-            ratios.append(float(ratio.flat[0]))
-        if len(ratios) < 2 or not np.allclose(ratios, ratios[0], rtol=1e-3):
-            return None
-        paths = [p for p in self.paths if self._size(p, Mode.BASE, _LARGE)]
-        if not all(abs(self._degree(p, Mode.BASE, _LARGE)) < 0.03 for p in paths):
-            return None
-        return statistics.median(
-            self._size(p, Mode.TARGET, _LARGE)
-            / self._size(p, Mode.BASE, _LARGE)
-            / self.rules[p].learning_rate
-            for p in paths
-        )
+        moved = [p for p in self.paths if self._size(p, Mode.BASE, _LARGE)]
+        ratios = [
+            (self._part(p, Mode.BASE, _LARGE) / self.probe.slope(p)).ravel()
+            for p in moved
+        ]
+        if len(moved) < 2 or not np.allclose(
+            ratios[0][0], np.concatenate(ratios), 1e-3
+        ):
+            return 1.0
+        if any(abs(self._degree(p, Mode.BASE, _LARGE)) > 0.03 for p in moved):
+            return 1.0
+        sizes = ([self._size(p, which, _LARGE) for p in moved] for which in Mode)
+        rates = [self.rules[p].learning_rate for p in moved]
+        base, target = map(np.array, sizes)
+        return float(np.median(target / base / rates))
 
     def _is_coupled(self) -> bool:
         """Whether one parameter's updates depend on the gradients of others."""
@@ -278,23 +266,18 @@ class Judge:
 
     def _slope(self, path: str) -> float:
         """By how much the update raises the loss; negative if it lowers it."""
-        update = self._update(path, Mode.BASE, _LARGE)
-        if self._decays_apart(path):
-            update = update - self._decay(path, Mode.BASE)
-        if not np.all(np.isfinite(update)):
-            return 0.0
-        return float(np.vdot(update, self.probe.slope(path)))
+        update = self._part(path, Mode.BASE, _LARGE)
+        finite = np.all(np.isfinite(update))
+        return float(np.vdot(update, self.probe.slope(path))) if finite else 0.0
 
     def _passes_through(self, path: str) -> bool:
         """Whether the gradient itself is the update."""
-        slope, size = self.probe.slope(path), rms(self.probe.slope(path))
         # Below every threshold of clipping, and above.
-        for gradient in (_SMALL, _LARGE):
-            update = self._update(path, Mode.BASE, gradient)
-            off = rms(update - gradient * slope)
-            if size and off <= 1e-6 * gradient * size:
-                return True
-        return False
+        return any(
+            np.any(gradient := size * self.probe.slope(path))
+            and np.allclose(self._update(path, Mode.BASE, size), gradient, 1e-6, 0)
+            for size in (_SMALL, _LARGE)
+        )
 
     def _climbing(self, path: str) -> str:
         if not self._slope(path) > 0:
