@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -265,6 +266,14 @@ def make_optimizer(
     tx = maker(config.learning_rates, scales, **chosen.options)
     if config.clip_norm is None:
         return tx
+    if chosen.name == "sgd":
+        warnings.warn(
+            "clip_by_global_norm compares gradients with a fixed number, but their "
+            "norm changes with width and depth, and SGD's step follows it; tune "
+            "clip_norm again at the target, leave it out, or use Adam",
+            optim.ChainWarning,
+            stacklevel=2,
+        )
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), tx)
 
 

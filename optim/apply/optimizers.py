@@ -75,7 +75,7 @@ def _checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimi
         except TypeError:
             return make(*args, **options)  # raises it with the optimizer's name
         for name, value in given.items():
-            if name.endswith(_NUMBERS):
+            if name.removeprefix("adam_") in _NUMBERS:
                 kinds = get_args(signature.parameters[name].annotation)
                 _check(name, value, optional=type(None) in kinds)
         check_scales(given["scales"])
@@ -254,8 +254,9 @@ def sgd(
     accumulator_dtype: Any | None = None,
 ) -> Optimizer:
     """`optax.sgd` with scaled learning rates, the same at any depth under Depth-μP."""
-    momentums = optax.trace(momentum or 0.0, nesterov, accumulator_dtype)
-    trace = optax.identity() if momentum is None else momentums
+    trace = optax.identity()
+    if momentum is not None:
+        trace = optax.trace(momentum, nesterov, accumulator_dtype)
     return _build("sgd", scales, trace, learning_rate, normalize=False)
 
 
@@ -803,4 +804,10 @@ def _check(name: str, value: Any, *, optional: bool = False) -> None:
 _SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
 _AVERAGES = ("b1", "b2", "beta", "momentum")
 _POSITIVE = (*_SCHEDULED, "eps", "eps_root")
-_NUMBERS = (*_POSITIVE, *_AVERAGES, "decay_rate", "threshold", "consistent_rms")
+_NUMBERS = (
+    *_POSITIVE,
+    *_AVERAGES,
+    "clipping_threshold",
+    "consistent_rms",
+    "decay_rate",
+)

@@ -24,7 +24,7 @@ from ..rules.traced import Traced
 from ..scales.paths import flatten
 from ..scales.probe import mode
 from ..scales.table import Scales
-from .judging import ONE_SCALING, Checked, Judge
+from .judging import ONE_SCALING, Checked, judge
 from .probing import Leaf, Probe, TracedError, acting, nested, probe_shapes
 
 _OTHER_TREE = (
@@ -184,7 +184,7 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
         for path, pair in probe_shapes(shapes).items()
     }
     try:
-        return ChainCheck(Judge(Probe(tx, tree, leaves), rules, scales).rows())
+        return ChainCheck(judge(Probe(tx, tree, leaves), rules, scales))
     except (TracedError, jax.errors.JAXTypeError) as error:
         raise Unchecked(
             "a hyperparameter of tx is a traced value; check the optimizer outside of "

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from ..apply.transforms import resolve
 from ..rules.multipliers import Family, Multipliers, multipliers
 from ..scales.probe import Kind, Mode
 from ..scales.table import Scales, stacked_vectors
-from .probing import Condition, Probe, rms
+from .probing import Condition, Probe, Run, rms
 
 # Sizes of the base's gradients. Adam's eps does not matter at the first, clipping
 # does not matter at the second.
@@ -102,8 +101,10 @@ class Checked:
         return "ok" if self.factor is not None else "unclear"
 
 
-class Judge:
-    """The runs of one check, and the judgements drawn from them.
+def judge(
+    probe: Probe, rules: Mapping[str, Multipliers], scales: Scales
+) -> dict[str, Checked]:
+    """Run a probe at base and target, and judge the updates of each parameter.
 
     Args:
       probe: the optimizer and the tree on which it runs.
@@ -111,342 +112,337 @@ class Judge:
         one, so its learning rate is the ratio that updates must have.
       scales: of the model.
     """
+    runs = {}
+    for which, conditions in _CONDITIONS.items():
+        runs[which], acted = probe.run(which, conditions)
+    paths = list(runs[Mode.BASE][Condition(_LARGE)].first)
+    rows = {}
+    for path in paths:
+        kinds = {kind: acted.of(kind, path) for kind in Kind}
+        rows[path] = _Parameter(path, runs, kinds, probe, rules[path], scales)
+    clipped = _clipped_as_one(list(rows.values()))
+    coupled = any(rows[path].coupled() for path in paths[::2])
+    descends = any(row.ascent < 0 for row in rows.values())
+    spared = any(not row.decays for row in rows.values())
+    for i, row in enumerate(rows.values()):
+        row.clipped, row.coupled_to_others = clipped, coupled
+        row.descends, row.spared, row.even = descends, spared, i % 2 == 0
+    return {path: row.checked() for path, row in rows.items()}
 
-    def __init__(self, probe: Probe, rules: Mapping[str, Multipliers], scales: Scales):
-        self.probe, self.rules, self.scales = probe, rules, scales
-        self.runs = {}
-        for which, conditions in _CONDITIONS.items():
-            self.runs[which], self.acted = probe.run(which, conditions)
-        self.paths = list(self.runs[Mode.BASE][Condition(_LARGE)].first)
 
-    def rows(self) -> dict[str, Checked]:
-        """The result of each parameter."""
-        self.clipped = self._is_clipped_as_one()
-        self.coupled = self._is_coupled()
-        self.descends = any(self._slope(path) < 0 for path in self.paths)
-        return {path: self._row(path) for path in self.paths}
+class _Parameter:
+    """The updates of one parameter, and the judgements drawn from them."""
 
-    def _row(self, path: str) -> Checked:
-        if self.descends and self._passes_through(path):
+    clipped = 1.0  # the common factor of clipping by the global norm at the target
+    coupled_to_others = False  # whether updates depend on the gradients of others
+    descends = False  # whether any update lowers the loss
+    spared = False  # whether any parameter does not decay
+    even = True  # whether every second parameter has another gradient
+
+    def __init__(
+        self,
+        path: str,
+        runs: Mapping[Mode, Mapping[Condition, Run]],
+        acted: Mapping[Kind, list],
+        probe: Probe,
+        rule: Multipliers,
+        scales: Scales,
+    ):
+        self.path, self.runs, self.acted, self.scales = path, runs, acted, scales
+        self.rule, self.rate = rule, rule.learning_rate
+        self.slope, self.weight = probe.slope(path), probe.weight(path)
+        self.heavier = probe.leaves[path].weight
+        one, two = (rms(self.update(Mode.BASE, _LARGE, w)) for w in (1.0, 2.0))
+        self.relative = _near(two, 2 * one)
+        decay, double = (self.update(Mode.BASE, 0.0, w) for w in (1.0, 2.0))
+        self.proportional = np.allclose(double, 2 * decay, rtol=1e-3)
+        # Without a gradient, a trust ratio scales the decay to the whole update's size.
+        trusted = self.relative and _near(rms(decay), one)
+        # Whether a decay proportional to the weight is added to the update.
+        self.decays = bool(np.any(decay)) and self.proportional and not trusted
+        update = self.part(Mode.BASE, _LARGE)
+        finite = np.all(np.isfinite(update))
+        # By how much the update raises the loss.
+        self.ascent = float(np.vdot(update, self.slope)) if finite else 0.0
+
+    # --- sizes ---
+
+    def update(self, which: Mode, gradient: float, weight: float = 1.0) -> np.ndarray:
+        """The first update under a condition."""
+        return self.runs[which][Condition(gradient, weight)].first[self.path]
+
+    def part(self, which: Mode, gradient: float, weight: float = 1.0) -> np.ndarray:
+        """The part of an update that comes from the gradient, not from weight decay."""
+        update = self.update(which, gradient, weight)
+        return update - self.update(which, 0.0, weight) if self.decays else update
+
+    def size(self, which: Mode, gradient: float, weight: float = 1.0) -> float:
+        return rms(self.part(which, gradient, weight))
+
+    def degree(self, gradient: float, which: Mode = Mode.BASE) -> float:
+        """Power of the gradient with which the update grows."""
+        one, two = (self.size(which, gradient * k) for k in (1, 2))
+        return math.log2(two / one) if one > 0 and two > 0 else math.nan
+
+    def has_degree(self, power: int, gradient: float) -> bool:
+        return all(abs(self.degree(gradient, m) - power) < 0.03 for m in Mode)
+
+    def independent(self) -> bool:
+        """Whether the base's updates do not depend on the size of large gradients."""
+        return abs(self.degree(_LARGE)) < 0.03
+
+    def factor(self) -> float | None:
+        """Target's update over the base's; None if no regime allows measuring it."""
+        seen = []
+        light = [(_LARGE, _LIGHT)] if self.relative else []
+        for gradient, weight in ((_LARGE, 1.0), (_SMALL, 1.0), *light):
+            powers = [p for p in (0, 1) if self.has_degree(p, gradient)]
+            base, target = (self.size(which, gradient, weight) for which in Mode)
+            if not base > 0 or (weight == 1.0 and not powers):
+                continue
+            if gradient == _SMALL and powers == [1]:
+                # Updates are proportional to gradients of usual size: this one counts.
+                return target / base
+            seen.append(target / base / (self.clipped if gradient == _LARGE else 1.0))
+        good = [f for f in seen if _near(f, self.rate)]
+        return next(iter(good or seen), None)
+
+    def coupled(self) -> bool:
+        """Whether the update after a large gradient depends on others' gradients."""
+        base = self.runs[Mode.BASE]
+        one, two = (
+            [base[Condition(_LARGE, then=t, odd=odd)].second[self.path] for t in _THEN]
+            for odd in (1.0, 2.0)
+        )
+        return not np.allclose(one, two, rtol=1e-3, atol=0)
+
+    # --- judgements ---
+
+    def checked(self) -> Checked:
+        if self.descends and self.passes_through():
             return Checked(
-                problem=f"the update of {path!r} is its gradient, which raises the "
-                "loss: optax.masked passes gradients through where its mask is False. "
-                'To freeze parameters, use optax.partition({"train": tx, "freeze": '
-                "optax.set_to_zero()}, labels)"
+                problem=f"the update of {self.path!r} is its gradient, which raises "
+                "the loss: optax.masked passes gradients through where its mask is "
+                'False. To freeze parameters, use optax.partition({"train": tx, '
+                '"freeze": optax.set_to_zero()}, labels)'
             )
-        both = [self._update(path, which, _LARGE) for which in Mode]
+        both = [self.update(which, _LARGE) for which in Mode]
         if not any(map(np.any, both)):
             return Checked()  # frozen
         if not all(np.all(np.isfinite(update)) for update in both):
             return Checked(hint="the update is not finite, and cannot be checked")
-        factor, expected = self._factor(path), self.rules[path].learning_rate
-        problem = next(filter(None, self._problems(path, factor)), "")
-        hint = "" if problem else next(filter(None, self._hints(path)), "")
-        return Checked(factor, expected, problem, hint)
+        factor = self.factor()
+        problem = next(filter(None, self.problems(factor)), "")
+        hint = "" if problem else next(filter(None, self.hints()), "")
+        return Checked(factor, self.rate, problem, hint)
 
-    def _problems(self, path: str, factor: float | None) -> Iterator[str]:
-        yield self._twice(path)
-        yield self._growing(path)
-        yield self._alone(path)
-        yield self._scaled_decay(path)
-        yield self._response(path)
-        yield self._wrong_size(path, factor)
-        yield self._coupled_decay(path)
-        yield self._normalization(path)[1]
-        yield self._climbing(path)
-
-    def _hints(self, path: str) -> Iterator[str]:
-        yield self._normalization(path)[0]
-        yield self._stacked(path)
-        yield self._noise(path)
-        yield self._clipping(path)
-        yield self._threshold(path)
-        yield self._shared(path)
-        yield self._shrinking(path)
-
-    # --- sizes ---
-
-    def _update(
-        self, path: str, which: Mode, gradient: float, weight: float = 1.0
-    ) -> np.ndarray:
-        return self.runs[which][Condition(gradient, weight)].first[path]
-
-    def _decay(self, path: str, which: Mode, weight: float = 1.0) -> np.ndarray:
-        """The part of an update that comes from weight decay, not from the gradient."""
-        return self._update(path, which, 0.0, weight)
-
-    def _part(
-        self, path: str, which: Mode, gradient: float, weight: float = 1.0
-    ) -> np.ndarray:
-        """The part of an update that comes from the gradient, not from weight decay."""
-        update = self._update(path, which, gradient, weight)
-        apart = self._decays_apart(path)
-        return update - self._decay(path, which, weight) if apart else update
-
-    def _size(self, *condition: Any) -> float:
-        return rms(self._part(*condition))
-
-    def _decays_apart(self, path: str) -> bool:
-        """Whether a decay proportional to the weight is added to the update."""
-        one, two = (self._decay(path, Mode.BASE, w) for w in (1.0, 2.0))
-        # Without a gradient, a trust ratio scales the decay to the whole update's size.
-        whole = rms(self._update(path, Mode.BASE, _LARGE))
-        if self._is_relative(path) and _near(rms(one), whole):
-            return False
-        return bool(np.any(one)) and np.allclose(two, 2 * one, rtol=1e-3)
-
-    def _degree(self, path: str, which: Mode, gradient: float) -> float:
-        """Power of the gradient with which the update grows."""
-        one, two = (self._size(path, which, gradient * k) for k in (1, 2))
-        return math.log2(two / one) if one > 0 and two > 0 else math.nan
-
-    def _clean_degree(self, path: str, gradient: float) -> int | None:
-        """1 if the update is proportional to the gradient, 0 if independent of it."""
-        degrees = [self._degree(path, which, gradient) for which in Mode]
-        for clean in (0, 1):
-            if all(abs(degree - clean) < 0.03 for degree in degrees):
-                return clean
-        return None
-
-    def _is_relative(self, path: str) -> bool:
-        one, two = (rms(self._update(path, Mode.BASE, _LARGE, w)) for w in (1.0, 2.0))
-        return _near(two, 2 * one)
-
-    def _factor(self, path: str) -> float | None:
-        """Target's update over the base's; None if no regime allows measuring it."""
-        seen = []
-        light = [(_LARGE, _LIGHT)] if self._is_relative(path) else []
-        for gradient, weight in ((_LARGE, 1.0), (_SMALL, 1.0), *light):
-            degree = self._clean_degree(path, gradient)
-            base, target = (self._size(path, m, gradient, weight) for m in Mode)
-            if not base > 0 or (weight == 1.0 and degree is None):
-                continue
-            if gradient == _SMALL and degree == 1:
-                # Updates are proportional to gradients of usual size: this one counts.
-                return target / base
-            seen.append(target / base / (self.clipped if gradient == _LARGE else 1.0))
-        good = [f for f in seen if _near(f, self.rules[path].learning_rate)]
-        return next(iter(good or seen), None)
-
-    def _is_clipped_as_one(self) -> float:
-        """Common factor of clipping by the global norm at the target; 1 without it.
-
-        Such clipping multiplies all gradients by one factor.
-        """
-        moved = [p for p in self.paths if self._size(p, Mode.BASE, _LARGE)]
-        ratios = [
-            (self._part(p, Mode.BASE, _LARGE) / self.probe.slope(p)).ravel()
-            for p in moved
-        ]
-        if len(moved) < 2 or not np.allclose(
-            ratios[0][0], np.concatenate(ratios), 1e-3
-        ):
-            return 1.0
-        if any(abs(self._degree(p, Mode.BASE, _LARGE)) > 0.03 for p in moved):
-            return 1.0
-        sizes = ([self._size(p, which, _LARGE) for p in moved] for which in Mode)
-        rates = [self.rules[p].learning_rate for p in moved]
-        base, target = map(np.array, sizes)
-        return float(np.median(target / base / rates))
-
-    def _is_coupled(self) -> bool:
-        """Whether one parameter's updates depend on the gradients of others."""
-        base = self.runs[Mode.BASE]
-        pairs = [
-            (
-                base[Condition(_LARGE, then=size)].second[path],
-                base[Condition(_LARGE, then=size, odd=2.0)].second[path],
+    def problems(self, factor: float | None) -> Iterator[str]:
+        yield self.twice()
+        yield self.growing()
+        yield self.decay_alone()
+        yield self.scaled_decay()
+        yield self.response()
+        yield self.wrong_size(factor)
+        yield self.coupled_decay()
+        yield self.normalization()[1]
+        if self.ascent > 0:
+            yield (
+                f"the update of {self.path!r} points along its gradient, which raises "
+                "the loss: the learning rate needs a minus, which "
+                "optax.scale_by_learning_rate has; two of them, or one before or after "
+                "a whole optimizer, cancel it. To maximize, or to subtract updates, "
+                "put optax.scale(-1.0) beside this chain in an optax.chain"
             )
-            for path in self.paths[::2]
-            for size in _THEN
-        ]
-        return not all(np.allclose(*pair, rtol=1e-3, atol=0) for pair in pairs)
 
-    # --- directions ---
+    def hints(self) -> Iterator[str]:
+        yield self.normalization()[0]
+        stacked = self.path in stacked_vectors(self.scales)
+        if stacked and self.decays and self.spared:
+            yield (
+                f"the weight decay of {self.path!r}, of shape "
+                f"{self.scales[self.path].shape}, acts on a bias or norm scale in each "
+                "layer of a stack, as the mask x.ndim >= 2 does; choose kernels by "
+                "their names, or use optim.adamw with mask='matrices'"
+            )
+        if np.any(self.update(Mode.BASE, 0.0, 0.0)):
+            yield (
+                f"{self.path!r} is updated without a gradient and a weight, as by "
+                "noise, whose size does not follow the gradients; no rule is known for "
+                "it over width and depth: tune it again at the target, or leave it out"
+            )
+        yield self.clipping()
+        if self.has_degree(1, _SMALL) and abs(self.degree(_LARGE) - 1) > 0.03:
+            yield self.threshold()
+        small = self.update(Mode.BASE, _SMALL)
+        other = self.runs[Mode.BASE][Condition(_SMALL, odd=2.0)].first[self.path]
+        if self.even and not np.allclose(small, other, rtol=1e-3, atol=0):
+            yield (
+                f"the update of {self.path!r} depends on the gradients of other "
+                "parameters, even where these are small, as if a step size were found "
+                "from all of them; no rule is known for it: tune it again at the target"
+            )
+        if self.degree(_LARGE) < -0.5:
+            yield (
+                f"the update of {self.path!r} shrinks as the gradient grows: the "
+                "optimizer sets its own step size, for which no rule is known"
+            )
 
-    def _slope(self, path: str) -> float:
-        """By how much the update raises the loss; negative if it lowers it."""
-        update = self._part(path, Mode.BASE, _LARGE)
-        finite = np.all(np.isfinite(update))
-        return float(np.vdot(update, self.probe.slope(path))) if finite else 0.0
-
-    def _passes_through(self, path: str) -> bool:
+    def passes_through(self) -> bool:
         """Whether the gradient itself is the update."""
         # Below every threshold of clipping, and above.
-        return any(
-            np.any(gradient := size * self.probe.slope(path))
-            and np.allclose(self._update(path, Mode.BASE, size), gradient, 1e-6, 0)
+        return bool(np.any(self.slope)) and any(
+            np.allclose(self.update(Mode.BASE, size), size * self.slope, 1e-6, 0)
             for size in (_SMALL, _LARGE)
         )
 
-    def _climbing(self, path: str) -> str:
-        if not self._slope(path) > 0:
-            return ""
-        return (
-            f"the update of {path!r} points along its gradient, which raises the loss: "
-            "the learning rate needs a minus, which optax.scale_by_learning_rate has; "
-            "two of them, or one before or after a whole optimizer, cancel it. To "
-            "maximize, or to subtract updates, put optax.scale(-1.0) beside this chain "
-            "in an optax.chain"
-        )
-
-    # --- problems ---
-
-    def _twice(self, path: str) -> str:
-        if len(self.acted.of(Kind.SCALING, path)) > 1:
-            return f"the updates of {path!r} are scaled twice: {ONE_SCALING}"
-        if len(self.acted.of(Kind.NORMALIZING, path)) > 1:
-            return f"the gradients of {path!r} are normalized twice: {_ONE_NORMALIZING}"
+    def twice(self) -> str:
+        if len(self.acted[Kind.SCALING]) > 1:
+            return f"the updates of {self.path!r} are scaled twice: {ONE_SCALING}"
+        if len(self.acted[Kind.NORMALIZING]) > 1:
+            return (
+                f"the gradients of {self.path!r} are normalized twice: "
+                f"{_ONE_NORMALIZING}"
+            )
         return ""
 
-    def _growing(self, path: str) -> str:
+    def growing(self) -> str:
         """Decay that adds to the weights, although the gradient's part descends."""
         # Noise needs neither a gradient nor a weight.
-        noise = self._decay(path, Mode.BASE, 0.0)
-        decay = self._decay(path, Mode.BASE) - noise
-        if not np.any(decay) or not np.all(np.isfinite(decay)):
-            return ""
+        noise = self.update(Mode.BASE, 0.0, 0.0)
+        decay = self.update(Mode.BASE, 0.0) - noise
         # Beside light weights, the decay does not hide the gradient's part.
-        update = self._update(path, Mode.BASE, _LARGE, _LIGHT)
-        update = update - self._decay(path, Mode.BASE, _LIGHT)
-        descends = float(np.vdot(update, self.probe.slope(path))) < 0
-        if not descends or float(np.vdot(decay, self.probe.weight(path))) <= 0:
+        update = self.update(Mode.BASE, _LARGE, _LIGHT)
+        update = update - self.update(Mode.BASE, 0.0, _LIGHT)
+        descends = float(np.vdot(update, self.slope)) < 0
+        grows = float(np.vdot(decay, self.weight)) > 0
+        if not (descends and grows and np.all(np.isfinite(decay))):
             return ""
         return (
-            f"the weight decay of {path!r} makes the weights grow: make it positive, "
-            "and put add_decayed_weights before the learning rate, which has the "
-            "minus; after optim.adam, use optim.adamw in place of both; after "
+            f"the weight decay of {self.path!r} makes the weights grow: make it "
+            "positive, and put add_decayed_weights before the learning rate, which has "
+            "the minus; after optim.adam, use optim.adamw in place of both; after "
             "optim.sgd, use optim.build_optimizer(..., weight_decay=...)"
         )
 
-    def _alone(self, path: str) -> str:
+    def decay_alone(self) -> str:
         """A frozen parameter that decays."""
-        if not all(
-            np.array_equal(self._update(path, which, _LARGE), self._decay(path, which))
-            for which in Mode
-        ):
-            return ""
+        for which in Mode:
+            updates = self.update(which, _LARGE), self.update(which, 0.0)
+            if not np.array_equal(*updates):
+                return ""
         return (
-            f"the update of {path!r} is its weight decay alone: if it is frozen, "
+            f"the update of {self.path!r} is its weight decay alone: if it is frozen, "
             "freeze it after the decay, or by optax.partition with optax.set_to_zero()"
         )
 
-    def _scaled_decay(self, path: str) -> str:
-        if not self._decays_apart(path) or self._is_relative(path):
+    def scaled_decay(self) -> str:
+        if not self.decays or self.relative:
             return ""
-        base, target = (rms(self._decay(path, which)) for which in Mode)
-        loud = self.runs[Mode.TARGET][Condition(0.0, loud=_LOUD)].first[path]
-        factor = target / base / self.probe.leaves[path].weight
-        if self.acted.of(Kind.GROUPS, path) and _near(factor, 1):
-            if _near(rms(loud), target):
-                return ""
-            return (
-                f"factors of scale_by_path also scale the weight decay of {path!r}: "
-                "put scale_by_path before add_decayed_weights; beside an optimizer of "
-                "mupax.optim, give that the scales of optim.for_modules"
-            )
+        base, target = (rms(self.update(which, 0.0)) for which in Mode)
+        loud = self.runs[Mode.TARGET][Condition(0.0, loud=_LOUD)].first[self.path]
+        factor = target / base / self.heavier
         if _near(factor, 1) and _near(rms(loud), target):
             return ""
+        if self.acted[Kind.GROUPS] and _near(factor, 1):
+            return (
+                "factors of scale_by_path also scale the weight decay of "
+                f"{self.path!r}: put scale_by_path before add_decayed_weights; beside "
+                "an optimizer of mupax.optim, give that the scales of optim.for_modules"
+            )
         return (
-            f"the weight decay of {path!r} is multiplied by {factor:.4g} and must not "
-            "be scaled: put add_decayed_weights after scale_by_parametrization and "
+            f"the weight decay of {self.path!r} is multiplied by {factor:.4g} and must "
+            "not be scaled: put add_decayed_weights after scale_by_parametrization and "
             "before the learning rate, in place of an Optax optimizer that decays by "
             "itself; before optim.sgd, use optim.build_optimizer(..., weight_decay=...)"
         )
 
-    def _response(self, path: str) -> str:
+    def response(self) -> str:
         """Whether the update follows the factors by which it is multiplied."""
-        scalings, groups = (
-            len(self.acted.of(kind, path)) for kind in (Kind.SCALING, Kind.GROUPS)
-        )
         gains = []
         for weight, loud in ((1.0, _LOUD), (_LIGHT, _QUIET)):
-            usual = self._size(path, Mode.TARGET, _LARGE, weight)
-            other = self.runs[Mode.TARGET][Condition(_LARGE, weight, loud=loud)]
-            update = other.first[path]
-            if self._decays_apart(path):
-                update = update - self._decay(path, Mode.TARGET, weight)
+            usual = self.size(Mode.TARGET, _LARGE, weight)
+            other = Condition(_LARGE, weight, loud=loud)
+            update = self.runs[Mode.TARGET][other].first[self.path]
+            if self.decays:
+                update = update - self.update(Mode.TARGET, 0.0, weight)
             if not (usual > 0 and np.any(update)):
                 return ""
             gains.append(math.log(rms(update) / usual, loud))
-        if all(abs(gain - scalings - groups) < 0.003 for gain in gains):
+        scalings, groups = (len(self.acted[k]) for k in (Kind.SCALING, Kind.GROUPS))
+
+        def follows(times: int) -> bool:
+            return all(abs(gain - times) < 0.003 for gain in gains)
+
+        if follows(scalings + groups):
             return ""
-        if all(abs(gain - scalings - groups - 1) < 0.003 for gain in gains):
-            return f"the updates of {path!r} are scaled twice: {ONE_SCALING}"
-        if all(abs(gain - scalings) < 0.003 for gain in gains):
+        if follows(scalings + groups + 1):
+            return f"the updates of {self.path!r} are scaled twice: {ONE_SCALING}"
+        if follows(scalings):
             return (
-                f"the factors of scale_by_path have no effect on the update of {path!r}"
-                ": put it after scale_by_parametrization, and before weight decay; "
-                "beside an optimizer of mupax.optim, give that the scales of "
-                "optim.for_modules"
+                "factors of scale_by_path have no effect on the update of "
+                f"{self.path!r}: put it after scale_by_parametrization, and before "
+                "weight decay; beside an optimizer of mupax.optim, give that the "
+                "scales of optim.for_modules"
             )
-        if all(abs(gain) < 0.003 for gain in gains):
+        if follows(0):
             return (
-                f"the scaling of {path!r} has no effect on its update: put "
+                f"the scaling of {self.path!r} has no effect on its update: put "
                 "scale_by_parametrization after the transform that makes the update, "
                 "and clipping before both"
             )
         return (
-            f"the update of {path!r} does not follow its scaling: a transform after it "
-            "clips or normalizes; put clipping first, before the transform that makes "
-            "the update"
+            f"the update of {self.path!r} does not follow its scaling: a transform "
+            "after it clips or normalizes; put clipping first, before the transform "
+            "that makes the update"
         )
 
-    def _wrong_size(self, path: str, factor: float | None) -> str:
-        expected = self.rules[path].learning_rate
-        if factor is None or _near(factor, expected):
+    def wrong_size(self, factor: float | None) -> str:
+        if factor is None or _near(factor, self.rate):
             return ""
-        off = factor / expected
+        off = factor / self.rate
         size = f"{off:.4g} times too large"
         if off < 1:
             size = f"{1 / off:.4g} times too small"
         return (
-            f"the update of {path!r} is {factor:.4g} times the base's and should be "
-            f"{expected:.4g} times: it is {size}; {self._reason(path, factor)}"
+            f"the update of {self.path!r} is {factor:.4g} times the base's and should "
+            f"be {self.rate:.4g} times: it is {size}; {self.reason(factor)}"
         )
 
-    def _reason(self, path: str, factor: float) -> str:
+    def reason(self, factor: float) -> str:
         """The likeliest mistake that gives this factor, with a remedy."""
-        scaling = next(iter(self.acted.of(Kind.SCALING, path)), None)
+        scaling = next(iter(self.acted[Kind.SCALING]), None)
         if scaling is None:
             return (
                 "no scaling acts on it: use an optimizer of mupax.optim, or add "
                 "scale_by_parametrization after the transform that makes the update"
             )
+        scale = self.scales[self.path]
         point, other = resolve(self.scales), resolve(scaling.scales)
         if not point.same_rules(other):
             return (
                 f"tx scales by {other.label}, and this check is for {point.label}: "
                 "give both the same scales"
             )
-        if scaling.scales.get(path) != self.scales[path]:
+        if scaling.scales.get(self.path) != scale:
             return "tx was made from other scales: make it from those of this check"
-        applied, expected = scaling.factors[path], self.rules[path].learning_rate
-        large = self._size(path, Mode.BASE, _LARGE)
-        independent = abs(self._degree(path, Mode.BASE, _LARGE)) < 0.03
-        if (
-            large
-            and independent
-            and _near(self._size(path, Mode.TARGET, _LARGE) / large, expected)
-        ):
+        base, target = (self.size(which, _LARGE) for which in Mode)
+        if base and self.independent() and _near(target / base, self.rate):
             return (
                 "its eps, initial accumulator or clipping threshold is larger than "
                 "gradients of 0.001, so the update is proportional to the gradient: "
                 "pass family='sgd', or for an adaptive optimizer put "
                 "normalize_gradients(scales) before it"
             )
-        wanted = expected * applied / factor
+        applied = scaling.factors[self.path]
+        wanted = self.rate * applied / factor
         fits = [
             family.value
             for family in Family
-            if _near(
-                multipliers(self.scales[path], point, family).learning_rate, wanted
-            )
+            if _near(multipliers(scale, point, family).learning_rate, wanted)
         ]
-        normalized = self.acted.of(Kind.NORMALIZING, path) and _near(
-            factor * self.rules[path].gradient, expected
-        )
-        if normalized and not (fits and independent):
+        normalized = _near(factor * self.rule.gradient, self.rate)
+        normalized = normalized and bool(self.acted[Kind.NORMALIZING])
+        if normalized and not (fits and self.independent()):
             return (
                 "normalize_gradients changes its size: drop it with SGD, and put it "
                 "before the transform that makes the update with other optimizers"
@@ -463,38 +459,35 @@ class Judge:
             "relative), or a transform after the scaling changes its updates"
         )
 
-    def _coupled_decay(self, path: str) -> str:
+    def coupled_decay(self) -> str:
         """Weight decay whose effect does not follow the weight: L2 through Adam."""
-        one, two = (self._decay(path, Mode.BASE, w) for w in (1.0, 2.0))
-        none = self._decay(path, Mode.BASE, 0.0)
-        if not np.any(one) or np.any(none) or np.allclose(two, 2 * one, rtol=1e-3):
+        decay, none = (self.update(Mode.BASE, 0.0, weight) for weight in (1.0, 0.0))
+        if not np.any(decay) or np.any(none) or self.proportional:
             return ""
         return (
-            f"the weight decay of {path!r} passes through the optimizer (L2), for "
+            f"the weight decay of {self.path!r} passes through the optimizer (L2), for "
             "which no rule is known: put add_decayed_weights after "
             "scale_by_parametrization, or use optim.adamw"
         )
 
-    def _normalization(self, path: str) -> tuple[str, str]:
+    def normalization(self) -> tuple[str, str]:
         """(hint, problem) if eps is not compared with a gradient of the base's size."""
-        gradient = self.rules[path].gradient
-        if _near(gradient, 1) or self._is_relative(path):
-            return "", ""
-        if not abs(self._degree(path, Mode.BASE, _LARGE)) < 0.03:
+        gradient = self.rule.gradient
+        if _near(gradient, 1) or self.relative or not self.independent():
             return "", ""
         sizes = []
         for which in Mode:
-            one, two = (rms(self._update(path, which, k * _TINY, 0.0)) for k in (1, 2))
+            one, two = (rms(self.update(which, k * _TINY, 0.0)) for k in (1, 2))
             if not (one > 0 and _near(two, 2 * one)):
                 return "", ""
             sizes.append(one)
-        got = sizes[1] / sizes[0] / self.rules[path].learning_rate
+        got = sizes[1] / sizes[0] / self.rate
         if _near(got, 1):
             return "", ""
         if _near(got, gradient):
             return (
-                f"the gradients of {path!r} are {gradient:.4g} times the base's, but "
-                "its eps is the same: put normalize_gradients(scales) before the "
+                f"the gradients of {self.path!r} are {gradient:.4g} times the base's, "
+                "but its eps is the same: put normalize_gradients(scales) before the "
                 "transform that has eps",
                 "",
             )
@@ -502,87 +495,59 @@ class Judge:
         if _near(got, 1 / gradient):
             remedy = _ONE_NORMALIZING
         return "", (
-            f"the gradient of {path!r} is multiplied by {got / gradient:.4g} before "
-            f"eps is added; it should be multiplied by {1 / gradient:.4g}: {remedy}"
+            f"the gradient of {self.path!r} is multiplied by {got / gradient:.4g} "
+            "before eps is added; it should be multiplied by "
+            f"{1 / gradient:.4g}: {remedy}"
         )
 
-    def _clipping(self, path: str) -> str:
+    def clipping(self) -> str:
         """Clipping of one parameter's gradient before it has the base's size."""
-        if self.coupled or self._clean_degree(path, _SMALL) != 0:
+        if self.coupled_to_others or not self.has_degree(0, _SMALL):
             return ""
-        apart = self._decays_apart(path)
         for size in _THEN:
             base, target = (
-                self.runs[which][Condition(_LARGE, then=size)].second[path]
-                - self.runs[which][Condition(0.0)].second[path] * apart
+                self.runs[which][Condition(_LARGE, then=size)].second[self.path]
+                - self.runs[which][Condition(0.0)].second[self.path] * self.decays
                 for which in Mode
             )
-            rate = self.rules[path].learning_rate
-            if np.any(base) and not _near(rms(target) / rms(base), rate):
+            if np.any(base) and not _near(rms(target) / rms(base), self.rate):
                 return (
-                    f"the gradient of {path!r}, whose size changes with width and "
+                    f"the gradient of {self.path!r}, whose size changes with width and "
                     "depth, is clipped by a fixed number or by its weight: use "
                     "optax.clip_by_global_norm, or put optax.clip between "
                     "optim.normalize_gradients and Optax's own scale_by_... transform"
                 )
         return ""
 
-    # --- hints ---
-
-    def _stacked(self, path: str) -> str:
-        spared = any(not self._decays_apart(p) for p in self.rules)
-        stacked = path in stacked_vectors(self.scales)
-        if not (spared and stacked and self._decays_apart(path)):
+    def threshold(self) -> str:
+        """Clipping of gradients to which updates are proportional."""
+        if self.acted[Kind.NORMALIZING]:
             return ""
         return (
-            f"the weight decay of {path!r}, of shape {self.scales[path].shape}, "
-            "acts on a bias or norm scale in each layer of a stack, as the mask "
-            "x.ndim >= 2 does; choose kernels by their names, or use optim.adamw "
-            "with mask='matrices'"
-        )
-
-    def _noise(self, path: str) -> str:
-        if not np.any(self._decay(path, Mode.BASE, 0.0)):
-            return ""
-        return (
-            f"{path!r} is updated without a gradient and a weight, as by noise, whose "
-            "size does not follow the gradients; no rule is known for it over width "
-            "and depth: tune it again at the target, or leave it out"
-        )
-
-    def _threshold(self, path: str) -> str:
-        if (
-            self._clean_degree(path, _SMALL) != 1
-            or abs(self._degree(path, Mode.BASE, _LARGE) - 1) < 0.03
-            or self.acted.of(Kind.NORMALIZING, path)
-        ):
-            return ""
-        return (
-            f"the update of {path!r} is proportional to small gradients and not to "
-            "large ones: they are compared with a fixed number, e.g. by clipping, but "
-            "their size changes with width and depth; tune the threshold again at the "
-            "target, leave it out, or use Adam, whose updates do not depend on the "
+            f"the update of {self.path!r} is proportional to small gradients and not "
+            "to large ones: they are compared with a fixed number, e.g. by clipping, "
+            "but their size changes with width and depth; tune the threshold again at "
+            "the target, leave it out, or use Adam, whose updates do not depend on the "
             "gradients' size"
         )
 
-    def _shared(self, path: str) -> str:
-        small = self._update(path, Mode.BASE, _SMALL)
-        other = self.runs[Mode.BASE][Condition(_SMALL, odd=2.0)].first[path]
-        if path not in self.paths[::2] or np.allclose(small, other, rtol=1e-3, atol=0):
-            return ""
-        return (
-            f"the update of {path!r} depends on the gradients of other parameters, "
-            "even where these are small, as if a step size were found from all of "
-            "them; no rule is known for it: tune it again at the target"
-        )
 
-    def _shrinking(self, path: str) -> str:
-        if not self._degree(path, Mode.BASE, _LARGE) < -0.5:
-            return ""
-        return (
-            f"the update of {path!r} shrinks as the gradient grows: the optimizer "
-            "sets its own step size, for which no rule is known"
-        )
+def _clipped_as_one(rows: list[_Parameter]) -> float:
+    """Common factor of clipping by the global norm at the target; 1 without it.
+
+    Such clipping multiplies all gradients by one factor.
+    """
+    moved = [row for row in rows if row.size(Mode.BASE, _LARGE)]
+    ratios = [(row.part(Mode.BASE, _LARGE) / row.slope).ravel() for row in moved]
+    if len(moved) < 2 or not all(row.independent() for row in moved):
+        return 1.0
+    if not np.allclose(ratios[0][0], np.concatenate(ratios), rtol=1e-3, atol=0):
+        return 1.0
+    factors = [
+        row.size(Mode.TARGET, _LARGE) / row.size(Mode.BASE, _LARGE) / row.rate
+        for row in moved
+    ]
+    return float(np.median(factors))
 
 
 def _near(one: float, other: float) -> bool:
