@@ -6,12 +6,13 @@ BIN := .venv/bin
 
 DOCS := build/docs-env/bin
 
-.PHONY: help demo test test-long test-ci tutorials check lint types docs-examples docs notebooks wheel install clean
+.PHONY: help demo test test-long test-ci papers tutorials check lint types docs-examples docs notebooks wheel install clean
 
 help:
 	@echo "make demo   tune small, train big, on real digits: runs/demo/report.html"
 	@echo "make test   the tests (make test-long: those that take minutes)"
 	@echo "make check  lint, types, docstring examples, wheel and sdist"
+	@echo "make papers tests of the papers' claims, tables and figures"
 	@echo "make docs   the site, into build/site (make tutorials: run the tutorials;"
 	@echo "            make notebooks: store their outputs)"
 
@@ -45,6 +46,11 @@ test-ci: install
 	$(BIN)/python -m pytest -m "ci and not long" --numprocesses auto --dist worksteal
 	$(CHEAP) $(BIN)/python -m pytest -m "ci and long" --numprocesses auto --dist worksteal
 
+# The claims, tables and figures of the papers, also the tests that take minutes.
+papers: install
+	$(CHEAP) $(BIN)/python -m pytest papers --doctest-modules \
+		--numprocesses auto --dist worksteal
+
 # Runs every tutorial in a process of its own. `make notebooks` stores their outputs.
 tutorials: install
 	$(BIN)/python -m pytest tests/test_site_docs.py -k a_tutorial_runs --numprocesses auto --dist load
@@ -63,7 +69,7 @@ build/types/mupax:
 	@for f in __init__.py __main__.py py.typed; do ln -sfn ../../../mupax/$$f $@/$$f; done
 
 types: install build/types/mupax
-	MYPYPATH=build/types $(BIN)/mypy -p mupax
+	MYPYPATH=build/types $(BIN)/mypy -p mupax -p papers
 
 docs-examples: install
 	$(CHEAP) $(BIN)/python -m pytest --doctest-modules optim zoo experiments

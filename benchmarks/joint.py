@@ -1,12 +1,12 @@
 """Measure learning-rate transfer to a target with more width, depth, batch and data.
 
     python -m benchmarks.joint --dataset text:FILE   # train runs missing in the table
-    mupax figure pages                               # its part of docs/evidence.md
+    python -m papers pages                           # its part of docs/evidence.md
 
 The target is 2x as wide and 4x as deep, with 4x the batch size and 8x the examples. Its
 optimum is searched directly, over base learning rates. Each run is a run of
 `mupax train`: an interrupted one resumes, and a finished one adds a line to
-docs/data/joint.csv.
+papers/data/joint.csv.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import pathlib
 from mupax.experiments.cli import flags
 from mupax.experiments.run import commands
 
-TABLE = pathlib.Path(__file__).parents[1] / "docs" / "data" / "joint.csv"
+TABLE = pathlib.Path(__file__).parents[1] / "papers" / "data" / "joint.csv"
 OCTAVES, SEEDS = range(-9, -3), range(4)
 BASE = {"model.width": 32, "model.depth": 2, "batch_size": 16, "steps": 400}
 TARGET = {

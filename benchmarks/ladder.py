@@ -6,7 +6,7 @@
 
 Each run is a run of `mupax train`, with the config of its family and another width and
 depth. All other hyperparameters are those of the smallest model. An interrupted run
-resumes, and a finished one adds a line to docs/data/results.csv.
+resumes, and a finished one adds a line to benchmarks/results.csv.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from mupax.experiments.run import commands
 from mupax.zoo.registry import default_parametrization
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-TABLE, PAGE = DOCS / "data" / "results.csv", DOCS / "results.md"
+TABLE, PAGE = pathlib.Path(__file__).with_name("results.csv"), DOCS / "results.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.ladder -->", "<!-- end -->"
 KEYS = ("config", "parametrization", "width", "depth", "seed")
 

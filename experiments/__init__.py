@@ -8,7 +8,7 @@
 | `report` | sentences, plots and the page |
 | `data` | datasets |
 | `estimate` | the estimates of `mupax plan` |
-| `papers` | theory and figures of the papers |
+| `theory` | solvers of the limits in the papers |
 
 The names below are the public API.
 """

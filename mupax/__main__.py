@@ -13,15 +13,9 @@ def main() -> int:
     Returns:
       The exit status.
     """
-    # Resumed and similar runs reuse compiled programs.
-    cache = pathlib.Path.home() / ".cache" / "mupax"
-    _default("compilation_cache_dir", str(cache))
-    if sys.argv[1:2] and sys.argv[1] in ("sweep", "transfer", "figure"):
-        # One CPU device leaves cores idle, so use one per core; a sweep's runs are
-        # split over devices.
-        devices = "xla_force_host_platform_device_count"
-        if devices not in os.environ.get("XLA_FLAGS", ""):
-            _default("num_cpu_devices", _cores())
+    cache_programs()
+    if sys.argv[1:2] and sys.argv[1] in ("sweep", "transfer"):
+        use_cores()
     from mupax.experiments import cli
     from mupax.experiments.cli import noise
 
@@ -42,6 +36,19 @@ def main() -> int:
     if status == 2:
         noise.hide_threads()
     return status
+
+
+def cache_programs() -> None:
+    """Keep compiled programs on disk: resumed and similar runs reuse them."""
+    cache = pathlib.Path.home() / ".cache" / "mupax"
+    _default("compilation_cache_dir", str(cache))
+
+
+def use_cores() -> None:
+    """Make a CPU device of each core: a sweep's runs are split over devices."""
+    devices = "xla_force_host_platform_device_count"
+    if devices not in os.environ.get("XLA_FLAGS", ""):
+        _default("num_cpu_devices", _cores())
 
 
 def _default(name: str, value: str | int) -> None:

@@ -345,7 +345,7 @@ def test_every_source_of_weights_is_of_a_model():
 
 @pytest.mark.parametrize(
     ("command", "given"),
-    [("sweep", None), ("transfer", None), ("figure", None), ("sweep", "1")],
+    [("sweep", None), ("transfer", None), ("sweep", "1")],
 )
 def test_a_sweep_has_a_device_of_every_core_and_keeps_what_it_compiled(
     command, given, tmp_path
@@ -394,7 +394,6 @@ def test_bash_completes_commands_flags_and_configs(capsys):
             "--model --name --revision --preprocessing --top --help",
         ),
         (["mupax", "generate", "--to"], "--tokens --top_k --top_p --tokenizer"),
-        (["mupax", "figure", "--from"], "--from_data"),
     ):
         told = subprocess.run(
             [

@@ -23,6 +23,8 @@ from mupax.experiments import cli
 from mupax.experiments.run.config import parse
 from mupax.experiments.run.hyperparameters import transfer_record
 from mupax.experiments.sweep import space
+from papers import __main__ as papers
+from papers import catalogue
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,7 +34,9 @@ CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
 def commands(path: pathlib.Path) -> list[str]:
     """The command lines of a page, without comments and continued lines joined."""
     text = re.sub(r"\\\\?\n\s*", " ", path.read_text())
-    lines = re.findall(r"^(?: {4})?(mupax [a-z].*|python -m benchmarks.*)$", text, re.M)
+    lines = re.findall(
+        r"^(?: {4})?(mupax [a-z].*|python -m (?:benchmarks|papers).*)$", text, re.M
+    )
     return [line for line in lines if "COMMAND" not in line and "`" not in line]
 
 
@@ -48,10 +52,6 @@ DOORS = (
     "estimate.plan.run",
     "predict.run",
     "generate.run",
-    "papers.figures.draw.prepare",
-    "papers.figures.draw.write",
-    "papers.figures.job.verdict",
-    "papers.figures.pages.write",
     "run.commands.run",
     "run.commands.evaluate",
     "run.commands.explain",
@@ -76,10 +76,6 @@ def doors(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "mupax.experiments.coord_check.run",
         lambda *args, **_: asked.extend(args) or types.SimpleNamespace(failed=[]),
-    )
-    monkeypatch.setattr(
-        "mupax.experiments.papers.figures.job.drawn",
-        lambda *args: type("Drawn", (), {"ours": "", "agrees": None}),
     )
     monkeypatch.setattr(
         "mupax.experiments.run.mirror.opened",
@@ -130,6 +126,15 @@ def test_commands_are_found_where_they_stand():
     lines = [param.values[0] for param in COMMANDS]
     assert not any("\\" in line for line in lines)
     assert {x.split()[1] for x in lines} >= set(cli.COMMANDS) - {"models"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    sorted({x for p in PAGES for x in commands(p) if x.startswith("python -m papers")}),
+)
+def test_a_documented_command_of_papers_is_understood(line):
+    given = papers.parser().parse_args(shlex.split(line, comments=True)[3:])
+    assert getattr(given, "id", "ID") in {*catalogue.figures(), "ID"}
 
 
 # ----- Benchmarks are modules, and know the options that they are shown with.

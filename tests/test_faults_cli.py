@@ -61,7 +61,7 @@ def test_unexpected_words_are_refused_by_every_command(capsys, name):
     refused(capsys, name, *given, "one", "two")
 
 
-@pytest.mark.parametrize("name", [*CONFIGURED, "figure", "convert"])
+@pytest.mark.parametrize("name", [*CONFIGURED, "convert"])
 def test_a_flag_without_its_value_is_refused(capsys, name):
     flag = "--source" if name == "convert" else "--workdir"
     given = [TOY] if name in CONFIGURED else []
@@ -116,7 +116,7 @@ def test_likely_flags_that_are_wrong_name_the_right_one(capsys, flag, remedy):
 
 
 def test_an_unknown_flag_that_is_no_key_is_not_called_one(capsys):
-    assert "--config" not in refused(capsys, "figure", "--zzz=1")
+    assert "--config" not in refused(capsys, "convert", "--zzz=1")
 
 
 def test_an_empty_workdir_is_refused(capsys):
@@ -309,11 +309,6 @@ def closed_doors(tmp_path_factory):
     for door in (
         "convert.run",
         "estimate.plan.run",
-        "papers.figures.job.print_list",
-        "papers.figures.job.drawn",
-        "papers.figures.draw.prepare",
-        "papers.figures.draw.write",
-        "papers.figures.job.verdict",
         "run.commands.run",
         "run.commands.evaluate",
         "run.commands.explain",
@@ -322,10 +317,6 @@ def closed_doors(tmp_path_factory):
         "transfer.explain_target",
     ):
         patch.setattr(f"mupax.experiments.{door}", nothing)
-    patch.setattr(
-        "mupax.experiments.papers.figures.job.drawn",
-        lambda *args: type("Drawn", (), {"ours": "", "agrees": None}),
-    )
     patch.chdir(tmp_path_factory.mktemp("here"))
     patch.setattr("jax.distributed.initialize", refuse)
     yield

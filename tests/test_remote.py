@@ -142,26 +142,6 @@ def test_a_config_is_read(bucket, capsys):
     assert "there is nothing at memory://b/none.py" in capsys.readouterr().err
 
 
-def test_figures_and_their_tables_are_written_and_read(bucket, monkeypatch):
-    def run(name, request):
-        if request.from_data:
-            name = (request.tables / "rates.csv").read_text()
-        else:
-            (request.tables / "rates.csv").write_text("a table")
-        (request.folder / "figure.png").write_text(name)
-
-    monkeypatch.setattr("mupax.experiments.papers.figures.run", run)
-    words = ["mupax", "figure", "tp6-9", "--workdir=memory://b/figures"]
-    words += ["--tables=memory://b/tables"]
-    assert cli.main(words) == 0
-    assert bucket.cat("/b/figures/figure.png") == b"tp6-9"
-    assert bucket.cat("/b/tables/rates.csv") == b"a table"
-    bucket.pipe("/b/copied/rates.csv", b"a copy")  # of no run of ours
-    words[-1] = "--tables=memory://b/copied"
-    assert cli.main([*words, "--from_data"]) == 0
-    assert bucket.cat("/b/figures/figure.png") == b"a copy"
-
-
 def test_prepared_datasets_are_copied(bucket, tmp_path, monkeypatch):
     images_module.prepare_digits(tmp_path / "tfds")
     bucket.put(f"{tmp_path}/tfds/digits/", "/b/tfds/digits", recursive=True)

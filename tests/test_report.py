@@ -13,7 +13,6 @@ from matplotlib.image import imread
 from rich.console import Console
 from sweep_populations import BASE, LABELS, population, populations, swept
 
-from mupax.experiments.papers.figures import curves
 from mupax.experiments.report import (
     Trained,
     outcome_figures,
@@ -151,9 +150,6 @@ def test_headline_table_and_figures_give_one_verdict():
         assert conclusion.verdict is wanted
         assert conclusion.words in printed(data, width=300)
         assert conclusion.words in text_of(data)
-        moved = curves.judge(data, "depth_mup")
-        assert moved.verdict is wanted
-        assert moved.words == conclusion.words
 
 
 def test_cost_is_told_as_a_share_of_the_loss_or_as_divergence():

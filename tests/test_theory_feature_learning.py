@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.papers.theory import feature_learning, lazy, linear_joint
+from mupax.experiments.theory import feature_learning, lazy, linear_joint
 
 ENDS = [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)]
 DEPTH, STEPS, BATCH = 3, 4, 2

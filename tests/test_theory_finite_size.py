@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.papers.theory import finite_size, linear_joint
+from mupax.experiments.theory import finite_size, linear_joint
 
 
 def task(points=6, features=5):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn import datasets
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.papers.theory import lazy, linear_sgd
+from mupax.experiments.theory import lazy, linear_sgd
 
 FUNCTIONS = {
     "relu": jax.nn.relu,

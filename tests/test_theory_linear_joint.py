@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.papers.theory import lazy, linear_joint
+from mupax.experiments.theory import lazy, linear_joint
 
 ENDS = [(False, False), (True, False), (False, True), (True, True)]
 IDS = ["frozen", "readin", "readout", "both"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.papers.theory import linear_sgd
+from mupax.experiments.theory import linear_sgd
 
 
 def stream(steps=4, batch=2, features=3, outputs=2, seed=0):

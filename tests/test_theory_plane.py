@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.papers.theory import plane
+from mupax.experiments.theory import plane
 
 POINTS = [
     (0.5, 0.5),  # Depth-μP

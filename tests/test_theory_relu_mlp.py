@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.papers.theory import relu_mlp
+from mupax.experiments.theory import relu_mlp
 
 WIDTHS = (5, 14, 24, 12, 18)
 RATES = (1.0, 0.5, 2.0, 0.7)

@@ -9,14 +9,14 @@
 # # Read a limit from the theory solvers
 #
 # Hyperparameters transfer because training converges to a limit as networks grow. The
-# solvers in `mupax.experiments.papers.theory` compute such limits. Install with `pip
+# solvers in `mupax.experiments.theory` compute such limits. Install with `pip
 # install 'mupax[train]'`.
 
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
 
-from mupax.experiments.papers.theory import linear_sgd, plane, relu_mlp
+from mupax.experiments.theory import linear_sgd, plane, relu_mlp
 
 # %% [markdown]
 # ## Depth: a linear residual network under SGD

@@ -13,7 +13,6 @@ from . import (
     evaluate,
     explain,
     export,
-    figure,
     generate,
     models,
     plan,
@@ -38,7 +37,6 @@ COMMANDS: dict[str, Command] = {
     "predict": predict.COMMAND,
     "generate": generate.COMMAND,
     "export": export.COMMAND,
-    "figure": figure.COMMAND,
     "models": models.COMMAND,
     "completion": completion.COMMAND,
 }

@@ -13,7 +13,7 @@ from .results import Cell, Optimum, log2
 # Standard deviation of the error that the position of the grid adds to a fitted
 # optimum, in octaves, for a grid of octaves. The loss rises faster above the optimum
 # than below it, so the vertex of a parabola depends on where the three grid points
-# lie. The error is quadratic in the spacing. In docs/data/digits_16_seeds.csv it is
+# lie. The error is quadratic in the spacing. In tests/digits_16_seeds.csv it is
 # 0.086: `pytest tests/test_coverage.py -s -k error_of_the_grid` compares the fits to
 # the two octave grids within the half-octave grid.
 PHASE = 0.08

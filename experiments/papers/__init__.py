@@ -1,1 +1,0 @@
-"""The papers: solvers of their limits, and their figures redrawn."""

@@ -1,0 +1,3 @@
+"""The strictness of the library's tests."""
+
+from tests.conftest import *  # noqa: F403
