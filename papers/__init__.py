@@ -5,6 +5,7 @@
 | module | contents |
 |---|---|
 | `catalogue` | every figure, and how it is drawn |
+| `request` | what is asked for: a scale, and folders |
 | `registry` | what a figure is: its claim, how it is drawn and checked |
 | `tp6`, `bordelon`, `jelassi`, `yaida` | the figures of each paper |
 | `rows`, `training` | claims beyond the papers |
@@ -12,7 +13,8 @@
 | `features` | figures from networks that are trained and compared layer by layer |
 | `claims_*`, `curves` | from sweeps to drawings and verdicts |
 | `parts`, `sizes`, `tables` | the sweeps, their sizes by scale, and their tables |
-| `draw`, `drawings` | pictures; drawings as CSV |
+| `numbers` | the tables of figures without sweeps |
+| `draw` | pictures |
 | `pages`, `summaries` | the generated parts of docs/figures.md and docs/evidence.md |
 | `data` | the tables |
 """

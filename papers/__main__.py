@@ -10,7 +10,7 @@ from mupax.experiments.cli import noise
 from mupax.experiments.errors import Stopped, UserError
 
 from . import catalogue, pages
-from .registry import SCALES, Request
+from .request import SCALES, Request
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,12 +5,14 @@ Figures that need the same runs share a sweep.
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import claims_bordelon as claims
 from . import sizes
 from . import solved_bordelon as solved
 from .parts import Part
-from .registry import CIFAR, DRAWN, Drawing, Figure
+from .registry import CIFAR, Drawing, Figure
+from .request import DRAWN
 
 # ----- Sweeps.
 
@@ -99,13 +101,13 @@ def _figure(
     parts: Sequence[Part] = (),
     how: str = "",
     name: str = "",
+    **more: Any,
 ) -> Figure:
     name = name or f"Figure {number}"
     if parts and "CIFAR" not in how:
         how = f"{how}; {CIFAR}" if how else CIFAR
-    return Figure(
-        f"bordelon-{number.lower()}", "Bordelon", name, claim, draw, parts, how
-    )
+    key = f"bordelon-{number.lower()}"
+    return Figure(key, "Bordelon", name, claim, draw, parts, how, **more)
 
 
 FIGURES = [
@@ -153,12 +155,14 @@ FIGURES = [
         "5a",
         "training at large width agrees across depths, and better as depth grows",
         solved.depths_agree,
+        measure=solved.measure_infinite_width,
         how="tanh networks of infinite width (eq. 38, 39) on 2 random points, 4 steps",
     ),
     _figure(
         "5",
         "finite networks approach the joint limit as 1/N in variance, 1/L in f",
         solved.finite_sizes,
+        measure=solved.measure_finite_sizes,
         how="tanh networks on 6 random points in place of CNNs on CIFAR-10",
         name="Figure 5b",
     ),
@@ -166,12 +170,14 @@ FIGURES = [
         "6",
         "the NTK of depth L converges to its limit as L^-2 in squared error",
         solved.lazy_kernel,
+        measure=solved.measure_kernel,
         how="at infinite width",
     ),
     _figure(
         "7",
         "H and its change by a step converge to the profiles of infinite depth",
         solved.linear_features,
+        measure=solved.measure_features,
         how="exact recursion at infinite width in place of N = 1000; eq. 7 corrected",
     ),
     _figure(
@@ -233,6 +239,8 @@ FIGURES = [
         "B.7",
         "variance falls as 1/N at any L; squared bias of ensembles as L^-2",
         solved.ensembles,
+        measure=solved.measure_finite_sizes,
+        table="bordelon-5",
         how="the networks of bordelon-5",
         name="Figure B.7a, c",
     ),

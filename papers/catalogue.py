@@ -9,8 +9,9 @@ import rich.table
 from mupax.experiments.errors import UserError, nearest
 from mupax.experiments.sweep import space
 
-from . import bordelon, draw, drawings, jelassi, rows, tp6, training, yaida
-from .registry import DRAWN, Drawing, Figure, Request
+from . import bordelon, draw, jelassi, numbers, rows, tp6, training, yaida
+from .registry import Drawing, Figure
+from .request import DRAWN, Request
 
 DATA = pathlib.Path(__file__).parent / "data"  # the tables
 
@@ -57,11 +58,11 @@ def drawn(figure: Figure, request: Request) -> Drawing:
     if not figure.parts:
         if request.scale == "wide":
             raise UserError(f"{figure.id} has no sizes of its own at --scale wide")
-        path = drawings.path(figure, request)
-        if request.from_data:
-            return drawings.read(path)
-        given = request if figure.base else request.paper
-        return drawings.write(path, figure.draw(given))
+        assert figure.measure is not None
+        path = figure.path(request)
+        if not request.from_data:
+            numbers.write(path, figure.measure(request))
+        return figure.draw(numbers.read(path))
     if request.from_data:
         tables = [part.read(request) for part in figure.parts]
     else:
@@ -86,7 +87,7 @@ def from_data(figure: Figure, request: Request) -> Drawing | None:
         if figure.parts:
             complete = all(part.is_complete(again) for part in figure.parts)
         else:
-            complete = drawings.path(figure, again).exists()
+            complete = figure.path(again).exists()
         if complete:
             return dataclasses.replace(drawn(figure, again), scale=scale)
     return None

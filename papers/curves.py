@@ -8,6 +8,7 @@ Answers are True, False, or None where the sweep cannot tell.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -170,6 +171,19 @@ def best_value(name: str, cell: Cell) -> float:
     """The fitted best value of a hyperparameter; NaN where nothing trained."""
     best = optima.optimum(cell)
     return np.nan if best is None else grids.value(name, best.log2_lr)
+
+
+def at_base_best(judged: Transfer, cells: Sequence[Cell] | None = None) -> list[float]:
+    """The loss of each size, interpolated at the base's best value; NaN outside."""
+    best = judged.optima[judged.base]
+    losses = []
+    for cell in cells or judged.cells:
+        fitted = optima.fit(cell)
+        if fitted is None or best is None or not fitted.holds(best):
+            losses.append(math.nan)
+        else:
+            losses.append(float(2 ** fitted.at(best).mean()))
+    return losses
 
 
 # ----- Losses, compared seed by seed.

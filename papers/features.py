@@ -33,12 +33,13 @@ from mupax.experiments.sweep.tasks import ZooTask
 from mupax.zoo.layers import flattened, scan_keeping
 
 from . import curves, sizes
+from .numbers import Numbers, Row
 from .parts import Part
-from .registry import Drawing, Line, Panel, Request
+from .registry import Drawing, Line, Panel
+from .request import Request
 
 _STEPS = (100, 500, 1000)  # the paper's
 _DIVERSE = 0.4  # our tolerance for κ = ½
-_LAWS = {"Depth-μP": "depth_mup", "ODE": "ode"}
 _BASE_DEPTH = 8
 # Both hyperparameters of the base, after as many steps.
 BASE = Part(
@@ -115,88 +116,224 @@ def tuned(request: Request) -> Tuned:
     return Tuned(population.best()[name], rates)
 
 
-def diversity(request: Request) -> Drawing:
+# ----- Tables.
+
+_LAWS = {"depth_mup": {"law": "depth_mup"}, "ode": {"law": "ode"}}
+_ACTIVATIONS = {"relu": {"nonlinearity": "relu"}, "abs": {"nonlinearity": "abs"}}
+
+
+def _measured(request: Request, networks: Mapping[str, Mapping[str, str]]) -> list[Row]:
+    """κ of networks that differ in one thing, and how it changes.
+
+    Columns "network", "depth", "multiplier" and "steps" say which. "kappa" is the mean
+    over seeds. "rise" is κ at these depth and steps less κ at "from_depth" and
+    "from_steps"; "gain" is κ of the second network less κ of the first. Networks of a
+    seed have the same weights at first, so both are compared seed by seed. "shape" is
+    d(ε)/√ε over its value at the first shared ε. "standard_error" belongs to each.
+    """
+    depths, base = sizes.FEATURES_DEPTHS[request.scale], tuned(request)
+    task = base.setting(depths[0], {}).task(request)
+    shared = {"width": task.width, "seeds": task.seeds}
+    rows: list[Row] = []
+    first: dict[tuple[int, float], np.ndarray] = {}
+    for name, given in networks.items():
+        at_best = {}
+        for depth, a in _places(base, depths):
+            found = distances(base.setting(depth, given, a), request)
+            kappas = _kappas(found, depths[0])
+            place = {"network": name, "depth": depth, "multiplier": a}
+            if a == base.multiplier:
+                at_best[depth] = kappas
+                rows += [place | row for row in _shapes(found[-1], depths[0])]
+            gains = kappas - first.setdefault((depth, a), kappas)
+            for step, own, gain in zip(_STEPS, kappas, gains, strict=True):
+                row = place | shared | {"steps": step}
+                rows.append(row | _value("kappa", own))
+                if name != next(iter(networks)):
+                    rows.append(row | _value("gain", gain))
+        rows += _rises(name, at_best)
+    return rows
+
+
+def _places(base: Tuned, depths: Sequence[int]) -> list[tuple[int, float]]:
+    """Depths with the multiplier: the best at each, and at the first every one."""
+    places = [(depth, base.multiplier) for depth in depths]
+    others = [a for a in base.learning_rates if a != base.multiplier]
+    return places + [(depths[0], a) for a in others]
+
+
+def _shapes(found: np.ndarray, shallowest: int) -> list[Row]:
+    """d(ε)/√ε over its value at the first ε that every depth has."""
+    count = _shared(shallowest)
+    x = 2.0 ** np.arange(-count - 1, -1)
+    shape = found[:, -count:] / np.sqrt(x)
+    shape /= shape[:, :1]
+    return [
+        {"steps": _STEPS[-1], "epsilon": at} | _value("shape", own)
+        for at, own in zip(x, shape.T, strict=True)
+    ]
+
+
+def _rises(name: str, kappas: Mapping[int, np.ndarray]) -> list[Row]:
+    """Over depths at the last step, and over steps at the largest depth."""
+    depths, last = list(kappas), len(_STEPS) - 1
+    pairs = [((a, last), (b, last)) for a, b in itertools.pairwise(depths)]
+    pairs += [((depths[0], last), (depths[-1], last))] if depths[2:] else []
+    pairs.append(((depths[-1], 0), (depths[-1], last)))
+    return [
+        {
+            "network": name,
+            "depth": to[0],
+            "steps": _STEPS[to[1]],
+            "from_depth": start[0],
+            "from_steps": _STEPS[start[1]],
+        }
+        | _value("rise", kappas[to[0]][to[1]] - kappas[start[0]][start[1]])
+        for start, to in pairs
+    ]
+
+
+def _value(name: str, seeds: np.ndarray) -> dict[str, float]:
+    error = seeds.std(ddof=1) / np.sqrt(len(seeds))
+    return {name: float(seeds.mean()), "standard_error": float(error)}
+
+
+measure_laws = functools.partial(_measured, networks=_LAWS)
+measure_activations = functools.partial(_measured, networks=_ACTIVATIONS)
+
+# ----- Drawings.
+
+_TITLES = {"depth_mup": "Depth-μP", "ode": "ODE", "relu": "ReLU", "abs": "|x|"}
+
+
+class Kappas(Numbers):
+    """The numbers of `_measured`."""
+
+    @property
+    def depths(self) -> list[int]:
+        return self.distinct("depth")
+
+    @property
+    def steps(self) -> list[int]:
+        return self.distinct("steps")
+
+    @property
+    def best(self) -> float:
+        """The base's best block multiplier: the only one of the deepest networks."""
+        (best,) = set(
+            self.where(depth=self.depths[-1]).having("multiplier")["multiplier"]
+        )
+        return float(best)
+
+    def of(self, column: str, network: str, **place: float) -> Numbers:
+        """The rows of a network that have a column."""
+        return self.where(network=network, **place).having(column)
+
+    def at_best(self, network: str, **place: float) -> Numbers:
+        """κ of a network at the best multiplier."""
+        return self.of("kappa", network, multiplier=self.best, **place)
+
+    def intervals(self, rows: Numbers, column: str = "kappa") -> list[curves.Interval]:
+        """The values of a column, each with its 95 % interval."""
+        (seeds,) = self.distinct("seeds")
+        numbers = zip(rows[column], rows["standard_error"], strict=True)
+        return [curves.interval(*pair, seeds - 1) for pair in numbers]
+
+    def interval(self, column: str, network: str, **place: float) -> curves.Interval:
+        """The only value at a place."""
+        (one,) = self.intervals(self.of(column, network, **place), column)
+        return one
+
+    def drawing(
+        self, panels: Sequence[Panel], ours: str, *answers: bool | None
+    ) -> Drawing:
+        (width,), (seeds,) = self.distinct("width"), self.distinct("seeds")
+        length = (
+            f"{self.steps[-1]:,} steps, width {width}, depth "
+            f"{', '.join(map(str, self.depths))}, {seeds} seeds, a = {self.best:g}"
+        )
+        return Drawing(panels, ours, curves.conjunction(*answers), length)
+
+
+def diversity(numbers: Numbers) -> Drawing:
     """κ at growing depths, of Depth-μP and of the ODE (Figure 17)."""
-    depths = sizes.FEATURES_DEPTHS[request.scale]
-    base = tuned(request)
-    measured = {
-        name: [distances(base.setting(n, {"law": law}), request)[-1] for n in depths]
-        for name, law in _LAWS.items()
-    }
-    panels = [_curves(name, depths, found) for name, found in measured.items()]
-    kappas = {name: _kappas(found) for name, found in measured.items()}
-    lines = [_line(name, depths, found) for name, found in kappas.items()]
+    own = Kappas(numbers.rows)
+    last = own.steps[-1]
+    panels = [_shape_panel(own, name) for name in _LAWS]
+    at_best = {name: own.at_best(name, steps=last) for name in _LAWS}
+    lines = [_line(_TITLES[name], rows, "depth") for name, rows in at_best.items()]
     panels.append(_kappa("By depth", "depth", lines))
-    laws = {name: {"law": law} for name, law in _LAWS.items()}
-    panels.append(_over_multipliers(base, laws, request))
-    deep, ode = (kappas[name] for name in _LAWS)
+    first = {"depth": own.depths[0], "steps": last}
+    lines = [
+        _line(_TITLES[name], own.of("kappa", name, **first), "multiplier")
+        for name in _LAWS
+    ]
+    title = f"L = {own.depths[0]}, by multiplier"
+    panels.append(_kappa(title, "block multiplier a", lines))
+    deep, ode = map(own.intervals, at_best.values())
     ours = (
-        f"κ from {_mean(deep[0])} to {_mean(deep[-1])} for Depth-μP (agrees above "
-        f"{_DIVERSE}), from {_mean(ode[0])} to {_mean(ode[-1])} for the ODE (agrees if "
+        f"κ from {_text(deep[0])} to {_text(deep[-1])} for Depth-μP (agrees above "
+        f"{_DIVERSE}), from {_text(ode[0])} to {_text(ode[-1])} for the ODE (agrees if "
         "it falls)"
     )
-    falls = [curves.over_seeds(b - a).negative for a, b in itertools.pairwise(ode)]
-    agrees = curves.conjunction(_diverse(deep), *falls)
-    return _drawing(request, panels, ours, agrees)
+    falls = [
+        own.interval("rise", "ode", depth=b, from_depth=a).negative
+        for a, b in itertools.pairwise(own.depths)
+    ]
+    return own.drawing(panels, ours, *_diverse(deep), *falls)
 
 
-def diversity_in_time(request: Request) -> Drawing:
+def diversity_in_time(numbers: Numbers) -> Drawing:
     """κ after more steps of training (Figure 18)."""
-    depths = sizes.FEATURES_DEPTHS[request.scale]
-    base = tuned(request)
-    panels, kappas = [], {}
-    for name, law in _LAWS.items():
-        found = [distances(base.setting(n, {"law": law}), request) for n in depths]
-        kappas[name] = np.stack([_kappas(at) for at in zip(*found, strict=True)])
+    own = Kappas(numbers.rows)
+    shallow, deepest = own.depths[0], own.depths[-1]
+    first, last = own.steps[0], own.steps[-1]
+    panels = []
+    for name in _LAWS:
         lines = [
-            _line(f"L = {depth}", _STEPS, kappas[name][:, i])
-            for i, depth in enumerate(depths)
+            _line(f"L = {n}", own.at_best(name, depth=n), "steps") for n in own.depths
         ]
-        panels.append(_kappa(name, "steps", lines))
-    deep, ode = (kappas[name] for name in _LAWS)
-    over_steps, over_depths = ode[-1, -1] - ode[0, -1], ode[-1, -1] - ode[-1, 0]
-    least = deep.reshape(-1, deep.shape[-1])
-    least = least[least.mean(axis=-1).argmin()]
+        panels.append(_kappa(_TITLES[name], "steps", lines))
+    end = own.interval("kappa", "ode", depth=deepest, steps=last)
+    over_steps = own.interval("rise", "ode", depth=deepest, from_steps=first)
+    over_depths = own.interval("rise", "ode", depth=deepest, from_depth=shallow)
+    every = own.intervals(own.at_best("depth_mup"))
+    least = min(every, key=lambda one: one.value)
     ours = (
-        f"κ of the ODE is {_mean(ode[-1, -1])} at the end; it changes by "
-        f"{_mean(over_steps, '+.2f')} over steps and {_mean(over_depths, '+.2f')} over "
-        f"depths (agrees if both fall); that of Depth-μP falls to {_mean(least)} "
+        f"κ of the ODE is {_text(end)} at the end; it changes by "
+        f"{_text(over_steps, '+.2f')} over steps and {_text(over_depths, '+.2f')} over "
+        f"depths (agrees if both fall); that of Depth-μP falls to {_text(least)} "
         f"(agrees above {_DIVERSE})"
     )
-    falls = [curves.over_seeds(x).negative for x in (over_steps, over_depths)]
-    every = deep.reshape(-1, deep.shape[-1])
-    agrees = curves.conjunction(_diverse(every), *falls)
-    return _drawing(request, panels, ours, agrees)
+    falls = over_steps.negative, over_depths.negative
+    return own.drawing(panels, ours, *_diverse(every), *falls)
 
 
-def absolute_value(request: Request) -> Drawing:
+def absolute_value(numbers: Numbers) -> Drawing:
     """κ with |x| and with ReLU, under Depth-μP (Figure 19)."""
-    depths = sizes.FEATURES_DEPTHS[request.scale]
-    base = tuned(request)
-    names = {"ReLU": "relu", "|x|": "abs"}
-    both = {label: {"nonlinearity": name} for label, name in names.items()}
-    kappas = {}
-    for label, given in both.items():
-        found = [distances(base.setting(n, given), request) for n in depths]
-        kappas[label] = np.stack([_kappas(at) for at in zip(*found, strict=True)])
-    panels = [
-        _kappa(
-            f"L = {depth}",
-            "steps",
-            [_line(label, _STEPS, kappas[label][:, i]) for label in names],
+    own = Kappas(numbers.rows)
+    panels = []
+    for depth in own.depths:
+        lines = [
+            _line(_TITLES[name], own.at_best(name, depth=depth), "steps")
+            for name in _ACTIVATIONS
+        ]
+        panels.append(_kappa(f"L = {depth}", "steps", lines))
+    panels.append(_gain_panel(own))
+    gains = [
+        own.interval(
+            "gain", "abs", depth=own.depths[-1], multiplier=own.best, steps=step
         )
-        for i, depth in enumerate(depths)
+        for step in own.steps
     ]
-    panels.append(_gains_over_multipliers(base, both, request))
-    # The networks of a seed have the same weights at first.
-    gains = kappas["|x|"][:, -1] - kappas["ReLU"][:, -1]
-    each = ", ".join(_mean(gain, "+.3f") for gain in gains)
-    steps = ", ".join(f"{step:,}" for step in _STEPS)
+    each = ", ".join(_text(gain, "+.3f") for gain in gains)
+    steps = ", ".join(f"{step:,}" for step in own.steps)
     ours = (
-        f"κ of |x| less κ of ReLU is {each} after {steps} steps at depth {depths[-1]}"
+        f"κ of |x| less κ of ReLU is {each} after {steps} steps at depth "
+        f"{own.depths[-1]}"
     )
-    answers = [curves.negation(curves.over_seeds(gain).negative) for gain in gains]
-    return _drawing(request, panels, ours, curves.conjunction(*answers))
+    answers = [curves.negation(gain.negative) for gain in gains]
+    return own.drawing(panels, ours, *answers)
 
 
 # ----- Measurements.
@@ -278,89 +415,48 @@ def _measurement(setting: Setting, task: ZooTask) -> Any:
     return measure
 
 
-def _kappas(found: Sequence[np.ndarray]) -> Float[np.ndarray, "depths seeds"]:
-    """κ of each network, over the ε that all have.
+def _shared(shallowest: int) -> int:
+    """How many ε all depths have."""
+    return int(math.log2(shallowest)) - 1
 
-    `found` are distances at each depth, (seeds, gaps).
-    """
-    count = min(d.shape[1] for d in found)
+
+def _kappas(
+    found: Float[np.ndarray, "steps seeds gaps"], shallowest: int
+) -> Float[np.ndarray, "steps seeds"]:
+    """κ of each network, over the ε that the shallowest networks have too."""
+    count = _shared(shallowest)
     gap = np.arange(count) * np.log(2)
     gap -= gap.mean()
-    return np.stack([1 - np.log(d[:, -count:]) @ gap / (gap @ gap) for d in found])
+    return 1 - np.log(found[..., -count:]) @ gap / (gap @ gap)
 
 
 # ----- Panels.
 
 
-def _drawing(
-    request: Request, panels: Sequence[Panel], ours: str, agrees: bool | None
-) -> Drawing:
-    base = tuned(request)
-    depths = sizes.FEATURES_DEPTHS[request.scale]
-    task = base.setting(depths[0], {}).task(request)
-    length = (
-        f"{task.steps:,} steps, width {task.width}, depth "
-        f"{', '.join(map(str, depths))}, {task.seeds} seeds, a = {base.multiplier:g}"
-    )
-    return Drawing(panels, ours, agrees, length)
-
-
-def _over_multipliers(
-    base: Tuned, named: dict[str, dict[str, str]], request: Request
-) -> Panel:
-    """κ after the last step against the block multiplier."""
-    depth = sizes.FEATURES_DEPTHS[request.scale][0]
-    multipliers = list(base.learning_rates)
-    lines = [
-        _line(label, multipliers, _by_multiplier(base, depth, given, request)[-1])
-        for label, given in named.items()
-    ]
-    return _kappa(f"L = {depth}, by multiplier", "block multiplier a", lines)
-
-
-def _gains_over_multipliers(
-    base: Tuned, named: dict[str, dict[str, str]], request: Request
-) -> Panel:
-    """κ of the second less κ of the first, after each of the steps."""
-    depth = sizes.FEATURES_DEPTHS[request.scale][0]
-    multipliers = list(base.learning_rates)
-    first, second = (
-        _by_multiplier(base, depth, given, request) for given in named.values()
-    )
-    lines = [
-        _line(f"{step:,} steps", multipliers, gain)
-        for step, gain in zip(_STEPS, second - first, strict=True)
-    ]
-    ends = multipliers[0], multipliers[-1]
-    lines.append(Line("equal", ends, [0.0, 0.0], look="theory"))
-    one, other = named
-    labels = "block multiplier a", f"κ of {other} less κ of {one}"
-    return Panel(f"L = {depth}, by multiplier", *labels, lines, log_x=True)
-
-
-def _by_multiplier(
-    base: Tuned, depth: int, given: Mapping[str, str], request: Request
-) -> Float[np.ndarray, "steps multipliers seeds"]:
-    """κ after each of the steps; each multiplier at its best learning rate."""
-    found = [
-        distances(base.setting(depth, given, a), request) for a in base.learning_rates
-    ]
-    return np.stack([_kappas(at) for at in zip(*found, strict=True)])
-
-
-def _curves(title: str, depths: Sequence[int], found: Sequence[np.ndarray]) -> Panel:
+def _shape_panel(own: Kappas, network: str) -> Panel:
     """d(ε)/√ε over its value at the first shared ε, as in the paper's Figure 18."""
-    count = found[0].shape[1]
-    x = 2.0 ** np.arange(-count - 1, -1)
     lines = []
-    for depth, d in zip(depths, found, strict=True):
-        shape = d[:, -count:] / np.sqrt(x)
-        shape /= shape[:, :1]
-        error = shape.std(axis=0, ddof=1) / np.sqrt(len(shape))
-        lines.append(Line(f"L = {depth}", x, shape.mean(axis=0), error))
-    lines.append(Line("κ = ½", x, np.ones(count), look="theory"))
+    for depth in own.depths:
+        rows = own.of("shape", network, depth=depth)
+        line = rows["epsilon"], rows["shape"], rows["standard_error"]
+        lines.append(Line(f"L = {depth}", *line))
+    x = lines[0].x
+    lines.append(Line("κ = ½", x, np.ones(len(x)), look="theory"))
     label = "|x(λ+ε) - x(λ)| / √ε, relative"
-    return Panel(title, "ε", label, lines, log_x=True, log_y=True)
+    return Panel(_TITLES[network], "ε", label, lines, log_x=True, log_y=True)
+
+
+def _gain_panel(own: Kappas) -> Panel:
+    """κ of |x| less κ of ReLU against the multiplier, after each of the steps."""
+    lines = []
+    for step in own.steps:
+        rows = own.of("gain", "abs", depth=own.depths[0], steps=step)
+        lines.append(_line(f"{step:,} steps", rows, "multiplier", "gain"))
+    ends = lines[0].x[0], lines[0].x[-1]
+    lines.append(Line("equal", ends, [0.0, 0.0], look="theory"))
+    labels = "block multiplier a", "κ of |x| less κ of ReLU"
+    title = f"L = {own.depths[0]}, by multiplier"
+    return Panel(title, *labels, lines, log_x=True)
 
 
 def _kappa(title: str, x_label: str, lines: list[Line]) -> Panel:
@@ -369,19 +465,17 @@ def _kappa(title: str, x_label: str, lines: list[Line]) -> Panel:
     return Panel(title, x_label, "κ as seen", [*lines, half], log_x=True)
 
 
-def _line(label: str, x: Sequence[float], kappas: np.ndarray) -> Line:
-    """The means of rows of networks, with standard errors."""
-    errors = kappas.std(axis=1, ddof=1) / np.sqrt(kappas.shape[1])
-    return Line(label, x, kappas.mean(axis=1).tolist(), errors.tolist())
+def _line(label: str, rows: Numbers, over: str, column: str = "kappa") -> Line:
+    order = np.argsort(rows[over])
+    x, y, error = (rows[name][order] for name in (over, column, "standard_error"))
+    return Line(label, x, y, error)
 
 
-def _mean(kappas: np.ndarray, form: str = ".2f") -> str:
-    """The mean over seeds, e.g. "0.49 ± 0.01" with half of the 95 % interval."""
-    mean = curves.over_seeds(kappas)
-    return f"{mean.value:{form}} ± {mean.wide:{form.lstrip('+')}}"
+def _text(kappa: curves.Interval, form: str = ".2f") -> str:
+    """E.g. "0.49 ± 0.01", with half of the 95 % interval."""
+    return f"{kappa.value:{form}} ± {kappa.wide:{form.lstrip('+')}}"
 
 
-def _diverse(kappas: np.ndarray) -> bool | None:
-    """Whether κ is above the tolerance in every row of networks."""
-    below = (curves.over_seeds(row).under(_DIVERSE) for row in kappas)
-    return curves.conjunction(*map(curves.negation, below))
+def _diverse(kappas: Sequence[curves.Interval]) -> list[bool | None]:
+    """Whether each κ is above the tolerance."""
+    return [curves.negation(kappa.under(_DIVERSE)) for kappa in kappas]

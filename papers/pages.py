@@ -20,9 +20,9 @@ from mupax.experiments.sweep import grids
 from mupax.experiments.sweep.verdict import Transfer, listed
 
 from . import catalogue, draw, summaries, tables
-from . import drawings as stored
 from .parts import Part
-from .registry import BEYOND, DRAWN, SCALES, Drawing, Figure, Request
+from .registry import BEYOND, Drawing, Figure
+from .request import DRAWN, SCALES, Request
 
 _COMMAND = "python -m papers pages"
 END = "<!-- end -->"
@@ -234,7 +234,7 @@ def _used(sweep: str, at: Request, claims: Claims) -> str:
 def _complete(figure: Figure, at: Request) -> bool:
     """Whether the tables of a scale have every run of a figure."""
     if not figure.parts:
-        return at.scale in DRAWN and stored.path(figure, at).exists()
+        return at.scale in DRAWN and figure.path(at).exists()
     return all(part.is_complete(at) for part in figure.parts)
 
 

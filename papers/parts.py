@@ -17,7 +17,7 @@ from mupax.experiments.sweep.statistics import AXES
 from mupax.experiments.sweep.tasks import ZooTask
 
 from . import tables
-from .registry import Request
+from .request import Request
 from .sizes import at_scale
 from .tables import Table
 
@@ -178,7 +178,9 @@ class Part:
 
     def _needed(self, table: Table, request: Request) -> list[ZooTask]:
         """The tasks that the figure is about, on the table's dataset."""
-        request = dataclasses.replace(request, dataset=table.facts["dataset"])
+        request = dataclasses.replace(
+            request, dataset=table.facts["settings"]["dataset"]
+        )
         return self._tasks(space.parse_sweep(self.parsed(request)))
 
     def _tasks(self, config: space.SweepConfig) -> list[ZooTask]:

@@ -4,18 +4,19 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .parts import Part
+from .numbers import Row
+from .parts import Part
+from .request import Request
 
 # How the data differ from the papers', in `Figure.how`.
 CIFAR = "CIFAR-10 at 16 x 16 pixels"
 TEXT = "your own text file: --dataset=text:FILE"
 
-Numbers = Sequence[float] | np.ndarray
+Values = Sequence[float] | np.ndarray
 Look = Literal["measured", "theory", "points"]
 
 
@@ -33,9 +34,9 @@ class Line:
     """
 
     label: str
-    x: Numbers
-    y: Numbers
-    error: Numbers | None = None
+    x: Values
+    y: Values
+    error: Values | None = None
     look: Look = "measured"
 
 
@@ -74,35 +75,6 @@ class Drawing:
 
 
 BEYOND = "Beyond the papers"  # of a figure, in place of a paper
-# "wide" tests whether the size is the reason for a verdict at "long".
-SCALES = ("laptop", "medium", "long", "wide", "paper")
-DRAWN = tuple(scale for scale in SCALES if scale != "wide")
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The options of `python -m papers figure`.
-
-    Attributes:
-      scale: one of `SCALES`.
-      folder: folder of the pictures. It holds a folder of sweeps for each scale.
-      data_dir: directory of TFDS; None for TFDS's default.
-      dataset: the dataset to use instead of the paper's.
-      tables: folder of the tables.
-      from_data: draw from the tables alone, and train nothing.
-    """
-
-    scale: str
-    folder: pathlib.Path = pathlib.Path()
-    data_dir: str | None = None
-    dataset: str | None = None
-    tables: pathlib.Path = pathlib.Path("data")
-    from_data: bool = False
-
-    @property
-    def paper(self) -> bool:
-        """Whether the scale is the paper's."""
-        return self.scale == "paper"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +86,14 @@ class Figure:
       paper: short name of the paper.
       number: the figure's number in the paper, or that of a theorem.
       claim: the paper's claim, in one sentence.
-      draw: draws the figure from the runs of each part. Without parts it computes the
-        figure, and its argument is whether to use the paper's sizes, or the request if
-        it has a `base`. None if the figure is not drawn.
+      draw: draws the figure from the runs of each part, or from the numbers of
+        `measure`. None if the figure is not drawn.
       parts: the sweeps that it needs.
       how: how it differs from the paper's figure, or why it is not drawn.
       command: a command that would measure a figure that is not drawn.
       base: of a figure that trains networks by itself, the sweep that tunes them.
+      measure: computes the table of a figure without parts.
+      table: name of this table; by default the figure's id.
     """
 
     id: str
@@ -128,10 +101,16 @@ class Figure:
     number: str
     claim: str
     draw: Callable[..., Drawing] | None = None
-    parts: "Sequence[Part]" = ()
+    parts: Sequence[Part] = ()
     how: str = ""
     command: str = ""
-    base: "Part | None" = None
+    base: Part | None = None
+    measure: Callable[[Request], Sequence[Row]] | None = None
+    table: str = ""
+
+    def path(self, request: Request) -> pathlib.Path:
+        """The file of the numbers of a figure without parts."""
+        return request.tables / request.scale / f"{self.table or self.id}.csv"
 
 
 def beyond(
@@ -139,7 +118,7 @@ def beyond(
     number: str,
     claim: str,
     draw: Callable[..., Drawing],
-    parts: "Sequence[Part]",
+    parts: Sequence[Part],
     how: str = CIFAR,
 ) -> Figure:
     """A claim beyond the papers."""

@@ -7,7 +7,8 @@ from mupax.experiments.report import SweepData
 
 from . import curves, sizes
 from .parts import Part
-from .registry import CIFAR, DRAWN, TEXT, Drawing, beyond
+from .registry import CIFAR, TEXT, Drawing, beyond
+from .request import DRAWN
 from .tp6 import GPT, GPT_ALPHA_1
 
 

@@ -1,6 +1,8 @@
 """The figures of Tensor Programs VI that are computed from solvers."""
 
 import functools
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,29 +14,58 @@ from mupax.experiments.theory import linear_sgd, plane
 from mupax.experiments.theory.relu_mlp import fit_power_law
 
 from . import curves
+from .numbers import Numbers, Row
 from .registry import Drawing, Line, Panel, near
+from .request import Request
 
 _REGIONS = ("unstable", "trivial", "unfaithful", "redundant", "diverse")
+_TOLERANCE = 0.15  # of the exponent of a bounded quantity
 
 
-def regions(paper: bool) -> Drawing:
-    """Measured behaviour at points of the (α, γ) plane (section 7)."""
+def measure_regions(request: Request) -> list[Row]:
+    """Growth with depth at points of the (α, γ) plane; columns as in `plane.Point`."""
     points = [
         *((0.25, 0.5), (0.5, 0.25), (0.75, 0.0), (0.5, 0.5), (0.75, 0.25)),
         *((1.0, 0.0), (1.5, -0.5), (0.5, 1.0), (0.75, 0.75), (1.0, 0.5)),
     ]
-    sizes: dict[str, Any] = {"depths": (16, 64, 256), "width": 32, "seeds": 32}
-    if paper:
-        sizes |= {"width": 64}
+    width, seeds = 64 if request.paper else 32, 32
+    rows: list[Row] = []
+    for alpha, gamma in points:
+        point = plane.measure(
+            alpha, gamma, width=width, seeds=seeds, tolerance=_TOLERANCE
+        )
+        errors = {f"{name}_error": value for name, value in point.errors.items()}
+        place = {"alpha": alpha, "gamma": gamma, "seeds": seeds}
+        rows.append({**place, **point.exponents, **errors, "noise": point.noise})
+    return rows
+
+
+def _point(row: Row) -> plane.Point:
+    numbers = {name: float(value) for name, value in row.items()}
+    names = ("x", "h", "dx", "dh", "df", "residual")
+    return plane.Point(
+        numbers["alpha"],
+        numbers["gamma"],
+        family="sgd",
+        depths=(),
+        exponents={name: numbers[name] for name in names},
+        errors={name: numbers[f"{name}_error"] for name in names},
+        diversities=np.empty((0, int(numbers["seeds"]))),
+        noise=numbers["noise"],
+        tolerance=_TOLERANCE,
+    )
+
+
+def regions(numbers: Numbers) -> Drawing:
+    """Measured behaviour at points of the (α, γ) plane (section 7)."""
     members: dict[str, list[tuple[float, float]]] = {name: [] for name in _REGIONS}
     answers: list[bool | None] = []
-    for alpha, gamma in points:
-        point = plane.measure(alpha, gamma, **sizes)
+    for point in map(_point, numbers.rows):
         known = point.decided
-        for name, expected in plane.predicted(alpha, gamma).items():
+        for name, expected in plane.predicted(point.alpha, point.gamma).items():
             answer = known[name]
             answers.append(None if answer is None else answer == expected)
-        members[_region(point.verdicts)].append((alpha, gamma))
+        members[_region(point.verdicts)].append((point.alpha, point.gamma))
     lines = [
         Line(name, [a for a, _ in where], [g for _, g in where], look="points")
         for name, where in members.items()
@@ -44,8 +75,8 @@ def regions(paper: bool) -> Drawing:
     border.append(Line("α = ½", [0.5, 0.5], [-0.6, 1.1], look="theory"))
     panel = Panel("Measured at points of the plane", "α", "γ", [*lines, *border])
     ours = (
-        f"{answers.count(True)} of {len(answers)} verdicts at {len(points)} points are "
-        f"as claimed, {answers.count(None)} undecided"
+        f"{answers.count(True)} of {len(answers)} verdicts at {len(numbers.rows)} "
+        f"points are as claimed, {answers.count(None)} undecided"
     )
     return Drawing([panel], ours, curves.conjunction(*answers))
 
@@ -60,36 +91,55 @@ def _region(verdicts: plane.Verdicts) -> str:
     return "diverse" if verdicts["diverse"] else "redundant"
 
 
-def finite_width(paper: bool) -> Drawing:
-    """Linear networks of growing width against Lemma 4.3 (section 10.1)."""
-    depth, steps = 64, 10
-    widths = [2**k for k in (range(7, 14) if paper else range(5, 10))]
-    seeds = 4 if paper else 8
+_RATE = 0.1
+_SHOWN = (1, 5, 10)  # steps
+
+
+def measure_widths(request: Request) -> list[Row]:
+    """Rms of layers of linear networks over widths; at width inf that of Lemma 4.3."""
+    depth, steps, layers = 64, 10, (0, 16, 32, 48, 64)
+    widths = [2**k for k in (range(7, 14) if request.paper else range(5, 10))]
+    seeds = jnp.arange(4 if request.paper else 8)
     inputs, targets = _stream(steps)
     limit = linear_sgd.train(inputs, targets, depth, learning_rate=_RATE).rms[:, 0]
-    layers = [0, 16, 32, 48, 64]
-    seed, x, y = jnp.arange(seeds), inputs[:, 0], targets[:, 0, 0]
-    measured = np.stack([_simulate(seed, x, y, n, depth) for n in widths])[..., layers]
-    mean = measured.mean(axis=1)
-    error = measured.std(axis=1, ddof=1) / np.sqrt(seeds)
+    x, y = inputs[:, 0], targets[:, 0, 0]
+    rows: list[Row] = []
+    for width in (*widths, math.inf):
+        measured = None if width == math.inf else _simulate(seeds, x, y, width, depth)
+        for step, layer in itertools.product(range(1, steps + 1), layers):
+            row = {"step": step, "layer": layer, "width": width}
+            exact = limit[step - 1, layer]
+            if measured is None:
+                rows.append(row | {"rms": exact})
+                continue
+            own = np.asarray(measured)[:, step - 1, layer]
+            error = own.std(ddof=1) / np.sqrt(len(own))
+            away = ((own - exact) ** 2).mean()
+            numbers = {"rms": own.mean(), "standard_error": error}
+            rows.append(row | numbers | {"squared_distance": away})
+    return rows
+
+
+def finite_width(numbers: Numbers) -> Drawing:
+    """Linear networks of growing width against Lemma 4.3 (section 10.1)."""
+    measured, limit = numbers.finite("width"), numbers.where(width=math.inf)
+    widths = measured.distinct("width")
     panels = []
-    for step in (1, 5, 10):
-        lines = [
-            Line(f"layer {n}", widths, mean[:, step - 1, k], error[:, step - 1, k])
-            for k, n in enumerate(layers)
-        ]
-        lines += _levels("infinite width", widths, limit[step - 1, layers])
+    for step in _SHOWN:
+        lines = []
+        for layer in measured.distinct("layer"):
+            own = measured.where(step=step, layer=layer)
+            line = own["rms"], own["standard_error"]
+            lines.append(Line(f"layer {layer}", widths, *line))
+        lines += _levels("infinite width", widths, limit.where(step=step)["rms"])
         panels.append(Panel(f"Step {step}", "width", "rms of x", lines, log_x=True))
-    distance = ((measured - limit[:, layers]) ** 2).mean(axis=(1, 2, 3))
+    distance = [measured.where(width=n)["squared_distance"].mean() for n in widths]
     slope = fit_power_law(widths, distance)
     ours = (
         f"squared distance from the limit falls as width^{slope:.2f} "
         "(agrees within 0.35 of -1)"
     )
     return Drawing(panels, ours, near(slope, -1, 0.35))
-
-
-_RATE = 0.1
 
 
 def _levels(name: str, sizes: Sequence[int], levels: Iterable[float]) -> list[Line]:
@@ -142,28 +192,48 @@ def _simulate(seeds: Any, x: Any, y: Any, width: int, depth: int) -> Any:
     return jax.lax.map(network, seeds)
 
 
-def depth_convergence(paper: bool) -> Drawing:
-    """The infinitely wide linear network over depths (section 10.1)."""
-    depths, steps = [2**k for k in range(4, 10)], 10
-    inputs, targets = _stream(steps)
+def measure_depths(request: Request) -> list[Row]:
+    """Rms at layer times of infinitely wide networks over depths; inf is the limit."""
+    depths, parts = [2**k for k in range(4, 10)], (0, 0.25, 0.5, 0.75, 1)
+    inputs, targets = _stream(max(_SHOWN))
     train = functools.partial(linear_sgd.train, inputs, targets, learning_rate=_RATE)
-    runs = [train(depth=depth).rms[:, 0] for depth in depths]
-    parts = (0, 0.25, 0.5, 0.75, 1)
-    start = 64 if paper else 32
+    runs = {depth: train(depth=depth).rms[:, 0] for depth in depths}
+    start = 64 if request.paper else 32
     limit = linear_sgd.infinite_depth(inputs, targets, depth=start, learning_rate=_RATE)
     # The layer times of the limit are a grid of 1/`start`.
-    rms = limit.rms.value[:, 0]
+    runs[math.inf] = limit.rms.value[:, 0]
+    return [
+        {
+            "step": step,
+            "layer_time": part,
+            "depth": depth,
+            "rms": rms[step - 1, int(part * (rms.shape[1] - 1))],
+        }
+        for step in _SHOWN
+        for part in parts
+        for depth, rms in runs.items()
+    ]
+
+
+def depth_convergence(numbers: Numbers) -> Drawing:
+    """The infinitely wide linear network over depths (section 10.1)."""
+    runs, limit = numbers.finite("depth"), numbers.where(depth=math.inf)
+    depths = runs.distinct("depth")
     panels = []
-    for step in (1, 5, 10):
-        at = step - 1
-        lines = []
-        for part in parts:
-            values = [run[at, int(part * (run.shape[1] - 1))] for run in runs]
-            lines.append(Line(f"layer time {part:g}", depths, values))
-        levels = (rms[at, int(part * start)] for part in parts)
-        lines += _levels("infinite depth", depths, levels)
+    for step in _SHOWN:
+        exact = limit.where(step=step)
+        lines = [
+            Line(
+                f"layer time {part:g}",
+                depths,
+                runs.where(step=step, layer_time=part)["rms"],
+            )
+            for part in exact["layer_time"]
+        ]
+        lines += _levels("infinite depth", depths, exact["rms"])
         panels.append(Panel(f"Step {step}", "depth", "rms of x", lines, log_x=True))
-    away = [float(abs(run[-1, -1] - rms[-1, -1])) for run in runs]
+    last = {"step": _SHOWN[-1], "layer_time": 1}
+    away = np.abs(runs.where(**last)["rms"] - limit.where(**last)["rms"])
     slope = fit_power_law(depths[-4:], away[-4:])
     ours = (
         f"distance of the last layer from infinite depth at step 10 falls as "

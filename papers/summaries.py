@@ -253,7 +253,7 @@ def batch_sizes(read: Read) -> str:
             judged = _over(read, key, "batch", side)
             row = f"{name}, {label}"
             rates.append([row, *_spread(judged, sizes, map(_number, _optima(judged)))])
-            at_base.append(_losses(judged))
+            at_base.append(curves.at_base_best(judged))
             losses.append([row, *_spread(judged, sizes, map(_loss, at_base[-1]))])
             costs.append([row, sentences.shift(judged), judged.words])
         change = [
@@ -275,7 +275,7 @@ def lengths(read: Read) -> str:
         judged = _over(read, key, "length", side)
         row = f"{name}, {label}"
         rates.append([row, *map(_number, _optima(judged))])
-        losses.append([row, *map(_loss, _losses(judged))])
+        losses.append([row, *map(_loss, curves.at_base_best(judged))])
         costs.append([row, sentences.shift(judged), judged.words])
     steps = [f"{size:,}" for size in judged.sizes]
     base = judged.size_text(judged.base)
@@ -301,19 +301,6 @@ def _optima(judged: Transfer) -> list[float]:
     return [math.nan if x is None else x for x in judged.optima]
 
 
-def _losses(judged: Transfer, cells: Sequence[Cell] | None = None) -> list[float]:
-    """The loss of each size, interpolated at the base's best learning rate."""
-    best = judged.optima[judged.base]
-    losses = []
-    for cell in cells or judged.cells:
-        fitted = optima.fit(cell)
-        if fitted is None or best is None or not fitted.holds(best):
-            losses.append(math.nan)
-        else:
-            losses.append(float(2 ** fitted.at(best).mean()))
-    return losses
-
-
 def _spread(judged: Transfer, sizes: Sequence[str], texts: Iterable[str]) -> list[str]:
     """A text for each of `sizes`; "" for those that were not swept."""
     own = dict(zip(map(str, judged.sizes), texts, strict=True))
@@ -333,7 +320,7 @@ def during_training(read: Read) -> str:
             judged = _over(read, key, "batch", side)
             cell = judged.cells[judged.sizes.index(_AT)]
             spans = [curves.after([cell], share)[0] for share in _SHARES]
-            sides.append(_losses(judged, spans))
+            sides.append(curves.at_base_best(judged, spans))
         ratios = [b / a for a, b in zip(*sides, strict=True)]
         rows.append([name, *(f"{ratio:.2f}" for ratio in ratios)])
     head = f"loss with the rule over loss without, at batch size {_AT}, after"

@@ -1,7 +1,7 @@
 """Tables of runs, small enough to commit: a figure is drawn from them without training.
 
 A table is a CSV file with a line for each run. A comment above them holds the facts
-that all runs share: steps, epochs, sizes, dataset and settings.
+that all runs share: epochs, sizes and settings. Words are made when it is read.
 """
 
 import csv
@@ -18,6 +18,7 @@ import numpy as np
 from mupax.experiments.errors import UserError
 from mupax.experiments.io import csv_text, write_durably
 from mupax.experiments.report import SweepData
+from mupax.experiments.sweep.main import LABELS, subject
 from mupax.experiments.sweep.results import Population, Sizes, key_of
 from mupax.experiments.sweep.tasks import Task
 
@@ -32,9 +33,8 @@ class Table:
 
     Attributes:
       data: the populations; sizes, labels and steps.
-      facts: JSON-ready: "epochs", "batch_size", "dataset", "guess" (chance-level loss),
-        "settings" (which determine the losses), "measured" (a date) and the fields of
-        `data` that are not runs.
+      facts: JSON-ready: "epochs", "guess" (chance-level loss), "settings" (which
+        determine the losses), "base", "featured", "command" and "measured" (a date).
     """
 
     data: SweepData
@@ -61,15 +61,10 @@ def facts(data: SweepData, *, epochs: float | None, measured: str) -> dict[str, 
     """
     settings = data.settings["config"]
     return {
-        "steps": data.steps,
         "epochs": epochs,
-        "batch_size": settings["batch_size"],
-        "dataset": settings["dataset"],
         "guess": next((p.guess for p in data.populations), None),
         "base": list(data.base),
-        "labels": dict(data.labels),
         "featured": data.featured,
-        "subject": data.subject,
         "command": data.command,
         "measured": measured,
         "settings": {k: v for k, v in settings.items() if k != "sweep"},
@@ -135,7 +130,7 @@ def parse(csv_text: str, where: str) -> Table:
             key = (row["parametrization"], int(row["width"]), int(row["depth"]))
             chosen = tuple(row[k] for k in choices)
             groups.setdefault((*key, chosen), []).append(row)
-        guess = shared.get("guess")  # tables of earlier versions have none
+        guess = shared["guess"]
         parsed = [_population(*x, choices, axes, guess) for x in groups.items()]
         seeds: dict[str, int] = {}
         for p, whole in parsed:
@@ -148,11 +143,11 @@ def parse(csv_text: str, where: str) -> Table:
         data = SweepData(
             populations=populations,
             base=Sizes(*shared["base"]),
-            labels=shared["labels"],
+            labels={key: LABELS.get(key, key) for key in held},
             featured=featured,
-            steps=shared["steps"],
+            steps=shared["settings"]["steps"],
             settings={"config": shared["settings"]},
-            subject=shared["subject"],
+            subject=subject(shared["settings"]),
             command=shared["command"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -226,7 +221,6 @@ def add(path: pathlib.Path, data: SweepData, shared: Mapping[str, Any]) -> Table
         kept = [p for p in old.data.populations if _key(p) not in new]
         axes = {tuple(p.axes) for p in (*kept, *populations)}
         populations = [*kept, *populations] if len(axes) == 1 else populations
-        shared = {**shared, "labels": {**old.facts["labels"], **shared["labels"]}}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, text(populations, shared))
     table = read(path)

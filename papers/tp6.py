@@ -5,6 +5,7 @@ Figures that need the same runs share a sweep.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import claims_tp6 as claims
 from . import features, sizes
@@ -137,11 +138,11 @@ def _figure(
     draw: Callable[..., Drawing],
     parts: Sequence[Part] = (),
     how: str = CIFAR,
-    base: Part | None = None,
+    **more: Any,
 ) -> Figure:
     name = f"Figure {number}"
     key = f"tp6-{number}"
-    return Figure(key, "TP-VI", name, claim, draw, parts, how, base=base)
+    return Figure(key, "TP-VI", name, claim, draw, parts, how, **more)
 
 
 _TUNED = "at the best block multiplier of our base; the paper's is 2"
@@ -151,6 +152,7 @@ FIGURES = [
         1,
         "of all (α, γ) only α = γ = ½ is stable, nontrivial and diverse",
         solved.regions,
+        measure=solved.measure_regions,
         how="measured at ten points with SGD",
     ),
     _figure(
@@ -200,12 +202,14 @@ FIGURES = [
         8,
         "trained linear networks converge to Lemma 4.3 as the width grows",
         solved.finite_width,
+        measure=solved.measure_widths,
         how="a linear teacher in place of MNIST, widths 2⁵ to 2⁹ at laptop scale",
     ),
     _figure(
         9,
         "infinitely wide linear networks converge as the depth grows",
         solved.depth_convergence,
+        measure=solved.measure_depths,
         how="a linear teacher in place of MNIST",
     ),
     _figure(
@@ -259,6 +263,7 @@ FIGURES = [
         17,
         "κ stays ½ for Depth-μP and falls with depth for the ODE",
         features.diversity,
+        measure=features.measure_laws,
         how=_TUNED,
         base=features.BASE,
     ),
@@ -266,6 +271,8 @@ FIGURES = [
         18,
         "for the ODE κ falls with depth and time; for Depth-μP it hardly does",
         features.diversity_in_time,
+        measure=features.measure_laws,
+        table="tp6-17",
         how=_TUNED,
         base=features.BASE,
     ),
@@ -273,6 +280,7 @@ FIGURES = [
         19,
         "features are more diverse with |x| than with ReLU",
         features.absolute_value,
+        measure=features.measure_activations,
         how=_TUNED,
         base=features.BASE,
     ),

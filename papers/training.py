@@ -1,9 +1,9 @@
 """Claims about batch size, training length and weight decay beyond the papers."""
 
 import functools
+import math
 
 from mupax.experiments.report import SweepData
-from mupax.experiments.sweep import optima
 from mupax.experiments.sweep.statistics import Axis
 from mupax.experiments.sweep.verdict import Transfer, transfer
 
@@ -36,16 +36,8 @@ def _panel(title: str, judged: Transfer) -> Panel:
 
 
 def _losses(judged: Transfer) -> str:
-    """The loss of each size at the base's best value."""
-    best = judged.optima[judged.base]
-    losses = []
-    for cell in judged.cells:
-        fitted = optima.fit(cell)
-        if fitted is None or best is None or not fitted.holds(best):
-            losses.append("unknown")
-        else:
-            losses.append(f"{2 ** fitted.at(best).mean():.3f}")
-    return ", ".join(losses)
+    losses = curves.at_base_best(judged)
+    return ", ".join("unknown" if math.isnan(x) else f"{x:.3f}" for x in losses)
 
 
 def decays(

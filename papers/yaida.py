@@ -1,25 +1,36 @@
 """Yaida, Meta-principled family of hyperparameter scaling strategies."""
 
+import itertools
+
 import numpy as np
 
 from mupax.experiments.theory import family_statistics
 
 from . import curves
+from .numbers import Numbers, Row
 from .registry import Drawing, Figure, Line, loglog
+from .request import Request
 
 _TOLERANCE = 0.3  # of an exponent
 
 
-def emergent_scale(paper: bool) -> Drawing:
-    """The second differential against γ = L/n^(1-s) (eq. 1.1, 4.9, 4.10)."""
-    widths = (32, 64, 128, 256) if paper else (32, 64, 128)
+def measure(request: Request) -> list[Row]:
+    """The second differential at s = 0 over widths and depths."""
+    widths = (32, 64, 128, 256) if request.paper else (32, 64, 128)
+    rows: list[Row] = []
     # In networks as deep as wide, a few in a hundred dominate the average.
-    shapes = [(n, d) for n in widths for d in (4, 8, 16) if 2 * d <= n]
-    seeds = 2048
-    measured = [family_statistics.statistics(n, d, 0.0, seeds=seeds) for n, d in shapes]
-    values = np.array([f.ddntk_2 for f in measured])
-    errors = np.array([f.error["ddntk_2"] for f in measured])
-    sizes, depths = np.array(shapes, float).T
+    for width, depth in itertools.product(widths, (4, 8, 16)):
+        if 2 * depth <= width:
+            own = family_statistics.statistics(width, depth, 0.0, seeds=2048)
+            value = {"ddntk_2": own.ddntk_2, "standard_error": own.error["ddntk_2"]}
+            rows.append({"width": width, "depth": depth, **value})
+    return rows
+
+
+def emergent_scale(numbers: Numbers) -> Drawing:
+    """The second differential against γ = L/n^(1-s) (eq. 1.1, 4.9, 4.10)."""
+    sizes, depths = numbers["width"], numbers["depth"]
+    values, errors = numbers["ddntk_2"], numbers["standard_error"]
     fitted = _exponents(sizes, depths, values, errors)
     # At another s the same networks have n^s times the change, and n^s times the γ.
     lines, gamma = [], depths / sizes
@@ -37,7 +48,7 @@ def emergent_scale(paper: bool) -> Drawing:
     )
     (by_depth, depth_error), (by_width, width_error) = fitted
     ours = (
-        f"at s = 0, over {len(shapes)} shapes, as L^({by_depth:.2f} ± "
+        f"at s = 0, over {len(sizes)} shapes, as L^({by_depth:.2f} ± "
         f"{depth_error:.2f}) n^({by_width:.2f} ± {width_error:.2f}) (agrees within "
         f"{_TOLERANCE} of 1 and -1)"
     )
@@ -72,6 +83,7 @@ FIGURES = [
         paper="Yaida",
         number="eq. 1.1",
         claim="feature learning is proportional to γ = L/n^(1-s), for every s",
+        measure=measure,
         draw=emergent_scale,
         how="the paper has no figure; measured on random tanh networks",
     ),

@@ -4,6 +4,7 @@ import ast
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -99,8 +100,10 @@ def test_no_import_points_upwards():
     assert not wrong
 
 
-def test_the_library_never_imports_papers():
-    """Also not within a function: the wheel has no papers."""
+def test_the_wheel_has_no_papers_and_never_imports_them():
+    """Also not within a function."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert not any("papers" in x for x in project["tool"]["setuptools"]["packages"])
     wrong = [
         f"{name} imports {other}"
         for name, path in MODULES.items()

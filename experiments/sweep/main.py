@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -29,7 +29,8 @@ from .results import Population
 from .space import SweepConfig
 from .tasks import ZooTask
 
-_LABELS = {
+# Names of parametrizations in reports, by key.
+LABELS = {
     "sp": "Standard (SP)",
     "half_alpha": "α = ½, γ = 0",
     "no_depth_scaling": "No depth scaling",
@@ -207,7 +208,7 @@ def report_data(
         populations=populations,
         base=config.sizes,
         labels={
-            key: _LABELS.get(
+            key: LABELS.get(
                 key, optim.parametrization(value.name, **value.options).name
             )
             for key, value in config.parametrizations.items()
@@ -215,10 +216,16 @@ def report_data(
         featured=config.featured,
         steps=base.steps,
         settings={"config": config.settings(), "machine": report.machine()},
-        subject=f"{base.model.name} on {public(base.dataset)}, {base.optimizer.name}",
+        subject=subject(config.settings()),
         command=shlex.join(map(public, command)),
         target=config.target_sizes,
     )
+
+
+def subject(settings: Mapping[str, Any]) -> str:
+    """What runs of these settings train, e.g. "resmlp on digits, adam"."""
+    model, optimizer = settings["model"]["name"], settings["optimizer"]["name"]
+    return f"{model} on {public(settings['dataset'])}, {optimizer}"
 
 
 def track(config: SweepConfig, data: report.SweepData, directory: pathlib.Path) -> None:

@@ -1,7 +1,6 @@
 """Verdicts on claims are wrong as rarely as they say, also on real seeds."""
 
 import math
-import types
 
 import numpy as np
 import pytest
@@ -267,9 +266,8 @@ def test_an_exponent_of_gaps_is_rarely_taken_for_the_expected_one(exponent, nois
         rng = np.random.default_rng(start)
         error = np.full(4, noise * steps[-1])
         loss = np.append(0.0, steps.cumsum()) + error * rng.normal(size=4)
-        pairs = zip(loss[:, None], error[:, None], strict=True)
-        runs = [types.SimpleNamespace(losses=pair) for pair in pairs]
-        found = solved_bordelon._gap_law(runs, depths)
+        last = np.stack([loss, error], axis=1)
+        found = solved_bordelon._gap_law(last, depths)
         answers.append(curves.surely_near(*found, -1, solved_bordelon._BIAS))
     assert rarely(trials, answers)
 

@@ -11,7 +11,8 @@ from flax import nnx
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build, create_model
 from mupax.zoo.layers import flattened
-from papers import catalogue, features, registry, sizes
+from papers import catalogue, features, numbers, sizes
+from papers.request import Request
 
 
 @pytest.fixture
@@ -33,9 +34,7 @@ def request_(tmp_path, monkeypatch):
     monkeypatch.setattr(features, "BASE", sweep)
     monkeypatch.setattr(sizes, "FEATURES_DEPTHS", {"laptop": (16, 32)})
     monkeypatch.setattr(features, "_STEPS", (1, 2))
-    return registry.Request(
-        "laptop", tmp_path, dataset="digits", tables=tmp_path / "data"
-    )
+    return Request("laptop", tmp_path, dataset="digits", tables=tmp_path / "data")
 
 
 def test_kappa_is_half_for_random_walks_and_zero_for_lines():
@@ -45,11 +44,14 @@ def test_kappa_is_half_for_random_walks_and_zero_for_lines():
         gaps = [2**k for k in range(int(np.log2(len(path))) - 1)]
         return np.array([[np.sqrt(np.mean((path[k:] - path[:-k]) ** 2)) for k in gaps]])
 
+    def kappas(paths):
+        return [features._kappas(path, 16) for path in paths]
+
     steps = [rng.normal(size=(depth, 2000)) for depth in (16, 64)]
     walks = [found(np.concatenate([s[:1] * 0, s]).cumsum(0)) for s in steps]
-    np.testing.assert_allclose(features._kappas(walks), 0.5, atol=0.02)
+    np.testing.assert_allclose(kappas(walks), 0.5, atol=0.02)
     lines = [found(np.linspace(0, 1, depth + 1)[:, None]) for depth in (16, 64)]
-    np.testing.assert_allclose(features._kappas(lines), 0, atol=1e-6)
+    np.testing.assert_allclose(kappas(lines), 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("law", ["depth_mup", "ode"])
@@ -88,8 +90,15 @@ def test_a_figure_is_drawn_again_from_its_table_and_keeps_its_runs(
 ):
     figure = catalogue.figures()[name]
     drawing = catalogue.drawn(figure, request_)
-    a = features.tuned(request_).multiplier
+    base = features.tuned(request_)
+    a = base.multiplier
     assert drawing.length == f"2 steps, width 8, depth 16, 32, 2 seeds, a = {a:g}"
+    network = "abs" if name == "tp6-19" else "ode"
+    given = {"nonlinearity" if name == "tp6-19" else "law": network}
+    distances = features.distances(base.setting(32, given), request_)
+    kappas = features._kappas(distances, 16)
+    table = numbers.read(figure.path(request_)).where(network=network, depth=32)
+    np.testing.assert_allclose(table.having("kappa")["kappa"], kappas.mean(axis=1))
     again = catalogue.from_data(figure, request_)
     assert again.ours == drawing.ours
     assert again.length == drawing.length
@@ -109,6 +118,6 @@ def test_runs_of_other_data_or_sizes_are_not_reused(request_, monkeypatch):
 
 
 def test_data_that_are_not_there_are_one_sentence(tmp_path):
-    lacking = registry.Request("laptop", tmp_path, str(tmp_path))
+    lacking = Request("laptop", tmp_path, str(tmp_path))
     with pytest.raises(UserError, match="cifar10"):
         catalogue.drawn(catalogue.figures()["tp6-17"], lacking)

@@ -21,12 +21,12 @@ from papers import (
     curves,
     draw,
     parts,
-    registry,
     tables,
     training,
 )
 from papers import claims_bordelon as bordelon
 from papers import claims_tp6 as tp6
+from papers.request import DRAWN, SCALES, Request
 from tests.sweep_populations import swept
 
 TRAINED = {name: f for name, f in catalogue.figures().items() if f.parts}
@@ -526,11 +526,11 @@ def planned(part, request):
     return space.parse_sweep(part.parsed(request, 0.25 if part.tuned else None))
 
 
-@pytest.mark.parametrize("scale", registry.DRAWN)
+@pytest.mark.parametrize("scale", DRAWN)
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_sweep_of_a_figure_parses_and_plans(name, scale, tmp_path):
     figure = TRAINED[name]
-    request = registry.Request(scale, tmp_path, dataset="text:some.txt")
+    request = Request(scale, tmp_path, dataset="text:some.txt")
     found = [planned(part, request) for part in figure.parts]
     assert sum(len(space.tasks(one)) for one in found) > 1
     names = [part.name for part in figure.parts]
@@ -543,7 +543,7 @@ def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path)
         if "steps" in part.sizes.get("long", {}):  # of the left of Figure 4
             continue
         medium, long, paper = (
-            planned(part, registry.Request(scale, tmp_path, dataset="text:some.txt"))
+            planned(part, Request(scale, tmp_path, dataset="text:some.txt"))
             for scale in ("medium", "long", "paper")
         )
         for axis in ("depths", "widths"):
@@ -566,7 +566,7 @@ def test_long_has_the_sizes_of_medium_and_the_steps_of_the_paper(name, tmp_path)
 def test_wide_is_larger_and_no_longer_than_long(name, tmp_path):
     for part in TRAINED[name].parts:
         long, wide = (
-            planned(part, registry.Request(scale, tmp_path, dataset="text:some.txt"))
+            planned(part, Request(scale, tmp_path, dataset="text:some.txt"))
             for scale in ("long", "wide")
         )
         assert wide.base.steps <= long.base.steps
@@ -577,7 +577,7 @@ def test_wide_is_larger_and_no_longer_than_long(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["tp6-9", "tp6-10", "tp6-17"])
 def test_a_figure_without_wide_sizes_says_so(name, tmp_path):
-    request = registry.Request("wide", tmp_path, tables=tmp_path)
+    request = Request("wide", tmp_path, tables=tmp_path)
     with pytest.raises(UserError, match="no sizes of its own at --scale wide"):
         catalogue.run(name, request)
 
@@ -592,22 +592,22 @@ def test_parts_of_one_name_are_one_sweep():
                 assert known.setdefault(one.name, plain) == plain
 
 
-@pytest.mark.parametrize("scale", registry.DRAWN)
+@pytest.mark.parametrize("scale", DRAWN)
 @pytest.mark.parametrize("name", ["tp6-4", "tp6-5"])
 def test_two_layers_are_compared_at_as_many_layers_of_one(name, scale, tmp_path):
-    request = registry.Request(scale, tmp_path)
+    request = Request(scale, tmp_path)
     two, one, *each = (planned(p, request) for p in TRAINED[name].parts)
     for deep in (two, *each):
         shared = {2 * depth for depth in deep.depths} & set(one.depths)
         assert len(shared) >= (2 if (name, scale) == ("tp6-5", "long") else 3)
 
 
-@pytest.mark.parametrize("scale", registry.SCALES)
+@pytest.mark.parametrize("scale", SCALES)
 def test_models_of_equal_size_have_as_many_parameters(scale, tmp_path):
     """Of three depths, within 5 % of each other (Figure B.1)."""
     counts = []
     for part in TRAINED["bordelon-b.1"].parts:
-        plan = planned(part, registry.Request(scale, tmp_path))
+        plan = planned(part, Request(scale, tmp_path))
         (depth,) = plan.depths
         data = found(settings={"config": plan.settings()})
         counts.append([bordelon.parameters(data, n, depth) for n in plan.widths])
@@ -642,7 +642,7 @@ def seen(part, request):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_figure_draws_what_its_own_sweeps_find(name, tmp_path):
-    request = registry.Request("laptop", tmp_path, dataset="text:some.txt")
+    request = Request("laptop", tmp_path, dataset="text:some.txt")
     figure = TRAINED[name]
     drawing = figure.draw(*(seen(part, request) for part in figure.parts))
     assert drawing.agrees in (True, False, None)
@@ -705,7 +705,7 @@ def tiny_words(folder):
 
 def test_a_figure_trains_what_it_is_about_and_the_next_adds_the_rest(tmp_path):
     (part,) = tiny_figure().parts
-    request = registry.Request("laptop", tmp_path, dataset="digits")
+    request = Request("laptop", tmp_path, dataset="digits")
     request = dataclasses.replace(request, tables=tmp_path / "tables")
     first = part.about("ode").train(request).data
     assert {p.parametrization for p in first.populations} == {"ode"}
@@ -722,7 +722,7 @@ def test_the_base_of_a_sweep_over_depth_tunes_another(tmp_path):
     both = parts.Part("resmlp_sweep", "tiny-both", alone | {"model.depth": "3"} | grid)
     deeper = alone | {"model.depth": "3", "sweep.depths": "(3,4)"}
     part = parts.Part("resmlp_sweep", "tiny", deeper, tuned=both)
-    request = registry.Request("laptop", tmp_path, dataset="digits")
+    request = Request("laptop", tmp_path, dataset="digits")
     request = dataclasses.replace(request, tables=tmp_path / "tables")
     both.train(request)
     # Of the shallower network, which is not the base, another multiplier is the best.
@@ -741,7 +741,7 @@ def test_a_figure_about_one_choice_trains_no_other(tmp_path):
     overrides = TINY | {"sweep.choices": "(('model.layer_norm', (False, True)),)"}
     part = parts.Part("resmlp_sweep", "tiny", overrides)
     one = part.about("ode, model.layer_norm=True")
-    request = registry.Request("laptop", tmp_path, dataset="digits")
+    request = Request("laptop", tmp_path, dataset="digits")
     request = dataclasses.replace(request, tables=tmp_path / "tables")
     found = one.train(request)
     chosen = {"model.layer_norm": True}
@@ -760,7 +760,7 @@ def test_a_table_gets_more_seeds_without_training_its_own_again(tmp_path):
     def trained(seeds, name):
         overrides = TINY | {"sweep.seeds": str(seeds)}
         part = parts.Part("resmlp_sweep", "tiny", overrides)
-        request = registry.Request("laptop", tmp_path / name, dataset="digits")
+        request = Request("laptop", tmp_path / name, dataset="digits")
         return part.train(dataclasses.replace(request, tables=tmp_path / name))
 
     trained(1, "grown")
@@ -780,7 +780,7 @@ def test_a_table_gets_another_size_without_training_the_others_again(tmp_path):
     def rows(depths, seeds):
         overrides = TINY | {"sweep.depths": depths, "sweep.seeds": str(seeds)}
         part = parts.Part("resmlp_sweep", "tiny", overrides)
-        request = registry.Request("laptop", tmp_path / "runs", dataset="digits")
+        request = Request("laptop", tmp_path / "runs", dataset="digits")
         part.train(dataclasses.replace(request, tables=tmp_path))
         text = (tmp_path / "laptop/tiny.csv").read_text()
         return list(csv.DictReader(text.splitlines()[1:]))
@@ -823,7 +823,7 @@ def test_a_figure_trains_draws_judges_and_does_nothing_twice(
     part = figure.parts[0].tuned
     other = dataclasses.replace(part, overrides=part.overrides | {"batch_size": "4"})
     data_dir = tmp_path / "data"
-    request = registry.Request("laptop", tmp_path, str(data_dir), "digits", data_dir)
+    request = Request("laptop", tmp_path, str(data_dir), "digits", data_dir)
     assert not tables.same_settings(
         part.read(request), planned(other, request).settings()
     )

@@ -1,6 +1,8 @@
 """Tables of runs: what is written is read, and the pages are what the tables say."""
 
-import dataclasses
+import csv
+import json
+import math
 import pathlib
 import shlex
 import types
@@ -13,12 +15,11 @@ from mupax.experiments.errors import UserError
 from mupax.experiments.report import SweepData
 from mupax.experiments.sweep import space
 from mupax.experiments.sweep.results import Population, Sizes
-from papers import catalogue, drawings, pages, tables
-from papers.registry import Drawing, Line, Panel
+from papers import catalogue, numbers, pages, tables
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 DATA = catalogue.DATA
-# Of sweeps; the others hold drawings.
+# Of sweeps; the others hold numbers.
 TRAINED = sorted(
     str(path.relative_to(DATA))
     for path in DATA.glob("*/*.csv")
@@ -41,6 +42,7 @@ def made(key="depth_mup", depth=8, seeds=2, choices=None):
 
 def data(*populations, **config):
     settings = {"batch_size": 8, "dataset": "digits", "steps": 40, **config}
+    settings |= {"model": {"name": "resmlp"}, "optimizer": {"name": "adam"}}
     return SweepData(
         populations=populations,
         base=Sizes(16, 8),
@@ -62,6 +64,7 @@ def test_a_table_comes_back():
     swept = data(made(choices=known), made("ode", 32, choices=known))
     again = tables.parse(tables.text(swept.populations, facts(swept)), "it")
     assert again.data.base == swept.base
+    assert again.data.subject == swept.subject
     assert again.data.steps == 40
     for old, new in zip(swept.populations, again.data.populations, strict=True):
         assert (old.parametrization, old.depth) == (new.parametrization, new.depth)
@@ -134,14 +137,36 @@ def test_a_file_that_is_no_table_is_refused():
         tables.parse("a,b\n1,2\n", "it")
 
 
-def test_a_drawing_comes_back(tmp_path):
-    lines = [
-        Line("measured", [1, 2], [0.5, 0.25], [0.01, 0.02]),
-        Line("½", [1, 2], [0.5, 0.5], look="theory"),
+def test_numbers_come_back(tmp_path):
+    rows = [
+        {"network": "ode", "depth": 2, "kappa": 0.25, "standard_error": 1e-9},
+        {"network": "ode", "depth": math.inf, "gain": 1 / 3},
     ]
-    drawing = Drawing([Panel("a", "x", "y", lines, log_x=True)], "exponent -1", True)
-    again = drawings.write(tmp_path / "it.csv", drawing)
-    assert dataclasses.asdict(again) == dataclasses.asdict(drawing)
+    numbers.write(tmp_path / "it.csv", rows)
+    again = numbers.read(tmp_path / "it.csv")
+    assert again.rows == [rows[0], rows[1] | {"gain": 0.3333333}]
+    assert again.finite("depth").rows == again.where(depth=2).rows == [rows[0]]
+    assert again.having("gain").rows == again.rows[1:]
+
+
+def test_tables_hold_no_words():
+    """A sentence, a label or a verdict that changes leaves every table as it is."""
+    for path in DATA.glob("*/*.csv"):
+        head, *body = path.read_text().splitlines()
+        if head.startswith("# "):
+            facts = json.loads(head.removeprefix("# "))
+            known = "epochs guess base featured command measured settings choices axes"
+            assert set(facts) == set(known.split()), path
+            continue
+        words = {x for row in csv.reader(body) for x in row if not is_number(x)}
+        assert words <= {"", "depth_mup", "ode", "relu", "abs"}, path
+
+
+def is_number(text):
+    try:
+        return isinstance(float(text), float)
+    except ValueError:
+        return False
 
 
 def test_a_page_without_markers_is_refused(tmp_path):
@@ -197,6 +222,7 @@ def test_the_command_that_a_page_prints_trains_the_runs_of_its_table(where):
 
 def test_every_table_belongs_to_a_figure():
     known = {part.name for part in pages.parts()}
-    known |= {figure.id for figure in catalogue.figures().values() if not figure.parts}
+    figures = catalogue.figures().values()
+    known |= {figure.table or figure.id for figure in figures if figure.measure}
     held = {path.stem for path in DATA.glob("*/*.csv")}
     assert held <= known
