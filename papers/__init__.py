@@ -10,8 +10,8 @@
 | `tp6`, `bordelon`, `jelassi`, `yaida` | the figures of each paper |
 | `rows`, `training` | claims beyond the papers |
 | `solved_*` | figures from the solvers of `mupax.experiments.theory` |
-| `features` | figures from networks that are trained and compared layer by layer |
-| `claims_*`, `curves` | from sweeps to drawings and verdicts |
+| `features` | networks that are trained and compared layer by layer |
+| `claims_*`, `curves` | from sweeps and numbers to drawings and verdicts |
 | `parts`, `sizes`, `tables` | the sweeps, their sizes by scale, and their tables |
 | `numbers` | the tables of figures without sweeps |
 | `draw` | pictures |

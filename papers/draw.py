@@ -1,8 +1,7 @@
-"""A figure's panels as PNG, SVG and CSV."""
+"""A figure's panels as PNG and SVG."""
 
 import io
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -11,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 from mupax.experiments.errors import UserError
-from mupax.experiments.io import check_writable, csv_text, write_durably
+from mupax.experiments.io import check_writable, write_durably
 from mupax.experiments.report import style
 
 from .registry import Drawing, Figure, Line, Panel
@@ -21,18 +20,9 @@ _PIXELS = 110
 
 
 def write(directory: pathlib.Path, figure: Figure, drawing: Drawing) -> None:
-    """Write <id>.png, <id>.svg and <id>.csv.
-
-    Raises:
-      UserError: the directory cannot be written.
-    """
-    try:
-        for kind in ("png", "svg"):
-            file = directory / f"{figure.id}.{kind}"
-            write_durably(file, picture(drawing, kind))
-        write_durably(directory / f"{figure.id}.csv", table(drawing))
-    except OSError as error:
-        raise UserError(unusable(directory, error)) from None
+    """Write <id>.png and <id>.svg."""
+    for kind in ("png", "svg"):
+        write_durably(directory / f"{figure.id}.{kind}", picture(drawing, kind))
 
 
 def prepare(directory: pathlib.Path) -> None:
@@ -45,24 +35,10 @@ def prepare(directory: pathlib.Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         check_writable(directory)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte
-        raise UserError(unusable(directory, error)) from None
-
-
-def unusable(directory: pathlib.Path, error: OSError | ValueError) -> str:
-    """The message for a directory that cannot be written."""
-    why = getattr(error, "strerror", None) or error
-    return f"{str(directory)!r} cannot be used ({why}); choose another --workdir"
-
-
-def table(drawing: Drawing) -> str:
-    """All points that are drawn, as CSV."""
-    rows: list[Sequence[Any]] = [("panel", "line", "x", "y", "standard_error")]
-    for panel in drawing.panels:
-        for line in panel.lines:
-            errors = line.error if line.error is not None else [""] * len(line.x)
-            for x, y, error in zip(line.x, line.y, errors, strict=True):
-                rows.append((panel.title, line.label, float(x), float(y), error))
-    return csv_text(rows)
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{str(directory)!r} cannot be used ({why}); choose another --workdir"
+        ) from None
 
 
 def picture(drawing: Drawing, kind: str) -> bytes:

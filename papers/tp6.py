@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import claims_features, features, sizes
 from . import claims_tp6 as claims
-from . import features, sizes
 from . import solved_tp6 as solved
 from .parts import Part
 from .registry import CIFAR, TEXT, Drawing, Figure
@@ -262,7 +262,7 @@ FIGURES = [
     _figure(
         17,
         "κ stays ½ for Depth-μP and falls with depth for the ODE",
-        features.diversity,
+        claims_features.diversity,
         measure=features.measure_laws,
         how=_TUNED,
         base=features.BASE,
@@ -270,7 +270,7 @@ FIGURES = [
     _figure(
         18,
         "for the ODE κ falls with depth and time; for Depth-μP it hardly does",
-        features.diversity_in_time,
+        claims_features.diversity_in_time,
         measure=features.measure_laws,
         table="tp6-17",
         how=_TUNED,
@@ -279,7 +279,7 @@ FIGURES = [
     _figure(
         19,
         "features are more diverse with |x| than with ReLU",
-        features.absolute_value,
+        claims_features.absolute_value,
         measure=features.measure_activations,
         how=_TUNED,
         base=features.BASE,

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 from sweep_populations import BASE, LABELS, population, populations, swept
@@ -366,3 +367,12 @@ def test_size_that_does_not_pay_is_said_so():
 
 def test_without_baselines_the_verdict_opens_the_page():
     assert not outcome_figures.has_result(made())
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.1), (1.6, 2.3), (0.1, 0.9), (1, 90)])
+def test_a_logarithmic_axis_has_labels_at_every_span(low, high):
+    axis = Figure().subplots()
+    axis.set(yscale="log", ylim=(low, high))
+    style.log_ticks(axis.yaxis, low, high)
+    ticks = axis.yaxis.get_majorticklocs()
+    assert sum(low <= tick <= high for tick in ticks) >= 2
