@@ -10,6 +10,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # A room may import from those before it, and from itself.
 ROOMS = (
+    "optim.rules",
+    "optim.scales",
+    "optim.reading",
+    "optim.apply",
+    "optim.check",
     "optim",
     "zoo",
     "experiments.errors",

@@ -102,7 +102,7 @@ def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain
             parametrization=name,
         )
         assert any(s.ends_branch for s in scales.values()) != multiplies
-        params = optim.rescale_init(large, scales, init="standard")
+        params = optim.rescale_init(large, scales)
         results.append(train(run, params, RATE[optimizer](scales), x))
     assert jnp.abs(results[0] - results[1]).max() < 1e-10
 

@@ -114,7 +114,7 @@ except ValueError as error:
 def train(width, learning_rate, chain, steps=150):
     params = init(width, jax.random.key(1))
     if width != BASE:
-        params = optim.rescale_init(params, scales, base=init(BASE))
+        params = optim.rescale_init(params, scales)
     tx = chain(learning_rate)
     state = tx.init(params)
 

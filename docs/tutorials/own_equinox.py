@@ -82,8 +82,7 @@ optim.explain(scales(64, 8), optimizer="adamw")
 # %%
 def make_model(key, width, depth):
     model = MyModel(width, depth, key)
-    base = MyModel(*BASE, jax.random.key(0))
-    return optim.rescale_init(model, scales(width, depth), base=base)
+    return optim.rescale_init(model, scales(width, depth))
 
 
 def make_optimizer(model, width, depth, learning_rate=2**-8):

@@ -88,12 +88,8 @@ setup
 # %%
 def make_model(key, width, depth):
     model = MyModel(width, depth, nnx.Rngs(key))
-    params = optim.rescale_init(
-        nnx.state(model, nnx.Param),
-        scales(width, depth),
-        base=lambda: MyModel(*BASE, nnx.Rngs(0)),
-    )
-    nnx.update(model, params)
+    params = nnx.state(model, nnx.Param)
+    nnx.update(model, optim.rescale_init(params, scales(width, depth)))
     return model
 
 

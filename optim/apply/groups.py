@@ -216,7 +216,7 @@ def for_modules(
             "groups in one call, on the scales without groups"
         )
     merged = {**scales.modules, **by_path}
-    return Scales(scales, scales.parametrization, merged, scales.multiplied)
+    return scales.replaced(modules=merged)
 
 
 def scale_init_by_path(params: Any, scales: Scales) -> Any:

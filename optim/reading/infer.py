@@ -14,6 +14,7 @@ from .compare import read_scales
 from .growth import check_something_grows, grown, same_parametrization, twin
 from .leaves import leaves
 from .lists import Pairing
+from .models import initialized
 from .roles import from_declaration
 
 
@@ -133,7 +134,7 @@ def infer_scales(
     given.check(scales)
     if batch is None and examples is None:
         check_something_grows(scales.values())
-    return scales
+    return scales.replaced(base=initialized(base, inputs))
 
 
 def _declared_scales(

@@ -198,6 +198,26 @@ def _variables(model: Any) -> list[int]:
     return found
 
 
+def initialized(model: Any, inputs: tuple[Any, ...] | None) -> Any:
+    """The model, or a function that initializes it where it has no values of its own.
+
+    Args:
+      model: see `infer_scales`.
+      inputs: arguments of the forward pass, by which Linen and Haiku find shapes.
+    """
+    if not (_is_linen(model) or _is_haiku(model)):
+        return model
+
+    def build() -> Any:
+        filled = jax.tree.map(
+            lambda x: jax.numpy.zeros(x.shape, x.dtype) if _is_array(x) else x, inputs
+        )
+        made = model.init(jax.random.key(0), *filled)
+        return made[0] if type(model).__name__ == "TransformedWithState" else made
+
+    return build
+
+
 def _forward(kind: Any, which: str) -> Call:
     """The forward pass of the model's library."""
     if _is_linen(kind):

@@ -30,6 +30,7 @@ class Scales(Mapping[str, ParamScale]):
       multiplied: whether the model was built with `parametrization`, and so multiplies
         its weights by the forward multipliers itself. If not, the caller does so, by
         `apply_multipliers`. By default, if there is a parametrization.
+      base: the base model, or a function that builds it, for `rescale_init`.
 
     Source: Tensor Programs V, Table 8; Tensor Programs VI, Definition 6.2.
 
@@ -46,12 +47,27 @@ class Scales(Mapping[str, ParamScale]):
         parametrization: Parametrization | None = None,
         modules: Mapping[str, Module] | None = None,
         multiplied: bool | None = None,
+        base: Any = None,
     ):
         self._scales = dict(scales)
         self.parametrization = parametrization
         self.modules = dict(modules or {})
         built = parametrization is not None
         self.multiplied = built if multiplied is None else multiplied
+        self.base = base
+
+    def replaced(self, **changes: Any) -> "Scales":
+        """A copy with some attributes changed."""
+        return Scales(
+            **{
+                "scales": self._scales,
+                "parametrization": self.parametrization,
+                "modules": self.modules,
+                "multiplied": self.multiplied,
+                "base": self.base,
+                **changes,
+            }
+        )
 
     def for_parametrization(self, name: str | Parametrization) -> "Scales":
         """Copy the scales, with another parametrization.
@@ -78,7 +94,7 @@ class Scales(Mapping[str, ParamScale]):
                 f"the model was built with {own.label}, and these scales are to be for "
                 f"{point.label}; build the model with {point.label}"
             )
-        return Scales(self, point, self.modules, self.multiplied)
+        return self.replaced(parametrization=point)
 
     def for_training(
         self,
@@ -122,7 +138,7 @@ class Scales(Mapping[str, ParamScale]):
             )
         ratios = training_scale(batch, examples, critical_batch=critical_batch)
         scales = {p: dataclasses.replace(s, training=ratios) for p, s in self.items()}
-        return Scales(scales, self.parametrization, self.modules, self.multiplied)
+        return self.replaced(scales=scales)
 
     def __getitem__(self, path: str) -> ParamScale:
         if path not in self._scales:
