@@ -41,21 +41,35 @@ def parameters(width, depth, attends, gain, key):
 
     blocks = []
     for _ in range(depth):
-        block = {name: kernel(width, width) for name in "qkvo" if attends}
+        block = {}
+        if attends:
+            names = "qkvo" if attends == "apart" else "o"
+            block = {name: kernel(width, width) for name in names}
+        if attends == "fused":
+            block |= {"qkv": kernel(width, 3 * width), "c": kernel(3 * width)}
+        if attends == "an axis":
+            block |= {"qkv": kernel(width, 3, width), "c": kernel(3, width)}
         block |= {"up": kernel(width, width), "down": kernel(width, width)}
         block["bias"] = 0.1 * kernel(1, width)[0]
         blocks.append(block | ({"gain": 1 + 0.1 * kernel(1, width)[0]} if gain else {}))
     return {"in": kernel(5, width), "blocks": blocks, "out": kernel(width, 3)}
 
 
+def queries_keys_and_values(w, h):
+    if "q" in w:
+        biases = [w[f"c{name}"][None, None] if "cq" in w else 0 for name in "qkv"]
+        return [h @ w[name] + b for name, b in zip("qkv", biases, strict=True)]
+    y = jnp.tensordot(h, w["qkv"], 1) + w["c"][None, None]
+    return jnp.split(y, 3, -1) if y.ndim == 3 else jnp.unstack(y, axis=2)
+
+
 def forward(branch, logit):
     def run(params, x):
         x = x @ params["in"]
         for w in params["blocks"]:
-            if "q" in w:
-                h = jnp.tanh(x)
-                scores = (h @ w["q"]) @ (h @ w["k"]).swapaxes(-1, -2)
-                a = jax.nn.softmax(scores * logit) @ (h @ w["v"])
+            if "o" in w:
+                q, k, v = queries_keys_and_values(w, jnp.tanh(x))
+                a = jax.nn.softmax(q @ k.swapaxes(-1, -2) * logit) @ v
                 x = x + branch * (a @ w["o"])
             y = jnp.tanh(x @ w["up"]) @ w["down"] + w["bias"][None, None]
             if "gain" in w:
@@ -79,7 +93,7 @@ def double():
     st.sampled_from(["depth_mup", "completep"]),
     st.integers(2, 5),
     st.integers(2, 4),
-    st.booleans(),
+    st.sampled_from(["", "apart", "fused", "an axis"]),
     st.booleans(),
 )
 def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain):
@@ -104,7 +118,52 @@ def test_carried_equals_multiplied(optimizer, name, wider, deeper, attends, gain
         assert any(s.ends_branch for s in scales.values()) != multiplies
         params = optim.rescale_init(large, scales)
         results.append(train(run, params, RATE[optimizer](scales), x))
+    assert jnp.isfinite(results[0]).all()
     assert jnp.abs(results[0] - results[1]).max() < 1e-10
+
+
+def with_layout(params, layout):
+    """The same numbers as one kernel, as one with an axis of three, or as three."""
+
+    def change(block):
+        kernel, bias = block["qkv"], block["c"]
+        rest = {name: x for name, x in block.items() if name not in ("qkv", "c")}
+        n = kernel.shape[0]
+        if layout == "an axis":
+            return rest | {"qkv": kernel.reshape(n, 3, n), "c": bias.reshape(3, n)}
+        each = zip("qkv", jnp.split(kernel, 3, -1), jnp.split(bias, 3), strict=True)
+        for name, w, b in each:
+            rest |= {name: w, f"c{name}": b}
+        return rest
+
+    return params | {"blocks": [change(block) for block in params["blocks"]]}
+
+
+@pytest.mark.parametrize("optimizer", RATE)
+def test_fused_queries_keys_and_values_train_as_separate_ones(optimizer):
+    wider, deeper = 3, 2
+    key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 3, 5))
+    small = parameters(BASE[0], 1, "fused", False, key)
+    large = parameters(wider * BASE[0], deeper, "fused", False, key)
+    unscaled = forward(1.0, 1 / BASE[0])
+    carries = forward(1.0, wider**-0.5 / BASE[0])
+    multiplies = forward(1 / deeper, 1 / wider / BASE[0])
+
+    def trained(run, small, large):
+        scales = optim.infer_scales(
+            (unscaled, small), (run, large), inputs=(x,), parametrization="completep"
+        )
+        params = optim.rescale_init(large, scales)
+        return train(run, params, RATE[optimizer](scales), x)
+
+    right = trained(multiplies, small, large)
+    results = [trained(carries, small, large)]
+    for layout in ("an axis", "apart"):
+        pair = [with_layout(params, layout) for params in (small, large)]
+        results.append(trained(carries, *pair))
+    assert jnp.isfinite(right).all()
+    for result in results:
+        assert jnp.abs(result - right).max() < 1e-10
 
 
 def train(run, params, tx, x):

@@ -324,13 +324,15 @@ def test_logits_that_nothing_can_carry_are_an_error():
     same = lambda x: x  # noqa: E731
     assert carried(attention(same, 0.5), X) == {"q": 0.5}
     assert carried(attention(same, 0), X) == {"q": 0.25}
+    fused = attention(same, 0.5, fused=True)
+    scales = optim.infer_scales(fused(8), fused(32), inputs=X)
+    assert [s.carried for s in scales["w"].segments] == [0.5, 1, 1]
     assert carried(attention(unit, 0), X) == {}  # cosines do not grow
     assert carried(attention(jax.nn.relu, 1), X) == {}
     for wrong in (
         attention(jax.nn.relu, 0),
         attention(rms, 0),
         attention(rms, 0.5),
-        attention(same, 0.5, fused=True),
     ):
         with pytest.raises(
             ValueError, match=r"the attention logits at test_reading.py"

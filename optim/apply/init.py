@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from ..reading.leaves import check_takes_nothing, is_function, is_nnx
 from ..reading.lists import Pairing
-from ..rules.multipliers import multipliers
+from ..rules.multipliers import is_one, joined, multipliers
 from ..rules.parametrizations import parametrization as named
 from ..rules.roles import ParamScale
 from ..scales.paths import float_leaves, map_float_leaves
 from ..scales.table import Scales
 from .initial_sizes import Size, deviation, freedoms, is_traced, sizes_of
 from .initialized import rescaled, scaled_by_path
-from .transforms import applied, forward_multipliers, resolve
+from .transforms import applied, forward_multipliers, resolve, times
 
 # Ratios of initial sizes count as equal if their logarithms differ by less than this.
 _SAME = 0.1
@@ -81,18 +81,36 @@ def rescale_init(params: Any, scales: Scales, *, base: Any = None) -> Any:
     scales.check_params(given)
     _check_values(given)
     leaves = {
-        path: _Leaf(
+        name: _Leaf(
             scale,
-            given[path],
-            rule=multipliers(scale, point).init_std,
+            given[path] if part is scale else part.place.of(given[path]),
+            rule=multipliers(part, point).init_std,
+            # A framework draws a fused parameter as a whole.
             assumed=multipliers(scale, named("sp")).init_std,
         )
         for path, scale in scales.items()
         if path in given
+        for name, part in zip(scale.labels, scale.parts, strict=True)
     }
-    _check_rescaled_before(leaves)
+    _check_rescaled_before(leaves, given)
     base = scales.base if base is None else base
-    return _multiply(params, _factors(leaves, _base_arrays(base, scales)))
+    small = {
+        name: array if part is scale else part.base_place.of(array)
+        for path, array in _base_arrays(base, scales).items()
+        for scale in (scales[path],)
+        for name, part in zip(scale.labels, scale.parts, strict=True)
+    }
+    factors = _factors(leaves, small)
+    return _multiply(
+        params,
+        {
+            path: joined(scale, [factors[name] for name in scale.labels])
+            if scale.segments
+            else factors[path]
+            for path, scale in scales.items()
+            if path in given
+        },
+    )
 
 
 def apply_multipliers(params: Any, scales: Scales) -> Any:
@@ -122,14 +140,12 @@ def apply_multipliers(params: Any, scales: Scales) -> Any:
 
     Source: Yaida 2022, eq. 2.8; Tensor Programs V, Table 8.
     """
-    pairs = forward_multipliers(scales)
-    applied.add(pairs)
-    factors = dict(pairs)
+    point = resolve(scales)
+    applied.add(forward_multipliers(scales))
 
     def multiply(path: str, leaf: Any) -> Any:
         scales.check_leaf(path, leaf)
-        # A Python float is weakly typed, so bf16 stays bf16.
-        return leaf if factors[path] == 1.0 else leaf * factors[path]
+        return times(leaf, multipliers(scales[path], point).forward)
 
     return map_float_leaves(multiply, params)
 
@@ -236,13 +252,9 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
     def multiply(path: str, leaf: Any) -> Any:
         if path not in factors:
             return leaf
-        factor = factors[path]
-        if isinstance(factor, float):
-            if factor == 1.0:
-                return leaf
-            out = leaf * factor
-        else:
-            out = (leaf * factor).astype(leaf.dtype)
+        if is_one(factors[path]):
+            return leaf
+        out = times(leaf, factors[path]).astype(leaf.dtype)
         rescaled.add(out)
         return out
 
@@ -252,11 +264,14 @@ def _multiply(tree: Any, factors: Mapping[str, Any]) -> Any:
 # --- was it applied before? ---
 
 
-def _check_rescaled_before(leaves: Mapping[str, _Leaf]) -> None:
-    for path, leaf in leaves.items():
-        if leaf.array in rescaled and leaf.changes:
+def _check_rescaled_before(
+    leaves: Mapping[str, _Leaf], given: Mapping[str, Any]
+) -> None:
+    for leaf in leaves.values():
+        path = leaf.scale.path
+        if given[path] in rescaled and leaf.changes:
             raise ValueError(_already(path))
-        if leaf.array in scaled_by_path:
+        if given[path] in scaled_by_path:
             raise ValueError(
                 f"parameter {path!r} was scaled by scale_init_by_path, which "
                 "rescale_init would undo; call rescale_init first"

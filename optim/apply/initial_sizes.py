@@ -130,7 +130,9 @@ def warn_of_readouts(params: Any, scales: Scales, point: Parametrization) -> Non
         for path, array in float_leaves(params).items()
         if path in scales and _is_judged(scales[path], array)
     }
-    outputs = [p for p in kernels if scales[p].role is Role.OUTPUT]
+    outputs = [
+        p for p in kernels if scales[p].role is Role.OUTPUT and not scales[p].segments
+    ]
     factors = {p: multipliers(scales[p], point).init_std for p in outputs}
     lowered = {p: f * scales[p].width_in ** 0.5 for p, f in factors.items()}
     outputs = [p for p in outputs if kernels[p] not in rescaled and lowered[p] < 0.8]

@@ -6,6 +6,9 @@ hyperparameters are those of the base model; a learning rate or weight decay may
 schedule. Masks of weight decay are those of Optax, or "matrices" for the weights that
 sum over inputs, without biases, norm scales and tokens.
 
+Muon, LAMB and Adafactor, whose update of an entry depends on the other entries of its
+array, see each segment of a fused kernel (`ParamScale.segments`) as a parameter.
+
 If the scales carry another batch size or training length (`Scales.for_training`),
 learning rates, betas, eps and weight decay follow the rules of `TrainingScale`. The
 momentum of SGD is never changed (the linear rule).
@@ -55,6 +58,7 @@ from ..scales.paths import flatten, map_with_paths
 from ..scales.table import Scales, check_scales, stacked_vectors
 from .chain_warning import ChainWarning
 from .groups import averaged, decay_weights, gradients_of, refuse, updates_of
+from .segments import by_segment
 from .transforms import normalize_gradients, resolve, scale_updates
 
 # A mask as in Optax, or "matrices" for the weights with a fan-in; see `decay_mask`.
@@ -84,6 +88,29 @@ def _checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimi
     return checked
 
 
+def _per_segment(
+    make: Callable[Arguments, Optimizer],
+) -> Callable[Arguments, Optimizer]:
+    """An optimizer that compares the entries of an array: it sees every segment."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def build(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
+        try:
+            given = signature.bind(*args, **options)
+        except TypeError:
+            return make(*args, **options)  # raises it with the optimizer's name
+        scales = given.arguments["scales"]
+
+        def of(parts: Scales) -> Optimizer:
+            given.arguments["scales"] = parts
+            return make(*given.args, **given.kwargs)
+
+        return by_segment(scales, of) if isinstance(scales, Scales) else of(scales)
+
+    return build
+
+
 class Rule(NamedTuple):
     """Multipliers of one parameter's hyperparameters under an optimizer.
 
@@ -91,13 +118,14 @@ class Rule(NamedTuple):
       family: that of the optimizer, for this parameter.
       learning_rate: of the learning rate.
       eps: of eps; 1 for optimizers without one.
-      weight_decay: of the weight decay.
+      weight_decay: of the weight decay. All three are floats, or arrays, as those of
+        `Multipliers`.
     """
 
     family: Family
-    learning_rate: float
-    eps: float = 1.0
-    weight_decay: float = 1.0
+    learning_rate: Any
+    eps: Any = 1.0
+    weight_decay: Any = 1.0
 
 
 def optimizer_rule(
@@ -337,6 +365,7 @@ def lion(
     )
 
 
+@_per_segment
 @_checked
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
@@ -376,6 +405,7 @@ def _lamb_rule(scale: ParamScale, point: Parametrization) -> Rule:
     return Rule(Family.RELATIVE, rule.learning_rate, rule.eps, adam.weight_decay)
 
 
+@_per_segment
 @_checked
 def adafactor(
     learning_rate: optax.ScalarOrSchedule | None,
@@ -427,6 +457,7 @@ def _adafactor_rule(scale: ParamScale, point: Parametrization) -> Rule:
     return Rule(Family.RELATIVE, rule.learning_rate, rule.eps**2, rule.kappa)
 
 
+@_per_segment
 @_checked
 def muon(
     learning_rate: optax.ScalarOrSchedule,
@@ -454,8 +485,9 @@ def muon(
     The scales say which parameters are hidden matrices, and their axes, so there are
     no dimension numbers to pass. Embeddings and readouts are trained by AdamW. Stacked
     kernels (layers, d, d) are orthogonalized layer by layer, convolutions as
-    (height·width·in, out). If base and target have the same widths, only matrices in
-    residual branches count as hidden; pass `delta` to `infer_scales` to find the rest.
+    (height·width·in, out), and fused kernels segment by segment. If base and target
+    have the same widths, only matrices in residual branches count as hidden; pass
+    `delta` to `infer_scales` to find the rest.
 
     Over batch size and training length, Muon's learning rate follows the square-root
     rule, and its beta and decay follow Adam's. This is our extension: measured optima

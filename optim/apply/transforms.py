@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..rules.multipliers import OptimizerName, multipliers
+from ..rules.multipliers import OptimizerName, is_one, multipliers
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import Role
 from ..scales.paths import map_with_paths
-from ..scales.probe import Acting, Kind, mode
+from ..scales.probe import Acting, Kind, mode, running
 from ..scales.table import Scales, check_depth, check_scales
 from .chain_warning import ChainWarning
 from .initial_sizes import warn_of_readouts
+from .segments import in_probe
 
 
 def scale_by_parametrization(
@@ -170,24 +171,39 @@ def multiplied(tree: Any, acting: Acting) -> Any:
     def multiply(path: str, leaf: jax.Array) -> jax.Array:
         acting.scales.check_leaf(path, leaf)
         factor = acting.factor(path)
-        if isinstance(factor, int | float) and factor == 1:
-            return leaf
-        # A Python float is weakly typed, so bf16 stays bf16.
-        if hasattr(factor, "dtype"):
-            factor = jnp.asarray(factor, leaf.dtype)
-        return leaf * factor
+        if running.value is not None and path in running.value.places:
+            factor = in_probe(factor, acting.scales[path], running.value.places[path])
+        return times(leaf, factor)
 
     return map_with_paths(multiply, tree)
 
 
-def forward_multipliers(scales: Scales) -> tuple[tuple[str, float], ...]:
-    """The forward multiplier of each path."""
+def times(array: jax.Array, factor: Any) -> jax.Array:
+    """An array times a number, in its own dtype.
+
+    Args:
+      array: of one parameter.
+      factor: a float, a `Traced`, or an array, if it differs between segments.
+    """
+    if is_one(factor):
+        return array
+    # A Python float is weakly typed, so bf16 stays bf16.
+    if hasattr(factor, "dtype"):
+        factor = jnp.asarray(factor, array.dtype)
+    return array * factor
+
+
+def forward_multipliers(scales: Scales) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """The forward multipliers of each path, one or one for each segment."""
     point = resolve(scales)
-    return tuple((p, multipliers(s, point).forward) for p, s in scales.items())
+    return tuple(
+        (p, tuple(multipliers(part, point).forward for part in s.parts))
+        for p, s in scales.items()
+    )
 
 
 # The forward multipliers that `apply_multipliers` was called with.
-applied: set[tuple[tuple[str, float], ...]] = set()
+applied: set[tuple[tuple[str, tuple[float, ...]], ...]] = set()
 
 
 def missing_multipliers(scales: Scales) -> str | None:
@@ -197,8 +213,8 @@ def missing_multipliers(scales: Scales) -> str | None:
 
     Source: Yaida 2022, eq. 2.8 (gauge).
     """
-    point = resolve(scales)
-    factors = {p: f for p, f in forward_multipliers(scales) if f != 1}
+    point, every = resolve(scales), dict(forward_multipliers(scales))
+    factors = {p: max(f) for p, f in every.items() if any(x != 1 for x in f)}
     if scales.multiplied or not factors:
         return None
     readouts = (p for p in factors if scales[p].role is Role.OUTPUT)

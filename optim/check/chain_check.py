@@ -25,7 +25,7 @@ from ..scales.paths import flatten
 from ..scales.probe import mode
 from ..scales.table import Scales
 from .judging import ONE_SCALING, Checked, judge
-from .probing import Leaf, Probe, TracedError, acting, nested, probe_shapes
+from .probing import Leaf, Probe, TracedError, acting, apart, nested, probe_shapes
 
 _OTHER_TREE = (
     "a tree of masks or labels does not have the structure of the gradients (nnx."
@@ -163,6 +163,14 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
             f"tx is a {type(tx).__name__}; pass an optax.GradientTransformation"
         )
     tree = nested(scales) if params is None else params
+    labels = {}
+    if point.scaled and any(scale.segments for scale in scales.values()):
+        labels = {
+            name: label
+            for s in scales.values()
+            for name, label in zip(s.named, s.labels, strict=True)
+        }
+        tx, tree, scales = apart(tx, tree, scales)
     paths = [path for path, _ in flatten(tree) if path in scales]
     rules = {path: multipliers(scales[path], point) for path in paths}
     if any(isinstance(x, Traced) for r in rules.values() for x in vars(r).values()):
@@ -184,7 +192,8 @@ def inspect_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
         for path, pair in probe_shapes(shapes).items()
     }
     try:
-        return ChainCheck(judge(Probe(tx, tree, leaves), rules, scales))
+        rows = judge(Probe(tx, tree, leaves), rules, scales)
+        return ChainCheck({labels.get(name, name): r for name, r in rows.items()})
     except (TracedError, jax.errors.JAXTypeError) as error:
         raise Unchecked(
             "a hyperparameter of tx is a traced value; check the optimizer outside of "

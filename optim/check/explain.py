@@ -59,7 +59,8 @@ class Explanation:
       parametrization: the parametrization.
       optimizer: its name or family.
       depth: depth ratio M.
-      rows: settings of each parameter, by path, as ratios to the base.
+      rows: settings of each parameter, by path, as ratios to the base; of each segment
+        where they differ, e.g. `"qkv[:, 0:64]"`.
       check: result of `check_chain` if `explain` was given `tx`, else None.
       training: ratios of batch size and training length.
       modules: hyperparameters of groups of parameters, from `for_modules`.
@@ -180,9 +181,14 @@ class Explanation:
 
     def _verdict(self, path: str) -> str:
         """Result of `check_chain` for one parameter, in a word or two."""
-        row = self.check.rows.get(path) if self.check else None
-        if row is None:
+        found = [
+            row
+            for name, row in (self.check.rows.items() if self.check else ())
+            if name == path or name.startswith(f"{path}[")  # of its segments
+        ]
+        if not found:
             return "not given"
+        row = next((row for row in found if row.problem), found[0])
         if row.off is not None:
             return f"WRONG, {row.off:.4g}x"
         return row.verdict
@@ -294,7 +300,9 @@ Table 3
         else {}
     )
     rows = {
-        path: _row(scale, point, optimizer, options) for path, scale in scales.items()
+        name: row
+        for path, scale in scales.items()
+        for name, row in _rows(path, scale, point, optimizer, options).items()
     }
     check = None if tx is None else inspect_chain(tx, scales, params=params)
     missing = missing_multipliers(scales)
@@ -309,10 +317,37 @@ Table 3
         (missing,) if missing else (),
         tuple(
             dict.fromkeys(
-                open_numbers(s.path) for s in scales.values() if carried(s, point) != 1
+                open_numbers(s.path)
+                for s in scales.values()
+                if any(carried(part, point) != 1 for part in s.parts)
             )
         ),
     )
+
+
+def _rows(
+    path: str,
+    scale: ParamScale,
+    point: Parametrization,
+    optimizer: str,
+    muon_options: Mapping[str, Any],
+) -> dict[str, Row]:
+    """The row of a parameter, or those of its segments if they differ."""
+    rows = {
+        label: _row(part, point, optimizer, muon_options)
+        for label, part in zip(scale.labels, scale.parts, strict=True)
+    }
+    numbers = [
+        dataclasses.replace(row, shape=(), base_shape=(), origin="")
+        for row in rows.values()
+    ]
+    if all(each == numbers[0] for each in numbers):
+        first = next(iter(rows.values()))
+        same = dataclasses.replace(
+            first, base_shape=scale.base_shape, shape=scale.shape, origin=scale.origin
+        )
+        return {path: same}
+    return rows
 
 
 def _row(

@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..apply.segments import joined_parts, packed
 from ..scales.paths import flatten, map_with_paths
 from ..scales.probe import Acting, Kind, Mode, Recorder, running
+from ..scales.table import Scales
 
 # Most elements of a probe's target tree.
 _SIZE = 2**16
@@ -254,6 +256,59 @@ def _fast() -> dict[str, Any]:
     """Compiler options for fast compilation, which takes longer than running."""
     on_cpu = jax.default_backend() == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}
+
+
+def apart(tx: Any, tree: Any, scales: Scales) -> tuple[Any, Any, Scales]:
+    """A transformation, its tree and its scales, with every segment as a parameter.
+
+    Args:
+      tx: a transformation of whole parameters.
+      tree: one of the parameters' structure.
+      scales: of the whole parameters.
+    """
+
+    def whole(parts: Any) -> Any:
+        def join(path: str, _: Any) -> Any:
+            scale = scales.get(path)
+            if scale is None or not scale.segments:
+                return parts[path]
+            found = [parts[name] for name in scale.named]
+            places = packed(scale, [part.shape for part in found])
+            running.value.places[path] = places
+            return joined_parts(found, places)
+
+        return map_with_paths(join, tree)
+
+    def split(values: Any) -> dict[str, Any]:
+        found = {}
+        for path, value in flatten(values):
+            scale = scales.get(path)
+            if scale is None or not scale.segments:
+                found[path] = value
+                continue
+            places = running.value.places[path]
+            for name, place in zip(scale.named, places, strict=True):
+                found[name] = place.of(value)
+        return found
+
+    def update(
+        updates: Any, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[Any, Any]:
+        more = {k: whole(v) if isinstance(v, dict) else v for k, v in extra.items()}
+        if not isinstance(tx, optax.GradientTransformationExtraArgs):
+            more = {}
+        new, state = tx.update(whole(updates), state, whole(params), **more)
+        return split(new), state
+
+    names = [
+        name
+        for path, _ in flatten(tree)
+        for name in (scales[path].named if path in scales else (path,))
+    ]
+    wrapped = optax.GradientTransformationExtraArgs(
+        lambda params: tx.init(whole(params)), update
+    )
+    return wrapped, dict.fromkeys(names, 0.0), scales.apart()
 
 
 def nested(paths: Any) -> dict[str, Any]:

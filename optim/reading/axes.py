@@ -5,6 +5,7 @@ import enum
 import math
 from collections.abc import Iterable, Sequence
 
+from .joints import SUM
 from .program import MOVES, Node, Program
 
 Axis = tuple[int, int]  # index of a parameter, and one of its axes
@@ -651,6 +652,7 @@ _SAME_PLACE = frozenset(
         "join",
         "last",
         "random_bits",
+        SUM,
     }
 )
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from .axes import Axes
+from .joints import SUM
 from .program import MOVES, Node, Program
 
 _KERNEL_OPS = (
@@ -60,6 +61,7 @@ _LINEAR = frozenset(
         "copy",
         "reduce_window_sum",
         "rev",
+        SUM,
     )
 )
 # They take a part of a value, so that a parameter holds more than this part.
@@ -482,7 +484,7 @@ class Branches:
             elif user.op == "add":
                 if not user.operands[user.operands[0] is node].weight:
                     break
-            elif user.op not in MOVES and user.op not in ("stack", "last"):
+            elif user.op not in MOVES and user.op not in ("stack", "last", SUM):
                 break
             node = user
         return factor
@@ -528,7 +530,7 @@ class Branches:
                 for x in users
                 if x.op in MOVES
                 or x.op
-                in ("mul", "div", "add", "sub", "select_n", "tanh", "max", "join")
+                in ("mul", "div", "add", "sub", "select_n", "tanh", "max", "join", SUM)
             ]
             if not following:
                 return None

@@ -18,6 +18,7 @@ from .lists import Pairing
 from .models import Reading, trace
 from .program import Node
 from .roles import Found, find_roles, remedy
+from .segments import Parts, segmented
 
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
@@ -38,10 +39,7 @@ class _Model:
         return self.reading.path_of[end.param]
 
 
-def _model(
-    model: Any, inputs: Any, call: Any, which: str, given: Declarations
-) -> _Model:
-    reading = trace(model, inputs, call, which)
+def _model(reading: Reading, given: Declarations) -> _Model:
     axes = Axes(reading.program)
     roles = find_roles(reading, axes, given)
     return _Model(reading, axes, Branches(reading.program, axes), roles)
@@ -60,10 +58,18 @@ def read_scales(
     training: TrainingScale,
 ) -> Scales:
     """The scales of a target, from the programs of base and target."""
-    small = _model(base, inputs, call, "base", given)
-    large = _model(target, inputs, call, "target", given)
-    wide = large if delta is None else _model(delta, inputs, call, "delta", given)
-    return _Comparison(small, large, wide, given, fractional, training).scales(point)
+    models = {"base": base, "target": target, "delta": delta}
+    if delta is None:
+        del models["delta"]
+    readings = [trace(model, inputs, call, k) for k, model in models.items()]
+    large, (small, *more), parts = segmented(
+        readings[1], [readings[0], *readings[2:]], given
+    )
+    now = _model(large, given)
+    wide = _model(more[0], given) if more else now
+    small_model = _model(small, given)
+    comparison = _Comparison(small_model, now, wide, given, fractional, training)
+    return comparison.scales(point, parts)
 
 
 class _Comparison:
@@ -91,7 +97,7 @@ class _Comparison:
             for p in self._leaves
         }
 
-    def scales(self, point: Parametrization | None) -> Scales:
+    def scales(self, point: Parametrization | None, parts: Parts) -> Scales:
         """Roles from the programs, depth from their branches."""
         counted, depth = self._counted()
         inside = self._inside(counted)
@@ -109,8 +115,9 @@ class _Comparison:
             self._follow_logits(found)
             self._follow_readouts(found)
         last = self._last_width(found)
+        found = {p: dataclasses.replace(s, width_last=last) for p, s in found.items()}
         return Scales(
-            {p: dataclasses.replace(s, width_last=last) for p, s in found.items()},
+            parts.joined(found),
             point or parametrization("mup"),
             multiplied=own is not None,
         )
@@ -403,7 +410,8 @@ class _Comparison:
         for end in branch.ends:
             path = self.large.path(end)
             elsewhere = [e for e in self._uses(path) if e.node.id not in nodes]
-            if end.part or elsewhere:
+            part = end.part and not self._enters(end.node, branch.add)
+            if part or elsewhere:
                 line = elsewhere[0].node.line if elsewhere else end.node.line
                 raise ValueError(
                     f"{path!r} ends the residual branch at {branch.add.line}, but is "
@@ -456,10 +464,24 @@ class _Comparison:
     def _can_carry(self, ends: list[End], node: Node) -> bool:
         allowed = {e.node.id for e in ends}
         return bool(ends) and all(
-            not e.part
+            (not e.part or self._enters(e.node, node))
             and all(x.node.id in allowed for x in self._uses(self.large.path(e)))
             for e in ends
         )
+
+    def _enters(self, start: Node, end: Node) -> bool:
+        """Whether all of a value enters another one, if in parts, as in a rotation."""
+        outputs = {x.id for x in self.large.reading.program.outputs}
+        seen, stack = {end.id}, [start]
+        while stack:
+            at = stack.pop()
+            if at.id in seen:
+                continue
+            if at.id in outputs:
+                return False
+            seen.add(at.id)
+            stack += self.large.axes.uses(at)
+        return True
 
     def _uses(self, path: str) -> list[Event]:
         return [event for event in self.large.events(path) if event.is_use]

@@ -43,6 +43,9 @@ def infer_scales(
     learning rates that have the same effect. Where it does, the constant is checked.
     Nothing is computed, so a model of any size needs no memory.
 
+    A parameter that the program splits (one kernel of queries, keys and values; gates),
+    or that sums over joined values, is read by segments; see `ParamScale.segments`.
+
     Args:
       base: the model that was tuned, or that you will tune: an NNX or Equinox module,
         NNX state, a Linen module, a Haiku function after `hk.transform`, a pair

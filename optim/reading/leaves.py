@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from typing import Any
 
 import jax
@@ -9,6 +10,19 @@ import jax.numpy as jnp
 
 from ..rules.parametrizations import Parametrization
 from ..scales.paths import path_string, trainable, unboxed
+
+# Ends the path of a segment; letters, because numbers count blocks.
+_SEGMENT = re.compile(r" \[part [a-z.]+\]$")
+
+
+def whole(path: str) -> str:
+    """The path of the parameter that holds a segment.
+
+    Examples:
+      >>> whole("block/qkv [part b]"), whole("block/qkv")
+      ('block/qkv', 'block/qkv')
+    """
+    return _SEGMENT.sub("", path)
 
 
 class Leaves(dict[str, jax.ShapeDtypeStruct]):

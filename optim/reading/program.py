@@ -81,6 +81,7 @@ class Node:
       data: whether it depends on the model's inputs.
       weight: whether it depends on parameters, but not on inputs.
       loop: the innermost loop around it; 0 for none.
+      joint: the axis along which its operands are joined segments; None for others.
     """
 
     id: int
@@ -95,6 +96,7 @@ class Node:
     data: bool = False
     weight: bool = False
     loop: int = 0
+    joint: int | None = None
 
     @property
     def line(self) -> str:
@@ -144,23 +146,33 @@ class Program:
         state: Sequence[Any],
         inputs: tuple[Any, ...],
     ):
+        self.traced = jax.make_jaxpr(function)(list(params), list(state), *inputs)
+        self.counts = len(params), len(state)
+        self._build()
+
+    def _build(self) -> None:
+        """Make the graph of the traced forward pass."""
         self.nodes: list[Node] = []
         # {loop: (iterations, surrounding loop, whether each gets its own data)}
         self.loops: dict[int, tuple[int, int, bool]] = {}
         self._carried: dict[int, list[Node]] = {}
         self._sliced: dict[int, list[Node]] = {}
         self._runs, self._loop = 1, 0
-        traced = jax.make_jaxpr(function)(list(params), list(state), *inputs)
-        shapes = [v.aval.shape for v in traced.jaxpr.invars]
-        n, m = len(params), len(state)
-        self.params = [
-            self._new("param", [], shape, param=i) for i, shape in enumerate(shapes[:n])
-        ]
+        shapes = [v.aval.shape for v in self.traced.jaxpr.invars]
+        n, m = self.counts
+        self.params: list[Node] = []
+        values = [self._param(i, shape) for i, shape in enumerate(shapes[:n])]
         others = [self._new("constant", [], shape) for shape in shapes[n : n + m]]
         self.inputs = [self._new("input", [], shape) for shape in shapes[n + m :]]
-        arguments = [*self.params, *others, *self.inputs]
-        self.outputs = self._inline(traced.jaxpr, traced.consts, arguments)
+        arguments = [*values, *others, *self.inputs]
+        self.outputs = self._inline(self.traced.jaxpr, self.traced.consts, arguments)
         self._flow()
+
+    def _param(self, index: int, shape: tuple[int, ...]) -> Node:
+        """The value of a parameter."""
+        node = self._new("param", [], shape, param=len(self.params))
+        self.params.append(node)
+        return node
 
     def _new(
         self, op: str, operands: list[Node], shape: Sequence[int], **more: Any
@@ -178,6 +190,19 @@ class Program:
         )
         self.nodes.append(node)
         return node
+
+    def _emit(
+        self,
+        op: str,
+        operands: list[Node],
+        shape: Sequence[int],
+        source: Any,
+        params: dict[str, Any] | None = None,
+    ) -> Node:
+        """The result of an operation."""
+        params = params or {}
+        value = self._fold(op, operands, params, tuple(shape))
+        return self._new(op, operands, shape, params=params, source=source, value=value)
 
     def _constant(self, value: Any) -> Node:
         if isinstance(value, Node):
@@ -239,26 +264,41 @@ class Program:
                 for branch in params["branches"]
             ]
             return [
-                self._new(
-                    _JOINED, list(each), each[0].shape, source=equation.source_info
-                )
+                self._emit(_JOINED, list(each), each[0].shape, equation.source_info)
                 for each in zip(*results, strict=True)
             ]
         body = next((params[k] for k in _BODIES if k in params), None)
         inner = getattr(body, "jaxpr", body)
         if inner is not None and len(inner.invars) == len(operands):
             return self._inline(inner, getattr(body, "consts", ()), operands)
+        if name == "unstack":  # of `jnp.unstack`, not a loop's
+            return self._entries(operands[0], params["axis"], equation.source_info)
         return [
-            self._new(
+            self._emit(
                 name,
                 operands,
                 variable.aval.shape,
-                params={**params, "result": i},
-                source=equation.source_info,
-                value=self._fold(name, operands, params, variable.aval.shape),
+                equation.source_info,
+                {**params, "result": i},
             )
             for i, variable in enumerate(equation.outvars)
         ]
+
+    def _entries(self, node: Node, axis: int, source: Any) -> list[Node]:
+        """The entries of a value along an axis."""
+        found = []
+        shape = [*node.shape]
+        starts, limits = [0] * len(shape), [*shape]
+        for i in range(shape[axis]):
+            starts[axis], limits[axis] = i, i + 1
+            bounds = {"start_indices": (*starts,), "limit_indices": (*limits,)}
+            one = [*shape[:axis], 1, *shape[axis + 1 :]]
+            part = self._emit("slice", [node], one, source, bounds)
+            rest = [*shape[:axis], *shape[axis + 1 :]]
+            found.append(
+                self._emit("squeeze", [part], rest, source, {"dimensions": (axis,)})
+            )
+        return found
 
     @staticmethod
     def _fold(
@@ -294,10 +334,7 @@ class Program:
                 for node in operands[consts : consts + carries]
             ]
             slices = [
-                self._new(
-                    "unstack", [node], node.shape[1:], source=source, value=node.value
-                )
-                for node in rest
+                self._emit("unstack", [node], node.shape[1:], source) for node in rest
             ]
             self._carried[self._loop], self._sliced[self._loop] = carried, slices
             results = self._inline(
@@ -306,11 +343,8 @@ class Program:
         for carry, after in zip(carried, results, strict=False):
             carry.operands.append(after)
         return [
-            self._new(
-                "last" if i < carries else "stack",
-                [node],
-                variable.aval.shape,
-                source=source,
+            self._emit(
+                "last" if i < carries else "stack", [node], variable.aval.shape, source
             )
             for i, (node, variable) in enumerate(
                 zip(results, equation.outvars, strict=True)
@@ -350,7 +384,8 @@ class Program:
         for node in self.nodes:
             node.weight = depends[node.id] and not node.data
         for loop, (length, parent, _) in self.loops.items():
-            over_data = any(x.data for x in self._sliced.get(loop, ()))
+            slices = self._sliced.get(loop, ())
+            over_data = any(y.data for x in slices for y in (x, *x.operands))
             self.loops[loop] = length, parent, over_data
 
     def carries_through(self, node: Node, loop: int) -> bool:

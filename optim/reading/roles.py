@@ -5,6 +5,7 @@ import dataclasses
 from ..scales.declare import AxesOf, Declarations
 from ..scales.patterns import pattern
 from .axes import Axes, Event, Use
+from .leaves import whole
 from .models import Reading
 from .program import Node
 
@@ -75,7 +76,7 @@ def find_roles(
         rank = len(reading.leaves[path].shape)
         events = axes.events[index]
         shape = reading.leaves[path].shape
-        told = given.axes(path, shape)
+        told = given.axes(whole(path), shape)
         if axes.unread[index] and not events and told is None:
             node = axes.unread[index][0].node
             raise ValueError(
@@ -84,6 +85,8 @@ def find_roles(
                 f"{remedy(path, shape)}"
             )
         sliced = {a for p, a in axes.sliced if p == index}
+        if whole(path) != path:
+            sliced |= {a for a, n in enumerate(reading.leaves[path].shape) if n == 1}
         units = {a for p, a in axes.units if p == index}
         read = _found(path, rank, events, sliced, units)
         found[path] = (
@@ -103,6 +106,7 @@ def from_declaration(path: str, told: AxesOf) -> Found:
 
 def remedy(path: str, shape: tuple[int, ...]) -> str:
     """An example of a declaration of this parameter."""
+    path = whole(path)
     text = {0: "", 1: "d", 2: "in -> out"}.get(
         len(shape), " ".join("abcdefgh"[: len(shape) - 1]) + " -> out"
     )

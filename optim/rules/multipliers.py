@@ -16,14 +16,23 @@ logits) is c times the weight of a model that multiplies: θ = 1/c.
 
 Depth multiplies Δ by M^-γ and g by M^-α. Batch size and training length
 (`training.py`) multiply Δ by κ^½ and g by κ^-½.
+
+The rules apply to each segment of a parameter. Where they give different numbers, a
+multiplier is an array that broadcasts to the parameter.
 """
 
 import dataclasses
 import enum
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .parametrizations import Parametrization, unknown
 from .roles import ParamScale
+from .traced import Traced
 
 
 class Family(enum.StrEnum):
@@ -106,6 +115,9 @@ def family_of(optimizer: str) -> Family:
 class Multipliers:
     """Multipliers of one parameter's hyperparameters, relative to the base.
 
+    Each is a float; or, if the parameter's segments differ, an array that broadcasts
+    to it.
+
     Attributes:
       init_std: multiplier of the stored weight's initial standard deviation.
       forward: factor in front of the stored weight in the model.
@@ -124,18 +136,18 @@ class Multipliers:
       4.0
     """
 
-    init_std: float = 1.0
-    forward: float = 1.0
-    learning_rate: float = 1.0
-    gradient: float = 1.0
-    kappa: float = 1.0
+    init_std: Any = 1.0
+    forward: Any = 1.0
+    learning_rate: Any = 1.0
+    gradient: Any = 1.0
+    kappa: Any = 1.0
 
     @property
-    def weight_decay(self) -> float:
+    def weight_decay(self) -> Any:
         return self.kappa / self.learning_rate
 
     @property
-    def eps(self) -> float:
+    def eps(self) -> Any:
         return self.gradient
 
 
@@ -166,6 +178,12 @@ def multipliers(
       >>> multipliers(w, parametrization("depth_mup"), "sgd").learning_rate
       1.0
     """
+    if scale.segments and point.scaled:
+        each = [multipliers(segment, point, family) for segment in scale.segments]
+        names = [field.name for field in dataclasses.fields(Multipliers)]
+        return Multipliers(
+            **{name: joined(scale, [getattr(m, name) for m in each]) for name in names}
+        )
     row = point.rows[scale.role]
     forward = point.gauge[scale.role].of(scale) if scale.role in point.gauge else 1.0
     theta = forward / carried(scale, point)
@@ -192,7 +210,51 @@ def multipliers(
     )
 
 
-def carried(scale: ParamScale, point: Parametrization) -> float:
+def joined(scale: ParamScale, values: Sequence[Any]) -> Any:
+    """One number per segment as one for the parameter.
+
+    Args:
+      scale: a parameter with segments.
+      values: a number for each of them.
+
+    Returns:
+      The number if all are equal, or else an array that broadcasts to the parameter and
+      is as small as it can be.
+
+    Examples:
+      >>> import dataclasses
+      >>> from mupax.optim import param_scale
+      >>> q, k = (param_scale("w", (4, 2), (8, 2), (0,), (1,)) for _ in range(2))
+      >>> q = dataclasses.replace(q, start=(0, 0), repeats=(1, 1))
+      >>> k = dataclasses.replace(k, start=(0, 2), repeats=(1, 1))
+      >>> w = param_scale("w", (4, 4), (8, 4), (0,), (1,), segments=(q, k))
+      >>> joined(w, [1.0, 2.0]), joined(w, [0.5, 0.5])
+      (array([[1., 1., 2., 2.]]), 0.5)
+    """
+    first = values[0]
+    if isinstance(first, Traced):
+        factors = joined(scale, [value.factor for value in values])
+        return Traced(first.value, factors, first.power)
+    traced = any(isinstance(value, jax.core.Tracer) for value in values)
+    if not traced and all(value == first for value in values):
+        return first
+    place = scale.segments[0].place
+    array: Any = np.zeros(scale.shape, int)  # the number of each entry's segment
+    for number, segment in enumerate(scale.segments):
+        array.reshape(place.view(scale.shape))[segment.place.index] = number
+    for axis in range(array.ndim):
+        one = array.take([0], axis)
+        if (array == one).all():
+            array = one
+    return jnp.stack(values)[array] if traced else np.array(values)[array]
+
+
+def is_one(factor: Any) -> bool:
+    """Whether a factor is known to change nothing."""
+    return isinstance(factor, int | float) and factor == 1
+
+
+def carried(scale: ParamScale, point: Parametrization) -> Any:
     """The multiplier of the model that a stored weight carries.
 
     It is 1 in a model that multiplies its branches and logits itself, and under SP.
@@ -209,5 +271,7 @@ def carried(scale: ParamScale, point: Parametrization) -> float:
     """
     if not point.scaled:
         return 1.0
+    if scale.segments:
+        return joined(scale, [carried(s, point) for s in scale.segments])
     branch = scale.depth**-point.alpha if scale.ends_branch else 1.0
     return scale.carried * branch

@@ -29,6 +29,60 @@ class Role(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a segment in an array.
+
+    Attributes:
+      start: where it begins on each axis, within one repetition.
+      shape: its shape.
+      repeats: how often the segments follow each other along each axis.
+
+    Examples:
+      >>> import numpy as np
+      >>> row = np.arange(6)
+      >>> Place((1,), (2,), (1,)).of(row), Place((1,), (4,), (2,)).of(row)
+      (array([1, 2]), array([1, 2, 4, 5]))
+      >>> Place((1,), (2,), (1,)).text((6,)), Place((1,), (4,), (2,)).text((6,))
+      ('[1:3]', '[1:3 of every 3]')
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    repeats: tuple[int, ...]
+
+    def view(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an array with (repetition, entry) in place of each axis."""
+        pairs = zip(shape, self.repeats, strict=True)
+        return tuple(n for size, k in pairs for n in (k, size // k))
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Its index in the view."""
+        found = []
+        for start, size, k in zip(self.start, self.shape, self.repeats, strict=True):
+            found += [slice(None), slice(start, start + size // k)]
+        return tuple(found)
+
+    def of(self, array: Any) -> Any:
+        """The segment of an array."""
+        return array.reshape(self.view(array.shape))[self.index].reshape(self.shape)
+
+    def text(self, shape: tuple[int, ...]) -> str:
+        """As an index of NumPy, for an array of a shape."""
+        found = []
+        for start, n, k, size in zip(
+            self.start, self.shape, self.repeats, shape, strict=True
+        ):
+            every = f" of every {size // k}" if k > 1 else ""
+            found.append(":" if n == size else f"{start}:{start + n // k}{every}")
+        return f"[{', '.join(found)}]"
+
+
+# Fields of a segment that say where it is.
+_PLACES = ("start", "base_start", "repeats", "base_repeats")
+
+
+@dataclasses.dataclass(frozen=True)
 class ParamScale:
     """The role of one parameter, and its growth ratios, target over base.
 
@@ -52,6 +106,14 @@ class ParamScale:
         dimension / head dimension)^½ of the queries; 1 if there is none.
       origin: how the role was found, for `explain`.
       training: the model's ratios of batch size and training length.
+      segments: its parts, if the program uses them as parameters of their own: queries,
+        keys and values of one kernel, for example. The fields above are those of the
+        whole; the rules apply to each segment.
+      start: where a segment begins in the whole parameter, on each axis.
+      repeats: how often the segments follow each other along each axis: as often as
+        there are heads, if each has its queries, keys and values side by side. Then
+        `start` counts from the beginning of each head.
+      base_start, base_repeats: the same in the base model.
 
     Source: Tensor Programs V, Table 8 (widths); Tensor Programs VI, section 6 (depth).
 
@@ -76,6 +138,55 @@ class ParamScale:
     carried: float = 1.0
     origin: str = ""
     training: TrainingScale = SAME
+    segments: tuple["ParamScale", ...] = ()
+    start: tuple[int, ...] = ()
+    base_start: tuple[int, ...] = ()
+    repeats: tuple[int, ...] = ()
+    base_repeats: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the target."""
+        return math.prod(self.shape)
+
+    @property
+    def parts(self) -> tuple["ParamScale", ...]:
+        """Its segments, or itself."""
+        return self.segments or (self,)
+
+    @property
+    def place(self) -> "Place":
+        """Where a segment is in the whole parameter of the target."""
+        return Place(self.start, self.shape, self.repeats)
+
+    @property
+    def base_place(self) -> "Place":
+        """Where a segment is in the whole parameter of the base."""
+        return Place(self.base_start, self.base_shape, self.base_repeats)
+
+    @property
+    def named(self) -> "dict[str, ParamScale]":
+        """Its segments, each with a path and as a parameter of its own; or itself."""
+        if not self.segments:
+            return {self.path: self}
+        none: dict[str, Any] = dict.fromkeys(_PLACES, ())
+        names = [f"{self.path}/{i}".lstrip("/") for i in range(len(self.segments))]
+        return {
+            name: dataclasses.replace(segment, path=name, **none)
+            for name, segment in zip(names, self.segments, strict=True)
+        }
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Its path; or for each segment the path and its index in the parameter."""
+        if not self.segments:
+            return (self.path,)
+        return tuple(self.path + s.place.text(self.shape) for s in self.segments)
+
+    def with_all(self, **changes: Any) -> "ParamScale":
+        """A copy with other values of fields, in every segment too."""
+        segments = tuple(s.with_all(**changes) for s in self.segments)
+        return dataclasses.replace(self, segments=segments, **changes)
 
     @property
     def fan_in(self) -> int:

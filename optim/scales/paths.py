@@ -59,8 +59,8 @@ def unboxed(
             found.append((path, leaf))
             continue
         for keys, inner in jax.tree_util.tree_flatten_with_path(leaf, is_leaf)[0]:
-            last = getattr(keys[-1], "name", None) if keys else None
-            found.append((path + keys[: -1 if last == "value" else None], inner))
+            first = getattr(keys[0], "name", None) if keys else None
+            found.append((path + keys[first == "value" :], inner))
     return found
 
 

@@ -6,11 +6,13 @@ factors can be turned off or enlarged; see `mupax.optim.check.probing`.
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
+from ..rules.roles import Place
 from .paths import flatten
 
 
@@ -61,11 +63,34 @@ class Acting:
 
     def record(self, tree: Any) -> None:
         """Note in a running probe that this acts on the parameters of a tree."""
-        if running.value is not None:
-            for path, _ in flatten(tree):
-                if path in self.factors:
-                    acted = running.value.acted.setdefault((self.kind, path), set())
-                    acted.add(self)
+        if running.value is None:
+            return
+        for path, _ in flatten(tree):
+            if path not in self.factors:
+                continue
+            names = {path: self}
+            if path in running.value.places:
+                names = dict.fromkeys(self.scales[path].named, self.apart)
+            for name, this in names.items():
+                running.value.acted.setdefault((self.kind, name), set()).add(this)
+
+    @functools.cached_property
+    def apart(self) -> "Acting":
+        """The same, with every segment as a parameter."""
+        factors: dict[str, Any] = {}
+        for path, factor in self.factors.items():
+            scale = self.scales[path]
+            values = [at_start(factor, segment) for segment in scale.parts]
+            factors |= dict(zip(scale.named, values, strict=True))
+        return Acting(self.kind, self.scales.apart(), factors)
+
+
+def at_start(factor: Any, segment: Any) -> Any:
+    """The number that an array of factors holds for a segment."""
+    if not segment.start or not getattr(factor, "ndim", 0):
+        return factor
+    places = zip(segment.start, factor.shape, strict=True)
+    return factor[tuple(0 if size == 1 else start for start, size in places)]
 
 
 class Recorder:
@@ -76,11 +101,13 @@ class Recorder:
 
     Attributes:
       loudness: a factor of all factors of updates, at the target.
+      places: where the segments of a parameter are, in the shapes of the probe.
     """
 
     def __init__(self, which: Mode):
         self.which = which
         self.loudness: Any = 1.0
+        self.places: dict[str, Sequence[Place]] = {}
         # Sets, because a loop may trace its body more than once.
         self.acted: dict[tuple[Kind, str], set[Acting]] = {}
 

@@ -1,6 +1,5 @@
 """`Scales`: the role and growth ratios of every parameter of a model."""
 
-import dataclasses
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -137,8 +136,26 @@ class Scales(Mapping[str, ParamScale]):
                 "one call"
             )
         ratios = training_scale(batch, examples, critical_batch=critical_batch)
-        scales = {p: dataclasses.replace(s, training=ratios) for p, s in self.items()}
+        scales = {p: s.with_all(training=ratios) for p, s in self.items()}
         return self.replaced(scales=scales)
+
+    def apart(self) -> "Scales":
+        """Copy the scales, with every segment as a parameter.
+
+        Examples:
+          >>> from mupax.optim import param_scale
+          >>> part = param_scale("w", (8, 4), (8, 16), (0,), (1,), start=(0, 0))
+          >>> w = param_scale("w", (8, 4), (8, 16), (0,), (1,), segments=(part,))
+          >>> Scales({"w": w}).apart()
+          Scales(w/0: input)
+        """
+        found = {p: s for scale in self.values() for p, s in scale.named.items()}
+        modules = {
+            name: module
+            for path, module in self.modules.items()
+            for name in self[path].named
+        }
+        return self.replaced(scales=found, modules=modules, base=None)
 
     def __getitem__(self, path: str) -> ParamScale:
         if path not in self._scales:

@@ -1,0 +1,193 @@
+"""Optimizers that see each segment of a fused parameter as a parameter.
+
+Those whose update of an entry depends on other entries of its array: orthogonalization
+(Muon), trust ratios (LAMB), factored moments and clipping by array (Adafactor).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..rules.roles import ParamScale, Place
+from ..scales.paths import flatten, map_with_paths
+from ..scales.probe import at_start, running
+from ..scales.table import Scales
+
+
+def by_segment(
+    scales: Scales, make: Callable[[Scales], optax.GradientTransformation]
+) -> optax.GradientTransformationExtraArgs:
+    """Build an optimizer that sees a tuple of segments in place of a fused parameter.
+
+    Its state has the segments' shapes. Without segments it is `make(scales)`.
+
+    Args:
+      scales: of the model.
+      make: builds the optimizer from scales in which every segment is a parameter.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax
+      >>> from mupax import optim
+      >>> def model(n):
+      ...     return {"i": jnp.ones((5, n)), "w": jnp.ones((n, 2 * n))}
+      >>> def call(params, x):
+      ...     gate, up = jnp.split(jnp.tanh(x @ params["i"]) @ params["w"], 2, -1)
+      ...     return jnp.tanh(gate) * up
+      >>> x = jnp.ones((1, 5))
+      >>> scales = optim.infer_scales(model(4), model(8), inputs=(x,), call=call)
+      >>> tx = by_segment(scales, lambda _: optax.trace(0.9))
+      >>> [x.shape for x in tx.init(model(8)).trace["w"]]
+      [(8, 8), (8, 8)]
+    """
+    if not any(scale.segments for scale in scales.values()):
+        return optax.with_extra_args_support(make(scales))
+    inner = optax.with_extra_args_support(make(scales.apart()))
+
+    def init(params: optax.Params) -> optax.OptState:
+        scales.check_params(params)
+        return inner.init(_split(params, scales))
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        pieces = None if params is None else _split(params, scales)
+        changed, state = inner.update(_split(updates, scales), state, pieces, **extra)
+        return _joined(updates, changed, scales), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _split(tree: Any, scales: Scales) -> Any:
+    """The tree with a tuple of segments in place of each fused parameter."""
+
+    def split(path: str, leaf: Any) -> Any:
+        scale = scales.get(path)
+        if scale is None or not scale.segments:
+            return leaf
+        scales.check_leaf(path, leaf)
+        return tuple(place.of(leaf) for place in _places(scale, leaf))
+
+    return map_with_paths(split, _plain(tree, scales))
+
+
+def _plain(tree: Any, scales: Scales) -> Any:
+    """An NNX state as nested dictionaries, which hold tuples; other trees unchanged.
+
+    None stands in place of parameters that a filter left out.
+    """
+    # By name, so that `optim` does not import Flax.
+    if not any(kind.__name__ == "State" for kind in type(tree).__mro__):
+        return tree
+    found: dict[str, Any] = {}
+    for path, leaf in (*((path, None) for path in scales), *flatten(tree)):
+        *folders, name = path.split("/")
+        inner = found
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[name] = leaf
+    return found
+
+
+def _joined(like: Any, tree: Any, scales: Scales) -> Any:
+    """The tree with fused parameters again."""
+    found = dict(flatten(tree))
+
+    def join(path: str, leaf: Any) -> Any:
+        scale = scales.get(path)
+        if scale is None or not scale.segments:
+            return found[path]
+        parts = [found[name] for name in scale.named]
+        return joined_parts(parts, _places(scale, leaf))
+
+    return map_with_paths(join, like)
+
+
+def _places(scale: ParamScale, leaf: Any) -> Sequence[Place]:
+    if running.value is not None and scale.path in running.value.places:
+        return running.value.places[scale.path]
+    if tuple(leaf.shape) != scale.shape:
+        raise ValueError(
+            f"{scale.path!r} is a fused parameter of shape {scale.shape}, and the "
+            f"optimizer got a shard of shape {tuple(leaf.shape)}; call it outside of "
+            "jax.shard_map"
+        )
+    return [segment.place for segment in scale.segments]
+
+
+def joined_parts(parts: Sequence[jax.Array], places: Sequence[Place]) -> jax.Array:
+    """An array of its segments, which fill it."""
+    rank = range(len(places[0].start))
+    edges = [[s + n // k for s, n, k in _axes(place)] for place in places]
+    sizes = [max(edge[a] for edge in edges) * places[0].repeats[a] for a in rank]
+    views = [
+        part.reshape(place.view(part.shape))
+        for part, place in zip(parts, places, strict=True)
+    ]
+    return _assembled(views, [place.start for place in places], 0).reshape(sizes)
+
+
+def _axes(place: Place) -> Iterable[tuple[int, int, int]]:
+    return zip(place.start, place.shape, place.repeats, strict=True)
+
+
+def _assembled(
+    parts: list[jax.Array], starts: list[tuple[int, ...]], axis: int
+) -> jax.Array:
+    """A view of its segments' views, which fill it, by where they begin."""
+    if len(parts) == 1:
+        return parts[0]
+    slabs: dict[int, list[int]] = {}
+    for i, start in enumerate(starts):
+        slabs.setdefault(start[axis], []).append(i)
+    each = [
+        _assembled([parts[i] for i in at], [starts[i] for i in at], axis + 1)
+        for _, at in sorted(slabs.items())
+    ]
+    return each[0] if len(each) == 1 else jnp.concatenate(each, 2 * axis + 1)
+
+
+def in_probe(factor: Any, scale: ParamScale, places: Sequence[Place]) -> Any:
+    """An array of factors, for the shape that a probe gives a fused parameter."""
+    if not getattr(factor, "ndim", 0):
+        return factor
+    values = [at_start(factor, segment) for segment in scale.segments]
+    parts = [
+        jnp.broadcast_to(value, place.shape)
+        for value, place in zip(values, places, strict=True)
+    ]
+    return joined_parts(parts, places)
+
+
+def packed(scale: ParamScale, shapes: Sequence[tuple[int, ...]]) -> list[Place]:
+    """Where segments of other shapes are in an array that they fill.
+
+    Examples:
+      >>> import dataclasses
+      >>> from mupax.optim import param_scale
+      >>> part = param_scale("w", (2,), (8,), (), (0,))
+      >>> q, k = (dataclasses.replace(part, start=(at,)) for at in (0, 8))
+      >>> w = dataclasses.replace(part, shape=(16,), segments=(q, k))
+      >>> [place.start for place in packed(w, [(3,), (5,)])]
+      [(0,), (3,)]
+    """
+    rank = range(len(scale.shape))
+    sizes = [
+        {s.start[a]: shape[a] for s, shape in zip(scale.segments, shapes, strict=True)}
+        for a in rank
+    ]
+    return [
+        Place(
+            tuple(
+                sum(n for at, n in sizes[a].items() if at < s.start[a]) for a in rank
+            ),
+            shape,
+            tuple(1 for _ in rank),
+        )
+        for s, shape in zip(scale.segments, shapes, strict=True)
+    ]

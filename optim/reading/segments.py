@@ -1,0 +1,601 @@
+"""Segments: parts of a parameter that the program uses as parameters of their own."""
+
+import dataclasses
+import itertools
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import jax
+
+from ..rules.roles import ParamScale, param_scale
+from ..scales.declare import Declarations
+from ..scales.paths import open_numbers
+from .axes import Axes
+from .branches import Branches
+from .joints import (
+    ALONG,
+    ELEMENTWISE,
+    REDUCTIONS,
+    Cut,
+    Segmented,
+    Through,
+    dot_out,
+    known_starts,
+    reshaped,
+)
+from .leaves import Leaves
+from .lists import Pairing
+from .models import Reading
+from .program import Node, Program
+
+ByAxis = dict[int, Cut]
+# {(axis, repeats): the sets of places where values are split or joined}
+Ways = dict[tuple[int, int], list[frozenset[int]]]
+
+
+def segmented(
+    large: Reading, others: Sequence[Reading], given: Declarations
+) -> tuple[Reading, list[Reading], "Parts"]:
+    """Read each segment of a fused parameter as a parameter.
+
+    A parameter is cut if the program cuts it alike in all models: as many segments
+    along the same axes.
+
+    Args:
+      large: the target.
+      others: models of other sizes.
+      given: parameters that the user insists on stay whole.
+
+    Returns:
+      The readings, and what joins the segments' scales.
+    """
+    found = [_ways(reading) for reading in (large, *others)]
+    twins = []
+    for reading in others:
+        pairing = Pairing(large.leaves, reading.leaves)
+        twins.append({path: pairing.twin(path) for path in large.leaves})
+    kept: list[dict[str, ByAxis]] = [{} for _ in found]
+    for path in found[0]:
+        told = given.axes(path, large.leaves[path].shape)
+        names = [path, *(twin[path] or "" for twin in twins)]
+        if told is None or not told.insists:
+            each = [ways.get(n, {}) for ways, n in zip(found, names, strict=True)]
+            for keep, name, cut in zip(kept, names, _agreed(each), strict=True):
+                if cut:
+                    keep[name] = cut
+    for keep, ways in zip(kept[1:], found[1:], strict=True):
+        # Blocks of the base beside the first of their kind.
+        like = {open_numbers(name): name for name in keep}
+        for name in ways.keys() - keep.keys():
+            twin = like.get(open_numbers(name))
+            if twin is not None and ways[name] == ways[twin]:
+                keep[name] = keep[twin]
+    readings = [
+        _cut(r, k) if k or _joins_kernels(r) else r
+        for r, k in zip((large, *others), kept, strict=True)
+    ]
+    small = {p: (twins[0][p], kept[1].get(twins[0][p] or "", {})) for p in kept[0]}
+    parts = Parts(large.leaves, others[0].leaves, kept[0], small)
+    return readings[0], readings[1:], parts
+
+
+def _agreed(each: Sequence[Ways]) -> list[ByAxis]:
+    """The cuts that are alike in all models, for each model.
+
+    A list of heads has as many cuts as there are heads, so it cuts nothing where their
+    number grows.
+    """
+    found: list[ByAxis] = [{} for _ in each]
+    for axis in {axis for axis, _ in each[0]}:
+        repeats = [min((r for a, r in ways if a == axis), default=0) for ways in each]
+        if 0 in repeats or len({r > 1 for r in repeats}) > 1:
+            continue
+        ways = [way[axis, r] for way, r in zip(each, repeats, strict=True)]
+        if len({len(way) for way in ways}) > 1:
+            ways = [way[:1] for way in ways]
+        pairs = zip(*ways, strict=True)
+        alike = [cuts for cuts in pairs if len({*map(len, cuts)}) == 1]
+        every = zip(*alike, strict=True)
+        joined = [tuple(sorted({x for cut in cuts for x in cut})) for cuts in every]
+        if len({*map(len, joined)}) == 1:
+            for cut, at, r in zip(found, joined, repeats, strict=True):
+                cut[axis] = Cut(at, r)
+    return found
+
+
+def _cut(reading: Reading, cuts: Mapping[str, ByAxis]) -> Reading:
+    leaves, paths = Leaves(), []
+    leaves.parametrization = reading.leaves.parametrization
+    for path, leaf in reading.leaves.items():
+        for name, _, shape in _pieces(path, leaf.shape, cuts.get(path, {})):
+            leaves[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)
+    for path in reading.path_of:
+        leaf = reading.leaves[path]
+        paths += [p for p, _, _ in _pieces(path, leaf.shape, cuts.get(path, {}))]
+    numbers = {reading.path_of.index(path): cut for path, cut in cuts.items()}
+    return Reading(leaves, Segmented(reading.program, numbers), paths)
+
+
+def _joins_kernels(reading: Reading) -> bool:
+    """Whether the model itself makes one kernel of several."""
+    return any(
+        node.op == "concatenate" and all(x.weight for x in node.operands)
+        for node in reading.program.nodes
+    )
+
+
+def _pieces(
+    path: str, shape: tuple[int, ...], cuts: ByAxis
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Name, beginning and shape of each segment."""
+    axes = sorted(cuts)
+    every = [list(enumerate(cuts[a].bounds(shape[a]))) for a in axes]
+    for chosen in itertools.product(*every):
+        start, size = [0] * len(shape), [*shape]
+        for axis, (_, (low, high)) in zip(axes, chosen, strict=True):
+            start[axis], size[axis] = low, (high - low) * cuts[axis].repeats
+        letters = ".".join(_letters(i) for i, _ in chosen)
+        name = f"{path} [part {letters}]" if axes else path
+        yield name, tuple(start), tuple(size)
+
+
+def _letters(number: int) -> str:
+    """Letters that count, since numbers in paths count blocks.
+
+    Examples:
+      >>> _letters(0), _letters(25), _letters(26)
+      ('a', 'z', 'aa')
+    """
+    more, last = divmod(number, 26)
+    return (_letters(more - 1) if more else "") + string.ascii_lowercase[last]
+
+
+# --- where the program cuts ---
+
+
+def _ways(reading: Reading) -> dict[str, Ways]:
+    """The ways in which the program splits or joins axes of parameters, by path."""
+    program = reading.program
+    slices = _slices(program)
+    joins = any(x.op == "concatenate" and x.data for x in program.nodes)
+    if not slices and not joins:
+        return {}
+    finder = _Finder(program, Axes(program))
+    for (_, axis), (node, parts) in slices.items():
+        if _covers(parts, node.shape[axis]):
+            edges = {x for part in parts for x in part} - {0, node.shape[axis]}
+            finder.split(node, axis, frozenset(edges))
+    finder.sums()
+    found: dict[str, Ways] = {}
+    for (param, axis, repeats), ways in finder.found.items():
+        found.setdefault(reading.path_of[param], {})[axis, repeats] = ways
+    return found
+
+
+def _slices(
+    program: Program,
+) -> dict[tuple[int, int], tuple[Node, set[tuple[int, int]]]]:
+    """What is taken apart along which axis, and the parts."""
+    found: dict[tuple[int, int], tuple[Node, set[tuple[int, int]]]] = {}
+    for node in program.nodes:
+        source = node.operands[0] if node.operands else node
+        for axis, start in enumerate(_starts(node) or ()):
+            size = node.shape[axis]
+            if size != source.shape[axis]:
+                _, parts = found.setdefault((source.id, axis), (source, set()))
+                parts.add((start, start + size))
+    return found
+
+
+def _starts(node: Node) -> Sequence[int] | None:
+    """Where a part of a value begins; None for other operations."""
+    starts: list[int] | None = None
+    if node.op == "split":
+        starts = [0] * len(node.shape)
+        starts[node.params["axis"]] = sum(
+            map(int, node.params["sizes"][: node.params["result"]])
+        )
+    elif node.op == "slice":
+        if all(x == 1 for x in node.params.get("strides") or ()):
+            starts = [*node.params["start_indices"]]
+    elif node.op == "dynamic_slice":
+        return known_starts(node.operands[0], node.operands[1:], node.shape)
+    return starts
+
+
+def _covers(parts: Iterable[tuple[int, int]], size: int) -> bool:
+    """Whether every entry is in a part, and so is used.
+
+    Examples:
+      >>> _covers([(2, 4), (0, 2)], 4), _covers([(0, 3)], 4)
+      (True, False)
+    """
+    end = 0
+    for start, stop in sorted(parts):
+        if start > end:
+            return False
+        end = max(end, stop)
+    return end == size
+
+
+_Key = tuple[int, int, int]  # index of a parameter, its axis, repeats
+
+
+class _Finder:
+    """Finds the axes of parameters that values were taken apart along."""
+
+    def __init__(self, program: Program, axes: Axes):
+        self._program, self._axes = program, axes
+        self._stops = {b.add.id for b in Branches(program, axes).all}
+        self.found: dict[_Key, list[frozenset[int]]] = {}
+        self._joints: dict[tuple[int, int], frozenset[int]] = {}
+
+    def split(self, node: Node, axis: int, cuts: frozenset[int]) -> None:
+        """A value is taken apart: cut the kernels that it was computed by."""
+        if self._meets_again(node, axis):
+            return
+        walk = _Walk(self._stops)
+        walk.back(node, axis, cuts)
+        if (walk.kernel or node.weight) and not walk.stopped:
+            self._keep(walk)
+
+    def _keep(self, walk: "_Walk") -> None:
+        for key, cuts in walk.found.items():
+            ways = self.found.setdefault(key, [])
+            if cuts not in ways:
+                ways.append(frozenset(cuts))
+
+    def _meets_again(self, node: Node, axis: int) -> bool:
+        """Whether parts of a value are joined along the same axis, as in a rotation."""
+        reached: dict[int, int] = {}
+        stack = [
+            (user, axis)
+            for user in self._axes.uses(node)
+            if user.op in ("slice", "split", "dynamic_slice")
+            and user.shape[axis] != node.shape[axis]
+        ]
+        while stack:
+            at, a = stack.pop()
+            if at.id in reached:
+                continue
+            reached[at.id] = a
+            for user in self._axes.uses(at):
+                if user.op == "concatenate" and user.params["dimension"] == a:
+                    if sum(reached.get(x.id) == a for x in user.operands) > 1:
+                        return True
+                elif user.op in ELEMENTWISE and user.shape == at.shape:
+                    stack.append((user, a))
+        return False
+
+    def sums(self) -> None:
+        """A kernel sums over an axis that was joined: cut it there."""
+        for node in self._program.nodes:
+            for kernel, axis, data, a in _contracted(node):
+                cuts = self._joined(data, a)
+                if cuts and kernel.weight and data.data:
+                    walk = _Walk(self._stops)
+                    walk.back(kernel, axis, cuts)
+                    self._keep(walk)
+
+    def _joined(self, node: Node, axis: int) -> frozenset[int]:
+        """Where parts of a value along an axis were joined."""
+        key = node.id, axis
+        if key not in self._joints:
+            self._joints[key] = frozenset()  # of a loop's carry
+            self._joints[key] = frozenset(self._find_joined(node, axis))
+        return self._joints[key]
+
+    def _find_joined(self, node: Node, axis: int) -> Iterable[int]:
+        if node.op == "concatenate":
+            found: set[int] = set()
+            start = 0
+            for part in node.operands:
+                inner = self._joined(part, axis)
+                if node.params["dimension"] != axis:
+                    found |= inner
+                    continue
+                found |= {start, *(start + x for x in inner)}
+                start += part.shape[axis]
+            return found - {0}
+        if node.op in ("carry", "dot_general", "conv_general_dilated") or not node.data:
+            return ()
+        return {
+            cut * through.down // through.up
+            for operand, through in _sources(node, axis)
+            if through.repeats == 1
+            for cut in self._joined(operand, through.axis)
+            if cut * through.down % through.up == 0
+        }
+
+
+def _contracted(node: Node) -> Iterator[tuple[Node, int, Node, int]]:
+    """Kernel, axis, data and axis of each sum of products."""
+    if node.op == "dot_general":
+        (left, right), _ = node.params["dimension_numbers"]
+        one, other = node.operands
+        for a, b in zip(left, right, strict=True):
+            yield one, a, other, b
+            yield other, b, one, a
+    elif node.op == "conv_general_dilated" and node.params["feature_group_count"] == 1:
+        numbers = node.params["dimension_numbers"]
+        data, kernel = node.operands
+        yield kernel, numbers.rhs_spec[1], data, numbers.lhs_spec[1]
+
+
+def _sources(node: Node, axis: int, repeats: int = 1) -> Iterator[tuple[Node, Through]]:
+    """Operands that an axis of a result comes from, and how places map to theirs."""
+    if node.op == "reshape":
+        through = reshaped(node.shape, node.operands[0].shape, axis, repeats)
+        if through is not None:
+            yield node.operands[0], through
+        return
+    for operand, before in _unchanged(node, axis):
+        yield operand, Through(before, repeats, repeats, 1, 1)
+
+
+def _unchanged(node: Node, axis: int) -> Iterator[tuple[Node, int]]:
+    """Operands that have an axis of a result, and where."""
+    op, operands = node.op, node.operands
+    if op in ELEMENTWISE:
+        for operand in operands:
+            alike = len(operand.shape) == len(node.shape)
+            if alike and operand.shape[axis] == node.shape[axis]:
+                yield operand, axis
+    elif op in ALONG or op == "rev":
+        if axis not in node.params.get("dimensions", (node.params.get("axis"),)):
+            yield operands[0], axis
+    elif op == "pad":
+        if not any(node.params["padding_config"][axis]):
+            yield operands[0], axis
+    elif op == "transpose":
+        yield operands[0], node.params["permutation"][axis]
+    elif op == "broadcast_in_dim":
+        kept = node.params["broadcast_dimensions"]
+        if axis in kept:
+            before = kept.index(axis)
+            if operands[0].shape[before] == node.shape[axis]:
+                yield operands[0], before
+    elif op in ("squeeze", *REDUCTIONS):
+        gone = node.params["dimensions" if op == "squeeze" else "axes"]
+        rest = [a for a in range(len(operands[0].shape)) if a not in gone]
+        yield operands[0], rest[axis]
+    elif op == "stack":
+        if axis:
+            yield operands[0], axis - 1
+    elif op == "unstack":
+        yield operands[0], axis + 1
+    elif op in ("slice", "dynamic_slice", "split"):
+        if operands[0].shape[axis] == node.shape[axis]:
+            yield operands[0], axis
+    elif op == "carry" or (op == "concatenate" and node.params["dimension"] != axis):
+        for operand in operands:
+            yield operand, axis
+
+
+class _Walk:
+    """Follows the axis of a value back to the parameters that it comes from."""
+
+    def __init__(self, stops: set[int]):
+        self._stops = stops
+        self.found: dict[_Key, set[int]] = {}
+        self.kernel = self.stopped = False
+        self._seen: set[tuple[int, int, frozenset[int], int]] = set()
+
+    def back(self, node: Node, axis: int, cuts: frozenset[int]) -> None:
+        """Follow cuts of a value's axis."""
+        stack = [(node, axis, cuts, 1)]
+        while stack:
+            step = node, axis, cuts, repeats = stack.pop()
+            if (node.id, *step[1:]) in self._seen or not cuts:
+                continue
+            self._seen.add((node.id, axis, cuts, repeats))
+            if node.id in self._stops:  # a residual stream is one vector
+                self.stopped = True
+                return
+            if node.param is not None:
+                key = node.param, axis, repeats
+                self.found.setdefault(key, set()).update(cuts)
+            stack += self._before(*step)
+
+    def _before(
+        self, node: Node, axis: int, cuts: frozenset[int], repeats: int
+    ) -> Iterator[tuple[Node, int, frozenset[int], int]]:
+        kernel = _kernel_of(node, axis)
+        if kernel is not None:
+            self.kernel = True
+            yield *kernel, cuts, repeats
+            if node.op == "conv_general_dilated" and _depthwise(node):
+                channels = node.params["dimension_numbers"].lhs_spec[1]
+                yield node.operands[0], channels, cuts, repeats
+            return
+        moved = _offset(node, axis)
+        if moved is not None:
+            if repeats == 1:
+                yield node.operands[0], axis, frozenset(x + moved for x in cuts), 1
+            return
+        for operand, through in _sources(node, axis, repeats):
+            places = [through.place(x) for x in cuts]
+            if (operand.data or operand.weight) and None not in places:
+                found = frozenset(x for x in places if x is not None)
+                yield operand, through.axis, found, through.repeats
+
+
+def _offset(node: Node, axis: int) -> int | None:
+    """Where a part of a value begins along an axis; None for other operations."""
+    starts = _starts(node)
+    if starts is None or node.operands[0].shape[axis] == node.shape[axis]:
+        return None
+    return starts[axis]
+
+
+def _depthwise(node: Node) -> bool:
+    numbers = node.params["dimension_numbers"]
+    data, kernel = node.operands
+    channels = data.shape[numbers.lhs_spec[1]]
+    groups = node.params["feature_group_count"]
+    return bool(groups == channels == kernel.shape[numbers.rhs_spec[0]])
+
+
+def _kernel_of(node: Node, axis: int) -> tuple[Node, int] | None:
+    """The kernel whose output axis an axis of a product is, and that axis."""
+    if node.op == "dot_general":
+        sums, batches = node.params["dimension_numbers"]
+        for i, kernel in enumerate(node.operands):
+            for a in range(len(kernel.shape)):
+                if a in (*sums[i], *batches[i]):
+                    continue
+                if dot_out(node.operands, sums, batches, i, a) == axis:
+                    return (kernel, a) if kernel.weight else None
+    if node.op == "conv_general_dilated":
+        numbers = node.params["dimension_numbers"]
+        if axis == numbers.out_spec[1] and (
+            node.params["feature_group_count"] == 1 or _depthwise(node)
+        ):
+            return node.operands[1], numbers.rhs_spec[0]
+    return None
+
+
+# --- one scale of many ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Joins the scales of segments.
+
+    Attributes:
+      large: the target's whole parameters.
+      small: the base's.
+      cuts: where those of the target are cut.
+      twins: {path: its counterpart in the base, and where that is cut}.
+    """
+
+    large: Leaves
+    small: Leaves
+    cuts: Mapping[str, ByAxis]
+    twins: Mapping[str, tuple[str | None, ByAxis]]
+
+    def joined(self, scales: Mapping[str, ParamScale]) -> dict[str, ParamScale]:
+        """One scale for each parameter, with its segments where they differ."""
+        found: dict[str, ParamScale] = {}
+        for path, leaf in self.large.items():
+            if path not in self.cuts:
+                found[path] = scales[path]
+                continue
+            twin, cuts = self.twins[path]
+            assert twin is not None
+            before = self.small[twin].shape
+            now = _pieces(path, leaf.shape, self.cuts[path])
+            then = _pieces(twin, before, cuts)
+            rank = range(len(before))
+            repeats = tuple(_repeats(self.cuts[path], a) for a in rank)
+            old_repeats = tuple(_repeats(cuts, a) for a in rank)
+            segments = [
+                dataclasses.replace(
+                    scales[name],
+                    start=start,
+                    base_start=old,
+                    repeats=repeats,
+                    base_repeats=old_repeats,
+                )
+                for (name, start, _), (_, old, _) in zip(now, then, strict=True)
+            ]
+            found[path] = _whole(path, before, leaf.shape, segments)
+        return found
+
+
+def _repeats(cuts: ByAxis, axis: int) -> int:
+    return cuts[axis].repeats if axis in cuts else 1
+
+
+def _whole(
+    path: str,
+    before: tuple[int, ...],
+    shape: tuple[int, ...],
+    segments: list[ParamScale],
+) -> ParamScale:
+    for axis in range(len(shape)):
+        segments = _merged(segments, axis)
+    largest = max(segments, key=lambda s: s.size)
+    if len(segments) == 1:
+        none = {"start": (), "base_start": (), "repeats": (), "base_repeats": ()}
+        return dataclasses.replace(largest, path=path, **none)  # type: ignore[arg-type]
+    scale = param_scale(
+        path,
+        before,
+        shape,
+        largest.in_axes,
+        largest.out_axes,
+        width_last=largest.width_last,
+        depth=largest.depth,
+        in_branch=any(s.in_branch for s in segments),
+        origin=largest.origin,
+        training=largest.training,
+        segments=tuple(
+            dataclasses.replace(s, path=path) for s in sorted(segments, key=_place)
+        ),
+    )
+    return scale
+
+
+def _place(scale: ParamScale) -> tuple[int, ...]:
+    return scale.start
+
+
+def _merged(segments: list[ParamScale], axis: int) -> list[ParamScale]:
+    """Join neighbours along an axis that are used alike."""
+    slabs: dict[int, list[ParamScale]] = {}
+    for segment in segments:
+        slabs.setdefault(segment.start[axis], []).append(segment)
+    every = [sorted(slabs[at], key=_place) for at in sorted(slabs)]
+    single = len(every) > 1 and all(
+        s.shape[axis] == 1 and axis not in s.out_axes for s in segments
+    )
+    alike = all(_facts(slab) == _facts(every[0]) for slab in every)
+    if single and alike:  # copies
+        return [_copies(each, axis) for each in zip(*every, strict=True)]
+    merged = every[:1]
+    for slab in every[1:]:
+        last = merged[-1]
+        if _facts(last) == _facts(slab) and not any(_is_own(s, axis) for s in slab):
+            merged[-1] = [
+                _extended(one, other, axis)
+                for one, other in zip(last, slab, strict=True)
+            ]
+        else:
+            merged.append(slab)
+    return [s for slab in merged for s in slab]
+
+
+def _facts(slab: Sequence[ParamScale]) -> list[ParamScale]:
+    none = {"path": "", "base_shape": (), "shape": (), "start": (), "base_start": ()}
+    return [dataclasses.replace(s, **none, origin="") for s in slab]  # type: ignore[arg-type]
+
+
+def _is_own(scale: ParamScale, axis: int) -> bool:
+    """Whether a segment is a parameter by itself, though its neighbours are alike.
+
+    Those of an axis that is summed over are one matrix, and positions one table.
+    """
+    before, size = scale.base_shape[axis], scale.shape[axis]
+    return axis in scale.out_axes and (
+        bool(scale.in_axes) or size != before or size == 1
+    )
+
+
+def _extended(one: ParamScale, other: ParamScale, axis: int) -> ParamScale:
+    shapes = []
+    for a, b in ((one.base_shape, other.base_shape), (one.shape, other.shape)):
+        shapes.append((*a[:axis], a[axis] + b[axis], *a[axis + 1 :]))
+    return dataclasses.replace(one, base_shape=shapes[0], shape=shapes[1])
+
+
+def _copies(each: Sequence[ParamScale], axis: int) -> ParamScale:
+    """Segments of one entry each, which are used alike."""
+    first = each[0]
+    for other in each[1:]:
+        first = _extended(first, other, axis)
+    return dataclasses.replace(
+        first,
+        in_axes=tuple(a for a in first.in_axes if a != axis),
+        out_axes=tuple(a for a in first.out_axes if a != axis),
+    )
