@@ -1,21 +1,19 @@
-"""Experiment trackers: TensorBoard, Weights & Biases and MLflow.
+"""Experiment trackers: TensorBoard, Weights & Biases and MLflow, which are extras.
 
-A tracker gets the metrics of a run while it trains (`Tracker.write`), or all runs of a
-sweep at its end (`Tracker.write_sweep`). The ids of the runs of Weights & Biases and
-MLflow are kept in the run directory, so that a resumed run continues them.
+A tracker logs the metrics of a run while it trains, and all runs of a sweep at its end.
+The ids of runs are kept in the run directory, so that a resumed run continues them.
 """
 
-import concurrent.futures
 import contextlib
 import json
 import math
 import pathlib
 import re
 import secrets
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 from absl import logging
@@ -24,43 +22,60 @@ from flax.traverse_util import flatten_dict
 from mupax.zoo.addresses import public
 
 from .. import io
-from ..errors import UserError
-from .records import Sink
+from ..errors import UserError, import_extra
 
-NAME = "trackers.json"
-# TensorBoard's page of hyperparameters reads one directory per run.
-_MOST_EVENTS = 2_000
-_FLUSH_SECONDS = 30.0  # between two writes of TensorBoard's events to the disk
+_MOST_RUNS = 2_000  # that TensorBoard's page of hyperparameters reads
 
 
 class Finished(NamedTuple):
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Attributes:
-      name: unique within the sweep, e.g. "depth_mup-w64-d8/3".
-      settings: its hyperparameters, size, parametrization and seed.
-      loss: its final loss; None: it diverged.
-      curve: (step, training loss); only finite losses.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    loss: float | None
-    curve: Sequence[tuple[int, float]]
+    name: str  # unique within the sweep, e.g. "depth_mup-w64-d8/3"
+    settings: Mapping[str, Any]  # hyperparameters, size, parametrization and seed
+    loss: float | None  # at the end; None: it diverged
+    curve: Sequence[tuple[int, float]]  # (step, training loss); finite losses
 
 
-Runs = Iterable[Finished]
-Verdicts = Mapping[str, Any]
+Runs = Sequence[Finished]
 
 
-class Tracker(Sink, Protocol):
-    """Receives the metrics of a run, or a sweep."""
+class Client(Protocol):
+    """What a tracker does; `report` is the path of a page."""
 
-    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
-        """Write a finished sweep.
+    def log(self, step: int, values: dict[str, float]) -> None: ...
+    def sweep(self, runs: Runs, verdicts: dict[str, Any], report: str) -> None: ...
+    def end(self) -> None: ...
 
-        `verdicts` are the contents of `sweep.json`; `report` is the path of a page.
-        """
+
+class Tracker:
+    """Calls a client in a thread; one that fails is left out, with a warning."""
+
+    def __init__(self, client: Client):
+        self._client, self._failed = client, False
+        self._thread = ThreadPoolExecutor(1)
+        self.write_sweep = client.sweep
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Log the metrics of a step."""
+        self._thread.submit(self._try, self._client.log, step, values)
+
+    def close(self) -> None:
+        """End the run."""
+        self._thread.submit(self._try, self._client.end)
+        self._thread.shutdown()
+
+    def _try(self, call: Callable[..., None], *values: Any) -> None:
+        try:
+            if not self._failed:
+                call(*values)
+        except Exception as error:  # of a server, the network, a disk or the client
+            self._failed = True
+            logging.warning(
+                "%s failed (%s) and gets no more metrics of this run; metrics.jsonl "
+                "has all of them.",
+                type(self._client).__name__,
+                error,
+            )
 
 
 def open_trackers(
@@ -71,340 +86,188 @@ def open_trackers(
     wandb: str | None = None,
     mlflow: str | None = None,
 ) -> tuple[Tracker, ...]:
-    """Open the trackers of a run or a sweep.
-
-    Args:
-      folder: the run directory.
-      settings: shown as the run's config, with public addresses.
-      tensorboard: write event files to `folder/tensorboard`.
-      wandb: a project of Weights & Biases; None: off.
-      mlflow: an experiment of MLflow, at MLFLOW_TRACKING_URI; None: off.
+    """Open TensorBoard in `folder`, a project of W&B and an experiment of MLflow.
 
     Raises:
-      UserError: a tracker does not start.
+      UserError: one does not start.
     """
-    trackers: list[Tracker] = []
-    if tensorboard:
-        trackers.append(InBackground(TensorBoard(folder / "tensorboard")))
-    if wandb:
-        trackers.append(InBackground(WandB(wandb, folder, settings)))
-    if mlflow:
-        trackers.append(InBackground(MLflow(mlflow, folder, settings)))
-    return tuple(trackers)
-
-
-# ----- Ids in the run directory.
-
-
-def read_id(folder: pathlib.Path, tracker: str) -> str | None:
-    """The tracker's id of the run in a directory; None if it has none yet."""
+    clients: list[Client] = [TensorBoard(folder / "tensorboard")] if tensorboard else []
     try:
-        value = io.read_sealed(folder / NAME).get(tracker)
-    except FileNotFoundError:
-        return None
-    except io.Damaged as error:
-        logging.warning(
-            "%s is damaged (%s); the run gets a new id.", folder / NAME, error
-        )
-        return None
-    return value if isinstance(value, str) else None
-
-
-def keep_id(folder: pathlib.Path, tracker: str, value: str) -> None:
-    """Store the tracker's id of the run in a directory."""
-    try:
-        ids = io.read_sealed(folder / NAME)
-    except (FileNotFoundError, io.Damaged):
-        ids = {}
-    folder.mkdir(parents=True, exist_ok=True)
-    io.write_sealed(folder / NAME, {**ids, tracker: value})
-
-
-# ----- Trackers.
-
-
-class InBackground:
-    """Sends the metrics of a run to a tracker from a thread.
-
-    Training does not wait for it. A tracker that fails, e.g. because its server is
-    gone or its disk is full, is left out from then on, with a warning.
-    """
-
-    def __init__(self, tracker: Tracker):
-        self._tracker = tracker
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._failed = False
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        self._thread.submit(self._try, self._tracker.write, step, values)
-
-    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
-        self._tracker.write_sweep(runs, verdicts, report)
-
-    def close(self) -> None:
-        self._thread.submit(self._try, self._tracker.close)
-        self._thread.shutdown()
-
-    def _try(self, write: Callable[..., None], *values: Any) -> None:
-        if self._failed:
-            return
-        try:
-            write(*values)
-        except Exception as error:  # of a server, the network, a disk or the client
-            self._failed = True
-            logging.warning(
-                "%s failed (%s) and gets no more metrics of this run; metrics.jsonl "
-                "has all of them.",
-                type(self._tracker).__name__,
-                error,
-            )
+        if wandb:
+            clients.append(WandB(wandb, folder, settings))
+        if mlflow:
+            clients.append(MLflow(mlflow, folder, settings))
+    except UserError:  # a package is missing
+        raise
+    except Exception as error:  # of a server, the network or the client
+        raise UserError(
+            f"a tracker cannot be started: {error}; for Weights & Biases run `wandb "
+            "login` or set WANDB_MODE=offline, for MLflow check MLFLOW_TRACKING_URI"
+        ) from None
+    return tuple(map(Tracker, clients))
 
 
 class TensorBoard:
-    """Writes event files for TensorBoard: those of a sweep's run in its own directory.
-
-    It skips the runs of a sweep that it has written before.
-    """
+    """Event files; of a sweep, each run in a directory of its own."""
 
     def __init__(self, folder: pathlib.Path):
-        # Imported here and below: the base install lacks it.
-        import tensorboardX  # noqa: F401
-
         self._folder = folder
-        self._events: _Events | None = None
-        self._flushed = 0.0
+        self._file: Any = None
 
-    def write(self, step: int, values: dict[str, float]) -> None:
-        if self._events is None:
-            self._events = _Events(self._folder)
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._file = self._file or self._open(self._folder)
         try:
-            for name, value in values.items():
-                self._events.number(name, value, step)
-            now = time.time()
-            if now - self._flushed > _FLUSH_SECONDS:
-                self._events.flush()
-                self._flushed = now
+            self._write(self._file, step, values)
+            self._file.flush()
         except OSError:
             with contextlib.suppress(OSError):
-                self._events.close()
+                self._file.close()
             raise
 
-    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
-        del verdicts, report
-        runs = list(runs)
-        if len(runs) > _MOST_EVENTS:
-            logging.warning(
-                "The sweep has %d runs; TensorBoard shows the hyperparameters of at "
-                "most %d. See results.csv.",
-                len(runs),
-                _MOST_EVENTS,
-            )
+    def sweep(self, runs: Runs, verdicts: dict[str, Any], report: str) -> None:
+        if len(runs) > _MOST_RUNS:
+            text = "TensorBoard shows at most %d runs, not the %d here; see results.csv"
+            logging.warning(text, _MOST_RUNS, len(runs))
             return
-        from tensorboardX.summary import hparams
+        for run in (run for run in runs if not (self._folder / run.name).exists()):
+            from tensorboardX.summary import hparams
 
-        for run in runs:
-            folder = self._folder / run.name
-            if folder.exists():
-                continue
-            scalars = bool | int | float | str
-            plain = {
-                key: value if isinstance(value, scalars) else str(value)
-                for key, value in run.settings.items()
-            }
-            with contextlib.closing(_Events(folder)) as events:
-                for summary in hparams(plain, {"final_loss": 0.0}):
-                    events.add(summary)
-                for step, loss in run.curve:
-                    events.number("loss", loss, step)
-                if run.loss is not None:
-                    events.number("final_loss", run.loss, 0)
+            file = self._open(self._folder / run.name)
+            kinds = bool | int | float | str
+            settings = run.settings.items()
+            plain = {k: v if isinstance(v, kinds) else str(v) for k, v in settings}
+            for summary in hparams(plain, {"final_loss": 0.0}):
+                self._event(file, summary=summary)
+            for step, loss in run.curve:
+                self._write(file, step, {"loss": loss})
+            last = math.nan if run.loss is None else run.loss
+            self._write(file, 0, {"final_loss": last})
+            file.close()
 
-    def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
+    def end(self) -> None:
+        if self._file:
+            self._file.close()
 
-
-class _Events:
-    """An event file of TensorBoard.
-
-    Not a `SummaryWriter`: it writes from a thread, and if that thread fails, e.g. of a
-    full disk, it blocks after ten more numbers.
-    """
-
-    def __init__(self, folder: pathlib.Path):
-        from tensorboardX.proto.event_pb2 import Event
+    def _open(self, folder: pathlib.Path) -> Any:
+        # Not a SummaryWriter, which blocks once its disk is full.
         from tensorboardX.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
-        self._file = RecordWriter(str(folder / name))
-        self._event = Event
-        self._write(file_version="brain.Event:2")
-        self.flush, self.close = self._file.flush, self._file.close
+        file = RecordWriter(str(folder / f"events.out.tfevents.{time.time():.0f}"))
+        self._event(file, file_version="brain.Event:2")
+        return file
 
-    def add(self, summary: Any, step: int = 0) -> None:
-        self._write(summary=summary, step=step)
+    def _event(self, file: Any, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
 
-    def number(self, name: str, value: float, step: int) -> None:
-        """Write a number; TensorBoard cannot show those that are not finite."""
+        file.write(Event(wall_time=time.time(), **content).SerializeToString())
+
+    def _write(self, file: Any, step: int, values: dict[str, float]) -> None:
         from tensorboardX.summary import scalar
 
-        if math.isfinite(value):
-            self.add(scalar(name, value), step)
-
-    def _write(self, **content: Any) -> None:
-        event = self._event(wall_time=time.time(), **content)
-        self._file.write(event.SerializeToString())
+        for name, x in values.items():
+            if math.isfinite(x):  # TensorBoard shows no others
+                self._event(file, summary=scalar(name, x), step=step)
 
 
 class WandB:
-    """Writes to a run of Weights & Biases, named after the run directory.
-
-    Of a sweep, it gets a table of all runs, the verdicts and the report.
-
-    Raises:
-      UserError: Weights & Biases does not start.
-    """
+    """A run of Weights & Biases; of a sweep, a table of its runs and the report."""
 
     def __init__(self, project: str, folder: pathlib.Path, settings: dict[str, Any]):
-        import wandb
-
-        self._wandb: Any = wandb
-        known_id = read_id(folder, "wandb")
-        run_id = known_id or secrets.token_hex(4)
+        self._wandb = import_extra("wandb", "wandb", f"--config.wandb={project}")
+        run_id = ids(folder).get("wandb") or secrets.token_hex(4)
         # It would upload the command line, with the secrets of addresses.
         hidden = {"x_disable_meta": True} if public(sys.argv) != sys.argv else {}
-        try:
-            self._run = wandb.init(
-                project=project,
-                dir=str(folder),
-                name=folder.name,
-                config=settings,
-                id=run_id,
-                resume="allow",
-                settings=hidden,
-            )
-        except Exception as error:  # wandb's exceptions have no common base class
-            raise UserError(
-                f"Weights & Biases cannot be started: {error}; run `wandb login`, or "
-                "set WANDB_MODE=offline"
-            ) from None
-        if known_id is None:
-            keep_id(folder, "wandb", run_id)
+        self._run = self._wandb.init(
+            project=project,
+            dir=str(folder),
+            name=folder.name,
+            config=settings,
+            id=run_id,
+            resume="allow",
+            settings=hidden,
+        )
+        ids(folder, wandb=run_id)
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
-    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
+    def sweep(self, runs: Runs, verdicts: dict[str, Any], report: str) -> None:
         rows = [{**run.settings, "loss": run.loss} for run in runs]
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = self._wandb.Table(
-            columns=columns, data=[[row.get(name) for name in columns] for row in rows]
-        )
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[row.get(name) for name in names] for row in rows]
+        table = self._wandb.Table(columns=names, data=cells)
         self._run.log({"runs": table, "report": self._wandb.Html(report)})
-        self._run.summary.update({"verdicts": _plain(verdicts)})
+        self._run.summary.update({"verdicts": json.loads(_text(verdicts))})
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._run.finish()
 
 
 class MLflow:
-    """Writes to a run of MLflow, at MLFLOW_TRACKING_URI, named after the run directory.
-
-    The experiment is created if it does not exist. Of a sweep, it gets a nested run for
-    each run that it does not have yet, the verdicts and the report.
-
-    Raises:
-      UserError: MLflow does not start.
-    """
+    """A run of MLflow; of a sweep, a nested run for each run, and the report."""
 
     def __init__(self, experiment: str, folder: pathlib.Path, settings: dict[str, Any]):
-        import mlflow
+        self._mlflow = import_extra("mlflow", "mlflow", f"--config.mlflow={experiment}")
+        self._client = self._mlflow.MlflowClient()
+        known = self._client.get_experiment_by_name(experiment)
+        create = self._client.create_experiment
+        self._experiment = known.experiment_id if known else create(experiment)
+        self._id = ids(folder).get("mlflow", "")
+        if self._id:
+            self._client.update_run(self._id, status="RUNNING")
+        else:
+            self._id = self._start(folder.name, flatten_dict(settings, sep="."))
+            ids(folder, mlflow=self._id)
 
-        try:
-            self._client: Any = mlflow.MlflowClient()
-            existing = self._client.get_experiment_by_name(experiment)
-            self._experiment = (
-                existing.experiment_id
-                if existing
-                else self._client.create_experiment(experiment)
-            )
-            if known_id := read_id(folder, "mlflow"):
-                self._id = known_id
-                self._client.update_run(known_id, status="RUNNING")
-                return
-            run = self._client.create_run(self._experiment, run_name=folder.name)
-            self._id = run.info.run_id
-            self._log(self._id, params=flatten_dict(settings, sep="."))
-            keep_id(folder, "mlflow", self._id)
-        except Exception as error:  # of a store, a server or the network
-            raise UserError(
-                f"MLflow cannot be started: {error}; check MLFLOW_TRACKING_URI"
-            ) from None
+    def _start(self, name: str, params: Mapping[str, Any], **tags: str) -> str:
+        run = self._client.create_run(self._experiment, run_name=name, tags=tags)
+        for key, value in params.items():
+            # MLflow refuses other characters, and longer values.
+            name = re.sub(r"[^\w\-. /:]", "_", key, flags=re.ASCII)
+            self._client.log_param(run.info.run_id, name, str(value)[:6000])
+        return run.info.run_id
 
-    def _log(
-        self,
-        run: str,
-        *,
-        params: Mapping[str, Any] | None = None,
-        metrics: Iterable[tuple[str, float, int]] = (),
-    ) -> None:
-        from mlflow.entities import Metric, Param
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._mlflow.log_metrics(values, step, run_id=self._id)
 
-        # MLflow's limits: 100 parameters of 6,000 characters, 1,000 metrics in a call.
-        kept = [Param(_key(k), str(v)[:6000]) for k, v in (params or {}).items()]
-        now = time.time_ns() // 10**6
-        logged = [Metric(_key(k), value, now, step) for k, value, step in metrics]
-        for at in range(0, len(kept), 100):
-            self._client.log_batch(run, params=kept[at : at + 100])
-        for at in range(0, len(logged), 500):
-            self._client.log_batch(run, metrics=logged[at : at + 500])
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        self._log(self._id, metrics=[(name, x, step) for name, x in values.items()])
-
-    def write_sweep(self, runs: Runs, verdicts: Verdicts, report: str) -> None:
-        written = self._children()
-        for run in runs:
-            if run.name in written:
-                continue
-            tags = {"mlflow.parentRunId": self._id}
-            child = self._client.create_run(
-                self._experiment, run_name=run.name, tags=tags
-            ).info.run_id
-            metrics = [("loss", loss, step) for step, loss in run.curve]
-            if run.loss is not None:
-                metrics.append(("final_loss", run.loss, 0))
-            self._log(child, params=run.settings, metrics=metrics)
-            diverged = run.loss is None
-            self._client.set_terminated(child, "FAILED" if diverged else "FINISHED")
-        self._client.log_text(
-            self._id, json.dumps(_plain(verdicts), indent=1), "sweep.json"
+    def sweep(self, runs: Runs, verdicts: dict[str, Any], report: str) -> None:
+        parent = "mlflow.parentRunId"
+        query = f"tags.`{parent}` = '{self._id}'"
+        children = self._mlflow.search_runs(
+            [self._experiment], query, output_format="list"
         )
+        written = {r.info.run_name for r in children if r.info.status != "RUNNING"}
+        for run in (run for run in runs if run.name not in written):
+            child = self._start(run.name, run.settings, **{parent: self._id})
+            for step, loss in run.curve:
+                self._client.log_metric(child, "loss", loss, step=step)
+            if run.loss is not None:
+                self._client.log_metric(child, "final_loss", run.loss)
+            status = "FAILED" if run.loss is None else "FINISHED"
+            self._client.set_terminated(child, status)
+        self._client.log_text(self._id, _text(verdicts), "sweep.json")
         self._client.log_artifact(self._id, report)
 
-    def _children(self) -> set[str]:
-        """The names of the finished runs that were written for this sweep."""
-        query = f"tags.mlflow.parentRunId = '{self._id}'"
-        names: set[str] = set()
-        token = None
-        while True:
-            page = self._client.search_runs(
-                [self._experiment], query, max_results=1000, page_token=token
-            )
-            names |= {r.info.run_name for r in page if r.info.status != "RUNNING"}
-            token = page.token
-            if not token:
-                return names
-
-    def close(self) -> None:
+    def end(self) -> None:
         self._client.set_terminated(self._id)
 
 
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))
+def ids(folder: pathlib.Path, **new: str) -> dict[str, str]:
+    """The ids of a run directory's runs, by tracker, after `new` ones are stored."""
+    path = folder / "trackers.json"
+    known: dict[str, str] = {}
+    try:
+        known = json.loads(path.read_text())
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        logging.warning("%s is damaged (%s); the run gets a new id.", path, error)
+    if new:
+        folder.mkdir(parents=True, exist_ok=True)
+        io.write_durably(path, json.dumps({**known, **new}))
+    return {**known, **new}
 
 
-def _key(name: str) -> str:
-    """A name with only characters that MLflow accepts."""
-    return re.sub(r"[^A-Za-z0-9_\-. /:]", "_", name)
+def _text(verdicts: Mapping[str, Any]) -> str:
+    return json.dumps(verdicts, indent=1, default=str)
