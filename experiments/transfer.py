@@ -57,7 +57,7 @@ def run(
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": untuned.settings()}
     workdir.check(directory, settings, free=sweeping.REMOVED)
-    settings["contents"] = sweeping.check_data(tasks, console)
+    settings["contents"] = sweeping.check_data(tasks, console, directory)
     if note := length_note(parsed):
         console.print(note, highlight=False)
     target = prepare(untuned)
@@ -84,7 +84,7 @@ def run(
             )
         except Diverged as error:
             data = dataclasses.replace(swept, trained=_diverged(target, trained_in))
-            page = report.write_report(data, directory)[0]
+            page = report.write_report(data, directory)
             size, base = space.sizes_of(tuned_target), parsed.sizes
             raise Diverged(
                 f"{error} This was the target, at the base's best learning rate "
@@ -120,7 +120,7 @@ def run(
         data = dataclasses.replace(swept, trained=shown, compared=compared)
         with sweeping.writing(directory):
             io.write_sealed(directory / "summary.json", summary)
-            page = report.write_report(data, directory)[0]
+            page = report.write_report(data, directory)
             sweeping.track(parsed, data, directory)
         report.print_target(data, console)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
@@ -135,7 +135,7 @@ def dry_run(config: ConfigDict, folder: str | pathlib.Path) -> None:
     settings = parsed.settings() | {"target": target.settings()}
     workdir.check(pathlib.Path(folder), settings, free=sweeping.REMOVED)
     tasks = space.tasks(parsed)
-    sweeping.check_data(tasks, console)
+    sweeping.check_data(tasks, console, pathlib.Path(folder))
     later = {"target": target}
     later |= {key: _baseline_config(key, parsed, target) for key in parsed.compare}
     tasks += [ZooTask(key, one, {}, 1, 1) for key, one in later.items()]

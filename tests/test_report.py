@@ -19,11 +19,11 @@ from mupax.experiments.report import (
     outcome_figures,
     print_target,
     print_verdicts,
-    report_page,
     sentences,
     style,
     write_report,
 )
+from mupax.experiments.report.page import report_page
 from mupax.experiments.sweep.results import Sizes
 from mupax.experiments.sweep.verdict import Verdict, percent
 
@@ -59,7 +59,7 @@ def dead(population):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The paths of one written report."""
+    """The path of a written page."""
     return write_report(made(), tmp_path_factory.mktemp("report"))
 
 
@@ -102,14 +102,14 @@ def text_of(data):
 
 def test_everything_is_written_and_no_drafts_stay(report):
     names = ["report.html", "depth.png", "width.png", "regret.png", "target.png"]
-    assert [p.name for p in report] == names
-    assert sorted(os.listdir(report[0].parent)) == sorted(names)
-    for picture in report[1:]:
-        assert imread(picture).shape[1] > 2000
+    assert report.name == names[0]
+    assert sorted(os.listdir(report.parent)) == sorted(names)
+    for name in names[1:]:
+        assert imread(report.with_name(name)).shape[1] > 2000
 
 
 def test_the_page_is_self_contained(report):
-    html = report[0].read_text()
+    html = report.read_text()
     reader = Reader(html)
     kinds = {r.split(";")[0] for r in reader.references}
     assert kinds == {"data:image/png", "data:text/csv"}
@@ -120,7 +120,7 @@ def test_the_page_is_self_contained(report):
 
 
 def test_the_page_has_its_sections_alternatives_and_command(report):
-    reader = Reader(report[0].read_text())
+    reader = Reader(report.read_text())
     assert reader.ids == [
         *("learning_rate-depth", "learning_rate-width"),
         *("curves-depth", "curves-width", "regret", "target", "settings"),

@@ -22,10 +22,10 @@ from mupax.experiments.report import (
     curves_figure,
     heatmap_figure,
     print_verdicts,
-    report_page,
     sentences,
     write_report,
 )
+from mupax.experiments.report.page import report_page
 from mupax.experiments.sweep import main as sweep
 from mupax.experiments.sweep import valley
 from mupax.experiments.sweep.results import Cell
@@ -443,8 +443,23 @@ def test_the_page_fits_the_screen(width, tmp_path):
     assert not ink[-12:].any()
 
 
-def test_the_report_replaces_an_older_one(tmp_path):
-    (tmp_path / "report.html").write_text("old")
-    (written,) = write_report(swept(populations(shapes=[BASE])), tmp_path)
-    assert written.read_text().startswith("<!doctype html>")
+def test_only_the_undamaged_report_of_the_same_data_is_kept(tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("old")
+    data = swept(populations(shapes=[BASE]))
+    assert write_report(data, tmp_path) == page
+    content = page.read_bytes()
+    assert content.startswith(b"<!doctype html>")
+    for wrong in (content.replace(b"<h1", b"<h2"), content[:-100], b"", content + b" "):
+        page.write_bytes(wrong)
+        write_report(data, tmp_path)
+        assert page.read_bytes() == content
+    made = page.stat().st_ino
+    write_report(swept(populations(shapes=[BASE])), tmp_path)
+    assert page.stat().st_ino == made
+    moved = [dataclasses.replace(p, curves=p.curves + 1) for p in data.populations]
+    for other in ({"subject": "another"}, {"populations": moved}):
+        write_report(dataclasses.replace(data, **other), tmp_path)
+        assert page.stat().st_ino != made
+        made = page.stat().st_ino
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]

@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -13,7 +11,6 @@ from matplotlib.figure import Figure
 from mupax.optim.scales.display import Figures
 
 from ..errors import UserError
-from ..io import write_durably
 from ..sweep import grids
 from ..sweep.verdict import Transfer, listed
 from . import curves_figure, heatmap_figure, sentences
@@ -28,31 +25,18 @@ Draw = Callable[[Page], Figure]
 _RATE = "learning_rate"
 
 
-def write_report(data: SweepData, workdir: str | os.PathLike) -> list[Path]:
-    """Write report.html into a run directory.
-
-    Args:
-      data: results of a sweep or transfer. With a trained target, depth.png, width.png,
-        regret.png and target.png are written too, and with baselines demo.png.
-      workdir: an existing directory; files of the same name are replaced.
-
-    Returns:
-      The written paths, the report first.
-    """
-    files = {"report.html": report_page(data).encode()}
-    if data.trained is not None:
-        draws: dict[str, Draw] = {
-            axis: functools.partial(sweep_figure, data, _RATE, axis) for axis in AXES
-        }
-        draws["regret"] = functools.partial(regret_figure, data, _rates(data))
-        draws["target"] = functools.partial(target_figure, data)
-        if has_result(data):
-            draws["demo"] = functools.partial(result_figure, data)
-        files |= {f"{name}.png": render(draw, FILE) for name, draw in draws.items()}
-    paths = [Path(workdir) / name for name in files]
-    for path, content in zip(paths, files.values(), strict=True):
-        write_durably(path, content)
-    return paths
+def pictures(data: SweepData) -> dict[str, bytes]:
+    """The pictures of a trained target, as PNG files by name."""
+    if data.trained is None:
+        return {}
+    draws: dict[str, Draw] = {
+        axis: functools.partial(sweep_figure, data, _RATE, axis) for axis in AXES
+    }
+    draws["regret"] = functools.partial(regret_figure, data, _rates(data))
+    draws["target"] = functools.partial(target_figure, data)
+    if has_result(data):
+        draws["demo"] = functools.partial(result_figure, data)
+    return {f"{name}.png": render(draw, FILE) for name, draw in draws.items()}
 
 
 def sweep_figures(data: SweepData, name: str) -> Figures:
@@ -88,7 +72,7 @@ def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
     if has_result(data):
         draws["result"] = functools.partial(result_figure, data)
 
-    def pictures(page: Page) -> dict[str, str]:
+    def embedded(page: Page) -> dict[str, str]:
         drawn = {name: render(draw, page, dpi=dpi) for name, draw in draws.items()}
         return {name: inline("image/png", png) for name, png in drawn.items()}
 
@@ -98,8 +82,8 @@ def report_page(data: SweepData, dpi: int = DPI, *, phone: bool = True) -> str:
         sentences=sentences,
         tiles=_tiles(data),
         sections=sections,
-        pictures=pictures(WIDE),
-        narrow=pictures(NARROW) if phone else {},
+        pictures=embedded(WIDE),
+        narrow=embedded(NARROW) if phone else {},
         settings=list(flat(data.settings)),
         told=_effort(data),
         results=download(data.table),

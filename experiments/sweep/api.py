@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from mupax.optim.scales.display import Figures, html_table
 
 from .. import data as datasets
+from .. import report
 from ..errors import UserError
 from ..io import write_durably
 from ..memory import check as check_memory
@@ -41,8 +42,6 @@ from .results import Population
 if TYPE_CHECKING:
     import optuna
     import pandas
-
-    from .. import report
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -119,9 +118,9 @@ class Sweep:
         Raises:
           UserError: it has one value only, or is unknown.
         """
-        from .. import report  # imports matplotlib
+        from ..report.page import sweep_figures  # imports matplotlib
 
-        return report.sweep_figures(_report_data(self), name)
+        return sweep_figures(_report_data(self), name)
 
     def _runs(self) -> list[dict[str, Any]]:
         return [row for population in self.populations for row in population.rows()]
@@ -476,8 +475,6 @@ def _population(
 
 def _report(result: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
     """Write results.csv and report.html beside the stored runs."""
-    from .. import report  # imports matplotlib
-
     settings = {
         "sweep": {
             "seeds": task.seeds,
@@ -499,9 +496,7 @@ def _report_data(
     steps: int = 0,
     settings: Mapping[str, Any] | None = None,
     subject: str = "",
-) -> "report.SweepData":
-    from .. import report  # imports matplotlib
-
+) -> report.SweepData:
     return report.SweepData(
         populations=result.populations,
         base=result.base,

@@ -90,10 +90,9 @@ def prepare(
     if store is not None:
         task = task.bound(data)
         stored = store.runs(task.name, task.key)
-    points = list(itertools.product(*task.grid.values()))
-    seeds = range(task.seeds)
-    missing = [at for at in points if any((s, at) not in stored for s in seeds)]
-    rows = [s for s in seeds if any((s, at) not in stored for at in missing)]
+    left = _left(task, stored)
+    missing = list(dict.fromkeys(at for _, at in left))
+    rows = sorted({seed for seed, _ in left})
     compiled = None
     if missing:
         training = task.training(data)
@@ -107,9 +106,21 @@ def prepare(
             if ahead and chunks.cramped:
                 chunks = Chunks(task, training, limits, len(missing), rows)
             stored.update(train_points(chunks, missing, store, since, on_runs))
-        return _population(task, points, stored, task.chance(data))
+        return _population(task, stored, task.chance(data))
 
     return train
+
+
+def missing(task: Task, store: Store) -> bool:
+    """Whether a store lacks runs of a task, whose key needs no data."""
+    return bool(_left(task, store.runs(task.name, task.key)))
+
+
+def _left(task: Task, stored: Mapping[Run, Record]) -> list[Run]:
+    """The runs that are not stored."""
+    points = itertools.product(*task.grid.values())
+    runs = itertools.product(range(task.seeds), points)
+    return [run for run in runs if run not in stored]
 
 
 class Chunks:
@@ -283,11 +294,9 @@ def _records(
 
 
 def _population(
-    task: Task,
-    points: Sequence[Point],
-    stored: Mapping[Run, Record],
-    guess: float | None,
+    task: Task, stored: Mapping[Run, Record], guess: float | None
 ) -> Population:
+    points = list(itertools.product(*task.grid.values()))
     runs = [[stored[seed, at] for at in points] for seed in range(task.seeds)]
     # None turns into NaN.
     table = np.array([[run.losses for run in row] for row in runs], dtype=float)

@@ -27,6 +27,7 @@ from ..run.trackers import open_trackers
 from . import cost, engine, executors, export, space
 from .results import Population
 from .space import SweepConfig
+from .store import Store
 from .tasks import ZooTask
 
 # Names of parametrizations in reports, by key.
@@ -40,6 +41,7 @@ LABELS = {
     "completep": "CompleteP",
 }
 
+_STORED = "cells"  # folder of the finished runs
 # Keys of earlier versions, without effect.
 REMOVED = ("sweep.tradeoff",)
 # Settings that may change between calls in a run directory. Stored runs are kept.
@@ -88,7 +90,8 @@ def run(
     directory = pathlib.Path(folder)
     workdir.check(directory, parsed.settings(), free=_FREE)
     tasks = space.tasks(parsed)
-    settings = parsed.settings() | {"contents": check_data(tasks, console)}
+    contents = check_data(tasks, console, directory)
+    settings = parsed.settings() | {"contents": contents}
     if dry_run:
         cost.show(tasks, tasks[0].dataset(), console)
         return None
@@ -99,7 +102,7 @@ def run(
         data = report_data(parsed, populations, command)
         with writing(directory):
             write_tables(directory, data)
-            page = report.write_report(data, directory)[0]
+            page = report.write_report(data, directory)
             track(parsed, data, directory)
     report.print_verdicts(data, console)
     console.print(
@@ -165,15 +168,19 @@ def writing(directory: pathlib.Path) -> Iterator[None]:
         ) from None
 
 
-def check_data(tasks: Sequence[ZooTask], console: rich.console.Console) -> str:
-    """Open the dataset of a sweep, and check batch and model of each choice against it.
+def check_data(
+    tasks: Sequence[ZooTask], console: rich.console.Console, directory: pathlib.Path
+) -> str:
+    """Open the dataset of a sweep; check batch and model of each choice that trains.
 
     Returns its fingerprint.
     """
     with console.status(f"reading {public(tasks[0].config.dataset)}"):
         dataset = tasks[0].dataset()
         fingerprint = dataset.fingerprint
-    for task in {str(task.choices): task for task in reversed(tasks)}.values():
+    store = Store(directory / _STORED)
+    trained = (task for task in reversed(tasks) if engine.missing(task, store))
+    for task in {str(task.choices): task for task in trained}.values():
         dataset.check_batch(task.batch_size)
         if task.batch_size % task.config.accumulate:
             raise UserError(
@@ -196,7 +203,7 @@ def train(
     """Train the runs that a run directory lacks, with a progress bar."""
     with executors.opened(executor, workers, directory, address) as pool:
         return executors.run_all(
-            tasks, None, directory / "cells", limits, pool, console=console
+            tasks, None, directory / _STORED, limits, pool, console=console
         )
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from .optima import Fit
 
@@ -50,8 +50,10 @@ class Sample:
         freedom = np.maximum(self.known + seeds - 1, 1)
 
         def wide(seeds_level: float, grid_level: float) -> np.ndarray:
-            drawn = stats.t.ppf(seeds_level, freedom) * np.sqrt(self.variance / seeds)
-            return np.hypot(drawn, stats.norm.ppf(grid_level) * slip)
+            drawn = special.stdtrit(freedom, seeds_level) * np.sqrt(
+                self.variance / seeds
+            )
+            return np.hypot(drawn, special.ndtri(grid_level) * slip)
 
         each = 1 - 0.05 / max(self.points - 1, 1)
         low = (self.gap - wide(each, each))[:points]
@@ -86,7 +88,7 @@ class Regret:
         low, high = self.sample.bounds(seeds, finer=finer)
         share = math.log2(1 + self.share)
         squares = (seeds - 1) * self.sample.level
-        deviation = math.sqrt(squares / stats.chi2.ppf(0.95, seeds - 1))
+        deviation = math.sqrt(squares / special.chdtri(seeds - 1, 0.05))
         return dataclasses.replace(
             self,
             low=_share(min(max(low, 0.0), share)),

@@ -214,7 +214,7 @@ def run(
     }
     free = ("search.rounds",)
     workdir.check(directory, settings, free=free)
-    settings["contents"] = main.check_data([task], console)
+    settings["contents"] = main.check_data([task], console, directory)
     with workdir.claim(directory, settings, free=free):
         result = search(
             task,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from . import grids, optima
 from .results import Cell, Population, Sizes, log2
@@ -51,7 +51,7 @@ class Trend:
         if self.freedom < 1:
             return math.nan, math.nan
         error = self.error / math.sqrt(more)
-        wide = error * float(stats.t.ppf(0.95, self.freedom * more))
+        wide = error * float(special.stdtrit(self.freedom * more, 0.95))
         return self.slope - wide, self.slope + wide
 
     def within(self, low: float, high: float) -> bool | None:
@@ -173,7 +173,7 @@ def moderated(
     if not known:
         return own, freedom
     if freedom:
-        below = stats.f.cdf(own / other if other else np.inf, freedom, known)
+        below = special.fdtr(freedom, known, own / other if other else np.inf)
         if min(below, 1 - below) < _UNLIKE / 2:
             return own, freedom
     total = freedom + known
@@ -260,7 +260,7 @@ def predicted(
         return None
     freedom = min(t.freedom for t in trends.values())
     middle = float(np.mean(draws))
-    wide = float(np.std(draws, ddof=1)) * float(stats.t.ppf(0.975, freedom))
+    wide = float(np.std(draws, ddof=1)) * float(special.stdtrit(freedom, 0.975))
     return {
         "optimum": round(middle, 3),
         "interval": [round(middle - wide, 3), round(middle + wide, 3)],
