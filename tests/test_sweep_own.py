@@ -121,9 +121,9 @@ def test_data_with_nan_are_named_where_every_run_diverged(caplog):
         ({"loss": "mse"}, "loss must be a function; got 'mse'"),
         ({"make_model": {"w": 1}}, "make_model must be a function"),
         ({"make_optimizer": optax.sgd(0.1)}, "make_optimizer must be a function"),
-        ({"guess": -1.0}, "guess must be a positive number or None; got -1.0"),
-        ({"guess": float("nan")}, "guess must be a positive number"),
-        ({"guess": "3"}, "guess must be a positive number"),
+        ({"guess": -1.0}, "guess=-1.0 must be positive"),
+        ({"guess": float("nan")}, "guess=nan must be positive"),
+        ({"guess": "3"}, "guess is '3'; it must be a number"),
         (
             {"loss": lambda m, b: (loss(m, b), {"aux": 1})},
             "returned a tuple at width=2, depth=1; return the loss alone",
@@ -619,7 +619,7 @@ def test_steps_that_python_calls_train_as_the_loop_does(stop, monkeypatch):
         "limits": api.Limits(stop_diverged=stop),
     }
     ours = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
-    monkeypatch.setattr(population, "_convolves", lambda jaxpr: False)
+    monkeypatch.setattr(population, "holds", lambda jaxpr, name: False)
     loop = sweep(None, convnet, loss=conv_loss, data=IMAGES, **options)
     (one,), (other,) = ours.populations, loop.populations
     np.testing.assert_allclose(one.curves, other.curves, rtol=1e-5)
@@ -669,10 +669,10 @@ def test_a_finished_sweep_builds_one_model_of_a_shape(tmp_path):
         built.append((width, depth))
         return make_model(key, width, depth)
 
-    sweep(tmp_path, counted)
+    sweep(tmp_path, counted, sizes=[(2, 1), (4, 2)], seeds=2)
     built.clear()
-    sweep(tmp_path, counted)
-    assert built == [(2, 1)]
+    sweep(tmp_path, counted, sizes=[(2, 1), (4, 2)], seeds=2)
+    assert built == [(2, 1), (4, 2)]
 
 
 def test_width_and_depth_are_swept_jointly():
@@ -897,11 +897,11 @@ MISTAKES = {
     "a rate of zero": ({"grid": {"learning_rate": (0, 1)}}, "leave the value out"),
     "no sizes": ({"sizes": ()}, "give widths and depths, or sizes"),
     "sizes that are no pairs": ({"sizes": [2, 4]}, r"must be pairs \(width, depth\)"),
-    "a width that is no integer": ({"sizes": [(2.5, 1)]}, "integers of at least 1"),
-    "no seeds": ({"seeds": 0}, "seeds must be an integer of at least 1; got 0"),
+    "a width that is no integer": ({"sizes": [(2.5, 1)]}, "a value in sizes is 2.5"),
+    "no seeds": ({"seeds": 0}, "seeds is 0; it must be 1 or more"),
     "steps beyond memory": ({"steps": 10**13}, r"would take .* GiB of memory"),
     "seeds beyond memory": ({"seeds": 10**11}, r"would take .* GiB of memory"),
-    "fractional steps": ({"steps": 1e4}, "steps must be an integer"),
+    "fractional steps": ({"steps": 1e4}, "steps is 10000.0; it must be a whole"),
     "a batch too large": ({"batch_size": 64}, "more than the 16 examples of data"),
     "data of two lengths": ({"data": (DATA, DATA[:3])}, "same leading axis"),
     "no data": ({"data": ()}, "same leading axis"),

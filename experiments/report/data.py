@@ -87,10 +87,9 @@ class SweepData:
     @property
     def shown(self) -> list[Transfer]:
         """The verdicts of the table: along axes of several sizes, if there are any."""
-        models = [t for t in self.transfers if t.axis in self.axes]
-        if self.over_training and not any(t.sizes[1:] for t in models):
-            return self.over_training
-        return [*models, *self.over_training]
+        every = [*self.transfers, *self.over_training]
+        own = [t for t in every if t.sizes[1:]]
+        return own or [t for t in every if t.axis in self.axes]
 
     @functools.cached_property
     def verdicts(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def phrase(transfers: Sequence[Transfer], *, many: bool = False) -> str:
                 else f"{do} not transfer across"
             )
         why = f" ({t.reason})" if t.reason and t.verdict is not Verdict.ONE_SIZE else ""
-        clauses.setdefault((clause, why), []).append(t.axis)
+        clauses.setdefault((clause, why), []).append(t.over)
     return listed(
         [f"{text} {listed(axes)}{why}" for (text, why), axes in clauses.items()]
     )
@@ -167,7 +167,7 @@ def headline(data: SweepData) -> str:
             for name, own in by_name.items()
             if {t.verdict for t in own} == {Verdict.TRANSFERS}
         ]
-        axes = list(dict.fromkeys(t.axis for t in transfers))
+        axes = list(dict.fromkeys(t.over for t in transfers))
         return (
             f"With {label}, {len(good)} of {len(by_name)} hyperparameters transfer "
             f"across {listed(axes)}{f': {listed(good)}' if good else ''}."
@@ -309,7 +309,7 @@ def next_steps(data: SweepData) -> list[str]:
             order += f": run the command again with {flag}; it keeps its runs"
         if most.verdict.known is None and most.verdict is not Verdict.CLOSE:
             nouns = listed(list(dict.fromkeys(grids.noun(t.name) for t in own)))
-            axes = listed(list(dict.fromkeys(t.axis for t in own)))
+            axes = listed(list(dict.fromkeys(t.over for t in own)))
             order = f"to judge the {nouns} across {axes}, {order}"
         steps.append(f"{capital(order)}.")
     kept = [n for n in data.names if _all_transfer(transfers, n)]
@@ -353,7 +353,7 @@ def groups(data: SweepData) -> list[dict[str, Any]]:
             "rows": [
                 {
                     "label": data.all_labels[t.key],
-                    "axis": t.axis,
+                    "axis": t.over,
                     "sign": sign(t),
                     "words": t.words,
                     "change": moved(t),
@@ -527,8 +527,8 @@ def _transferred(data: SweepData) -> str:
     one = len(nouns) == 1
     what = f"the {nouns[0]}" if one else "the hyperparameters"
     verb, not_all = ("transfers", "does not") if one else ("transfer", "do not all")
-    failing = [t.axis for t in transfers if t.verdict.known is False]
-    unknown = [t.axis for t in transfers if t.verdict.known is None]
+    failing = [t.over for t in transfers if t.verdict.known is False]
+    unknown = [t.over for t in transfers if t.verdict.known is None]
     axes = listed(list(dict.fromkeys(failing or unknown)))
     if failing:
         return f"{capital(what)} {not_all} transfer across {axes}:"

@@ -19,7 +19,7 @@ def print_verdicts(data: SweepData, console: Console) -> None:
         _print(console, sentence)
     rows: dict[tuple[str, str], list[Transfer]] = {}
     for t in data.shown:
-        rows.setdefault((t.name, t.axis), []).append(t)
+        rows.setdefault((t.name, t.over), []).append(t)
     for (name, axis), transfers in rows.items():
         _print(console, f"\n{sentences.capital(grids.noun(name))} over {axis}:")
         for t in transfers:

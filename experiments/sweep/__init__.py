@@ -2,7 +2,7 @@
 
 | module | contents |
 |---|---|
-| `api`, `arguments` | `mupax.sweep`, a sweep of a user's own model; its arguments |
+| `api` | `mupax.sweep`, a sweep of a user's own model |
 | `main` | `mupax sweep`, a sweep of a zoo model from a config |
 | `space` | the config of a sweep, and its tasks |
 | `grids` | values of a hyperparameter, and units of distance |

@@ -1,11 +1,16 @@
 """`mupax.sweep`: a sweep of a user's own model, from three functions and data."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
+import inspect
 import itertools
+import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,31 +22,28 @@ from absl import logging
 from jaxtyping import Array, Float
 
 from mupax.optim.scales.display import Figures, html_table
+from mupax.zoo.addresses import public
 
 from .. import data as datasets
 from .. import report
-from ..errors import UserError
+from ..checks import number as finite_number
+from ..checks import optional, shown, whole
+from ..errors import UserError, nearest
 from ..io import write_durably
 from ..memory import check as check_memory
-from . import (
-    arguments,
-    engine,
-    executors,
-    export,
-    fingerprint,
-    grids,
-    optima,
-    statistics,
-    transfers,
-    verdict,
-)
+from ..report import sentences
+from ..run import mirror
+from . import engine, executors, export, fingerprint, grids, optima
 from .engine import Limits as Limits
 from .own import OwnTask
-from .results import Population
+from .results import Population, Sizes
+from .store import Store
 
 if TYPE_CHECKING:
     import optuna
     import pandas
+
+_RESERVED = ("key", "model", "width", "depth")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -49,17 +51,30 @@ class Sweep:
     """The result of `sweep`: a table when printed.
 
     Attributes:
-      populations: all runs, a population for each shape.
-      verdicts: as `transfers.verdicts` gives them, for "width", for "depth" and, where
-        `sizes` were swept, for "joint": from the base to shapes of another width and
-        depth. "regret" is the share of its loss that the largest model gives up at the
-        base's best value, with a 90 % interval.
-      base: the sizes where the axes cross.
+      data: all that a report shows.
     """
 
-    populations: list[Population]
-    verdicts: Mapping[str, Any]
-    base: statistics.Sizes
+    data: report.SweepData
+
+    @property
+    def populations(self) -> Sequence[Population]:
+        """All runs, a population for each shape."""
+        return self.data.populations
+
+    @property
+    def base(self) -> Sizes:
+        """The sizes where the axes cross."""
+        return self.data.base
+
+    @property
+    def verdicts(self) -> Mapping[str, Any]:
+        """By hyperparameter, parametrization ("own") and axis of size.
+
+        The axes are "width", "depth" and, where `sizes` were swept, "joint": from the
+        base to shapes of another width and depth. "regret" is the share of its loss
+        that the largest model gives up at the base's best value, with a 90 % interval.
+        """
+        return self.data.verdicts
 
     @property
     def best(self) -> dict[str, float]:
@@ -68,7 +83,7 @@ class Sweep:
         Raises:
           UserError: every run of the base diverged.
         """
-        base = _population(self.populations, *self.base)
+        base = self.data.at_base(OwnTask.parametrization)
         if not np.isfinite(base.loss).any():
             raise UserError(
                 f"every run of the base, width {base.width} and depth {base.depth}, "
@@ -118,18 +133,17 @@ class Sweep:
         Raises:
           UserError: it has one value only, or is unknown.
         """
-        from ..report.page import sweep_figures  # imports matplotlib
+        from ..report.page import sweep_figures  # imports Matplotlib
 
-        return sweep_figures(_report_data(self), name)
+        return sweep_figures(self.data, name)
 
     def _runs(self) -> list[dict[str, Any]]:
         return [row for population in self.populations for row in population.rows()]
 
     def __repr__(self) -> str:
-        runs = sum(population.loss.size for population in self.populations)
         base = f"base {self.base.width} x {self.base.depth}"
         verdicts = "; ".join(f"{name}: {words}" for name, words, *_ in self._table())
-        return f"<Sweep of {runs} runs, {base}; {verdicts}>"
+        return f"<Sweep of {self.data.runs} runs, {base}; {verdicts}>"
 
     def __str__(self) -> str:
         lines = []
@@ -147,20 +161,15 @@ class Sweep:
 
     def _table(self) -> list[tuple[str, str, str, str]]:
         """(hyperparameter and axis, verdict, optima by size, their change)."""
-        rows = []
-        for name, by_key in self.verdicts.items():
-            for axis, judged in next(iter(by_key.values())).items():
-                if axis == "predicted":
-                    continue
-                best = ", ".join(
-                    f"{_size_text(size)}: "
-                    + ("none" if x is None else f"{grids.value(name, x):.3g}")
-                    for size, x in zip(judged["sizes"], judged["optimum"], strict=True)
-                )
-                over = "width and depth" if axis == "joint" else axis
-                subject = f"{name} over {over}"
-                rows.append((subject, judged["words"], best, judged["change"]))
-        return rows
+        return [
+            (
+                f"{t.name} over {t.over}",
+                t.words,
+                ", ".join(f"{size}: {best}" for size, best in sentences.best(t)),
+                t.change_words,
+            )
+            for t in self.data.transfers
+        ]
 
 
 def sweep(
@@ -267,28 +276,26 @@ def sweep(
     functions = {"make_model": make_model, "make_optimizer": make_optimizer}
     for name, function in {**functions, "loss": loss}.items():
         if not callable(function):
-            raise UserError(f"{name} must be a function; got {function!r:.80}")
-    if guess is not None and not arguments.is_positive(guess):
-        raise UserError(f"guess must be a positive number or None; got {guess!r}")
-    widths, depths, sizes, base = map(arguments.listed, (widths, depths, sizes, base))
-    at = arguments.base_of(widths, depths, sizes, base)
+            raise UserError(f"{name} must be a function; got {shown(function)}")
+    guess = float(guess) if isinstance(guess, jax.Array) else guess
+    optional(finite_number(0, above=True))("guess", guess)
+    shapes, at = _shapes(*map(_listed, (widths, depths, sizes, base)))
     average_last = max(1, steps // 4) if average_last is None else average_last
     numbers = {"seeds": seeds, "steps": steps, "batch_size": batch_size}
     for name, x in {**numbers, "average_last": average_last}.items():
-        if not arguments.is_whole(x):
-            raise UserError(f"{name} must be an integer of at least 1; got {x!r}")
+        whole(most=10**15)(name, x)
     if average_last > steps:
         raise UserError(f"average_last={average_last} is more than the {steps} steps")
     if executor is not None and folder is None:
         raise UserError("an executor's workers share a folder; pass folder=...")
     data = datasets.examples_of(data)
-    examples = arguments.count_examples(data)
+    examples = _count_examples(data)
     if batch_size > examples:
         raise UserError(
             f"batch_size={batch_size} is more than the {examples} examples of data; "
             "make it smaller"
         )
-    axes = arguments.parse_grid(grid, make_model, make_optimizer)
+    axes = _parse_grid(grid, make_model, make_optimizer)
     runs = seeds * math.prod(map(len, axes.values()))
     # The order of examples of each seed; and a learning curve of each run, with text.
     check_memory(
@@ -299,25 +306,6 @@ def sweep(
     limits = engine.Limits() if limits is None else limits
     if not isinstance(limits, engine.Limits):
         raise UserError(f"limits={limits!r} must be Limits(...), e.g. Limits(lanes=8)")
-    others = {(int(width), int(depth)) for width, depth in sizes} - {at}
-    for pair in sorted(others):
-        if math.prod(pair) <= math.prod(at):
-            raise UserError(
-                f"sizes has {pair}, whose width times depth is not above that of the "
-                f"base {tuple(at)}, and the verdict over both is one over this "
-                "product: choose a smaller base=..., or leave this size out"
-            )
-    for axis, swept, own in (("width", widths, at[0]), ("depth", depths, at[1])):
-        if len(set(swept)) > 1 and own == max(swept):
-            logging.warning(
-                "the base's %s, %d, is the largest that is swept, so that the verdict "
-                "over %s is about %d: what the value that is best there costs at %d",
-                *(axis, own, axis, min(swept), own),
-            )
-    shapes = {(at.width, d) for d in depths} | {(w, at.depth) for w in widths}
-    shapes |= {at, *others}
-    data_print = "" if folder is None else fingerprint.of_arrays(data)
-    described = arguments.settings_text(settings)
     tasks = [
         OwnTask(
             *shape,
@@ -330,14 +318,243 @@ def sweep(
             make_optimizer,
             loss,
             guess,
-            data=data_print,
-            settings=described,
+            data="" if folder is None else fingerprint.of_arrays(data),
+            settings=_settings_text(settings),
             stop_diverged=limits.stop_diverged,
         )
-        for shape in sorted(shapes)
+        for shape in shapes
     ]
-    arguments.check_executor(executor, tasks[0])
-    large = tasks[-1]
+    _check_executor(executor, tasks[0])
+    with _opened(folder) as place:
+        known, left = tasks, True
+        if place is not None and executor is None:
+            store = Store(place.absolute())
+            known = [task.bound(data) for task in tasks]
+            left = any(engine.missing(task, store) for task in known)
+        if left:
+            _check_models(tasks)
+        console = rich.console.Console(stderr=True)
+        visible = not console.is_jupyter if progress is None else progress
+        populations = executors.run_all(
+            known,
+            jax.tree.map(jnp.asarray, data),
+            place,
+            limits,
+            executor,
+            ahead=False,  # the caller's code is traced in the caller's thread
+            console=console if visible else None,
+        )
+        _check_losses(populations)
+        _warn(populations, data)
+        result = Sweep(_report_data(populations, at, tasks[0]))
+        if place is not None:
+            try:
+                write_durably(place / "results.csv", result.data.table)
+                report.write_report(result.data, place)
+            except OSError as error:  # the runs are returned all the same
+                logging.warning("%s: the report cannot be written: %s", place, error)
+    return result
+
+
+def _report_data(
+    populations: Sequence[Population], base: Sizes, task: OwnTask
+) -> report.SweepData:
+    numbers = ("seeds", "steps", "batch_size", "average_last")
+    settings = {name: getattr(task, name) for name in numbers} | dict(task.grid)
+    return report.SweepData(
+        populations=populations,
+        base=base,
+        labels={OwnTask.parametrization: "this model"},
+        featured=OwnTask.parametrization,
+        steps=task.steps,
+        settings={"sweep": settings, "machine": report.machine()},
+        subject=getattr(task.make_model, "__name__", "own model"),
+        command="",
+    )
+
+
+# ----- Arguments. Each error names one.
+
+
+def _listed(x: Any) -> Any:
+    """An array as a list, and everything else as it is."""
+    return x.tolist() if isinstance(x, np.ndarray) else x
+
+
+def _shapes(
+    widths: Sequence[int],
+    depths: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    base: tuple[int, int] | None,
+) -> tuple[list[Sizes], Sizes]:
+    """All sizes, by rising width, and that of the base."""
+    for name, values in (("widths", widths), ("depths", depths)):
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise UserError(f"{name}={values!r} must be a sequence, e.g. (4, 8, 16)")
+    try:
+        pairs = [(width, depth) for width, depth in [*sizes, *([base] if base else [])]]
+    except (TypeError, ValueError):
+        raise UserError(
+            f"sizes={sizes!r} and base={base!r} must be pairs (width, depth)"
+        ) from None
+    paired = [size for pair in pairs for size in pair]
+    for name, values in (("widths", widths), ("depths", depths), ("sizes", paired)):
+        for x in values:
+            whole()(f"a value in {name}", x)
+    if base is None and not (widths and depths) and not sizes:
+        raise UserError("give widths and depths, or sizes as pairs (width, depth)")
+    first = (widths[0], depths[0]) if widths and depths else pairs[0]
+    at = Sizes(*map(int, base or first))
+    if (widths and at.width not in widths) or (depths and at.depth not in depths):
+        raise UserError(
+            f"base={tuple(at)} is not among widths={tuple(widths)} and "
+            f"depths={tuple(depths)}, where the two axes cross; add it"
+        )
+    others = {Sizes(int(width), int(depth)) for width, depth in sizes} - {at}
+    for pair in sorted(others):
+        if math.prod(pair) <= math.prod(at):
+            raise UserError(
+                f"sizes has {tuple(pair)}, whose width times depth is not above that "
+                f"of the base {tuple(at)}, and the verdict over both is one over this "
+                "product: choose a smaller base=..., or leave this size out"
+            )
+    for axis, swept, own in (("width", widths, at.width), ("depth", depths, at.depth)):
+        if len(set(swept)) > 1 and own == max(swept):
+            logging.warning(
+                "the base's %s, %d, is the largest that is swept, so that the verdict "
+                "over %s is about %d: what the value that is best there costs at %d",
+                *(axis, own, axis, min(swept), own),
+            )
+    crossing = {Sizes(at.width, int(d)) for d in depths}
+    crossing |= {Sizes(int(w), at.depth) for w in widths}
+    return sorted({at, *crossing, *others}), at
+
+
+def _count_examples(data: Any) -> int:
+    """The number of examples, after the shapes are checked."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(data)]
+    counts = {shape[0] if shape else 0 for shape in shapes}
+    if len(counts) != 1 or 0 in counts:
+        raise UserError(
+            "data must be arrays with the same leading axis of examples; got shapes "
+            f"{shapes}"
+        )
+    return counts.pop()
+
+
+def _parse_grid(
+    grid: Mapping[str, str | Sequence[float]],
+    make_model: Callable[..., Any],
+    make_optimizer: Callable[..., Any],
+) -> dict[str, tuple[float, ...]]:
+    """The values of each hyperparameter, after its name is checked."""
+    arguments = _hyperparameters(make_model) | _hyperparameters(make_optimizer)
+    if not isinstance(grid, Mapping):
+        raise UserError(
+            f"grid={grid!r} must be a dictionary of hyperparameters and their values, "
+            'e.g. {"learning_rate": (0.1, 0.2)}'
+        )
+    axes = {}
+    for name, values in grid.items():
+        if name in _RESERVED:
+            raise UserError(
+                f"the grid has {name!r}, which mupax passes itself; give sizes as "
+                "widths, depths or sizes, or rename the hyperparameter"
+            )
+        if name not in arguments:
+            raise UserError(
+                f"the grid has {name!r}, and neither make_model nor make_optimizer "
+                f"takes an argument of that name; {_taken(name, arguments)}"
+            )
+        axes[name] = grids.parse(name, values)
+        # Here a share such as warmup may be a number of steps.
+        if grids.unit(name) != "linear":
+            try:
+                grids.check_range(name, axes[name])
+            except UserError as error:
+                raise UserError(
+                    f"{error}; leave the value out, or give the hyperparameter another "
+                    "name if it means something else"
+                ) from None
+    if not axes:
+        raise UserError('the grid is empty; e.g. {"learning_rate": (0.1, 0.2)}')
+    return axes
+
+
+def _hyperparameters(function: Callable[..., Any]) -> set[str]:
+    """Names of arguments after the first, which is the key or the model."""
+    others = list(inspect.signature(function).parameters.values())[1:]
+    return {p.name for p in others if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _taken(name: str, arguments: set[str]) -> str:
+    """The hyperparameters that the functions take, for an error about another name."""
+    names = sorted(arguments.difference(_RESERVED))
+    if not names:
+        return f"they take no hyperparameter; give one of them an argument {name!r}"
+    return f"they take {', '.join(map(repr, names))}{nearest(name, names)}"
+
+
+@contextlib.contextmanager
+def _opened(
+    folder: str | os.PathLike[str] | None,
+) -> Iterator[pathlib.Path | None]:
+    """Make the folder, or open its address in object storage; None for no folder.
+
+    Raises:
+      UserError: the folder cannot be made, or its address cannot be used.
+    """
+    if folder is None:
+        yield None
+        return
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"folder={folder!r} must be a path, or None")
+    with mirror.opened(os.fspath(folder)) as at:
+        try:
+            place = at.expanduser()
+            place.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte
+            raise UserError(
+                f"folder={os.fspath(folder)!r} cannot be made: {error}; choose another"
+            ) from None
+        yield place
+
+
+def _settings_text(settings: Any) -> str | None:
+    """Settings as text, with public addresses; None if there are none."""
+    try:
+        text = json.dumps(settings, sort_keys=True)
+        return None if settings is None else public(text)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"settings must be JSON-ready data (numbers, text, lists, dicts): {error}"
+        ) from None
+
+
+def _check_executor(executor: Any, task: OwnTask) -> None:
+    """Raise UserError if it is no executor, or cannot be sent the functions."""
+    if executor is not None and not hasattr(executor, "submit"):
+        raise UserError(
+            f"executor={executor!r} has no method submit; pass a "
+            "concurrent.futures.Executor, e.g. ProcessPoolExecutor(2), or "
+            "client.get_executor() of Dask"
+        )
+    if not isinstance(executor, concurrent.futures.ProcessPoolExecutor):
+        return
+    try:
+        pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"the functions cannot be sent to another process ({error}); define them "
+            "at the top level of a module, or use an executor of Dask"
+        ) from None
+
+
+# ----- Mistakes in the user's functions and data.
+
+
+def _check_models(tasks: Sequence[OwnTask]) -> None:
+    """Raise UserError for models of one shape; warn of one that is not scaled."""
     for small, other in itertools.pairwise(tasks):  # sorted by width
         if small.width < other.width and small.shapes == other.shapes:
             raise UserError(
@@ -345,6 +562,7 @@ def sweep(
                 f"width={small.width} and width={other.width}; use its argument width "
                 "to build the model"
             )
+    large = tasks[-1]
     if len(tasks) > 1 and not large.is_scaled():
         logging.warning(
             "mupax scales nothing in the optimizer that make_optimizer returned for "
@@ -354,36 +572,12 @@ def sweep(
             large.width,
             large.depth,
         )
-    if seeds > 1 and not tasks[0].uses_key():
+    if large.seeds > 1 and not tasks[0].uses_key():
         logging.warning(
             "make_model returned the same parameters for two keys, so that intervals "
             "leave out what initialization changes. That is right if you start from "
             "fixed weights; otherwise use the key, as in nnx.Rngs(key)."
         )
-    with arguments.opened(folder) as place:
-        console = rich.console.Console(stderr=True)
-        shown = not console.is_jupyter if progress is None else progress
-        populations = executors.run_all(
-            tasks,
-            jax.tree.map(jnp.asarray, data),
-            place,
-            limits,
-            executor,
-            ahead=False,  # the caller's code is traced in the caller's thread
-            console=console if shown else None,
-        )
-        _check_losses(populations)
-        _warn(populations, data)
-        result = Sweep(populations, _verdicts(populations, at, others), at)
-        if place is not None:
-            try:
-                _report(result, place, tasks[0])
-            except OSError as error:  # the runs are returned all the same
-                logging.warning("%s: the report cannot be written: %s", place, error)
-    return result
-
-
-# ----- Mistakes in the user's functions and data.
 
 
 def _check_losses(populations: Sequence[Population]) -> None:
@@ -439,71 +633,4 @@ def _equal_along(loss: np.ndarray, axis: int) -> bool:
     first = loss.take([0], axis)
     return bool(np.isfinite(loss).any()) and np.array_equal(
         loss, np.broadcast_to(first, loss.shape), equal_nan=True
-    )
-
-
-# ----- Verdicts.
-
-
-def _verdicts(
-    populations: Sequence[Population],
-    base: statistics.Sizes,
-    others: set[tuple[int, int]],
-) -> dict[str, Any]:
-    """The verdicts over width, depth and both."""
-    every = transfers.transfers(populations, base)
-    if others:
-        chain = [base, *sorted(others, key=lambda pair: (math.prod(pair), pair))]
-        line = [_population(populations, *pair) for pair in chain]
-        every += [
-            verdict.transfer(transfers.cells_beside(line, name, line[0]), "joint")
-            for name in dict.fromkeys(one.name for one in every)
-        ]
-    return transfers.verdicts(every, base)
-
-
-def _size_text(size: int | Sequence[int]) -> str:
-    """A width or depth, or both, e.g. "64 x 8"."""
-    return str(size) if isinstance(size, int) else " x ".join(map(str, size))
-
-
-def _population(
-    populations: Sequence[Population], width: int, depth: int
-) -> Population:
-    return next(p for p in populations if p.sizes == (width, depth))
-
-
-def _report(result: Sweep, folder: pathlib.Path, task: OwnTask) -> None:
-    """Write results.csv and report.html beside the stored runs."""
-    settings = {
-        "sweep": {
-            "seeds": task.seeds,
-            "steps": task.steps,
-            "batch_size": task.batch_size,
-            "average_last": task.average_last,
-            **task.grid,
-        },
-        "machine": report.machine(),
-    }
-    subject = getattr(task.make_model, "__name__", "own model")
-    data = _report_data(result, task.steps, settings, subject)
-    write_durably(folder / "results.csv", data.table)
-    report.write_report(data, folder)
-
-
-def _report_data(
-    result: Sweep,
-    steps: int = 0,
-    settings: Mapping[str, Any] | None = None,
-    subject: str = "",
-) -> report.SweepData:
-    return report.SweepData(
-        populations=result.populations,
-        base=result.base,
-        labels={OwnTask.parametrization: "this model"},
-        featured=OwnTask.parametrization,
-        steps=steps,
-        settings=settings or {},
-        subject=subject,
-        command="",
     )

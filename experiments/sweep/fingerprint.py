@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
+from .population import holds
 from .tasks import Point, Training
 
 # A call into Python that returns values. The Python code is not in the program.
@@ -51,7 +52,7 @@ def of_training(
         jax.tree.map(jnp.asarray, training.feed([0])[2]),
     )
     traced = jax.jit(whole).trace(keys, hyper, batch)
-    if "ffi_call[" in str(traced.jaxpr):
+    if holds(traced.jaxpr.jaxpr, "ffi_call"):
         return None
     lowered = traced.lower()
     text = lowered.as_text()

@@ -63,7 +63,7 @@ def program(
     specs = none, points, none, points, none
     runs = _sharded(runs, specs, PartitionSpec(None, "runs"))
     traced = jax.jit(runs).trace(*arguments)
-    if not together and _convolves(traced.jaxpr.jaxpr):
+    if not together and holds(traced.jaxpr.jaxpr, "conv_general_dilated"):
         return _Stepwise(training, floor, arguments, options)
     return traced.lower().compile(options)
 
@@ -83,11 +83,11 @@ def _sharded(function: Callable[..., Any], specs: Any, out: Any) -> Callable[...
     )
 
 
-def _convolves(jaxpr: Any) -> bool:
-    """Whether a program holds a convolution."""
-    if any(e.primitive.name == "conv_general_dilated" for e in jaxpr.eqns):
+def holds(jaxpr: Any, primitive: str) -> bool:
+    """Whether a program holds a primitive of this name."""
+    if any(e.primitive.name == primitive for e in jaxpr.eqns):
         return True
-    return any(map(_convolves, core.subjaxprs(jaxpr)))
+    return any(holds(inner, primitive) for inner in core.subjaxprs(jaxpr))
 
 
 class _Stepwise:

@@ -2,18 +2,19 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .results import Cell, Population, Sizes
-from .statistics import AXES, along, predicted
+from .statistics import AXES, Trend, along, predicted
 from .verdict import Transfer, transfer
 
 
 def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
-    """Every verdict over depth and width; the axes cross at `base`.
+    """Every verdict over depth, width and both; the axes cross at `base`.
 
     The other hyperparameters have the base's best values at every size, as they are
     transferred too. Choices count as parametrizations of their own.
@@ -28,7 +29,18 @@ def transfers(populations: Sequence[Population], base: Sizes) -> list[Transfer]:
                 at = next((p for p in line if p.sizes == base), line[0])
                 cells = cells_beside(line, name, at)
                 out.append(transfer(cells, axis, getattr(base, axis)))
+        if line := _joint([p for p in swept if p.key() == key], base):
+            out.append(transfer(cells_beside(line, name, line[0]), "joint"))
     return out
+
+
+def _joint(populations: Iterable[Population], base: Sizes) -> list[Population]:
+    """The base and the shapes of another width and depth, by width times depth."""
+    line = [
+        p for p in populations if (p.width == base.width) == (p.depth == base.depth)
+    ]
+    line.sort(key=lambda p: (math.prod(p.sizes), p.sizes))
+    return line if len(line) > 1 else []
 
 
 def cells_beside(
@@ -93,7 +105,9 @@ def verdicts(
         for name, by_key in out.items():
             for key in by_key:
                 own = (t for t in judged if (t.name, t.key) == (name, key))
-                lines = {t.axis: t.trend for t in own}
+                lines: dict[str, Trend] = {
+                    t.axis: t.trend for t in own if t.axis in AXES
+                }
                 if len(lines) == 2:
                     by_key[key]["predicted"] = predicted(lines, base, target)
     return out

@@ -96,6 +96,11 @@ class Transfer:
         return self.cells[0].parametrization
 
     @property
+    def over(self) -> str:
+        """The axis in a sentence: "depth", "width and depth"."""
+        return "width and depth" if self.axis == "joint" else self.axis
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Widths, depths, batch sizes or steps, rising; of "joint", the products."""
         return self.trend.sizes
