@@ -98,6 +98,7 @@ def test_digits_splits_hold_all_classes_in_the_same_proportions(prepared):
 
 
 def test_digits_are_the_same_wherever_they_are_prepared(prepared, tmp_path):
+    data.prepare_digits(tmp_path)
     again = data.load("digits", tmp_path)
     np.testing.assert_array_equal(
         data.load("digits", prepared).train_images, again.train_images
@@ -142,6 +143,7 @@ def test_what_a_killed_preparation_leaves_is_not_taken_for_a_dataset(tmp_path):
     leftover = tmp_path / "digits" / "incomplete.ABCDEF_1.0.0"
     leftover.mkdir(parents=True)
     (leftover / "digits-train.array_record-00000-of-00001").write_bytes(b"half")
+    data.prepare_digits(tmp_path)
     assert len(data.load("digits", tmp_path).test_labels) == 360
 
 
@@ -159,11 +161,19 @@ def test_digits_go_home_where_tfds_data_dir_is_read_only(home, read_only, monkey
     assert not any(read_only.iterdir())
 
 
-def test_a_named_directory_that_is_read_only_is_said_to_be(home, read_only):
-    with pytest.raises(UserError, match=rf"{read_only}.*written.*data_dir"):
-        data.load("digits", read_only)
-    assert not any(home.iterdir())
-    assert not any(read_only.iterdir())
+def test_a_named_directory_is_only_read(home, tmp_path):
+    (tmp_path / "other").mkdir()
+    for named in ("other", "missing"):
+        assert len(data.load("digits", tmp_path / named).train_labels) == 1437
+    assert (home / "tensorflow_datasets" / "digits").is_dir()
+    assert not any((tmp_path / "other").iterdir())
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_home_that_is_read_only_is_said_to_be(home, read_only, monkeypatch):
+    monkeypatch.setenv("HOME", str(read_only))
+    with pytest.raises(UserError, match=rf"{read_only}.*written.*TFDS_DATA_DIR"):
+        data.load("digits")
 
 
 # --- other datasets

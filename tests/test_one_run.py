@@ -187,6 +187,7 @@ def every_pair() -> list[tuple[str, str, str, str]]:
     return chosen
 
 
+@pytest.mark.filterwarnings("ignore:clip_by_global_norm compares")  # as above
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "optimizer", "schedule", "extra"), every_pair())
 def test_every_family_optimizer_and_option(tmp_path, model, optimizer, schedule, extra):

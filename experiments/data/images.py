@@ -88,12 +88,14 @@ def normalize(
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData:
-    """Read a dataset into memory. Prepares digits if they are missing.
+    """Read a dataset into memory.
+
+    Digits that are missing are prepared in one of the default directories.
 
     Args:
       name: one of `DATASETS`.
-      data_dir: a TFDS data directory; by default TFDS_DATA_DIR, then
-        ~/tensorflow_datasets.
+      data_dir: a TFDS data directory, which is only read; by default TFDS_DATA_DIR,
+        then ~/tensorflow_datasets.
 
     Raises:
       UserError: an unknown name, or a dataset that is not prepared; the message gives
@@ -108,8 +110,12 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
     places = prepared.data_dirs(data_dir, name)
     builder = prepared.find(name, places)
     if builder is None and name == "digits":
-        prepare_digits(_first_writable(places))
+        # Not in `data_dir`, which may be that of other data.
+        places = prepared.data_dirs(None, name)
         builder = prepared.find(name, places)
+        if builder is None:
+            prepare_digits(_first_writable(places))
+            builder = prepared.find(name, places)
     if builder is None:
         raise UserError(prepared.how_to_prepare(name, places))
     try:
@@ -168,7 +174,7 @@ def prepare_digits(data_dir: Path) -> None:
         if prepared.find("digits", [data_dir]) is None:
             raise UserError(
                 f"Cannot write the digits dataset to {data_dir} ({error}); give a "
-                "directory that can be written, with data_dir or TFDS_DATA_DIR."
+                "directory that can be written with TFDS_DATA_DIR."
             ) from error
     finally:
         tfds.enable_progress_bar()
@@ -184,7 +190,7 @@ def _first_writable(places: list[Path]) -> Path:
             return place
     raise UserError(
         f"The digits dataset is not in {prepared.listed(places)}, and none of these "
-        "can be written; give a directory that can, with data_dir or TFDS_DATA_DIR."
+        "can be written; give a directory that can with TFDS_DATA_DIR."
     )
 
 
