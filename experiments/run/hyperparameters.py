@@ -69,7 +69,13 @@ def groups(key: str, value: Any) -> dict[str, dict[str, Any]]:
             raise UserError(
                 f"{here} lacks a pattern, e.g. 'attention' or 'role:hidden'"
             )
-        text(f"{here}.pattern", group["pattern"])
+        pattern = text(f"{here}.pattern", group["pattern"])
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UserError(
+                f"{here}.pattern={shown(pattern)} is not a regular expression: {error}"
+            ) from None
         for factor, x in group.items():
             if factor == "pattern":
                 continue
