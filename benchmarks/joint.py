@@ -1,7 +1,7 @@
 """Measure learning-rate transfer to a target with more width, depth, batch and data.
 
     python -m benchmarks.joint --dataset text:FILE   # train runs missing in the table
-    python -m papers pages                           # its part of docs/evidence.md
+    python -m papers pages                           # its part of papers/evidence.md
 
 The target is 2x as wide and 4x as deep, with 4x the batch size and 8x the examples. Its
 optimum is searched directly, over base learning rates. Each run is a run of

@@ -5,7 +5,7 @@
 SGD on CIFAR-10 at 16 x 16 pixels, over width and depth. For momentum and richness
 (Figure 4) or a schedule, add --config.sweep.axes.momentum='1-2**[-4:-1]',
 --config.sweep.axes.richness='2**[-2:2]' or --config.schedule.name=cosine.
-Results: docs/evidence.md. Paper: arXiv:2309.16620.
+Results: papers/evidence.md. Paper: arXiv:2309.16620.
 """
 
 from ml_collections import ConfigDict

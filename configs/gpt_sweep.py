@@ -3,7 +3,7 @@
     mupax sweep --config gpt_sweep --config.dataset=text:FILE --workdir runs/tp6-16
 
 On the bytes of a text, without depth scaling, with 1/√L in branches and learning rates,
-and with CompleteP. Results: docs/evidence.md. Papers: arXiv:2310.02244 and
+and with CompleteP. Results: papers/evidence.md. Papers: arXiv:2310.02244 and
 arXiv:2505.01618.
 """
 

@@ -3,7 +3,7 @@
     mupax sweep --config mlp_sweep --config.data_dir=DIR --workdir runs/mlp
 
 Without residual branches, under μP alone and with the paper's factor L^(-3/2), on
-CIFAR-10 at 16 x 16 pixels. Results: docs/evidence.md. Paper: arXiv:2305.07810.
+CIFAR-10 at 16 x 16 pixels. Results: papers/evidence.md. Paper: arXiv:2305.07810.
 """
 
 from ml_collections import ConfigDict

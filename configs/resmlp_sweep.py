@@ -6,7 +6,7 @@ Figures 10 and 11 on CIFAR-10 at 16 x 16 pixels, with narrower models and fewer 
 For other figures add --config.model.nonlinearity=abs --config.model.layer_norm=True
 (12), --config.sweep.axes.branch_multiplier='2**[-5:0]' (13),
 --config.model.activation_first=True (2) or --config.model.block_depth=2 (4 to 7).
-Results: docs/evidence.md. Paper: arXiv:2310.02244.
+Results: papers/evidence.md. Paper: arXiv:2310.02244.
 """
 
 from ml_collections import ConfigDict
@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     c.steps = 300
     # As in the paper, the input and output layers are not trained.
     # At 300 to 39,100 steps of Adam, the base's loss is within 0.2 % of that at the
-    # best branch multiplier (docs/evidence.md).
+    # best branch multiplier (papers/evidence.md).
     c.model = ConfigDict({"name": "resmlp", "branch_multiplier": 0.25})
     c.model.train_ends = False
     c.model.nonlinearity = "relu"

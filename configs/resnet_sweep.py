@@ -3,7 +3,7 @@
     mupax sweep --config resnet_sweep --config.data_dir=DIR --workdir runs/bordelon-2
 
 A ResNet of two stages with batch norm, instance norm and no norm, on CIFAR-10 at
-16 x 16 pixels. Results: docs/evidence.md. Paper: arXiv:2309.16620.
+16 x 16 pixels. Results: papers/evidence.md. Paper: arXiv:2309.16620.
 """
 
 from ml_collections import ConfigDict

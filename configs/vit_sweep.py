@@ -4,7 +4,7 @@
 
 Adam on CIFAR-10 in patches of 8, with and without LayerNorm. For warm-up and cosine
 decay, add --config.schedule.name=cosine --config.schedule.warmup=40. Results:
-docs/evidence.md. Paper: arXiv:2309.16620.
+papers/evidence.md. Paper: arXiv:2309.16620.
 """
 
 from ml_collections import ConfigDict

@@ -15,6 +15,7 @@
 | `parts`, `sizes`, `tables` | the sweeps, their sizes by scale, and their tables |
 | `numbers` | the tables of figures without sweeps |
 | `draw` | pictures |
-| `pages`, `summaries` | the generated parts of docs/figures.md and docs/evidence.md |
+| `pages`, `summaries` | the generated parts of figures.md and evidence.md |
 | `data` | the tables |
+| `figures` | the pictures of `figures.md` |
 """

@@ -14,14 +14,14 @@ from .request import SCALES, Request
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments, which docs/figures.md explains."""
+    """The arguments, which papers/figures.md explains."""
     top = argparse.ArgumentParser("python -m papers", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="every figure of the four papers")
     commands.add_parser(
         "pages",
-        help="rewrite docs/figures.md, docs/evidence.md and the pictures from the "
-        "tables in papers/data",
+        help="rewrite papers/figures.md, papers/evidence.md and the pictures from "
+        "the tables in papers/data",
     )
     figure = commands.add_parser(
         "figure",
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         if given.command == "list":
             catalogue.print_list()
         elif given.command == "pages":
-            pages.write(pathlib.Path("docs"), catalogue.DATA)
+            pages.write(catalogue.DATA.parent, catalogue.DATA)
         else:
             usual = catalogue.DATA if given.from_data else given.workdir / "data"
             request = Request(

@@ -1,4 +1,4 @@
-"""The verdicts in docs/figures.md and docs/evidence.md, generated from papers/data.
+"""The verdicts in figures.md and evidence.md, generated from papers/data.
 
 Both pages are made from the same tables by the same functions, so that they agree.
 """
@@ -31,11 +31,11 @@ _WIDTH = 100  # of printed lines
 _WORDS = {True: "agrees", False: "**does not agree**", None: "cannot tell"}
 
 
-def write(docs: pathlib.Path, data: pathlib.Path) -> None:
+def write(folder: pathlib.Path, data: pathlib.Path) -> None:
     """Draw the pictures and rewrite the generated parts of both pages.
 
     Args:
-      docs: the folder of "figures", "figures.md" and "evidence.md".
+      folder: the folder of "figures", "figures.md" and "evidence.md".
       data: the folder of the tables.
 
     Raises:
@@ -45,9 +45,9 @@ def write(docs: pathlib.Path, data: pathlib.Path) -> None:
     for figure, drawing in drawn:
         if drawing is not None:
             picture = draw.picture(drawing, "png")
-            write_durably(docs / "figures" / f"{figure.id}.png", picture)
+            write_durably(folder / "figures" / f"{figure.id}.png", picture)
     for name, bodies in generated(data, drawn).items():
-        page = docs / f"{name}.md"
+        page = folder / f"{name}.md"
         write_durably(page, replaced(page, bodies))
 
 

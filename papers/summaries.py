@@ -1,4 +1,4 @@
-"""The summaries in docs/evidence.md: numbers of several tables side by side."""
+"""The summaries in papers/evidence.md: numbers of several tables side by side."""
 
 import csv
 import functools
@@ -22,7 +22,7 @@ _NAMES = {1 / 16: "1/16", 1 / 8: "⅛", 1 / 4: "¼", 1 / 2: "½", 1.0: "1", 2.0:
 
 
 def sections(data: pathlib.Path) -> dict[str, str]:
-    """The generated summaries of docs/evidence.md, by the name in their markers.
+    """The generated summaries of papers/evidence.md, by the name in their markers.
 
     Args:
       data: the folder of the tables, papers/data.

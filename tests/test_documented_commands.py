@@ -27,7 +27,11 @@ from papers import __main__ as papers
 from papers import catalogue
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "papers").glob("*.md")),
+]
 CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
 
 

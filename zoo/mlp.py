@@ -69,7 +69,7 @@ class MLP(Family, options=MLPOptions):
     in deep linear networks, the change of z^L in the first step has the power of depth
     that `relu_mlp` corrects. Under tanh its square grows as L^0.6 instead of L^3, so
     `relu_mlp` overcorrects. The best learning rate after hundreds of steps falls less
-    than `relu_mlp` lowers it (docs/figures.md, `mlp-adam` and `mlp-sgd`).
+    than `relu_mlp` lowers it (papers/figures.md, `mlp-adam` and `mlp-sgd`).
 
     Hidden weights have standard deviation gain/√fan_in. The readout's is 1/√fan_in at
     the base, times 1/m: the mean-field initialization of eq. 1.2.

@@ -1,4 +1,4 @@
-"""The sentences of docs/evidence.md that its generated tables do not show are true."""
+"""The sentences of papers/evidence.md that its generated tables do not show are true."""
 
 import csv
 
@@ -118,7 +118,7 @@ def test_the_joint_table_is_of_the_models_that_were_trained():
 
 
 def test_wider_transformers_depend_less_on_the_branch_multiplier():
-    """By 1.2 to 3.2 points of the loss, at depth 2 (docs/figures.md, `tp6-14`)."""
+    """By 1.2 to 3.2 points of the loss, at depth 2 (papers/figures.md, `tp6-14`)."""
     differences = []
     for scale in ("long", "wide"):
         table = tables.read(DATA / scale / "gpt-multiplier.csv")

@@ -17,7 +17,6 @@ from mupax.experiments.sweep import space
 from mupax.experiments.sweep.results import Population, Sizes
 from papers import catalogue, numbers, pages, tables
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
 DATA = catalogue.DATA
 # Of sweeps; the others hold numbers.
 TRAINED = sorted(
@@ -194,7 +193,7 @@ def generated():
 @pytest.mark.parametrize("name", ["figures", "evidence"])
 def test_the_pages_hold_what_the_tables_say(name, generated):
     """If you meant this: python -m papers pages."""
-    page = DOCS / f"{name}.md"
+    page = DATA.parent / f"{name}.md"
     text = page.read_text()
     assert pages.replaced(page, generated[name]) == text, "run: python -m papers pages"
     # No part has markers that the command does not know.
