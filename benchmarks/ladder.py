@@ -2,7 +2,7 @@
 
     python -m benchmarks.ladder FAMILY [--data_dir DIR] [--dataset text:FILE]
         [--parametrization sp] [--seeds 2]       # train runs missing in results.csv
-    python -m benchmarks.ladder                  # table and figure of docs/results.md
+    python -m benchmarks.ladder                  # table and figure of results.md
 
 Each run is a run of `mupax train`, with the config of its family and another width and
 depth. All other hyperparameters are those of the smallest model. An interrupted run
@@ -27,8 +27,8 @@ from mupax.experiments.cli import flags
 from mupax.experiments.run import commands
 from mupax.zoo.registry import default_parametrization
 
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
-TABLE, PAGE = pathlib.Path(__file__).with_name("results.csv"), DOCS / "results.md"
+FOLDER = pathlib.Path(__file__).parent
+TABLE, PAGE = FOLDER / "results.csv", FOLDER / "results.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.ladder -->", "<!-- end -->"
 KEYS = ("config", "parametrization", "width", "depth", "seed")
 
@@ -125,7 +125,7 @@ def grouped() -> dict[tuple[str, str], dict[tuple[int, int], list[dict[str, str]
 
 
 def page() -> str:
-    """The table of docs/results.md."""
+    """The table of results.md."""
     lines = [
         "| config | parametrization | width x depth | parameters | steps | seeds "
         "| training loss | test loss | test accuracy |",
@@ -200,7 +200,7 @@ def main() -> None:
         return
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n\n{page()}\n\n{END}{rest.split(END)[1]}")
-    draw(DOCS / "results.png")
+    draw(FOLDER / "results.png")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     mupax train --config cifar10_cnn --config.data_dir=DIR
 
 Augmentation is that of the paper. Result with --config.steps=1500, on a copy of
-CIFAR-10 as JPEG files of quality 75: 64.6 % test accuracy (docs/results.md).
+CIFAR-10 as JPEG files of quality 75: 64.6 % test accuracy (benchmarks/results.md).
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,7 @@
 
     mupax train --config cifar10_cnn_small --config.data_dir=DIR
 
-Results: docs/results.md, also of larger models at the same learning rate.
+Results: benchmarks/results.md, also of larger models at the same learning rate.
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,7 @@
 
     mupax train --config text_gpt_small --config.dataset=text:FILE
 
-Results: docs/results.md, also of larger models at the same learning rate.
+Results: benchmarks/results.md, also of larger models at the same learning rate.
 """
 
 from ml_collections import ConfigDict

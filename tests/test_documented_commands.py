@@ -31,6 +31,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "papers").glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
 CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
 

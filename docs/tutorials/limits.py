@@ -87,4 +87,4 @@ for name, alpha, gamma in (
 
 # %% [markdown]
 # [The limits, computed](../theory.md) lists all solvers and what each was checked
-# against. [The papers' figures](https://github.com/OWNER/mupax/blob/main/papers/figures.md) shows their results.
+# against. `papers/figures.md` shows their results.

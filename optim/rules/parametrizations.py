@@ -396,8 +396,8 @@ def relu_mlp() -> Parametrization:
     change of the last preactivations has the same power of depth: its square grows as
     L^3 under SGD and under gradients normalized per layer, and as L^2.9 under sign
     updates, between depths 8 and 64 (`pytest tests/test_laws.py -m ""`). After hundreds
-    of steps the best learning rate falls less than L^-3/2 (papers/figures.md, `mlp-adam`
-    and `mlp-sgd`): tune a plain network at its own depth.
+    of steps the best learning rate falls less than L^-3/2 (`mlp-adam` and `mlp-sgd` in
+    papers/figures.md): tune a plain network at its own depth.
 
     Source: Jelassi et al. 2023 (arXiv:2305.07810), Theorem 1.1.
 

@@ -1,4 +1,4 @@
-"""The sentences of papers/evidence.md that its generated tables do not show are true."""
+"""The sentences of evidence.md that its generated tables do not show are true."""
 
 import csv
 

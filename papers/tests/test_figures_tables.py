@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import pathlib
 import shlex
 import types
 
