@@ -216,4 +216,4 @@ print(f"128 x 16: training loss {value:.3f}, test accuracy {correct:.1%}")
 # - [Tune small, train big](../tune.md): several hyperparameters, schedules, stored
 #   results, and sweeps at the target's size.
 # - [Read the coordinate check](../howto/coordinate_check.md).
-# - [Choose what to tune](../howto/hyperparameters.md).
+# - [What to tune](../tune.md#what-to-tune).
