@@ -4,7 +4,7 @@
 
 Trains each model a few steps at several widths and depths. Prints for each
 parametrization the slope of log |Δ activation| against log size that is farthest from
-zero, and its layer. Results and expected slopes: `docs/coord_check.md`;
+zero, and its layer. Results and expected slopes: `coord_check.md` beside it;
 `tests/test_zoo_coord_long.py` asserts them.
 """
 

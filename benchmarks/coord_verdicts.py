@@ -6,7 +6,7 @@ Runs `optim.coord_check` with its default tolerance, steps and layers, on zoo mo
 1x, 2x and 4x a small base. The verdict on correct set-ups should not be wrong, and that
 on set-ups with a known mistake should not be ok. Each set-up is trained from
 seeds x checks initializations, and every group of `seeds` is one check. Results:
-`docs/coord_check.md`.
+`benchmarks/coord_check.md`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Every family of the zoo, every kind of optimizer: do activations move alike?
 
 The sizes, and why the loss is linear, are in benchmarks/coord_check.py;
-docs/coord_check.md holds what it measured.
+benchmarks/coord_check.md holds what it measured.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ NEWER = {
 }
 EARLIER = [model for model in RESIDUAL if model not in NEWER]
 WITH_MOMENTUM = ("convnext", "efficientnetv2", "vit_clip", "vit_rotary")
-# Too noisy in depth to assert; see docs/coord_check.md.
+# Too noisy in depth to assert; see benchmarks/coord_check.md.
 DEEP = sorted(NEWER - {"vit_eva02"})
 TOLERANCE = 0.05
 
