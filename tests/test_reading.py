@@ -8,22 +8,42 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from programs import harder, kit, libraries, plain  # noqa: F401
+from programs import (  # noqa: F401
+    convolutional,
+    generative,
+    harder,
+    idioms,
+    kit,
+    libraries,
+    modules,
+    plain,
+    sequences,
+    structured,
+    transformers,
+)
 
 from mupax import optim, zoo
+from mupax.zoo import registry
 
 
 @pytest.mark.parametrize("row", kit.ALL, ids=lambda row: row.name)
 def test_a_program_says_what_its_parameters_do(row):
     base, target, inputs, call = row.models()
     with jax.numpy_rank_promotion("allow"):  # as users write
+        if row.asks:
+            with pytest.raises(ValueError, match=row.asks):
+                optim.infer_scales(base, target, inputs=inputs, call=call)
+            base, target, inputs, call = row.models(remedy=True)
         scales = optim.infer_scales(base, target, inputs=inputs, call=call)
     wrong = {}
     for path, scale in scales.items():
         letter = row.letter(path)
-        roles = [kit.ROLES[x] for x in letter.rstrip("b").split("|")]
-        if scale.role not in roles or scale.in_branch != letter.endswith("b"):
-            wrong[path] = (scale.role.value, scale.in_branch, scale.origin)
+        roles = [kit.ROLES[x] for x in letter.rstrip("be").split("|")]
+        found = (scale.in_branch, scale.ends_branch, round(scale.carried, 6))
+        place = (letter[-1] in "be", letter[-1] == "e", round(row.carried(path), 6))
+        same = found == place if row.deep else found[2] == place[2]
+        if scale.role not in roles or not same:
+            wrong[path] = (scale.role.value, *found, scale.origin)
     assert not wrong
     assert scales.depth == (3.0 if row.deep else 1.0)
 
@@ -187,36 +207,62 @@ def test_a_large_model_is_read_without_memory():
     assert scales.depth == 4
 
 
-IMAGES, TOKENS = kit.floats(2, 32, 32, 3), kit.tokens(2, 16)
-FAMILIES = {
-    "mlp": (kit.floats(2, 64), {"depth": 4}, {"depth": 4}),
-    "resmlp": (kit.floats(2, 64), {"depth": 4}, {"depth": 12}),
-    "cnn": (IMAGES, {"depth": 4}, {"depth": 12}),
-    "vit": (IMAGES, {"depth": 4, "head_dim": 16}, {"depth": 12, "head_dim": 16}),
-    "gpt": (TOKENS, {"depth": 4, "head_dim": 16}, {"depth": 12, "head_dim": 16}),
-    "llama": (TOKENS, {"depth": 4, "heads": 2}, {"depth": 12, "heads": 2}),
-    "resnet18": (IMAGES, {}, {}),
-    "convnext_atto": (kit.floats(2, 64, 64, 3), {}, {}),
-    "efficientnet_b0": (kit.floats(2, 64, 64, 3), {}, {}),
-}
+# Options of the zoo that are sizes: the program is the same.
+SIZES = (
+    *("width", "depth", "heads", "input_shape", "out_features", "context", "rows"),
+    *("vocab_size", "rope_theta", "norm_eps", "blocks", "rows_width", "head"),
+    *("mlp_ratio", "patch_size", "queries_per_key", "attention_ratio", "head_dim"),
+    *("group_width", "groups"),
+)
+CONVOLUTIONAL = ("ResNet", "RegNet", "ConvNeXt", "EfficientNet")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+def kinds_of_models():
+    """One model for each set of options of the zoo, besides sizes."""
+    kinds = {}
+    for name in zoo.list_models():
+        family, options = registry.options_of(name)
+        rest = sorted((k, repr(v)) for k, v in options.items() if k not in SIZES)
+        kinds.setdefault((family, *rest), name)
+    return list(kinds.values())
+
+
+def two_sizes(name):
+    """Options of a small base and a target, and the input."""
+    family, options = registry.options_of(name)
+    kind, width = family.__name__, options.get("width", 32)
+    depths, more, x = (2, 6), {}, kit.floats(2, 64)
+    if kind == "MLP":
+        depths = 4, 4
+    if kind == "CNN":
+        depths, x = (4, 12), kit.floats(2, 32, 32, 3)
+    if kind in CONVOLUTIONAL:
+        # The first block of an EfficientNet's stage is not residual, so that its
+        # additions do not grow as its blocks do.
+        depths = {"RegNet": (2, 4), "EfficientNet": (1, 1)}.get(kind, (1, 2))
+        x = kit.floats(2, 64, 64, 3)
+        if "blocks" in options:
+            more["blocks"] = (2,) * len(options["blocks"])
+    if kind in ("ViT", "GPT", "Llama"):
+        width, more = 64, {"head_dim": 16}
+        more |= {"mlp_ratio": 2.0} if "mlp_ratio" in options else {}
+        if kind == "ViT":
+            side = 4 * options.get("patch_size", 4)
+            more["input_shape"], x = (side, side, 3), kit.floats(2, side, side, 3)
+        else:
+            more["context"], x = 16, kit.tokens(2, 16)
+    more |= {"base_width": width, "base_depth": depths[0]}
+    pairs = zip((1, 2), depths, strict=True)
+    return *({"width": k * width, "depth": d, **more} for k, d in pairs), x
+
+
+@pytest.mark.parametrize("name", kinds_of_models())
 def test_the_program_of_a_zoo_model_says_what_its_axis_names_say(name):
-    x, small, large = FAMILIES[name]
-    base, wide = {"resnet18": (64, 128), "convnext_atto": (40, 80)}.get(name, (32, 128))
-    sizes = {"base_width": base}
-    if "depth" in small:
-        sizes["base_depth"] = small["depth"]
-
-    def make(width, options):
-        return lambda: zoo.create(
-            name, width=width, rngs=nnx.Rngs(0), **sizes, **options
-        )
-
+    small, large, x = two_sizes(name)
+    build = lambda options: zoo.create(name, rngs=nnx.Rngs(0), **options)  # noqa: E731
     named = []
-    jax.eval_shape(lambda: named.append(zoo.scales(make(wide, large)())))
-    read = optim.infer_scales(make(base, small), make(wide, large), inputs=(x,))
+    jax.eval_shape(lambda: named.append(zoo.scales(build(large))))
+    read = optim.infer_scales(lambda: build(small), lambda: build(large), inputs=(x,))
     for path, scale in named[0].items():
         same = dataclasses.replace(read[path], origin=scale.origin)
         assert same == scale
@@ -334,10 +380,49 @@ def test_logits_that_nothing_can_carry_are_an_error():
         attention(rms, 0),
         attention(rms, 0.5),
     ):
-        with pytest.raises(
-            ValueError, match=r"the attention logits at test_reading.py"
-        ):
+        with pytest.raises(ValueError, match=r"activations at test_reading.py"):
             carried(wrong, X)
+
+
+def test_one_factor_carries_for_all_sums_that_it_enters():
+    def shared(one, other, far=False):
+        def call(p, n, x):
+            h = x @ p["i"]
+            q, k, v = (h @ p[x] for x in "qkv")
+            near = q @ k.swapaxes(-1, -2) / n**one
+            wide = q @ (h if far else k).swapaxes(-1, -2) / n**other
+            return (jax.nn.softmax(near) + jax.nn.softmax(wide)) @ v @ p["o"]
+
+        shapes = {"i": (5, "n"), "o": ("n", 3), **dict.fromkeys("qkv", ("n", "n"))}
+        return two_layers(call, **shapes)
+
+    assert carried(shared(0.5, 0.5), X) == {"q": 0.5}
+    assert carried(shared(0.5, 1, far=True), X) == {"k": 0.5}
+    for other in (0, 1):
+        with pytest.raises(ValueError, match=r"activations at test_reading.py"):
+            carried(shared(0.5, other), X)
+
+
+def test_a_wrong_array_of_constants_on_a_branch_is_an_error():
+    def model(depth, factor):
+        block = {"u": jnp.zeros((8, 8)), "d": jnp.zeros((8, 8))}
+        params = {"i": jnp.zeros((5, 8)), "b": [block] * depth}
+
+        def run(params, x):
+            x = x @ params["i"]
+            for w in params["b"]:
+                each = factor * jnp.where(jnp.arange(8) % 2, 0.5, 1.5)
+                x = x + each[None] * (jnp.tanh(x @ w["u"]) @ w["d"])  # each channel
+            return x
+
+        return run, params
+
+    x = (kit.floats(2, 5),)
+    scales = optim.infer_scales(model(2, 1.0), model(8, 0.25), inputs=x)
+    assert not any(s.ends_branch for s in scales.values())
+    with pytest.raises(ValueError, match=r"0\.3 times that of the base") as error:
+        optim.infer_scales(model(2, 1.0), model(8, 0.3), inputs=x)
+    assert line("# each channel") in str(error.value)
 
 
 def test_a_multiplier_is_known_however_it_is_written():

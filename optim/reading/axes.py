@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .joints import SUM
 from .program import MOVES, Node, Program
@@ -51,14 +52,21 @@ class Unread:
 class Axes:
     """Reads what a program does with each axis of its parameters.
 
+    Args:
+      program: the forward pass.
+      growing: the axes of parameters that grow from the base to the target.
+
     Attributes:
       events: for each parameter, its uses in the order of the program.
       unread: for each parameter, the operations that could not be read.
       labels: for each node that depends on parameters alone, and for rows that were
         looked up, the axes of parameters that its axes come from.
+      hot: nodes whose entries are one for a choice and zero for others.
+      kernel_sums: nodes that sum over an axis of a parameter, with an activation.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, growing: frozenset[Axis] = NONE):
+        self._growing = growing
         self.events: list[list[Event]] = [[] for _ in program.params]
         self.unread: list[list[Unread]] = [[] for _ in program.params]
         self.sliced: set[Axis] = set()
@@ -72,7 +80,9 @@ class Axes:
         # Output axes that a later kernel sums over: units, not copies.
         self.units: set[Axis] = set()
         self._normed: set[int] = set()
-        self._hot: set[int] = set()
+        self._kernels: dict[int, Labels] = {}  # those that depend on data
+        self.hot: set[int] = set()
+        self.kernel_sums: set[int] = set()
         self._spread: dict[int, frozenset[int]] = {}  # axes of equal entries
         self._numbers: dict[int, set[int]] = {}  # parameters that a value depends on
         self._uses: dict[int, list[Node]] = {}
@@ -89,6 +99,12 @@ class Axes:
         """The nodes that are computed from this one directly."""
         return self._uses.get(node.id, [])
 
+    def depends(self, node: Node) -> set[int]:
+        """The parameters that a function of parameters alone depends on."""
+        if node.op == "param" and node.param is not None:
+            return {node.param}
+        return self._numbers.get(node.id, set())
+
     def _of(self, node: Node) -> Labels:
         return self.labels.get(node.id, (NONE,) * len(node.shape))
 
@@ -98,6 +114,8 @@ class Axes:
 
     def _mark(self, node: Node, marks: Iterable[tuple[Iterable[Axis], Use]]) -> None:
         found: dict[int, dict[int, set[Use]]] = {}
+        if node.backward:
+            return  # a gradient sums over the outputs of a kernel
         for axes, use in marks:
             for param, axis in axes:
                 found.setdefault(param, {}).setdefault(axis, set()).add(use)
@@ -133,8 +151,8 @@ class Axes:
             self._carry_results(node)
         keeps = node.op in ("mul", "sub", "select_n", *MOVES)
         data = [x for x in node.operands if x.data]
-        if keeps and data and all(x.id in self._hot for x in data):
-            self._hot.add(node.id)
+        if keeps and data and all(x.id in self.hot for x in data):
+            self.hot.add(node.id)
 
     def _follow_scalars(self, node: Node) -> None:
         """Numbers, also those taken from an array, have no axes to follow."""
@@ -203,7 +221,7 @@ class Axes:
         if (
             len(waiting) == 1
             and len(self._uses.get(node.id, ())) == 1
-            and node.op not in ("stack", "last", "carry", "unstack")
+            and node.op not in ("scan_out", "last", "carry", "scan_in")
             and (node.op in MOVES or _is_constant_factor(node, waiting[0]))
         ):
             source = waiting[0]
@@ -254,16 +272,17 @@ class Axes:
         if node.op == "broadcast_in_dim":
             moved = [NONE] * rank
             for i, axis in enumerate(node.params["broadcast_dimensions"]):
-                moved[axis] = labels[i]
+                if operand.shape[i] == node.shape[axis]:
+                    moved[axis] = labels[i]
             return tuple(moved)
         if node.op == "squeeze":
             gone = {a % len(labels) for a in node.params["dimensions"]}
             return tuple(x for i, x in enumerate(labels) if i not in gone)
         if node.op == "reshape":
             return _reshaped(operand.shape, node.shape, labels)
-        if node.op == "unstack":
+        if node.op == "scan_in":
             return labels[1:]
-        if node.op == "stack":
+        if node.op == "scan_out":
             return (NONE, *labels)
         return labels
 
@@ -313,7 +332,10 @@ class Axes:
             if seed:
                 self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
                 continue
-            if not self._is_kernel(x) or not (x.weight or self._selects(x, contracted)):
+            mixed = self._kernel_of(x, contracted) if other.data else ()
+            if not mixed and (
+                not self._is_kernel(x) or not (x.weight or self._selects(x, contracted))
+            ):
                 if self._is_kernel(x):
                     self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
                 continue
@@ -321,7 +343,7 @@ class Axes:
                 # Two tables that were looked up: neither is a kernel.
                 self._mark(node, [(axes, Use.ENTRY) for axes in self._of(x)])
                 continue
-            labels, hot = self._of(x), other.id in self._hot
+            labels, hot = mixed or self._of(x), other.id in self.hot
             free = [a for a in range(len(x.shape)) if a not in (*contracted, *batch)]
             into = Use.TABLE if hot else Use.IN
             self._mark(
@@ -333,6 +355,7 @@ class Axes:
                     (self._rows.get(x.id, NONE), Use.COPY),
                 ],
             )
+            self.kernel_sums.add(node.id)
             for i, a in enumerate(free):
                 results[at[id(x)] + i] = labels[a]
             for i, a in enumerate(batch):
@@ -374,10 +397,20 @@ class Axes:
         if not (self._is_kernel(left) and self._is_kernel(right)):
             return False, False
         seeds = self._is_seed(left, right), self._is_seed(right, left)
-        if any(seeds) or not self._leads_on(self._product(left, right)):
+        product = self._product(left, right)
+        if not any(seeds) and self._stays(left, 0, product):
+            return True, False
+        if any(seeds) or not self._leads_on(product):
             return seeds
         # Libraries write activation @ kernel.
         return True, False
+
+    def _stays(self, node: Node, side: int, product: Node) -> bool:
+        """Whether only the axes grow that are summed over, as of a few queries."""
+        gone = set(product.params["dimension_numbers"][0][side])
+        grows = [bool(axes & self._growing) for axes in self._of(node)]
+        free = [a for a in range(len(grows)) if a not in gone]
+        return any(grows[a] for a in gone) and not any(grows[a] for a in free)
 
     def _product(self, left: Node, right: Node) -> Node:
         return next(x for x in self._uses[left.id] if right in x.operands)
@@ -457,12 +490,14 @@ class Axes:
 
     def _op_conv_general_dilated(self, node: Node) -> None:
         data, kernel = node.operands[:2]
-        if not self._is_kernel(kernel) or data.weight:
-            if self._is_kernel(data):
-                self._give_up(node)
+        if data.weight and self._is_kernel(data):
+            # A learned image: an activation from here on.
+            node.data, node.weight = True, False
+            self._mark(node, [(axes, Use.ENTRY) for axes in self._of(data)])
+        labels = self._modulated(kernel)
+        if not labels:
             return
         out, into, *window = node.params["dimension_numbers"].rhs_spec
-        labels = self._of(kernel)
         results = [NONE] * len(node.shape)
         self._mark(
             node,
@@ -474,6 +509,40 @@ class Axes:
         )
         results[node.params["dimension_numbers"].out_spec[1]] = labels[out]
         self._results[node.id] = tuple(results)
+
+    def _modulated(self, node: Node) -> Labels:
+        """The axes of a kernel that depends on data: masked, sampled, or updated."""
+        if node.weight:
+            return self._of(node) if self._is_kernel(node) else ()
+        if node.id not in self._kernels:
+            self._kernels[node.id] = self._mixed(node)
+        return self._kernels[node.id]
+
+    def _mixed(self, node: Node) -> Labels:
+        if node.op in MOVES and len(node.operands) == 1:
+            labels = self._modulated(node.operands[0])
+            return self._moved(node, node.operands[0], labels) if labels else ()
+        if node.op not in ("mul", "add", "add_any", "sub", "div", "select_n"):
+            return ()
+        joined = [NONE] * len(node.shape)
+        for operand in node.operands:
+            labels = self._modulated(operand)
+            if len(labels) == len(joined):
+                joined = [a | b for a, b in zip(joined, labels, strict=True)]
+        matrix = len([axes for axes in joined if axes]) > 1
+        whole = all(x or n == 1 for x, n in zip(joined, node.shape, strict=True))
+        return tuple(joined) if matrix and (whole or node.op == "mul") else ()
+
+    def _kernel_of(self, node: Node, contracted: Sequence[int]) -> Labels:
+        """The axes of a product's kernel that depends on data; () for an activation."""
+        labels = self._modulated(node) if node.data else ()
+        if not labels or not all(labels[a] for a in contracted):
+            return ()
+        free = [a for a, axes in enumerate(labels) if axes and a not in contracted]
+        equal = [self._spread.get(x.id, NONE) for x in node.operands if x.data]
+        styled = any(a in axes for a in free for axes in equal)
+        whole = all(x or n == 1 for x, n in zip(labels, node.shape, strict=True))
+        return labels if free and (whole or styled) else ()
 
     def _op_ragged_dot_general(self, node: Node) -> None:
         numbers = node.params["ragged_dot_dimension_numbers"]
@@ -500,9 +569,10 @@ class Axes:
 
     def _op_gather(self, node: Node) -> None:
         table, indices = node.operands[:2]
-        if not self._is_kernel(table):
-            return
         numbers = node.params["dimension_numbers"]
+        if not self._is_kernel(table):
+            self._carry_rows(node, table, numbers)
+            return
         labels, sizes = self._of(table), node.params["slice_sizes"]
         batch = tuple(getattr(numbers, "operand_batching_dims", ()))
         gone = {*numbers.collapsed_slice_dims, *batch}
@@ -523,6 +593,19 @@ class Axes:
             )
         else:
             self.sliced |= {x for a in looked for x in labels[a]}
+
+    def _carry_rows(self, node: Node, source: Node, numbers: Any) -> None:
+        """Follow the axes of results through rows of an activation."""
+        found = self._results.get(source.id)
+        if found is None:
+            return
+        gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+        kept = [axes for a, axes in enumerate(found) if a not in gone]
+        result = [NONE] * len(node.shape)
+        for axes, place in zip(kept, numbers.offset_dims, strict=True):
+            result[place] = axes
+        if any(result):
+            self._results[node.id] = tuple(result)
 
     def _op_dynamic_slice(self, node: Node) -> None:
         table, *indices = node.operands
@@ -577,13 +660,13 @@ class Axes:
         self._elementwise(node)
 
     def _op_concatenate(self, node: Node) -> None:
-        if any(x.id in self._hot for x in node.operands):
-            self._hot.add(node.id)
+        if any(x.id in self.hot for x in node.operands):
+            self.hot.add(node.id)
         self._elementwise(node)
 
     def _op_eq(self, node: Node) -> None:
         if node.data and not any(self._is_kernel(x) for x in node.operands):
-            self._hot.add(node.id)
+            self.hot.add(node.id)
 
     def _op_carry(self, node: Node) -> None:
         start = node.operands[0]
@@ -592,7 +675,7 @@ class Axes:
         elif node.weight:
             self.labels[node.id] = self._of(start)
 
-    def _op_unstack(self, node: Node) -> None:
+    def _op_scan_in(self, node: Node) -> None:
         source = node.operands[0]
         if self._is_kernel(source):
             labels = self._of(source)
@@ -607,7 +690,12 @@ class Axes:
     def _reduce(self, node: Node) -> None:
         source, axes = node.operands[0], node.params["axes"]
         if source.id in self._pending:
+            labels, _ = self._pending[source.id]
             self._settle(source, axes)
+            if any(labels[a] for a in axes):
+                self.kernel_sums.add(node.id)
+                kept = tuple(x for a, x in enumerate(labels) if a not in axes)
+                self._results[node.id] = kept
             return
         if node.weight:
             self.labels[node.id] = tuple(

@@ -1,7 +1,10 @@
 """Residual branches of a program: their number, constants, and last parameters."""
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Container, Iterable
+
+import numpy as np
 
 from .axes import Axes
 from .joints import SUM
@@ -43,8 +46,8 @@ _NONLINEAR = frozenset(
 _LINEAR = frozenset(
     (
         "last",
-        "stack",
-        "unstack",
+        "scan_out",
+        "scan_in",
         "pad",
         "reduce_sum",
         "cumsum",
@@ -52,10 +55,6 @@ _LINEAR = frozenset(
         "psum_invariant",
         "all_gather",
         "neg",
-        "dynamic_update_slice",
-        "scatter-add",
-        "scatter_add",
-        "select_n",
         "join",
         "concatenate",
         "copy",
@@ -76,13 +75,15 @@ class End:
       param: index of the parameter.
       factor: the constant between the parameter and the value.
       node: the operation on the parameter.
-      part: whether the value takes only a part of what the parameter computes.
+      array: the root mean square of arrays of unequal constants beside it.
+      unit: the root of 1 / n for each division by the root of a sum of n squares.
     """
 
     param: int
     factor: float
     node: Node
-    part: bool = False
+    unit: float = 1.0
+    array: float = 1.0
 
 
 class Failure(Exception):
@@ -134,7 +135,7 @@ class Branches:
         self._depth: dict[int, int] = {}
         self._dominate()
         self._trunks: dict[int, Node] = {}
-        self._known: dict[tuple[int, bool], list[End] | Node] = {}
+        self._known: dict[int, list[End] | Node] = {}
         self.all: list[Branch] = []
         for node in program.nodes:
             branch = self._branch(node)
@@ -191,22 +192,54 @@ class Branches:
         return frozenset(reached) if end.id in reached else frozenset()
 
     def _branch(self, node: Node) -> Branch | None:
-        if node.op not in ("add", "add_any", "sub") or len(node.operands) != 2:
+        if node.op in ("scatter-add", "scatter_add"):  # to some rows of the stream
+            one, _, other = node.operands
+        elif node.op in ("add", "add_any", "sub") and len(node.operands) == 2:
+            one, other = node.operands
+            if one.shape != other.shape:
+                return None
+        else:
             return None
-        one, other = node.operands
-        if not (one.data and other.data) or one.shape != other.shape or not one.shape:
+        if not (one.data and other.data and one.shape):
             return None
-        pairs = [(one, other)] if node.op == "sub" else [(one, other), (other, one)]
+        is_sum = node.op in ("add", "add_any")
+        pairs = [(one, other), (other, one)] if is_sum else [(one, other)]
         for skip, end in pairs:
             if self._is_constant_to_gradients(end):
                 continue
-            trunk, factor = self._trunk(skip)
-            for start in self._same_stream(trunk):
+            for start, trunk, factor in self._starts(skip, end):
                 inside = self.between(start, end)
                 if inside and self._kernels(inside):
+                    if node.op == "sub" and not self._goes_on(node, inside):
+                        continue  # e.g. an error of prediction
                     self._trunks[node.id] = trunk
                     return self._made(node, start, end, inside, factor)
-        return self._projected(node) if node.op != "sub" else None
+        return self._projected(node) if is_sum else None
+
+    def _starts(self, skip: Node, end: Node) -> Iterable[tuple[Node, Node, float]]:
+        """Where the branch may start: (node, stream, the constant of the stream)."""
+        trunk, factor = self.trunk(skip)
+        at, before = skip, 1.0
+        while at is not trunk:  # the branch may read the stream after its constant
+            yield at, trunk, before
+            at, before = self._inner_step(at, before)
+        for start in (*self._same_stream(trunk), *self._gated(trunk, end)):
+            yield start, trunk, factor
+
+    def _goes_on(self, node: Node, inside: frozenset[int]) -> bool:
+        """Whether x - f(x) is a stream: simple, and followed by further kernels."""
+        if any(x.add.id in inside for x in self.all):
+            return False
+        seen, stack = {node.id}, [node]
+        while stack:
+            for user in self._axes.uses(stack.pop()):
+                if user.id in seen:
+                    continue
+                if self._kernels([user.id]):
+                    return True
+                seen.add(user.id)
+                stack.append(user)
+        return False
 
     def _is_constant_to_gradients(self, node: Node) -> bool:
         while node.op in MOVES and len(node.operands) == 1:
@@ -253,21 +286,25 @@ class Branches:
             for x in users
         )
 
-    def _trunk(self, node: Node) -> tuple[Node, float]:
+    def trunk(self, node: Node) -> tuple[Node, float]:
         """The value without casts, reshapes and constant factors, and the factor."""
-        factor = 1.0
-        while True:
-            if node.op in MOVES and len(node.operands) == 1:
-                node = node.operands[0]
-            elif node.op in ("mul", "div") and node.operands[1].value:
-                value = node.operands[1].value
-                factor *= value if node.op == "mul" else 1 / value
-                node = node.operands[0]
-            elif node.op == "mul" and node.operands[0].value:
-                factor *= node.operands[0].value
-                node = node.operands[1]
-            else:
-                return node, factor
+        factor, before = 1.0, None
+        while node is not before:
+            before = node
+            node, factor = self._inner_step(node, factor)
+        return node, factor
+
+    @staticmethod
+    def _inner_step(node: Node, factor: float) -> tuple[Node, float]:
+        """The operand of a cast, a reshape or a constant factor; else the node."""
+        if node.op in MOVES and len(node.operands) == 1:
+            return node.operands[0], factor
+        if node.op in ("mul", "div") and node.operands[1].value:
+            value = node.operands[1].value
+            return node.operands[0], factor * (value if node.op == "mul" else 1 / value)
+        if node.op == "mul" and node.operands[0].value:
+            return node.operands[1], factor * node.operands[0].value
+        return node, factor
 
     def _same_stream(self, trunk: Node) -> Iterable[Node]:
         """The trunk, and what it was before branches were added to it in parallel."""
@@ -275,6 +312,25 @@ class Branches:
         while trunk.id in self._trunks:
             trunk = self._trunks[trunk.id]
             yield trunk
+
+    def _gated(self, trunk: Node, end: Node) -> Iterable[Node]:
+        """The stream x of (1 - g) x + g f(x), as in highway networks."""
+        end, _ = self.trunk(end)
+        if not (trunk.op == end.op == "mul"):
+            return
+        for gate, x in (trunk.operands, trunk.operands[::-1]):
+            for other in end.operands:
+                pair = self._complement(gate), self._complement(other)
+                if x.data and (pair[0] is other or pair[1] is gate):
+                    yield from self._same_stream(self.trunk(x)[0])
+
+    @staticmethod
+    def _complement(gate: Node) -> Node | None:
+        """The value t of a gate 1 - t."""
+        while gate.op in MOVES and len(gate.operands) == 1:
+            gate = gate.operands[0]
+        is_one = gate.op == "sub" and gate.operands[0].value == 1
+        return gate.operands[1] if is_one else None
 
     def _kernels(self, inside: Iterable[int]) -> list[Node]:
         return [
@@ -320,8 +376,8 @@ class Branches:
         ends = list(ends)
         for end in ends:
             if end.node.op not in ("add", "add_any", "sub"):
-                return end.factor
-        return ends[0].factor
+                return end.factor * end.array
+        return ends[0].factor * ends[0].array
 
     def _layers(self, inside: frozenset[int]) -> int:
         longest: dict[int, int] = {}
@@ -333,95 +389,86 @@ class Branches:
             longest[at] = before + bool(self._kernels([at]))
         return max(longest.values(), default=0)
 
-    def ends(self, node: Node, factor: float = 1.0, part: bool = False) -> list[End]:
+    def ends(self, node: Node, factor: float = 1.0) -> list[End]:
         """The parameters in which a value is linear, when all are scaled together.
 
         Raises:
           Failure: there are none.
           ValueError: a number whose value is not known multiplies it.
         """
-        key = node.id, part
-        if key not in self._known:  # a value may be reached on many paths
+        if node.id not in self._known:  # a value may be reached on many paths
             try:
-                self._known[key] = list(dict.fromkeys(self._ends(node, part)))
+                self._known[node.id] = list(dict.fromkeys(self._ends(node)))
             except Failure as failure:
-                self._known[key] = failure.node
-        known = self._known[key]
+                self._known[node.id] = failure.node
+        known = self._known[node.id]
         if isinstance(known, Node):
             raise Failure(known)
         return [dataclasses.replace(e, factor=e.factor * factor) for e in known]
 
-    def _ends(self, node: Node, part: bool) -> list[End]:
-        factor = 1.0
+    def _ends(self, node: Node) -> list[End]:
         if node.weight:
-            return [End(p, factor * f, node, part) for p, f in self._roots(node, node)]
-        data = [x for x in node.operands if not x.weight and x.data]
+            return [End(p, f, node) for p, f in self._roots(node, node)]
         if node.op in ("mul", "div"):
-            return self._product(node, factor, part)
+            return self._product(node)
         if node.op in _KERNEL_OPS:
-            return self._kernel_ends(node, factor, part)
+            return self._kernel_ends(node)
         if node.op in ("add", "add_any", "sub"):
-            found: list[End] = []
-            for operand in node.operands:
-                if operand.data or operand.weight:
-                    found += self._end_or_ends(operand, node, factor, part)
-                elif operand.value != 0:
-                    raise Failure(node)
-            return found
-        if node.op in _PARTS and data and node.operands[0].data:
-            shrinks = node.op != "gather"
-            return self.ends(node.operands[0], factor, part or shrinks)
-        if (node.op in MOVES or node.op in _LINEAR) and data:
-            found = []
-            for operand in node.operands:
-                if node.op == "select_n":
-                    if operand is node.operands[0]:
-                        continue
-                    operand = self._kept(node.operands[0], operand)
-                if operand.data or operand.weight:
-                    found += self._end_or_ends(operand, node, factor, part)
-            return found
-        raise Failure(node)
+            operands = [x for x in node.operands if x.data or x.weight]
+            if any(x.value != 0 for x in node.operands if x not in operands):
+                raise Failure(node)
+        elif node.op in _PARTS:  # rows that are looked up, or a part of a value
+            operands = node.operands[:1]
+        elif node.op in ("scatter-add", "scatter_add"):
+            operands = [node.operands[0], node.operands[2]]
+        elif node.op == "dynamic_update_slice":
+            operands = node.operands[:2]
+        elif node.op == "select_n":
+            mask, *cases = node.operands
+            operands = [self._kept(mask, x) for x in cases]
+        elif node.op in MOVES or node.op in _LINEAR:
+            operands = node.operands
+        else:
+            raise Failure(node)
+        found: list[End] = []
+        for operand in operands:
+            if operand.weight:
+                found += [End(p, f, node) for p, f in self._roots(operand, node)]
+            elif operand.data:
+                found += self.ends(operand)
+        if not found:
+            raise Failure(node)
+        return found
 
     @staticmethod
     def _kept(mask: Node, node: Node) -> Node:
         """What dropout keeps, without the division by the share that it keeps."""
-        drops = not mask.data and not mask.weight and mask.value is None
-        if drops and node.op == "div" and node.operands[1].value is not None:
-            return node.operands[0]
+        if node.op == "div" and node.operands[1].value is not None:
+            return node.operands[0] if _is_random(mask) else node
         return node
 
-    def _end_or_ends(
-        self, operand: Node, node: Node, factor: float, part: bool
-    ) -> list[End]:
-        if operand.weight:
-            roots = self._roots(operand, node)
-            return [End(p, factor * f, node, part) for p, f in roots]
-        return self.ends(operand, factor, part)
-
-    def _product(self, node: Node, factor: float, part: bool) -> list[End]:
+    def _product(self, node: Node) -> list[End]:
         one, other = node.operands
         for x, y in ((one, other), (other, one)):
             if y.value is not None and (node.op == "mul" or y is other):
                 scale = y.value if node.op == "mul" else 1 / y.value if y.value else 0.0
-                return self.ends(x, factor * scale, part)
+                return self.ends(x, scale)
         for x, y in ((one, other), (other, one)):
             if x.weight and (node.op == "mul" or x is one):
-                return [End(p, factor * f, node, part) for p, f in self._roots(x, node)]
+                return self._last(x, node, y)
             if not y.data and not y.weight and (node.op == "mul" or y is other):
-                if self._trunk(y)[0].op == "constant" and max(y.shape, default=1) == 1:
-                    raise ValueError(
-                        f"a number whose value is not known multiplies a branch or "
-                        f"logits ({node.line}); store it as a Python float, or pass "
-                        "built models in place of functions that build them"
-                    )
-                return self.ends(x, factor, part)  # e.g. a mask
+                self._check_known(self.trunk(y)[0], node)
+                size = _root_mean_square(y)
+                return [
+                    dataclasses.replace(end, array=end.array * size)
+                    for end in self.ends(x)
+                ]
         reason = node
         for x, y in ((one, other), (other, one)):
             if node.op == "div" and x is other:
                 continue
             try:
-                found = self.ends(x, factor, part)
+                found = self.ends(x, self.trunk(y)[1] if node.op == "mul" else 1.0)
             except Failure as failure:
                 reason = failure.node
                 continue
@@ -431,18 +478,24 @@ class Branches:
             reason = node
         raise Failure(reason)
 
-    def _kernel_ends(self, node: Node, factor: float, part: bool) -> list[End]:
+    @staticmethod
+    def _check_known(number: Node, node: Node) -> None:
+        if number.op == "constant" and max(number.shape, default=1) == 1:
+            raise ValueError(
+                f"a number whose value is not known multiplies a branch or logits "
+                f"({node.line}); store it as a Python float, or pass built models in "
+                "place of functions that build them"
+            )
+
+    def _kernel_ends(self, node: Node) -> list[End]:
         one, other = node.operands[:2]
         for kernel, x in ((other, one), (one, other)):
             if kernel.weight and x.data:
-                inner = factor * self.inner(x)
-                return [
-                    End(p, inner * f, node, part) for p, f in self._roots(kernel, node)
-                ]
+                return self._last(kernel, node, x)
         reason = node
         for x, y in ((other, one), (one, other)):
             try:
-                found = self.ends(x, factor, part)
+                found = self.ends(x, self.trunk(y)[1])
             except Failure as failure:
                 reason = failure.node
                 continue
@@ -450,26 +503,25 @@ class Branches:
                 return found
         raise Failure(reason)
 
+    def _last(self, weight: Node, node: Node, data: Node) -> list[End]:
+        """The parameters that an activation is multiplied by."""
+        inner, unit = self.inner(data), self.unit(data)
+        return [End(p, inner * f, node, unit) for p, f in self._roots(weight, node)]
+
     def inner(self, node: Node) -> float:
         """The constant by which the input of a kernel is multiplied."""
-        factor = 1.0
-        while True:
-            if node.op in MOVES and len(node.operands) == 1:
-                node = node.operands[0]
-                continue
-            if node.op in ("mul", "div") and node.operands[1].value:
-                value = node.operands[1].value
-                factor *= value if node.op == "mul" else 1 / value
-                node = node.operands[0]
-                continue
-            if node.op == "mul" and node.operands[0].value:
-                factor *= node.operands[0].value
-                node = node.operands[1]
-                continue
-            if node.op == "sub" and all(x.data for x in node.operands):
-                node = node.operands[0]  # the mean is subtracted
-                continue
-            return factor
+        node, factor = self.trunk(node)
+        while node.op == "sub" and all(x.data for x in node.operands):
+            node, more = self.trunk(node.operands[0])  # the mean is subtracted
+            factor *= more
+        return factor
+
+    def belongs_to_layer(self, node: Node) -> bool:
+        """Whether the layer before a constant is multiplied by it, and nothing else."""
+        layer, factor = self.trunk(node)
+        is_layer = layer.op in (*_KERNEL_OPS, "gather", "add")
+        has_weight = any(x.weight for x in layer.operands)
+        return is_layer and has_weight and self.outer(layer) == factor
 
     def outer(self, node: Node) -> float:
         """The constant by which a result is multiplied next, also after its bias."""
@@ -478,13 +530,16 @@ class Branches:
             user = users[0]
             if user.op in ("mul", "div"):
                 other = user.operands[user.operands[0] is node]
+                if user.op == "mul" and other.weight and math.prod(other.shape) == 1:
+                    node = user  # a learned number
+                    continue
                 if not other.value or (user.op == "div" and user.operands[1] is node):
                     break
                 factor *= other.value if user.op == "mul" else 1 / other.value
             elif user.op == "add":
                 if not user.operands[user.operands[0] is node].weight:
                     break
-            elif user.op not in MOVES and user.op not in ("stack", "last", SUM):
+            elif user.op not in MOVES and user.op not in ("scan_out", "last", SUM):
                 break
             node = user
         return factor
@@ -499,50 +554,28 @@ class Branches:
                     return 1.0
         return 1.0
 
-    def is_unit(self, node: Node) -> bool:
-        """Whether a value is divided by the root of its own sum of squares."""
-        node, _ = self._trunk(node)
+    def unit(self, node: Node) -> float:
+        """The root of 1 / n if the root of a sum of n squares divides a value.
+
+        Its entries are as much smaller than those of a value that is divided by the
+        root of a mean.
+        """
+        node, _ = self.trunk(node)
         if node.op not in ("mul", "div") or not all(x.data for x in node.operands):
-            return False
+            return 1.0
         for norm in node.operands:
+            rooted = False
             for _ in range(12):
                 inner = [x for x in norm.operands if x.data]
-                if norm.op == "reduce_sum":
-                    return True
+                rooted = rooted or norm.op in ("sqrt", "rsqrt", "pow")
+                if norm.op == "reduce_sum" and rooted:
+                    shape = norm.operands[0].shape
+                    return math.prod(shape[a] for a in norm.params["axes"]) ** -0.5
                 # A mean is a sum over a known number.
-                if len(inner) != 1 or (norm.op == "div" and norm.operands[1].value):
+                if len(inner) != 1 or (norm.op in ("mul", "div") and len(inner) == 1):
                     break
                 norm = inner[0]
-        return False
-
-    def logits(self, node: Node) -> float | None:
-        """The constant between a product of activations and the softmax after it.
-
-        None if no exponential follows.
-        """
-        factor: float = 1.0
-        for _ in range(24):
-            users = [x for x in self._axes.uses(node) if x.data]
-            if any(x.op in ("exp", "exp2", "logistic") for x in users):
-                return factor
-            following = [
-                x
-                for x in users
-                if x.op in MOVES
-                or x.op
-                in ("mul", "div", "add", "sub", "select_n", "tanh", "max", "join", SUM)
-            ]
-            if not following:
-                return None
-            user = following[0]
-            if user.op in ("mul", "div"):
-                other = user.operands[user.operands[0] is node]
-                if other.value and not (user.op == "div" and user.operands[1] is node):
-                    factor *= other.value if user.op == "mul" else 1 / other.value
-                elif other.data:
-                    return None
-            node = user
-        return None
+        return 1.0
 
     def _roots(self, node: Node, user: Node) -> list[tuple[int, float]]:
         """The parameters in which a function of parameters is linear."""
@@ -561,10 +594,15 @@ class Branches:
                 ):
                     node = weights[0]  # e.g. times the stored statistics of a norm
                     continue
-                # Weight norm: linear in the gain, which is the smaller one.
-                if node.op == "mul" and len(weights) == 2:
-                    node = min(weights, key=lambda x: len(self._params(x)))
-                    continue
+                # Weight norm: linear in the gain, not in what its norm divides.
+                pairs = [weights, weights[::-1]] if node.op == "mul" else [weights]
+                for x, y in pairs if len(weights) == 2 else ():
+                    try:
+                        roots = self._roots(x, user)
+                    except Failure:
+                        continue
+                    if not {p for p, _ in roots} & self._axes.depends(y):
+                        return [(p, factor * f) for p, f in roots]
                 raise Failure(user)
             if node.op == "dot_general" and len(weights) == 2:
                 node = weights[1]  # low rank: linear in the last factor
@@ -573,16 +611,39 @@ class Branches:
                 return [
                     (p, factor * f) for x in weights for p, f in self._roots(x, user)
                 ]
-            moves = node.op in MOVES or node.op in (*_PARTS, "unstack", "carry", "rev")
+            moves = node.op in MOVES or node.op in (*_PARTS, "scan_in", "carry", "rev")
             if moves and node.operands[0].weight:
                 node = node.operands[0]
                 continue
+            if node.op == "concatenate" and len(weights) == len(node.operands):
+                return [
+                    (p, factor * f) for x in weights for p, f in self._roots(x, user)
+                ]
             raise Failure(user)
         assert node.param is not None
         return [(node.param, factor)]
 
-    def _params(self, node: Node) -> set[int]:
-        return {p for axes in self._axes.labels.get(node.id, ()) for p, _ in axes}
+    def escapes(self, start: Node, stops: Container[tuple[int, int]]) -> Node | None:
+        """A result that a node reaches without passing through one of some operations.
+
+        Args:
+          start: the node.
+          stops: (operation, operand) pairs of node ids; an operand of -1 means any.
+        """
+        outputs = {x.id for x in self._program.outputs}
+        seen, stack = {start.id}, [start]
+        if (start.id, -1) in stops:
+            return None
+        while stack:
+            at = stack.pop()
+            if at.id in outputs:
+                return at
+            for user in self._axes.uses(at):
+                stop = (user.id, at.id) in stops or (user.id, -1) in stops
+                if not stop and user.id not in seen:
+                    seen.add(user.id)
+                    stack.append(user)
+        return None
 
     def feeding(self, node: Node, chosen: Iterable[Branch]) -> list[Branch] | None:
         """The branches through which a node outside of all reaches the outputs.
@@ -609,3 +670,25 @@ class Branches:
                 else:
                     found[user.id] = branch
         return list(found.values())
+
+
+def _root_mean_square(node: Node) -> float:
+    """The size of an array of constants; what is zero, as in a mask, does not count."""
+    if node.array is None:
+        return 1.0
+    entries = np.ravel(node.array)
+    entries = entries[np.isfinite(entries) & (entries != 0)]
+    return float(np.sqrt(np.mean(entries**2))) if entries.size else 1.0
+
+
+def _is_random(mask: Node) -> bool:
+    """Whether a mask is drawn from random bits."""
+    seen, stack = {mask.id}, [mask]
+    while stack and len(seen) < 200:
+        node = stack.pop()
+        if node.op.startswith(("random", "threefry")):
+            return True
+        more = [x for x in node.operands if x.id not in seen]
+        seen |= {x.id for x in more}
+        stack += more
+    return False

@@ -2,23 +2,24 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..rules.parametrizations import Parametrization, parametrization
 from ..rules.roles import ParamScale, Role
 from ..rules.training import TrainingScale
 from ..scales.declare import Declarations
-from ..scales.paths import open_numbers
 from ..scales.table import Scales
 from .axes import Axes, Event, Use
 from .branches import Branch, Branches, End, Failure
 from .growth import grown, same_parametrization, twin
+from .leaves import Leaves
 from .lists import Pairing
 from .models import Reading, trace
 from .program import Node
 from .roles import Found, find_roles, remedy
 from .segments import Parts, segmented
+from .sums import Sum, Sums
 
 _ALIKE = 0.01  # constants count as equal if their logarithms differ by less
 
@@ -30,6 +31,7 @@ class _Model:
     reading: Reading
     axes: Axes
     branches: Branches
+    sums: Sums
     roles: dict[str, Found | None]
 
     def events(self, path: str) -> list[Event]:
@@ -39,10 +41,35 @@ class _Model:
         return self.reading.path_of[end.param]
 
 
-def _model(reading: Reading, given: Declarations) -> _Model:
-    axes = Axes(reading.program)
+def _model(
+    reading: Reading, given: Declarations, growth: Mapping[str, set[int]]
+) -> _Model:
+    growing = frozenset(
+        (i, axis)
+        for i, path in enumerate(reading.path_of)
+        for axis in growth.get(path, ())
+    )
+    axes = Axes(reading.program, growing)
     roles = find_roles(reading, axes, given)
-    return _Model(reading, axes, Branches(reading.program, axes), roles)
+    branches = Branches(reading.program, axes)
+    return _Model(reading, axes, branches, Sums(reading.program, axes, branches), roles)
+
+
+def _growths(
+    large: Leaves, small: Leaves, wide: Leaves
+) -> tuple[dict[str, set[int]], ...]:
+    """The growing axes of each parameter of target, base and delta."""
+    to_small, to_wide = Pairing(large, small), Pairing(large, wide)
+    found: tuple[dict[str, set[int]], ...] = {}, {}, {}
+    for path in large:
+        one, other = to_small.twin(path), to_wide.twin(path)
+        if one is None or other is None:
+            continue
+        pairs = zip(small[one].shape, wide[other].shape, strict=False)
+        axes = {a for a, (before, after) in enumerate(pairs) if before != after}
+        for names, name in zip(found, (path, one, other), strict=True):
+            names.setdefault(name, set()).update(axes)
+    return found
 
 
 def read_scales(
@@ -65,10 +92,12 @@ def read_scales(
     large, (small, *more), parts = segmented(
         readings[1], [readings[0], *readings[2:]], given
     )
-    now = _model(large, given)
-    wide = _model(more[0], given) if more else now
-    small_model = _model(small, given)
-    comparison = _Comparison(small_model, now, wide, given, fractional, training)
+    last = more[0] if more else large
+    growths = _growths(large.leaves, small.leaves, last.leaves)
+    now = _model(large, given, growths[0])
+    wide = _model(more[0], given, growths[2]) if more else now
+    then = _model(small, given, growths[1])
+    comparison = _Comparison(then, now, wide, given, fractional, training)
     return comparison.scales(point, parts)
 
 
@@ -88,6 +117,7 @@ class _Comparison:
         self._leaves = large.reading.leaves
         to_small = Pairing(self._leaves, small.reading.leaves)
         to_wide = Pairing(self._leaves, wide.reading.leaves)
+        self._opened = to_small.opened
         self.twin = {
             p: twin(p, to_small, small.reading.leaves, self._leaves, "base")
             for p in self._leaves
@@ -112,8 +142,7 @@ class _Comparison:
         elif own is None:
             point = self._follow_branches(found, counted, depth, point)
         if own is None:
-            self._follow_logits(found)
-            self._follow_readouts(found)
+            self._follow_readouts(found, self._follow_sums(found))
         last = self._last_width(found)
         found = {p: dataclasses.replace(s, width_last=last) for p, s in found.items()}
         return Scales(
@@ -165,6 +194,7 @@ class _Comparison:
     def _last_width(self, found: Mapping[str, ParamScale]) -> float:
         """Ratio of the last hidden layer's width: the fan-in of the last readout."""
         last, width = -1, 1.0
+        ends, out = -1, 1.0  # of a model without a readout
         for path, scale in found.items():
             role = self.large.roles[path]
             if role is None:
@@ -173,7 +203,9 @@ class _Comparison:
                 last, width = role.at, scale.width_in
             elif role.tied and role.tied_at > last:
                 last, width = role.tied_at, scale.width_out
-        return width
+            if scale.width_out != 1 and role.at > ends:
+                ends, out = role.at, scale.width_out
+        return width if last >= 0 else out
 
     def _paths(self, model: _Model, branch: Branch) -> list[str]:
         """The parameters that are used inside a branch."""
@@ -192,7 +224,7 @@ class _Comparison:
         groups: dict[tuple[frozenset[str], bool], list[Branch]] = {}
         every = model.branches.all
         for branch in every:
-            names = frozenset(map(open_numbers, self._paths(model, branch)))
+            names = frozenset(map(self._opened, self._paths(model, branch)))
             holds = any(x.add.id in branch.inside for x in every if x is not branch)
             groups.setdefault((names, holds), []).append(branch)
         return groups
@@ -253,36 +285,39 @@ class _Comparison:
     def _inside(self, counted: list[Branch]) -> set[str]:
         """The parameters inside residual branches."""
         inside = {p for b in counted for p in self._paths(self.large, b)}
-        ids = {i for b in counted for i in b.inside}
+        small = self._outermost(self.small.branches.all)
         for path in self._leaves:
-            if path in inside:
-                continue
-            events = self.large.events(path)
-            if not events or any(e.node.id in ids for e in events):
-                continue
-            fed: set[int] = set()
-            for event in events:
-                feeds = self.large.branches.feeding(event.node, counted)
-                if feeds is None:
-                    break
-                fed |= {b.add.id for b in feeds}
-            else:
-                # Conditioning of one block; what many blocks share is outside.
-                if 0 < len(fed) <= 2 < max(3, len(counted)):
+            if path not in inside:
+                now = self._fed(self.large, path, counted)
+                # The conditioning of one block; what all blocks share is outside.
+                if now and now == self._fed(self.small, self.twin[path], small):
                     inside.add(path)
         return inside
 
+    @staticmethod
+    def _fed(model: _Model, path: str, branches: list[Branch]) -> int:
+        """How many branches a parameter acts through; 0 if also without any."""
+        events = model.events(path)
+        shared = not any(e.node.op == "scan_in" for e in events)
+        fed: dict[int, Branch] = {}
+        for event in events:
+            feeds = model.branches.feeding(event.node, branches)
+            if feeds is None:
+                return 0
+            fed |= {b.add.id: b for b in feeds}
+        return sum(b.runs if shared else 1 for b in fed.values())
+
     def _deeper(self) -> dict[str, float]:
         """Parameters of layers that the base has fewer of: {path: ratio}."""
-        names = [open_numbers(p) for p in self._leaves]
-        before = [open_numbers(p) for p in self.small.reading.leaves]
+        names = [self._opened(p) for p in self._leaves]
+        before = [self._opened(p) for p in self.small.reading.leaves]
         ratios = {}
         for path in self._leaves:
-            name = open_numbers(path)
+            name = self._opened(path)
             if names.count(name) != before.count(name):
                 ratios[path] = names.count(name) / before.count(name)
             for event in self.large.events(path):
-                if event.node.op == "unstack" and not event.is_use:
+                if event.node.op == "scan_in" and not event.is_use:
                     small = self.small.reading.leaves[self.twin[path]].shape
                     for axis in event.axes(Use.COPY):
                         if small[axis] != self._leaves[path].shape[axis]:
@@ -309,13 +344,11 @@ class _Comparison:
         point: Parametrization | None,
     ) -> Parametrization | None:
         """Check the branches' constants, and carry them where there are none."""
-        before = self._constants_of_base()
         ratios = []
-        for branch in counted:
-            twins = [self.twin[p] for p in self._paths(self.large, branch)]
-            known = [before[t] for t in twins if t in before]
-            ratios.append(branch.constant / known[0] if known and known[0] else 1.0)
-            self._check_ends_agree(branch)
+        for branch, like in self._twins(counted):
+            ratios.append(branch.constant / like.constant if like else 1.0)
+            if like:
+                self._check_ends_agree(branch, like)
         if depth == 1:
             for branch, ratio in zip(counted, ratios, strict=True):
                 if not _alike(ratio, 1):
@@ -350,13 +383,12 @@ class _Comparison:
             self._carry(found, branch, point, expected)
         return point
 
-    def _check_ends_agree(self, branch: Branch) -> None:
+    def _ends(self, branch: Branch) -> set[str]:
+        return {self.large.path(end) for end in branch.ends}
+
+    def _check_ends_agree(self, branch: Branch, twin: Branch) -> None:
         """Raise a `ValueError` if only a part of a branch is multiplied."""
-        before = {
-            self.small.path(e): e.factor
-            for b in self.small.branches.all
-            for e in b.ends
-        }
+        before = {self.small.path(e): e.factor for e in twin.ends}
         ratios = {
             path: end.factor / factor
             for end in branch.ends
@@ -370,12 +402,20 @@ class _Comparison:
                 f"by {ratios[low]:.4g}; multiply the whole branch, biases included"
             )
 
-    def _constants_of_base(self) -> dict[str, float]:
-        constants: dict[str, float] = {}
-        for branch in self.small.branches.all:
-            for path in self._paths(self.small, branch):
-                constants.setdefault(path, branch.constant)
-        return constants
+    def _twins(self, counted: list[Branch]) -> list[tuple[Branch, Branch | None]]:
+        """The branch of the base that has the same line and the same parameters."""
+        small = [(b, set(self._paths(self.small, b))) for b in self.small.branches.all]
+        number: dict[Any, int] = {}
+        found = []
+        for branch in self.large.branches.all:
+            twins = {self.twin[p] for p in self._paths(self.large, branch)}
+            like = [b for b, paths in small if paths & twins and b.constant]
+            same = [b for b in like if b.add.line == branch.add.line] or like
+            key = tuple(b.add.id for b in same)
+            at = number[key] = number.get(key, -1) + 1
+            if branch in counted:
+                found.append((branch, same[at % len(same)] if same else None))
+        return sorted(found, key=lambda pair: counted.index(pair[0]))
 
     def _implied(
         self, counted: list[Branch], ratios: list[float], depth: float
@@ -406,13 +446,19 @@ class _Comparison:
                 f"that could carry its multiplier, but in {branch.failure.op!r} "
                 f"({line}); {advice}"
             )
-        nodes = {e.node.id for b in self.large.branches.all for e in b.ends}
+        every = self.large.branches.all
+        nodes = {e.node.id for b in every for e in b.ends}
         for end in branch.ends:
             path = self.large.path(end)
-            elsewhere = [e for e in self._uses(path) if e.node.id not in nodes]
-            part = end.part and not self._enters(end.node, branch.add)
-            if part or elsewhere:
-                line = elsewhere[0].node.line if elsewhere else end.node.line
+            stops = {(b.add.id, b.end.id) for b in every if path in self._ends(b)}
+            escapes = self.large.branches.escapes
+            elsewhere = [
+                e.node
+                for e in self._uses(path)
+                if e.node.id not in nodes or escapes(e.node, stops) is not None
+            ]
+            if elsewhere:
+                line = elsewhere[0].line
                 raise ValueError(
                     f"{path!r} ends the residual branch at {branch.add.line}, but is "
                     f"also used elsewhere ({line}), so that it cannot carry the "
@@ -420,85 +466,132 @@ class _Comparison:
                 )
             found[path] = dataclasses.replace(found[path], ends_branch=True)
 
-    def _follow_logits(self, found: dict[str, ParamScale]) -> None:
-        """Check attention logits; the queries carry what is missing."""
-        before = {self._ends_key(self.small, x): x for x in _contractions(self.small)}
-        for node in _contractions(self.large):
-            twin = before.get(self._ends_key(self.large, node))
-            if twin is None:
-                continue
-            growth = _contracted(node) / _contracted(twin)
-            if growth == 1:
-                continue
-            scale = self.large.branches.logits(node)
-            first = self.small.branches.logits(twin)
-            if scale is None or first is None:
-                continue
-            sides = [self._side(self.large, x) for x in node.operands[:2]]
-            others = [self._side(self.small, x) for x in twin.operands[:2]]
-            ratio = scale / first
-            for (_, now), (_, then) in zip(sides, others, strict=True):
-                ratio *= now / then
-            if _alike(ratio, 1 / growth):
-                continue
-            ends = next((e for e, _ in sides if self._can_carry(e, node)), None)
-            wanted = 1 / growth / ratio
-            cosine = all(self.large.branches.is_unit(x) for x in node.operands[:2])
-            if ends is None and cosine and _alike(ratio, 1):
-                continue  # cosines do not grow
-            if ends is None:
-                raise ValueError(
-                    f"the attention logits at {node.line} are a sum over a head "
-                    f"dimension that grows {growth:g}x, and their constant changes by "
-                    f"{ratio:.4g}; it must change by {1 / growth:.4g}. No parameter of "
-                    f"the queries can carry the rest: multiply the logits by "
-                    f"{wanted:.4g} at the target, e.g. divide them by the head "
-                    "dimension instead of its root"
-                )
-            for path in {self.large.path(e) for e in ends}:
-                scale_of = found[path]
-                found[path] = dataclasses.replace(
-                    scale_of, carried=scale_of.carried * wanted
-                )
+    def _follow_sums(self, found: dict[str, ParamScale]) -> list[Sum]:
+        """Check sums of products of activations; a factor's parameters carry the rest.
 
-    def _can_carry(self, ends: list[End], node: Node) -> bool:
-        allowed = {e.node.id for e in ends}
-        return bool(ends) and all(
-            (not e.part or self._enters(e.node, node))
-            and all(x.node.id in allowed for x in self._uses(self.large.path(e)))
-            for e in ends
+        Returns:
+          Those over axes that grow, other than means.
+        """
+        before: dict[Any, list[Sum]] = {}
+        for each in self.small.sums.all:
+            before.setdefault(self._key(self.small, each), []).append(each)
+        count: dict[Any, int] = {}
+        growing, lacking = [], []
+        for each in self.large.sums.all:
+            key = self._key(self.large, each)
+            count[key] = number = count.get(key, -1) + 1
+            if key not in before:
+                continue
+            then = before[key][number % len(before[key])]
+            if each.size == then.size:
+                continue
+            wanted = self._lacks(each, then)
+            if not _alike(wanted, 1):
+                lacking.append((each, wanted, each.size / then.size))
+            if not _alike(wanted, 1) or len(set(each.sides)) > 1:
+                growing.append(each)
+        carried: set[int] = set()
+        for each, wanted, growth in lacking:
+            if each.node.id not in carried:
+                carried |= self._carry_sum(found, each, wanted, growth, lacking)
+        return growing
+
+    def _lacks(self, now: Sum, then: Sum) -> float:
+        """The factor that a sum needs beside the constants of the program."""
+        scale, first = self.large.sums.constant(now), self.small.sums.constant(then)
+        if scale is None or first is None:
+            return 1.0
+        ratio = scale / first
+        for one, other in zip(now.sides, then.sides, strict=True):
+            ratio *= self._side(self.large, one)[1] / self._side(self.small, other)[1]
+        return then.size / now.size / ratio
+
+    def _carry_sum(
+        self,
+        found: dict[str, ParamScale],
+        of: Sum,
+        wanted: float,
+        growth: float,
+        lacking: list[tuple[Sum, float, float]],
+    ) -> set[int]:
+        """Let the parameters of one factor carry what a sum lacks.
+
+        Returns:
+          Ids of the sums that have the right size now.
+        """
+        for side in of.sides:
+            paths = self._params(side)
+            same = [(s, w) for s, w, _ in lacking if paths & self._all_params(s)]
+            powers = {sum(self._params(x) == paths for x in s.sides) for s, _ in same}
+            if (
+                len(powers) == 1
+                and all(_alike(w, wanted) for _, w in same)
+                and self._only_in(paths, [s for s, _ in same])
+            ):
+                factor = wanted ** (1 / powers.pop())
+                for path in paths:
+                    scale = found[path]
+                    found[path] = dataclasses.replace(
+                        scale, carried=scale.carried * factor
+                    )
+                return {s.node.id for s, _ in same}
+        raise ValueError(
+            f"the sum over products of activations at {of.node.line} has {growth:g} "
+            f"times as many terms in the target as in the base, and needs a factor of "
+            f"{1 / growth:.4g}, of which {wanted:.4g} is missing. No parameter of its "
+            f"factors can carry it: multiply the sum by (base width / width), e.g. "
+            "divide attention logits by the head dimension instead of its root"
         )
 
-    def _enters(self, start: Node, end: Node) -> bool:
-        """Whether all of a value enters another one, if in parts, as in a rotation."""
-        outputs = {x.id for x in self.large.reading.program.outputs}
-        seen, stack = {end.id}, [start]
-        while stack:
-            at = stack.pop()
-            if at.id in seen:
-                continue
-            if at.id in outputs:
-                return False
-            seen.add(at.id)
-            stack += self.large.axes.uses(at)
-        return True
+    def _params(self, side: Node) -> frozenset[str]:
+        return frozenset(self.large.path(e) for e in self._side(self.large, side)[0])
+
+    def _all_params(self, of: Sum) -> frozenset[str]:
+        return frozenset().union(*map(self._params, of.sides))
+
+    def _only_in(self, paths: frozenset[str], sums: list[Sum]) -> bool:
+        """Whether parameters are used for nothing but these sums."""
+        sides = [side for each in sums for side in each.sides]
+        ends = {e.node.id for x in sides for e in self._side(self.large, x)[0]}
+        ends |= {each.node.id for each in sums}
+        stops = {(each.node.id, -1) for each in sums}
+        return bool(paths) and all(
+            event.node.id in ends
+            and self.large.branches.escapes(event.node, stops) is None
+            for path in paths
+            for event in self._uses(path)
+        )
+
+    def _can_carry(self, ends: list[End], node: Node) -> bool:
+        """Whether parameters are used for nothing but one operation."""
+        allowed, stops = {e.node.id for e in ends}, {(node.id, -1)}
+        return bool(ends) and all(
+            x.node.id in allowed and self.large.branches.escapes(x.node, stops) is None
+            for e in ends
+            for x in self._uses(self.large.path(e))
+        )
 
     def _uses(self, path: str) -> list[Event]:
         return [event for event in self.large.events(path) if event.is_use]
 
     def _side(self, model: _Model, node: Node) -> tuple[list[End], float]:
-        """The parameters that queries or keys are linear in, and their constant."""
+        """The parameters that a factor is linear in, and its constant."""
         try:
             ends = model.branches.ends(node)
         except Failure:
-            return [], model.branches.inner(node)
+            return [], model.branches.inner(node) * model.branches.unit(node)
         kernels = [e for e in ends if e.node.op not in ("add", "sub")] or ends
-        return ends, kernels[0].factor
+        return ends, kernels[0].factor * kernels[0].unit
 
-    def _ends_key(self, model: _Model, node: Node) -> tuple[Any, ...]:
-        return tuple(
-            tuple(sorted(open_numbers(p) for p in self._sources(model, x)))
-            for x in node.operands[:2]
+    def _key(self, model: _Model, of: Sum) -> tuple[Any, ...]:
+        """What the same sum in another model has in common."""
+        return (
+            of.node.line,
+            of.node.op,
+            tuple(
+                tuple(sorted(self._opened(p) for p in self._sources(model, x)))
+                for x in of.sides
+            ),
         )
 
     def _sources(self, model: _Model, node: Node) -> set[str]:
@@ -520,15 +613,12 @@ class _Comparison:
             stack += [x for x in model.branches.before(at) if x.data]
         return found
 
-    def _follow_readouts(self, found: dict[str, ParamScale]) -> None:
+    def _follow_readouts(self, found: dict[str, ParamScale], sums: list[Sum]) -> None:
         """Constants beside first and last layers are forward multipliers of theirs."""
         # Constants at the ends of branches and on logits were looked at before.
         known = {self.large.path(e) for b in self.large.branches.all for e in b.ends}
-        for node in _contractions(self.large):
-            for operand in node.operands[:2]:
-                known |= {
-                    self.large.path(e) for e in self._side(self.large, operand)[0]
-                }
+        for each in sums:
+            known |= self._all_params(each)
         for path, scale in found.items():
             role, before = self.large.roles[path], self.small.roles[self.twin[path]]
             if role is None or before is None or role.node is None or path in known:
@@ -540,18 +630,25 @@ class _Comparison:
                 continue
             if scale.role not in (Role.INPUT, Role.HIDDEN, Role.OUTPUT):
                 continue
+            if self.large.sums.is_scale_free(self._param(path)):
+                continue  # weight normalization
             ratio = self._constant(self.large, role.node) / self._constant(
                 self.small, before.node
             )
             if not _alike(ratio, 1):
                 found[path] = dataclasses.replace(scale, carried=scale.carried / ratio)
 
+    def _param(self, path: str) -> Node:
+        return self.large.reading.program.params[self.large.reading.path_of.index(path)]
+
     def _constant(self, model: _Model, node: Node) -> float:
         """The constants on the result and on the input of a layer."""
         factor = model.branches.outer(node) * model.branches.on_weight(node)
         data = [x for x in node.operands if x.data]
         if node.op in ("dot_general", "conv_general_dilated") and data:
-            factor *= model.branches.inner(data[0])
+            factor *= model.branches.unit(data[0])
+            if not model.branches.belongs_to_layer(data[0]):
+                factor *= model.branches.inner(data[0])
         return factor
 
     def _follow_tied(self, found: dict[str, ParamScale], path: str) -> None:
@@ -600,23 +697,6 @@ class _Comparison:
             found[last] = dataclasses.replace(
                 known, carried=known.carried / width / ratio
             )
-
-
-def _contractions(model: _Model) -> Iterable[Node]:
-    """Products of two activations."""
-    for node in model.reading.program.nodes:
-        activations = all(x.data for x in node.operands[:2])
-        if (
-            node.op == "dot_general"
-            and activations
-            and model.branches.logits(node) is not None
-        ):
-            yield node
-
-
-def _contracted(node: Node) -> float:
-    (axes, _), _ = node.params["dimension_numbers"]
-    return math.prod(node.operands[0].shape[a] for a in axes)
 
 
 def _alike(one: float, other: float) -> bool:

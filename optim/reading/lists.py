@@ -5,6 +5,8 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
+from ..scales.paths import open_numbers
+
 _NUMBER = re.compile(r"\d+")
 
 # {list ("blocks/"): {block ("3"): {parameter ("/kernel"): leaf}}}
@@ -48,6 +50,10 @@ class Pairing:
         self._first = first
         self._maps: dict[tuple[str, str], dict[str, str]] = {}
 
+    def opened(self, path: str) -> str:
+        """The path with "#" for every number; equal for all blocks of a list."""
+        return open_numbers(_renamed(path, self._first))
+
     def twin(self, path: str) -> str | None:
         """The counterpart of a parameter in the base, or None if there is none.
 
@@ -87,7 +93,8 @@ def _match(
     """
     many, few = _sorted(large), _sorted(small)
     kinds, others = _kinds(large[i] for i in many), _kinds(small[i] for i in few)
-    if max(kinds) != max(others) or _rhythm(kinds) != _rhythm(others):
+    alike = _rhythm(kinds) == _rhythm(others) or _repeats(others, kinds)
+    if max(kinds) != max(others) or not alike:
         raise ValueError(
             f"the blocks {head + '#'!r} are of several kinds: {_letters(others)} in "
             f"the base and {_letters(kinds)} in the target (one letter per block; "
@@ -116,6 +123,22 @@ def _rhythm(kinds: list[int]) -> list[int]:
         if all(kind == runs[i % period] for i, kind in enumerate(runs)):
             return runs[:period]
     return runs
+
+
+def _repeats(few: list[int], many: list[int]) -> bool:
+    """Whether one sequence is the other with a part of it repeated in place.
+
+    Examples:
+      >>> _repeats([0, 1, 2, 3], [0, 1, 2, 1, 2, 3])
+      True
+    """
+    more = len(many) - len(few)
+    return more > 0 and any(
+        many == few[:at] + few[at : at + size] * (more // size) + few[at:]
+        for size in range(1, len(few))
+        if more % size == 0
+        for at in range(len(few) - size + 1)
+    )
 
 
 def _letters(kinds: list[int]) -> str:

@@ -6,6 +6,8 @@ the number of its iterations.
 """
 
 import dataclasses
+import itertools
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +20,8 @@ from jax.extend import core
 # Primitives that hold the jaxpr to inline under one of these names.
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _JOINED = "join"  # the results of several branches of `cond`
-# Scalars are folded in float64 by these functions.
+_FEW = 4096  # arrays of constants with more entries are not followed
+# Constants are folded in float64 by these functions.
 _FOLD: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -32,6 +35,20 @@ _FOLD: dict[str, Callable[..., Any]] = {
     "neg": np.negative,
     "max": np.maximum,
     "min": np.minimum,
+}
+_ALONE = (*_FOLD, "integer_pow")  # functions of single entries
+_FOLD |= {
+    "rem": np.fmod,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "floor": np.floor,
+    "sign": np.sign,
+    "abs": np.abs,
+    "square": np.square,
 }
 # Operations that give every entry of their operand a place, and change none.
 MOVES = frozenset(
@@ -52,8 +69,8 @@ MOVES = frozenset(
         "pvary",
         "rev",
         "real",
-        "stack",
-        "unstack",
+        "scan_out",
+        "scan_in",
         "last",
         "layout_constraint",
         "mesh_cast",
@@ -70,13 +87,15 @@ class Node:
       id: its position; operands of loops apart, a node follows its operands.
       op: the primitive that computes it, or "param", "input", "constant", "literal";
         in loops "carry" (the operands are the initial value and that of the next
-        iteration), "unstack" (one iteration's slice), "stack" and "last" (results).
+        iteration), "scan_in" (one iteration's slice), "scan_out" and "last" (results).
       operands: the nodes that it is computed from.
       shape: its shape, inside of a loop that of one iteration.
       params: parameters of the primitive.
       source: where the user's code computes it.
       runs: how often the surrounding loops run it.
-      value: a scalar that is known.
+      value: the number that all its entries are, if that is known.
+      array: its entries, if they are known and differ; in a loop, or where rows are
+        chosen by an index that is not known, those of all rows.
       param: index of the parameter, for op "param".
       data: whether it depends on the model's inputs.
       weight: whether it depends on parameters, but not on inputs.
@@ -92,6 +111,7 @@ class Node:
     source: Any
     runs: int
     value: float | None = None
+    array: Any = None
     param: int | None = None
     data: bool = False
     weight: bool = False
@@ -102,6 +122,11 @@ class Node:
     def line(self) -> str:
         """File and line of the user's code, e.g. "model.py:31"; "" if unknown."""
         return line_of(self.source)
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to a gradient that the forward pass computes."""
+        return "transpose(" in str(getattr(self.source, "name_stack", ""))
 
 
 # Files in these directories are never the user's own code.
@@ -201,37 +226,14 @@ class Program:
     ) -> Node:
         """The result of an operation."""
         params = params or {}
-        value = self._fold(op, operands, params, tuple(shape))
-        return self._new(op, operands, shape, params=params, source=source, value=value)
+        known = _fields(_fold(op, operands, params, tuple(shape)))
+        return self._new(op, operands, shape, params=params, source=source, **known)
 
     def _constant(self, value: Any) -> Node:
         if isinstance(value, Node):
             return value
-        shape = np.shape(value)
-        known = None
-        dtype = getattr(value, "dtype", np.asarray(0.0).dtype)
-        if self._is_uniform(value):
-            value = np.asarray(value).reshape(-1)[:1]
-            if np.issubdtype(dtype, np.number) or np.issubdtype(dtype, np.bool_):
-                known = float(np.asarray(value).real.reshape(()))
-            elif str(dtype) in ("bfloat16", "float16"):
-                known = float(np.asarray(value, np.float32).reshape(()))
-        return self._new("literal", [], shape, value=known)
-
-    @staticmethod
-    def _is_uniform(value: Any) -> bool:
-        """Whether all entries of an array are known and equal."""
-        if isinstance(value, jax.core.Tracer) or not 0 < np.size(value) < 10**6:
-            return False
-        if np.size(value) == 1:
-            return True
-        known = isinstance(value, np.ndarray) or getattr(
-            value, "is_fully_addressable", False
-        )
-        if not known or jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            return False
-        array = np.asarray(value)
-        return bool((array == array.reshape(-1)[0]).all())
+        known = _known(value)
+        return self._new("literal", [], np.shape(value), **_fields(known))
 
     def _inline(
         self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Node]
@@ -254,6 +256,14 @@ class Program:
 
     def _equation(self, equation: Any, operands: list[Node]) -> list[Node]:
         name, params = equation.primitive.name, equation.params
+        if name == "stack":
+            return [self._stacked(equation, operands)]
+        if name == "reshape" and params.get("dimensions") is not None:
+            operands = [self._transposed(equation, operands[0])]
+        if name in ("slice", "split", "unstack"):
+            parts = self._taken(equation, operands[0])
+            if parts:
+                return parts
         if name == "scan":
             return self._scan(equation, operands)
         if name == "while":
@@ -300,26 +310,46 @@ class Program:
             )
         return found
 
-    @staticmethod
-    def _fold(
-        name: str, operands: list[Node], params: Any, shape: tuple[int, ...]
-    ) -> float | None:
-        """The value of a scalar of known scalars."""
-        values = [node.value for node in operands]
-        if values and name in ("slice", "dynamic_slice", "gather"):
-            return values[0]
-        if not values or any(v is None for v in values):
+    def _transposed(self, equation: Any, node: Node) -> Node:
+        """The operand of a reshape that permutes axes first."""
+        order = tuple(equation.params["dimensions"])
+        shape = [node.shape[a] for a in order]
+        permuted = {"permutation": order}
+        return self._emit("transpose", [node], shape, equation.source_info, permuted)
+
+    def _stacked(self, equation: Any, operands: list[Node]) -> Node:
+        """`jnp.stack` as a concatenation."""
+        axis, source = equation.params["axis"], equation.source_info
+        shape = list(operands[0].shape)
+        shape.insert(axis, 1)
+        rows = [self._emit("reshape", [x], tuple(shape), source) for x in operands]
+        shape[axis] = len(rows)
+        return self._emit("concatenate", rows, shape, source, {"dimension": axis})
+
+    def _taken(self, equation: Any, joined: Node) -> list[Node] | None:
+        """Parts of a concatenation that stand in one operand each, or None."""
+        if joined.op != "concatenate":
             return None
-        # Broadcast scalars keep their value: every entry has it.
-        if name in MOVES:
-            return values[0]
-        known: list[float] = [v for v in values if v is not None]
-        with np.errstate(all="ignore"):
-            if name == "integer_pow":
-                return float(np.power(known[0], params["y"]))
-            if name in _FOLD:
-                return float(_FOLD[name](*known))
-        return None
+        axis, params = joined.params["dimension"], equation.params
+        ends = [0]
+        for node in joined.operands:
+            ends.append(ends[-1] + node.shape[axis])
+        rows = _rows(equation.primitive.name, params, axis, joined.shape)
+        if rows is None or any(
+            a not in ends
+            or ends.index(a) + 1 == len(ends)
+            or b != ends[ends.index(a) + 1]
+            for a, b in rows
+        ):
+            return None
+        parts = [joined.operands[ends.index(a)] for a, _ in rows]
+        shapes = [v.aval.shape for v in equation.outvars]
+        return [
+            part
+            if part.shape == shape
+            else self._emit("reshape", [part], shape, equation.source_info)
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
 
     def _loop_body(self, runs: int) -> "_Loop":
         return _Loop(self, runs)
@@ -334,7 +364,7 @@ class Program:
                 for node in operands[consts : consts + carries]
             ]
             slices = [
-                self._emit("unstack", [node], node.shape[1:], source) for node in rest
+                self._emit("scan_in", [node], node.shape[1:], source) for node in rest
             ]
             self._carried[self._loop], self._sliced[self._loop] = carried, slices
             results = self._inline(
@@ -344,7 +374,10 @@ class Program:
             carry.operands.append(after)
         return [
             self._emit(
-                "last" if i < carries else "stack", [node], variable.aval.shape, source
+                "last" if i < carries else "scan_out",
+                [node],
+                variable.aval.shape,
+                source,
             )
             for i, (node, variable) in enumerate(
                 zip(results, equation.outvars, strict=True)
@@ -403,6 +436,110 @@ class Program:
             seen.add(at.id)
             stack.extend(at.operands[:1] if at.op == "carry" else at.operands)
         return False
+
+
+def _known(value: Any) -> Any:
+    """The entries of a constant as an array, or None if they are not known."""
+    if isinstance(value, jax.core.Tracer) or not 0 < np.size(value) < 10**6:
+        return None
+    dtype = getattr(value, "dtype", np.asarray(0.0).dtype)
+    known = isinstance(value, bool | int | float | complex | np.ndarray | np.generic)
+    if not known and not getattr(value, "is_fully_addressable", False):
+        return None
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return None
+    is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    return np.asarray(value).real.astype(np.float64) if is_number else None
+
+
+def _fields(known: Any) -> dict[str, Any]:
+    """The fields `value` and `array` of a node with known entries."""
+    if known is None or not np.size(known):
+        return {}
+    first = float(np.reshape(known, -1)[0])
+    if np.array_equal(known, np.full(np.shape(known), first), equal_nan=True):
+        return {"value": first}
+    return {"array": known} if np.size(known) <= _FEW else {}
+
+
+def _fold(name: str, operands: list[Node], params: Any, shape: tuple[int, ...]) -> Any:
+    """The entries of a function of constants; None if they are not known."""
+    if name == "iota":
+        size = math.prod(shape)
+        axis = params["dimension"]
+        return np.indices(shape)[axis].astype(float) if size <= _FEW else None
+    known = [x.array if x.value is None else x.value for x in operands]
+    if name == "scan_in":
+        return known[0]
+    if name in ("slice", "dynamic_slice", "gather") and known and known[0] is not None:
+        return _part(name, operands[0], known[0], params)
+    if not known or any(x is None for x in known):
+        return None
+    if name in MOVES:
+        return _moved(name, operands[0], known[0], params, shape)
+    arrays = [(x, k) for x, k in zip(operands, known, strict=True) if np.ndim(k)]
+    # Of some rows of unknown places only, pairs of entries are not known.
+    exact = all(np.shape(k) == x.shape for x, k in arrays)
+    if not exact and (len(arrays) > 1 or name not in _ALONE):
+        return None
+    with np.errstate(all="ignore"):
+        if name == "integer_pow":
+            return np.power(known[0], float(params["y"]))
+        if name in ("and", "or") and all(np.isin(k, (0, 1)).all() for k in known):
+            name = "min" if name == "and" else "max"
+        if name == "select_n" and len(known) == 3:
+            return np.where(known[0], known[2], known[1])
+        if name in _FOLD:
+            return np.asarray(_FOLD[name](*known), np.float64)
+    return None
+
+
+def _moved(
+    name: str, node: Node, known: Any, params: Any, shape: tuple[int, ...]
+) -> Any:
+    """Known entries at other places; without their places if there are too many."""
+    if not np.ndim(known) or np.shape(known) != node.shape or math.prod(shape) > _FEW:
+        return known
+    if name == "broadcast_in_dim":
+        axes = params["broadcast_dimensions"]
+        at = [1] * len(shape)
+        for axis, size in zip(axes, node.shape, strict=True):
+            at[axis] = size
+        return np.broadcast_to(np.reshape(known, at), shape)
+    if name == "transpose":
+        return np.transpose(known, params["permutation"])
+    if name == "rev":
+        return np.flip(known, params["dimensions"])
+    return np.reshape(known, shape)
+
+
+def _part(name: str, node: Node, known: Any, params: Any) -> Any:
+    if name != "slice" or np.shape(known) != node.shape:
+        return known
+    strides = params["strides"] or (1,) * len(node.shape)
+    starts, limits = params["start_indices"], params["limit_indices"]
+    return known[tuple(map(slice, starts, limits, strides))]
+
+
+def _rows(
+    name: str, params: Any, axis: int, shape: tuple[int, ...]
+) -> list[tuple[int, int]] | None:
+    """First and last row (exclusive) of each part of an axis; None for other parts."""
+    if name == "split":
+        ends = list(itertools.accumulate(params["sizes"], initial=0))
+        return [*itertools.pairwise(ends)] if params["axis"] == axis else None
+    if name == "unstack":
+        return (
+            [(i, i + 1) for i in range(shape[axis])] if params["axis"] == axis else None
+        )
+    start, limit = params["start_indices"], params["limit_indices"]
+    whole = all(
+        (start[a], limit[a]) == (0, n) for a, n in enumerate(shape) if a != axis
+    )
+    strides = params["strides"]
+    if not whole or (strides and strides[axis] != 1):
+        return None
+    return [(start[axis], limit[axis])]
 
 
 class _Loop:

@@ -359,10 +359,10 @@ def _unchanged(node: Node, axis: int) -> Iterator[tuple[Node, int]]:
         gone = node.params["dimensions" if op == "squeeze" else "axes"]
         rest = [a for a in range(len(operands[0].shape)) if a not in gone]
         yield operands[0], rest[axis]
-    elif op == "stack":
+    elif op == "scan_out":
         if axis:
             yield operands[0], axis - 1
-    elif op == "unstack":
+    elif op == "scan_in":
         yield operands[0], axis + 1
     elif op in ("slice", "dynamic_slice", "split"):
         if operands[0].shape[axis] == node.shape[axis]:

@@ -7,7 +7,7 @@ from .kit import floats, program, tokens, zeros
 from .plain import S, T, X, attention, norm
 
 
-@program({"in": "I", "out": "O", r"(enc|dec)/\d+/\w+": "Hb"}, deep=True)
+@program({"in": "I", "out": "O", r"\w+/\d+/c?[qkv]|.*up": "Hb", r"\w+/\d+/(c?o|down)": "He"}, deep=True)  # fmt: skip
 def encoder_and_decoder(n, L):
     enc = dict(q=(n, n), k=(n, n), v=(n, n), o=(n, n), up=(n, n), down=(n, n))
     cross = dict(cq=(n, n), ck=(n, n), cv=(n, n), co=(n, n))
@@ -36,7 +36,14 @@ def encoder_and_decoder(n, L):
 
 
 @program(
-    {"in": "I", "time": "I", "out": "O", "final": "H", r"b/\d+/(mod|up|down)": "Hb"},
+    {
+        "in": "I",
+        "time": "I",
+        "out": "O",
+        "final": "H",
+        r"b/\d+/(mod|up)": "Hb",
+        r"b/\d+/down": "He",
+    },
     deep=True,
 )
 def diffusion_transformer_with_adaln(n, L):
@@ -63,7 +70,7 @@ def diffusion_transformer_with_adaln(n, L):
     return p, (floats(2, 6, 5), floats(2)), call
 
 
-@program({"in": "I", "out": "O", r"(down|up)/\d+": "H", r"mid/\d+": "Hb"}, deep=True)
+@program({"in": "I", "out": "O", r"(down|up)/\d+": "H", r"mid/\d+": "He"}, deep=True)
 def unet_with_added_skips(n, L):
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 5))}
     p |= {k: [jnp.zeros((n, n)) for _ in range(2)] for k in ("down", "up")}
@@ -84,7 +91,13 @@ def unet_with_added_skips(n, L):
 
 
 @program(
-    {"in": "I", "out": "O", r"b/\d+/(r|k|v|o)": "Hb", r"b/\d+/(mix|decay)": "Vb"},
+    {
+        "in": "I",
+        "out": "O",
+        r"b/\d+/(r|k|v)": "Hb",
+        r"b/\d+/o": "He",
+        r"b/\d+/(mix|decay)": "Vb",
+    },
     deep=True,
 )
 def rwkv_like_token_shift(n, L):
@@ -133,7 +146,7 @@ def experts_in_a_list(n):
     return p, X, call
 
 
-@program({"in": "I", "out": "O", "w/.": "Hb"}, deep=True)
+@program({"in": "I", "out": "O", "w/0": "Hb", "w/1": "He"}, deep=True)
 def one_block_shared_by_all_layers(n, L):
     p = {
         "in": jnp.zeros((5, n)),
@@ -223,7 +236,7 @@ def relative_position_bias(n):
     return p, T, call
 
 
-@program({"in": "I", "first/w": "Hb", "rest/w": "Hb", "out": "O"}, deep=True)
+@program({"in": "I", "first/w": "He", "rest/w": "He", "out": "O"}, deep=True)
 def two_stacks_of_layers(n, L):
     first, rest = L // 2, L - L // 2
     p = {
@@ -288,7 +301,7 @@ def latent_attention(n):
     return p, S, call
 
 
-@program({"in": "I", "out": "O", r"b/\d+/(u|d)": "Hb"}, deep=True)
+@program({"in": "I", "out": "O", r"b/\d+/u": "Hb", r"b/\d+/d": "He"}, deep=True)
 def first_branch_reads_the_embedding(n, L):
     p = {"in": jnp.zeros((7, n)), "out": jnp.zeros((n, 7))}
     p |= {"b": [zeros(u=(n, n), d=(n, n)) for _ in range(L)]}
@@ -303,7 +316,7 @@ def first_branch_reads_the_embedding(n, L):
 
 
 @program(
-    {"in": "I", "out": "O", r"b/\d+/(u|d)": "Hb", r"b/\d+/a": "Fb", "lam": "Fb"},
+    {"in": "I", "out": "O", r"b/\d+/(u|d)": "Hb", r"b/\d+/a": "Fb", "lam": "Fe"},
     deep=True,
 )
 def numbers_on_branches(n, L):
@@ -362,3 +375,34 @@ def projected_positions(n):
         S,
         lambda p, x: jnp.tanh(x @ p["in"] + (p["pos"] @ p["w"])[None]) @ p["out"],
     )
+
+
+@program({"in": "I", "out": "O", "b/u": "Hb", "b/d": "Hb"}, deep=True)
+def constants_of_each_layer_in_a_scan(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": zeros(u=(L, n, n), d=(L, n, n))}
+    each = (0.9 + 0.2 * (jnp.arange(L) % 2)) / L
+
+    def call(p, x):
+        def block(x, w):
+            return x + w[1] * (jnp.tanh(x @ w[0]["u"]) @ w[0]["d"]), None
+
+        x, _ = jax.lax.scan(block, x @ p["in"], (p["b"], each))
+        return x @ p["out"]
+
+    return p, X, call
+
+
+@program({"in": "I", "out": "O", r"b/\d/u": "Hb", r"b/\d/d": "He"}, deep=True)
+def the_same_constants_of_each_channel(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": [zeros(u=(n, n), d=(n, n)) for _ in range(L)]}
+    each = jnp.where(jnp.arange(n) % 2, 0.5, 1.5)
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            x = x + each[None] * (jnp.tanh(x @ w["u"]) @ w["d"])
+        return x @ p["out"]
+
+    return p, X, call

@@ -10,7 +10,10 @@ regular expressions, each of which matches whole paths, to
     V  sums over nothing, has an entry of each unit
     F  nothing of it grows
 
-and, for depth, "b" after the letter for a parameter inside residual branches.
+and, where depth grows, "b" after the letter for a parameter inside residual branches, or "e"
+for one that ends a branch and carries its multiplier. `carries` maps patterns to the
+factors of logits and readouts that parameters carry; all others carry none. `asks` is
+the error of a program that cannot be read, and `make(..., remedy=True)` what it says.
 """
 
 import dataclasses
@@ -32,11 +35,13 @@ class Program:
     make: Callable[..., tuple[Any, ...]]
     right: dict[str, str]
     deep: bool
+    carries: dict[str, float]
+    asks: str
 
-    def models(self) -> tuple[Any, Any, tuple[Any, ...], Any]:
+    def models(self, **remedy: bool) -> tuple[Any, Any, tuple[Any, ...], Any]:
         """Base, target, inputs, and `call`."""
         sizes = ((8, 2), (32, 6)) if self.deep else ((8,), (32,))
-        small, large = (self.make(*each) for each in sizes)
+        small, large = (self.make(*each, **remedy) for each in sizes)
         if len(large) == 2:
             return small[0], large[0], large[1], None
         if isinstance(large[0], dict | list):
@@ -49,17 +54,26 @@ class Program:
         assert len(found) == 1, (path, found)
         return found[0]
 
+    def carried(self, path: str) -> float:
+        """The right factor that a path carries."""
+        found = [v for k, v in self.carries.items() if re.fullmatch(k, path)]
+        return found[0] if found else 1.0
+
 
 ALL: list[Program] = []
 
 
 def program(
-    right: dict[str, str], *, deep: bool = False
+    right: dict[str, str],
+    *,
+    deep: bool = False,
+    carries: dict[str, float] | None = None,
+    asks: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add a program to the table."""
 
     def add(make: Callable[..., Any]) -> Callable[..., Any]:
-        ALL.append(Program(make.__name__, make, right, deep))
+        ALL.append(Program(make.__name__, make, right, deep, carries or {}, asks))
         return make
 
     return add
@@ -81,3 +95,8 @@ def zeros(**shapes: Any) -> dict[str, Any]:
         k: zeros(**v) if isinstance(v, dict) else jnp.zeros(v)
         for k, v in shapes.items()
     }
+
+
+def layers(number: int, **shapes: Any) -> list[dict[str, Any]]:
+    """A list of blocks with parameters of these shapes."""
+    return [zeros(**shapes) for _ in range(number)]

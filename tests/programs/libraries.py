@@ -31,14 +31,14 @@ INSIDE = {
     r"blocks/\d+/norms/\d/(scale|bias)": "Vb",
     r"blocks/\d+/attention/(query|key|value)/kernel": "Hb",
     r"blocks/\d+/attention/(query|key|value)/bias": "Vb",
-    r"blocks/\d+/attention/out/kernel": "Hb",
-    r"blocks/\d+/attention/out/bias": "Vb",
-    r"blocks/\d+/(up|down)/kernel": "Hb",
-    r"blocks/\d+/(up|down)/bias": "Vb",
+    r"blocks/\d+/up/kernel": "Hb",
+    r"blocks/\d+/up/bias": "Vb",
+    r"blocks/\d+/(attention/out|down)/kernel": "He",
+    r"blocks/\d+/(attention/out|down)/bias": "Ve",
 }
 
 
-@program({**INSIDE, "embed/embedding": "I", r"norm/(scale|bias)": "V", "position": "V"}, deep=True)  # fmt: skip
+@program({**INSIDE, "embed/embedding": "I", r"norm/(scale|bias)": "V", "position": "V"}, deep=True, carries={"norm/.*": 0.25})  # fmt: skip
 def nnx_gpt_with_tied_readout(n, L):
     class Model(nnx.Module):
         def __init__(self, rngs):
@@ -76,7 +76,7 @@ def nnx_vit(n, L):
     return (lambda: Model(nnx.Rngs(0))), IMAGE
 
 
-@program({"stem/kernel": "I", r"blocks/\d+/conv\d/kernel": "Hb", r"(blocks/\d+/)norm\d/(scale|bias)": "Vb", "head/kernel": "O", "head/bias": "F"}, deep=True)  # fmt: skip
+@program({"stem/kernel": "I", r"blocks/\d+/conv\d/kernel": "Hb", r"(blocks/\d+/)norm1/(scale|bias)": "Vb", r"(blocks/\d+/)norm2/(scale|bias)": "Ve", "head/kernel": "O", "head/bias": "F"}, deep=True)  # fmt: skip
 def nnx_resnet_of_one_stage(n, L):
     class Residual(nnx.Module):
         def __init__(self, rngs):
@@ -115,7 +115,7 @@ def linen_mlp(n):
     return Model(), (floats(4, 5),)
 
 
-@program({"Dense_0/kernel": "I", "Dense_0/bias": "V", "Dense_1/kernel": "O", "Dense_1/bias": "F", "ScanBlock_0/LayerNorm_0/(scale|bias)": "Vb", "ScanBlock_0/(up|down)/kernel": "Hb", "ScanBlock_0/(up|down)/bias": "Vb"}, deep=True)  # fmt: skip
+@program({"Dense_0/kernel": "I", "Dense_0/bias": "V", "Dense_1/kernel": "O", "Dense_1/bias": "F", "ScanBlock_0/LayerNorm_0/(scale|bias)": "Vb", "ScanBlock_0/up/kernel": "Hb", "ScanBlock_0/up/bias": "Vb", "ScanBlock_0/down/kernel": "He", "ScanBlock_0/down/bias": "Ve"}, deep=True)  # fmt: skip
 def linen_scanned_blocks(n, L):
     class Inner(nn.Module):
         @nn.compact
@@ -149,7 +149,7 @@ def equinox_mlp(n):
     return eqx.nn.MLP(5, 3, n, 2, key=jax.random.key(0)), (floats(5),)
 
 
-@program({"into/weight": "I", "into/bias": "V", "out/weight": "O", "out/bias": "F", r"blocks/\d+/norm/(weight|bias)": "Vb", r"blocks/\d+/attention/\w+/weight": "Hb"}, deep=True)  # fmt: skip
+@program({"into/weight": "I", "into/bias": "V", "out/weight": "O", "out/bias": "F", r"blocks/\d+/norm/(weight|bias)": "Vb", r"blocks/\d+/attention/(query|key|value)_proj/weight": "Hb", r"blocks/\d+/attention/output_proj/weight": "He"}, deep=True, carries={r".*query_proj/.*": 0.5})  # fmt: skip
 def equinox_attention(n, L):
     class Layer(eqx.Module):
         norm: eqx.nn.LayerNorm
@@ -190,7 +190,7 @@ def haiku_mlp(n):
     )
 
 
-@program({"multi_head_attention/(query|key|value)/w": "H", "multi_head_attention/linear/w": "H", "multi_head_attention/.*/b": "V", "linear/w": "I", "linear/b": "V", "linear_1/w": "O", "linear_1/b": "F"})  # fmt: skip
+@program({"multi_head_attention/(query|key|value)/w": "H", "multi_head_attention/linear/w": "H", "multi_head_attention/.*/b": "V", "linear/w": "I", "linear/b": "V", "linear_1/w": "O", "linear_1/b": "F"}, carries={r".*/query/.": 0.5})  # fmt: skip
 def haiku_attention(n):
     def forward(x):
         x = hk.Linear(n)(x)

@@ -100,7 +100,10 @@ def fused_qkv_scanned(n, L):
     return p, S, call
 
 
-@program({"in": "I", "out": "O", r"b/\d+/(q|k|v|o|up|gate|down)": "Hb"}, deep=True)
+@program(
+    {"in": "I", "out": "O", r"b/\d+/(q|k|v|up|gate)": "Hb", r"b/\d+/(o|down)": "He"},
+    deep=True,
+)
 def llama_block_unrolled(n, L):
     block = dict(q=(n, n), k=(n, n // 2), v=(n, n // 2), o=(n, n), up=(n, 4 * n), gate=(n, 4 * n), down=(4 * n, n))  # fmt: skip
     p = {"in": jnp.zeros((7, n)), "out": jnp.zeros((n, 7)), "b": [zeros(**block) for _ in range(L)]}  # fmt: skip
@@ -124,7 +127,10 @@ def llama_block_unrolled(n, L):
     return p, T, call
 
 
-@program({"in": "I", "out": "O", r"b/\d+/(q|k|v|o|up|down)": "Hb"}, deep=True)
+@program(
+    {"in": "I", "out": "O", r"b/\d+/(q|k|v|up)": "Hb", r"b/\d+/(o|down)": "He"},
+    deep=True,
+)
 def parallel_attention_and_mlp(n, L):
     block = dict(q=(n, n), k=(n, n), v=(n, n), o=(n, n), up=(n, n), down=(n, n))
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3)), "b": [zeros(**block) for _ in range(L)]}  # fmt: skip
@@ -140,7 +146,7 @@ def parallel_attention_and_mlp(n, L):
     return p, S, call
 
 
-@program({"in": "I", "out": "O", r"b/\d+/w": "Hb", r"b/\d+/g": "Vb"}, deep=True)
+@program({"in": "I", "out": "O", r"b/\d+/w": "Hb", r"b/\d+/g": "Ve"}, deep=True)
 def post_norm_blocks(n, L):
     p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3)), "b": [zeros(w=(n, n), g=(n,)) for _ in range(L)]}  # fmt: skip
 
@@ -386,7 +392,7 @@ def graph_network(n):
     return p, (floats(4, 5), tokens(6), tokens(6)), call
 
 
-@program({"in": "I", r"b/\d+": "Hb", "out": "O"}, deep=True)
+@program({"in": "I", r"b/\d+": "He", "out": "O"}, deep=True)
 def stacked_parameters_indexed_in_python(n, L):
     p = {"in": jnp.zeros((5, n)), "b": [jnp.zeros((n, n)) for _ in range(L)], "out": jnp.zeros((n, 3))}  # fmt: skip
 
@@ -419,3 +425,18 @@ def learned_positions_by_index(n):
         return jnp.tanh(p["in"][x] + p["p"][where]) @ p["out"]
 
     return p, (tokens(2, 6), tokens(2, 6)), call
+
+
+@program({"in": "I", "out": "O", r"b/\d/v": "Hb", r"b/\d/g": "Ve"}, deep=True)
+def weight_norm_at_the_end_of_a_branch(n, L):
+    p = {"in": jnp.zeros((5, n)), "out": jnp.zeros((n, 3))}
+    p |= {"b": [zeros(v=(n, n), g=(n,)) for _ in range(L)]}
+
+    def call(p, x):
+        x = x @ p["in"]
+        for w in p["b"]:
+            v = w["v"] * jax.lax.rsqrt(jnp.sum(w["v"] ** 2, 0) + 1e-12)
+            x = x + jax.nn.relu(x) @ (w["g"] * v)
+        return x @ p["out"]
+
+    return p, X, call

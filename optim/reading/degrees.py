@@ -1,0 +1,212 @@
+"""How the rest of a program depends on the scale of one value.
+
+If a value is multiplied by c, what is computed from it is multiplied by a power of c,
+its degree, as long as the operations are homogeneous: sums, products, roots, ReLU.
+Where the degree becomes zero, as in a norm or a quotient, the scale has no effect.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from .joints import SUM
+from .program import MOVES, Node
+
+_SAME = MOVES.union(
+    ("neg", "abs", "imag", "scan_in", "scan_out", "last", "reduce_max", "reduce_min"),
+    ("cumsum", "cummax", "cummin", "slice", "split", "pad", "dynamic_slice", "gather"),
+    ("sort", "reduce_window_max", "reduce_window_sum", "all_gather", "psum"),
+    ("psum_invariant",),
+)
+_BILINEAR = ("mul", "dot_general", "conv_general_dilated")
+_ADDITIVE = frozenset(
+    ("add", "add_any", "sub", "max", "min", "concatenate", "select_n", "clamp")
+).union(
+    (
+        SUM,
+        "join",
+        "carry",
+        "scatter-add",
+        "scatter_add",
+        "scatter",
+        "dynamic_update_slice",
+    )
+)
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_INDEPENDENT = ("sign", "argmax", "argmin", "is_finite")
+_SMALL = 1e-3  # smaller constants avoid a division by zero
+
+
+class Degree(NamedTuple):
+    """The power of the scale in a value, and the constant that multiplies it.
+
+    Attributes:
+      power: 0 if the value does not depend on the scale.
+      constant: only up to the next product with a parameter, to which later
+        constants belong.
+      open: whether there was no such product yet.
+    """
+
+    power: float
+    constant: float = 1.0
+    open: bool = True
+
+    def times(self, constant: float) -> "Degree":
+        return self._replace(constant=self.constant * constant) if self.open else self
+
+    def to(self, power: float) -> "Degree":
+        return Degree(self.power * power, self.constant**power, self.open)
+
+
+_ONE = Degree(0.0)
+
+
+class _MattersError(Exception):
+    """The scale changes what is computed from `degree`."""
+
+    def __init__(self, degree: Degree):
+        super().__init__()
+        self.degree = degree
+
+
+def constant_that_matters(
+    start: Node, uses: Callable[[Node], list[Node]], outputs: Collection[int]
+) -> float | None:
+    """The constant between a value and the first operation that depends on its scale.
+
+    Args:
+      start: the value.
+      uses: gives the nodes that are computed from a node.
+      outputs: ids of the program's results.
+
+    Returns:
+      The constant; None if the scale of the value has no effect.
+    """
+    found = {start.id: Degree(1.0)}
+    if start.id in outputs:
+        return 1.0
+    waiting = [(x.id, x) for x in dict.fromkeys(uses(start))]
+    nodes = dict(waiting)
+    heap = sorted(nodes)
+    visits: dict[int, int] = {}
+    while heap:
+        node = nodes.pop(heapq.heappop(heap))
+        try:
+            degree = _degree(node, found)
+            if degree.power and node.id in outputs:
+                raise _MattersError(degree)
+        except _MattersError as reason:
+            found_at = reason.degree
+            return math.copysign(found_at.constant ** (1 / found_at.power), 1)
+        visits[node.id] = visits.get(node.id, 0) + 1
+        if not degree.power or found.get(node.id) == degree or visits[node.id] > 3:
+            continue
+        found[node.id] = degree
+        for user in uses(node):
+            if user.id not in nodes:
+                nodes[user.id] = user
+                heapq.heappush(heap, user.id)
+    return None
+
+
+def _degree(node: Node, found: dict[int, Degree]) -> Degree:
+    """The degree of a node of which at least one operand depends on the scale."""
+    each = [found.get(x.id, _ONE) for x in node.operands]
+    some = next((d for d in each if d.power), _ONE)
+    if node.op in _SAME:
+        return each[0]
+    if node.op == "reduce_sum":
+        axes = node.params["axes"]
+        return each[0].times(math.prod(node.operands[0].shape[a] for a in axes))
+    if node.op in _BILINEAR:
+        return _product(node, each)
+    if node.op == "div":
+        value = node.operands[1].value
+        if value:
+            return each[0].times(1 / abs(value))
+        below = each[1].to(-1) if each[1].power else _ONE
+        return _joined(each[0], below)
+    if node.op in _ADDITIVE:
+        return _sum(node, each)
+    if node.op in ("square", "integer_pow"):
+        return some.to(node.params.get("y", 2))
+    if node.op in ("sqrt", "rsqrt", "cbrt"):
+        return some.to({"sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3}[node.op])
+    if node.op == "pow" and node.operands[1].value is not None:
+        return each[0].to(node.operands[1].value)
+    if node.op in _INDEPENDENT or (node.op == "top_k" and node.params["result"]):
+        return _ONE
+    if node.op == "top_k":
+        return each[0]
+    if node.op in _COMPARISONS:
+        other = each[0].power == each[1].power
+        if other or any(x.value == 0 for x in node.operands):
+            return _ONE
+    if not some.power:
+        return _ONE
+    raise _MattersError(some)
+
+
+def _joined(one: Degree, other: Degree) -> Degree:
+    return Degree(
+        one.power + other.power,
+        one.constant * other.constant,
+        one.open and other.open,
+    )
+
+
+def _product(node: Node, each: list[Degree]) -> Degree:
+    result = _joined(each[0], each[1])
+    for operand, degree in zip(node.operands[:2], each, strict=False):
+        if degree.power:
+            continue
+        if operand.value:
+            result = result.times(abs(operand.value))
+        elif operand.weight:
+            result = result._replace(open=False)
+    return result
+
+
+def _sum(node: Node, each: list[Degree]) -> Degree:
+    """Entries of equal degree may be added; a constant beside them matters."""
+    chosen = node.op in ("select_n", "gather")
+    data = [*zip(node.operands, each, strict=True)][chosen:]
+    if node.op.startswith("scatter"):
+        data = [data[0], data[2]]
+    if node.op == "dynamic_update_slice":
+        data = data[:2]
+    if chosen and each[0].power:
+        raise _MattersError(each[0])
+    some = next(d for _, d in data if d.power)
+    for operand, degree in data:
+        if degree.power == some.power or (not degree.power and _is_void(operand, node)):
+            continue
+        raise _MattersError(some)
+    return some
+
+
+def _is_void(node: Node, user: Node) -> bool:
+    """Whether a value beside a sum is zero, a small constant, or a mask's."""
+    if node.value is not None:
+        return (
+            abs(node.value) < _SMALL or user.op == "select_n" or abs(node.value) > 1e4
+        )
+    for _ in range(12):  # the state of a recurrence that starts at zero
+        if node.op == "carry":
+            start = node.operands[0]
+            return not start.data and not start.weight
+        data = [x for x in node.operands if x.data]
+        if node.op in MOVES and data:
+            node = data[0]
+        elif node.op in ("mul", "add", "scan_in", "dot_general") and data:
+            node = next((x for x in data if _reaches_carry(x)), data[0])
+        else:
+            return False
+    return False
+
+
+def _reaches_carry(node: Node) -> bool:
+    while node.op in MOVES and len(node.operands) == 1:
+        node = node.operands[0]
+    return node.op == "carry"

@@ -1,0 +1,148 @@
+"""Sums of products of two activations over an axis that grows.
+
+Factors with correlated entries of size one give a sum that grows with their number n,
+so that it needs a factor of 1/n: attention logits, the dot product of two towers. (A
+sum over a kernel and activations needs none: the kernel's size shrinks.)
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from .axes import Axes
+from .branches import Branches
+from .degrees import constant_that_matters
+from .program import MOVES, Node, Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A sum of products of activations, at one size of the model.
+
+    Attributes:
+      node: the operation that sums.
+      sides: the two factors, twice the same for squares; one for a sum of values.
+      size: the number of entries that are summed.
+    """
+
+    node: Node
+    sides: tuple[Node, ...]
+    size: int
+
+
+class Sums:
+    """The sums of products of activations in a program.
+
+    Attributes:
+      all: the sums, in the order of the program.
+    """
+
+    def __init__(self, program: Program, axes: Axes, branches: Branches):
+        self._axes, self._branches = axes, branches
+        self._outputs = {x.id for x in program.outputs}
+        found = [self._sum(node) for node in program.nodes]
+        self.all = [x for x in found if x is not None]
+
+    def constant(self, of: Sum) -> float | None:
+        """The constant that multiplies the sum; None if its scale has no effect."""
+        result = self._matters(of.node)
+        if any(self._matters(side) is None for side in of.sides):
+            return None
+        return result
+
+    def is_scale_free(self, node: Node) -> bool:
+        """Whether multiplying a value by a constant changes no result."""
+        return self._matters(node) is None
+
+    def _matters(self, node: Node) -> float | None:
+        return constant_that_matters(node, self._axes.uses, self._outputs)
+
+    def _sum(self, node: Node) -> Sum | None:
+        if node.backward or node.id in self._axes.kernel_sums:
+            return None
+        if node.op == "dot_general" and all(x.data for x in node.operands):
+            axes = node.params["dimension_numbers"][0]
+            if any(map(self._averages, node.operands)):
+                return None
+            size = math.prod(node.operands[0].shape[a] for a in axes[0])
+            return Sum(node, tuple(node.operands), size)
+        if node.op == "reduce_sum" and node.operands[0].data:
+            return self._reduced(node, node.params["axes"])
+        return None
+
+    def _reduced(self, node: Node, axes: Sequence[int]) -> Sum | None:
+        inner, _ = self._branches.trunk(node.operands[0])
+        size = math.prod(node.operands[0].shape[a] for a in axes)
+        sides: tuple[Node, ...]
+        if inner.op in ("square", "integer_pow") and inner.params.get("y", 2) == 2:
+            sides = (inner.operands[0],) * 2
+        elif inner.op == "mul" and all(x.data for x in inner.operands):
+            sides = tuple(inner.operands)
+        elif inner.op in ("concatenate", "scan_out"):  # over layers or steps
+            return None
+        else:
+            sides = (node.operands[0],)
+        if any(map(self._averages, sides)):
+            return None
+        if len(set(sides)) == 1 and self._normalizes(node, sides[0]):
+            return None
+        return Sum(node, sides, size)
+
+    def _averages(self, node: Node) -> bool:
+        """Whether a factor is a choice, or weights that sum to one, as of a softmax."""
+        for _ in range(24):
+            if node.id in self._axes.hot:
+                return True
+            if node.op == "div":
+                below, _ = self._branches.trunk(node.operands[1])
+                if below.op == "reduce_sum" or below.op == "add":
+                    above = self._branches.trunk(node.operands[0])[0]
+                    return any(x is above for x in _through(below))
+                node = node.operands[0]
+            elif node.op in MOVES and len(node.operands) == 1:
+                node = node.operands[0]
+            elif node.op == "mul":
+                inner = [x for x in node.operands if x.data]
+                if len(inner) != 1:
+                    return any(map(self._averages, inner))
+                node = inner[0]
+            else:
+                return False
+        return False
+
+    def _normalizes(self, node: Node, of: Node) -> bool:
+        """Whether the root of a sum of squares divides what is summed, as in a norm."""
+        of, _ = self._branches.trunk(of)
+        for _ in range(12):
+            users = [x for x in self._axes.uses(node) if x.data]
+            ends = [x for x in users if _divides(x, node, of, self._branches)]
+            if ends:
+                return True
+            if not users:
+                return False
+            node = users[0]
+            known = [x for x in node.operands if not x.data]
+            if node.op in ("sqrt", "rsqrt", "pow", *MOVES):
+                continue
+            if len(known) + 1 < len(node.operands) or node.op == "exp":
+                return False
+        return False
+
+
+def _through(node: Node) -> list[Node]:
+    """What a normalizer sums, also with a small constant added."""
+    if node.op == "add":
+        node = next((x for x in node.operands if x.data), node)
+    while node.op in MOVES and len(node.operands) == 1:
+        node = node.operands[0]
+    found = node.operands[0] if node.op == "reduce_sum" else node
+    while found.op in MOVES and len(found.operands) == 1:
+        found = found.operands[0]
+    return [found]
+
+
+def _divides(node: Node, by: Node, of: Node, branches: Branches) -> bool:
+    if node.op not in ("mul", "div") or not all(x.data for x in node.operands):
+        return False
+    above = node.operands[node.operands[0] is by]
+    return branches.trunk(above)[0] is of

@@ -1,0 +1,514 @@
+"""More programs of Flax NNX, Linen, Equinox and Haiku, as their users write them."""
+
+import functools
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .kit import floats, program, tokens
+
+S = (floats(2, 6, 5),)
+T = (tokens(2, 6),)
+X = (floats(4, 5),)
+IMAGE = (floats(2, 8, 8, 3),)
+KEY = jax.random.key(0)
+
+
+def dense(path, kernel, bias, end=""):
+    """The letters of a layer with a bias."""
+    return {f"{path}/kernel": kernel + end, f"{path}/bias": bias + end}
+
+
+@program({**dense("inp", "I", "V"), **dense("cell/dense_i", "H", "V"), "cell/dense_h/kernel": "H", **dense("out", "O", "F")})  # fmt: skip
+def nnx_gru_with_a_bidirectional_read(n):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.inp = nnx.Linear(5, n, rngs=rngs)
+            self.cell = nnx.GRUCell(n, n, rngs=rngs)
+            self.out = nnx.Linear(2 * n, 3, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.inp(x)
+            there = nnx.RNN(self.cell)(x)
+            back = nnx.RNN(self.cell, reverse=True, keep_order=True)(x)
+            return self.out(jnp.concatenate([there, back], -1))
+
+    return (lambda: Model(nnx.Rngs(0))), S
+
+
+@program({"embed/embedding": "I", r"blocks/norm/scale": "Vb", "blocks/(q|k|v)/kernel": "Hb", "blocks/(up|gate)/kernel": "Hb", "blocks/(o|down)/kernel": "He", "norm/scale": "V", "head/kernel": "O"}, deep=True)  # fmt: skip
+def nnx_scanned_decoder_with_remat(n, L):
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
+            self.q, self.k, self.v, self.o = (linear(n, n) for _ in range(4))
+            self.up, self.gate, self.down = (
+                linear(n, 2 * n),
+                linear(n, 2 * n),
+                linear(2 * n, n),
+            )
+            self.norm = nnx.RMSNorm(n, rngs=rngs)
+
+        def __call__(self, x):
+            y = self.norm(x)
+            q, k, v = (m(y).reshape(2, 6, -1, 4) for m in (self.q, self.k, self.v))
+            x = x + self.o(jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(2, 6, n))  # fmt: skip
+            y = self.norm(x)
+            return x + self.down(nnx.silu(self.gate(y)) * self.up(y))
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(7, n, rngs=rngs)
+            make = nnx.vmap(lambda r: Block(r), in_axes=0, out_axes=0)
+            self.blocks = make(rngs.split(L))
+            self.norm = nnx.RMSNorm(n, rngs=rngs)
+            self.head = nnx.Linear(n, 7, use_bias=False, rngs=rngs)
+
+        def __call__(self, x):
+            step = nnx.remat(lambda x, block: block(x))
+            scan = nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            return self.head(self.norm(scan(self.embed(x), self.blocks)))
+
+    return (lambda: Model(nnx.Rngs(0))), T
+
+
+@program({**dense("inp", "I", "V"), "lora/lora/lora_a": "O", "lora/lora/lora_b": "I", "lora/kernel": "H", "ein/kernel": "H", "ein/bias": "V", "gn/(scale|bias)": "V", **dense("out", "O", "F")})  # fmt: skip
+def nnx_lora_einsum_and_group_norm(n):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.inp = nnx.Linear(5, n, rngs=rngs)
+            self.lora = nnx.LoRALinear(n, n, lora_rank=2, use_bias=False, rngs=rngs)
+            self.ein = nnx.Einsum("btd,df->btf", (n, n), (n,), rngs=rngs)
+            self.gn = nnx.GroupNorm(n, num_groups=2, rngs=rngs)
+            self.out = nnx.Linear(n, 3, rngs=rngs)
+
+        def __call__(self, x):
+            x = nnx.relu(self.lora(self.inp(x)))
+            return self.out(self.gn(nnx.relu(self.ein(x))))
+
+    return (lambda: Model(nnx.Rngs(0))), S
+
+
+@program({**dense("conv", "I", "V"), **dense("down", "H", "V"), **dense("up", "H", "V"), "bn/(scale|bias)": "V", **dense("out", "O", "F")})  # fmt: skip
+def nnx_convolutional_autoencoder(n):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.conv = nnx.Conv(3, n, (3, 3), rngs=rngs)
+            self.down = nnx.Conv(n, 2 * n, (3, 3), strides=2, rngs=rngs)
+            self.bn = nnx.BatchNorm(2 * n, rngs=rngs)
+            self.up = nnx.ConvTranspose(2 * n, n, (2, 2), strides=2, rngs=rngs)
+            self.out = nnx.Conv(n, 3, (3, 3), rngs=rngs)
+
+        def __call__(self, x):
+            x = nnx.relu(self.bn(self.down(nnx.relu(self.conv(x)))))
+            return self.out(nnx.relu(self.up(x)))
+
+    return (lambda: Model(nnx.Rngs(0))), IMAGE
+
+
+# Flax stores the gain of WeightNorm as a plain array, which no optimizer trains.
+@program(
+    {
+        **dense("patch", "I", "V"),
+        r"blocks/\d/norm/(scale|bias)": "Vb",
+        **dense(r"blocks/\d/(up|down)", "H", "V", "b"),
+        **dense("head", "O", "F"),
+    },
+    deep=True,
+    asks=r"modules.py:\d+ does not end in .*multiply this branch by \(depth / base depth\)\*\*-1",
+)
+def nnx_weight_norm_at_the_end_of_a_branch(n, L, remedy=False):
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.LayerNorm(n, rngs=rngs)
+            self.up = nnx.Linear(n, 2 * n, rngs=rngs)
+            self.down = nnx.Linear(2 * n, n, rngs=rngs)
+            self.wn = nnx.WeightNorm(self.down, rngs=rngs)
+
+        def __call__(self, x):
+            factor = (L / 2) ** -1 if remedy else 1.0
+            return x + factor * self.wn(nnx.relu(self.up(self.norm(x))))
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.patch = nnx.Linear(5, n, rngs=rngs)
+            self.blocks = nnx.List(Block(rngs) for _ in range(L))
+            self.head = nnx.Linear(n, 3, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.patch(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    return (lambda: Model(nnx.Rngs(0))), S
+
+
+@program({**dense("shared", "I", "V"), **dense("actor", "O", "F"), **dense("critic/0", "H", "V"), **dense("critic/1", "O", "F"), "log_std": "F"})  # fmt: skip
+def nnx_actor_critic_by_call(n):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.shared = nnx.Linear(5, n, rngs=rngs)
+            self.actor = nnx.Linear(n, 2, rngs=rngs)
+            self.critic = nnx.List([nnx.Linear(n, n, rngs=rngs), nnx.Linear(n, 1, rngs=rngs)])  # fmt: skip
+            self.log_std = nnx.Param(jnp.zeros(2))
+
+    def call(model, x, action):
+        h = nnx.tanh(model.shared(x))
+        mean, std = model.actor(h), jnp.exp(model.log_std[...])
+        value = model.critic[1](nnx.tanh(model.critic[0](h)))[:, 0]
+        logp = -0.5 * (((action - mean) / std) ** 2).sum(-1) - jnp.log(std).sum()
+        return (-logp + value**2).mean()
+
+    return (lambda: Model(nnx.Rngs(0))), (*X, floats(4, 2)), call
+
+
+@program({"Embed_0/embedding": "I", "pos": "V", r"Layer_\d/LayerNorm_\d/(scale|bias)": "Vb", r"Layer_\d/\w+Attention_0/(query|key|value)/kernel": "Hb", r"Layer_\d/\w+Attention_0/(query|key|value)/bias": "Vb", r"Layer_\d/\w+Attention_0/out/kernel": "He", r"Layer_\d/\w+Attention_0/out/bias": "Ve", **dense(r"Layer_\d/Mlp_0/Dense_1", "H", "V", "b"), **dense(r"Layer_\d/Mlp_0/Dense_0", "H", "V", "e"), "LayerNorm_0/(scale|bias)": "V", **dense("Dense_0", "O", "F")}, deep=True)  # fmt: skip
+def linen_compact_transformer(n, L):
+    class Mlp(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(n)(nn.gelu(nn.Dense(4 * n)(x)))
+
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x, mask):
+            y = nn.LayerNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(n // 4)(y, y, mask=mask)
+            return x + Mlp()(nn.LayerNorm()(x))
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            mask = nn.make_causal_mask(x)
+            pos = self.param("pos", nn.initializers.zeros, (1, 6, n))
+            x = nn.Embed(7, n)(x) + pos
+            for _ in range(L):
+                x = Layer()(x, mask)
+            return nn.Dense(7)(nn.LayerNorm()(x))
+
+    return Model(), T
+
+
+@program({**dense("Dense_0", "I", "V"), **dense("Dense_(2|4|6|8|10|12)", "H", "V", "b"), **dense("Dense_(1|3|5|7|9|11)", "H", "V", "e"), **dense("Readout_0", "O", "F")}, deep=True)  # fmt: skip
+def linen_residual_mlp_of_numbered_layers(n, L):
+    class Readout(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            kernel = self.param("kernel", nn.initializers.lecun_normal(), (n, 3))
+            return x @ kernel + self.param("bias", nn.initializers.zeros, (3,))
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(n)(x)
+            for _ in range(L):
+                x = x + nn.Dense(n)(nn.relu(nn.Dense(n)(x)))
+            return Readout()(x)
+
+    return Model(), X
+
+
+@program({**dense("Dense_0", "I", "V"), **dense("Dense_(1|3|5|7|9|11)", "H", "V", "b"), **dense("Dense_(2|4|6|8|10|12)", "H", "V", "e"), **dense("Dense_13", "O", "F")}, deep=True)  # fmt: skip
+def linen_compact_list_of_one_class_with_several_kinds(n, L):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(n)(x)
+            for _ in range(L):
+                y = nn.relu(nn.Dense(4 * n)(x))
+                x = x + nn.Dense(n)(y)
+            return nn.Dense(3)(x)
+
+    return Model(), X
+
+
+@program({"Conv_0/kernel": "I", r"Block_\d/Conv_0/kernel": "Hb", r"Block_\d/Conv_1/kernel": "Hb", r"Block_\d/BatchNorm_0/.*": "Vb", r"Block_\d/BatchNorm_1/.*": "Ve", "BatchNorm_0/.*": "V", **dense("Dense_0", "O", "F")}, deep=True)  # fmt: skip
+def linen_resnet_with_batch_statistics(n, L):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            norm = functools.partial(nn.BatchNorm, use_running_average=False)
+            y = nn.relu(norm()(nn.Conv(n, (3, 3), use_bias=False)(x)))
+            y = norm(scale_init=nn.initializers.zeros)(
+                nn.Conv(n, (3, 3), use_bias=False)(y)
+            )
+            return nn.relu(x + y)
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Conv(n, (3, 3), use_bias=False)(x)
+            x = nn.relu(nn.BatchNorm(use_running_average=False)(x))
+            for _ in range(L):
+                x = Block()(x)
+            return nn.Dense(3)(x.mean((1, 2)))
+
+    return Model(), IMAGE
+
+
+@program({**dense("VmapMlp_0/Dense_0", "I", "V"), **dense("VmapMlp_0/Dense_2", "H", "V"), **dense("VmapMlp_0/Dense_1", "O", "F")})  # fmt: skip
+def linen_ensemble_under_vmap(n):
+    class Mlp(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Dense(n)(x))
+            return nn.Dense(1)(nn.relu(nn.Dense(n)(x)))
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            many = nn.vmap(Mlp, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=4)  # fmt: skip
+            return many(name="VmapMlp_0")(x).mean(0)
+
+    return Model(), X
+
+
+@program({"embed/embedding": "I", r"layer_\d/(query|key|value)/kernel": "Hb", r"layer_\d/attn_out/kernel": "He", r"layer_\d/(wi_0|wi_1)/kernel": "Hb", r"layer_\d/wo/kernel": "He", r"layer_\d/pre\d/scale": "Vb", "norm/scale": "V"}, deep=True, carries={"norm/scale": 0.25})  # fmt: skip
+def linen_setup_decoder_with_tied_embedding(n, L):
+    class Layer(nn.Module):
+        def setup(self):
+            general = functools.partial(nn.DenseGeneral, use_bias=False)
+            self.query, self.key, self.value = (general((n // 4, 4)) for _ in range(3))
+            self.attn_out = general(n, axis=(-2, -1))
+            self.wi_0, self.wi_1, self.wo = general(2 * n), general(2 * n), general(n)
+            self.pre0, self.pre1 = nn.RMSNorm(), nn.RMSNorm()
+
+        def __call__(self, x):
+            y = self.pre0(x)
+            y = nn.dot_product_attention(self.query(y), self.key(y), self.value(y))
+            x = x + self.attn_out(y)
+            y = self.pre1(x)
+            return x + self.wo(nn.silu(self.wi_0(y)) * self.wi_1(y))
+
+    class Model(nn.Module):
+        def setup(self):
+            self.embed, self.norm = nn.Embed(7, n), nn.RMSNorm()
+            self.layer = [Layer() for _ in range(L)]
+
+        def __call__(self, x):
+            x = self.embed(x)
+            for layer in self.layer:
+                x = layer(x)
+            return self.embed.attend(self.norm(x))
+
+    return Model(), T
+
+
+@program({"Embed_0/embedding": "I", r".*GRUCell_0/i./kernel": "H", r".*GRUCell_0/h./kernel": "H", ".*GRUCell_0/.*/bias": "V", **dense("Dense_0", "O", "F"), "SpectralNorm_0/.*": "F"})  # fmt: skip
+def linen_gru_language_model(n):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(7)(nn.RNN(nn.GRUCell(n))(nn.Embed(7, n)(x)))
+
+    return Model(), T
+
+
+@program({"conv1/weight": "I", "conv2/weight": "H", "conv1/bias|conv2/bias": "V", "fc/weight": "O", "fc/bias": "F", "prelu/.*": "F", "gn/.*": "V"})  # fmt: skip
+def equinox_convolutional_network(n):
+    class Model(eqx.Module):
+        conv1: eqx.nn.Conv2d
+        conv2: eqx.nn.Conv2d
+        gn: eqx.nn.GroupNorm
+        prelu: eqx.nn.PReLU
+        pool: eqx.nn.MaxPool2d
+        fc: eqx.nn.Linear
+
+        def __init__(self):
+            self.conv1 = eqx.nn.Conv2d(3, n, 3, padding=1, key=KEY)
+            self.conv2 = eqx.nn.Conv2d(n, 2 * n, 3, padding=1, key=KEY)
+            self.gn, self.prelu = eqx.nn.GroupNorm(2, n), eqx.nn.PReLU()
+            self.pool, self.fc = (
+                eqx.nn.MaxPool2d(2, 2),
+                eqx.nn.Linear(2 * n, 3, key=KEY),
+            )
+
+        def __call__(self, x):
+            x = self.pool(self.prelu(self.gn(self.conv1(x))))
+            return self.fc(jax.nn.relu(self.conv2(x)).mean((1, 2)))
+
+    return Model, (floats(3, 8, 8),)
+
+
+@program({"cell/weight_ih": "I", "cell/weight_hh": "H", "cell/bias|cell/bias_n": "V", "out/weight": "O", "out/bias": "F"})  # fmt: skip
+def equinox_gru_in_a_scan(n):
+    class Model(eqx.Module):
+        cell: eqx.nn.GRUCell
+        out: eqx.nn.Linear
+
+        def __call__(self, x):
+            step = lambda h, x: (self.cell(x, h), None)  # noqa: E731
+            return self.out(jax.lax.scan(step, jnp.zeros(n), x)[0])
+
+    make = lambda: Model(eqx.nn.GRUCell(5, n, key=KEY), eqx.nn.Linear(n, 3, key=KEY))  # noqa: E731
+    return make, (floats(6, 5),)
+
+
+@program({"embed/weight": "I", "position": "V", "blocks/.*norm./weight": "Vb", "blocks/attention/(query|key|value)_proj/weight": "Hb", "blocks/attention/output_proj/weight": "He", "blocks/up/weight": "Hb", "blocks/up/bias": "Vb", "blocks/down/weight": "He", "blocks/down/bias": "Ve", "norm/weight": "V", "head/weight": "O"}, deep=True)  # fmt: skip
+def equinox_blocks_stacked_by_filter_vmap(n, L):
+    class Block(eqx.Module):
+        attention: eqx.nn.MultiheadAttention
+        up: eqx.nn.Linear
+        down: eqx.nn.Linear
+        norm1: eqx.nn.RMSNorm
+        norm2: eqx.nn.RMSNorm
+
+        def __init__(self, key):
+            self.attention = eqx.nn.MultiheadAttention(n // 4, n, key=key)
+            self.up, self.down = eqx.nn.Linear(n, 4 * n, key=key), eqx.nn.Linear(4 * n, n, key=key)  # fmt: skip
+            self.norm1, self.norm2 = (
+                eqx.nn.RMSNorm(n, use_bias=False) for _ in range(2)
+            )
+
+        def __call__(self, x):
+            y = jax.vmap(self.norm1)(x)
+            x = x + self.attention(y, y, y, mask=jnp.tril(jnp.ones((6, 6), bool)))
+            y = jax.vmap(self.norm2)(x)
+            return x + jax.vmap(lambda y: self.down(jax.nn.gelu(self.up(y))))(y)
+
+    class Model(eqx.Module):
+        embed: eqx.nn.Embedding
+        position: jax.Array
+        blocks: Block
+        norm: eqx.nn.RMSNorm
+        head: eqx.nn.Linear
+
+        def __init__(self):
+            self.embed = eqx.nn.Embedding(7, n, key=KEY)
+            self.position = jnp.zeros((6, n))
+            self.blocks = eqx.filter_vmap(Block)(jax.random.split(KEY, L))
+            self.norm = eqx.nn.RMSNorm(n, use_bias=False)
+            self.head = eqx.nn.Linear(n, 7, use_bias=False, key=KEY)
+
+        def __call__(self, tokens):
+            x = jax.vmap(self.embed)(tokens) + self.position
+            arrays, static = eqx.partition(self.blocks, eqx.is_array)
+            step = lambda x, b: (eqx.combine(b, static)(x), None)  # noqa: E731
+            x, _ = jax.lax.scan(step, x, arrays)
+            return jax.vmap(lambda x: self.head(self.norm(x)))(x)
+
+    return Model, T, lambda model, x: jax.vmap(model)(x)
+
+
+@program({"embed/weight": "I", "h/weight": "H", "h/bias": "V"}, carries={"h/.*": 0.25})  # fmt: skip
+def equinox_shared_embedding_and_readout(n):
+    class Model(eqx.Module):
+        embed: eqx.nn.Embedding
+        h: eqx.nn.Linear
+
+        def __call__(self, x):
+            return self.embed.weight @ self.h(jnp.tanh(self.embed(x)))
+
+    make = lambda: Model(eqx.nn.Embedding(7, n, key=KEY), eqx.nn.Linear(n, n, key=KEY))  # noqa: E731
+    return make, (tokens(),)
+
+
+@program({r"patch/weight": "I", r"patch/bias": "V", r"blocks/\d/patch_mixer/layers/\d/weight": "Fb", r"blocks/\d/patch_mixer/layers/0/bias": "Fb", r"blocks/\d/patch_mixer/layers/1/(bias)": "Fb", r"blocks/\d/hidden_mixer/layers/0/weight": "Hb", r"blocks/\d/hidden_mixer/layers/0/bias": "Vb", r"blocks/\d/hidden_mixer/layers/1/weight": "Hb", r"blocks/\d/hidden_mixer/layers/1/bias": "Vb", r"(blocks/\d/)?norm\d?/(weight|bias)": "V", "head/.*": "O|F"})  # fmt: skip
+def equinox_mixer_with_affine_norms(n):
+    class Block(eqx.Module):
+        patch_mixer: eqx.nn.MLP
+        hidden_mixer: eqx.nn.MLP
+        norm1: eqx.nn.LayerNorm
+
+        def __init__(self, key):
+            self.patch_mixer = eqx.nn.MLP(16, 16, 8, depth=1, key=key)
+            self.hidden_mixer = eqx.nn.MLP(n, n, 2 * n, depth=1, key=key)
+            self.norm1 = eqx.nn.LayerNorm((n, 16))
+
+        def __call__(self, y):
+            y = y + jax.vmap(self.patch_mixer)(self.norm1(y))
+            y = y.T
+            return (y + jax.vmap(self.hidden_mixer)(y)).T
+
+    class Model(eqx.Module):
+        patch: eqx.nn.Conv2d
+        blocks: list
+        head: eqx.nn.Linear
+
+        def __init__(self):
+            self.patch = eqx.nn.Conv2d(3, n, 2, stride=2, key=KEY)
+            self.blocks = [Block(KEY) for _ in range(2)]
+            self.head = eqx.nn.Linear(n, 3, key=KEY)
+
+        def __call__(self, x):
+            x = self.patch(x).reshape(n, 16)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x.mean(1))
+
+    return Model, (floats(3, 8, 8),)
+
+
+@program({"embed/embeddings": "I", r"layer.*/(query|key|value)/w": "Hb", r"layer.*/(query|key|value)/b": "Vb", r"layer.*attention/linear/w": "He", r"layer.*attention/linear/b": "Ve", r"layer.*/mlp/~/linear_0/w": "Hb", r"layer.*/mlp/~/linear_0/b": "Vb", r"layer.*/mlp/~/linear_1/w": "He", r"layer.*/mlp/~/linear_1/b": "Ve", r"layer.*/layer_norm(_1)?/(scale|offset)": "Vb", "positions": "V", "~/positions": "V", "logits/w": "O", "logits/b": "F"}, deep=True)  # fmt: skip
+def haiku_transformer_of_modules(n, L):
+    init = hk.initializers.Constant(0)
+
+    class Layer(hk.Module):
+        def __call__(self, x):
+            norm = functools.partial(hk.LayerNorm, -1, True, True)
+            y = norm()(x)
+            x = x + hk.MultiHeadAttention(n // 4, 4, w_init=init, model_size=n, name="attention")(y, y, y)  # fmt: skip
+            return x + hk.nets.MLP([4 * n, n], activation=jax.nn.gelu)(norm()(x))
+
+    def forward(x):
+        x = hk.Embed(7, n, name="embed")(x)
+        x = x + hk.get_parameter("positions", (6, n), init=jnp.zeros)
+        for _ in range(L):
+            x = Layer()(x)
+        return hk.Linear(7, name="logits")(x)
+
+    return hk.without_apply_rng(hk.transform(forward)), T
+
+
+@program({"linear/w": "O", "linear/b": "F", r"__layer_stack_no_per_layer/.*linear/w": "He", r"__layer_stack_no_per_layer/.*linear/b": "Ve", r"__layer_stack_no_per_layer/.*linear_1/w": "Hb", r"__layer_stack_no_per_layer/.*linear_1/b": "Vb", "linear_1/w": "I", "linear_1/b": "V"}, deep=True)  # fmt: skip
+def haiku_layer_stack(n, L):
+    def forward(x):
+        @hk.experimental.layer_stack(L)
+        def block(x):
+            return x + hk.Linear(n)(jax.nn.relu(hk.Linear(2 * n)(x)))
+
+        return hk.Linear(3)(block(hk.Linear(n)(x)))
+
+    return hk.without_apply_rng(hk.transform(forward)), X
+
+
+@program({"conv2_d/w": "I", "conv2_d/b": "V", "conv2_d_1/w": "H", "conv2_d_1/b": "V", "batch_norm/.*": "V", "linear/w": "O", "linear/b": "F"})  # fmt: skip
+def haiku_convolutions_with_state(n):
+    def forward(x):
+        x = jax.nn.relu(hk.Conv2D(n, 3)(x))
+        x = hk.BatchNorm(True, True, 0.9)(
+            hk.Conv2D(2 * n, 3, stride=2)(x), is_training=True
+        )
+        return hk.Linear(3)(jax.nn.relu(x).mean((1, 2)))
+
+    return hk.transform_with_state(forward), IMAGE
+
+
+@program(
+    {"gru/w_i": "I", "gru/w_h": "H", "gru/b": "V", "linear/w": "O", "linear/b": "F"}
+)
+def haiku_gru_with_unroll(n):
+    def forward(x):
+        core = hk.GRU(n)
+        ys, _ = hk.dynamic_unroll(core, x, core.initial_state(2), time_major=False)
+        return hk.Linear(3)(ys)
+
+    return hk.transform(forward), S
+
+
+@program({"enc/w": "I", "enc/b": "V", "vq/embeddings": "F", "to/w": "O", "to/b": "F", "dec/w": "I", "dec/b": "V", "out/w": "O", "out/b": "F"})  # fmt: skip
+def haiku_vector_quantizer(n):
+    def forward(x):
+        h = jax.nn.relu(hk.Linear(n, name="enc")(x))
+        z = hk.Linear(4, name="to")(h)
+        z = hk.nets.VectorQuantizer(4, 9, 0.25, name="vq")(z, is_training=True)[
+            "quantize"
+        ]
+        return hk.Linear(3, name="out")(jax.nn.relu(hk.Linear(n, name="dec")(z)))
+
+    return hk.transform(forward), X
