@@ -38,9 +38,11 @@ def test_a_program_says_what_its_parameters_do(row):
     wrong = {}
     for path, scale in scales.items():
         letter = row.letter(path)
-        roles = [kit.ROLES[x] for x in letter.rstrip("be").split("|")]
+        roles = [kit.ROLES[x] for x in letter.rstrip("bes").split("|")]
         found = (scale.in_branch, scale.ends_branch, round(scale.carried, 6))
-        place = (letter[-1] in "be", letter[-1] == "e", round(row.carried(path), 6))
+        place = (letter[-1] in "bes", letter[-1] == "e", round(row.carried(path), 6))
+        ends = {segment.ends_branch for segment in scale.segments}
+        assert (ends == {True, False}) == (letter[-1] == "s"), path
         same = found == place if row.deep else found[2] == place[2]
         if scale.role not in roles or not same:
             wrong[path] = (scale.role.value, *found, scale.origin)

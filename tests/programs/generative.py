@@ -88,7 +88,7 @@ def diffusion_mlp_with_time_embedding(n, L):
     return p, (floats(4, 2), floats(4)), call
 
 
-@program({"in": "I", "time": "I", "label": "I", "t1": "H", "out": "O", "final": "H", "fb": "V", r"b/\d/(mod|q|k|v|up)": "Hb", r"b/\d/mb": "Vb", r"b/\d/(o|down)": "He"}, deep=True)  # fmt: skip
+@program({"in": "I", "time": "I", "label": "I", "t1": "H", "out": "O", "final": "H", "fb": "V", r"b/\d/mod": "Hs", r"b/\d/(q|k|v|up|o|down)": "Hb", r"b/\d/mb": "Vs"}, deep=True)  # fmt: skip
 def diffusion_transformer_with_attention(n, L):
     p = zeros(**{"in": (12, n), "time": (8, n), "label": (5, n), "t1": (n, n), "out": (n, 12), "final": (n, 2 * n)}, fb=(2 * n,))  # fmt: skip
     p |= {"b": layers(L, mod=(n, 6 * n), mb=(6 * n,), q=(n, n), k=(n, n), v=(n, n), o=(n, n), up=(n, n), down=(n, n))}  # fmt: skip

@@ -41,8 +41,8 @@ def encoder_and_decoder(n, L):
         "time": "I",
         "out": "O",
         "final": "H",
-        r"b/\d+/(mod|up)": "Hb",
-        r"b/\d+/down": "He",
+        r"b/\d+/mod": "Hs",
+        r"b/\d+/(up|down)": "Hb",
     },
     deep=True,
 )

@@ -10,10 +10,11 @@ regular expressions, each of which matches whole paths, to
     V  sums over nothing, has an entry of each unit
     F  nothing of it grows
 
-and, where depth grows, "b" after the letter for a parameter inside residual branches, or "e"
-for one that ends a branch and carries its multiplier. `carries` maps patterns to the
-factors of logits and readouts that parameters carry; all others carry none. `asks` is
-the error of a program that cannot be read, and `make(..., remedy=True)` what it says.
+and, where depth grows, "b" after the letter for a parameter inside residual branches,
+"e" for one that ends a branch and carries its multiplier, and "s" if some segments of
+it do. `carries` maps patterns to the factors of logits and readouts that parameters
+carry; all others carry none. `asks` is the error of a program that cannot be read, and
+`make(..., remedy=True)` follows its advice.
 """
 
 import dataclasses
