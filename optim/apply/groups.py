@@ -235,13 +235,10 @@ def scale_init_by_path(params: Any, scales: Scales) -> Any:
       ValueError: a parameter without a scale, of another shape, or scaled already.
 
     Examples:
-      >>> import jax.numpy as jnp
       >>> from mupax import optim
-      >>> def mlp(n):
-      ...     return {"in": jnp.ones((8, n)), "out": jnp.ones((n, 2))}
-      >>> scales = optim.infer_scales(mlp(4), mlp(16), axes={".": "i -> o"})
-      >>> small = optim.for_modules(scales, {"^out": {"init_scale": 0.5}})
-      >>> float(optim.scale_init_by_path(mlp(16), small)["out"][0, 0])
+      >>> one = optim.Scales({"w": optim.param_scale("w", (4,), (8,), (0,), ())})
+      >>> scales = optim.for_modules(one, {"w": {"init_scale": 0.5}})
+      >>> float(optim.scale_init_by_path({"w": jnp.ones(8)}, scales)["w"][0])
       0.5
     """
     check_scales(scales)

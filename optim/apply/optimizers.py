@@ -217,6 +217,7 @@ def _build(
     return optax.chain(*(slot for slot in slots if slot is not None))
 
 
+@_checked
 def build_optimizer(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -258,18 +259,13 @@ def build_optimizer(
 
     Source: Tensor Programs VI, Definition 6.1.
     """
-    _check("learning_rate", learning_rate)
-    _check("weight_decay", weight_decay, optional=True)
-    decay = None if weight_decay is None else _decay(weight_decay, mask, scales)
+    geometry = family_of(family)
     return _build(
-        "this optimizer",
-        scales,
-        precondition,
-        learning_rate,
+        *("this optimizer", scales, precondition, learning_rate),
         clip=clip,
-        decay=decay,
-        rule=family,
-        normalize=family_of(family) is not Family.SGD,
+        decay=None if weight_decay is None else _decay(weight_decay, mask, scales),
+        rule=geometry.value,
+        normalize=geometry is not Family.SGD,
     )
 
 
@@ -785,7 +781,7 @@ def _starts(path: str) -> list[str]:
     return ["/".join(names[:n]) for n in range(len(names), -1, -1)]
 
 
-def _check(name: str, value: Any, *, optional: bool = False) -> None:
+def _check(name: str, value: Any, *, optional: bool) -> None:
     """Raise a `ValueError` if a hyperparameter cannot be right."""
     if isinstance(value, Scales):
         raise ValueError(

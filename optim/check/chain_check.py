@@ -103,19 +103,11 @@ class ChainCheck:
 def check_chain(tx: Any, scales: Scales, *, params: Any = None) -> ChainCheck:
     """Run an optimizer on known gradients and compare each update with the rules.
 
-    Finds a scaling that is missing, applied twice, made for another family of
-    optimizers or undone by a later transform; weight decay that is scaled, makes
-    weights grow or passes through the optimizer (L2); gradients that are normalized
-    twice or wrongly; clipping after the scaling, or of each parameter before the
-    normalization; factors of `scale_by_path` without effect; parameters that a mask
-    leaves out, whose gradients `optax.masked` adds to them; and updates that raise the
-    loss. How the transformations are combined does not matter: `optax.chain`,
-    `masked`, `partition`, `inject_hyperparams` and `MultiSteps` are all looked through.
-
-    Does not find what the first two updates do not show, e.g. a schedule before Adam,
-    which has no effect, or two weight decays. Multipliers that are written by hand
-    count as one learning rate per layer, the same at base and target; a chain with
-    nothing else fails the check.
+    `docs/chains.md` lists what it finds, and what two updates do not show. How the
+    transformations are combined does not matter: `optax.chain`, `masked`, `partition`,
+    `inject_hyperparams` and `MultiSteps` are all looked through. Multipliers that are
+    written by hand count as one learning rate per layer, the same at base and target;
+    a chain with nothing else fails the check.
 
     Args:
       tx: an `optax.GradientTransformation`, or any object with its `init` and `update`.
