@@ -39,11 +39,10 @@ factor of a group (`for_modules`) that they cannot use, and as
 """
 
 import functools
-import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -55,60 +54,16 @@ from ..rules.multipliers import Family, family_of, multipliers
 from ..rules.parametrizations import Parametrization
 from ..rules.roles import ParamScale, Role
 from ..scales.paths import flatten, map_with_paths
-from ..scales.table import Scales, check_scales, stacked_vectors
+from ..scales.table import Scales
 from .chain_warning import ChainWarning
 from .groups import averaged, decay_weights, gradients_of, refuse, updates_of
-from .segments import by_segment
+from .hyperparameters import checked
+from .masks import Mask, decay_mask
+from .segments import per_segment
 from .transforms import normalize_gradients, resolve, scale_updates
 
-# A mask as in Optax, or "matrices" for the weights with a fan-in; see `decay_mask`.
-Mask = Any | Callable[[optax.Params], Any] | None
 Transform: TypeAlias = optax.GradientTransformation
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
-Arguments = ParamSpec("Arguments")
-
-
-def _checked(make: Callable[Arguments, Optimizer]) -> Callable[Arguments, Optimizer]:
-    """Check the hyperparameters of an optimizer by their names."""
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
-        try:
-            given = signature.bind(*args, **options).arguments
-        except TypeError:
-            return make(*args, **options)  # raises it with the optimizer's name
-        for name, value in given.items():
-            if name.removeprefix("adam_") in _NUMBERS:
-                kinds = get_args(signature.parameters[name].annotation)
-                _check(name, value, optional=type(None) in kinds)
-        check_scales(given["scales"])
-        return make(*args, **options)
-
-    return checked
-
-
-def _per_segment(
-    make: Callable[Arguments, Optimizer],
-) -> Callable[Arguments, Optimizer]:
-    """An optimizer that compares the entries of an array: it sees every segment."""
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def build(*args: Arguments.args, **options: Arguments.kwargs) -> Optimizer:
-        try:
-            given = signature.bind(*args, **options)
-        except TypeError:
-            return make(*args, **options)  # raises it with the optimizer's name
-        scales = given.arguments["scales"]
-
-        def of(parts: Scales) -> Optimizer:
-            given.arguments["scales"] = parts
-            return make(*given.args, **given.kwargs)
-
-        return by_segment(scales, of) if isinstance(scales, Scales) else of(scales)
-
-    return build
 
 
 class Rule(NamedTuple):
@@ -217,7 +172,7 @@ def _build(
     return optax.chain(*(slot for slot in slots if slot is not None))
 
 
-@_checked
+@checked
 def build_optimizer(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -269,7 +224,7 @@ def build_optimizer(
     )
 
 
-@_checked
+@checked
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -284,7 +239,7 @@ def sgd(
     return _build("sgd", scales, trace, learning_rate, normalize=False)
 
 
-@_checked
+@checked
 def adam(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -301,7 +256,7 @@ def adam(
     return _build("adam", scales, moments, learning_rate, betas=True)
 
 
-@_checked
+@checked
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -336,7 +291,7 @@ def adamw(
     return _build("adamw", scales, moments, learning_rate, decay=decay, betas=True)
 
 
-@_checked
+@checked
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -361,8 +316,8 @@ def lion(
     )
 
 
-@_per_segment
-@_checked
+@per_segment
+@checked
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -401,8 +356,8 @@ def _lamb_rule(scale: ParamScale, point: Parametrization) -> Rule:
     return Rule(Family.RELATIVE, rule.learning_rate, rule.eps, adam.weight_decay)
 
 
-@_per_segment
-@_checked
+@per_segment
+@checked
 def adafactor(
     learning_rate: optax.ScalarOrSchedule | None,
     scales: Scales,
@@ -453,8 +408,8 @@ def _adafactor_rule(scale: ParamScale, point: Parametrization) -> Rule:
     return Rule(Family.RELATIVE, rule.learning_rate, rule.eps**2, rule.kappa)
 
 
-@_per_segment
-@_checked
+@per_segment
+@checked
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     scales: Scales,
@@ -680,162 +635,3 @@ def _below(array: Any, least: float) -> bool:
         return False
     rms = float(jnp.sqrt(jnp.mean(jnp.square(jnp.asarray(array, jnp.float32)))))
     return rms < least or rms == 0
-
-
-def decay_mask(mask: Mask, scales: Scales) -> Mask:
-    """Convert the mask of a weight decay to one that Optax accepts.
-
-    Args:
-      mask: as in Optax; or "matrices" for the parameters that have a fan-in: kernels,
-        convolutions and embeddings. Then biases and norm scales do not decay, as in the
-        reference code of CompleteP and in nanoGPT, and neither do the positions and
-        class tokens of the zoo. A table of positions with the role "input" does.
-      scales: of the model.
-
-    Raises:
-      ValueError: `mask` is another string.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from mupax import optim
-      >>> def layer(n):
-      ...     return {"w": jnp.ones((8, n)), "b": jnp.ones(n), "out": jnp.ones((n, 2))}
-      >>> axes = {"b": "d", ".": "i -> o"}
-      >>> scales = optim.infer_scales(layer(4), layer(16), axes=axes)
-      >>> decay_mask("matrices", scales)(layer(16))
-      {'b': False, 'out': True, 'w': True}
-    """
-    if mask == "matrices":
-        return lambda params: map_with_paths(
-            lambda path, _: bool(scales[path].in_axes), params
-        )
-    if isinstance(mask, str):
-        raise ValueError(
-            f"mask={mask!r} must be 'matrices', a tree of booleans, or a function that "
-            "returns one for the parameters"
-        )
-    if mask is None:
-        return None
-    function = mask if callable(mask) else _by_path(mask, scales)
-    warned = False
-
-    def checked(params: optax.Params) -> Any:
-        nonlocal warned
-        tree = function(params)
-        chosen = {path for path, decays in flatten(tree) if decays is True}
-        layered = sorted(chosen & stacked_vectors(scales))
-        if layered and not warned and len(chosen) < len(flatten(params)):
-            warned = True
-            warnings.warn(
-                f"the mask of the weight decay is True for {layered[0]!r}, of shape "
-                f"{scales[layered[0]].shape}: a bias or norm scale in each layer of a "
-                "stack; to decay only kernels, pass mask='matrices' "
-                "(weight_decay_mask= of muon and adafactor)",
-                ChainWarning,
-                stacklevel=2,
-            )
-        return tree
-
-    return checked
-
-
-def _by_path(mask: Any, scales: Scales) -> Callable[[Any], Any]:
-    """A mask as a function of the parameters, from a tree, or the first levels of one.
-
-    An NNX optimizer passes parameters in boxes to `init`, and without to `update`, so
-    that a tree has the structure of one of them only.
-    """
-    flags = dict(flatten(mask))
-    inside = {start for path in scales for start in _starts(path)}
-    for path, flag in flags.items():
-        if path not in inside:
-            raise ValueError(
-                f"the mask has an entry {path!r}, which is no parameter; make the mask "
-                "from the parameters: jax.tree.map(lambda x: x.ndim >= 2, params)"
-            )
-        if not isinstance(flag, bool | np.bool_):
-            raise ValueError(
-                f"the mask is {flag!r} at {path!r}; its leaves must be True or False"
-            )
-
-    def find(path: str, _: Any) -> bool:
-        for start in _starts(path):
-            if start in flags:
-                return bool(flags[start])
-        raise ValueError(
-            f"the mask has no entry for parameter {path!r}; make it from the "
-            "parameters: jax.tree.map(lambda x: x.ndim >= 2, params)"
-        )
-
-    return lambda params: map_with_paths(find, params)
-
-
-def _starts(path: str) -> list[str]:
-    """A path and the paths of the folders that it is in.
-
-    Examples:
-      >>> _starts("a/b")
-      ['a/b', 'a', '']
-    """
-    names = path.split("/")
-    return ["/".join(names[:n]) for n in range(len(names), -1, -1)]
-
-
-def _check(name: str, value: Any, *, optional: bool) -> None:
-    """Raise a `ValueError` if a hyperparameter cannot be right."""
-    if isinstance(value, Scales):
-        raise ValueError(
-            f"{name} is a Scales, so the arguments are swapped; pass the learning "
-            "rate first, e.g. optim.adamw(1e-3, scales)"
-        )
-    if value is None:
-        if optional:
-            return
-        ways = (
-            "the base's learning rate, a number or a schedule"
-            if name == "learning_rate"
-            else "a number, or leave it out for the default"
-        )
-        raise ValueError(f"{name}=None; pass {ways}")
-    if callable(value):
-        if name.endswith(_SCHEDULED):
-            return
-        raise ValueError(
-            f"{name}={value!r} must be a number; schedule it by "
-            f"optax.inject_hyperparams(optim.adam)(..., {name}=schedule), with "
-            "your optimizer in place of optim.adam"
-        )
-    if isinstance(value, jax.core.Tracer):  # the value is not known here
-        return
-    try:
-        finite = math.isfinite(value)
-    except TypeError:
-        raise ValueError(
-            f"{name}={value!r} must be a number"
-            + (" or a schedule" * (name == "learning_rate"))
-        ) from None
-    if not finite:
-        raise ValueError(f"{name}={value} must be finite")
-    if name.endswith(_AVERAGES) and not 0 <= value < 1:
-        raise ValueError(f"{name}={value} must be at least 0 and below 1")
-    if name.endswith(_POSITIVE) and value < 0:
-        minus = (
-            ": the optimizer adds the minus; to maximize, put optax.scale(-1.0) before "
-            "it in an optax.chain"
-        )
-        raise ValueError(
-            f"{name}={value} must not be negative" + minus * name.endswith("rate")
-        )
-
-
-# Ends of the names of hyperparameters that may be schedules, or that have a range.
-_SCHEDULED = ("learning_rate", "weight_decay", "weight_decay_rate")
-_AVERAGES = ("b1", "b2", "beta", "momentum")
-_POSITIVE = (*_SCHEDULED, "eps", "eps_root")
-_NUMBERS = (
-    *_POSITIVE,
-    *_AVERAGES,
-    "clipping_threshold",
-    "consistent_rms",
-    "decay_rate",
-)
