@@ -38,7 +38,8 @@ class Case:
       shape: of one input; a sequence length for models that read tokens.
       widths: the swept widths.
       depths: the swept depths.
-      streams: regular expression of the layers to compare over depth.
+      streams: regular expression of the layers to compare over depth, by default the
+        residual stream.
       layers: regular expression of the layers to compare over width.
       rate: factor of the optimizer's learning rate.
       model: its name in the zoo; None for the name of the case.
@@ -50,7 +51,7 @@ class Case:
     shape: tuple[int, ...]
     widths: tuple[int, ...]
     depths: tuple[int, ...]
-    streams: str
+    streams: str = r"^(stream|output)"
     layers: str | None = None
     rate: float = 1.0
     seeds: int = 16
@@ -73,7 +74,7 @@ CASES = {
         (4, 4, 1),
         (128, 512),
         (8, 32),
-        r"^layers",
+        streams=r"^layers",
         rate=0.1,
         seeds=64,
     ),
@@ -82,14 +83,12 @@ CASES = {
         (4, 4, 1),
         (128, 512),
         (16, 128),
-        r"^(?!readin)",
     ),
     "cnn": Case(
         {"width": 128, "depth": 4, "base_width": 8, **HALF},
         (8, 8, 1),
         (256, 1024),
         (32, 128),
-        r"^(?!.*conv)",
     ),
     "resnet18": Case(
         {
@@ -104,7 +103,6 @@ CASES = {
         (4, 4, 2),
         (64, 256),
         (32, 128),
-        r"^(conv|output|stages/\d)$",
     ),
     "vit": Case(
         {
@@ -118,8 +116,7 @@ CASES = {
         (8, 8, 3),
         (64, 256),
         (32, 128),
-        r"^(blocks|norm|output)$",
-        r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
+        layers=r"^(stream|blocks/(mlp|attention)/(query|key|value|up|down|out)|output)",
     ),
     "gpt": Case(
         {
@@ -134,8 +131,7 @@ CASES = {
         (6,),
         (64, 256),
         (16, 64),
-        r"^(blocks|norm|output)$",
-        r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$",
+        layers=r"^(stream|blocks/(mlp|attention)/(query|key|value|up|down|out)|output)",
         seeds=96,
     ),
 }
@@ -158,7 +154,6 @@ def _variant(of: str, **changes: Any) -> Case:
 
 
 # Each case combines all options of a family that do not exclude each other.
-_STREAM = r"^(conv|output|stages/\d)$"
 _IMAGES = {"width": 16, "depth": 2, "base_width": 4, **HALF}
 CASES["convnext"] = Case(
     {
@@ -171,7 +166,6 @@ CASES["convnext"] = Case(
     (4, 4, 2),
     (128, 512),
     (32, 128),
-    _STREAM,
     # Kernels start at 0.02, whatever their fan-in.
     rate=0.3,
     seeds=8,
@@ -190,7 +184,6 @@ CASES["efficientnet"] = Case(
     (4, 4, 2),
     (64, 256),
     (32, 128),
-    _STREAM,
     model="efficientnet_b0",
 )
 CASES["efficientnetv2"] = _variant("efficientnet", rows=((0, "fused", 1, 3, 1, 2, 8),))
@@ -208,7 +201,6 @@ CASES["regnet"] = Case(
     (8, 8, 2),
     (64, 256),
     (32, 128),
-    _STREAM,
     model="regnety_002",
 )
 # The stream of bottlenecks is four times as wide.

@@ -86,11 +86,11 @@ class Setup:
         rate = RATES[self.optimizer]
         if self.mistake == "unscaled optimizer":
             return getattr(optax, self.optimizer)(rate)
-        tx = getattr(optim, self.optimizer)(rate, zoo.scales(model))
+        point = optim.parametrization(self.parametrization)
+        scales = optim.Scales(zoo.scales(model), point)
+        tx = getattr(optim, self.optimizer)(rate, scales)
         if self.mistake == "scaled twice":
             twice = optim.multipliers
-            point = optim.parametrization(self.parametrization)
-            scales = zoo.scales(model)
             factors = {
                 p: twice(s, point, self.optimizer).learning_rate
                 for p, s in scales.items()

@@ -11,7 +11,6 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mupax import optim
-from mupax.zoo.registry import default_options
 
 from . import io, memory
 from .errors import UserError
@@ -23,7 +22,7 @@ from .run.build import (
     open_dataset,
     scales_of,
 )
-from .run.config import Component, RunConfig, parse, plain
+from .run.config import Component, parse, plain
 from .run.loss import Classification
 
 _MOST_SEEDS = 1000
@@ -109,7 +108,6 @@ def run(
             depths=deep,
             seeds=seeds,
             tolerance=tolerance,
-            strength=_strength(run),
         )
     except (OverflowError, TypeError, ValueError) as error:
         raise UserError(f"the model cannot be checked: {error}") from None
@@ -119,16 +117,6 @@ def run(
     for path in result.plot(directory / "coord_check.png"):
         print(pathlib.Path(path))
     return result
-
-
-def _strength(run: RunConfig) -> float | None:
-    """a²·base_depth of a model with residual branches; None for other models."""
-    known = default_options(run.model.name)
-    if "branch_multiplier" not in known or run.base_depth is None:
-        return None
-    options = {**known, **run.model.options}
-    stages = options.get("blocks", (1,))  # of ResNets, whose depth is a factor on them
-    return float(options["branch_multiplier"]) ** 2 * run.base_depth * sum(stages)
 
 
 def _check_memory(build: Any, widths: tuple[int, ...], depths: tuple[int, ...]) -> None:

@@ -524,7 +524,6 @@ def test_options_of_a_coordinate_check():
             jnp.ones((2, 3)),
             widths=(4, 8),
             seeds=2,
-            activations=lambda model, batch: {"y": batch @ model["w"]},
             **options,
         )
 

@@ -548,7 +548,7 @@ def coord_check(kind, layers, **sizes):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_move_alike_at_every_width(kind):
-    inner = r"^(blocks|blocks/mlp|blocks/attention(/(query|key|value))?|norm|output)$"
+    inner = r"^(stream|blocks/(mlp|attention)/(query|key|value|up|down|out)|output)"
     check = coord_check(kind, inner, widths=(64, 128, 256))
     assert check.passed, str(check)
 
@@ -561,7 +561,7 @@ def test_the_stream_moves_alike_at_every_depth_and_queries_ever_less(kind):
     # but that. Other inner layers follow the stream before their block, of which
     # they see a part that still grows at these depths: (l-1)/L at a given l/L.
     check = coord_check(
-        kind, r"^(blocks|blocks/attention/query|norm|output)$", depths=(16, 32, 64)
+        kind, r"^(stream|blocks/attention/query|output)", depths=(16, 32, 64)
     )
     for name, slope in check.slopes["depth"].items():
         expected = -0.5 if "query" in name else 0.0

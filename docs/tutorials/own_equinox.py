@@ -9,9 +9,7 @@
 # # Your own Equinox model
 #
 # The same steps as for [NNX](own_nnx.ipynb), with an Equinox module: explain,
-# coordinate check, sweep, transfer. There is one difference: you write a function that
-# returns the activations for the coordinate check, because calls of Equinox modules
-# cannot be intercepted. Install with `pip install 'mupax[train]' equinox`.
+# coordinate check, sweep, transfer. Install with `pip install 'mupax[train]' equinox`.
 
 # %%
 import equinox as eqx
@@ -42,15 +40,11 @@ class MyModel(eqx.Module):
         self.blocks = [eqx.nn.Linear(width, width, key=k) for k in keys]
         self.head = eqx.nn.Linear(width, 10, key=last)
 
-    def hidden(self, x):
-        """The residual stream after the input layer and after the last block."""
-        start = x = self.embed(x)
+    def __call__(self, x):
+        x = self.embed(x)
         for block in self.blocks:
             x = x + block(jax.nn.relu(x))
-        return start, x
-
-    def __call__(self, x):
-        return self.head(self.hidden(x)[1])
+        return self.head(x)
 
 
 # %% [markdown]
@@ -98,19 +92,13 @@ def outputs(model, batch):
     return jax.vmap(model)(batch)
 
 
-def activations(model, batch):
-    start, end = jax.vmap(model.hidden)(batch)
-    return {"embed": start, "last block": end, "head": jax.vmap(model)(batch)}
-
-
 optim.coord_check(
     lambda key, width: make_model(key, width, 4),
     lambda model, width: make_optimizer(model, width, 4),
     outputs,
     data[0][:64],
-    widths=(64, 128, 256),
-    seeds=4,
-    activations=activations,
+    widths=(64, 256),
+    seeds=8,
 )
 
 

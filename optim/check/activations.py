@@ -1,40 +1,23 @@
-"""Collect the activations of a model that does not return them.
+"""Record what a forward pass computes: products of parameters, and the stream.
 
-While a forward pass is traced, the outputs of submodules and the values that NNX
-modules `sow` are tagged by name. The tags stay in the traced program, also inside the
-body of a `jax.lax.scan`. Evaluating that program collects the tagged values.
-
-How calls of submodules are intercepted:
-
-- Linen: by `flax.linen.intercept_methods`, which acts in the current thread only.
-  (`capture_intermediates` is an argument of `apply`, which the user's loss calls.)
-- NNX: each module of a private copy of the model becomes an instance of a subclass of
-  its own class, whose `__call__` tags the output. The graph definition of that copy
-  records the subclass, so `nnx.merge` inside a scan creates tagging modules too. No
-  existing class is changed. `nnx.capture(model, ..., method_outputs=...)` is not used,
-  for two reasons that hold in flax 0.12.8: it replaces the methods of the classes, for
-  every thread of the process; and it stores values on the module objects, which loses
-  the outputs of blocks that are merged inside a `jax.lax.scan`.
-
-Not collected: calls of methods other than `__call__`, modules that the loss does not
-reach through its model argument, modules created during the forward pass, the bodies of
-`jax.lax.while_loop` and `jax.lax.cond`, and classes whose subclasses need arguments.
-Sow such values, or return them from the `activations` function of `coord_check`.
+The forward pass is traced (`jax.make_jaxpr`) and read by `mupax.optim.reading`. The
+traced program is then evaluated, and the values that were chosen are kept. So any
+function of arrays will do, and no library is involved. Not recorded: the bodies of
+`jax.lax.while_loop`, `jax.lax.cond` and `shard_map`.
 """
 
-import threading
-import types
-import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
-_PREFIX = "mupax:"
+from ..reading.axes import Axes, Event, Use
+from ..reading.branches import Branch, Branches
+from ..reading.program import MOVES, Node, Program
+
+STREAM = "stream after "
 # Primitives that only wrap a program; the wrapped program is evaluated instead.
 _WRAPPERS = {
     "checkpoint",
@@ -48,6 +31,28 @@ _WRAPPERS = {
     "remat",
     "remat2",
 }
+_Place = tuple[int, ...]  # of an equation in the program, and the number of its result
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One value of the forward pass that is recorded.
+
+    Attributes:
+      line: the line of the user's code that computes it, e.g. "model.py:31".
+      param: path of the parameter that makes it, or in which its branch ends; "" for
+        outputs of the model.
+      branch: name of the residual branch that it is inside of, or that was added to
+        the stream; "" outside of branches.
+      multiplier: the number that multiplies this branch in the program.
+      runs: how many such branches the program has, in a scan over layers.
+    """
+
+    line: str
+    param: str = ""
+    branch: str = ""
+    multiplier: float = 1.0
+    runs: int = 1
 
 
 class Activation(NamedTuple):
@@ -57,228 +62,265 @@ class Activation(NamedTuple):
     stacked: bool
 
 
-def collect(function: Callable[[Any], Any], model: Any) -> dict[str, Activation]:
-    """Collect the activations of `function(model)`, by the path of the submodule.
+class Parameter(NamedTuple):
+    """How the program uses a parameter.
+
+    Attributes:
+      line: the line of the user's code that uses it first.
+      fan_in: the axes that are summed over with an activation.
+      table: the axes whose entries are looked up.
+    """
+
+    line: str
+    fan_in: frozenset[int]
+    table: frozenset[int]
+
+
+class Recording:
+    """The layers of a forward pass, and their values.
 
     Args:
-      function: runs the model; its result is discarded.
-      model: an NNX module, or Linen variables whose module `function` applies.
+      forward: a function of a list of parameters, a list of other arrays and the
+        inputs. It returns the model's floating-point outputs, a list.
+      params: the parameters, by path.
+      state: other arrays of the model.
+      inputs: arrays.
 
-    Returns:
-      The floating-point outputs of each submodule that was called, and each value that
-      was sown. Layers of a `jax.lax.scan` are stacked along the first axis.
+    Attributes:
+      layers: by name. A product of a parameter (with its bias or gain) has the path of
+        the parameter, or of the module that holds no other; further uses end in #2.
+        Names of the sums with residual branches begin with `STREAM`.
+      parameters: by path, how the program uses each.
+
+    Raises:
+      ValueError: a number whose value is not known multiplies a branch.
     """
-    parts, assemble = _take_apart(model)
-    arrays, treedef = jax.tree.flatten(parts)
 
-    def run(arrays: list[jax.Array]) -> None:
-        fresh = tagged(assemble(jax.tree.unflatten(treedef, arrays)))
-        with _linen_tags():
-            function(fresh)
+    def __init__(
+        self,
+        forward: Callable[..., list[jax.Array]],
+        params: Mapping[str, Any],
+        state: Sequence[Any],
+        inputs: Sequence[Any],
+    ):
+        self.program = Program(forward, list(params.values()), state, tuple(inputs))
+        self._paths = list(params)
+        self._axes = Axes(self.program)
+        self.parameters = {
+            path: _parameter(events)
+            for path, events in zip(self._paths, self._axes.events, strict=True)
+            if events
+        }
+        self.layers: dict[str, Layer] = {}
+        self._nodes: dict[str, Node] = {}
+        self._outputs: dict[str, int] = {}
+        self._add_products()
+        self._add_branches(Branches(self.program, self._axes))
+        order = sorted(self.layers, key=lambda name: self._nodes[name].id)
+        self.layers = {name: self.layers[name] for name in order}
+        self._add_outputs()
+        self._places = {name: _place(node) for name, node in self._nodes.items()}
 
-    program = jax.make_jaxpr(run)(arrays)
-    activations: dict[str, Activation] = {}
-    _evaluate(program.jaxpr, program.consts, arrays, activations)
-    return activations
+    def __call__(
+        self, params: Sequence[Any], state: Sequence[Any], inputs: Sequence[Any]
+    ) -> dict[str, Activation]:
+        """The value of each layer."""
+        seen = _Seen(frozenset(self._places.values()))
+        traced, arguments = self.program.traced, [*params, *state, *inputs]
+        outputs = seen.evaluate(traced.jaxpr, traced.consts, arguments, ())
+        found = {
+            name: self._stacked(self._nodes[name], seen.values[place])
+            for name, place in self._places.items()
+            if place in seen.values
+        }
+        more = {
+            name: Activation(outputs[i], False) for name, i in self._outputs.items()
+        }
+        return {**found, **more}
+
+    def _stacked(self, node: Node, value: jax.Array) -> Activation:
+        """The values of all iterations: layers first, flattened; time stays a sum."""
+        over_layers: list[bool] = []
+        loop = node.loop
+        while loop:
+            _, loop, is_time = self.program.loops[loop]
+            over_layers.insert(0, not is_time)
+        first = [i for i, layers in enumerate(over_layers) if layers]
+        if not first:
+            return Activation(value, False)
+        rest = [i for i in range(value.ndim) if i not in first]
+        value = value.transpose(*first, *rest)
+        return Activation(value.reshape(-1, *value.shape[len(first) :]), True)
+
+    def _add(self, name: str, node: Node, layer: Layer) -> None:
+        unique, times = name, 1
+        while unique in self.layers:
+            times += 1
+            unique = f"{name}#{times}"
+        self.layers[unique], self._nodes[unique] = layer, node
+
+    def _add_products(self) -> None:
+        firsts: dict[int, tuple[int, int, Node]] = {}  # of operations with one result
+        for param, events in enumerate(self._axes.events):
+            for event in events:
+                if event.is_use and event.node.data and event.node.at:
+                    node = self._whole(event)
+                    first = event.node.id, param, node
+                    firsts[node.id] = min(firsts.get(node.id, first), first)
+        makers = [self._paths[param] for _, param, _ in firsts.values()]
+        modules = [path.rpartition("/")[0] for path in dict.fromkeys(makers)]
+        for _, param, node in sorted(firsts.values(), key=lambda x: x[2].id):
+            path = self._paths[param]
+            module, _, last = path.rpartition("/")
+            alone = module and modules.count(module) == 1 and not last.isdigit()
+            self._add(module if alone else path, node, Layer(node.line, path))
+
+    def _whole(self, event: Event) -> Node:
+        """The product of a parameter with its sum, its bias or the rest of a norm."""
+        node = event.node
+        while (after := self._after(node, event)) is not None:
+            node = after
+        return node
+
+    def _after(self, node: Node, event: Event) -> Node | None:
+        first = node is event.node
+        while len(users := self._axes.uses(node)) == 1:
+            user = users[0]
+            others = [x for x in user.operands if x is not node]
+            if user.op in MOVES and user.at:
+                node = user
+                continue
+            is_bias = user.op in ("add", "add_any") and others and others[0].weight
+            is_sum = user.op == "reduce_sum" and event.node.op == "mul"
+            # Norms multiply 1/std by their gain, and this by the activation.
+            is_norm = first and user.op == "mul" and _has_root(event.node) and others
+            sums = is_sum and bool(event.axes(Use.IN))
+            return user if user.at and (is_bias or sums or is_norm) else None
+        return None
+
+    def _add_branches(self, branches: Branches) -> None:
+        for branch in branches.all:
+            inside = [n for n, node in self._nodes.items() if node.id in branch.inside]
+            inside = [n for n in inside if not n.startswith(STREAM)]
+            if not inside or not branch.add.at:
+                continue
+            name = max(inside, key=lambda n: self._nodes[n].id)
+            for other in inside:
+                if not self.layers[other].branch:
+                    inner = dataclasses.replace(self.layers[other], branch=name)
+                    self.layers[other] = inner
+            param, factor = self._end(branch), branch.constant
+            layer = Layer(branch.add.line, param, name, factor, branch.runs)
+            self._add(STREAM + name, branch.add, layer)
+
+    def _end(self, branch: Branch) -> str:
+        """The parameter in which a branch ends; its kernel rather than its bias."""
+        paths = [
+            self._paths[end.param]
+            for end in branch.ends
+            if end.node.op not in ("add", "add_any", "sub")
+        ]
+        return paths[0] if paths else ""
+
+    def _add_outputs(self) -> None:
+        known = {x.id for x in self._nodes.values()}
+        outputs = [(i, x) for i, x in enumerate(self.program.outputs) if x.shape]
+        for i, node in outputs:
+            while node.op in MOVES and len(node.operands) == 1:
+                node = node.operands[0]
+            if node.id not in known:
+                name = f"output/{i}" if len(outputs) > 1 else "output"
+                self.layers[name], self._outputs[name] = Layer(node.line), i
 
 
-def is_nnx(model: Any) -> bool:
-    """Whether the model is a Flax NNX module, without importing Flax."""
-    return any(
-        c.__name__ == "Module" and c.__module__.startswith("flax.nnx")
-        for c in type(model).__mro__
-    )
+def _parameter(events: Sequence[Event]) -> Parameter:
+    uses = [event for event in events if event.is_use] or list(events)
+    fan_in = {a for event in uses for a in event.axes(Use.IN)}
+    table = {a for event in uses for a in event.axes(Use.TABLE)}
+    return Parameter(uses[0].node.line, frozenset(fan_in), frozenset(table))
 
 
-def _take_apart(model: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Split a model into its arrays and a function that builds a copy around them."""
-    if is_nnx(model):
-        from flax import nnx
-
-        graph, state = nnx.split(model)
-        return state, lambda state: nnx.merge(graph, state, copy=True)
-    leaves, treedef = jax.tree.flatten(model)
-    arrays = [x if isinstance(x, jax.Array) else None for x in leaves]
-
-    def assemble(arrays: list[Any]) -> Any:
-        both = zip(arrays, leaves, strict=True)
-        return jax.tree.unflatten(treedef, [x if a is None else a for a, x in both])
-
-    return arrays, assemble
+def _has_root(node: Node) -> bool:
+    """Whether an operand of a product is one over a root."""
+    for operand in node.operands:
+        while operand.op in MOVES and len(operand.operands) == 1:
+            operand = operand.operands[0]
+        if operand.op == "rsqrt" or (
+            operand.op == "div" and operand.operands[0].value is not None
+        ):
+            return True
+    return False
 
 
-def tagged(model: Any) -> Any:
-    """Make the modules of an NNX model tag the values that they return and sow.
-
-    Args:
-      model: an NNX module that is not used elsewhere, because its modules change their
-        class. Any other model is returned unchanged.
-
-    Returns:
-      The model. Its modules are instances of subclasses of their own classes.
-    """
-    if not is_nnx(model):
-        return model
-    from flax import nnx
-
-    for path, module in list(nnx.iter_modules(model)):
-        subclass = _tagging(type(module), "/".join(map(str, path)))
-        if subclass is not None:
-            object.__setattr__(module, "__class__", subclass)
-    return model
+def _place(node: Node) -> _Place:
+    return (*node.at, node.params["result"])
 
 
-# Flax keeps every registered subclass, so each one is created only once.
-_subclasses: "weakref.WeakKeyDictionary[type, dict[str, type | None]]"
-_subclasses = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+class _Seen:
+    """Evaluates a traced program, and keeps the values of chosen equations."""
 
+    def __init__(self, places: frozenset[_Place]):
+        self.values: dict[_Place, jax.Array] = {}
+        self._wanted = places
+        # Equations that hold others of which a value is wanted.
+        self._around = {p[:i] for p in places for i in range(1, len(p) - 1)}
 
-def _tagging(cls: type, name: str) -> type | None:
-    """A subclass that tags outputs under this name; None if it cannot be created."""
-    with _lock:
-        known = _subclasses.setdefault(cls, {})
-        if name not in known:
-            known[name] = _subclass(cls, name)
-        return known[name]
-
-
-def _subclass(cls: type, name: str) -> type | None:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound: Any = call.__get__(self)  # type: ignore[union-attr]
-        return _tag(name or "output", bound(*args, **kwargs))
-
-    def sow(self: Any, kind: Any, label: str, value: Any, *_: Any, **__: Any) -> bool:
-        # The value is not stored; the traced program keeps the tag.
-        _tag(f"{name}/{label}" if name else label, value)
-        return True
-
-    same = {k: getattr(cls, k) for k in ("__module__", "__qualname__", "__doc__")}
-    members: dict[str, Any] = {**same, "sow": sow}
-    call = next(
-        (vars(c)["__call__"] for c in cls.__mro__ if "__call__" in vars(c)), None
-    )
-    if call is not None:
-        members["__call__"] = __call__
-    options = {"pytree": getattr(cls, "_pytree__is_pytree", True)}
-    try:
-        return types.new_class(
-            cls.__name__, (cls,), options, lambda n: n.update(members)
+    def evaluate(
+        self, jaxpr: core.Jaxpr, consts: Any, args: Any, at: _Place
+    ) -> list[Any]:
+        env = dict(
+            zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True)
         )
-    except TypeError:
-        return None  # subclasses need arguments, or are forbidden
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+        for i, eqn in enumerate(jaxpr.eqns):
+            values, here = [read(v) for v in eqn.invars], (*at, i)
+            name, inside = eqn.primitive.name, here in self._around
+            if inside and name == "scan":
+                outs = self._scan(eqn.params, values, here)
+            elif inside and name in _WRAPPERS:
+                inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+                outs = self.evaluate(*_open(inner), values, here)
+            else:
+                # Releases of JAX differ in whether this returns functions too.
+                bound = eqn.primitive.get_bind_params(eqn.params)
+                functions, settings = bound if isinstance(bound, tuple) else ((), bound)
+                outs = eqn.primitive.bind(*functions, *values, **settings)
+                outs = outs if eqn.primitive.multiple_results else [outs]
+            for number, out in enumerate(outs):
+                if (*here, number) in self._wanted:
+                    self.values[*here, number] = out
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _scan(self, params: dict[str, Any], values: list[Any], at: _Place) -> list[Any]:
+        """Evaluate a scan that also returns its chosen values, stacked."""
+        body, held = _open(params["jaxpr"])
+        constants, start, xs = _arguments(params, values)
+
+        def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], Any]:
+            inner = _Seen(self._wanted)
+            outs = inner.evaluate(body, held, [*constants, *carry, *x], at)
+            return outs[: len(start)], (outs[len(start) :], inner.values)
+
+        carry, (ys, stacks) = jax.lax.scan(
+            step, start, xs, params["length"], reverse=params["reverse"]
+        )
+        self.values.update(stacks)
+        return [*carry, *ys]
 
 
-def _tag(name: str, output: Any) -> Any:
-    leaves, treedef = jax.tree.flatten(output)
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating):
-            suffix = f"/{i}" if len(leaves) > 1 else ""
-            leaves[i] = checkpoint_name(leaf, f"{_PREFIX}{name}{suffix}")
-    return jax.tree.unflatten(treedef, leaves)
-
-
-def _linen_tags() -> AbstractContextManager[None]:
-    """Tag the outputs of Linen submodules inside the context."""
-    import sys
-
-    # A Linen model can only exist if Linen was imported.
-    linen = sys.modules.get("flax.linen")
-    if linen is None:
-        return nullcontext()
-
-    def tag(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-        output = call(*args, **kwargs)
-        if context.method_name != "__call__":
-            return output
-        return _tag("/".join(context.module.path) or "output", output)
-
-    return linen.intercept_methods(tag)
-
-
-def _evaluate(
-    jaxpr: core.Jaxpr, consts: Any, args: Any, activations: dict[str, Activation]
-) -> list[Any]:
-    """Evaluate a traced program, and put its tagged values into `activations`."""
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        values = [read(v) for v in eqn.invars]
-        name, params = eqn.primitive.name, eqn.params
-        tag = params.get("name") if name == "name" else None
-        inner = params.get("jaxpr", params.get("call_jaxpr"))
-        if isinstance(tag, str) and tag.startswith(_PREFIX):
-            _add(activations, tag.removeprefix(_PREFIX), Activation(values[0], False))
-            outs = values
-        elif name == "scan" and _is_tagged(inner):
-            outs = _scan(params, values, activations)
-        elif name in _WRAPPERS and _is_tagged(inner):
-            body, held = _open(inner)
-            outs = _evaluate(body, held, values, activations)
-        else:
-            # Releases of JAX differ in whether this returns functions too.
-            bound = eqn.primitive.get_bind_params(params)
-            functions, settings = bound if isinstance(bound, tuple) else ((), bound)
-            outs = eqn.primitive.bind(*functions, *values, **settings)
-            outs = outs if eqn.primitive.multiple_results else [outs]
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
-
-
-def _scan(
-    params: dict[str, Any], values: list[Any], activations: dict[str, Activation]
-) -> list[Any]:
-    """Evaluate a scan that also returns its tagged values, stacked."""
-    body, held = _open(params["jaxpr"])
-    constants, start, xs = _arguments(params, values)
-
-    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], Any]:
-        inner: dict[str, Activation] = {}
-        outs = _evaluate(body, held, [*constants, *carry, *x], inner)
-        tagged = {name: a.value for name, a in inner.items()}
-        return outs[: len(start)], (outs[len(start) :], tagged)
-
-    carry, (ys, stacks) = jax.lax.scan(
-        step, start, xs, params["length"], reverse=params["reverse"]
-    )
-    for name, value in stacks.items():
-        _add(activations, name, Activation(value, True))
-    return [*carry, *ys]
-
-
-def _arguments(params: dict[str, Any], values: list[Any]) -> list[list[Any]]:
+def _arguments(params: dict[str, Any], values: list[Any]) -> Iterator[list[Any]]:
     """Constants, carry and stacked inputs of a scan."""
     if "ft_in" in params:  # from JAX 0.11 on
-        return [list(part) for part in params["ft_in"].update(values).unpack()]
+        yield from map(list, params["ft_in"].update(values).unpack())
+        return
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    return [values[:first], values[first:last], values[last:]]
-
-
-def _add(activations: dict[str, Activation], name: str, value: Activation) -> None:
-    unique, times = name, 1
-    while unique in activations:  # the module was called before
-        times += 1
-        unique = f"{name}#{times}"
-    activations[unique] = value
+    yield from (values[:first], values[first:last], values[last:])
 
 
 def _open(jaxpr: Any) -> tuple[core.Jaxpr, Any]:
     closed = isinstance(jaxpr, core.ClosedJaxpr)
     return (jaxpr.jaxpr, jaxpr.consts) if closed else (jaxpr, ())
-
-
-def _is_tagged(jaxpr: Any) -> bool:
-    if jaxpr is None:
-        return False
-    for eqn in _open(jaxpr)[0].eqns:
-        name = eqn.params.get("name") if eqn.primitive.name == "name" else None
-        if isinstance(name, str) and name.startswith(_PREFIX):
-            return True
-        if eqn.primitive.name in {"scan"} | _WRAPPERS:
-            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            if _is_tagged(inner):
-                return True
-    return False

@@ -4,9 +4,8 @@ import dataclasses
 import inspect
 import math
 import numbers
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -15,10 +14,11 @@ import numpy as np
 import optax
 
 from ..apply.transforms import resolve
+from ..reading.leaves import is_nnx
 from ..rules.multipliers import carried
 from ..scales.paths import flatten
 from ..scales.patterns import Pattern
-from .activations import Activation, collect, is_nnx, tagged
+from .activations import STREAM, Activation, Layer, Parameter, Recording
 from .coord_verdict import CoordCheck, Facts
 from .probing import acting
 
@@ -40,10 +40,8 @@ def coord_check(
     depths: Sequence[int] | None = None,
     steps: int = 3,
     seeds: int | Sequence[int] = 4,
-    activations: Callable[[Any, Any], Any] | None = None,
     layers: str | None = None,
     tolerance: float = 0.15,
-    strength: float | None = None,
 ) -> CoordCheck:
     """Train a few steps at several sizes, and fit how changes scale with size.
 
@@ -51,10 +49,14 @@ def coord_check(
     amount at every width and depth: the slope of log |Δ activation| against log size is
     zero. Layers of a stack are compared at the same relative depth.
 
+    The activations are read from the program of `loss` (its jaxpr): the product of
+    each parameter, the residual stream after each branch, and the outputs.
+    Their names are paths of parameters, and each comes with its line of code.
+
     Args:
       build: `build(key, width=...)`, `build(key, depth=...)` or both, as swept. Returns
         a model initialized from a random key: an NNX module, Linen variables, an
-        Equinox module, any pytree.
+        Equinox module, Haiku parameters, any pytree.
       optimizer: an `optax.GradientTransformation`, or a function
         `optimizer(model, width=...)` that returns one for a model of that size.
       loss: `loss(model, batch)`. Preferably it returns the model's outputs (logits).
@@ -62,22 +64,14 @@ def coord_check(
         coefficients, so that its gradient does not depend on the outputs' initial
         size. If it returns a scalar, that is the loss. None calls `model(batch)`, or
         `model(batch[0])` if the batch is a tuple.
-      batch: the training batch, the same at each step.
+      batch: the training batch, a pytree of arrays, the same at each step.
       widths: the widths to sweep, at the first of `depths`.
       depths: the depths to sweep, at the first of `widths`.
       steps: number of training steps.
       seeds: number of initializations, or a sequence of seeds.
-      activations: `activations(model, batch)` returns a pytree of arrays by layer, e.g.
-        the result of Linen's `capture_intermediates`. By default the check takes the
-        outputs of all NNX and Linen submodules that `loss` calls, and the values that
-        NNX modules sow, inside `jax.lax.scan` too. A first axis as long as the depth
-        counts layers.
       layers: regular expression, searched in the names of layers; only layers that
-        match are compared.
+        match are compared. "^stream" is the residual stream.
       tolerance: the largest |slope| that counts as zero.
-      strength: a²·base_depth, with a the multiplier of the residual branches at the
-        base depth. Above 1, models of finite depth have small slopes of depth under
-        every parametrization, and the check reports them as unclear. None if unknown.
 
     Returns:
       A `CoordCheck`: print it, or read `.verdict`, `.slopes`, `.hints`, `.passed`.
@@ -85,25 +79,23 @@ def coord_check(
     Raises:
       ValueError: no sizes are given, fewer than two, or one is not positive; steps or
         seeds are below one; a callback does not accept the sizes or returns a wrong
-        type; `build` ignores its key or its size; no activations are found.
+        type; `build` ignores its key or its size; no layer is found, or a branch is
+        multiplied by a number that cannot be read.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1 (width); Tensor
     Programs VI, Definition 7.2 (depth).
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
-      >>> from flax import nnx
       >>> from mupax import optim
-      >>> class MLP(nnx.Module):
-      ...     def __init__(self, width, rngs):
-      ...         self.first = nnx.Linear(8, width, rngs=rngs)
-      ...         self.readout = nnx.Linear(width, 1, rngs=rngs)
-      ...     def __call__(self, x):
-      ...         return self.readout(jnp.tanh(self.first(x)))
+      >>> def build(key, width):
+      ...     first, last = jax.random.split(key)
+      ...     return {"first": jax.random.normal(first, (8, width)) / 8**0.5,
+      ...             "readout": jax.random.normal(last, (width, 1)) / width**0.5}
       >>> check = optim.coord_check(
-      ...     lambda key, width: MLP(width, nnx.Rngs(key)),
+      ...     build,
       ...     optax.adam(1e-2),  # the standard parametrization
-      ...     lambda model, batch: model(batch),
+      ...     lambda p, x: jnp.tanh(x @ p["first"]) @ p["readout"],
       ...     jnp.eye(8),
       ...     widths=(64, 256, 1024),
       ... )
@@ -111,15 +103,8 @@ def coord_check(
       ('wrong', True)
     """
     sweeps = _sweeps(widths, depths)
-    _check_options(steps, tolerance)
+    _check_options(steps, tolerance, batch)
     given = _seeds(seeds)
-    if batch is None:
-        raise ValueError(
-            "batch is missing; pass the batch that loss(model, batch) takes"
-        )
-    number = isinstance(strength, numbers.Real)
-    if strength is not None and not (number and 0 <= strength < math.inf):
-        raise ValueError(f"strength={strength!r} must be a²·base_depth, a number >= 0")
     keys = jnp.stack([jax.random.key(i) for i in given])
     Pattern("layers", layers)  # checks it
     wanted = None if layers is None else re.compile(layers)
@@ -127,18 +112,25 @@ def coord_check(
     sizes: dict[str, tuple[int, ...]] = {}
     changes: dict[str, dict[str, np.ndarray]] = {}
     facts: dict[str, Facts] = {}
-    own_loss = False
+    own_loss, strength = False, None
     for axis, settings in sweeps.items():
-        runs = [_Run(build, optimizer, loss, activations, s, steps) for s in settings]
+        runs = [_Run(build, optimizer, loss, s, steps) for s in settings]
         seen = []
         for run in runs:
             program = jax.jit(jax.vmap(run, (0, None)), compiler_options=_quick())
             seen.append(jax.device_get(program(keys, batch)))
-            own_loss |= run.traced.own_loss
+            own_loss |= run.returned is None
         _check_built(axis, settings, runs, seen, len(set(given)))
         sizes[axis] = tuple(s[axis] for s in settings)
-        changes[axis] = _compare([f.changes for f in seen], axis, wanted)
-        facts[axis] = _facts(runs, seen, changes[axis])
+        series = [
+            {name: _Series(x, (run.layers[name],)) for name, x in found.layers.items()}
+            for run, found in zip(runs, seen, strict=True)
+        ]
+        rows = _compare(series, axis, wanted)
+        changes[axis] = {name: row.values[:, 1:] for name, row in rows.items()}
+        facts[axis] = _facts(runs, seen, rows)
+        if axis == "depth":
+            strength = _strength(sizes[axis], runs)
     return CoordCheck(sizes, changes, tolerance, facts, own_loss, strength)
 
 
@@ -151,26 +143,30 @@ def _quick() -> dict[str, int]:
 def _seeds(seeds: Any) -> list[int]:
     """The seeds, of which a number gives so many."""
     given = range(seeds) if isinstance(seeds, numbers.Integral) else seeds
-    texts = isinstance(given, str) or not isinstance(given, Iterable)
-    try:
-        values = [] if texts else [operator.index(seed) for seed in given]
-    except TypeError:
-        values = []
-    if not values:
-        raise ValueError(
-            f"seeds={seeds!r} must be a number of seeds, at least one, or a sequence "
-            "of whole numbers"
-        )
-    return values
+    if _are_whole(given) and len(given):
+        return list(given)
+    raise ValueError(
+        f"seeds={seeds!r} must be a number of seeds, at least one, or a sequence of "
+        "whole numbers"
+    )
 
 
-def _check_options(steps: int, tolerance: float) -> None:
+def _are_whole(sizes: Any) -> bool:
+    is_sequence = isinstance(sizes, Sequence | np.ndarray)
+    return is_sequence and all(isinstance(x, numbers.Integral) for x in sizes)
+
+
+def _check_options(steps: int, tolerance: float, batch: Any) -> None:
     if not isinstance(steps, numbers.Integral) or steps < 1:
         raise ValueError(f"steps={steps!r} must be at least 1, a whole number")
     if not isinstance(tolerance, numbers.Real) or not 0 <= tolerance < math.inf:
         raise ValueError(
             f"tolerance={tolerance!r} must be the largest slope that counts as zero, "
             "e.g. 0.15"
+        )
+    if batch is None:
+        raise ValueError(
+            "batch is missing; pass the batch that loss(model, batch) takes"
         )
 
 
@@ -180,10 +176,7 @@ def _sweeps(
     """For each swept axis, the sizes of every model to train."""
     given = {"width": widths, "depth": depths}
     for axis, sizes in given.items():
-        whole = isinstance(sizes, Iterable) and all(
-            isinstance(size, numbers.Integral) for size in sizes
-        )
-        if sizes is not None and not whole:
+        if sizes is not None and not _are_whole(sizes):
             raise ValueError(
                 f"{axis}s={sizes!r} must be whole numbers, e.g. (4, 8, 16)"
             )
@@ -203,117 +196,118 @@ class _RunResult(NamedTuple):
     """Measurements of one run, for each seed.
 
     Attributes:
-      changes: by layer, the rms change after each step: (steps,), or (steps, layers)
-        where layers are stacked.
-      initial: by layer, the rms of its initial values.
+      layers: by layer, the rms of its initial values and that of its change after each
+        step: (1 + steps,), or (1 + steps, layers) where layers are stacked.
       parameters: by path, the rms of its initial entries.
     """
 
-    changes: dict[str, Any]
-    initial: dict[str, Any]
+    layers: dict[str, Any]
     parameters: dict[str, Any]
 
 
 @dataclasses.dataclass
-class _TraceResult:
-    """Static properties of a run, filled in while it is traced.
+class _Run:
+    """Train a model of one size, and measure its activations after each step.
+
+    What follows `steps` is static, and filled in while the run is traced.
 
     Attributes:
+      layers: what the program says of each layer.
+      parameters: how it uses each parameter.
       shapes: shapes of the parameters, by path.
-      outputs: shapes of the model's outputs; None if `loss` returns a scalar.
-      own_loss: whether `loss` returns a scalar.
+      carried: by path, the multiplier of the model that the optimizer's scales put into
+        a parameter; None if it applies no scales.
+      returned: shapes of the model's outputs; None if `loss` returns a scalar.
     """
-
-    shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    outputs: Any = None
-    own_loss: bool = False
-
-
-@dataclasses.dataclass
-class _Run:
-    """Train a model of one size, and measure its activations after each step."""
 
     build: Callable[..., Any]
     optimizer: Optimizer
     loss: Callable[[Any, Any], Any] | None
-    activations: Callable[[Any, Any], Any] | None
     size: dict[str, int]
     steps: int
-    traced: _TraceResult = dataclasses.field(default_factory=_TraceResult)
+    layers: dict[str, Layer] = dataclasses.field(default_factory=dict)
+    parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    carried: dict[str, float] | None = None
+    returned: Any = None
 
     def __call__(self, key: jax.Array, batch: Any) -> _RunResult:
         model = _built(self.build, key, self.size)
         params, rest, assemble = _split(model)
         tx = _transformation(self.optimizer, model, self.size)
+        leaves = dict(flatten(params))
+        structure = jax.tree.structure(params)
+        others, inside = jax.tree.flatten((rest, batch))
+        count = len(jax.tree.leaves(rest))
 
-        factors = _carried(tx, params)
+        def outputs(params: Any, others: Any) -> Any:
+            rest, batch = jax.tree.unflatten(inside, others)
+            loss = _forward if self.loss is None else self.loss
+            return loss(assemble(params, rest), batch)
+
+        def forward(weights: Any, state: Any, *inputs: Any) -> list[jax.Array]:
+            found = outputs(jax.tree.unflatten(structure, weights), [*state, *inputs])
+            if getattr(found, "shape", None) != ():
+                self.returned = jax.tree.map(jnp.shape, found)
+            return _floats(found)
+
+        record = Recording(forward, leaves, others[:count], others[count:])
+        self._note(record, tx, params)
 
         def measure(params: Any) -> dict[str, Activation]:
-            model = assemble(params, rest)
-            if self.activations is not None:
-                values = self.activations(model, batch)
-                return _named(values, self.size.get("depth"))
-            found = collect(lambda m: self.objective(m, batch), model)
+            found = record(jax.tree.leaves(params), others[:count], others[count:])
             return {
-                name: a._replace(value=a.value / factors.get(name, 1.0))
-                for name, a in found.items()
+                n: a._replace(value=a.value / self._by(n)) for n, a in found.items()
             }
-
-        def objective(params: Any) -> jax.Array:
-            # Tagged modules do not store the values that they sow.
-            return self.objective(tagged(assemble(params, rest)), batch)
 
         def step(carry: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
             params, state = carry
-            grads = jax.grad(objective)(params)
+            grads = jax.grad(lambda p: _scalar(outputs(p, others)))(params)
             updates, state = tx.update(grads, state, params)
             params = optax.apply_updates(params, updates)
             now = measure(params)
             return (params, state), {k: _rms(now[k], start[k]) for k in start}
 
-        start = measure(params)
-        if not start:
-            raise ValueError(
-                "no activations were found: loss calls no submodule of NNX or Linen; "
-                "pass activations=function, which takes (model, batch) and returns them"
-            )
-        leaves = dict(flatten(params))
-        self.traced.shapes = {path: tuple(x.shape) for path, x in leaves.items()}
-        begin = (params, tx.init(params))
+        start, begin = measure(params), (params, tx.init(params))
+        changes = jax.lax.scan(step, begin, length=self.steps)[1]
         return _RunResult(
-            jax.lax.scan(step, begin, length=self.steps)[1],
-            {name: _root(a.value) for name, a in start.items()},
-            {path: _root(x) for path, x in leaves.items()},
+            {k: jnp.stack([_rms(a), *changes[k]]) for k, a in start.items()},
+            {path: _rms(Activation(x, False)) for path, x in leaves.items()},
         )
 
-    def objective(self, model: Any, batch: Any) -> jax.Array:
-        """The scalar to minimize."""
-        loss = _forward if self.loss is None else self.loss
-        outputs = loss(model, batch)
-        if getattr(outputs, "shape", None) == ():
-            self.traced.own_loss = True
-            return outputs
-        self.traced.outputs = jax.tree.map(jnp.shape, outputs)
-        return _linear(outputs)
+    def _note(self, record: Recording, tx: Any, params: Any) -> None:
+        if not record.layers:
+            raise ValueError(
+                "no layer was found: loss uses no parameter outside of while_loop and "
+                "cond; return the model's outputs from loss"
+            )
+        found = acting(tx, params)[0]
+        if found is not None:
+            scales, point = found.scales.items(), resolve(found.scales)
+            self.carried = {path: carried(s, point) for path, s in scales}
+        self.layers, self.parameters = record.layers, record.parameters
+        self.shapes = {path: tuple(x.shape) for path, x in flatten(params)}
+
+    def _by(self, name: str) -> float:
+        """How much smaller a value is than in a model that multiplies by itself."""
+        added = name.startswith(STREAM)
+        return 1.0 if added else (self.carried or {}).get(self.layers[name].param, 1.0)
+
+    def strength(self) -> tuple[float, int]:
+        """The sum of the squares of the branches' multipliers, and their number."""
+        branches = [x for name, x in self.layers.items() if name.startswith(STREAM)]
+        held = self.carried or {}
+        factors = [x.multiplier * held.get(x.param, 1.0) for x in branches]
+        squares = [x.runs * f**2 for x, f in zip(branches, factors, strict=True)]
+        return sum(squares), sum(x.runs for x in branches)
 
 
-def _carried(tx: optax.GradientTransformation, params: Any) -> dict[str, float]:
-    """By layer, the branch multiplier that its parameters carry.
-
-    The layer's outputs are as much smaller than those of a model that multiplies.
-    """
-    scaling = acting(tx, params)[0]
-    if scaling is None:
-        return {}
-    point = resolve(scaling.scales)
-    factors = {
-        s.path.rpartition("/")[0]: carried(s, point) for s in scaling.scales.values()
-    }
-    return {layer: factor for layer, factor in factors.items() if factor != 1}
-
-
-def _root(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.mean(jnp.square(jnp.abs(x.astype(jnp.float32)))))
+def _floats(tree: Any) -> list[jax.Array]:
+    return [
+        x
+        for x in jax.tree.leaves(tree)
+        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
 
 
 def _forward(model: Any, batch: Any) -> Any:
@@ -327,21 +321,19 @@ def _forward(model: Any, batch: Any) -> Any:
     return model(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
-def _linear(outputs: Any) -> jax.Array:
-    """A loss that is linear in the outputs, with a gradient of norm one per example.
+def _scalar(outputs: Any) -> jax.Array:
+    """The user's loss, or one that is linear in the outputs.
 
-    Like the gradient of cross-entropy, the coefficients of each example sum to zero
-    over the last axis.
+    Its gradient has norm one for each example. Like the gradient of cross-entropy, the
+    coefficients of each example sum to zero over the last axis.
     """
-    leaves = [
-        x
-        for x in jax.tree.leaves(outputs)
-        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
-    ]
+    leaves = _floats(outputs)
     if not leaves:
         raise ValueError(
             "loss returns no floating-point array; return a scalar or logits"
         )
+    if getattr(outputs, "shape", None) == ():
+        return outputs
     total = jnp.zeros(())
     for number, leaf in enumerate(leaves):
         drawn = jax.random.normal(jax.random.key(number), leaf.shape)
@@ -351,6 +343,164 @@ def _linear(outputs: Any) -> jax.Array:
         examples = leaf.size / leaf.shape[-1]
         total += (drawn * leaf.astype(jnp.float32)).sum() / examples
     return total
+
+
+def _rms(now: Activation, start: Activation | None = None) -> jax.Array:
+    """Root mean square of a value or its change, for each layer of a stack."""
+    change = now.value if start is None else now.value - start.value
+    squares = jnp.square(jnp.abs(change).astype(jnp.float32))
+    return jnp.sqrt(squares.mean(axis=tuple(range(int(now.stacked), change.ndim))))
+
+
+# --- layers of all sizes ---
+
+
+class _Series(NamedTuple):
+    """A layer, a stack of layers, or a layer at every size.
+
+    Attributes:
+      values: initial rms and its changes, (seeds, 1 + steps), (seeds, 1 + steps,
+        layers) or (sizes, 1 + steps, seeds).
+      layers: what the program says; one, or one for each layer or size.
+    """
+
+    values: np.ndarray
+    layers: tuple[Layer, ...]
+
+
+def _compare(
+    runs: list[dict[str, _Series]], axis: str, wanted: re.Pattern[str] | None
+) -> dict[str, _Series]:
+    """Match the layers of all sizes by name, and by relative depth in a stack."""
+    if axis == "depth":
+        runs = _stack_lists(runs)
+    if wanted is not None:
+        runs = [{k: v for k, v in run.items() if wanted.search(k)} for run in runs]
+    missing = set.union(*map(set, runs)) ^ set.intersection(*map(set, runs))
+    if missing:
+        raise ValueError(
+            f"layer {min(missing)!r} does not exist at every {axis}; pass "
+            "layers=r'...' to choose layers that do"
+        )
+    found = {}
+    for name in runs[0]:
+        found.update(_rows(name, [run[name] for run in runs]))
+    # Leave out layers that never change, e.g. those that only reshape the input.
+    rows = {name: row for name, row in found.items() if row.values[:, 1:].any()}
+    if not rows and wanted is not None:
+        raise ValueError(
+            f"no layer that matches layers={wanted.pattern!r} changes in training"
+        )
+    if not rows:
+        raise ValueError("no activation changed; is the learning rate zero?")
+    return rows
+
+
+def _rows(name: str, series: list[_Series]) -> dict[str, _Series]:
+    """A layer, or the layers of a stack at each relative depth."""
+
+    def row(values: list[np.ndarray], layers: list[Layer]) -> _Series:
+        return _Series(np.stack(values).swapaxes(1, 2), tuple(layers))
+
+    firsts = [s.layers[0] for s in series]
+    if not all(s.values.ndim == 3 for s in series):
+        flat = [
+            v if v.ndim == 2 else np.sqrt((v**2).mean(-1))
+            for v in (s.values for s in series)
+        ]
+        return {name: row(flat, firsts)}
+    rows = {}
+    counts = [s.values.shape[-1] for s in series]
+    for position in _POSITIONS:
+        if all((position * count).is_integer() for count in counts):
+            last = [int(position * count) - 1 for count in counts]
+            both = list(zip(series, last, strict=True))
+            rows[f"{name}@{position:g}"] = row(
+                [s.values[..., at] for s, at in both],
+                [s.layers[at if len(s.layers) > 1 else 0] for s, at in both],
+            )
+    return rows
+
+
+def _stack_lists(runs: list[dict[str, _Series]]) -> list[dict[str, _Series]]:
+    """Stack blocks whose paths differ by a number, if their count differs by size."""
+    counts: dict[str, list[int]] = {}
+    for i, layers in enumerate(runs):
+        for name in layers:
+            for pattern, _ in _patterns(name):
+                counts.setdefault(pattern, [0] * len(runs))[i] += 1
+
+    def opened(name: str) -> tuple[str, int]:
+        grows = [p for p in _patterns(name) if len(set(counts.get(p[0], ()))) > 1]
+        return grows[0] if grows else (name, 0)
+
+    def renamed(layer: Layer) -> Layer:
+        return dataclasses.replace(layer, branch=opened(layer.branch)[0])
+
+    stacked = []
+    for layers in runs:
+        merged: dict[str, dict[int, _Series]] = {}
+        for name, series in layers.items():
+            pattern, number = opened(name)
+            merged.setdefault(pattern, {})[number] = series._replace(
+                layers=tuple(map(renamed, series.layers))
+            )
+        stacked.append({n: _joined(n not in layers, s) for n, s in merged.items()})
+    return stacked
+
+
+def _joined(is_list: bool, found: dict[int, _Series]) -> _Series:
+    """The blocks of a list as one stack, in the order of their numbers."""
+    series = [found[number] for number in sorted(found)]
+    if not is_list:
+        return series[0]
+    values = [s.values if s.values.ndim == 3 else s.values[..., None] for s in series]
+    layers = [
+        layer
+        for s, value in zip(series, values, strict=True)
+        for layer in s.layers * (value.shape[-1] // len(s.layers))
+    ]
+    return _Series(np.concatenate(values, -1), tuple(layers))
+
+
+def _patterns(name: str) -> list[tuple[str, int]]:
+    """For each number in a name: (the name with "*" in its place, the number)."""
+    return [
+        (f"{name[: m.start()]}*{name[m.end() :]}", int(m.group()))
+        for m in re.finditer(r"\d+", name)
+    ]
+
+
+def _facts(
+    runs: list[_Run], seen: list[_RunResult], rows: Mapping[str, _Series]
+) -> Facts:
+    parameters = {
+        path: (
+            use,
+            tuple(run.shapes[path] for run in runs),
+            np.array([np.sqrt((f.parameters[path] ** 2).mean()) for f in seen]),
+        )
+        for path, use in runs[0].parameters.items()
+        if all(path in f.parameters for f in seen)
+    }
+    return Facts(
+        {name: row.values[:, 0].mean(-1) for name, row in rows.items()},
+        {name: row.layers for name, row in rows.items()},
+        parameters,
+        all(run.carried is not None for run in runs),
+    )
+
+
+def _strength(depths: Sequence[int], runs: list[_Run]) -> float | None:
+    """The sum of the squares of the branches' multipliers at the smallest depth.
+
+    None without branches, or if their multipliers do not fall with depth.
+    """
+
+    order = np.argsort(depths)
+    first, few = runs[order[0]].strength()
+    last, many = runs[order[-1]].strength()
+    return first if few and many and last / many < 0.9 * first / few else None
 
 
 # --- the user's functions ---
@@ -366,38 +516,36 @@ def _accepts(function: Any, args: tuple[Any, ...], size: dict[str, int]) -> bool
     return True
 
 
-def _arguments(size: dict[str, int]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in size.items())
-
-
-def _not_accepted(name: str, function: Any, first: str, size: dict[str, int]) -> str:
-    """The error for a function that cannot be called as `function(first, **size)`."""
-    refused = (
-        f"coord_check calls {name}({first}, {_arguments(size)}), which {name} does not "
-        "accept; "
-    )
-    for other in {"width", "depth"} - set(size):
-        if _accepts(function, (first,), {**size, other: 1}):
-            return f"{refused}give its {other} a default, or pass {other}s=(...)"
-    return f"{refused}write it as def {name}({first}, {', '.join(size)})"
-
-
-def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> Any:
-    call = f"build(key, {_arguments(size)})"
-    if not callable(build):
+def _called(
+    name: str, function: Any, kind: str, first: str, value: Any, size: dict[str, int]
+) -> tuple[str, Any]:
+    """How the user's function is called with a size, and what it returns."""
+    sizes = ", ".join(f"{name}={value}" for name, value in size.items())
+    call = f"{name}({first}, {sizes})"
+    if not callable(function):
         raise ValueError(
-            f"build is a {type(build).__name__}; pass a function, called as {call}"
+            f"{name} is a {type(function).__name__}; pass {kind}, called as {call}"
         )
-    if not _accepts(build, (key,), size):
-        raise ValueError(_not_accepted("build", build, "key", size))
+    if not _accepts(function, (value,), size):
+        remedy = f"write it as def {name}({first}, {', '.join(size)})"
+        for other in {"width", "depth"} - set(size):
+            if _accepts(function, (value,), {**size, other: 1}):
+                remedy = f"give its {other} a default, or pass {other}s=(...)"
+        raise ValueError(
+            f"coord_check calls {call}, which {name} does not accept; {remedy}"
+        )
+    return call, function(value, **size)
+
+
+def _built(build: Any, key: jax.Array, size: dict[str, int]) -> Any:
     try:
-        model = build(key, **size)
+        call, model = _called("build", build, "a function", "key", key, size)
     except AttributeError as error:
         if "'int' object" not in str(error):
             raise
         raise ValueError(
-            f"{call} fails: {error}; pass random state to Flax as "
-            "rngs=nnx.Rngs(key), not as a number"
+            f"build fails: {error}; pass random state to Flax as rngs=nnx.Rngs(key), "
+            "not as a number"
         ) from error
     if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(model)):
         raise ValueError(
@@ -408,19 +556,12 @@ def _built(build: Callable[..., Any], key: jax.Array, size: dict[str, int]) -> A
 
 
 def _transformation(
-    optimizer: Optimizer, model: Any, size: dict[str, int]
+    optimizer: Any, model: Any, size: dict[str, int]
 ) -> optax.GradientTransformation:
     if isinstance(optimizer, optax.GradientTransformation):
         return optimizer
-    call = f"optimizer(model, {_arguments(size)})"
-    if not callable(optimizer):
-        raise ValueError(
-            f"optimizer is a {type(optimizer).__name__}; pass an optax transformation, "
-            f"or a function, called as {call}"
-        )
-    if not _accepts(optimizer, (model,), size):
-        raise ValueError(_not_accepted("optimizer", optimizer, "model", size))
-    tx = optimizer(model, **size)
+    kind = "an optax transformation, or a function"
+    call, tx = _called("optimizer", optimizer, kind, "model", model, size)
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(
             f"{call} returns a {type(tx).__name__}, not an optax.GradientTransformation"
@@ -437,13 +578,13 @@ def _check_built(
 ) -> None:
     """Raise a `ValueError` if `build` ignores its size or its key."""
     sizes = [setting[axis] for setting in settings]
-    shapes = [run.traced.shapes for run in runs]
+    shapes = [run.shapes for run in runs]
     if axis == "width" and all(s == shapes[0] for s in shapes):
         raise ValueError(
             f"build returns parameters of the same shapes at widths {tuple(sizes)}; "
             "does it use its width?"
         )
-    outputs = [run.traced.outputs for run in runs]
+    outputs = [run.returned for run in runs]
     for other in outputs[1:]:
         if other != outputs[0]:
             raise ValueError(
@@ -457,29 +598,6 @@ def _check_built(
             f"build returns the same parameters for {seeds} different keys; use the "
             "key, as in nnx.Rngs(key), or pass seeds=1"
         )
-
-
-def _facts(
-    runs: list[_Run], seen: list[_RunResult], changes: Mapping[str, np.ndarray]
-) -> Facts:
-    initial = {}
-    for name in changes:
-        layer = re.escape(re.sub(r"@[\d.]+$", "", name)).replace(r"\*", r"\d+")
-        values = [
-            [v.mean() for k, v in f.initial.items() if re.fullmatch(layer, k)]
-            for f in seen
-        ]
-        if all(values):
-            initial[name] = np.array([np.mean(v) for v in values])
-    paths = [p for p in seen[0].parameters if all(p in f.parameters for f in seen)]
-    parameters = {
-        path: (
-            tuple(run.traced.shapes[path] for run in runs),
-            np.array([np.sqrt((f.parameters[path] ** 2).mean()) for f in seen]),
-        )
-        for path in paths
-    }
-    return Facts(initial, parameters)
 
 
 def _split(
@@ -499,140 +617,34 @@ def _split(
         return params, others, lambda p, r: nnx.merge(graph, p, r, copy=True)
     if isinstance(model, Mapping) and isinstance(model.get("params"), Mapping):
         rest = {name: part for name, part in model.items() if name != "params"}
-        arrays, put = _taken(rest, lambda x: isinstance(x, jax.Array))
-        return model["params"], arrays, lambda p, r: {**put(r), "params": p}
+        return model["params"], rest, lambda p, r: {**r, "params": p}
 
-    def trained(x: Any) -> bool:
+    # A None, e.g. the bias of a layer without one, is a leaf here.
+    leaves, structure = jax.tree.flatten(model, is_leaf=_is_none)
+
+    def is_trained(x: Any) -> bool:
         is_array = isinstance(x, jax.Array | np.ndarray)
-        return is_array and _is_real(x) and not any(x is y for y in fixed)
+        return is_array and bool(_floats(x)) and not any(x is y for y in fixed)
 
-    def kept(x: Any) -> bool:
-        # NumPy's whole numbers stay as they are: a model may use them as sizes.
-        return isinstance(x, jax.Array) and not trained(x)
-
-    weights, put = _taken(model, trained)
-    arrays, put_arrays = _taken(model, kept)
-    return weights, arrays, lambda p, r: put_arrays(r, put(p))
-
-
-def _is_real(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _taken(tree: Any, wanted: Callable[[Any], bool]) -> tuple[Any, Callable[..., Any]]:
-    """Some leaves of a tree, with None for the others, and a function to put them back.
-
-    The function takes such leaves and the tree to put them into, by default this one.
-    """
-    # A None, e.g. the bias of a layer without one, is a leaf here and below.
-    leaves, treedef = _leaves(tree)
-    found = [wanted(x) for x in leaves]
-
-    def put(new: Any, into: Any = tree) -> Any:
-        both = zip(_leaves(new)[0], _leaves(into)[0], found, strict=True)
-        return jax.tree.unflatten(treedef, [n if f else x for n, x, f in both])
-
-    return jax.tree.unflatten(
-        treedef,
-        [jnp.asarray(x) if f else None for x, f in zip(leaves, found, strict=True)],
-    ), put
-
-
-def _leaves(tree: Any) -> tuple[list[Any], Any]:
-    return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
-
-
-def _named(tree: Any, depth: int | None) -> dict[str, Activation]:
-    """Activations that the user's function returned, by path."""
-    named = {}
-    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            continue
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        # Linen's paths are intermediates/Dense_0/__call__/0.
-        name = re.sub(r"^intermediates/|/?__call__/0$", "", name)
-        stacked = value.ndim > 1 and value.shape[0] == depth
-        named[name or "output"] = Activation(value, stacked)
-    return named
-
-
-def _rms(now: Activation, start: Activation) -> jax.Array:
-    change = jnp.square(now.value - start.value)
-    return jnp.sqrt(change.mean(axis=tuple(range(int(now.stacked), change.ndim))))
-
-
-def _compare(
-    runs: list[dict[str, np.ndarray]], axis: str, wanted: re.Pattern[str] | None
-) -> dict[str, np.ndarray]:
-    """Match the layers of all sizes by name, and by relative depth in a stack."""
-    if axis == "depth":
-        runs = _stack_lists(runs)
-    missing = set.union(*map(set, runs)) ^ set.intersection(*map(set, runs))
-    if missing:
-        raise ValueError(
-            f"layer {min(missing)!r} does not exist at every {axis}; pass "
-            "layers=r'...' or activations= to choose layers that do"
+    def part(wanted: Callable[[Any], bool]) -> Any:
+        return jax.tree.unflatten(
+            structure, [jnp.asarray(x) if wanted(x) else None for x in leaves]
         )
-    changes = {}
-    for name in runs[0]:
-        if wanted is not None and not wanted.search(name):
-            continue
-        arrays = [np.asarray(f[name]) for f in runs]  # (seeds, steps[, layers])
-        if not all(a.ndim == 3 for a in arrays):
-            # The first axis was as long as the depth by chance.
-            flat = [a if a.ndim == 2 else np.sqrt((a**2).mean(-1)) for a in arrays]
-            changes[name] = np.stack(flat)
-            continue
-        counts = [a.shape[-1] for a in arrays]
-        for position in _POSITIONS:
-            last = [math.ceil(position * count) for count in counts]
-            if all(n == position * c for n, c in zip(last, counts, strict=True)):
-                there = [a[..., n - 1] for a, n in zip(arrays, last, strict=True)]
-                changes[f"{name}@{position:g}"] = np.stack(there)
-    # Leave out layers that never change, e.g. those that only reshape the input.
-    changes = {k: c.swapaxes(1, 2) for k, c in changes.items() if c.any()}
-    if not changes and wanted is not None:
-        names = ", ".join(map(repr, runs[0]))
-        raise ValueError(
-            f"no layer that matches layers={wanted.pattern!r} changes in training; "
-            f"the layers are {names}"
+
+    def assemble(params: Any, rest: Any) -> Any:
+        trees = [jax.tree.leaves(tree, is_leaf=_is_none) for tree in (params, rest)]
+        return jax.tree.unflatten(
+            structure,
+            [
+                next((x for x in each if x is not None), None)
+                for each in zip(*trees, leaves, strict=True)
+            ],
         )
-    if not changes:
-        raise ValueError("no activation changed; is the learning rate zero?")
-    return changes
+
+    # NumPy's whole numbers stay as they are: a model may use them as sizes.
+    others = part(lambda x: isinstance(x, jax.Array) and not is_trained(x))
+    return part(is_trained), others, assemble
 
 
-def _stack_lists(runs: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Stack blocks whose paths differ by a number, if their count differs by size."""
-    counts: dict[str, list[int]] = {}
-    for i, layers in enumerate(runs):
-        for name in layers:
-            for pattern, _ in _patterns(name):
-                counts.setdefault(pattern, [0] * len(runs))[i] += 1
-    stacked = []
-    for layers in runs:
-        merged: dict[str, Any] = {}
-        for name, value in layers.items():
-            growing = [p for p in _patterns(name) if len(set(counts[p[0]])) > 1]
-            if growing:
-                pattern, number = growing[0]
-                merged.setdefault(pattern, {})[number] = value
-            else:
-                merged[name] = value
-        stacked.append(
-            {
-                name: np.stack([value[i] for i in sorted(value)], axis=-1)
-                if isinstance(value, dict)
-                else value
-                for name, value in merged.items()
-            }
-        )
-    return stacked
-
-
-def _patterns(name: str) -> list[tuple[str, int]]:
-    """For each number in a name: (the name with "*" in its place, the number)."""
-    return [
-        (f"{name[: m.start()]}*{name[m.end() :]}", int(m.group()))
-        for m in re.finditer(r"\d+", name)
-    ]
+def _is_none(x: Any) -> bool:
+    return x is None

@@ -1,16 +1,16 @@
 """Hints for a coordinate check: which known mistake would give these slopes."""
 
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .coord_verdict import CoordCheck, Facts, Verdict, is_in_flat_block
+from .activations import STREAM, Layer
+from .coord_verdict import CoordCheck, Facts, Verdict
 
-_EMBEDDING = re.compile(r"(?i)embed|wte|wpe|tok|lookup")
-_READOUT = re.compile(r"(?i)^(output|.*(readout|head|logits|classifier|lm_head|out))$")
 _NEAR = 0.2  # distance from a multiple of a half at which a slope is recognized
+# Exponents of initial sizes, by whether fan-in and fan-out grow.
+_EXPECTED = {(False, True): 0.0, (True, True): -0.5, (True, False): -1.0}
 
 
 def hints(check: CoordCheck) -> list[str]:
@@ -21,23 +21,20 @@ def hints(check: CoordCheck) -> list[str]:
 
     Returns:
       Sentences, the most specific first. If all layers are ok, the only hints are on
-      parameters whose initial size depends on width in an unexpected way.
+      tables whose initial size depends on width.
     """
     hints = [hint for axis in check.changes for hint in _of_axis(check, axis)]
     return list(dict.fromkeys(hints))
 
 
 def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
-    verdicts = check.verdicts[axis]
-    slopes = check.slopes[axis]
+    verdicts, slopes = check.verdicts[axis], check.slopes[axis]
     wrong = [layer for layer, v in verdicts.items() if v is Verdict.WRONG]
     doubtful = [layer for layer, v in verdicts.items() if v is not Verdict.OK]
     facts = check.facts.get(axis, Facts())
     if axis == "width":
         # Whatever the slopes: Adam's updates do not depend on a weight's initial size.
         yield from _initial_sizes(check, facts, bool(wrong), bool(doubtful))
-    if not doubtful:
-        return
     if any(math.isnan(slopes[layer]) for layer in wrong):
         yield (
             "some activations are not finite: lower the learning rate, or, if all "
@@ -45,146 +42,136 @@ def _of_axis(check: CoordCheck, axis: str) -> Iterator[str]:
         )
         return
     yield from _large_steps(check, axis, doubtful)
-    if axis == "width" and wrong:
-        yield from _tied(facts)
     rising = [layer for layer in wrong if slopes[layer] > 0]
-    falling = [layer for layer in doubtful if _is_half(slopes[layer], -1)]
+    falling = [layer for layer in doubtful if abs(slopes[layer] + 0.5) < 0.15]
     if rising:
-        yield from _rising(check, axis, rising)
+        grow = _grow_with_depth if axis == "depth" else _grow_with_width
+        yield grow(check, facts, rising)
     if falling and axis == "width":
-        yield from _falling(falling, check.own_loss)
+        yield _falling(facts, falling, check.own_loss)
     yield from _fading(check, axis, [x for x in doubtful if x not in wrong])
-    yield from _noise(check, axis, [x for x in doubtful if x not in wrong])
 
 
-def _is_half(slope: float, sign: int) -> bool:
-    return abs(slope - sign * 0.5) < _NEAR - 0.05
-
-
-def _quote(layers: list[str]) -> str:
-    shown = ", ".join(repr(layer) for layer in layers[:3])
+def _quote(facts: Facts, layers: Sequence[str]) -> str:
+    shown = ", ".join(facts.named(layer) for layer in layers[:3])
     return shown + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
 
 
-def _rising(check: CoordCheck, axis: str, rising: list[str]) -> Iterator[str]:
-    slopes = check.slopes[axis]
-    worst = max(rising, key=lambda layer: slopes[layer])
-    size = f"{_quote(rising)} grow with {axis} (as {axis}^{slopes[worst]:+.1f})"
-    if axis == "depth":
-        fits = check._fits()[axis]
-        if all(is_in_flat_block(layer, fits) for layer in rising):
-            size += (
-                ", the outputs of their blocks do not. This is usually finite depth: "
-                "a forgotten branch multiplier makes these outputs grow too (+0.6 or "
-                "more). Check the setup first"
-            )
-        hint = (
-            f"{size}: are the residual branches multiplied by branch_multiplier(depth "
-            "/ base depth), do the scales have depth=(base depth, this depth), and "
-            "do branch outputs have mean zero over units (a ReLU's do not)?"
-        )
-        if check.strength is None:
-            hint += (
-                " If so, check again with strength=a**2 * base_depth, where a is the "
-                "branch multiplier at the base depth, or with a smaller a or larger "
-                "depths: inner layers of a network of finite depth grow"
-            )
-        yield hint
-    elif all(_READOUT.match(layer) for layer in rising):
-        yield (
-            f"{size}, hidden layers do not: the readout is not scaled. Apply "
-            "rescale_init, and train with an optimizer of mupax.optim or "
-            "scale_by_parametrization"
-        )
-    else:
-        yield (
-            f"{size}: learning rates are not scaled. Make scales for each "
-            "size, infer_scales(base, model of this width), with one base, and pass "
-            "them to an optimizer of mupax.optim"
-        )
+_SCALES = (
+    "for each size make scales = infer_scales(base, model, inputs=...) with one base, "
+    "apply rescale_init(params, scales), and pass them to an optimizer of mupax.optim"
+)
 
 
-def _falling(falling: list[str], own_loss: bool) -> Iterator[str]:
+def _grow_with_depth(check: CoordCheck, facts: Facts, rising: list[str]) -> str:
+    slopes, fits = check.slopes["depth"], check._fits()["depth"]
+    streams = [layer for layer in rising if layer.startswith(STREAM)]
+    worst = max(streams or rising, key=lambda layer: slopes[layer])
+    power = f"depth^{slopes[worst]:+.2f}"
+    if all(check.is_in_flat_branch(layer, fits) for layer in rising):
+        return (
+            f"{_quote(facts, rising)} grow with depth (as {power}), the stream after "
+            "their branches does not: usually finite depth. Use smaller branch "
+            "multipliers or larger depths"
+        )
+    finite = (
+        "has the branch mean zero over units (a ReLU's output does not)? If so, use "
+        "smaller branch multipliers or larger depths"
+    )
+    cause = finite if facts.scaled else f"the optimizer applies no scales: {_SCALES}"
+    if not streams:
+        return f"{_quote(facts, rising)} grow with depth (as {power}): {cause}"
+    layers = facts.layers.get(worst, ())
+    if layers and _stays(facts, layers):
+        cause = (
+            f"it is multiplied by {layers[0].multiplier:.3g} at every depth. Multiply "
+            "it by optim.parametrization('depth_mup').branch_multiplier(depth / base "
+            f"depth), or {_SCALES}"
+        )
+    branch = worst.removeprefix(STREAM).partition("@")[0]
+    line = f" ({layers[0].line})" if layers else ""
+    return f"branch ending in {branch}{line} grows with depth, as {power}: {cause}"
+
+
+def _stays(facts: Facts, layers: Sequence[Layer]) -> bool:
+    """Whether a branch is multiplied alike at every depth.
+
+    Its multiplier may also be in the initial size of the parameter that it ends in.
+    """
+    factors = np.array([layer.multiplier for layer in layers])
+    if layers[0].param in facts.parameters:
+        sizes = facts.parameters[layers[0].param][2]
+        factors = factors * (sizes if np.all(sizes > 0) else 1.0)
+    return bool(factors.max() < 1.2 * factors.min())
+
+
+def _grow_with_width(check: CoordCheck, facts: Facts, rising: list[str]) -> str:
+    power = max(check.slopes["width"][layer] for layer in rising)
+    readouts = all(_is_readout(facts, layer) for layer in rising)
+    return (
+        f"{_quote(facts, rising)} grow with width (as width^{power:+.1f})"
+        + (", hidden layers do not: " if readouts else ": ")
+        + ("the readout is not scaled" if readouts else "learning rates are not scaled")
+        + ("; " if facts.scaled else ", the optimizer applies no scales; ")
+        + _SCALES
+    )
+
+
+def _falling(facts: Facts, falling: list[str], own_loss: bool) -> str:
+    size = f"{_quote(facts, falling)} fall as width^-0.5: "
     if own_loss:
-        yield (
-            f"{_quote(falling)} fall as width^-0.5: with cross-entropy or a squared "
-            "error the loss may be the cause, because its gradient depends "
-            "on the initial outputs, which fall with width under μP. Pass a loss "
-            "function that returns the outputs; the check then uses a linear loss"
+        return size + (
+            "with cross-entropy or a squared error the loss may be the cause, because "
+            "its gradient depends on the initial outputs, which fall with width under "
+            "μP. Pass a loss function that returns the outputs; the check then uses a "
+            "linear loss"
         )
-    else:
-        yield (
-            f"{_quote(falling)} fall as width^-0.5: their updates are too small, e.g. "
-            "under 'ntk' or because the readout was rescaled twice"
-        )
+    return size + (
+        "their updates are too small, e.g. under 'ntk' or because the readout was "
+        "rescaled twice"
+    )
 
 
-def _growth(shapes: tuple[tuple[int, ...], ...]) -> list[int]:
-    """The axes of a parameter that differ between sizes."""
+def _grows(facts: Facts, path: str) -> tuple[bool, bool] | None:
+    """Whether fan-in and fan-out of a matrix grow; None for vectors."""
+    use, shapes, _ = facts.parameters[path]
     first = shapes[0]
-    if any(len(s) != len(first) for s in shapes):
-        return []
-    return [i for i in range(len(first)) if len({s[i] for s in shapes}) > 1]
+    if not (use.fan_in or use.table) or any(len(s) != len(first) for s in shapes):
+        return None
+    growing = {i for i in range(len(first)) if len({s[i] for s in shapes}) > 1}
+    fan_in = use.table or use.fan_in
+    return bool(growing & use.fan_in - use.table), bool(growing - fan_in)
+
+
+def _is_readout(facts: Facts, layer: str) -> bool:
+    if layer.partition("/")[0] == "output" and layer not in facts.parameters:
+        return True
+    path = facts.layers[layer][0].param if layer in facts.layers else layer
+    return path in facts.parameters and _grows(facts, path) == (True, False)
 
 
 def _initial_sizes(
-    check: CoordCheck, facts: Facts, kernels: bool, readouts: bool
+    check: CoordCheck, facts: Facts, wrong: bool, doubtful: bool
 ) -> Iterator[str]:
-    """Hints on embeddings that start smaller in wider models, and on constant kernels.
+    """Hints on parameters whose initial size has another exponent of width.
 
-    With `readouts`, also hint at readouts of the standard parametrization. With
-    `kernels`, also hint at kernels whose initial size does not fall with width. That is
-    correct if the model multiplies its weights, as in mean field.
+    On tables always, on readouts if a layer is doubtful, on others if one is wrong:
+    models that multiply their weights (as in mean field) store other sizes.
     """
     x = np.log(np.asarray(check.sizes["width"], dtype=float))
     x -= x.mean()
-    for path, (shapes, rms) in facts.parameters.items():
-        rank = len(shapes[0])
-        if rank < 2 or not np.all(rms > 0):
+    for path, (use, _, rms) in facts.parameters.items():
+        grows = _grows(facts, path)
+        if grows not in _EXPECTED or not np.all(rms > 0):
             continue
-        slope = float(x @ np.log(rms) / (x @ x))
-        growing = _growth(shapes)
-        if growing == [rank - 1] and _EMBEDDING.search(path) and slope < -_NEAR:
+        line = f" ({use.line})" if use.line else ""
+        shown = bool(use.table) or (doubtful if grows == (True, False) else wrong)
+        slope, right = float(x @ np.log(rms) / (x @ x)), _EXPECTED[grows]
+        if shown and abs(slope - right) > _NEAR:
             yield (
-                f"the embedding {path!r} starts smaller in wider models (as "
-                f"width^{slope:.2f}); nnx.Embed and nn.Embed do by default. Give it "
-                "embedding_init=initializers.normal(1.0), or call rescale_init(..., "
-                "base=...)"
+                f"{path}{line} starts as width^{slope:+.2f}, where "
+                f"width^{right:+.2f} is right: call rescale_init(params, scales)"
             )
-        elif (
-            readouts
-            and growing == [rank - 2]
-            and _READOUT.match(path.rpartition("/")[0])
-            and _is_half(slope, -1)
-        ):
-            yield (
-                f"the readout {path!r} starts as width^{slope:.2f}, as in the standard "
-                "parametrization; under μP it starts as width^-1.00: apply "
-                "rescale_init to the parameters"
-            )
-        elif kernels and len(growing) == 2 and slope > -0.5 + _NEAR:
-            yield (
-                f"{path!r} starts at nearly the same size in wider models (as "
-                f"width^{slope:+.2f}, where width^-0.50 is right); call rescale_init("
-                "..., init='constant') or rescale_init(..., base=...)"
-            )
-
-
-def _tied(facts: Facts) -> Iterator[str]:
-    """Hint at tied embeddings if no parameter has a readout's shape."""
-    shapes = {p: s for p, (s, _) in facts.parameters.items() if len(s[0]) >= 2}
-    tables = [p for p in shapes if _EMBEDDING.search(p)]
-    outputs = [
-        path
-        for path, s in shapes.items()
-        if _growth(s) and len(s[0]) - 1 not in _growth(s)
-    ]
-    if tables and not outputs:
-        yield (
-            f"no parameter is a readout; if the logits use {tables[0]!r} again (tied "
-            "embeddings), multiply them by 1/m, with m the width ratio, and pass "
-            "tied=... to infer_scales"
-        )
 
 
 def _large_steps(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
@@ -193,15 +180,17 @@ def _large_steps(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[st
     Judged at the smallest model.
     """
     smallest = int(np.argmin(check.sizes[axis]))
-    initial = check.facts.get(axis, Facts()).initial
+    facts = check.facts.get(axis, Facts())
     for layer in layers:
-        start = float(initial[layer][smallest]) if layer in initial else 0.0
+        if layer not in facts.initial:
+            continue
+        start = float(facts.initial[layer][smallest])
         change = float(np.median(check.changes[axis][layer][smallest], -1).max())
         if 0 < start < change:
             yield (
-                f"{layer!r} changes by {change / start:.1f} times its initial size in "
-                "the smallest model: the rules hold for small steps; lower the "
-                "learning rate"
+                f"{facts.named(layer)} changes by {change / start:.1f} times its "
+                "initial size in the smallest model: the rules hold for small steps; "
+                "lower the learning rate"
             )
             return
 
@@ -214,20 +203,8 @@ def _fading(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
             continue
         if 0 < step.tail / step.head < 0.8 and abs(step.slope) > 2 * step.steady:
             yield (
-                f"the slope of {layer!r} fades with {axis}, from {step.head:+.2f} to "
+                f"the slope of {layer} fades with {axis}, from {step.head:+.2f} to "
                 f"{step.tail:+.2f}: an effect of small models; use larger {axis}s, "
                 f"or leave out the smallest"
             )
             return
-
-
-def _noise(check: CoordCheck, axis: str, layers: list[str]) -> Iterator[str]:
-    fits = check._fits()[axis]
-    noisy = [x for x in layers if fits[x].worst.half_width(0.05) > 0.15]
-    seeds = next(iter(check.changes[axis].values())).shape[-1]
-    if noisy:
-        wide = max(fits[layer].worst.half_width(0.05) for layer in noisy)
-        finite = math.isfinite(wide) and wide < 2
-        need = max(math.ceil(seeds * (wide / 0.15) ** 2), 2 * seeds) if finite else 0
-        many = f"about seeds={need}" if finite else "more seeds"
-        yield f"the slopes of {_quote(noisy)} are noisy: use {many}, or more sizes"

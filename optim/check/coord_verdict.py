@@ -4,14 +4,14 @@ import dataclasses
 import enum
 import math
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from scipy import special
 
 from ..scales.display import Figures, html_table
+from .activations import STREAM, Layer, Parameter
 
 # Exponents of width and depth are multiples of ½, so a |slope| below ¼ is nearer to
 # zero than to the next exponent.
@@ -22,14 +22,12 @@ _INTERVAL = 0.05
 # A few seeds estimate their own spread poorly, so the layers' median counts as this
 # many further seeds (an empirical Bayes estimate of the variance; Smyth 2004).
 _PRIOR = 4
-# A mistake in depth gives an exponent of ½ or more; this allows for noise.
+# A mistake in depth gives an exponent of ½ or more.
 _EXPONENT = 0.45
 # Norms in front of branches divide by the stream, whose initial size falls towards its
 # limit with depth. Layers behind them grow faster than this only through a mistake.
 _INNER_EXPONENT = 0.65
-# The relative depth in the name of a layer of a stack.
-_POSITION = re.compile(r"@[\d.]+$")
-# Above this a²·base_depth, the smallest models are far from the limit of large depth.
+# Above this strength, the smallest models are far from the limit of large depth.
 _STRONG = 1.0
 
 
@@ -47,15 +45,27 @@ class Verdict(enum.StrEnum):
 
 
 class Facts(NamedTuple):
-    """Further measurements at each size of an axis, for hints.
+    """What else is known at each size of an axis.
 
     Attributes:
       initial: by layer, the root mean square of its initial values, (sizes,).
-      parameters: by path, (shapes at each size, initial root mean squares).
+      layers: by layer, what the program of each size says of it.
+      parameters: by path, how the program uses it, its shapes at each size, and its
+        initial root mean squares.
+      scaled: whether the optimizer applies scales.
     """
 
     initial: Mapping[str, np.ndarray] = {}
-    parameters: Mapping[str, tuple[tuple[tuple[int, ...], ...], np.ndarray]] = {}
+    layers: Mapping[str, tuple[Layer, ...]] = {}
+    parameters: Mapping[
+        str, tuple[Parameter, tuple[tuple[int, ...], ...], np.ndarray]
+    ] = {}
+    scaled: bool = True
+
+    def named(self, layer: str) -> str:
+        """The name of a layer with the line of code, e.g. "head (model.py:31)"."""
+        line = self.layers[layer][0].line if layer in self.layers else ""
+        return f"{layer} ({line})" if line else layer
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -72,13 +82,14 @@ class CoordCheck:
     - unclear: neither. More seeds narrow the interval. Larger sizes remove effects of
       small models, and help where the interval is narrow, e.g. +0.18 ± 0.01.
 
-    The exponents of depth assume weak branches. If a²·base_depth (`strength`) is known
-    and above 1, slopes of depth below 0.45 are unclear rather than wrong, because
-    correct models have them too; the summary says so. The limit is 0.65 for layers
-    inside blocks if the outputs of these blocks do not grow with depth. If it is known
-    and at most 1, a negative slope of depth above -0.65 of a layer inside such blocks
-    is unclear: in weak branches the layer's own update, which shrinks as depth^-½ with
-    Depth-μP, may exceed the change that comes from the layers before.
+    The exponents of depth assume weak branches: that the squares of the multipliers of
+    all branches add up to at most 1 at the smallest depth (`strength`; a²·base_depth
+    for a multiplier a at the base depth). Above it, slopes of depth below 0.45 are
+    unclear rather than wrong, because correct models have them too; the summary says
+    so. The limit is 0.65 for layers inside branches if the stream after them does not
+    grow with depth. In weak branches, a negative slope of depth above -0.65 of a layer
+    inside such branches is unclear: the layer's own update, which shrinks as depth^-½
+    with Depth-μP, may exceed the change that comes from the layers before.
 
     A layer that is zero at initialization is not judged if its slope is negative: its
     first changes are sums of terms of random signs, under every parametrization.
@@ -90,7 +101,8 @@ class CoordCheck:
       tolerance: the largest |slope| that counts as zero.
       facts: by axis, further measurements for the hints.
       own_loss: whether the loss is the user's own, rather than linear in the outputs.
-      strength: a²·base_depth of the residual branches; None if unknown.
+      strength: the sum of the squares of the branches' multipliers at the smallest
+        depth; None without branches, or if the multipliers do not fall with depth.
 
     Source: Tensor Programs V (arXiv:2203.03466), appendix D.1.
 
@@ -118,32 +130,17 @@ class CoordCheck:
 
         It belongs to the step whose slope is farthest from zero.
         """
-        return {
-            axis: {layer: fit.worst.slope for layer, fit in layers.items()}
-            for axis, layers in self._fits().items()
-        }
+        return self._each(lambda fit: fit.worst.slope)
 
     @property
     def by_step(self) -> dict[str, dict[str, list[float]]]:
         """By axis and layer, the slopes after each step."""
-        return {
-            axis: {
-                layer: [step.slope for step in fit.steps]
-                for layer, fit in layers.items()
-            }
-            for axis, layers in self._fits().items()
-        }
+        return self._each(lambda fit: [step.slope for step in fit.steps])
 
     @property
     def errors(self) -> dict[str, dict[str, float]]:
         """By axis and layer, the largest standard error of a slope over seeds."""
-        return {
-            axis: {
-                layer: float(np.max([step.error for step in fit.steps]))
-                for layer, fit in layers.items()
-            }
-            for axis, layers in self._fits().items()
-        }
+        return self._each(lambda fit: float(np.max([s.error for s in fit.steps])))
 
     @property
     def verdicts(self) -> dict[str, dict[str, Verdict]]:
@@ -205,14 +202,20 @@ class CoordCheck:
             for axis, layers in self.changes.items()
         }
 
+    def _each(self, value: Callable[["Fit"], Any]) -> dict[str, dict[str, Any]]:
+        return {
+            axis: {layer: value(fit) for layer, fit in layers.items()}
+            for axis, layers in self._fits().items()
+        }
+
     def _excuse(self) -> str:
-        """Summary if a²·base_depth explains doubtful slopes of depth, else ""."""
+        """Summary if `strength` explains doubtful slopes of depth, else ""."""
         if self.strength is None or self.verdict is Verdict.WRONG:
             return ""
         fits = self._fits().get("depth", {})
         slopes = self.slopes.get("depth", {})
         explained = [
-            slopes[layer]
+            layer
             for axis, layer in self.unclear
             if axis == "depth"
             and abs(slopes[layer]) > self.tolerance  # the others are noisy
@@ -222,37 +225,44 @@ class CoordCheck:
             return ""
         others = len(self.unclear) - len(explained)
         more = f"; {others} more slopes are unclear for other reasons" if others else ""
-        farthest = max(explained, key=abs)
-        known = f"a²·base_depth = {self.strength:.3g}: {len(explained)} slopes of depth"
+        farthest = slopes[max(explained, key=lambda layer: abs(slopes[layer]))]
+        known = f"strength {self.strength:.3g}: {len(explained)} slopes of depth"
         if self.strength <= _STRONG:
             return (
-                f"weak branches, {known} inside of blocks are unclear (down to "
-                f"{farthest:+.2f}), while the outputs of these blocks change as they "
-                f"should{more}. A layer's own update shrinks as depth^-½ with "
-                "Depth-μP, and here it exceeds the change that comes from the layers "
-                "before: check again with a trained input layer (train_ends=True in "
-                "resmlp), or with a larger a"
+                f"weak branches, {known} inside of branches are unclear (down to "
+                f"{farthest:+.2f}), the stream after them is as it should be"
+                f"{more}. A layer's own update shrinks as depth^-½ under Depth-μP: "
+                "check again with a trained input layer, or a larger branch multiplier"
             )
-        limit = f"{_EXPONENT:g}"
-        if abs(farthest) >= _EXPONENT:
-            limit += f", or {_INNER_EXPONENT:g} in blocks whose outputs do not grow"
         return (
             f"finite depth, {known} are unclear (up to {farthest:+.2f}), but below "
-            f"what a mistake gives ({limit}){more}. Exponents of depth hold for "
-            "a²·base_depth <= 1: check again with a branch multiplier a that is "
-            f"{self.strength**0.5:.2g} times smaller, branch_multiplier(depth / base "
-            "depth, a=...)"
+            f"what a mistake gives{more}. Check again with branch multipliers that are "
+            f"{self.strength**0.5:.2g} times smaller"
         )
 
     def _is_explained(self, layer: str, fits: Mapping[str, "Fit"]) -> bool:
-        """Whether correct models of this a²·base_depth have such a slope of depth."""
+        """Whether correct models of this strength have such a slope of depth."""
         slope = fits[layer].worst.slope
         if self.strength is None:
             return False
         if self.strength > _STRONG:
-            return abs(slope) < _exponent(layer, fits)
-        flat = is_in_flat_block(layer, fits, lowest=-_HALFWAY)
+            inner = slope > 0 and self.is_in_flat_branch(layer, fits)
+            return abs(slope) < (_INNER_EXPONENT if inner else _EXPONENT)
+        flat = self.is_in_flat_branch(layer, fits, lowest=-_HALFWAY)
         return flat and -_INNER_EXPONENT < slope < 0
+
+    def is_in_flat_branch(
+        self, layer: str, fits: Mapping[str, "Fit"], lowest: float = -_EXPONENT
+    ) -> bool:
+        """Whether a layer is in a branch after which the stream does not grow.
+
+        At no relative depth, nor may slopes be as low as `lowest`.
+        """
+        layers = self.facts.get("depth", Facts()).layers
+        branch = layers[layer][0].branch if layer in layers else ""
+        stream = [f for n, f in fits.items() if n.rpartition("@")[0] == STREAM + branch]
+        inside = bool(branch and stream) and not layer.startswith(STREAM)
+        return inside and all(_does_not_grow(fit, lowest) for fit in stream)
 
     def _starts_at_zero(self, axis: str, layer: str, fit: "Fit") -> bool:
         facts = self.facts.get(axis, Facts())
@@ -309,7 +319,7 @@ class CoordCheck:
         return {
             axis: [
                 (
-                    layer,
+                    self.facts.get(axis, Facts()).named(layer),
                     f"{fit.worst.slope:+.3f} ± {errors[axis][layer]:.3f}",
                     self._word(verdicts[axis].get(layer)),
                 )
@@ -344,13 +354,11 @@ class CoordCheck:
             between += self.tolerance < size - half and size + half <= edge
         parts = []
         if rest := len(self.unclear) - between:
-            verb = "are" if rest > 1 else "is"
-            parts.append(f"{rest} {verb} too uncertain: use more seeds or larger sizes")
+            parts.append(f"{rest} too uncertain: use more seeds or larger sizes")
         if between:
-            verb = "lie" if between > 1 else "lies"
             parts.append(
-                f"{between} surely {verb} between ±{self.tolerance:g} and ±{edge:g}: "
-                "use larger sizes, as more seeds would not change that"
+                f"{between} surely between ±{self.tolerance:g} and ±{edge:g}: use "
+                "larger sizes, as more seeds would not change that"
             )
         return f"unclear: none of {count} slopes is wrong; {'; '.join(parts)}"
 
@@ -467,47 +475,11 @@ class Fit(NamedTuple):
         return max(self.steps, key=lambda s: (math.isnan(s.slope), abs(s.slope)))
 
 
-def block_of(layer: str, layers: Iterable[str]) -> str | None:
-    """The block that a layer of a stack is in.
-
-    Args:
-      layer: its name, e.g. "blocks/*/norm@0.5".
-      layers: the names of all layers.
-
-    Returns:
-      The block's name without a position, e.g. "blocks/*"; None if there is none.
-    """
-    stacked = {name.rpartition("@")[0] for name in layers if _POSITION.search(name)}
-    inner = _POSITION.sub("/", layer)
-    around = [n for n in stacked if inner.startswith(f"{n}/") and inner != f"{n}/"]
-    return min(around, key=len) if _POSITION.search(layer) and around else None
-
-
-def is_in_flat_block(
-    layer: str, fits: Mapping[str, "Fit"], lowest: float = -_EXPONENT
-) -> bool:
-    """Whether a layer is in a block whose outputs do not grow, at any position.
-
-    Nor may their slopes be as low as `lowest`.
-    """
-    block = block_of(layer, fits)
-    if block is None:
-        return False
-    outputs = [fit for name, fit in fits.items() if name.rpartition("@")[0] == block]
-    return all(_does_not_grow(fit, lowest) for fit in outputs)
-
-
 def _does_not_grow(fit: Fit, lowest: float) -> bool:
     return not fit.diverged and all(
         lowest < step.slope <= step.slope + step.half_width(_INTERVAL) <= _HALFWAY
         for step in fit.steps
     )
-
-
-def _exponent(layer: str, fits: Mapping[str, Fit]) -> float:
-    """The slope of depth that is wrong even if a²·base_depth is above 1."""
-    grows = fits[layer].worst.slope > 0
-    return _INNER_EXPONENT if grows and is_in_flat_block(layer, fits) else _EXPONENT
 
 
 def _is_beyond(step: Step, edge: float, chance: float) -> bool:

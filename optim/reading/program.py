@@ -91,7 +91,7 @@ class Node:
       operands: the nodes that it is computed from.
       shape: its shape, inside of a loop that of one iteration.
       params: parameters of the primitive.
-      source: where the user's code computes it.
+      source: where the user's code computes it, and calls what computes it.
       runs: how often the surrounding loops run it.
       value: the number that all its entries are, if that is known.
       array: its entries, if they are known and differ; in a loop, or where rows are
@@ -101,6 +101,8 @@ class Node:
       weight: whether it depends on parameters, but not on inputs.
       loop: the innermost loop around it; 0 for none.
       joint: the axis along which its operands are joined segments; None for others.
+      at: the place of the equation that computes it: its index in the jaxpr, after
+        those of the equations that hold this jaxpr. () for other nodes.
     """
 
     id: int
@@ -117,11 +119,12 @@ class Node:
     weight: bool = False
     loop: int = 0
     joint: int | None = None
+    at: tuple[int, ...] = ()
 
     @property
     def line(self) -> str:
         """File and line of the user's code, e.g. "model.py:31"; "" if unknown."""
-        return line_of(self.source)
+        return next(filter(None, map(line_of, self.source)), "")
 
     @property
     def backward(self) -> bool:
@@ -159,6 +162,7 @@ class Program:
       inputs: the arguments of the forward pass.
 
     Attributes:
+      traced: the jaxpr, with its constants.
       nodes: all values.
       params: the nodes of the parameters, in the order of the argument.
       outputs: the results of the forward pass.
@@ -183,6 +187,8 @@ class Program:
         self._carried: dict[int, list[Node]] = {}
         self._sliced: dict[int, list[Node]] = {}
         self._runs, self._loop = 1, 0
+        self._at: tuple[int, ...] = ()
+        self._calls: tuple[Any, ...] = ()
         shapes = [v.aval.shape for v in self.traced.jaxpr.invars]
         n, m = self.counts
         self.params: list[Node] = []
@@ -202,15 +208,17 @@ class Program:
     def _new(
         self, op: str, operands: list[Node], shape: Sequence[int], **more: Any
     ) -> Node:
+        params, source = more.pop("params", {}), more.pop("source", None)
         node = Node(
             len(self.nodes),
             op,
             operands,
             tuple(shape),
-            more.pop("params", {}),
-            more.pop("source", None),
+            params,
+            source if isinstance(source, tuple) else (source, *self._calls),
             self._runs,
             loop=self._loop,
+            at=self._at if "result" in params else (),
             **more,
         )
         self.nodes.append(node)
@@ -248,9 +256,12 @@ class Program:
         for variable, value in zip(jaxpr.constvars, consts, strict=True):
             known[variable] = self._constant(value)
         known.update(zip(jaxpr.invars, arguments, strict=True))
-        for equation in jaxpr.eqns:
+        around = self._at
+        for i, equation in enumerate(jaxpr.eqns):
             operands = [read(atom) for atom in equation.invars]
+            self._at = (*around, i)
             results = self._equation(equation, operands)
+            self._at = around
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -280,7 +291,10 @@ class Program:
         body = next((params[k] for k in _BODIES if k in params), None)
         inner = getattr(body, "jaxpr", body)
         if inner is not None and len(inner.invars) == len(operands):
-            return self._inline(inner, getattr(body, "consts", ()), operands)
+            calls, self._calls = self._calls, (equation.source_info, *self._calls)
+            inlined = self._inline(inner, getattr(body, "consts", ()), operands)
+            self._calls = calls
+            return inlined
         if name == "unstack":  # of `jnp.unstack`, not a loop's
             return self._entries(operands[0], params["axis"], equation.source_info)
         return [
