@@ -96,7 +96,7 @@ def test_models_prints_the_names_that_match(capsys):
 
 
 @pytest.mark.parametrize("flag", ["--flagfile=/dev/stdin", "--undefok=zzz"])
-def test_flags_of_absl_that_hide_others_are_refused(capsys, flag):
+def test_flags_of_absl_are_refused(capsys, flag):
     assert "Unknown command line flag" in refused(capsys, "train", TOY, flag, "--zzz=1")
 
 
@@ -134,6 +134,20 @@ def test_a_nul_byte_is_one_sentence(capsys, flag):
 def test_a_name_that_is_too_long_is_one_sentence(capsys):
     assert "too long" in refused(capsys, "train", f"--config={'x' * 5000}")
     assert "too long" in refused(capsys, "transfer", f"--config={'x/' * 3000}y.py")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["{}"], ["train", "{}"], ["train", "--{}=1"], ["figure", "{}"]),
+        *(["train", TOY, "--config.{}=1"], ["train", TOY, "--config.seed={}"]),
+        ["sweep", TOY, "--executor={}"],
+    ],
+)
+def test_a_very_long_word_is_shortened(capsys, words):
+    said = refused(capsys, *(word.format("x" * 5000) for word in words))
+    assert "xxx" in said
+    assert len(said) < 500
 
 
 def test_a_workdir_whose_name_is_too_long_is_one_sentence(tmp_path):

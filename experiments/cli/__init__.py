@@ -42,6 +42,9 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+_LONG = 1000  # letters of a word that a message shortens
+
+
 def main(argv: list[str]) -> int:
     """Run one command; `argv` is `sys.argv`.
 
@@ -99,7 +102,11 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _refuse(sentence: str) -> int:
-    _say(" ".join(sentence.split()))
+    # Whoever mistypes a word of thousands of letters need not read all of them.
+    words = (
+        w if len(w) < _LONG else f"{w[:100]}...{w[-20:]}" for w in sentence.split()
+    )
+    _say(" ".join(words))
     return 2
 
 

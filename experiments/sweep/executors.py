@@ -20,7 +20,7 @@ from absl import logging
 
 from .. import io
 from .. import progress as progress_bars
-from ..errors import UserError, import_extra
+from ..errors import UserError, import_extra, reason, short
 from . import engine
 from .results import Population
 from .store import Store
@@ -270,7 +270,13 @@ def opened(
         distributed = import_extra("distributed", "dask", "--executor=dask")
         # One task at a time in each worker: a task takes a whole device.
         own = {"n_workers": workers, "threads_per_worker": 1}
-        with distributed.Client(**({"address": address} if address else own)) as client:
+        try:
+            client = distributed.Client(**({"address": address} if address else own))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"--scheduler={short(address)} cannot be used: {reason(error)}"
+            ) from None
+        with client:
             yield client.get_executor()
     else:
         submitit = import_extra("submitit", "slurm", f"--executor={name}")
