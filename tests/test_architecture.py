@@ -23,6 +23,7 @@ ROOMS = (
     "experiments.remote",
     "experiments.progress",
     "experiments.memory",
+    "experiments.cli.overrides",
     "experiments.cli.flags",
     "experiments.data",
     "experiments.estimate.flops",

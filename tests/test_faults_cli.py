@@ -139,7 +139,7 @@ def test_a_name_that_is_too_long_is_one_sentence(capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["{}"], ["train", "{}"], ["train", "--{}=1"], ["figure", "{}"]),
+        *(["{}"], ["train", "{}"], ["train", "--{}=1"], ["models", "{}"]),
         *(["train", TOY, "--config.{}=1"], ["train", TOY, "--config.seed={}"]),
         ["sweep", TOY, "--executor={}"],
     ],
@@ -247,10 +247,10 @@ def test_a_lock_ends_with_a_process_that_is_killed(tmp_path):
 
 
 def test_what_the_system_refuses_is_one_sentence(capsys, monkeypatch):
-    def run(argv):
+    def run(given):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/mnt/run/report.html")
 
-    monkeypatch.setitem(cli.COMMANDS, "train", cli.Command("", run))
+    monkeypatch.setitem(cli.COMMANDS, "train", cli.Command("", run, config=False))
     assert refused(capsys, "train") == (
         "mupax: '/mnt/run/report.html' cannot be used: Read-only file system\n"
     )

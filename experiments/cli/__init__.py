@@ -98,7 +98,7 @@ def _run(name: str, argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv[1:]):
         print(COMMANDS[name].help(name))
         return 0
-    return COMMANDS[name].run(argv) or 0
+    return COMMANDS[name](argv)
 
 
 def _refuse(sentence: str) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from .flags import CONFIG, WORKDIR, Flag, describe
+from .flags import CONFIG, WORKDIR, Flag, Parsed, describe, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,22 +12,28 @@ class Command:
 
     Attributes:
       summary: one line for the list of commands.
-      run: takes the command's name and its arguments; returns the exit status, or None
-        for 0.
+      run: takes the parsed command line; returns the exit status, or None for 0.
       flags: its own flags.
       config: whether it takes `--config`, its overrides and `--workdir`.
       workdir: whether its help shows `--workdir` too.
-      arguments: help text of arguments without dashes.
+      words: maximal number of arguments without dashes.
+      arguments: their help text.
       examples: command lines, shown last.
     """
 
     summary: str
-    run: Callable[[list[str]], int | None]
+    run: Callable[[Parsed], int | None]
     flags: Sequence[Flag] = ()
     config: bool = True
     workdir: bool = True
+    words: int = 0
     arguments: str = ""
     examples: str = ""
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        """Parse a command line, which begins with the command's name, and run it."""
+        given = parse(argv, self.flags, config=self.config, words=self.words)
+        return self.run(given) or 0
 
     def help(self, name: str) -> str:
         """The output of `mupax NAME --help`."""

@@ -4,7 +4,7 @@ import json
 
 from ..errors import UserError
 from .command import Command
-from .flags import list_configs, parse_own
+from .flags import Parsed, list_configs
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -68,9 +68,9 @@ def _fish(flags: dict[str, list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Print the script of a shell."""
-    words, _ = parse_own(argv, (), arguments=1)
+    words = given.words
     if not words or words[0] not in SHELLS:
         raise UserError(f"name a shell: mupax completion {'|'.join(SHELLS)}")
     print(script(words[0]), end="")
@@ -80,6 +80,7 @@ COMMAND = Command(
     "print a script that completes commands, flags and configs in a shell",
     run,
     config=False,
+    words=1,
     arguments=(
         "  bash:  source <(mupax completion bash)\n"
         "  zsh:   source <(mupax completion zsh)\n"

@@ -1,7 +1,7 @@
 """`mupax convert`."""
 
 from .command import Command
-from .flags import Flag, parse_own
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag(
@@ -47,12 +47,11 @@ EXAMPLES = """\
   mupax convert --source runs/resnet50 --out resnet50.safetensors --layout timm"""
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Convert weights, and print a summary."""
     from .. import convert
 
-    _, own = parse_own(argv, FLAGS)
-    convert.run(**own)
+    convert.run(**given.flags)
 
 
 COMMAND = Command(

@@ -1,7 +1,7 @@
 """`mupax coord-check`."""
 
 from .command import Command
-from .flags import Flag, parse
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag("widths", "", "e.g. 64,128,256; default: 1, 2 and 4 times the base width"),
@@ -17,14 +17,16 @@ FLAGS = (
 )
 
 
-def run(argv: list[str]) -> int:
+def run(given: Parsed) -> int:
     """Run the coordinate check of a training config; returns 1 if it is wrong."""
     from .. import coord_check
     from ..run import mirror
 
-    config, workdir, own = parse(argv, FLAGS)
-    with mirror.opened(workdir) as folder:
-        result = coord_check.run(config, folder, learning_rate=own.pop("rate"), **own)
+    rate = given.flags.pop("rate")
+    with mirror.opened(given.workdir) as folder:
+        result = coord_check.run(
+            given.config, folder, learning_rate=rate, **given.flags
+        )
     return 1 if result.failed else 0
 
 

@@ -2,7 +2,7 @@
 
 from . import processes
 from .command import Command
-from .flags import Flag, parse
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag("checkpoint", "latest", "latest (default), best, or a step"),
@@ -10,16 +10,16 @@ FLAGS = (
 )
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Evaluate a checkpoint and print the result."""
     from ..run import commands, mirror
 
-    config, workdir, own = parse(argv, FLAGS)
+    shared = given.flags["distributed"]
     with (
-        processes.joined(argv, config, workdir, own),
-        mirror.opened(workdir, writes=False, shared=own["distributed"]) as folder,
+        processes.joined(given),
+        mirror.opened(given.workdir, writes=False, shared=shared) as folder,
     ):
-        commands.evaluate(config, folder, own["checkpoint"])
+        commands.evaluate(given.config, folder, given.flags["checkpoint"])
 
 
 COMMAND = Command("evaluate a checkpoint of a run on the test split", run, FLAGS)

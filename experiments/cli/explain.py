@@ -2,17 +2,16 @@
 
 from ..errors import visible
 from .command import Command
-from .flags import parse
+from .flags import Parsed
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Print the table of a training config's model, or of a transfer's target."""
     from .. import transfer
     from ..run import commands
 
-    config, *_ = parse(argv)
-    explain = transfer.explain_target if "sweep" in config else commands.explain
-    print(visible(str(explain(config)), keep="\n"))
+    explain = transfer.explain_target if "sweep" in given.config else commands.explain
+    print(visible(str(explain(given.config)), keep="\n"))
 
 
 COMMAND = Command(

@@ -3,7 +3,7 @@
 from mupax.zoo.addresses import public
 
 from .command import Command
-from .flags import Flag, parse_own
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag(
@@ -22,11 +22,11 @@ FLAGS = (
 )
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Copy the runs, and say how to see them. Prints no secrets of the storage."""
     from ..sweep import export
 
-    _, flags = parse_own(argv, FLAGS)
+    flags = given.flags
     runs = export.read_results(flags["workdir"])
     export.study(runs, name=flags["study"], storage=flags["optuna"])
     storage = public(flags["optuna"])

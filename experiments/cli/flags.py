@@ -14,7 +14,7 @@ from ..errors import UserError, nearest, reason, short
 from .overrides import converted, load, override
 
 if TYPE_CHECKING:  # the base install prints help without ml_collections
-    from ml_collections import ConfigDict
+    pass
 
 
 _LONGEST = 40  # letters of a name that is compared with others
@@ -48,64 +48,64 @@ class Parsed(NamedTuple):
     """A parsed command line.
 
     Attributes:
-      config: the config, with its overrides.
+      argv: the command line, from the command's name on.
+      config: the config, with its overrides; None for a command that takes none.
       workdir: the run directory; by default runs/<name of the config>, with the
         command behind it unless the command trains or evaluates that config's run.
       flags: the command's own flags, by name.
+      words: the arguments without dashes.
     """
 
-    config: "ConfigDict"
+    argv: list[str]
+    config: Any
     workdir: str
     flags: dict[str, Any]
+    words: list[str]
 
 
-def parse(argv: Sequence[str], own: Sequence[Flag] = ()) -> Parsed:
-    """Parse `--config`, its overrides, `--workdir` and a command's own flags.
+def parse(
+    argv: Sequence[str],
+    own: Sequence[Flag] = (),
+    *,
+    config: bool = True,
+    words: int = 0,
+) -> Parsed:
+    """Parse a command line.
 
-    `argv` begins with the command's name.
+    Args:
+      argv: begins with the command's name.
+      own: the command's own flags.
+      config: whether it takes `--config`, its overrides and `--workdir`.
+      words: maximal number of arguments without dashes.
 
     Raises:
       UserError: an unknown flag or config key, a value of the wrong type, or a config
         file that does not load.
     """
-    found = _read(argv, (WORKDIR, *own), config=True)
-    _no_more(found.arguments, 0)
-    path = found.values.pop("config")
+    found = _read(argv, (WORKDIR, *own) if config else own, config=config)
+    if len(found.arguments) > words:
+        word = shown(found.arguments[words])
+        raise UserError(f"unexpected argument {word}; flags start with --")
+    given = found.values
+    if not config:
+        return Parsed(list(argv), None, "", given, found.arguments)
+    path = given.pop("config")
     if path is None:
         raise UserError(
             f"--config is missing; packaged configs are: {', '.join(list_configs())}"
         )
     path = find_config(path)
-    config = load(path)
+    loaded = load(path)
     for key, text in found.overrides:
-        override(config, key, text)
+        override(loaded, key, text)
     keys = [key for key, _ in found.overrides]
-    workdir = found.values.pop("workdir")
-    if not workdir:
-        workdir = default_workdir(argv[0], pathlib.PurePath(path).stem)
+    name = pathlib.PurePath(path).stem
+    workdir = given.pop("workdir") or default_workdir(argv[0], name)
     if argv[0] in _OF_A_RUN:
         _check_sections(argv[0], keys)
-    if isinstance(source := config.get("transfer_from"), str):
+    if isinstance(source := loaded.get("transfer_from"), str):
         _check_transferred(keys, source)
-    return Parsed(config, workdir, found.values)
-
-
-def parse_own(
-    argv: Sequence[str], own: Sequence[Flag], arguments: int = 0
-) -> tuple[list[str], dict[str, Any]]:
-    """Parse the flags of a command that takes no config.
-
-    Args:
-      argv: the command's name and its arguments.
-      own: its flags.
-      arguments: maximal number of arguments without dashes.
-
-    Returns:
-      These arguments, and the flags by name.
-    """
-    found = _read(argv, own, config=False)
-    _no_more(found.arguments, arguments)
-    return found.arguments, found.values
+    return Parsed(list(argv), loaded, workdir, given, found.arguments)
 
 
 class _Found(NamedTuple):
@@ -222,12 +222,6 @@ def _check_word(word: str) -> None:
         word.encode()
     except UnicodeEncodeError:
         raise UserError(f"{shown(word)} is not UTF-8; rename the file") from None
-
-
-def _no_more(arguments: Sequence[str], most: int) -> None:
-    if len(arguments) > most:
-        word = shown(arguments[most])
-        raise UserError(f"unexpected argument {word}; flags start with --")
 
 
 # ----- Configs by name.

@@ -1,7 +1,7 @@
 """`mupax generate`."""
 
 from .command import Command
-from .flags import Flag, parse_own
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag(
@@ -48,12 +48,12 @@ EXAMPLES = """\
   mupax generate --model HuggingFaceTB/SmolLM2-135M --prompt "Gravity is" --top_k 40"""
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Print a prompt and its continuation."""
     from .. import generate
 
-    _, own = parse_own(argv, FLAGS)
-    generate.run(own.pop("model"), own.pop("prompt"), **own)
+    flags = given.flags
+    generate.run(flags.pop("model"), flags.pop("prompt"), **flags)
 
 
 COMMAND = Command(

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from .command import Command
-from .flags import Flag, parse_own
+from .flags import Flag, Parsed
 
 FLAGS = (Flag("names", False, "print the names only, one per line"),)
 # Repositories of transformers whose config.json is exactly the model of that name.
@@ -25,11 +25,11 @@ HUB = {
 }
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Print the models of the zoo: sizes, parameters, FLOPs and sources of weights."""
     from mupax import zoo
 
-    patterns, own = parse_own(argv, FLAGS, arguments=1)
+    patterns = given.words
     names = zoo.list_models(*patterns)
     if not names:
         every = zoo.list_models()
@@ -38,7 +38,7 @@ def run(argv: list[str]) -> None:
             f"no model is named {patterns[0]!r}{hint} `mupax models` lists all "
             f"{len(every)}"
         )
-    if own["names"]:
+    if given.flags["names"]:
         print("\n".join(names))
     elif len(names) == 1 and patterns == names:
         print(_details(names[0]))
@@ -151,5 +151,6 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
+    words=1,
     arguments="  PATTERN          a pattern of names, e.g. 'res*'; default: all",
 )

@@ -1,7 +1,7 @@
 """`mupax plan`."""
 
 from .command import Command
-from .flags import Flag, parse
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag(
@@ -14,12 +14,11 @@ FLAGS = (
 )
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Compile the training step for each topology and print its needs."""
     from ..estimate import plan
 
-    config, _, own = parse(argv, FLAGS)
-    plan.run(config, own["topology"], own["batch_sizes"])
+    plan.run(given.config, given.flags["topology"], given.flags["batch_sizes"])
 
 
 COMMAND = Command(

@@ -3,7 +3,7 @@
 import sys
 
 from .command import Command
-from .flags import Flag, parse_own
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag(
@@ -34,12 +34,11 @@ EXAMPLES = """\
       image.jpg"""
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Print the likeliest classes of image files."""
     from .. import predict
 
-    images, own = parse_own(argv, FLAGS, arguments=sys.maxsize)
-    predict.run(own.pop("model"), images, **own)
+    predict.run(given.flags.pop("model"), given.words, **given.flags)
 
 
 COMMAND = Command(
@@ -47,6 +46,7 @@ COMMAND = Command(
     run,
     FLAGS,
     config=False,
+    words=sys.maxsize,
     arguments="  IMAGE ...        image files",
     examples=EXAMPLES,
 )

@@ -2,10 +2,9 @@
 
 import os
 from contextlib import AbstractContextManager
-from typing import Any
 
 from .. import remote
-from .flags import Flag
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag(
@@ -26,13 +25,8 @@ FLAGS = (
 )
 
 
-def joined(
-    argv: list[str], config: Any, workdir: str, own: dict[str, Any]
-) -> AbstractContextManager[None]:
-    """Join the other processes. They must have the same settings, except for `FLAGS`.
-
-    Takes the arguments of `parse`, and what it returns.
-    """
+def joined(given: Parsed) -> AbstractContextManager[None]:
+    """Join the other processes, whose settings are the same except for `FLAGS`."""
     import jax
 
     import mupax
@@ -40,12 +34,13 @@ def joined(
     from ..run import processes
     from ..run.config import plain
 
-    flags = {flag.name: own[flag.name] for flag in FLAGS}
+    flags = {flag.name: given.flags[flag.name] for flag in FLAGS}
+    workdir = given.workdir
     settings = {
         "versions": {"mupax": mupax.__version__, "jax": jax.__version__},
-        "command": argv[0],
-        "config": plain(config) | {"data_dir": None},
+        "command": given.argv[0],
+        "config": plain(given.config) | {"data_dir": None},
         "--workdir": workdir if remote.is_remote(workdir) else os.path.abspath(workdir),
-        **{f"--{name}": own[name] for name in own if name not in flags},
+        **{f"--{name}": x for name, x in given.flags.items() if name not in flags},
     }
     return processes.joined(settings, **flags)

@@ -1,7 +1,7 @@
 """`mupax search`."""
 
 from .command import Command
-from .flags import Flag, parse
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag("candidates", 16, "candidates of each round, at least 4; default: 16"),
@@ -15,14 +15,13 @@ FLAGS = (
 )
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Search hyperparameters on the base, and write the best of them."""
     from ..run import mirror
     from ..sweep import search
 
-    config, workdir, own = parse(argv, FLAGS)
-    with mirror.opened(workdir) as folder:
-        search.run(config, folder, **own)
+    with mirror.opened(given.workdir) as folder:
+        search.run(given.config, folder, **given.flags)
 
 
 COMMAND = Command(

@@ -1,7 +1,7 @@
 """`mupax sweep`."""
 
 from .command import Command
-from .flags import Flag, parse
+from .flags import Flag, Parsed
 
 DRY_RUN = Flag(
     "dry_run", False, "print number, sizes and cost of the runs, and train nothing"
@@ -24,25 +24,17 @@ FLAGS = (
 )
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Train the runs of the grid, and print the verdicts."""
     from ..run import mirror
     from ..sweep import main
 
-    config, workdir, own = parse(argv, FLAGS)
-    if own["dry_run"]:
-        main.run(config, workdir, command=["mupax", *argv], dry_run=True)
+    command = ["mupax", *given.argv]
+    if given.flags["dry_run"]:
+        main.run(given.config, given.workdir, command, **given.flags)
         return
-    with mirror.opened(workdir) as folder:
-        main.run(
-            config,
-            folder,
-            command=["mupax", *argv],
-            executor=own["executor"],
-            workers=own["workers"],
-            address=own["scheduler"],
-            stop_diverged=own["stop_diverged"],
-        )
+    with mirror.opened(given.workdir) as folder:
+        main.run(given.config, folder, command, **given.flags)
 
 
 COMMAND = Command(

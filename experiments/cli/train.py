@@ -2,7 +2,7 @@
 
 from . import processes
 from .command import Command
-from .flags import Flag, parse
+from .flags import Flag, Parsed
 
 FLAGS = (
     Flag("dry_run", False, "print a description of the run without training"),
@@ -10,18 +10,17 @@ FLAGS = (
 )
 
 
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Train, alone or with other processes."""
     from .. import remote
     from ..run import commands, mirror
 
-    config, workdir, own = parse(argv, FLAGS)
-    dry_run, command = own["dry_run"], ["mupax", *argv]
-    with processes.joined(argv, config, workdir, own):
-        if dry_run:
+    config, workdir, command = given.config, given.workdir, ["mupax", *given.argv]
+    with processes.joined(given):
+        if given.flags["dry_run"]:
             commands.run(config, workdir, command=command, dry_run=True)
             return
-        with mirror.opened(workdir, shared=own["distributed"]) as folder:
+        with mirror.opened(workdir, shared=given.flags["distributed"]) as folder:
             separate = remote.is_remote(workdir)
             commands.run(config, folder, command=command, separate=separate)
 

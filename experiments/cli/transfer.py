@@ -1,28 +1,25 @@
 """`mupax transfer`."""
 
 from .command import Command
-from .flags import parse
+from .flags import Parsed
 from .sweep import DRY_RUN
 
-FLAGS = (DRY_RUN,)
 
-
-def run(argv: list[str]) -> None:
+def run(given: Parsed) -> None:
     """Sweep, train the target, write the report."""
     from .. import transfer
     from ..run import mirror
 
-    config, workdir, own = parse(argv, FLAGS)
-    if own["dry_run"]:
-        transfer.dry_run(config, workdir)
+    if given.flags["dry_run"]:
+        transfer.dry_run(given.config, given.workdir)
         return
-    with mirror.opened(workdir) as folder:
-        transfer.run(config, folder, command=["mupax", *argv])
+    with mirror.opened(given.workdir) as folder:
+        transfer.run(given.config, folder, command=["mupax", *given.argv])
 
 
 COMMAND = Command(
     "tune small models, train the large one with the same hyperparameters, write a "
     "report",
     run,
-    FLAGS,
+    (DRY_RUN,),
 )

@@ -58,7 +58,7 @@ def run(
     *,
     executor: str = "here",
     workers: int = 2,
-    address: str | None = None,
+    scheduler: str | None = None,
     stop_diverged: bool = False,
     dry_run: bool = False,
 ) -> report.SweepData | None:
@@ -70,7 +70,7 @@ def run(
       command: the command line, for the report.
       executor: where tasks run; see `executors.opened`.
       workers: number of tasks that run at once.
-      address: address of a Dask scheduler.
+      scheduler: address of a Dask scheduler.
       stop_diverged: as in `engine.Limits`.
       dry_run: print what the sweep would cost, and return None.
 
@@ -97,7 +97,7 @@ def run(
         return None
     with ended_by_sigterm(), workdir.claim(directory, settings, free=_FREE):
         populations = train(
-            tasks, directory, limits, console, executor, workers, address
+            tasks, directory, limits, console, executor, workers, scheduler
         )
         data = report_data(parsed, populations, command)
         with writing(directory):
