@@ -56,14 +56,14 @@ def run(
     tasks = space.tasks(parsed)
     directory = pathlib.Path(folder)
     settings = parsed.settings() | {"target": untuned.settings()}
-    workdir.check(directory, settings, free=sweeping.REMOVED)
+    workdir.check(directory, settings)
     settings["contents"] = sweeping.check_data(tasks, console, directory)
     if note := length_note(parsed):
         console.print(note, highlight=False)
     target = prepare(untuned)
     target.check()  # before the sweep
     target.check_memory()
-    claimed = workdir.claim(directory, settings, free=sweeping.REMOVED)
+    claimed = workdir.claim(directory, settings)
     with sweeping.ended_by_sigterm(), claimed:
         started = time.perf_counter()
         populations = sweeping.train(tasks, directory, parsed.limits, console)
@@ -133,7 +133,7 @@ def dry_run(config: ConfigDict, folder: str | pathlib.Path) -> None:
     parsed = parse(config)
     target = _target(parsed)
     settings = parsed.settings() | {"target": target.settings()}
-    workdir.check(pathlib.Path(folder), settings, free=sweeping.REMOVED)
+    workdir.check(pathlib.Path(folder), settings)
     tasks = space.tasks(parsed)
     sweeping.check_data(tasks, console, pathlib.Path(folder))
     later = {"target": target}

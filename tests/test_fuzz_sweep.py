@@ -1,7 +1,6 @@
 """Damage to a sweep's files: runs are right, or trained again and the file named."""
 
 import dataclasses
-import json
 import logging
 import os
 import random
@@ -153,21 +152,6 @@ def test_damaged_lines_are_kept_aside_and_the_others_are_used(
     assert "its checksum does not match" in caplog.text
     assert {at for _, at in added} == {(2.0**-9,)}  # one point of the grid
     assert (folder / "line2.runs.damaged").read_text().count("\n") == 1
-
-
-def test_a_store_of_an_earlier_version_is_trained_again_and_said(
-    whole, tmp_path, caplog
-):
-    """It has no checksums, so that nothing tells whether its numbers changed."""
-    folder = tmp_path / "store"
-    shutil.copytree(whole[0], folder)
-    for path in folder.glob("*.jsonl"):
-        lines = [json.loads(x) for x in path.read_text().split("\n") if x]
-        for line in lines:
-            del line["crc"]
-        path.write_text("\n".join(map(json.dumps, lines)))
-    assert same(swept(folder), whole[1])
-    assert "line2.runs.jsonl, line 2 is damaged (it has no checksum)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["line2.runs.jsonl", "line2.runs.lock"])

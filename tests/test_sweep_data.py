@@ -12,12 +12,12 @@ from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments.cli.flags import list_configs, parse
 from mupax.experiments.errors import UserError
-from mupax.experiments.run import workdir
+from mupax.experiments.report import page
 from mupax.experiments.run.build import create_model, model_shapes, open_dataset
 from mupax.experiments.run.config import parse as parse_run
 from mupax.experiments.run.config import plain
 from mupax.experiments.run.loss import NextToken
-from mupax.experiments.sweep import engine, space
+from mupax.experiments.sweep import engine, space, tasks
 from mupax.experiments.sweep import main as sweep
 
 SONG = "".join(f"{k} green bottles, hanging on the wall;\n" for k in range(40))
@@ -95,13 +95,13 @@ def test_sweep_runs_on_text(song, tmp_path):
     assert all(np.isfinite(p.loss).all() for p in found.populations)
 
 
-def test_a_directory_of_an_earlier_version_is_extended(song, tmp_path):
-    """Its settings have a key more: `sweep.tradeoff`, whose runs are elsewhere."""
-    settings = space.parse_sweep(config(song)).settings()
-    older = settings | {"sweep": settings["sweep"] | {"tradeoff": []}}
-    with workdir.claim(tmp_path, older):
-        pass
-    sweep.run(config(song), str(tmp_path), ["mupax", "sweep"])
+def test_a_finished_sweep_builds_and_draws_nothing(song, tmp_path, monkeypatch):
+    given = config(song), str(tmp_path), ["mupax", "sweep"]
+    first = sweep.run(*given)
+    monkeypatch.setattr(sweep, "build", None)
+    monkeypatch.setattr(tasks, "build", None)
+    monkeypatch.setattr(page, "report_page", None)
+    assert sweep.run(*given).table == first.table
     assert (tmp_path / "report.html").exists()
 
 

@@ -42,12 +42,10 @@ LABELS = {
 }
 
 _STORED = "cells"  # folder of the finished runs
-# Keys of earlier versions, without effect.
-REMOVED = ("sweep.tradeoff",)
 # Settings that may change between calls in a run directory. Stored runs are kept.
 _FREE = (
     *(f"sweep.{name}" for name in ("axes", "choices", "parametrizations", "seeds")),
-    *("sweep.depths", "sweep.widths", *REMOVED),
+    *("sweep.depths", "sweep.widths"),
 )
 
 

@@ -25,8 +25,7 @@ class Store:
 
     The runs of a task are lines of `<task>.runs.jsonl`. Every line carries a checksum.
     A damaged line is reported by a warning, moves to `<task>.runs.damaged`, and its run
-    is trained again; the other lines are used. Lines without a checksum, which earlier
-    versions wrote, count as damaged: their numbers cannot be verified.
+    is trained again; the other lines are used.
 
     Several processes may write to one store. The operating system releases the lock of
     a process that ends.
@@ -48,7 +47,7 @@ class Store:
         for record in _read(path)[0]:
             if record["key"] != key:
                 others += 1
-            elif "steps" not in record:  # earlier versions stored unfinished runs
+            else:
                 at = tuple(map(float, record["at"]))
                 seconds = float(record.get("seconds", 0.0))
                 runs[record["seed"], at] = Record(record["losses"], seconds)
