@@ -56,7 +56,7 @@ def model(n: int) -> dict[str, jax.Array]:
 
 
 def scales() -> optim.Scales:
-    return optim.infer_scales(model(4), model(16))
+    return optim.infer_scales(model(4), model(16), axes={".": "i -> o"})
 
 
 def coord() -> CoordCheck:
@@ -128,19 +128,11 @@ def test_blocks_of_the_same_settings_share_a_row():
     assert "branches (*), as zoo models do, by 0.5·a (a·M^-0.5, M = 4)" in str(found)
 
 
-def test_a_base_that_is_deeper_than_the_target_may_be_swapped():
-    def model(depth):
-        return {"blocks": [{"w": jnp.ones((4, 4))} for _ in range(depth)]}
-
-    with pytest.raises(ValueError, match="are base and target swapped"):
-        optim.infer_scales(model(8), model(4), depth=(4, 8), branch="blocks")
-
-
 def test_scales_of_many_parameters_are_short():
     big = optim.infer_scales(
         {f"w{i}": jnp.ones((4, 4)) for i in range(200)},
         {f"w{i}": jnp.ones((8, 8)) for i in range(200)},
-        readout=None,
+        axes={".": "i -> o"},
     )
     assert "... 194 more" in repr(big)
     assert len(repr(big)) < 160
