@@ -10,7 +10,8 @@ import numpy as np
 import safetensors.numpy
 
 from mupax import zoo
-from mupax.zoo import foreign, registry, saving
+from mupax.zoo import registry
+from mupax.zoo.weights import foreign, saving
 
 _LOAD = """
 import sys, time, jax

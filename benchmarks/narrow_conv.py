@@ -16,7 +16,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from mupax.zoo.convolve import _cpu, _narrow
+from mupax.zoo.layers.convolve import _cpu, _narrow
 
 LAYERS, STEPS = 8, 10
 

@@ -13,7 +13,7 @@ import collections
 import pathlib
 import re
 
-from mupax.zoo.architectures import identify
+from mupax.zoo.weights.architectures import identify
 
 # The longest name that an architecture begins with is its family.
 FAMILIES = (

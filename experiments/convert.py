@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo import foreign, hub, saving
 from mupax.zoo.addresses import public
-from mupax.zoo.decoder import Decoder
-from mupax.zoo.pretrained import read_source
+from mupax.zoo.families.decoder import Decoder
 from mupax.zoo.registry import recipe
+from mupax.zoo.weights import foreign, hub, saving
+from mupax.zoo.weights.pretrained import read_source
 
 from . import io, remote
 from .errors import UserError, import_extra, visible

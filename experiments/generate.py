@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from mupax import zoo
-from mupax.zoo.decoder import Decoder
+from mupax.zoo.families.decoder import Decoder
 
 from .data.text import Tokenizer, open_tokenizer
 from .errors import UserError, visible

@@ -5,7 +5,7 @@ import pathlib
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo import foreign, hub
+from mupax.zoo.weights import foreign, hub
 
 from . import remote
 from .errors import UserError, nearest

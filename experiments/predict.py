@@ -13,8 +13,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mupax import zoo
 from mupax.zoo.addresses import public
-from mupax.zoo.decoder import Decoder
-from mupax.zoo.layers import single
+from mupax.zoo.families.decoder import Decoder
+from mupax.zoo.layers.basic import single
 from mupax.zoo.preprocessing import input_shape, known_data_config
 
 from . import remote

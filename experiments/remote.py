@@ -9,8 +9,8 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from mupax.zoo import remote
-from mupax.zoo.remote import cache, in_parallel, is_remote, normalized, sentence
+from mupax.zoo.weights import remote
+from mupax.zoo.weights.remote import cache, in_parallel, is_remote, normalized, sentence
 
 from .errors import UserError
 
@@ -42,7 +42,7 @@ connect = _user_errors()(remote.connect)
 
 @contextlib.contextmanager
 def uploading(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """As `mupax.zoo.remote.uploading`, for one file. A local path is used as it is."""
+    """As `uploading` of the zoo, for one file. A local path is used as it is."""
     if not is_remote(path):
         yield pathlib.Path(path)
         return

@@ -30,7 +30,7 @@ from mupax.experiments.io import write_durably
 from mupax.experiments.run.build import build, create_model
 from mupax.experiments.sweep import space
 from mupax.experiments.sweep.tasks import ZooTask
-from mupax.zoo.layers import flattened, scan_keeping
+from mupax.zoo.layers.basic import flattened, scan_keeping
 
 from . import sizes
 from .numbers import Row

@@ -16,7 +16,7 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.experiments import cli
-from mupax.zoo import foreign, saving
+from mupax.zoo.weights import foreign, saving
 
 VIT = {
     "width": 24,

@@ -13,8 +13,8 @@ from goldens import apart
 from jax.sharding import AbstractMesh
 
 from mupax import optim, zoo
-from mupax.zoo import foreign
-from mupax.zoo.architectures import identify
+from mupax.zoo.weights import foreign
+from mupax.zoo.weights.architectures import identify
 
 # Relative to the largest entry; what float32 leaves is ten times less.
 TOLERANCE = 1e-5

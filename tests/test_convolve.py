@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo.convolve import (
+from mupax.zoo.layers.convolve import (
     _depthwise,
     _narrow,
     _of_groups,

@@ -15,7 +15,7 @@ from flax import nnx
 from test_pretrained import VIT, file_of, golden
 
 from mupax import zoo
-from mupax.zoo import checksums, foreign, hub, saving
+from mupax.zoo.weights import checksums, foreign, hub, saving
 
 QUICK, THOROUGH = 60, 350
 COUNTS = [QUICK, pytest.param(THOROUGH, marks=pytest.mark.long)]

@@ -15,9 +15,9 @@ from test_llama import TOKENS, loss_of, repository
 
 from benchmarks import coord_check as bench
 from mupax import optim, zoo
-from mupax.zoo import foreign
-from mupax.zoo.experts import balance_loss
-from mupax.zoo.llama import llama_names
+from mupax.zoo.families.llama import llama_names
+from mupax.zoo.layers.experts import balance_loss
+from mupax.zoo.weights import foreign
 
 KINDS = ("mixtral", "qwen3_moe")
 TOLERANCE = 1e-5

@@ -170,7 +170,7 @@ def test_the_tokenizer_is_of_the_same_revision_as_the_model(song, monkeypatch):
         asked.append(source)
         return song[1]
 
-    monkeypatch.setattr("mupax.zoo.hub.download", download)
+    monkeypatch.setattr("mupax.zoo.weights.hub.download", download)
     model = zoo.create("llama", vocab_size=song[2], rngs=nnx.Rngs(0), **SIZES)
     for source, revision in (("a/b", None), ("a/b", "v2"), ("a/b@v2", "v2")):
         tokenizer_of(model, source, None, revision)
@@ -223,7 +223,7 @@ def test_a_tokenizer_of_the_hub_is_found_by_its_id(song, tmp_path, monkeypatch):
         asked.append((source, filename))
         return song[1]
 
-    monkeypatch.setattr("mupax.zoo.hub.download", download)
+    monkeypatch.setattr("mupax.zoo.weights.hub.download", download)
     assert open_tokenizer("someone/words").vocabulary == song[2]
     assert set(asked) == {("someone/words", "tokenizer.json")}
     dataset = open_text(song[0], context=8, tokenizer="someone/words")

@@ -16,8 +16,8 @@ from hub_server import COMMIT, OTHER_COMMIT, Hub, connected
 from test_convert import RESNET, VIT, convert, golden
 
 from mupax import zoo
-from mupax.zoo import hub as hubs
-from mupax.zoo.architectures import TIMM, identify
+from mupax.zoo.weights import hub as hubs
+from mupax.zoo.weights.architectures import TIMM, identify
 
 constants = pytest.importorskip("huggingface_hub.constants")
 

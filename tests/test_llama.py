@@ -13,10 +13,10 @@ from flax import nnx
 from goldens import apart, golden
 
 from mupax import optim, zoo
-from mupax.zoo import foreign
-from mupax.zoo.architectures import identify
+from mupax.zoo.families.llama import LLAMA_3, SIZES, llama_names
 from mupax.zoo.generate import sample
-from mupax.zoo.llama import LLAMA_3, SIZES, llama_names
+from mupax.zoo.weights import foreign
+from mupax.zoo.weights.architectures import identify
 
 KINDS = ("llama", "smollm", "qwen2", "qwen3")
 # Relative to the largest entry; what float32 leaves is ten times less.
@@ -450,15 +450,15 @@ def test_the_default_is_completep_and_keys_grow_with_the_queries():
 
 
 def test_a_frequency_is_kept_or_divided_by_the_factor_of_llama_3():
-    plain = zoo.rotary.Rotary(500000.0).frequencies(64)
-    scaled = zoo.rotary.Rotary(500000.0, LLAMA_3).frequencies(64)
+    plain = zoo.layers.rotary.Rotary(500000.0).frequencies(64)
+    scaled = zoo.layers.rotary.Rotary(500000.0, LLAMA_3).frequencies(64)
     assert scaled[0] == plain[0]
     assert scaled[-1] == plain[-1] / 32
     assert (np.diff(scaled / plain) <= 0).all()
 
 
 def test_rotary_logits_depend_on_the_distance_alone():
-    rotary = zoo.rotary.Rotary(100.0)
+    rotary = zoo.layers.rotary.Rotary(100.0)
     x = jax.random.normal(jax.random.key(0), (1, 1, 2, 8))
 
     def logit(at, other):

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.zoo import foreign
+from mupax.zoo.weights import foreign
 
 LLAMA = {
     "width": 32,

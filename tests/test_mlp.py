@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.zoo.layers import ACTIVATIONS, scan
-from mupax.zoo.mlp import GAINS
+from mupax.zoo.families.mlp import GAINS
+from mupax.zoo.layers.basic import ACTIVATIONS, scan
 
 SIZES = {"width": 16, "depth": 6, "base_width": 8, "base_depth": 2}
 OPTIONS = [

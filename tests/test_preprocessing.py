@@ -18,7 +18,7 @@ from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build
 from mupax.experiments.run.config import parse
 from mupax.zoo.preprocessing import read_timm, read_transformers
-from mupax.zoo.pretrained import read_data_config
+from mupax.zoo.weights.pretrained import read_data_config
 
 CFG = {
     "input_size": [3, 16, 16],

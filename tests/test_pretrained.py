@@ -14,8 +14,8 @@ import safetensors.numpy
 from flax import nnx
 
 from mupax import zoo
-from mupax.zoo import foreign, saving
-from mupax.zoo.vit import EVA02
+from mupax.zoo.families.vit import EVA02
+from mupax.zoo.weights import foreign, saving
 
 VIT = {
     "width": 24,

@@ -9,7 +9,7 @@ from flax import nnx
 from mupax import zoo
 from mupax.experiments.run.config import parse
 from mupax.zoo import registry
-from mupax.zoo.layers import scan
+from mupax.zoo.layers.basic import scan
 
 SIZES = {"width": 8, "depth": 2}
 MODELS = {

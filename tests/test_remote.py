@@ -234,7 +234,7 @@ def test_of_two_that_save_a_model_one_is_refused(bucket, monkeypatch):
     model = zoo.load_pretrained("resmlp_digits")
     place = "memory://b/mine"
     zoo.save(model, place)
-    monkeypatch.setattr(zoo.saving.remote, "check_free", lambda path: None)
+    monkeypatch.setattr(zoo.weights.saving.remote, "check_free", lambda path: None)
     with pytest.raises(FileExistsError, match="being written by another process"):
         zoo.save(model, place, files={"config.txt": __file__})
     np.testing.assert_array_equal(logits(zoo.load_pretrained(place)), logits(model))

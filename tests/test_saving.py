@@ -15,7 +15,8 @@ from flax import nnx
 from mupax import optim, zoo
 from mupax.experiments import data as datasets
 from mupax.experiments import run as training
-from mupax.zoo import registry, saving
+from mupax.zoo import registry
+from mupax.zoo.weights import saving
 
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
 

@@ -12,9 +12,9 @@ from flax import nnx
 from goldens import apart, golden
 
 from mupax import optim, zoo
-from mupax.zoo import foreign, saving
-from mupax.zoo.architectures import identify
 from mupax.zoo.registry import options_of
+from mupax.zoo.weights import foreign, saving
+from mupax.zoo.weights.architectures import identify
 
 # Relative to the largest entry; what float32 leaves is ten times less.
 TOLERANCE = 1e-5

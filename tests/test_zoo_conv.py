@@ -11,9 +11,10 @@ import pytest
 from flax import nnx
 
 from mupax import optim, zoo
-from mupax.zoo import conv, convolve, resnet
+from mupax.zoo.families import resnet
+from mupax.zoo.families.resnet import resnet_names
+from mupax.zoo.layers import conv, convolve
 from mupax.zoo.plan import Axis, plan
-from mupax.zoo.resnet import resnet_names
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 CASES = json.loads((GOLDEN / "resnet.json").read_text())["settings"]

@@ -12,9 +12,9 @@ from flax import nnx
 from goldens import apart, golden
 
 from mupax import optim, zoo
-from mupax.zoo.attention import Noise, drop_path, dropout
-from mupax.zoo.gpt import GPT_UNUSED
-from mupax.zoo.layers import scan
+from mupax.zoo.families.gpt import GPT_UNUSED
+from mupax.zoo.layers.attention import Noise, drop_path, dropout
+from mupax.zoo.layers.basic import scan
 
 SMALL = {"width": 24, "depth": 2, "heads": 3, "out_features": 5, "patch_size": 8}
 GPT2 = {"nonlinearity": "gelu_tanh", "norm_eps": 1e-5, "vocab_size": 50, "context": 16}

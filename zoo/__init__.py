@@ -5,29 +5,29 @@ returns the scales that the optimizers of `mupax.optim` take. `load_pretrained(n
 loads a model with weights, and `save(model, directory)` writes one.
 """
 
-from .cards import Training
-from .cnn import CNN
-from .convnext import ConvNeXt
-from .decoder import reads_tokens
-from .efficientnet import EfficientNet
+from .families.cnn import CNN
+from .families.convnext import ConvNeXt
+from .families.decoder import reads_tokens
+from .families.efficientnet import EfficientNet
+from .families.gpt import GPT, gpt_names
+from .families.llama import Llama, llama_names
+from .families.mlp import MLP
+from .families.regnet import RegNet
+from .families.resmlp import ResMLP
+from .families.resnet import ResNet
+from .families.vit import ViT
+from .families.vit_layouts import vit_names
 from .generate import generate
-from .gpt import GPT, gpt_names
-from .layers import ModelWarning
-from .llama import Llama, llama_names
+from .layers.basic import ModelWarning
 from .lora import add_lora, merge_lora, scales
-from .mlp import MLP
 from .plan import Frozen, Plan, axis_names
 from .preprocessing import DataConfig, data_config, set_data_config
-from .pretrained import list_pretrained, load_pretrained
-from .publishing import push_to_hub
 from .registry import create, list_models
-from .regnet import RegNet
-from .resmlp import ResMLP
-from .resnet import ResNet
-from .saving import save
 from .sharding import RULES, batch_sharding, partition_specs, use_mesh
-from .vit import ViT
-from .vit_layouts import vit_names
+from .weights.cards import Training
+from .weights.pretrained import list_pretrained, load_pretrained
+from .weights.publishing import push_to_hub
+from .weights.saving import save
 
 __all__ = [
     "CNN",

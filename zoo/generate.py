@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from .decoder import Decoder, end_tokens
+from .families.decoder import Decoder, end_tokens
 
 
 def generate(

@@ -26,7 +26,7 @@ from mupax import optim
 
 from . import plan as plans
 from .family import Family
-from .layers import Dense, times
+from .layers.basic import Dense, times
 from .plan import Axis, Plan
 from .registry import abstract, recipe
 from .sharding import weight

@@ -20,7 +20,7 @@ LARGEST_SIDE = 2**15  # pixels, as codecs and resizing support
 LEAST_CROP = 0.01
 #: Lowest and highest mean and std, where white is 1; pixels are normalized in float32.
 STATISTICS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6)}
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mupax.zoo")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

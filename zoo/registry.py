@@ -17,16 +17,16 @@ from mupax.optim.rules.parametrizations import closest
 from .family import Family
 
 if TYPE_CHECKING:
-    from .cnn import CNN
-    from .convnext import ConvNeXt
-    from .efficientnet import EfficientNet
-    from .gpt import GPT
-    from .llama import Llama
-    from .mlp import MLP
-    from .regnet import RegNet
-    from .resmlp import ResMLP
-    from .resnet import ResNet
-    from .vit import ViT
+    from .families.cnn import CNN
+    from .families.convnext import ConvNeXt
+    from .families.efficientnet import EfficientNet
+    from .families.gpt import GPT
+    from .families.llama import Llama
+    from .families.mlp import MLP
+    from .families.regnet import RegNet
+    from .families.resmlp import ResMLP
+    from .families.resnet import ResNet
+    from .families.vit import ViT
 
 # Names by class, for completion in editors. Add new models here too.
 GPTName = Literal["gpt", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"]

@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 
 from mupax import optim, zoo
-from mupax.zoo import foreign
+from mupax.zoo.weights import foreign
 
 digits = load_digits()
 images = (digits.images.astype("float32") / 8 - 1)[..., None]

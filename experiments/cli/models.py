@@ -72,8 +72,8 @@ def sources_of(name: str) -> tuple[str, ...]:
 def _timm() -> dict[str, list[str]]:
     """By model, timm's names of the same architecture."""
     from mupax import zoo
-    from mupax.zoo.architectures import TIMM
-    from mupax.zoo.convnet_configs import convnet
+    from mupax.zoo.families.convnet_configs import convnet
+    from mupax.zoo.weights.architectures import TIMM
 
     # Convolutional networks have timm's own names.
     by_model = {

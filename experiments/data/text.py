@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mupax.zoo import hub
+from mupax.zoo.weights import hub
 
 from .. import memory, remote
 from ..checks import whole

@@ -17,10 +17,10 @@ from flax import nnx
 
 from mupax import optim, zoo
 from mupax.optim.scales.paths import map_with_paths
-from mupax.zoo import foreign
-from mupax.zoo.decoder import Decoder
+from mupax.zoo.families.decoder import Decoder
 from mupax.zoo.preprocessing import known_data_config
-from mupax.zoo.pretrained import read_data_config
+from mupax.zoo.weights import foreign
+from mupax.zoo.weights.pretrained import read_data_config
 
 from .. import data as datasets
 from .. import remote

@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 
 import mupax
 from mupax import optim, zoo
-from mupax.zoo import saving
 from mupax.zoo.addresses import public
+from mupax.zoo.weights import saving
 
 from .. import data as datasets
 from .. import progress

@@ -5,7 +5,7 @@ import pathlib
 import re
 from collections.abc import Iterable
 
-from mupax.zoo.checksums import sha256
+from mupax.zoo.weights.checksums import sha256
 
 from .object_store import OWN, Contents, Objects
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from mupax.experiments.errors import UserError
 from mupax.experiments.run.build import build, create_model
-from mupax.zoo.layers import flattened
+from mupax.zoo.layers.basic import flattened
 from papers import catalogue, features, numbers, sizes
 from papers.request import Request
 

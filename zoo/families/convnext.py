@@ -1,0 +1,442 @@
+"""ConvNeXt, versions 1 and 2."""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from ..family import ResidualOptions
+from ..layers.basic import (
+    Dense,
+    LayerNorm,
+    LayerScale,
+    activation,
+    scan,
+    single,
+    stack,
+    times,
+)
+from ..layers.conv import DEPTHWISE, Conv
+from ..layers.stages import Staged
+from ..plan import Plan
+from ..registry import register
+from ..sharding import weight
+from ..weights.conv_sources import TORCH, conv_sources
+from ..weights.sources import Leaf, Source
+
+# Every kernel of the published networks is drawn with this standard deviation.
+_STD = 0.02
+
+
+class GlobalResponseNorm(nnx.Module):
+    """x + (γ · x · r / <r> + β), where r is a channel's norm over all pixels.
+
+    <r> is the mean of r over the channels. γ and β start at zero.
+
+    Args:
+      plan: the model's plan.
+      name: the axis of channels.
+      epsilon: added to the mean.
+
+    Source: Woo et al. 2023 (arXiv:2301.00808), eqs. 1 to 3.
+    """
+
+    def __init__(self, plan: Plan, name: str, *, epsilon: float = 1e-6):
+        self.epsilon = epsilon
+        self.scale, self.multiplier = _zeros(plan, name)
+        self.bias, _ = _zeros(plan, name)
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        dtype = single(x.dtype)
+        y = x.astype(dtype)
+        square = jnp.square(y).sum((1, 2), keepdims=True)
+        # The norm has no derivative at zero; torch uses zero there.
+        is_zero = square == 0
+        norm = jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, square)))
+        ratio = norm / (norm.mean(-1, keepdims=True) + self.epsilon)
+        scale, bias = (
+            jnp.broadcast_to(times(weight(p, dtype), self.multiplier), y.shape)
+            for p in (self.scale, self.bias)
+        )
+        return (y + (scale * (y * ratio) + bias)).astype(x.dtype)
+
+
+def _zeros(plan: Plan, name: str) -> tuple[nnx.Variable, float]:
+    return plan.param(_no_key, (name,), inputs=0, in_branch=True, init="zeros")
+
+
+def _no_key() -> jax.Array:
+    raise AssertionError("constants need no random key")
+
+
+class ConvNeXtBlock(nnx.Module):
+    """x + a M^-α · γ · down(grn(φ(up(norm(depthwise(x))))))."""
+
+    def __init__(
+        self, plan: Plan, options: "ConvNeXtOptions", stage: int, *, rngs: nnx.Rngs
+    ):
+        name, inner = f"stage{stage}", f"mlp{stage}"
+        self.branch = plan.branch
+        drawn: dict[str, Any] = {"init": "normal", "gain": _STD, "in_branch": True}
+        self.depthwise = Conv(plan, 7, (DEPTHWISE, name), bias=True, **drawn, rngs=rngs)
+        self.norm = LayerNorm(plan, name, in_branch=True, epsilon=options.norm_eps)
+        self.up = Dense(plan, (name, inner), bias=True, **drawn, rngs=rngs)
+        self.activation = activation(options.nonlinearity)
+        self.grn = GlobalResponseNorm(plan, inner) if options.grn else None
+        self.down = Dense(plan, (inner, name), bias=True, **drawn, rngs=rngs)
+        self.layer_scale = (
+            LayerScale(plan, name, initial=options.layer_scale)
+            if options.layer_scale is not None
+            else None
+        )
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        h = self.activation(self.up(self.norm(self.depthwise(x))))
+        if self.grn is not None:
+            h = self.grn(h)
+        h = self.down(h)
+        if self.layer_scale is not None:
+            h = self.layer_scale(h)
+        return x + self.branch * h
+
+
+class ConvNeXtStage(nnx.Module):
+    """A norm and a 2x2 convolution at stride 2 (except in stage 1), then blocks."""
+
+    def __init__(
+        self, plan: Plan, options: "ConvNeXtOptions", stage: int, *, rngs: nnx.Rngs
+    ):
+        self.remat = options.remat
+        entry: tuple[LayerNorm, Conv] | None = None
+        if stage > 1:
+            ends = f"stage{stage - 1}", f"stage{stage}"
+            entry = (
+                LayerNorm(plan, ends[0], epsilon=options.norm_eps),
+                _patches(plan, 2, ends, rngs=rngs),
+            )
+        # Assigned once: NNX does not accept a module for an attribute that was None.
+        self.norm = None if entry is None else entry[0]
+        self.conv = None if entry is None else entry[1]
+        count = options.blocks[stage - 1]
+        self.blocks = stack(
+            lambda rngs: ConvNeXtBlock(plan, options, stage, rngs=rngs),
+            options.depth * count,
+            rngs,
+            base_depth=options.tuned_depth * count,
+        )
+
+    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
+        if self.norm is not None and self.conv is not None:
+            x = self.conv(self.norm(x))
+        return scan(self.blocks, x, remat=self.remat)
+
+
+def _patches(plan: Plan, size: int, names: tuple[str, str], *, rngs: nnx.Rngs) -> Conv:
+    return Conv(
+        plan,
+        size,
+        names,
+        stride=size,
+        padding=0,
+        bias=True,
+        init="normal",
+        gain=_STD,
+        rngs=rngs,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvNeXtOptions(ResidualOptions):
+    """Options of `ConvNeXt`, which describes them."""
+
+    input_shape: tuple[int, ...] = (224, 224, 3)
+    out_features: int = 1000
+    blocks: tuple[int, ...] = (3, 3, 9, 3)
+    patch_size: int = 4
+    mlp_ratio: float = 4.0
+    layer_scale: float | None = 1e-6
+    grn: bool = False
+    nonlinearity: str = "gelu"
+    norm_eps: float = 1e-6
+    head_eps: float | None = None
+
+    @property
+    def branch_layers(self) -> int:
+        """A depthwise convolution and the two layers of the MLP."""
+        return 3
+
+
+class ConvNeXt(Staged, options=ConvNeXtOptions):
+    """Patches, stages of depthwise convolutions and MLPs, a norm, and a readout.
+
+    Stage i = 0, 1, ... has width · 2^i channels, and halves the image for i > 0. Under
+    SP, and under every parametrization at its base size, it is timm's network, drawn
+    from the same distributions. Depth is scanned.
+
+    Args:
+      width: channels of the first stage.
+      depth: how often the blocks of each stage are repeated: stage i has depth ·
+        blocks[i] of them.
+      base_width: the width that you tuned; None for `width`.
+      base_depth: the depth that you tuned; None for `depth`. M = depth / base_depth.
+      parametrization: a name, or what `optim.parametrization` returns; "completep" by
+        default.
+      branch_multiplier: a, the factor of each residual branch at the base depth.
+      input_shape: (height, width, channels) of an image. Images of any size are
+        accepted; rows and columns beyond a multiple of the strides are dropped.
+      out_features: number of classes.
+      blocks: number of blocks in each stage, at depth 1.
+      patch_size: side of the patches that the stem reads.
+      mlp_ratio: width of the MLP, as a multiple of its stage's channels.
+      layer_scale: initial value of the factor of each channel of a branch; None: no
+        factors (version 2).
+      grn: global response normalization inside the MLP (version 2).
+      nonlinearity: of the MLP: "gelu" (exact) or "gelu_tanh" (approximate).
+      norm_eps: constant added to the variance.
+      head_eps: constant added to the variance in the norm before the readout; None for
+        `norm_eps`. transformers uses 1e-12.
+      remat: recompute blocks in the backward pass.
+      dtype: of the computation; norms and logits are float32 at least.
+      param_dtype: data type of the parameters.
+      rngs: random state.
+
+    Raises:
+      ValueError: a size that is not a positive whole number, or an unknown name.
+
+    Source: Liu et al. 2022 (arXiv:2201.03545); version 2, Woo et al. 2023
+    (arXiv:2301.00808).
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("convnext_tiny", width=8, base_width=4, blocks=(1, 1),
+      ...                    out_features=10, rngs=nnx.Rngs(0))
+      >>> model(jnp.ones((1, 32, 32, 3))).shape
+      (1, 10)
+      >>> zoo.scales(model)["stages/0/blocks/depthwise/kernel"].role.value
+      'input'
+    """
+
+    def build(self, options: ConvNeXtOptions, rngs: nnx.Rngs) -> None:
+        blocks, input_shape = options.blocks, options.input_shape
+        if not blocks or any(not isinstance(n, int) or n < 1 for n in blocks):
+            raise ValueError(f"blocks={blocks} must be numbers of blocks, at least 1")
+        if len(input_shape) != 3:
+            raise ValueError(
+                f"input_shape={input_shape} must be (height, width, channels)"
+            )
+        for name in ("patch_size", "layer_scale", "norm_eps", "head_eps"):
+            value = getattr(options, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be positive")
+        stages = range(1, len(blocks) + 1)
+        growing = {f"stage{i}": 2.0 ** (i - 1) for i in stages}
+        growing |= {f"mlp{i}": options.mlp_ratio * 2.0 ** (i - 1) for i in stages}
+        patch = options.patch_size
+        self.plan = options.plan(
+            growing=growing,
+            fixed={
+                "kernel2": 2,
+                "kernel7": 7,
+                f"kernel{patch}": patch,
+                DEPTHWISE: 1,
+                "channels": input_shape[2],
+                "classes": options.out_features,
+            },
+        )
+        self.channels, self.patch_size = input_shape[2], patch
+        self.grn, self.layer_scale = options.grn, options.layer_scale
+        self.conv = _patches(self.plan, patch, ("channels", "stage1"), rngs=rngs)
+        self.norm = LayerNorm(self.plan, "stage1", epsilon=options.norm_eps)
+        self.stages = nnx.List(
+            ConvNeXtStage(self.plan, options, i, rngs=rngs) for i in stages
+        )
+        last = f"stage{len(blocks)}"
+        head_eps = options.norm_eps if options.head_eps is None else options.head_eps
+        self.head_norm = LayerNorm(self.plan, last, epsilon=head_eps)
+        self.readout = Dense(
+            self.plan, (last, "classes"), bias=True, init="normal", gain=_STD, rngs=rngs
+        )
+
+    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch n"]:
+        """What the readout sees: the norm of the mean over pixels of the last stage.
+
+        Args:
+          x: images, as in a call.
+
+        Returns:
+          Features of shape (batch, channels of the last stage).
+        """
+        return self.head_norm(self._maps(x)[-1].mean(axis=(1, 2)))
+
+    def _enter(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 n"]:
+        return self.norm(self.conv(x))
+
+
+_BLOCKS = {
+    "atto": (40, (2, 2, 6, 2)),
+    "femto": (48, (2, 2, 6, 2)),
+    "pico": (64, (2, 2, 6, 2)),
+    "nano": (80, (2, 2, 8, 2)),
+    "tiny": (96, (3, 3, 9, 3)),
+    "small": (96, (3, 3, 27, 3)),
+    "base": (128, (3, 3, 27, 3)),
+    "large": (192, (3, 3, 27, 3)),
+    "xlarge": (256, (3, 3, 27, 3)),
+    "huge": (352, (3, 3, 27, 3)),
+}
+
+
+def _variants() -> dict[str, dict[str, Any]]:
+    variants = {}
+    for size, (width, blocks) in _BLOCKS.items():
+        options = {"width": width, "depth": 1, "blocks": blocks}
+        if size != "huge":
+            variants[f"convnext_{size}"] = options
+        if size != "xlarge":
+            variants[f"convnextv2_{size}"] = {
+                **options,
+                "layer_scale": None,
+                "grn": True,
+            }
+    return variants
+
+
+#: The networks of timm, by their names there.
+VARIANTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(_variants())
+NAMES = (
+    *("convnext_atto", "convnext_tiny", "convnext_small", "convnext_base"),
+    *("convnext_large", "convnextv2_atto", "convnextv2_nano", "convnextv2_tiny"),
+    *("convnextv2_base", "convnextv2_large"),
+)
+for _name in NAMES:
+    register(_name, **VARIANTS[_name])(ConvNeXt)
+
+
+# --- Names of variables elsewhere ---
+
+
+def layouts(model: ConvNeXt) -> tuple[str, ...]:
+    """The layouts in which a ConvNeXt can be written, that of its size in timm first.
+
+    In timm, the MLPs of atto, femto, pico and nano (40 to 80 channels) are convolutions
+    of one pixel; those of tiny (96 channels) and larger are linear layers.
+    """
+    timm = ("timm", "timm_conv")
+    small = model.plan["embed"].size < 96
+    return *(reversed(timm) if small else timm), "transformers"
+
+
+def convnext_names(
+    model: ConvNeXt, layout: str = "timm", *, prefix: str | None = None
+) -> dict[Leaf, Source]:
+    """Map each parameter of a ConvNeXt to its array in timm or transformers.
+
+    Args:
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+      layout: "timm"; "timm_conv", where MLPs are convolutions of one pixel, as in
+        timm's atto, femto, pico and nano; or "transformers".
+      prefix: of every key of transformers except the readout's, e.g. "convnext.";
+        None for the prefix of its classifier.
+
+    Returns:
+      {(path, layer): `Source`}; the layer is None for variables that are not stacked.
+
+    Examples:
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = nnx.eval_shape(lambda: zoo.create("convnext_tiny", rngs=nnx.Rngs(0)))
+      >>> source = convnext_names(model)["stages/2/blocks/depthwise/kernel", 8]
+      >>> source.key, source.shape
+      ('stages.2.blocks.8.conv_dw.weight', (384, 1, 7, 7))
+    """
+    if layout == "transformers":
+        if prefix is None:
+            prefix = "convnextv2." if model.grn else "convnext."
+        return conv_sources(
+            model,
+            functools.partial(_transformers_key, prefix),
+            special=_transformers_grn,
+        )
+    return conv_sources(
+        model,
+        _timm_key,
+        pointwise=lambda parts: layout == "timm_conv" and parts[-2] in ("up", "down"),
+    )
+
+
+def _transformers_grn(
+    parts: tuple[str, ...], leaf: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and axis order of GRN's vectors, which keep the axes of images."""
+    return ((1, 1, 1, *leaf), (0, 1, 2, 3)) if "grn" in parts else None
+
+
+def _timm_key(parts: tuple[str, ...], layer: int | None) -> str:
+    *module, leaf = parts
+    name = TORCH[leaf]
+    match module:
+        case ("conv",):
+            return f"stem.0.{name}"
+        case ("norm",):
+            return f"stem.1.{name}"
+        case ("head_norm",):
+            return f"head.norm.{name}"
+        case ("readout",):
+            return f"head.fc.{name}"
+        case ("stages", stage, "norm" | "conv" as kind):
+            number = ("norm", "conv").index(kind)
+            return f"stages.{stage}.downsample.{number}.{name}"
+        case ("stages", stage, "blocks", kind):
+            start = f"stages.{stage}.blocks.{layer}."
+            if kind == "layer_scale":
+                return f"{start}gamma"
+            return f"{start}{_TIMM_BLOCK[kind]}.{name}"
+    raise ValueError(f"timm has no name for {'/'.join(parts)!r}")
+
+
+_TIMM_BLOCK = {
+    "depthwise": "conv_dw",
+    "norm": "norm",
+    "up": "mlp.fc1",
+    "grn": "mlp.grn",
+    "down": "mlp.fc2",
+}
+_TRANSFORMERS_BLOCK = {
+    "depthwise": "dwconv",
+    "norm": "layernorm",
+    "up": "pwconv1",
+    "grn": "grn",
+    "down": "pwconv2",
+}
+
+
+def _transformers_key(prefix: str, parts: tuple[str, ...], layer: int | None) -> str:
+    *module, leaf = parts
+    name = TORCH[leaf]
+    match module:
+        case ("conv",):
+            return f"{prefix}embeddings.patch_embeddings.{name}"
+        case ("norm",):
+            return f"{prefix}embeddings.layernorm.{name}"
+        case ("head_norm",):
+            return f"{prefix}layernorm.{name}"
+        case ("readout",):
+            return f"classifier.{name}"
+        case ("stages", stage, "norm" | "conv" as kind):
+            number = ("norm", "conv").index(kind)
+            start = f"{prefix}encoder.stages.{stage}"
+            return f"{start}.downsampling_layer.{number}.{name}"
+        case ("stages", stage, "blocks", kind):
+            start = f"{prefix}encoder.stages.{stage}.layers.{layer}."
+            if kind == "layer_scale":
+                return f"{start}layer_scale_parameter"
+            return f"{start}{_TRANSFORMERS_BLOCK[kind]}.{name}"
+    raise ValueError(f"transformers has no name for {'/'.join(parts)!r}")

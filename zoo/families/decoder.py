@@ -1,0 +1,364 @@
+"""What GPT and Llama share: token embedding, causal blocks, readout, decoding."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from mupax import optim
+
+from ..layers.attention import (
+    BlockOptions,
+    Cache,
+    Places,
+    Transformer,
+    TransformerOptions,
+)
+from ..layers.basic import Dense, single, times
+from ..plan import Plan
+from ..registry import options_of
+from ..sharding import weight
+from ..weights.sources import Layout, Leaf, Source, sources
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderOptions(TransformerOptions):
+    """Options of every decoder; see `GPT` and `Llama`."""
+
+    vocab_size: int = 256
+    context: int = 256
+    tied: bool = True
+    head: bool = True
+    eos: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        end_tokens(self.eos, self.vocab_size)
+        if self.tied and self.zero_readout:
+            raise ValueError(
+                "zero_readout=True needs tied=False: a tied readout is the embedding, "
+                "which must not start at zero"
+            )
+
+
+class Decoder(Transformer):
+    """Base class of language models: each token attends to itself and earlier ones."""
+
+    def build_decoder(
+        self, options: DecoderOptions, block: BlockOptions, rngs: nnx.Rngs
+    ) -> None:
+        """Create the embedding, the position table, the blocks and the readout.
+
+        Args:
+          options: of the family.
+          block: of each block. Without rotary positions the model has a position table.
+          rngs: random state.
+        """
+        self.context = options.context
+        self.eos = end_tokens(options.eos, options.vocab_size)
+        # The same size as other weights of the base, 1/√N.
+        gain = self.plan["embed"].base ** -0.5
+        self.embedding, self.multiplier = self.plan.param(
+            rngs.params, ("vocab", "embed"), inputs=1, init="normal", gain=gain
+        )
+        # Assigned once: NNX does not accept a variable for an attribute that was None.
+        table: nnx.Variable | None = None
+        self.position_multiplier = 1.0
+        if block.rotary is None:
+            table, self.position_multiplier = self.plan.param(
+                rngs.params, ("positions", "embed"), inputs=0, init="normal", gain=gain
+            )
+        self.position = table
+        self.build_blocks(block, options.depth, rngs)
+        self.tied_multiplier = tied_multiplier(self.plan)
+        self.head = options.head
+        self.readout = (
+            None
+            if options.tied or not options.head
+            else Dense(
+                self.plan,
+                ("embed", "vocab"),
+                init="zeros" if options.zero_readout else "fan_in",
+                rngs=rngs,
+            )
+        )
+        self.build_noise(rngs)
+
+    def __call__(
+        self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "batch time vocab"]:
+        """Logits of the token that follows each token.
+
+        Args:
+          tokens: in [0, vocab_size); other values give NaN.
+          rngs: random state of this call, instead of the model's own.
+
+        Raises:
+          ValueError: the sequence is longer than the context; the tokens have another
+            shape, or are not whole numbers; or the model has no head.
+        """
+        self.check_tokens(tokens)
+        return self._logits(self.run_blocks(self._embed(tokens), rngs))
+
+    def features(
+        self, tokens: Int[Array, "batch time"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "batch time embed"]:
+        """Features before the readout: the normalized output of the last block.
+
+        Args:
+          tokens: as in a call.
+          rngs: random state of this call, instead of the model's own.
+
+        Returns:
+          Features of every token, of shape (batch, time, width).
+        """
+        self.check_tokens(tokens)
+        x = self.run_blocks(self._embed(tokens), rngs)
+        return x if self.norm is None else self.norm(x)
+
+    def intermediates(
+        self,
+        tokens: Int[Array, "batch time"],
+        blocks: Sequence[int] | None = None,
+        *,
+        norm: bool = False,
+    ) -> tuple[Float[Array, "batch time embed"], ...]:
+        """The residual stream after some of the blocks, without noise.
+
+        Args:
+          tokens: as in a call.
+          blocks: indices of blocks, from 0, or negative from the end; None for all.
+          norm: apply the last norm to each.
+
+        Returns:
+          For each block an array of shape (batch, time, width).
+
+        Raises:
+          ValueError: an index is out of range.
+        """
+        self.check_tokens(tokens)
+        return self._intermediates(self._embed(tokens), blocks, norm)
+
+    def cache(self, batch: int, length: int) -> Cache:
+        """An empty cache of keys and values, for `decode`.
+
+        Args:
+          batch: number of sequences.
+          length: maximal number of tokens per sequence.
+
+        Raises:
+          ValueError: the length is above the context.
+        """
+        self._check(length)
+        heads = self.plan["kv_heads" if self.plan.has("kv_heads") else "heads"].size
+        shape = (self.depth, batch, length, heads, self.plan["head_dim"].size)
+        return Cache(*(jnp.zeros(shape, self.plan.dtype) for _ in range(2)))
+
+    def decode(
+        self,
+        tokens: Int[Array, "batch time"],
+        cache: Cache,
+        position: int | Int[Array, ""],
+        start: Int[Array, " batch"] | None = None,
+    ) -> tuple[Float[Array, "batch time vocab"], Cache]:
+        """Logits of the token that follows each new token, without noise.
+
+        Args:
+          tokens: new tokens, which follow those of the cache.
+          cache: from `cache`, or from the previous call.
+          position: number of tokens in the cache.
+          start: for sequences that are padded on the left, the number of padding tokens
+            of each; the same in every call. Logits of padding have no meaning.
+
+        Returns:
+          (logits, cache with the new tokens). Under `jax.jit`, where `position` is not
+          known in advance, both have NaN if the new tokens do not fit into the cache.
+
+        Raises:
+          ValueError: the new tokens do not fit into the cache, or the cache is of
+            another batch.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from flax import nnx
+          >>> from mupax import zoo
+          >>> model = zoo.create("gpt", width=16, depth=2, heads=2, rngs=nnx.Rngs(0))
+          >>> tokens = jnp.array([[0, 5, 6], [7, 8, 9]])  # the first 0 is padding
+          >>> start = jnp.array([1, 0])
+          >>> logits, cache = model.decode(tokens, model.cache(2, 8), 0, start)
+          >>> logits, cache = model.decode(tokens[:, :1], cache, 3, start)
+          >>> logits.shape
+          (2, 1, 256)
+        """
+        self.check_tokens(tokens)
+        (batch, time), (_, known, length, *_) = tokens.shape, cache.key.shape
+        self._check(length)
+        if batch != known:
+            raise ValueError(
+                f"the cache holds {known} sequences, and tokens holds {batch}; use "
+                f"model.cache({batch}, length)"
+            )
+        known_position = not isinstance(position, jax.core.Tracer)
+        if known_position and not 0 <= int(position) <= length - time:
+            raise ValueError(
+                f"{time} tokens at position={int(position)} do not fit into a cache of "
+                f"{length} tokens; create a longer one by model.cache(batch, length)"
+            )
+        position = jnp.asarray(position, jnp.int32)
+        if start is not None:
+            start = jnp.asarray(start)
+            if start.shape != (batch,):
+                raise ValueError(
+                    f"start has shape {start.shape}; expected ({batch},), the number "
+                    "of padding tokens of each sequence"
+                )
+        places = Places.of(position, time, length, start)
+        x = self._embed(tokens, places.positions)
+        # JAX would move the tokens to the cache's end, where they overwrite others.
+        fits = (position >= 0) & (position <= length - time)
+        x = jnp.where(fits, x, jnp.full_like(x, jnp.nan))
+        x, cache = self.decode_blocks(x, cache, places)
+        return self._logits(x), cache
+
+    def check_tokens(self, tokens: Int[Array, "batch time"]) -> None:
+        """Raise a `ValueError` for tokens of another shape or dtype, or too many."""
+        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(
+                f"tokens are {tokens.dtype} of shape {tokens.shape}; expected whole "
+                "numbers of shape (batch, time)"
+            )
+        self._check(tokens.shape[1])
+
+    def _check(self, time: int) -> None:
+        if time > self.context:
+            raise ValueError(
+                f"a sequence of {time} tokens does not fit into "
+                f"context={self.context}; shorten it, or create the model with a "
+                "larger context"
+            )
+
+    def _table(self) -> Float[Array, "vocab embed"]:
+        return times(weight(self.embedding, self.plan.dtype), self.multiplier)
+
+    def _embed(
+        self,
+        tokens: Int[Array, "batch time"],
+        positions: Int[Array, "#batch time"] | None = None,
+    ) -> Float[Array, "batch time embed"]:
+        """Embed tokens at these positions, by default 0, 1, ..."""
+        table = self._table()
+        # Negative numbers would count from the end; past it, NaN is returned.
+        tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
+        x = jnp.take(table, jnp.where(tokens < 0, len(table), tokens), axis=0)
+        if self.position is None:
+            return x
+        table = weight(self.position, self.plan.dtype)
+        if positions is None:
+            rows = table[None, : tokens.shape[1]]
+        else:
+            rows = jnp.take(table, positions, axis=0, mode="clip")
+        return x + times(rows, self.position_multiplier)
+
+    def _logits(
+        self, x: Float[Array, "batch time embed"]
+    ) -> Float[Array, "batch time vocab"]:
+        if not self.head:
+            raise ValueError(
+                f"this {type(self).__name__} has no head, so it computes no logits; "
+                "call model.features(tokens) instead"
+            )
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.readout is None:
+            logits = times(x @ self._table().T, self.tied_multiplier)
+        else:
+            logits = self.readout(x)
+        logits = logits * self.plan.output
+        return logits.astype(single(logits.dtype))
+
+
+def end_tokens(eos: int | Sequence[int] | None, vocab: int) -> tuple[int, ...]:
+    """The tokens that end a sequence, as a tuple.
+
+    Args:
+      eos: a token, several, or None for none.
+      vocab: number of tokens.
+
+    Raises:
+      ValueError: one is not a whole number in [0, vocab).
+
+    Examples:
+      >>> end_tokens(2, 10), end_tokens([1, 2], 10), end_tokens(None, 10)
+      ((2,), (1, 2), ())
+    """
+    given: Any = eos
+    several = isinstance(given, Sequence) or np.ndim(given) > 0
+    tokens: Any = () if eos is None else eos if several else (eos,)
+    for token in tokens:
+        whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
+        if not whole or not 0 <= token < vocab:
+            raise ValueError(
+                f"eos={eos!r} must be tokens in [0, {vocab - 1}], the vocabulary"
+            )
+    return tuple(map(int, tokens))
+
+
+def decoder_names(model: Decoder, layout: Layout, prefix: str) -> dict[Leaf, Source]:
+    """Map each parameter of a decoder to its array in the files of transformers.
+
+    Args:
+      model: the model, possibly abstract (from `nnx.eval_shape`).
+      layout: of the family; its names lack the prefix.
+      prefix: of every key except the readout's.
+
+    Returns:
+      {(path, layer): `Source`}; the layer is None for parameters that are not stacked.
+    """
+    vocab, n = model.embedding.shape
+    special = {
+        "embedding": ((vocab, n), (0, 1)),
+        "position": ((model.context, n), (0, 1)),
+        "readout/kernel": ((vocab, n), (1, 0)),
+    }
+    modules = {key: prefix + name for key, name in layout.modules.items()}
+    modules["readout/kernel"] = "lm_head.weight"
+    return sources(model, layout._replace(modules=modules), special)
+
+
+def tied_multiplier(plan: Plan) -> float:
+    """The factor of the logits of a tied readout.
+
+    It is the ratio of a readout's initial size to an embedding's: 1/m under μP, m^-½
+    under NTK, 1 under SP.
+
+    Source: Tensor Programs V, App. B.1.
+    """
+    point = plan.parametrization
+    if not point.scaled:
+        return 1.0
+    scale = optim.ParamScale(
+        "", optim.Role.OUTPUT, (), (), width_in=plan.width, width_last=plan.width
+    )
+    return point.rows[optim.Role.OUTPUT].init.of(scale)
+
+
+def reads_tokens(name: str) -> bool:
+    """Whether a registered model takes tokens (a decoder) rather than images.
+
+    Args:
+      name: one of `zoo.list_models()`.
+
+    Raises:
+      ValueError: the model is unknown.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> zoo.reads_tokens("llama"), zoo.reads_tokens("vit")
+      (True, False)
+    """
+    return issubclass(options_of(name)[0], Decoder)

@@ -1,0 +1,304 @@
+"""Convolution, pooling and normalization layers of convolutional networks, NHWC."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from ..plan import Plan
+from ..sharding import weight
+from .basic import LayerNorm, check_floating, standardized, times, writable_state
+from .convolve import convolve
+
+EPSILON = 1e-5  # added to the variance, as in torch
+MOMENTUM = 0.1  # share of the batch in the running statistics, as in torch
+DEPTHWISE = "depthwise"  # input axis of a depthwise convolution, of size one
+
+
+class Conv(nnx.Module):
+    """A square convolution, y = multiplier · x * W (+ b).
+
+    Padded by (size - 1) // 2 on every side, as in torch's networks. At stride 2 that
+    differs from "SAME" padding.
+
+    The fan-in is size² times the input channels of one group. For a depthwise
+    convolution it is size² at every width, so its kernel has the role of an input
+    weight: only its outputs grow.
+
+    Args:
+      plan: the model's plan; its axis "kernel{size}" has this size.
+      size: side of the kernel.
+      names: (input axis, output axis). The input axis has the channels of one group,
+        e.g. `DEPTHWISE` has one; the number of groups follows from the image.
+      stride: step of the output over the input.
+      padding: "half", "same" or a number; see `convolve`.
+      bias: whether it has a bias, which starts at zero.
+      in_branch: whether it is in a residual branch.
+      init: see `Plan.param`.
+      gain: see `Plan.param`.
+      rngs: random state.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        size: int,
+        names: tuple[str, str],
+        *,
+        stride: int = 1,
+        padding: int | str = "half",
+        bias: bool = False,
+        in_branch: bool = False,
+        init: str = "fan_in",
+        gain: float = 1.0,
+        rngs: nnx.Rngs,
+    ):
+        self.size = size
+        self.stride = stride
+        self.padding = padding
+        self.dtype = plan.dtype
+        spatial = f"kernel{size}"
+        self.kernel, self.multiplier = plan.param(
+            rngs.params,
+            (spatial, spatial, *names),
+            inputs=3,
+            in_branch=in_branch,
+            init=init,
+            gain=gain,
+        )
+        # Assigned once: NNX does not accept a variable for an attribute that was None.
+        bias_variable: nnx.Variable | None = None
+        self.bias_multiplier = 1.0
+        if bias:
+            bias_variable, self.bias_multiplier = _vector(
+                plan, names[1], in_branch, "zeros"
+            )
+        self.bias = bias_variable
+
+    def __call__(self, x: Float[Array, "b h w m"]) -> Float[Array, "b h2 w2 n"]:
+        kernel = weight(self.kernel, self.dtype)
+        y = convolve(x.astype(self.dtype), kernel, self.stride, self.padding)
+        y = times(y, self.multiplier)
+        if self.bias is None:
+            return y
+        bias = times(weight(self.bias, self.dtype), self.bias_multiplier)
+        return y + _spread(bias, y)
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalization over all axes but the last, with scale and bias.
+
+    As in torch, the batch is normalized by its biased variance, and the running
+    variance averages the unbiased one. `model.eval()` normalizes by the running
+    statistics. If a batch is sharded over devices, statistics are those of the whole
+    batch.
+
+    Args:
+      plan: the model's plan.
+      name: the axis of channels.
+      in_branch: whether it is in a residual branch.
+      init: of the scale, "ones" or "zeros".
+      epsilon: added to the variance; None for torch's default.
+
+    Raises:
+      ValueError: called in training on one value per channel.
+
+    Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), Algorithms 1 and 2.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        *,
+        in_branch: bool = False,
+        init: str = "ones",
+        epsilon: float | None = None,
+    ):
+        self.use_running_average = False
+        self.epsilon = epsilon
+        self.scale, self.multiplier = _vector(plan, name, in_branch, init)
+        self.bias, _ = _vector(plan, name, in_branch, "zeros")
+        size = plan[name].size
+        self.mean = nnx.BatchStat(jnp.zeros(size, jnp.float32))
+        self.var = nnx.BatchStat(jnp.ones(size, jnp.float32))
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        if self.use_running_average:
+            y, var = (
+                x.astype(dtype) - _spread(self.mean[...].astype(dtype), x),
+                self.var[...],
+            )
+        else:
+            y, var = self._centered(x.astype(dtype))
+        scale, bias = (
+            times(weight(p, dtype), self.multiplier) for p in (self.scale, self.bias)
+        )
+        # One factor per channel, computed before the product with all entries.
+        epsilon = EPSILON if self.epsilon is None else self.epsilon
+        scale = scale * jax.lax.rsqrt(var.astype(dtype) + epsilon)
+        return (y * _spread(scale, x) + _spread(bias, x)).astype(x.dtype)
+
+    def _centered(
+        self, x: Float[Array, "b h w n"]
+    ) -> tuple[Float[Array, "b h w n"], Float[Array, " n"]]:
+        """x - E x and Var x of each channel; updates the running statistics."""
+        count = x.size // x.shape[-1]
+        if count == 1:
+            raise ValueError(
+                "BatchNorm in training needs more than one value per channel, but got "
+                f"x of shape {x.shape}; use a larger batch or image, the CIFAR stem, "
+                "or norm='layer'"
+            )
+        # As in `standardized`, with both means over the batch in one pass.
+        center = jax.lax.stop_gradient(x.mean(axis=(0, 1, 2)))
+        shifted = x - _spread(center, x)
+        offset = shifted.mean(axis=(0, 1, 2))
+        var = jnp.maximum((shifted**2).mean(axis=(0, 1, 2)) - offset**2, 0.0)
+        for running, new in (
+            (self.mean, center + offset),
+            (self.var, var * (count / (count - 1))),
+        ):
+            new = jax.lax.stop_gradient(new).astype(jnp.float32)
+            with writable_state():
+                running[...] = (1 - MOMENTUM) * running[...] + MOMENTUM * new
+        return shifted - _spread(offset, x), var
+
+
+class InstanceNorm(nnx.Module):
+    """Normalization of each channel of each image over its two spatial axes.
+
+    Args:
+      plan: the model's plan.
+      name: the axis of channels.
+      in_branch: whether it is in a residual branch.
+      init: of the scale, "ones" or "zeros".
+
+    Raises:
+      ValueError: called on maps of one pixel, which it would set to zero.
+
+    Source: Bordelon et al. 2023 (arXiv:2309.16620), App. A.2, "LayerNorm applied
+    across each two dimensional channel".
+    """
+
+    def __init__(
+        self, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
+    ):
+        self.scale, self.multiplier = _vector(plan, name, in_branch, init)
+        self.bias, _ = _vector(plan, name, in_branch, "zeros")
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        if x.shape[1] * x.shape[2] == 1:
+            raise ValueError(
+                f"norm='instance' would set maps of one pixel to zero; got x of shape "
+                f"{x.shape}; use larger images, the CIFAR stem, or norm='layer'"
+            )
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        y = standardized(x.astype(dtype), (1, 2), EPSILON)
+        scale, bias = (
+            _spread(times(weight(p, dtype), self.multiplier), x)
+            for p in (self.scale, self.bias)
+        )
+        return (y * scale + bias).astype(x.dtype)
+
+
+class NoNorm(nnx.Module):
+    """The identity, in place of a normalization."""
+
+    def __call__(self, x: Float[Array, "b h w n"]) -> Float[Array, "b h w n"]:
+        return x
+
+
+NORMS = ("batch", "layer", "instance", "none")
+
+
+def make_norm(
+    kind: str, plan: Plan, name: str, *, in_branch: bool = False, init: str = "ones"
+) -> nnx.Module:
+    """Build a normalization over an axis of channels.
+
+    Args:
+      kind: "batch", "layer" (over the channels at each position), "instance" (over
+        the positions of each channel) or "none".
+      plan: the model's plan.
+      name: the axis.
+      in_branch: whether it is in a residual branch.
+      init: of the scale, "ones" or "zeros".
+
+    Raises:
+      ValueError: the kind is unknown.
+    """
+    match kind:
+        case "batch":
+            return BatchNorm(plan, name, in_branch=in_branch, init=init)
+        case "layer":
+            return LayerNorm(
+                plan, name, in_branch=in_branch, init=init, epsilon=EPSILON
+            )
+        case "instance":
+            return InstanceNorm(plan, name, in_branch=in_branch, init=init)
+        case "none":
+            return NoNorm()
+    raise ValueError(f"unknown norm {kind!r}; known are {', '.join(NORMS)}")
+
+
+def pool(x: Float[Array, "b h w n"], kind: str) -> Float[Array, "b h2 w2 n"]:
+    """Pool 2x2 pixels by maximum or average; an odd last row or column is dropped."""
+    of = {"average": nnx.avg_pool, "max": nnx.max_pool}[kind]
+    return of(x, (2, 2), strides=(2, 2))
+
+
+def stem_pool(x: Float[Array, "b h w n"], stride: int = 2) -> Float[Array, "b h2 w2 n"]:
+    """Max pooling over 3x3 pixels, padded by one, after ResNet's stem."""
+    sides = ((1, 1), (1, 1))
+    return nnx.max_pool(x, (3, 3), strides=(stride, stride), padding=sides)
+
+
+def blur(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
+    """Blur by (1, 2, 1)/4 along both sides at stride 2, with reflected borders.
+
+    Source: Zhang 2019 (arXiv:1904.11486), with its 3x3 filter.
+    """
+    x = jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    for axis in (1, 2):
+        n = x.shape[axis]
+        a, b, c = (
+            jax.lax.slice_in_dim(x, i, n - 2 + i, stride=2, axis=axis) for i in range(3)
+        )
+        x = (a + 2 * b + c) / 4
+    return x
+
+
+def half(x: Float[Array, "b h w n"]) -> Float[Array, "b h2 w2 n"]:
+    """Average 2x2 pixels; an odd last row or column averages the pixels it has.
+
+    Source: He et al. 2018 (arXiv:1812.01187), Figure 2c.
+    """
+    odd = [(0, n % 2) for n in x.shape[1:3]]
+    return nnx.avg_pool(x, (2, 2), (2, 2), odd, count_include_pad=False)
+
+
+def check_images(x: Float[Array, "..."], channels: int) -> None:
+    """Raise a `ValueError` unless x is a batch of images with this many channels."""
+    if x.ndim != 4 or x.shape[-1] != channels:
+        raise ValueError(
+            f"x has shape {x.shape}; expected (batch, height, width, {channels}), with "
+            "the channels last; for other images create the model with "
+            f"input_shape=(height, width, {x.shape[-1]})"
+        )
+    check_floating(x)
+
+
+def _vector(
+    plan: Plan, name: str, in_branch: bool, init: str
+) -> tuple[nnx.Variable, float]:
+    return plan.param(_no_key, (name,), inputs=0, in_branch=in_branch, init=init)
+
+
+def _no_key() -> jax.Array:
+    raise AssertionError("constants need no random key")
+
+
+def _spread(vector: Float[Array, " n"], x: Float[Array, "b h w n"]) -> Array:
+    return jnp.broadcast_to(vector, x.shape)

@@ -1,0 +1,1 @@
+"""Read and write weights: our own directories, other libraries' files, the hub."""

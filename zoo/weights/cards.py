@@ -1,0 +1,201 @@
+"""Model cards: the README.md of a saved model, with metadata for hubs."""
+
+import dataclasses
+import html
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from mupax import optim
+
+from ..addresses import public
+from ..preprocessing import DataConfig
+from . import hub
+
+_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# The folders of an absolute path, which are those of one machine: not those of an
+# address (gs://bucket/x, s3:/bucket/x) or of a relative path (runs/x).
+_FOLDERS = re.compile(
+    r"(?:\bfile:/*|(?:^|(?<=[=:,'\"(\[]))(?<!\bs3:)(?<!\bgs:)~?/)(?!/)(?:[^/]*/)*"
+)
+
+
+def _text(value: Any) -> str:
+    """A value as plain text in Markdown, on one line.
+
+    Labels and names come from files of others: they must not become HTML or links.
+
+    Examples:
+      >>> _text("<script> [a](javascript:b)")
+      '&lt;script&gt; \\\\[a\\\\](javascript:b)'
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    return re.sub(r"([\\`*\[\]|~])", r"\\\1", html.escape(line, quote=False))
+
+
+def _without_folders(word: str) -> str:
+    """A word of a command or a setting, with the last name of an absolute path.
+
+    Examples:
+      >>> _without_folders("--source=/home/me/w.npz"), _without_folders("gs://b/w.npz")
+      ('--source=w.npz', 'gs://b/w.npz')
+    """
+    return _FOLDERS.sub("", word.rstrip("/"))
+
+
+def _command(command: str) -> str:
+    """A command, with the last names of absolute paths."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not of a shell
+        words = command.split()
+    line = shlex.join(map(_without_folders, words))
+    return " ".join(line.split())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """How weights were trained, for the model card that `zoo.save` writes.
+
+    Attributes:
+      dataset: the training data; None if the weights were not trained here.
+      metrics: on the test split, e.g. {"accuracy": 0.98, "loss": 0.1}.
+      settings: hyperparameters of the run, e.g. {"steps": 1000}; shown as a table.
+      source: the initial weights, e.g. the id of a repository; None for none.
+      command: the command that trained the weights.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> zoo.Training(dataset="mnist", metrics={"accuracy": 0.98}).source is None
+      True
+    """
+
+    dataset: str | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str | None = None
+    command: str | None = None
+
+
+def card(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    parameters: int,
+    parametrization: optim.Parametrization,
+    reads_tokens: bool,
+    data: DataConfig | None,
+    notes: str,
+    training: Training | None,
+) -> str:
+    """Write the text of a model card: YAML for hubs, then Markdown.
+
+    Addresses in it lose user, password and query, because cards are published.
+
+    Args:
+      name: of the model in the zoo.
+      options: the options that it was created with, JSON-ready.
+      parameters: number of parameters and other saved values.
+      parametrization: of the model.
+      reads_tokens: whether it is a language model.
+      data: its preprocessing, if known.
+      notes: free text.
+      training: how its weights were trained, if known.
+    """
+    training = training or Training()
+    embeds = data is not None and data.projection is not None
+    embeds = not reads_tokens and (embeds or options.get("out_features") == 0)
+    task = "image-feature-extraction" if embeds else "image-classification"
+    task = "text-generation" if reads_tokens else task
+    parts = [
+        _metadata(name, task, training),
+        f"# {name}",
+        f"A model of mupax with {parameters:,} values, under {parametrization.name} "
+        f"({parametrization.citation}).",
+        f"""```python
+from mupax import zoo
+
+model = zoo.load_pretrained({name!r}, "path/to/this/directory")
+model.eval()  # to predict
+```""",
+    ]
+    if reads_tokens:
+        use = 'mupax generate --model path/to/this/directory --prompt "..."'
+        parts.append(f"```sh\n{use}\n```")
+    elif data is not None and not embeds:
+        use = "mupax predict --model path/to/this/directory image.jpg"
+        parts.append(f"```sh\n{use}\n```")
+    known = bool(training.dataset or training.source)
+    if notes or not known:
+        parts.append(notes or "Nothing is known of its training.")
+    if known:
+        parts += _training(training)
+    if data is not None:
+        parts += _preprocessing(data)
+    rows = "\n".join(f"| {k} | {_text(v)} |" for k, v in sorted(options.items()))
+    parts += ["## Options", f"| option | |\n|---|---|\n{rows}"]
+    return str(public("\n\n".join(parts) + "\n"))
+
+
+def _metadata(name: str, task: str, training: Training) -> str:
+    """The YAML that hubs read. JSON strings are YAML strings."""
+    lines = ["---", "library_name: mupax", f"pipeline_tag: {task}"]
+    lines += ["tags:", "- jax", "- flax", "- mup", f"- {json.dumps(name)}"]
+    # The hub refuses a card whose base model or dataset is not an id on the hub.
+    source = (training.source or "").partition("@")[0]
+    if hub.is_name(source):
+        lines.append(f"base_model: {json.dumps(source)}")
+    if training.dataset and _DATASET.fullmatch(training.dataset):
+        lines += ["datasets:", f"- {json.dumps(training.dataset)}"]
+    if training.dataset and training.metrics:
+        dataset = json.dumps(training.dataset)
+        lines += ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
+        lines += [f"  - task: {{type: {task}}}"]
+        lines += [f"    dataset: {{name: {dataset}, type: {dataset}, split: test}}"]
+        lines += ["    metrics:"]
+        for metric, value in training.metrics.items():
+            lines.append(f"    - {{type: {json.dumps(metric)}, value: {value:.6g}}}")
+    return "\n".join([*lines, "---"])
+
+
+def _training(training: Training) -> list[str]:
+    parts = ["## Training"]
+    if training.source:
+        parts.append(f"Made from {_text(_without_folders(training.source))}.")
+    if training.dataset:
+        metrics = ", ".join(f"{_text(k)} {v:.5g}" for k, v in training.metrics.items())
+        on = f"Trained on {_text(_without_folders(training.dataset))}"
+        parts.append(f"{on}; on its test split: {metrics}." if metrics else f"{on}.")
+    if training.settings:
+        rows = "\n".join(
+            f"| {_text(k)} | {_text(_without_folders(str(v)))} |"
+            for k, v in training.settings.items()
+        )
+        parts.append(f"| setting | |\n|---|---|\n{rows}")
+    if training.command:
+        parts.append(f"Command:\n\n    {_command(training.command)}")
+    return parts
+
+
+def _preprocessing(data: DataConfig) -> list[str]:
+    height, width, channels = data.size
+    mean, std = (
+        ", ".join(f"{value:.5g}" for value in values)
+        for values in (data.mean, data.std)
+    )
+    text = (
+        f"Images of {height} x {width} pixels and {channels} "
+        f"channel{'s' * (channels > 1)}, resized by {data.interpolation} "
+        f"interpolation, of which {data.crop:.5g} of each side is kept "
+        f"({data.crop_mode}). Input: (pixel - mean) / std, where white is 1, with mean "
+        f"{mean} and std {std}."
+    )
+    if data.labels is not None:
+        shown = ", ".join(map(_text, data.labels[:10]))
+        more = f", ... ({len(data.labels)} classes)" if len(data.labels) > 10 else ""
+        text += f" Classes: {shown}{more}."
+    if data.projection is not None:
+        text += f" Outputs: an embedding of {data.projection} entries, not classes."
+    return ["## Preprocessing", text]

@@ -1,0 +1,387 @@
+"""Explain why a file of weights does not fit a model, by the features of its keys."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from ..family import Family
+from ..layers.attention import Transformer
+
+# (pattern of keys that a model lacks, feature of networks with such keys)
+_FEATURES = (
+    (r"\.ls[12]\.gamma$|\.gamma_[12]$|layer_scale", "LayerScale"),
+    (r"reg_token|register_tokens", "register tokens"),
+    (r"\.se\.|\.se_module\.|\.eca\.", "squeeze-and-excitation"),
+    (r"\.(q|k|query|key)_?norm\.", "QK-norm"),
+    (r"dist_token|head_dist\.|^distill", "a distillation token"),
+    (r"relative_position|rel_pos", "relative position bias"),
+    (r"\.mlp\.(w12|w1|w2|w3|fc1_g|fc1_x|gate_proj)\.", "a gated MLP (SwiGLU)"),
+    (r"^conv1\.\d+\.|^stem\.", "a deep stem"),
+    (r"\.downsample\.2\.", "average pooling in shortcuts (ResNet-D)"),
+    (r"^norm_pre\.|^ln_pre\.|pre_layernorm", "a norm before the blocks"),
+    (r"rope|rotary", "rotary position embedding"),
+    (r"attn_pool|MAPHead|attentional_pooler", "attention pooling"),
+    (r"^decoder", "a decoder, as of masked pretraining"),
+    (r"^mask_token", "a mask token"),
+    (r"\.attn\.(q|v)_bias$|logit_bias", "separate biases of queries and values"),
+    (r"patch_embed\.backbone|patch_embed\.stem|^root/", "a convolutional stem"),
+    (r"expert|\.moe\.", "a mixture of experts"),
+    (r"\.attn\.norm\.|\.mlp\.norm\.", "a norm inside attention or MLP"),
+    (r"\.attn\.(q|k|v)_proj\.|\.attn\.[qkv]\.", "separate queries, keys and values"),
+    (r"^pre_logits|^head\.fc\d|^head\.\d", "a hidden layer in the head"),
+    (r"lora_", "LoRA adapters"),
+    (r"dwconv|conv_dw|depthwise", "depthwise convolutions"),
+    (r"^layers\.\d+\.(blocks|downsample)|^stages\.", "a pyramid of stages"),
+    (r"crossattention|cross_attn", "cross-attention"),
+    (r"^(vit\.|deit\.)?(embeddings|encoder)\.(layer|patch|cls)", "transformers' names"),
+    (r"^(module|model|backbone|state_dict|teacher|student)\.", "a wrapper's names"),
+)
+
+
+class Misfit(ValueError):
+    """Weights do not fit a model; other options of the model may help.
+
+    Args:
+      *parts: of the message. A dict is {option: value as Python code}.
+
+    Examples:
+      >>> error = Misfit("it has register tokens: pass ", {"registers": "4"})
+      >>> print(error)
+      it has register tokens: pass registers=4
+      >>> error.as_flags("--option ")
+      'it has register tokens: pass --option registers=4'
+    """
+
+    def __init__(self, *parts: str | Mapping[str, str]):
+        super().__init__(*parts)
+        self.parts = parts
+
+    def __str__(self) -> str:
+        return self._with("{}={}", ", ")
+
+    def as_flags(self, start: str) -> str:
+        """The message with each option as a flag of a shell that starts like this."""
+        return self._with(start + "{}={}", " ", _in_shell)
+
+    def _with(self, form: str, between: str, quoted: Callable[[str], str] = str) -> str:
+        words = [
+            part
+            if isinstance(part, str)
+            else between.join(form.format(k, quoted(v)) for k, v in part.items())
+            for part in self.parts
+        ]
+        return "".join(words)
+
+
+def _in_shell(value: str) -> str:
+    """A value as a word of a shell: strings bare, others in quotes if need be."""
+    if value[:1] == "'":
+        return value.strip("'") or '""'
+    return f'"{value}"' if re.search(r"[^\w.+-]", value) else value
+
+
+class _Remedy(NamedTuple):
+    """An option that keys of a file ask for.
+
+    Attributes:
+      pattern: of the keys.
+      option: its name.
+      value: the value as Python code; or a function of (arrays by key, model).
+      feature: what the option stands for, in words; "" if its name says it.
+    """
+
+    pattern: str
+    option: str
+    value: str | Callable[[Mapping[str, Any], nnx.Module], str]
+    feature: str = ""
+
+
+def _registers(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    table = next(k for k in arrays if re.search(r"reg_token|register_tokens", k))
+    return str(arrays[table].shape[-2])
+
+
+def _experts(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    numbers = [re.search(r"experts\.(\d+)\.", key) for key in arrays]
+    return str(max((int(n[1]) + 1 for n in numbers if n), default=0))
+
+
+def _squeeze(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    # The first blocks may have more, because the number of channels is rounded.
+    shapes = [arrays[key].shape for key in arrays if key.endswith(".se.fc1.weight")]
+    return f"{min(shape[0] / shape[1] for shape in shapes):g}"
+
+
+def _pool(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    """The pooling for which a ViT has the keys of a file."""
+    if any(re.search(r"^attn_pool\.|(^|\.)head\.probe$", key) for key in arrays):
+        return "'attention'"
+    if any(key.startswith("fc_norm.") for key in arrays):
+        return "'mean'"
+    if any(re.search(_CLASS_TOKEN, key) for key in arrays):
+        return "'token'"
+    return "'norm_mean'"
+
+
+def _inner_norm(arrays: Mapping[str, Any], model: nnx.Module) -> str:
+    if any(re.search(r"\.attn\.norm\.", key) for key in arrays):
+        return "'both'"
+    return "'mlp'" if any(re.search(r"\.mlp\.norm\.", k) for k in arrays) else "''"
+
+
+_CLASS_TOKEN = r"(^|[./])(cls_token|class_token|class_embedding|cls)$"
+_LAYER_SCALE = r"\.ls[12]\.gamma$|layer_scale[12]\.lambda1$"
+_REGISTERS = r"reg_token|register_tokens"
+_PRE_NORM = r"^norm_pre\.|(^|\.)pre_layrnorm\."
+_ATTENTION_POOL = r"^attn_pool\.|(^|\.)head\.probe$"
+_GATED = r"\.mlp\.weights_(in|out)\."
+_PATCH_BIAS = r"patch_embed(\.proj|ding|dings(\.projection)?)\.bias$"
+_READOUT_BIAS = (
+    r"^(head|heads\.head|classifier|visual_projection)\.bias$|(^|/)head/bias$"
+)
+_QKV_BIAS = r"qkv\.bias$|in_proj_bias$|self_attn\.[qkv]_proj\.bias$"
+_QK_NORM = r"self_attn\.[qk]_norm\."
+# Options for keys of the file that the model does not have.
+_UNEXPECTED = (
+    _Remedy(r"^fc_norm\.", "pool", "'mean'"),
+    _Remedy(_LAYER_SCALE, "layer_scale", "1e-5", "LayerScale"),
+    _Remedy(_REGISTERS, "registers", _registers, "register tokens"),
+    _Remedy(_PRE_NORM, "pre_norm", "True", "a norm before the blocks"),
+    _Remedy(_ATTENTION_POOL, "pool", "'attention'", "attention pooling"),
+    _Remedy(_GATED, "gated", "True", "a gated MLP (SwiGLU)"),
+    _Remedy(_PATCH_BIAS, "patch_bias", "True"),
+    _Remedy(_READOUT_BIAS, "readout_bias", "True"),
+    _Remedy(_CLASS_TOKEN, "class_token", "True"),
+    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm),
+    _Remedy(
+        r"^lm_head\.weight$", "tied", "False", "a readout that is not the embedding"
+    ),
+    _Remedy(
+        r"^(score|classifier|qa_outputs)\.", "head", "False", "the head of another task"
+    ),
+    _Remedy(_QK_NORM, "qk_norm", "True"),
+    _Remedy(_QKV_BIAS, "qkv_bias", "True"),
+    _Remedy(r"experts\.\d+\.", "experts", _experts, "a mixture of experts"),
+    _Remedy(
+        r"^layer\d+\.\d+\.se\.fc\d\.",
+        "squeeze",
+        _squeeze,
+        "squeeze-and-excitation",
+    ),
+    _Remedy(r"^conv1\.\d+\.", "stem", "'deep'", "a deep stem"),
+    _Remedy(
+        r"^layer.*\.downsample\.2\.",
+        "shortcut",
+        "'average'",
+        "average pooling in shortcuts (ResNet-D)",
+    ),
+    _Remedy(
+        r"^maxpool\.",
+        "stem_pooling",
+        "'conv'",
+        "a convolution in place of the max-pooling",
+    ),
+)
+# Options for keys of the model that the file lacks.
+_MISSING = (
+    _Remedy(r"\.(attn|mlp)\.norm\.", "inner_norm", _inner_norm),
+    _Remedy(r"^fc_norm\.", "pool", _pool),
+    _Remedy(_QKV_BIAS, "qkv_bias", "False"),
+    _Remedy(_LAYER_SCALE, "layer_scale", "None"),
+    _Remedy(_REGISTERS, "registers", "0"),
+    _Remedy(_PRE_NORM, "pre_norm", "False"),
+    _Remedy(_ATTENTION_POOL, "pool", _pool),
+    _Remedy(_GATED, "gated", "False"),
+    _Remedy(_PATCH_BIAS, "patch_bias", "False"),
+    _Remedy(_READOUT_BIAS, "readout_bias", "False"),
+    _Remedy(_QK_NORM, "qk_norm", "False"),
+    _Remedy(r"experts\.\d+\.|\.gate\.weight$", "experts", _experts),
+)
+# Options that the keys of a file decide: with another value the file does not fit.
+OPTIONS = {remedy.option for remedy in (*_UNEXPECTED, *_MISSING)} | {"class_token"}
+# (pattern of keys, what a file with such keys is and what to do)
+_FORMATS = (
+    (
+        r"(^|/)Transformer/encoderblock/",
+        "the blocks of big_vision's file are stacked (scan=True); unstack them by "
+        "scan_to_pyloop of big_vision.models.vit, then save the file again",
+    ),
+    (
+        r"(^|/)MAPHead_\d+/",
+        "the file is a ViT of big_vision with attention pooling (MAPHead), whose names "
+        "are not read; pass the same weights from timm, e.g. "
+        "timm/vit_base_patch16_siglip_224.webli",
+    ),
+    (
+        r"^features\.\d+\.|^trunk_output\.",
+        "the file has torchvision's names, which are read only for resnet and vit; "
+        "pass weights of timm, e.g. timm/convnext_tiny.in12k_ft_in1k, "
+        "timm/efficientnet_b0.ra_in1k or timm/regnety_016.tv2_in1k",
+    ),
+    (
+        r"\.(qweight|qzeros|weight_scale(_inv)?|SCB|absmax)$|quant_state",
+        "the weights of the file are quantized, which is not supported; use the "
+        "original weights in bfloat16 or float32",
+    ),
+    (
+        r"(^|\.)lora_[AB]\.",
+        "the file holds LoRA adapters of peft; merge them into their network by "
+        "merge_and_unload() of peft, then save the network",
+    ),
+)
+_PATTERNS = {feature: pattern for pattern, feature in _FEATURES}
+
+
+def features(arrays: Mapping[str, Any], unexpected: Iterable[str]) -> dict[str, str]:
+    """Find features that a file's network has and a model of the zoo lacks.
+
+    Args:
+      arrays: arrays, or other objects with a shape, by key.
+      unexpected: the keys that the model does not have.
+
+    Returns:
+      {feature: the first key that shows it}.
+
+    Examples:
+      >>> features({}, ["blocks.0.ls1.gamma", "blocks.1.ls1.gamma", "reg_token"])
+      {'LayerScale': 'blocks.0.ls1.gamma', 'register tokens': 'reg_token'}
+    """
+    keys: dict[str, str] = {}
+    for key in unexpected:
+        for pattern, feature in _FEATURES:
+            if re.search(pattern, key):
+                keys.setdefault(feature, key)
+                break
+    for key in arrays:
+        # A grouped convolution takes fewer channels than conv1 returns.
+        if re.fullmatch(r"layer\d+\.\d+\.conv2\.weight", key):
+            before = arrays.get(key.replace("conv2", "conv1"))
+            shape = tuple(arrays[key].shape)
+            if before is not None and len(shape) == 4 and shape[1] < before.shape[0]:
+                keys.setdefault("grouped convolutions (ResNeXt)", key)
+    return keys
+
+
+def check_format(keys: Iterable[str]) -> None:
+    """Raise a `Misfit` for keys of a format that no model of the zoo reads."""
+    keys = sorted(keys)
+    for pattern, said in _FORMATS:
+        if key := next((key for key in keys if re.search(pattern, key)), None):
+            raise Misfit(f"the file holds {key!r}: {said}")
+
+
+def explain_mismatch(
+    model: nnx.Module,
+    arrays: Mapping[str, Any],
+    unexpected: Iterable[str],
+    missing: Iterable[str],
+    needed: Iterable[str],
+) -> Misfit | None:
+    """Explain in one sentence why keys do not fit a model; None if they fit.
+
+    Args:
+      model: the model, possibly abstract.
+      arrays: of the file, by key.
+      unexpected: keys of the file that the model does not use.
+      missing: keys that the model needs and the file lacks.
+      needed: all keys that the model needs.
+    """
+    name = type(model).__name__
+    unexpected, missing = sorted(unexpected), sorted(missing)
+    assert isinstance(model, Family)
+    options = {field.name for field in dataclasses.fields(model.options_type)}
+    if not isinstance(getattr(model, "head", None), bool):
+        options -= {"head"}  # of an EfficientNet, a number of channels
+    extra = [remedy for remedy in _UNEXPECTED if remedy.option in options]
+    lacking = [remedy for remedy in _MISSING if remedy.option in options]
+    blocks = {_pattern(key): _block(key) for key in sorted(needed, key=_block)}
+    more = [key for key in unexpected if _pattern(key) in blocks]
+    # Further blocks, and keys that depend on an option, do not show a feature.
+    strange = [
+        key
+        for key in unexpected
+        if _block(key) <= blocks.get(_pattern(key), _block(key))
+        and not any(re.search(remedy.pattern, key) for remedy in extra)
+    ]
+    values, shown = _options(
+        model, arrays, [(unexpected, extra), (missing, lacking)], blocks
+    )
+    known = {
+        feature: key
+        for feature, key in features({}, strange).items()
+        if not any(re.search(_PATTERNS[feature], other) for other in needed)
+    }
+    # These options change many names, which then look like features.
+    if known and not values.keys() & {"experts", "inner_norm"}:
+        shown = [f"{key!r} ({feature})" for feature, key in known.items()]
+        return Misfit(
+            f"the file's network has features that a {name} lacks: "
+            + " and ".join(shown)
+        )
+    hint: list[str | Mapping[str, str]] = ["check its size and options"]
+    if values:
+        has = f"it has {' and '.join(shown)}: " if shown else ""
+        hint = [f"{has}pass ", values]
+    elif more:
+        unexpected = more
+        hint = [f"it has more blocks than this {name}; check depth, blocks and width"]
+    lacks = holds = ""
+    if missing:
+        lacks = f"lacks {missing[0]!r}, which a {name} of this size has"
+    if unexpected:
+        holds = f"holds {unexpected[0]!r}, which this {name} does not have"
+    if not missing and not unexpected:
+        return None
+    return Misfit(f"the file {' and '.join(filter(None, (lacks, holds)))}; ", *hint)
+
+
+def _options(
+    model: nnx.Module,
+    arrays: Mapping[str, Any],
+    differences: Sequence[tuple[list[str], list[_Remedy]]],
+    blocks: Mapping[str, int],
+) -> tuple[dict[str, str], list[str]]:
+    """The options to pass, as {option: value in Python}, and what they stand for.
+
+    Args:
+      model: the model.
+      arrays: of the file.
+      differences: (keys, remedies) of unexpected keys, and of missing keys.
+      blocks: {pattern of a key: number of its last block in the model}.
+    """
+    values: dict[str, str] = {}
+    shown: list[str] = []
+    for keys, table in differences:
+        for pattern, option, value, feature in table:
+            if option in values or not any(re.search(pattern, key) for key in keys):
+                continue
+            values[option] = value if isinstance(value, str) else value(arrays, model)
+            shown += [feature] * bool(feature)
+    missing, _ = differences[1]
+    if any(re.search(_CLASS_TOKEN, key) for key in missing) and "pool" not in values:
+        if getattr(model, "pool", None) in ("token", "token_and_mean"):
+            values["pool"] = _pool(arrays, model)
+        else:
+            values["class_token"] = "False"
+    depth = 1 + max((_block(k) for k in arrays if _pattern(k) in blocks), default=-1)
+    if isinstance(model, Transformer) and depth not in (0, model.depth):
+        values["depth"] = str(depth)
+        shown.append(f"{depth} blocks")
+    return values, shown
+
+
+# Numbers that follow no letter: those of blocks, not that of "dinov2".
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d+")
+
+
+def _pattern(key: str) -> str:
+    return _NUMBER.sub("{}", key)
+
+
+def _block(key: str) -> int:
+    """The first number of a key; -1 for none."""
+    number = _NUMBER.search(key)
+    return int(number[0]) if number else -1

@@ -1,0 +1,282 @@
+"""Download from and upload to the Hugging Face hub, and verify checksums."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..addresses import public
+from . import checksums
+from .checksums import sha256
+
+# Names with these suffixes are files, even if they do not exist. Other names with a
+# dot, e.g. timm/resnet50.a1_in1k, may be repositories.
+FILE_SUFFIXES = (
+    *(".safetensors", ".npz", ".npy", ".pth", ".pt", ".bin", ".ckpt", ".pkl"),
+    *(".pickle", ".h5", ".hdf5", ".msgpack", ".onnx", ".gguf", ".zip", ".tar"),
+)
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+PROCESSOR = "preprocessor_config.json"  # of transformers, for images
+# The index of weights that are split into several files.
+INDEX = "model.safetensors.index.json"
+_ID = re.compile(r"(hf[-_]hub:)?(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class HubOptions:
+    """How a repository is downloaded; see `huggingface_hub.hf_hub_download`.
+
+    Attributes:
+      revision: a branch, tag or commit; None for the main branch.
+      token: for private or gated repositories; None for the token that `hf auth login`
+        stored or HF_TOKEN holds.
+      cache_dir: cache of downloads; None for the hub's default.
+      local_files_only: read only the cache, without a network.
+    """
+
+    revision: str | None = None
+    token: str | bool | None = None
+    cache_dir: str | pathlib.Path | None = None
+    local_files_only: bool = False
+
+
+def is_id(source: str | os.PathLike[str]) -> bool:
+    """Whether a source has the form of a repository's id and is not a path on disk.
+
+    Examples:
+      >>> is_id("timm/resnet50.a1_in1k"), is_id("timm/resnet50.a1_in1k@main")
+      (True, True)
+      >>> is_id("weights/resnet50.safetensors"), is_id("resnet50")
+      (False, False)
+    """
+    if not isinstance(source, str) or pathlib.Path(source).exists():
+        return False
+    return _ID.fullmatch(source) is not None and not is_file_name(source)
+
+
+def is_file_name(source: str | os.PathLike[str]) -> bool:
+    """Whether a source has a suffix of weight files."""
+    return pathlib.Path(source).suffix.lower() in FILE_SUFFIXES
+
+
+def download(
+    source: str, filename: str, options: HubOptions, *, optional: bool = False
+) -> pathlib.Path | None:
+    """Get a file of a repository from the cache or the hub, and verify its checksum.
+
+    Args:
+      source: `owner/name`, or `owner/name@revision` if `options` has no revision.
+      filename: path in the repository.
+      options: see `HubOptions`.
+      optional: return None if the repository has no such file.
+
+    Returns:
+      The path of the file in the cache.
+
+    Raises:
+      ValueError: huggingface_hub is not installed, the file cannot be downloaded, or
+        its checksum is wrong; the message says what to do.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"the path {source!r} does not exist, and reading from the hub needs "
+            "huggingface_hub: pip install 'mupax[hub]'"
+        ) from None
+    repository, options = _split(source, options)
+    given: dict[str, Any] = dataclasses.asdict(options)
+    try:
+        file = huggingface_hub.hf_hub_download(repository, filename, **given)
+    except errors.LocalEntryNotFoundError:
+        if optional and _was_missing(repository, filename, options):
+            return None
+        raise ValueError(
+            f"the path {source!r} does not exist, the hub cannot be reached, and the "
+            f"cache holds no {filename} of it; offline, pass the path of a file"
+        ) from None
+    except errors.EntryNotFoundError:
+        if optional:
+            return None
+        raise ValueError(
+            f"{source!r} on the hub holds no {filename}, and pickled weights are not "
+            "supported; pass a repository with that file, or the path of a "
+            ".safetensors file"
+        ) from None
+    except errors.GatedRepoError:
+        raise ValueError(
+            f"{source!r} on the hub is gated: accept its terms there, then pass a "
+            "token by `hf auth login`, HF_TOKEN or token=..."
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ValueError(
+            f"{source!r} is neither a path nor a repository on the hub that this "
+            "token may read; check its name, or pass a token by `hf auth login`, "
+            "HF_TOKEN or token=..."
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ValueError(
+            f"{repository!r} on the hub has no revision {options.revision!r}; pass one "
+            "of its branches, tags or commits"
+        ) from None
+    except Exception as error:  # the network, proxies and disks raise their own
+        reason = _reason(error)
+        raise ValueError(
+            f"the path {source!r} does not exist, and downloading {filename} from the "
+            f"hub failed ({reason}); offline, pass the path of a file"
+        ) from None
+    verify(pathlib.Path(file), source, filename)
+    return pathlib.Path(file)
+
+
+def is_name(repository: str) -> bool:
+    """Whether a text has the form `owner/name`, without a revision.
+
+    Examples:
+      >>> is_name("me/resmlp"), is_name("me/resmlp@main"), is_name("resmlp")
+      (True, False, False)
+    """
+    match = _ID.fullmatch(repository)
+    return match is not None and match["id"] == repository and match[1] is None
+
+
+def download_ours(
+    source: str, names: Sequence[str], options: HubOptions
+) -> pathlib.Path:
+    """Download a model that `zoo.save` wrote, and return its directory in the cache.
+
+    Args:
+      source: as in `download`.
+      names: paths of further files in the repository.
+      options: see `HubOptions`.
+
+    Raises:
+      ValueError: as `download`; or a listed path is outside of the repository.
+    """
+    listed = download(source, checksums.NAME, options)
+    assert listed is not None
+    try:
+        inside = checksums.read(listed)
+    except ValueError as error:
+        raise ValueError(
+            f"{source!r} on the hub is damaged: {error}; ask its owner to upload the "
+            "model again"
+        ) from None
+    for name in [*names, *inside]:
+        download(source, name, options)
+    return listed.parent
+
+
+def upload(
+    folder: pathlib.Path,
+    repository: str,
+    *,
+    private: bool,
+    revision: str | None,
+    token: str | bool | None,
+    message: str,
+) -> str:
+    """Upload the files of a directory as one commit, and return the commit's URL.
+
+    Raises:
+      ValueError: huggingface_hub is not installed, or the upload failed.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ModuleNotFoundError:
+        raise ValueError(
+            "uploading needs huggingface_hub: pip install 'mupax[hub]'"
+        ) from None
+    client = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT)
+    try:
+        client.create_repo(repository, private=private, token=token, exist_ok=True)
+        commit = client.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            revision=revision,
+            token=token,
+            commit_message=message,
+        )
+    except errors.OfflineModeIsEnabled:
+        raise ValueError(
+            f"{repository!r} cannot be uploaded: HF_HUB_OFFLINE is set; unset it"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ValueError(
+            f"{repository!r} on the hub has no branch {revision!r}; create it there, "
+            "or leave revision out"
+        ) from None
+    except Exception as error:  # the network, proxies and the hub raise their own
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise ValueError(
+                f"the hub does not let this token write to {repository!r}; give one "
+                "that may, by `hf auth login`, HF_TOKEN or token=..."
+            ) from None
+        reason = _reason(error)
+        raise ValueError(
+            f"uploading {repository!r} failed ({reason}); run the same call again"
+        ) from None
+    return str(commit.commit_url)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error. Addresses in it may be signed."""
+    return str(public(str(error).strip().partition("\n")[0])) or type(error).__name__
+
+
+def _split(source: str, options: HubOptions) -> tuple[str, HubOptions]:
+    match = _ID.fullmatch(source)
+    assert match is not None, source
+    inside = match["revision"]
+    if inside is None:
+        return match["id"], options
+    if options.revision not in (None, inside):
+        raise ValueError(
+            f"{source!r} names a revision, and revision={options.revision!r} another; "
+            "give one of them"
+        )
+    return match["id"], dataclasses.replace(options, revision=inside)
+
+
+def _was_missing(repository: str, filename: str, options: HubOptions) -> bool:
+    """Whether the cache knows that a repository has no such file."""
+    import huggingface_hub
+
+    known = huggingface_hub.try_to_load_from_cache(
+        repository, filename, cache_dir=options.cache_dir, revision=options.revision
+    )
+    return known is huggingface_hub._CACHED_NO_EXIST
+
+
+def verify(path: pathlib.Path, source: str, filename: str) -> None:
+    """Compare a cached file with its hash on the hub.
+
+    The cache stores a file under its ETag: the SHA-256 for files in large storage,
+    git's hash for others. Without symbolic links the ETag is lost, and nothing is
+    verified.
+
+    Raises:
+      ValueError: the hashes differ.
+    """
+    if not path.is_symlink():
+        return
+    expected = pathlib.Path(os.readlink(path)).name
+    if re.fullmatch(r"[0-9a-f]{64}", expected):
+        actual = sha256(path)
+    elif re.fullmatch(r"[0-9a-f]{40}", expected):
+        content = path.read_bytes()
+        actual = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    else:
+        return
+    if actual != expected:
+        blob = path.parent / os.readlink(path)
+        raise ValueError(
+            f"the cached {filename} of {source!r} is damaged: its hash is not the "
+            f"hub's; delete {str(blob.resolve())!r}, then load again to download it"
+        )

@@ -1,0 +1,544 @@
+"""`load_pretrained`: load models with trained weights, ours or other libraries'."""
+
+import contextlib
+import importlib.resources
+import logging
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import nnx
+
+from ..addresses import public
+from ..families.decoder import reads_tokens
+from ..families.llama import Llama
+from ..families.resnet import ResNet
+from ..preprocessing import DataConfig, read_timm, read_transformers, remember
+from ..registry import abstract, complete, default_options, options_of
+from . import foreign, hub, remote, saving
+from .architectures import Architecture, identify
+from .convnet_layouts import ConvNet
+from .files import read_json
+
+_SHIPPED = "checkpoints"
+_EOS = "eos_token_id"
+logger = logging.getLogger("mupax.zoo")
+
+
+def list_pretrained() -> list[str]:
+    """List the trained models that come with the package.
+
+    Examples:
+      >>> from mupax import zoo
+      >>> zoo.list_pretrained()
+      ['cnn_cifar10', 'cnn_mnist', 'gpt_shakespeare', 'resmlp_digits', 'resmlp_fashion']
+    """
+    folder = importlib.resources.files("mupax.zoo") / _SHIPPED
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+
+
+def load_pretrained(
+    name: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | pathlib.Path | None = None,
+    local_files_only: bool = False,
+    **overrides: Any,
+) -> nnx.Module:
+    """Load a model with trained weights.
+
+    Args:
+      name: of a model that comes with the package, or of the model that `source`
+        holds. A source alone is enough where it says what it holds: a directory of
+        ours, or the id of a repository.
+      source: a directory that `zoo.save` wrote, which may be in object storage, e.g.
+        "gs://bucket/model", as may files; a .safetensors file with the names
+        of timm, torchvision or transformers; a .npz file of big_vision; the id of
+        such a repository on the Hugging Face hub, e.g. "timm/resnet50.a1_in1k", with
+        "@revision" behind it if need be; a directory with the files of such a
+        repository. Weights may lie in several files, which an index lists. None for
+        what comes with the package, which needs no network.
+      revision: a branch, tag or commit of a repository; None for its main branch.
+      token: for private or gated repositories; None for the token that `hf auth login`
+        stored or HF_TOKEN holds.
+      cache_dir: cache of downloads; None for the hub's default.
+      local_files_only: read repositories from the cache, without a network.
+      **overrides: options that replace the saved ones, or the defaults if the source
+        holds only weights. With another `out_features`, or if the source has no
+        readout, the readout gets new initial values from `rngs`. With another
+        `input_shape` a ViT's positions are interpolated.
+
+    Returns:
+      The model, in training mode: call `model.eval()` before you predict with batch
+      normalization or dropout. One from a directory of `zoo.save` keeps its saved base;
+      any other is its own base, unless `base_width` or `base_depth` are given. It
+      computes the same function for any base; learning rates are relative to the base.
+
+    Raises:
+      ValueError: the name is unknown; the source holds another model, cannot be read,
+        or does not fit; or an option would change the function of the weights.
+
+    A repository's `config.json` states the architecture; an unsupported one raises an
+    error. A file of weights does not state it: the assumed architecture is logged as a
+    warning of the logger "mupax.zoo".
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from mupax import zoo
+      >>> model = zoo.load_pretrained("resmlp_digits")
+      >>> model(jnp.zeros((1, 8, 8, 1))).shape
+      (1, 10)
+    """
+    known: str | None = str(name)
+    if source is None:
+        if name in list_pretrained():
+            _check_revision(revision, name)
+            # A directory on disk: the package is installed unzipped.
+            folder = importlib.resources.files("mupax.zoo") / _SHIPPED / str(name)
+            return saving.load(pathlib.Path(str(folder)), **overrides)
+        is_path = pathlib.Path(name).exists() or hub.is_file_name(name)
+        if not (is_path or hub.is_id(name) or remote.is_remote(name)):
+            if "/" in str(name):
+                raise ValueError(f"there is no file or directory {str(name)!r}")
+            raise ValueError(
+                f"no weights of {str(name)!r} come with the package, only of "
+                f"{', '.join(list_pretrained())}; give a source"
+            )
+        source, known = name, None
+    options = hub.HubOptions(revision, token, cache_dir, local_files_only)
+    loaded = read_source(known, source, options, **overrides)
+    if loaded.assumed:
+        logger.warning(loaded.assumed)
+    return loaded.model
+
+
+class Loaded(NamedTuple):
+    """Result of `read_source`.
+
+    Attributes:
+      model: the model with its weights.
+      unused: keys of another library's file that were deliberately not used.
+      assumed: the architecture that was assumed, for a file that does not state it;
+        else "".
+      layout: of another library's file, one of `foreign.layouts`; else None.
+    """
+
+    model: nnx.Module
+    unused: list[str]
+    assumed: str
+    layout: str | None = None
+
+
+class _Files(NamedTuple):
+    """Files of another library: weights, and configs if there are any."""
+
+    weights: list[pathlib.Path]
+    config: pathlib.Path | None
+    processor: pathlib.Path | None = None
+
+
+def read_source(
+    name: str | None,
+    source: str | os.PathLike[str],
+    hub_options: hub.HubOptions | None = None,
+    **overrides: Any,
+) -> Loaded:
+    """Read a model from any source; see `load_pretrained`.
+
+    Args:
+      name: of the model; None to take it from the source.
+      source: a directory, a file, or the id of a repository.
+      hub_options: for a repository.
+      **overrides: options of the model, and `rngs`.
+
+    Raises:
+      ValueError: as `load_pretrained`.
+    """
+    if name is not None:
+        options_of(name)
+    if remote.is_remote(source):
+        with _copied(source) as place:
+            return read_source(name, place, hub_options, **overrides)
+    hub_options = hub_options or hub.HubOptions()
+    if not hub.is_id(source):
+        _check_revision(hub_options.revision, source)
+    path = _uploaded(source, hub_options) or pathlib.Path(source)
+    _check_weights(path)
+    if path.is_dir() and _is_ours(path):
+        return Loaded(saving.load(path, expected=name, **overrides), [], "")
+    files = _find(source, hub_options)
+    described = None
+    if files.config is not None:
+        described = identify(_read_json(files.config), str(source))
+    name, options = _resolve(name, described, source)
+    if files.config is not None and reads_tokens(name):
+        vocab = {**default_options(name), **options}["vocab_size"]
+        options = {**options, **_ends(files.config, source, hub_options, vocab)}
+    rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
+    resized = "input_shape" in overrides
+    arrays = _read_all(files.weights)
+    if described:
+        _check_same_function(name, options, overrides, source, arrays)
+    options = {**options, **overrides}
+    may = {"new_head": "out_features" in overrides, "resize": "input_shape" in options}
+    model = abstract(name, **options)
+    saving.check_sizes(model, str(source), len(arrays))
+    unused = foreign.fill(model, arrays, **may)
+    complete(model, rngs)
+    remember(model, _read_data(files, str(source)), resized=resized)
+    assumed = "" if described else _assumption(model, name, source, arrays)
+    return Loaded(model, unused, assumed, foreign.layout_of(model, arrays))
+
+
+def read_data_config(
+    source: str | os.PathLike[str], hub_options: hub.HubOptions | None = None
+) -> DataConfig | None:
+    """Read the preprocessing of a source, without weights; None if it states none.
+
+    Args:
+      source: as in `load_pretrained`, or the name of a model that comes with the
+        package.
+      hub_options: for a repository.
+
+    Raises:
+      ValueError: the source cannot be read.
+    """
+    if remote.is_remote(source):
+        with _copied(source) as place:
+            return read_data_config(place)
+    path = pathlib.Path(source)
+    if source in list_pretrained() and not path.exists():
+        folder = importlib.resources.files("mupax.zoo") / _SHIPPED / str(source)
+        path = pathlib.Path(str(folder))
+    if path.is_dir() and _is_ours(path):
+        return saving.read_config(path)["data"]
+    if hub.is_id(source):
+        options = hub_options or hub.HubOptions()
+        if uploaded := _uploaded(source, options):
+            return saving.read_config(uploaded)["data"]
+        config = hub.download(str(source), hub.CONFIG, options, optional=True)
+        processor = _processor(config, str(source), options)
+        return _read_data(_Files([], config, processor), str(source))
+    return _read_data(_find(source, hub_options or hub.HubOptions()), str(source))
+
+
+@contextlib.contextmanager
+def _copied(address: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """A local copy of what is in object storage; errors name the address."""
+    place = remote.local(address)
+    try:
+        yield place
+    except ValueError as error:
+        text = str(error).replace(str(place), public(remote.normalized(address)))
+        raise ValueError(text) from None
+
+
+def _check_revision(revision: str | None, source: str | os.PathLike[str]) -> None:
+    if revision is not None:
+        raise ValueError(
+            f"revision={revision!r} needs a repository on the hub, but "
+            f"{str(source)!r} is not one; leave revision out"
+        )
+
+
+def _uploaded(
+    source: str | os.PathLike[str], options: hub.HubOptions
+) -> pathlib.Path | None:
+    """Download a repository that `push_to_hub` wrote; None for other repositories."""
+    if not hub.is_id(source):
+        return None
+    config = hub.download(str(source), hub.CONFIG, options, optional=True)
+    if config is None or not saving.is_config(_read_json(config)):
+        return None
+    return hub.download_ours(str(source), [hub.CONFIG], options)
+
+
+def _processor(
+    config: pathlib.Path | None, source: str, options: hub.HubOptions
+) -> pathlib.Path | None:
+    """Download the preprocessor config of an image model of transformers, if any."""
+    if config is None or not _is_of_images(_read_json(config)):
+        return None
+    return hub.download(source, hub.PROCESSOR, options, optional=True)
+
+
+def _is_of_images(config: Mapping[str, Any]) -> bool:
+    return "model_type" in config and "vocab_size" not in config
+
+
+def _read_data(files: _Files, source: str) -> DataConfig | None:
+    """Read the preprocessing from the configs of another library."""
+    if files.config is None:
+        return None
+    config = _read_json(files.config)
+    try:
+        if "architecture" in config:
+            return read_timm(config)
+        if files.processor is not None:
+            return read_transformers(config, _read_json(files.processor))
+    except (ArithmeticError, TypeError, ValueError, KeyError) as error:
+        # The weights can be used without it.
+        logger.warning(
+            f"the preprocessing of {source!r} cannot be read ({error}); set it by "
+            "zoo.set_data_config(model, zoo.DataConfig(...))"
+        )
+    return None
+
+
+def _is_ours(directory: pathlib.Path) -> bool:
+    """Whether a directory may be from `zoo.save`, rather than a repository's files."""
+    return not any((directory / name).is_file() for name in (hub.WEIGHTS, hub.INDEX))
+
+
+# Weights in a directory of another library, by a pattern of their names.
+_OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+
+
+def _check_weights(path: pathlib.Path) -> None:
+    """Raise a `ValueError` for a directory of weights of another name or format."""
+    config = path / hub.CONFIG
+    if not (path.is_dir() and _is_ours(path)):
+        return
+    if config.is_file() and saving.is_config(_read_json(config)):
+        return
+    found = [file for pattern in _OTHERS for file in sorted(path.glob(pattern))]
+    if not found:
+        return
+    first = found[0]
+    remedy = (
+        foreign.PICKLED.format(path=str(first))
+        if first.suffix in (".bin", ".pt", ".pth", ".ckpt")
+        else f"pass {str(first)!r} and the name of its model"
+        if first.suffix == ".safetensors"
+        else "convert it to model.safetensors with the library that wrote it"
+    )
+    raise ValueError(
+        f"{str(path)!r} holds no {hub.WEIGHTS}, only {first.name!r}: {remedy}"
+    )
+
+
+def _find(source: str | os.PathLike[str], options: hub.HubOptions) -> _Files:
+    """Find the files of a source of another library."""
+    path = pathlib.Path(source)
+    if hub.is_id(source):
+        config = hub.download(str(source), hub.CONFIG, options, optional=True)
+        if config is not None:
+            # Raise for unsupported architectures before downloading weights.
+            identify(_read_json(config), str(source))
+        weights = hub.download(str(source), hub.WEIGHTS, options, optional=True)
+        processor = _processor(config, str(source), options)
+        if weights is not None:
+            return _Files([weights], config, processor)
+        index = hub.download(str(source), hub.INDEX, options, optional=True)
+        if index is None:
+            # Raises, because the repository has no supported weights.
+            hub.download(str(source), hub.WEIGHTS, options)
+            raise AssertionError(source)
+        downloaded = [
+            hub.download(str(source), part, options) for part in _parts(index)
+        ]
+        whole = [part for part in downloaded if part is not None]
+        return _Files(whole, config, processor)
+    if path.is_dir():
+        index = path / hub.INDEX
+        if not (path / hub.WEIGHTS).exists() and index.is_file():
+            config = path / hub.CONFIG
+            parts = [path / part for part in _parts(index)]
+            return _Files(parts, config if config.is_file() else None, _beside(path))
+        path = path / hub.WEIGHTS
+    if not path.exists() and hub.is_file_name(path):
+        raise ValueError(f"there is no file {str(path)!r}")
+    if not path.exists():
+        raise ValueError(
+            f"there is no directory {str(path)!r}; pass one that zoo.save wrote, a "
+            ".safetensors or .npz file, or the id of a repository on the hub"
+        )
+    beside = path.parent / hub.CONFIG
+    # A renamed file may be in a directory with the config of another one.
+    is_whole = path.name == hub.WEIGHTS and beside.is_file()
+    if not is_whole:
+        return _Files([path], None)
+    return _Files([path], beside, _beside(path.parent))
+
+
+def _ends(
+    config: pathlib.Path,
+    source: str | os.PathLike[str],
+    options: hub.HubOptions,
+    vocab: int,
+) -> dict[str, tuple[int, ...]]:
+    """The option `eos` of a decoder of transformers; empty if no file states it.
+
+    As in transformers, generation_config.json goes before config.json. Without both,
+    the end token is that of the tokenizer.
+
+    Raises:
+      ValueError: a file is damaged.
+    """
+
+    def read(name: str) -> Mapping[str, Any]:
+        file: pathlib.Path | None = config.parent / name
+        if hub.is_id(source):
+            try:
+                file = hub.download(str(source), name, options, optional=True)
+            except ValueError as error:
+                # The weights can be used without it, e.g. offline.
+                logger.warning(f"end tokens are read without {name}: {error}")
+                file = None
+        return {} if file is None or not file.is_file() else _read_json(file)
+
+    for name in ("generation_config.json", hub.CONFIG):
+        given = (_read_json(config) if name == hub.CONFIG else read(name)).get(_EOS)
+        if given is None:
+            continue
+        ends = given if isinstance(given, list) else [given]
+        if not all(type(token) is int for token in ends):
+            raise ValueError(
+                f"the {name} of {str(source)!r} says {_EOS}={given!r}, which must be a "
+                "token or a list of tokens; download it again"
+            )
+        # A model with a smaller vocabulary than its tokenizer cannot write the others.
+        return {"eos": tuple(token for token in ends if 0 <= token < vocab)}
+    token = read("tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        return {}
+    added = read("tokenizer.json").get("added_tokens")
+    rows = [row for row in added if isinstance(row, dict)] if added else []
+    found = (row.get("id") for row in rows if row.get("content") == text)
+    return {"eos": tuple(x for x in found if type(x) is int and 0 <= x < vocab)}
+
+
+def _beside(folder: pathlib.Path) -> pathlib.Path | None:
+    processor = folder / hub.PROCESSOR
+    return processor if processor.is_file() else None
+
+
+def _parts(index: pathlib.Path) -> list[str]:
+    """Read the file names from an index of weights.
+
+    Raises:
+      ValueError: the index lists no files, or a path outside of its directory.
+    """
+    listed = _read_json(index).get("weight_map")
+    names = sorted(set(listed.values())) if isinstance(listed, dict) else []
+    for name in names or [None]:
+        plain = isinstance(name, str) and pathlib.PurePath(name).name == name
+        if not plain or not name.endswith(".safetensors"):
+            raise ValueError(
+                f"{str(index)!r} must list .safetensors files of its directory under "
+                f"'weight_map'; it lists {name!r}, so download it again"
+            )
+    return names
+
+
+def _read_all(paths: list[pathlib.Path]) -> dict[str, np.ndarray]:
+    """Read the arrays of all files of one network, by key."""
+    arrays: dict[str, np.ndarray] = {}
+    for path in paths:
+        more = foreign.read(path)
+        twice = sorted(arrays.keys() & more.keys())
+        if twice:
+            raise ValueError(
+                f"{str(path)!r} holds {twice[0]!r}, which another file of this model "
+                "holds too; download the files again"
+            )
+        arrays |= more
+    return arrays
+
+
+def _read_json(path: pathlib.Path) -> Mapping[str, Any]:
+    try:
+        return read_json(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{str(path)!r} cannot be read ({error}); it may be damaged, so download "
+            "it again"
+        ) from None
+
+
+def _resolve(
+    name: str | None,
+    described: Architecture | None,
+    source: str | os.PathLike[str],
+) -> tuple[str, dict[str, Any]]:
+    """The name of the model to create, and its options from the source's config."""
+    if described is None:
+        if name is None:
+            raise ValueError(
+                f"{str(source)!r} does not state the architecture of its weights; pass "
+                "the name of a model too, one of zoo.list_models()"
+            )
+        return name, {}
+    if name is None or name == described.model:
+        return described.model, described.options
+    kind, defaults = options_of(described.model)
+    if name in ("vit", "gpt", "llama") and options_of(name)[0] is kind:
+        return name, {**defaults, **described.options}
+    raise ValueError(f"{str(source)!r} holds a {described.model!r}, not a {name!r}")
+
+
+def _check_same_function(
+    name: str,
+    options: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    source: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Raise a `ValueError` if options would change the function of weights.
+
+    Where the weights do not fit their config, the options that their keys decide may
+    differ from the config.
+    """
+    weights = f"the weights of {source}"
+    rest = {k: v for k, v in overrides.items() if k not in foreign.OPTIONS}
+    saving.check_same_function(name, options, rest, weights)
+    try:
+        saving.check_same_function(name, options, overrides, weights)
+    except ValueError:
+        try:
+            foreign.match(abstract(name, **options), arrays)
+        except ValueError:
+            return
+        raise
+
+
+def _assumption(
+    model: nnx.Module,
+    name: str,
+    source: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
+) -> str:
+    arrays = {
+        key: arrays[old] for key, old in foreign.unwrapped(model, arrays)[0].items()
+    }
+    kind = options_of(name)[0]
+    is_resnet = issubclass(kind, ResNet)
+    if issubclass(kind, ConvNet):
+        hf = any("embedder." in key or "embeddings." in key for key in arrays)
+        library = "timm's or torchvision's" if is_resnet else "timm's"
+        library = "transformers'" if hf else library
+    elif reads_tokens(name):
+        library = "transformers'"
+    else:
+        layout = foreign.vit_layout(arrays)[0].partition("_")[0]
+        known = ("timm", "torchvision", "transformers")
+        library = f"{layout if layout in known else 'big_vision'}'s"
+        library = library.replace("s's", "s'")
+    also = (
+        ", with the antialias of that name, which no weights show" if is_resnet else ""
+    )
+    if issubclass(options_of(name)[0], Llama):
+        also = (
+            ", with its head_dim, rope_theta, rope_scaling, norm_eps and "
+            "experts_per_token, which no weights show; put the config.json beside the "
+            "file to have them read"
+        )
+    return (
+        f"{str(source)!r} does not state its architecture; assumed {library} "
+        f"{name}{also}"
+    )

@@ -1,0 +1,616 @@
+"""`save` and `load` models as directories: weights by Orbax, options, a model card."""
+
+import contextlib
+import functools
+import json
+import math
+import numbers
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from mupax import optim
+
+from ..families.decoder import reads_tokens
+from ..families.vit import ViT, resize_positions
+from ..layers.attention import logit_scale
+from ..plan import Plan, scales
+from ..preprocessing import DataConfig, known_data_config, remember
+from ..registry import (
+    REGULARIZATION,
+    ROUNDING,
+    abstract,
+    complete,
+    default_options,
+    default_parametrization,
+    recipe,
+)
+from . import checksums, remote
+from .cards import Training, card
+from .features import Misfit
+from .files import check, read_json
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_CONFIG, _WEIGHTS, _CARD = "config.json", "weights", "README.md"
+_BUILDING = ".saving-"  # start of the names of unfinished directories
+_FORMAT = 3
+# Of `Parametrization.to_json`: `Powers` of three width ratios.
+_POWERS = [float, float, float]
+_PARAMETRIZATION = {
+    **{"name": str, "citation": str, "scaled": bool, "branches_only": bool},
+    **{"alpha": float, "gamma": float, "richness": float},
+    "rows": {str: [_POWERS] * 3},
+    "gauge": {str: _POWERS},
+}
+
+
+def save(
+    model: nnx.Module,
+    directory: str | os.PathLike[str],
+    *,
+    notes: str = "",
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
+    training: Training | None = None,
+) -> pathlib.Path | str:
+    """Write a zoo model so that loading it needs only the directory.
+
+    Args:
+      model: from `zoo.create` or `zoo.load_pretrained`. Its preprocessing is written
+        too, if it is known; see `zoo.data_config`.
+      directory: a new one, or a new address in object storage, e.g.
+        "gs://bucket/model"; it appears whole or not at all.
+      notes: for the model card: what it was trained on, how well it does.
+      files: further files to copy, by their name there, e.g. {"tokenizer.json": path}.
+      training: for the model card: how the weights were made.
+
+    Returns:
+      The directory, as a path; or its address.
+
+    Raises:
+      ValueError: a model that the zoo did not create, or with replaced or added parts;
+        or an address that cannot be written. Where the upload failed, the message names
+        the local copy.
+      FileExistsError: the directory is there already.
+
+    Examples:
+      >>> import tempfile
+      >>> from flax import nnx
+      >>> from mupax import zoo
+      >>> model = zoo.create("resmlp", width=16, depth=2, rngs=nnx.Rngs(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = zoo.save(model, folder + "/mine", notes="not trained")
+      ...     sorted(p.name for p in path.iterdir())
+      ['README.md', 'checksums.json', 'config.json', 'weights']
+    """
+    name, options = recipe(model)
+    if remote.is_remote(directory):
+        ends = {"first": checksums.NAME, "last": _CONFIG}
+        with remote.uploading(directory, **ends) as place:
+            save(model, place, notes=notes, files=files, training=training)
+        return remote.normalized(directory)
+    # Written out: another default of a later version must not change the model.
+    if options.get("parametrization") is None:
+        default = default_parametrization(name, **options)
+        options = {**options, "parametrization": default}
+    _check_parts(model, name, options)
+    directory = pathlib.Path(directory).absolute()
+    if directory.exists():
+        raise FileExistsError(f"{directory} exists; choose another directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    config = {"format": _FORMAT, "model": name, "options": _plain(options)}
+    if (data := known_data_config(model)) is not None:
+        config["data"] = data.to_json()
+    with _building(directory.parent) as building:
+        _write(building / _WEIGHTS, arrays_of(model))
+        # Orbax records the path of the temporary directory; remove it.
+        note = building / _WEIGHTS / "commit_success.txt"
+        if note.exists():
+            note.write_text("Committed.\n")
+        (building / _CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        copies = []
+        for name_there, path in (files or {}).items():
+            copies.append(building / name_there)
+            shutil.copyfile(path, copies[-1])
+        weights = [p for p in (building / _WEIGHTS).rglob("*") if p.is_file()]
+        # The card has no checksum, because users may edit it.
+        checksums.write(building, [building / _CONFIG, *copies, *weights])
+        (building / _CARD).write_text(_card(model, name, options, notes, training))
+        building.rename(directory)
+    return directory
+
+
+@contextlib.contextmanager
+def _building(parent: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A new directory in which to build another, removed after an exception.
+
+    Directories that killed processes left are removed: a living one holds a lock.
+    """
+    for left in parent.glob(f"{_BUILDING}*"):
+        with contextlib.suppress(OSError), _locked(left, wait=False):
+            shutil.rmtree(left, ignore_errors=True)
+    while True:
+        building = pathlib.Path(tempfile.mkdtemp(dir=parent, prefix=_BUILDING))
+        with contextlib.ExitStack() as lock:
+            with contextlib.suppress(OSError):  # not on every file system
+                lock.enter_context(_locked(building, wait=True))
+            if not building.exists():  # removed by another process before the lock
+                continue
+            try:
+                building.chmod(0o755)
+                yield building
+            except BaseException:
+                shutil.rmtree(building, ignore_errors=True)
+                raise
+            return
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a directory, which ends with the process.
+
+    Raises:
+      OSError: another process holds it; or, unless `wait`, there are no such locks, as
+        on Windows.
+    """
+    if fcntl is None:
+        if not wait:
+            raise OSError("this system has no locks of directories")
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
+
+
+def _check_parts(model: nnx.Module, name: str, options: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` if the saved options would not build these parameters."""
+    try:
+        anew = dict(_variables(abstract(name, **options))[1])
+        _check_fit(anew, dict(_variables(model)[1]), None)
+    except ValueError as error:
+        raise ValueError(
+            f"loading could not rebuild this model: {error}. A part of it was replaced "
+            "or added; with adapters, call zoo.merge_lora(model) first; for another "
+            "head, load or create it with out_features=...; store other changed models "
+            "with Orbax"
+        ) from None
+
+
+def _write(folder: pathlib.Path, arrays: dict[str, Any]) -> None:
+    """Write arrays by Orbax, from this process only.
+
+    Without compression: trained weights hardly get smaller, and are read more slowly.
+    """
+    options = ocp.options.MultiprocessingOptions()
+    if jax.process_count() > 1:
+        process = jax.process_index()
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=process,
+            active_processes={process},
+            barrier_sync_key_prefix=f"zoo.save.{process}",
+        )
+        # With several processes, Orbax does not accept arrays local to one of them.
+        arrays = jax.tree.map(np.asarray, arrays)
+    handler = ocp.PyTreeCheckpointHandler(
+        use_compression=False, multiprocessing_options=options
+    )
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+        checkpointer.save(folder, arrays)
+
+
+def load(
+    directory: str | os.PathLike[str], *, expected: str | None = None, **overrides: Any
+) -> nnx.Module:
+    """Read a model that `save` wrote.
+
+    Args:
+      directory: of the model.
+      expected: the name that the model must have; None for any.
+      **overrides: options that replace the saved ones. With another `out_features`
+        the readout gets new initial values, and with another `input_shape` a ViT's
+        positions are interpolated; other sizes cannot change.
+
+    Raises:
+      ValueError: the directory holds no model or cannot be read; the weights do not fit
+        the options; or the model would compute another function with these options.
+    """
+    directory = pathlib.Path(directory).absolute()
+    config = read_config(directory)
+    name, options = config["model"], config["options"]
+    if expected not in (None, name):
+        raise ValueError(f"{str(directory)!r} holds a {name!r}, not a {expected!r}")
+    rngs = overrides.pop("rngs", None) or nnx.Rngs(0)
+    resized = "input_shape" in overrides
+    try:
+        saved = abstract(name, **options)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{directory} holds a model that this version cannot create: {error}"
+        ) from None
+    check_sizes(saved, str(directory))
+    check_same_function(name, options, overrides, f"the weights in {directory}")
+    remedy = _saved_values(name, options, overrides)
+    options = {**options, **overrides}
+    # Raise before reading arrays and building a large model if they do not fit.
+    model = abstract(name, **options)
+    new_head = model_classes(model) != model_classes(saved)
+    fresh = "readout" if new_head else None
+    arrays = _resized(saved, model, arrays_of(saved))
+    try:
+        _check_fit(dict(_variables(model)[1]), arrays, fresh)
+    except ValueError as error:
+        hint = ("; pass ", remedy) if remedy else ()
+        raise Misfit(str(error), *hint) from None
+    _check_multipliers(saved, model, directory, remedy)
+    arrays = _read(directory / _WEIGHTS, saved)
+    fill(model, _resized(saved, model, arrays), fresh=fresh)
+    complete(model, rngs)
+    remember(model, config["data"], resized=resized)
+    return model
+
+
+def _saved_values(
+    name: str, options: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, str]:
+    """The saved values, as Python code, of the options that overrides change.
+
+    Another number of classes, and other images of a model that accepts them, are left
+    out.
+    """
+    known = {**default_options(name), **options}
+    for key in ("width", "depth"):
+        if known.get(f"base_{key}") is None:
+            known[f"base_{key}"] = known[key]
+    out = {}
+    for key, value in overrides.items():
+        before = known.get(key)
+        if key == "out_features" or _plain(before) == _plain(value):
+            continue
+        if key == "input_shape" and _accepts(name, options, value):
+            continue
+        if key == "parametrization":
+            usual = default_parametrization(name, **options)
+            saved, new = (
+                x
+                if isinstance(x, optim.Parametrization)
+                else optim.parametrization(x or usual)
+                for x in (before, value)
+            )
+            if saved.same_rules(new):
+                continue
+            before = saved.label
+        out[key] = repr(before)
+    return out
+
+
+def _accepts(name: str, options: Mapping[str, Any], input_shape: Any) -> bool:
+    """Whether saved weights fit a model for images of another shape."""
+    saved, other = (
+        abstract(name, **options, **changed)
+        for options, changed in (
+            (options, {}),
+            (
+                {k: v for k, v in options.items() if k != "input_shape"},
+                {"input_shape": input_shape},
+            ),
+        )
+    )
+    try:
+        _check_fit(
+            dict(_variables(other)[1]), _resized(saved, other, arrays_of(saved)), None
+        )
+    except ValueError:
+        return False
+    return True
+
+
+def _read(folder: pathlib.Path, model: nnx.Module) -> dict[str, Any]:
+    """Read the arrays of a model from `abstract` by Orbax.
+
+    Raises:
+      ValueError: they cannot be read, or do not fit the model.
+    """
+    variables = dict(_variables(model)[1])
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            # Before anything is allocated.
+            stored = checkpointer.metadata(folder).item_metadata.tree
+            _check_fit(variables, stored, None)
+            return checkpointer.restore(folder, arrays_of(model))
+    except Exception as error:  # Orbax raises whatever its storage does
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the weights in {folder.parent} cannot be read: {reason}"
+        ) from None
+
+
+# Options that change no function of trained weights, or that are checked otherwise: by
+# shapes, or by the multipliers of the forward pass.
+_FREE = {
+    *ROUNDING,
+    *REGULARIZATION,
+    *(
+        "balance",
+        "train_ends",
+        "gain",
+        "layer_scale",
+        "zero_init",
+        "zero_queries",
+        "zero_readout",
+    ),
+    *("context", "vocab_size", "eos", "input_shape", "out_features", "width", "depth"),
+    *("heads", "head_dim", "queries_per_key", "mlp_ratio", "patch_size", "registers"),
+    *("blocks", "block_depth", "rows", "rows_width", "head", "experts"),
+    *("group_width", "width_per_group"),
+    *("base_width", "base_depth", "parametrization", "branch_multiplier"),
+}
+
+
+def check_same_function(
+    name: str, options: Mapping[str, Any], overrides: Mapping[str, Any], weights: str
+) -> None:
+    """Raise a `ValueError` if an option would change the function of weights.
+
+    Args:
+      name: of the model.
+      options: those of the weights; others have their defaults.
+      overrides: the new options.
+      weights: the weights in a sentence.
+    """
+    known = {**default_options(name), **options}
+    for key, value in overrides.items():
+        if key not in _FREE and key in known and _plain(known[key]) != _plain(value):
+            raise ValueError(
+                f"{weights} have {key}={known[key]!r}, and {key}={value!r} would "
+                f"change the function that they compute; leave {key} out"
+            )
+
+
+def _resized(
+    saved: nnx.Module, model: nnx.Module, arrays: dict[str, Any]
+) -> dict[str, Any]:
+    """Saved arrays, with a ViT's positions interpolated to another model's images."""
+    if not isinstance(saved, ViT) or not isinstance(model, ViT):
+        return arrays
+    if saved.grid == model.grid or saved.position is None:
+        return arrays
+    resize = functools.partial(resize_positions, before=saved.grid, after=model.grid)
+    table = arrays["position"]
+    if isinstance(table, jax.ShapeDtypeStruct):
+        return {**arrays, "position": jax.eval_shape(resize, table)}
+    return {**arrays, "position": resize(table)}
+
+
+def is_config(config: Any) -> bool:
+    """Whether the contents of a config.json are from `save`."""
+    return isinstance(config, dict) and {"format", "model", "options"} <= config.keys()
+
+
+def read_config(directory: pathlib.Path) -> dict[str, Any]:
+    """Read a model's name, options and preprocessing, and verify all checksums.
+
+    Raises:
+      ValueError: the config is missing, or a file of the directory is damaged.
+    """
+    try:
+        config = read_json(directory / _CONFIG)
+        data = config.pop("data", None)
+        check(config, {"format": int, "model": str, "options": {str: None}}, "it")
+        if config["format"] != _FORMAT:
+            raise ValueError(f"its format is {config['format']}, not {_FORMAT}")
+        options = {key: _rich(value) for key, value in config["options"].items()}
+        data = None if data is None else DataConfig.from_json(data)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{directory} holds no model of zoo.save: {_CONFIG} cannot be read "
+            f"({error}); pass a directory that zoo.save wrote"
+        ) from None
+    try:
+        checksums.verify(directory, [directory / _CONFIG, directory / _WEIGHTS])
+    except ValueError as error:
+        raise ValueError(
+            f"the model in {directory} is damaged: {error}; copy it again, or save it "
+            "again"
+        ) from None
+    return {"model": config["model"], "options": options, "data": data}
+
+
+def check_sizes(model: nnx.Module, source: str, arrays: int | None = None) -> None:
+    """Check that a file can hold a model's layers, and this machine all its arrays.
+
+    Args:
+      model: from `abstract`.
+      source: of the weights, for messages.
+      arrays: number of arrays in the file, if each layer has its own.
+
+    Raises:
+      ValueError: they cannot. Nothing was allocated.
+    """
+    most = math.inf if arrays is None else max(arrays, 1000)
+    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        stacked = len(variable.shape) > len(variable.get_metadata()["axes"])
+        # Of few layers, the first missing array is a better message.
+        if stacked and variable.shape[0] > most:
+            raise ValueError(
+                f"a model with {variable.shape[0]:,} layers does not fit {source}, "
+                f"which holds {arrays:,} arrays; its config may be damaged"
+            )
+    needed = sum(
+        math.prod(array.shape) * array.dtype.itemsize
+        for array in arrays_of(model).values()
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"the config of {source} describes a model of {needed / 1e9:,.4g} GB, but "
+            f"this machine has {memory / 1e9:,.4g} GB of memory; the config may be "
+            "damaged"
+        )
+
+
+def arrays_of(model: nnx.Module) -> dict[str, Any]:
+    """All arrays of a model except its random state, by path."""
+    return {path: variable.get_value() for path, variable in _variables(model)[1]}
+
+
+def fill(
+    model: nnx.Module, arrays: dict[str, Any], *, fresh: str | None = None
+) -> None:
+    """Fill a model with arrays; every array and every variable is used once.
+
+    Args:
+      model: changed only if everything fits.
+      arrays: by path.
+      fresh: variables below this path keep their values.
+
+    Raises:
+      ValueError: a path is missing or unknown, or an array has another shape.
+    """
+    state, pairs = _variables(model)
+    variables = dict(pairs)
+    for path in _check_fit(variables, arrays, fresh):
+        variable = variables[path]
+        variable.set_value(jnp.asarray(arrays[path], variable.dtype))
+    nnx.update(model, state)
+
+
+def _check_fit(
+    variables: dict[str, nnx.Variable], arrays: dict[str, Any], fresh: str | None
+) -> list[str]:
+    """Return the paths to fill; raise a `ValueError` if arrays do not fit (`fill`)."""
+    kept = {p for p in variables if fresh and p.split("/")[0] == fresh}
+    for path in variables.keys() - arrays.keys() - kept:
+        raise ValueError(f"the weights lack {path!r}, which the model has")
+    for path in arrays.keys() - variables.keys():
+        raise ValueError(f"the weights hold {path!r}, which the model does not have")
+    filled = [path for path in variables if path not in kept]
+    for path in filled:
+        if tuple(arrays[path].shape) != tuple(variables[path].shape):
+            raise ValueError(
+                f"{path!r} has shape {tuple(arrays[path].shape)} in the weights and "
+                f"{tuple(variables[path].shape)} in the model"
+            )
+    return filled
+
+
+def _variables(
+    model: nnx.Module,
+) -> tuple[nnx.State, list[tuple[str, nnx.Variable]]]:
+    state = nnx.state(model, nnx.Not(nnx.RngState))
+    pairs = nnx.to_flat_state(state)
+    return state, [("/".join(map(str, path)), variable) for path, variable in pairs]
+
+
+def _check_multipliers(
+    saved: nnx.Module,
+    model: nnx.Module,
+    directory: pathlib.Path,
+    remedy: Mapping[str, str],
+) -> None:
+    """Raise a `Misfit` if the weights compute another function with new options."""
+    before, now = _multipliers(saved), _multipliers(model)
+    for path in before.keys() & now.keys():
+        if not math.isclose(before[path], now[path], rel_tol=1e-9):
+            raise Misfit(
+                f"the weights in {directory} were saved with a factor of "
+                f"{before[path]:g} at {path!r}, which these options change to "
+                f"{now[path]:g}, so the model would compute another function; pass ",
+                remedy,
+            )
+
+
+def _multipliers(model: nnx.Module) -> dict[str, float]:
+    """All factors of the forward pass that depend on the plan."""
+    plan = _plan(model)
+    factors = {
+        path: optim.multipliers(scale, plan.parametrization).forward
+        for path, scale in scales(model).items()
+    }
+    factors |= {"every branch": plan.branch, "the output": plan.output}
+    if "head_dim" in dict(plan.axes):
+        factors["the logits of attention"] = logit_scale(plan)
+    return factors
+
+
+def model_classes(model: nnx.Module) -> int | None:
+    """Number of classes of a model's readout; None without a readout of classes."""
+    axes = dict(_plan(model).axes)
+    return axes["classes"].size if "classes" in axes else None
+
+
+def _card(
+    model: nnx.Module,
+    name: str,
+    options: dict[str, Any],
+    notes: str,
+    training: Training | None,
+) -> str:
+    """Write the model card."""
+    point = _plan(model).parametrization
+    return card(
+        name,
+        _plain({**options, "parametrization": point.name}),
+        parameters=sum(
+            int(np.prod(v.shape, dtype=int)) for _, v in _variables(model)[1]
+        ),
+        parametrization=point,
+        reads_tokens=reads_tokens(name),
+        data=known_data_config(model),
+        notes=notes,
+        training=training,
+    )
+
+
+def _plan(model: nnx.Module) -> Plan:
+    plan = getattr(model, "plan", None)
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"{type(model).__name__} is not a model of the zoo; create it by zoo.create"
+        )
+    return plan
+
+
+def _plain(value: Any) -> Any:
+    """Convert options to JSON; parametrizations and dtypes become tagged objects."""
+    if isinstance(value, optim.Parametrization):
+        return {"parametrization": _plain(value.to_json())}
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        return value.item()
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return {"dtype": np.dtype(value).name}
+
+
+def _rich(value: Any) -> Any:
+    """The inverse of `_plain`; lists become tuples, as options are."""
+    if isinstance(value, dict):
+        if value.keys() == {"parametrization"}:
+            check(value["parametrization"], _PARAMETRIZATION, "parametrization")
+            return optim.Parametrization.from_json(value["parametrization"])
+        if value.keys() == {"dtype"}:
+            check(value["dtype"], str, "dtype")
+            return jnp.dtype(value["dtype"])
+        return {key: _rich(v) for key, v in value.items()}
+    return tuple(map(_rich, value)) if isinstance(value, list) else value
