@@ -3,7 +3,7 @@
     python -m benchmarks.narrow_conv [--pairs 15] [--batch 64]
 
 The gradient of eight residual convolutions of 3x3 pixels in a scan, by products of
-matrices (`_narrow`, as `convolve` does it on CPUs) and by XLA's convolution (`_cpu`).
+matrices (`Narrow`, as `convolve` does it on CPUs) and by XLA's convolution (`Direct`).
 Prints the median ratio of processor times, of pairs in alternating order.
 """
 
@@ -12,11 +12,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mupax.zoo.layers.convolve import _cpu, _narrow
+from mupax.zoo.layers.convolve import Direct, Narrow, formed
 
 LAYERS, STEPS = 8, 10
 
@@ -40,6 +41,10 @@ def gradients(
     return jax.lax.scan(step, kernels, length=STEPS)[0]
 
 
+def _way(form: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return lambda x, k: formed(form.of(x, k, 1, ((1, 1), (1, 1))), x, k)
+
+
 def ratio(channels: int, pixels: int, batch: int, pairs: int) -> float:
     """Median ratio of processor times, products of matrices over convolutions."""
     keys = jax.random.split(jax.random.key(0))
@@ -47,7 +52,7 @@ def ratio(channels: int, pixels: int, batch: int, pairs: int) -> float:
     x = jax.random.normal(keys[1], (batch, pixels, pixels, channels))
     ways = [
         jax.jit(lambda k, x, way=way: gradients(way, k, x))
-        for way in (_narrow, lambda x, k: _cpu(x, k, 1))
+        for way in map(_way, (Narrow, Direct))
     ]
     results = [way(kernels, x) for way in ways]
     assert jnp.allclose(*results, atol=1e-5)

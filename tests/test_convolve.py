@@ -11,77 +11,87 @@ from flax import nnx
 
 from mupax import zoo
 from mupax.zoo.layers.convolve import (
-    _depthwise,
-    _narrow,
-    _of_groups,
-    _plain,
+    Depthwise,
+    Direct,
+    Narrow,
     _split,
     convolve,
+    formed,
+    plain,
 )
 
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("size", [1, 3, 7])
-@pytest.mark.parametrize("pixels", [(8, 9), (7, 4), (2, 2), (1, 3)])
-def test_gradients_are_those_of_jax(size, stride, pixels):
-    with jax.enable_x64():
-        keys = jax.random.split(jax.random.key(0), 3)
-        x = jax.random.normal(keys[0], (2, *pixels, 3))
-        kernel = jax.random.normal(keys[1], (size, size, 3, 5))
-        (ours, ours_back), (theirs, theirs_back) = (
-            jax.vjp(lambda x, kernel, f=f: f(x, kernel, stride), x, kernel)
-            for f in (convolve, _plain)
-        )
-        grad = jax.random.normal(keys[2], ours.shape)
-        pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
-        for a, b in pairs:
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+HALF = ((1, 1), (1, 1))
 
 
-@pytest.mark.parametrize("size", [3, 5])
-@pytest.mark.parametrize("images", [1, 6, 7, 64])
-def test_one_of_few_channels_has_the_gradients_of_jax(images, size):
-    """In parts, of several images or of one; 64 images of 16x16 pixels need them."""
-    assert (len(_split(jnp.ones((images, 16, 16, 2)), jnp.ones((3, 3, 2, 4)))) > 1) == (
-        images == 64
+def jax_own(x, kernel, stride):
+    return plain(x, kernel, stride, HALF)
+
+
+def same(ours, theirs, digits=1e-11):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=digits * np.abs(b).max())
+
+
+def all_derivatives(of, x, kernel):
+    """By `jvp` and `vjp`, outside and inside of `vmap`."""
+    keys = jax.random.split(jax.random.key(7), 3)
+    change = tuple(
+        jax.random.normal(key, a.shape)
+        for key, a in zip(keys, (x, kernel), strict=False)
     )
-    with jax.enable_x64():
-        keys = jax.random.split(jax.random.key(0), 3)
-        x = jax.random.normal(keys[0], (images, 16, 16, 2))
-        kernel = jax.random.normal(keys[1], (size, size, 2, 4))
-        (ours, ours_back), (theirs, theirs_back) = (
-            jax.vjp(f, x, kernel)
-            for f in (_narrow, lambda x, kernel: _plain(x, kernel, 1))
-        )
-        grad = jax.random.normal(keys[2], ours.shape)
-        pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
-        for a, b in pairs:
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+    out, forward = jax.jvp(of, (x, kernel), change)
+    cotangent = jax.random.normal(keys[2], out.shape)
+    backward = jax.vjp(of, x, kernel)[1](cotangent)
+
+    def loss(x, kernels):
+        outs = jax.vmap(of, (None, 0))(x, kernels)
+        return (outs**2).sum()
+
+    shared = jax.grad(loss, (0, 1))(x, jnp.stack([kernel, 2 * kernel]))
+    return out, forward, backward, shared
 
 
-@pytest.mark.parametrize("sides", [((1, 1), (1, 1)), ((0, 1), (2, 2)), ((0, 0),) * 2])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize(("size", "pixels"), [(3, (8, 9)), (5, (7, 5)), (2, (2, 3))])
-def test_gradients_of_a_depthwise_one_are_those_of_jax(size, pixels, stride, sides):
+@pytest.mark.parametrize(
+    ("form", "size", "pixels", "stride", "sides", "channels", "images"),
+    [
+        *((Direct, 1, (8, 9), s, ((0, 0),) * 2, (3, 3, 5), 2) for s in (1, 2)),
+        *((Direct, 3, p, 1, HALF, (3, 3, 5), 2) for p in ((7, 4), (2, 2), (1, 3))),
+        *((Direct, 3, p, 2, HALF, (3, 3, 5), 2) for p in ((8, 9), (2, 2), (1, 3))),
+        (Direct, 7, (7, 4), 2, ((3, 3),) * 2, (3, 3, 5), 2),
+        *((Narrow, 3, (16, 16), 1, HALF, (2, 2, 4), n) for n in (1, 7, 64)),
+        (Narrow, 5, (9, 8), 1, ((2, 2),) * 2, (2, 2, 4), 6),
+        *((Depthwise, 3, (8, 9), s, ((0, 1), (2, 2)), (4, 1, 4), 2) for s in (1, 2, 3)),
+        (Depthwise, 5, (7, 5), 2, ((1, 1), (1, 1)), (4, 1, 4), 2),
+        (Depthwise, 2, (2, 3), 1, ((0, 0),) * 2, (4, 1, 4), 2),
+    ],
+)
+def test_derivatives_are_those_of_jax(
+    form, size, pixels, stride, sides, channels, images
+):
     with jax.enable_x64():
-        keys = jax.random.split(jax.random.key(0), 3)
-        x = jax.random.normal(keys[0], (2, *pixels, 4))
-        kernel = jax.random.normal(keys[1], (size, size, 1, 4))
-        (ours, ours_back), (theirs, theirs_back) = (
-            jax.vjp(lambda x, kernel, f=f: f(x, kernel, stride, sides), x, kernel)
-            for f in (_depthwise, _of_groups)
+        keys = jax.random.split(jax.random.key(0), 2)
+        x = jax.random.normal(keys[0], (images, *pixels, channels[0]))
+        kernel = jax.random.normal(keys[1], (size, size, *channels[1:]))
+        ours, theirs = (
+            all_derivatives(of, x, kernel)
+            for of in (
+                lambda x, k: formed(form.of(x, k, stride, sides), x, k),
+                lambda x, k: plain(x, k, stride, sides),
+            )
         )
-        grad = jax.random.normal(keys[2], ours.shape)
-        pairs = (ours, theirs), *zip(ours_back(grad), theirs_back(grad), strict=True)
-        for a, b in pairs:
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+        same(ours, theirs)
+
+
+def test_many_images_of_few_channels_are_taken_in_parts():
+    assert len(_split(jnp.ones((64, 16, 16, 2)), 3)) > 1
+    assert len(_split(jnp.ones((7, 16, 16, 2)), 3)) == 1
 
 
 @pytest.mark.parametrize(
     ("channels", "stride"), [((2, 3, 4), 1), ((2, 9, 4), 1), ((2, 3, 4), 2)]
 )
 def test_second_derivatives_are_those_of_jax(channels, stride):
-    """Of a loss of three convolutions, by `jvp` or `grad` of its gradient."""
+    """Of a loss of three convolutions, in every order of the modes."""
     with jax.enable_x64():
         keys = jax.random.split(jax.random.key(0), 4)
         x = jax.random.normal(keys[0], (2, 6, 5, channels[0]))
@@ -92,27 +102,25 @@ def test_second_derivatives_are_those_of_jax(channels, stride):
             )
         ]
 
-        def loss(kernels, plain):
-            first, second, last = kernels
-            one = _plain if plain else convolve
-            y = jnp.tanh(one(jnp.tanh(one(x, first, stride)), second, 1))
-            if plain:
-                y = _of_groups(y, last, 1, ((1, 1), (1, 1)))
-            else:
-                y = convolve(y, last, 1)
-            return (y**2).sum()
+        def loss(kernels, of):
+            y = jnp.tanh(of(jnp.tanh(of(x, kernels[0], stride)), kernels[1], 1))
+            return (of(y, kernels[2], 1) ** 2).sum()
 
-        def along(outer, plain):
+        def along(outer, of):
             ones = jax.tree.map(jnp.ones_like, kernels)
-            slopes = jax.grad(loss)
-            if outer == "jvp":
-                return jax.jvp(lambda k: slopes(k, plain), (kernels,), (ones,))[1]
-            return jax.grad(lambda k: sum(g.sum() for g in slopes(k, plain)))(kernels)
+            if outer == "reverse over forward":
+                change = lambda k: jax.jvp(lambda k: loss(k, of), (k,), (ones,))[1]  # noqa: E731
+                return jax.grad(change)(kernels)
+            slopes = jax.grad(lambda k: loss(k, of))
+            if outer == "forward over reverse":
+                return jax.jvp(slopes, (kernels,), (ones,))[1]
+            return jax.grad(lambda k: sum(g.sum() for g in slopes(k)))(kernels)
 
-        theirs = along("jvp", plain=True)
-        for outer in ("jvp", "grad"):
-            for a, b in zip(along(outer, plain=False), theirs, strict=True):
-                np.testing.assert_allclose(a, b, rtol=0, atol=1e-11 * np.abs(b).max())
+        theirs = along(
+            "reverse", lambda x, kernel, stride: plain(x, kernel, stride, HALF)
+        )
+        for outer in ("forward over reverse", "reverse over forward", "reverse"):
+            same(along(outer, convolve), theirs)
 
 
 def test_scanned_blocks_have_second_derivatives():
@@ -180,7 +188,7 @@ def test_no_gradient_of_a_depthwise_one_is_that_of_all_channels():
     assert " convolution(" not in text, text
 
 
-@pytest.mark.parametrize("of", [convolve, _plain])
+@pytest.mark.parametrize("of", [convolve, jax_own])
 def test_in_a_loop_every_convolution_has_the_form_that_is_fast(of):
     """JAX's own have not, which is why `convolve` is there: seventeen times slower."""
 
@@ -200,7 +208,7 @@ def test_in_a_loop_every_convolution_has_the_form_that_is_fast(of):
 def test_an_image_smaller_than_the_kernel_is_not_taken_for_it():
     """XLA would swap them where the kernel has more pixels: ten times slower."""
     shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((3, 3, 9, 9), (2, 2, 2, 9))]
-    for of, swapped in ((convolve, False), (_plain, True)):
+    for of, swapped in ((convolve, False), (jax_own, True)):
 
         def loss(kernel: jax.Array, x: jax.Array, of=of) -> jax.Array:
             return (of(of(x, kernel, 1), kernel, 1) ** 2).sum()

@@ -300,24 +300,18 @@ def saves_no_gathered_weight(
     return inside != ["sharding_constraint"]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _reshard(x: Array, before: PartitionSpec, after: PartitionSpec) -> Array:
     return jax.lax.with_sharding_constraint(x, after)
 
 
-def _reshard_forward(
-    x: Array, before: PartitionSpec, after: PartitionSpec
-) -> tuple[Array, None]:
-    return _reshard(x, before, after), None
-
-
-def _reshard_backward(
-    before: PartitionSpec, after: PartitionSpec, _: None, gradient: Array
-) -> tuple[Array]:
-    return (jax.lax.with_sharding_constraint(gradient, before),)
-
-
-_reshard.defvjp(_reshard_forward, _reshard_backward)
+@_reshard.defjvp
+def _reshard_jvp(
+    before: PartitionSpec, after: PartitionSpec, primals: Any, tangents: Any
+) -> tuple[Array, Array]:
+    # The constraint of the tangent is that of the gradient, its transpose.
+    tangent = jax.lax.with_sharding_constraint(tangents[0], before)
+    return _reshard(primals[0], before, after), tangent
 
 
 def _batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:

@@ -1,11 +1,15 @@
 """A convolution whose gradients are fast on CPUs too, also inside of loops."""
 
+import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 from ..sharding import is_splitting, platform
@@ -15,6 +19,7 @@ from .basic import single
 # convolution, if about so many bytes of it stay in the cache.
 _NARROW = 8
 _CACHED = 150_000
+Sides = tuple[tuple[int, int], ...]
 
 
 def convolve(
@@ -25,10 +30,10 @@ def convolve(
 ) -> Float[Array, "b h2 w2 n"]:
     """Convolve images, in groups of channels if the kernel has fewer than the image.
 
-    On CPUs, depthwise convolutions and those with padding "half" and one group use
-    custom gradients. They have the same values, and can be differentiated again, by
-    `jax.hessian` too; `jax.jvp` of the convolution itself is an error of JAX. With at
-    most 8 channels on both sides, a product of matrices takes their place.
+    On CPUs, depthwise convolutions and those with padding "half" and one group have
+    derivatives of their own (`Form`): the same values, of every order, in forward and
+    in reverse mode. With at most 8 channels on both sides, a product of matrices takes
+    their place.
 
     Args:
       x: images.
@@ -46,30 +51,26 @@ def convolve(
       >>> convolve(jnp.ones((1, 5, 5, 4)), jnp.ones((3, 3, 1, 4)), 1).shape
       (1, 5, 5, 4)
     """
-    groups = x.shape[-1] // kernel.shape[2]
+    size, _, inputs, outputs = kernel.shape
+    groups, on_cpu = x.shape[-1] // inputs, platform() == "cpu"
+    sides = tuple(_sides(n, size, stride, padding) for n in x.shape[1:3])
     if groups > 1 or padding != "half":
-        return _grouped(x, kernel, stride, padding, groups)
+        is_depthwise = inputs == 1 and outputs == groups > 1
+        if on_cpu and is_depthwise:
+            return formed(Depthwise.of(x, kernel, stride, sides), x, kernel)
+        return plain(x, kernel, stride, sides)
     # XLA on CPUs rewrites convolutions into a form with fast code, but not inside of
     # loops such as scanned blocks, where the gradients of a ResNet-18 took 17x as
     # long. On other platforms XLA recognizes the form that JAX gives to gradients.
-    if platform() != "cpu":
-        return _plain(x, kernel, stride)
-    size, _, inputs, outputs = kernel.shape
+    if not on_cpu:
+        return plain(x, kernel, stride, sides)
     is_narrow = max(inputs, outputs) <= _NARROW and stride == 1 and size in (3, 5, 7)
     is_known = isinstance(x.shape[0], int)  # not so if `jax.export` leaves it open
     # Taking parts of a batch would move images between devices.
-    if is_narrow and is_known and not is_splitting():
-        return _narrow(x, kernel)
-    return _cpu(x, kernel, stride)
-
-
-def _grouped(
-    x: Array, kernel: Array, stride: int, padding: int | str, groups: int
-) -> Array:
-    sides = tuple(_sides(n, kernel.shape[0], stride, padding) for n in x.shape[1:3])
-    is_depthwise = kernel.shape[2:] == (1, groups) and groups > 1
-    of = _depthwise if platform() == "cpu" and is_depthwise else _of_groups
-    return of(x, kernel, stride, sides)
+    is_narrow = is_narrow and is_known and not is_splitting()
+    return formed(
+        (Narrow if is_narrow else Direct).of(x, kernel, stride, sides), x, kernel
+    )
 
 
 def _sides(n: int, size: int, stride: int, padding: int | str) -> tuple[int, int]:
@@ -81,59 +82,10 @@ def _sides(n: int, size: int, stride: int, padding: int | str) -> tuple[int, int
     return side, side
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _depthwise(
-    x: Array, kernel: Array, stride: int, sides: tuple[tuple[int, int], ...]
-) -> Array:
-    """A depthwise convolution whose gradient is fast on CPUs.
-
-    By default, XLA computes the kernel's gradient for all pairs of channels and keeps
-    the diagonal.
-    """
-    return _of_groups(x, kernel, stride, sides)
-
-
-def _of_groups(
-    x: Array, kernel: Array, stride: int, sides: tuple[tuple[int, int], ...]
-) -> Array:
+def plain(x: Array, kernel: Array, stride: int, sides: Sides) -> Array:
+    """JAX's convolution, whose gradients are JAX's too."""
     groups = x.shape[-1] // kernel.shape[2]
     return _conv(x, kernel, list(sides), (stride, stride), feature_group_count=groups)
-
-
-def _depthwise_forward(
-    x: Array, kernel: Array, stride: int, sides: tuple[tuple[int, int], ...]
-) -> tuple[Array, tuple[Array, Array]]:
-    return _of_groups(x, kernel, stride, sides), (x, kernel)
-
-
-def _depthwise_backward(
-    stride: int,
-    sides: tuple[tuple[int, int], ...],
-    saved: tuple[Array, Array],
-    grad: Float[Array, "b h2 w2 n"],
-) -> tuple[Float[Array, "b h w n"], Float[Array, "k k 1 n"]]:
-    x, kernel = saved
-    size, dtype = kernel.shape[0], single(x.dtype)
-    _, to_x = jax.vjp(lambda x: _of_groups(x, kernel, stride, sides), x)
-    padded = jnp.pad(x, [(0, 0), *sides, (0, 0)]).astype(dtype)
-    slopes = grad.astype(dtype)
-    ends = [(steps - 1) * stride + 1 for steps in grad.shape[1:3]]
-
-    def tap(place: Array) -> Array:
-        start = (0, place // size, place % size, 0)
-        seen = jax.lax.dynamic_slice(padded, start, (len(x), *ends, x.shape[-1]))
-        return (seen[:, ::stride, ::stride] * slopes).sum((0, 1, 2))
-
-    taps = jax.lax.map(tap, jnp.arange(size**2))
-    return to_x(grad)[0], taps.reshape(kernel.shape).astype(kernel.dtype)
-
-
-_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
-
-
-def _plain(x: Array, kernel: Array, stride: int) -> Array:
-    pad = (kernel.shape[0] - 1) // 2
-    return _conv(x, kernel, [(pad, pad)] * 2, (stride, stride))
 
 
 def _conv(
@@ -149,22 +101,220 @@ def _conv(
     )
 
 
-def _product(x: Array, kernel: Array) -> Array:
+# --- Derivatives ---
+
+
+class Form(Hashable, Protocol):
+    """A form <y, x * kernel>, linear in each of the three, as its three gradients.
+
+    Each gradient takes the other two and is linear in both. So its own derivatives are
+    gradients of the same form, in forward and in reverse mode and of every order.
+    """
+
+    def x(self, kernel: Array, y: Array) -> Array:
+        """The gradient with respect to the images."""
+
+    def kernel(self, x: Array, y: Array) -> Array:
+        """The gradient with respect to the kernel."""
+
+    def y(self, x: Array, kernel: Array) -> Array:
+        """The convolution."""
+
+
+_NAMES = ("x", "kernel", "y")
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def formed(form: Form, x: Array, kernel: Array) -> Array:
+    return form.y(x, kernel)
+
+
+@functools.partial(formed.defjvp, symbolic_zeros=True)
+def _formed_jvp(form: Form, primals: Any, tangents: Any) -> tuple[Array, Any]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    pairs = ((dx, kernel), dx), ((x, dkernel), dkernel)
+    terms = [
+        _gradient(form, "y", *pair)
+        for pair, tangent in pairs
+        if not isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+    ]
+    out = formed(form, x, kernel)
+    return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
+
+
+# A primitive, because only those have a transpose of their own.
+_gradient_p = core.Primitive("convolution_form")
+
+
+def _gradient(form: Form, name: str, first: Array, second: Array) -> Array:
+    """A gradient of a form, given the other two in order, as one operation."""
+    avals = (jax.typeof(first), jax.typeof(second))
+    program = _program(form, name, *((a.shape, a.dtype) for a in avals))
+    return _gradient_p.bind(first, second, form=form, name=name, call_jaxpr=program)
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(form: Any, name: str, *shapes: tuple[Any, Any]) -> core.ClosedJaxpr:
+    # What counts operations in programs finds them in here.
+    return jax.make_jaxpr(getattr(form, name))(
+        *(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    )
+
+
+def _run(
+    first: Array, second: Array, *, call_jaxpr: core.ClosedJaxpr, **_: Any
+) -> Array:
+    return core.jaxpr_as_fun(call_jaxpr)(first, second)[0]
+
+
+def _transposed(which: int) -> Callable[..., Array]:
+    """The transpose of a gradient in the first or the second of its arguments."""
+
+    def rule(
+        cotangent: Array, first: Any, second: Any, *, form: Form, name: str, **_: Any
+    ) -> Array:
+        others = [other for other in _NAMES if other != name]
+        known = {name: cotangent, others[1 - which]: (second, first)[which]}
+        asked = others[which]
+        return _gradient(form, asked, *(known[n] for n in _NAMES if n != asked))
+
+    return rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped:
+    """A form under `jax.vmap`; gradients of what is not mapped are sums."""
+
+    form: Form
+    mapped: tuple[str, ...]
+
+    def _of(self, name: str, first: Array, second: Array) -> Array:
+        others = [other for other in _NAMES if other != name]
+        axes = tuple(0 if other in self.mapped else None for other in others)
+        out = jax.vmap(getattr(self.form, name), axes)(first, second)
+        return out if name in self.mapped else out.sum(0)
+
+    def x(self, kernel: Array, y: Array) -> Array:
+        return self._of("x", kernel, y)
+
+    def kernel(self, x: Array, y: Array) -> Array:
+        return self._of("kernel", x, y)
+
+    def y(self, x: Array, kernel: Array) -> Array:
+        return self._of("y", x, kernel)
+
+
+def _vmapped(
+    arguments: Any, dims: Any, *, form: Form, name: str, **_: Any
+) -> tuple[Array, int]:
+    others = [other for other in _NAMES if other != name]
+    mapped = [o for o, dim in zip(others, dims, strict=True) if dim is not None]
+    moved = (
+        a if dim is None else jnp.moveaxis(a, dim, 0)
+        for a, dim in zip(arguments, dims, strict=True)
+    )
+    return _gradient(Mapped(form, (*mapped, name)), name, *moved), 0
+
+
+_gradient_p.def_impl(_run)
+_gradient_p.def_abstract_eval(lambda *_, call_jaxpr, **__: call_jaxpr.out_avals[0])
+ad.defbilinear(_gradient_p, _transposed(0), _transposed(1))
+batching.primitive_batchers[_gradient_p] = _vmapped
+mlir.register_lowering(_gradient_p, mlir.lower_fun(_run, multiple_results=False))
+
+
+# --- Forms ---
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sized:
+    """What the forms know of a convolution.
+
+    Attributes:
+      size: of a side of the kernel.
+      pixels: of the images, (height, width).
+      stride: step of the output over the input.
+      sides: padding pixels before and after each side.
+    """
+
+    size: int
+    pixels: tuple[int, ...]
+    stride: int
+    sides: Sides
+
+    @classmethod
+    def of(cls, x: Array, kernel: Array, stride: int, sides: Sides) -> "_Sized":
+        """The form of a convolution of these arrays."""
+        return cls(kernel.shape[0], x.shape[1:3], stride, sides)
+
+
+class Depthwise(_Sized):
+    """A depthwise convolution.
+
+    By default, XLA computes the kernel's gradient for all pairs of channels and keeps
+    the diagonal.
+    """
+
+    def y(self, x: Array, kernel: Array) -> Array:
+        return plain(x, kernel, self.stride, self.sides)
+
+    def x(self, kernel: Array, y: Array) -> Array:
+        shape = (len(y), *self.pixels, kernel.shape[-1])
+        (out,) = jax.linear_transpose(
+            lambda x: self.y(x, kernel), jax.ShapeDtypeStruct(shape, y.dtype)
+        )(y)
+        return out
+
+    def kernel(self, x: Array, y: Array) -> Array:
+        dtype, step = single(x.dtype), self.stride
+        padded = jnp.pad(x, [(0, 0), *self.sides, (0, 0)]).astype(dtype)
+        slopes = y.astype(dtype)
+        ends = [(steps - 1) * step + 1 for steps in y.shape[1:3]]
+
+        def tap(place: Array) -> Array:
+            start = (0, place // self.size, place % self.size, 0)
+            seen = jax.lax.dynamic_slice(padded, start, (len(x), *ends, x.shape[-1]))
+            return (seen[:, ::step, ::step] * slopes).sum((0, 1, 2))
+
+        taps = jax.lax.map(tap, jnp.arange(self.size**2))
+        return taps.reshape(self.size, self.size, 1, -1).astype(x.dtype)
+
+
+class Narrow(_Sized):
     """A convolution at stride 1 of few channels, as a product of matrices.
 
     A few images at a time, so that the matrix of their pixels stays in the cache. Over
     8 layers of 2, 4 and 8 channels on 16x16 pixels, the gradient of a batch of 64 took
-    a fifth, a third and two thirds of the time of `_cpu` (benchmarks/narrow_conv.py).
+    a fifth, a third and two thirds of the time of `Direct` (benchmarks/narrow_conv.py).
     """
 
-    def some(x: Array) -> Array:
-        n, (b, h, w, _) = kernel.shape[-1], x.shape
-        weights = kernel.reshape(-1, n).T
-        y = weights @ _pixels(x, kernel.shape[0])
-        return y.reshape(n, h, w, b).transpose(3, 1, 2, 0)
+    def y(self, x: Array, kernel: Array) -> Array:
+        def some(x: Array) -> Array:
+            n, (b, h, w, _) = kernel.shape[-1], x.shape
+            y = kernel.reshape(-1, n).T @ _pixels(x, self.size)
+            return y.reshape(n, h, w, b).transpose(3, 1, 2, 0)
 
-    y = jax.lax.map(some, _split(x, kernel))
-    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+        y = jax.lax.map(some, _split(x, self.size))
+        return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+    def x(self, kernel: Array, y: Array) -> Array:
+        return self.y(y, kernel[::-1, ::-1].swapaxes(2, 3))
+
+    def kernel(self, x: Array, y: Array) -> Array:
+        parts = _split(x, self.size)
+
+        def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+            images, slopes = part
+            rows = slopes.transpose(1, 2, 0, 3).reshape(-1, slopes.shape[-1])
+            product = _pixels(images, self.size) @ rows
+            return total + product.astype(total.dtype), None
+
+        taps = self.size**2 * x.shape[-1]
+        zeros = jnp.zeros((taps, y.shape[-1]), single(x.dtype))
+        slopes = y.reshape(*parts.shape[:-1], y.shape[-1])
+        total, _ = jax.lax.scan(add, zeros, (parts, slopes))
+        shape = (self.size, self.size, x.shape[-1], y.shape[-1])
+        return total.reshape(shape).astype(x.dtype)
 
 
 def _pixels(x: Array, size: int) -> Float[Array, "places points"]:
@@ -180,93 +330,55 @@ def _pixels(x: Array, size: int) -> Float[Array, "places points"]:
     return jnp.stack(seen).reshape(size**2 * len(x), -1)
 
 
-def _split(x: Array, kernel: Array) -> Float[Array, "parts some h w m"]:
+def _split(x: Array, size: int) -> Float[Array, "parts some h w m"]:
     """Images in parts whose `_pixels` have about `_CACHED` bytes."""
-    one = kernel.shape[0] ** 2 * math.prod(x.shape[1:]) * x.dtype.itemsize
+    one = size**2 * math.prod(x.shape[1:]) * x.dtype.itemsize
     most = max(_CACHED // one, 1)
     sizes = (n for n in range(1, len(x) + 1) if len(x) % n == 0 and n <= most)
     some = max(sizes, default=1)  # of no image
     return x.reshape(len(x) // some, some, *x.shape[1:])
 
 
-_narrow = jax.custom_vjp(_product)
+class Direct(_Sized):
+    """A convolution of one group, whose gradients have the form that XLA is fast at."""
 
+    def y(self, x: Array, kernel: Array) -> Array:
+        return self._small(x, kernel, list(self.sides), (self.stride, self.stride))
 
-def _narrow_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _product(x, kernel), (x, kernel)
+    def x(self, kernel: Array, y: Array) -> Array:
+        flipped, (pad, _) = kernel[::-1, ::-1].swapaxes(2, 3), self.sides[0]
+        around = [
+            (self.size - 1 - pad, n - last - 1 + pad) for n, last in self._ends(y)
+        ]
+        if self.stride == 1:
+            return self._small(y, flipped, around)
+        return _conv(y, flipped, around, lhs_dilation=(self.stride, self.stride))
 
+    def kernel(self, x: Array, y: Array) -> Array:
+        # Sum over pixels, with the batch in place of the channels.
+        pad, _ = self.sides[0]
+        out = _conv(
+            x.transpose(3, 1, 2, 0),
+            y.transpose(1, 2, 0, 3),
+            [(pad, self.size + last - n - pad) for n, last in self._ends(y)],
+            rhs_dilation=(self.stride, self.stride),
+        )
+        return out.transpose(1, 2, 0, 3)
 
-def _narrow_backward(
-    saved: tuple[Array, Array], grad: Float[Array, "b h w n"]
-) -> tuple[Float[Array, "b h w m"], Float[Array, "k k m n"]]:
-    x, kernel = saved
-    to_x = _product(grad, kernel[::-1, ::-1].swapaxes(2, 3))
-    parts = _split(x, kernel)
+    def _ends(self, y: Array) -> list[tuple[int, int]]:
+        """Of each side the number of pixels, and the first one of the last step."""
+        steps = y.shape[1:3]
+        return [
+            (n, (m - 1) * self.stride) for n, m in zip(self.pixels, steps, strict=True)
+        ]
 
-    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        images, slopes = part
-        rows = slopes.transpose(1, 2, 0, 3).reshape(-1, slopes.shape[-1])
-        product = _pixels(images, kernel.shape[0]) @ rows
-        return total + product.astype(total.dtype), None
-
-    zeros = jnp.zeros((kernel[..., 0].size, kernel.shape[-1]), single(x.dtype))
-    slopes = grad.reshape(*parts.shape[:-1], grad.shape[-1])
-    to_kernel, _ = jax.lax.scan(add, zeros, (parts, slopes))
-    return to_x, to_kernel.reshape(kernel.shape).astype(kernel.dtype)
-
-
-_narrow.defvjp(_narrow_forward, _narrow_backward)
-
-
-def _small(
-    x: Array, kernel: Array, padding: list[tuple[int, int]], *strides: tuple[int, int]
-) -> Array:
-    """`_conv` for images that may have fewer pixels than the kernel."""
-    if 1 < x.shape[1] * x.shape[2] < kernel.shape[0] ** 2:
-        # XLA would swap image and kernel, and has no fast code for that. The barrier
-        # hides that part of the image is padding.
-        x = jax.lax.optimization_barrier(jnp.pad(x, [(0, 0), *padding, (0, 0)]))
-        padding = [(0, 0)] * 2
-    return _conv(x, kernel, padding, *strides)
-
-
-def _direct(x: Array, kernel: Array, stride: int) -> Array:
-    pad = (kernel.shape[0] - 1) // 2
-    return _small(x, kernel, [(pad, pad)] * 2, (stride, stride))
-
-
-_cpu = jax.custom_vjp(_direct, nondiff_argnums=(2,))
-
-
-def _forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
-    return _direct(x, kernel, stride), (x, kernel)
-
-
-def _backward(
-    stride: int, saved: tuple[Array, Array], grad: Float[Array, "b h2 w2 n"]
-) -> tuple[Float[Array, "b h w m"], Float[Array, "k k m n"]]:
-    x, kernel = saved
-    size = kernel.shape[0]
-    pad = (size - 1) // 2
-    # For each side: number of pixels, and first pixel of the last step of the stride.
-    ends = [
-        (n, (steps - 1) * stride)
-        for n, steps in zip(x.shape[1:3], grad.shape[1:3], strict=True)
-    ]
-    flipped = kernel[::-1, ::-1].swapaxes(2, 3)
-    around = [(size - 1 - pad, n - last - 1 + pad) for n, last in ends]
-    if stride == 1:
-        to_x = _small(grad, flipped, around)
-    else:
-        to_x = _conv(grad, flipped, around, lhs_dilation=(stride, stride))
-    # Sum over pixels, with the batch in place of the channels.
-    to_kernel = _conv(
-        x.transpose(3, 1, 2, 0),
-        grad.transpose(1, 2, 0, 3),
-        [(pad, size + last - n - pad) for n, last in ends],
-        rhs_dilation=(stride, stride),
-    )
-    return to_x, to_kernel.transpose(1, 2, 0, 3)
-
-
-_cpu.defvjp(_forward, _backward)
+    def _small(
+        self, x: Array, kernel: Array, padding: list[tuple[int, int]], *strides: Any
+    ) -> Array:
+        """`_conv` for images that may have fewer pixels than the kernel."""
+        if 1 < x.shape[1] * x.shape[2] < self.size**2:
+            # XLA would swap image and kernel, and has no fast code for that. The
+            # barrier hides that part of the image is padding.
+            x = jnp.pad(x, [(0, 0), *padding, (0, 0)])
+            x, padding = jax.lax.optimization_barrier(x), [(0, 0)] * 2
+        return _conv(x, kernel, padding, *strides)

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, Int
 
 from ..plan import Plan
@@ -62,7 +64,6 @@ class ExpertDense(nnx.Module):
       plan: the model's plan, with the axis "experts".
       names: (fan-in, fan-out).
       init: see `Plan.param`.
-      rngs: random state.
     """
 
     def __init__(
@@ -117,7 +118,6 @@ class Experts(nnx.Module):
       routing: how tokens choose.
       nonlinearity: of the gates.
       zero_init: whether the last kernel starts at zero.
-      rngs: random state.
 
     Source: Fedus et al. 2022 (arXiv:2101.03961), eq. 4 to 6; Jiang et al. 2024
     (arXiv:2401.04088), section 2.1.
@@ -225,19 +225,39 @@ def balance_loss(
     return routing.experts * jnp.sum(share * mean)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _with_gradient_of(x: Array, loss: Float[Array, ""]) -> Array:
-    """Return x, and add the gradient of `loss` to that of the model's loss."""
+    """Return x, and in reverse mode add the gradient of `loss` to that of the model's.
+
+    In forward mode x has its own tangent: the loss adds nothing to the outputs.
+    """
     del loss
     return x
 
 
-def _forward(x: Array, loss: Float[Array, ""]) -> tuple[Array, Array]:
-    return x, jnp.ones_like(loss)
+@_with_gradient_of.defjvp
+def _with_gradient_of_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return _with_gradient_of(*primals), _added_p.bind(*tangents)
 
 
-def _backward(one: Array, gradient: Array) -> tuple[Array, Array]:
-    return gradient, one
+# The tangent of x, whose transpose also gives the tangent of the loss a one. A
+# primitive, because that is no transpose of a linear function.
+_added_p = Primitive("with_gradient_of")
 
 
-_with_gradient_of.defvjp(_forward, _backward)
+def _added_transpose(cotangent: Array, x: Any, loss: Any) -> list[Array | None]:
+    ones = jnp.ones(loss.aval.shape, loss.aval.dtype) if _is_asked(loss) else None
+    return [cotangent if _is_asked(x) else None, ones]
+
+
+_is_asked = ad.is_undefined_primal
+_added_p.def_impl(lambda x, loss: x)
+_added_p.def_abstract_eval(lambda x, loss: x)
+ad.deflinear2(_added_p, _added_transpose)
+batching.primitive_batchers[_added_p] = lambda arguments, dims: (
+    _added_p.bind(*arguments),
+    dims[0],
+)
+mlir.register_lowering(
+    _added_p, mlir.lower_fun(lambda x, loss: x, multiple_results=False)
+)
